@@ -13,7 +13,7 @@ from notbefore.agent.control_socket import (
     ControlRequest,
     ControlSocket,
     _unix_socket,
-    ask,
+    ask_agent,
     listens,
 )
 from notbefore.agent.operations import Request
@@ -33,14 +33,14 @@ def test_an_order_whose_giver_has_gone_is_not_carried_out(tmp_path: Path) -> Non
     control = ControlSocket(tmp_path, carry_out)
     control.start()
     eventually(lambda: listens(tmp_path))
-    first = threading.Thread(target=ask, args=(tmp_path, ControlRequest("first")))
+    first = threading.Thread(target=ask_agent, args=(tmp_path, ControlRequest("first"), ControlReply))
     first.start()
     eventually(lambda: carried_out == ["first"])
     with _unix_socket() as connection:  # waits in the queue, and gives up
         connection.connect(str(tmp_path / NAME))
         connection.sendall(b'{"ask": "approve", "event_id": "second", "content": "x"}\n')
     free.set()
-    assert ask(tmp_path, ControlRequest("third")).done
+    assert ask_agent(tmp_path, ControlRequest("third"), ControlReply).done
     first.join()
     control.stop()
     assert carried_out == ["first", "third"]
@@ -52,8 +52,8 @@ def test_an_answer_that_cannot_be_written_down_is_refused_and_the_next_one_is_gi
     listening.start()
     eventually(lambda: listens(tmp_path))
     try:
-        assert "this failed (UnicodeEncodeError)" in ask(tmp_path, ControlRequest("E")).words
-        assert ask(tmp_path, ControlRequest("E")).words == "done"
+        assert "this failed (UnicodeEncodeError)" in ask_agent(tmp_path, ControlRequest("E"), ControlReply).words
+        assert ask_agent(tmp_path, ControlRequest("E"), ControlReply).words == "done"
     finally:
         listening.stop()
 

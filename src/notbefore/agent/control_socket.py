@@ -156,11 +156,6 @@ class ControlSocket:
         return self._answer(request, user_name(uid, sudo_user))
 
 
-def ask(directory: Path, request: ControlRequest) -> ControlReply:
-    """Send a request for approval to the agent of a state directory; raises ``NotBeforeError`` if none answers."""
-    return ask_agent(directory, request, ControlReply)
-
-
 def listens(directory: Path) -> bool:
     """An agent listens in a state directory, as far as this user may know."""
     try:

@@ -9,10 +9,8 @@ from typing import Final, Literal
 
 from msgspec import Raw, Struct
 
-from notbefore.core.delivery import MessageKind, Routing
+from notbefore.core.delivery import Routing
 from notbefore.core.outbox import Row, RowState
-from notbefore.core.record import view
-from notbefore.core.routing import Severity
 from notbefore.store.store import ExerciseAttempt, Store, StoredChange
 
 PAGE_BYTES: Final = 1024 * 1024  # of history in one reply: a whole one would be many times the agent's size
@@ -30,50 +28,15 @@ class OutboxRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="outbox
     sink: str | None = None
 
 
-class OutboxRow(Struct, frozen=True):
-    """One delivery, as it is shown. Times are Unix seconds by the clock of this VM."""
-
-    delivery_id: str
-    event_key: str
-    sink: str
-    kind: MessageKind
-    severity: Severity
-    state: RowState
-    created: float
-    due: float
-    expires: float
-    attempts: int
-    error: str
-    note: str
-    ahead: tuple[str, ...]
-    fallback: tuple[str, ...]
-    others: tuple[str, ...]
-    expires_with_event: bool
-    listed: bool  # its event is listed now
-    record: Raw
-
-    @classmethod
-    def of(cls, row: Row, *, listed: bool, shift: float) -> "OutboxRow":
-        """``shift``: by how much Unix seconds are ahead of the times of a row."""
-        return view(
-            cls,
-            row,
-            row.delivery,
-            created=row.since + shift,
-            due=row.due + shift,
-            expires=row.expires + shift,
-            listed=listed,
-            record=Raw(row.delivery.record),
-        )
-
-
 class OutboxReply(Struct, frozen=True):
     """The deliveries that were meant; of these ``done`` were changed, and the others are being sent just now.
 
     ``unclear``: one of the ids, for which there is no delivery, or more than one (``several``).
     """
 
-    rows: tuple[OutboxRow, ...] = ()
+    rows: tuple[Row, ...] = ()
+    shift: float = 0.0  # seconds by which Unix time, by the clock of this VM, is ahead of the times of the rows
+    listed: tuple[str, ...] = ()  # the keys of the events that are listed now
     done: int = 0
     left_out: int = 0  # dead letters that announce events that are over
     unclear: str = ""
@@ -148,17 +111,15 @@ class Operations:
                 if len(matching) != 1:
                     return OutboxReply(unclear=prefix, several=bool(matching))
                 rows += matching
-            shift = time.time() - now
-            shown = [OutboxRow.of(row, listed=row.delivery.event_key in listed, shift=shift) for row in rows]
             done = left_out = 0
             if request.action == "retry" and not request.ids:
                 # they could wake somebody, and no later message corrects them
-                timely = [one for one in shown if one.listed or not one.expires_with_event]
-                shown, left_out = timely, len(shown) - len(timely)
-            ids = [one.delivery_id for one in shown]
+                over = [row for row in rows if row.delivery.expires_with_event and row.delivery.event_key not in listed]
+                rows, left_out = [row for row in rows if row not in over], len(over)
+            ids = [row.id for row in rows]
             if request.action == "retry":
                 expire_after = {sink: terms.expire_after for sink, terms in self._routing().sinks.items()}
                 done = outbox.retry(ids, now, expire_after)
             elif request.action == "drop":
                 done = outbox.drop(ids)
-        return OutboxReply(tuple(shown), done, left_out)
+        return OutboxReply(tuple(rows), time.time() - now, tuple(listed), done, left_out)

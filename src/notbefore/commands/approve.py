@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from notbefore.agent.control_socket import MAX_REASON, MAX_USER, ControlRequest, ask
+from notbefore.agent.control_socket import MAX_REASON, MAX_USER, ControlReply, ControlRequest, ask_agent
 from notbefore.commands.options import add_json, add_state, load_state_configuration
 from notbefore.commands.tables import due, print_json
 from notbefore.core.duration import span
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     directory = Path(load_state_configuration(options).state.dir)
     if len(options.reason) > MAX_REASON:
         raise ConfigError(f"--reason: expected at most {MAX_REASON} characters")
-    shown = ask(directory, ControlRequest(options.event_id))
+    shown = ask_agent(directory, ControlRequest(options.event_id), ControlReply)
     if shown.event is None:
         raise NotBeforeError(shown.words)
     if record is not None and _facts(record) != _facts(shown.event):
@@ -55,7 +55,8 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.write("Nothing was sent.\n")
         return 1
     sudo_user = os.environ.get("SUDO_USER", "")[:MAX_USER]  # the agent uses it only if root asks
-    reply = ask(directory, ControlRequest(options.event_id, shown.content, options.reason, sudo_user))
+    request = ControlRequest(options.event_id, shown.content, options.reason, sudo_user)
+    reply = ask_agent(directory, request, ControlReply)
     _report(shown.event, reply.words, done=reply.done, as_json=options.json)
     return 0 if reply.done else 1
 

@@ -3,19 +3,19 @@
 import argparse
 import sys
 import time
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from notbefore.agent.operations import OutboxReply, OutboxRequest, OutboxRow
+from notbefore.agent.operations import OutboxReply, OutboxRequest
 from notbefore.commands.options import add_json, add_state, load_state_configuration
 from notbefore.commands.owner import asking
 from notbefore.commands.tables import print_json, table
 from notbefore.core.delivery import STATES
 from notbefore.core.duration import span
+from notbefore.core.outbox import Row
 from notbefore.core.record import json_line
 from notbefore.core.sentence import rfc3339
 from notbefore.errors import ConfigError, NotBeforeError
@@ -26,6 +26,11 @@ ACTIONS: Final = {
     "retry": "send dead letters again",
     "drop": "delete deliveries that were not sent",
 }
+
+SHOWN: Final = (  # of a delivery, as JSON
+    *("delivery_id", "event_key", "sink", "kind", "severity", "note", "ahead", "fallback", "others"),
+    "expires_with_event",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     if sink is not None and sink not in config.sinks and not reply.rows:
         raise ConfigError(f"--sink: the outbox holds nothing for {sink!r}, and --config has no such sink")
     if options.action in ("list", "show"):
-        _print(reply.rows, options)
+        _print(reply, options)
     else:
         _report(reply, options)
     return 0
@@ -99,46 +104,50 @@ def _report(reply: OutboxReply, options: argparse.Namespace) -> None:
     sys.stdout.write(f"{reply.done} {what}{rest}.\n")
 
 
-def _print(rows: Iterable[OutboxRow], options: argparse.Namespace) -> None:
+def _print(reply: OutboxReply, options: argparse.Namespace) -> None:
     if options.json:
-        print_json(map(_fields, rows), sys.stdout)
+        print_json([_fields(row, reply) for row in reply.rows], sys.stdout)
     elif options.action == "list":
-        _print_table(rows)
+        _print_table(reply)
     else:
-        for one in rows:
-            values = _fields(one) | {"record": msgspec.json.decode(one.record)}
-            sys.stdout.write(msgspec.json.format(json_line(values)).decode() + "\n")
+        for row in reply.rows:
+            sys.stdout.write(msgspec.json.format(json_line(_fields(row, reply))).decode() + "\n")
 
 
-def _print_table(rows: Iterable[OutboxRow]) -> None:
-    now = time.time()
-    shown = [
-        (
-            one.delivery_id[:8],
-            one.state,
-            one.sink,
-            one.kind,
-            one.severity,
-            span(now - one.created),
-            _due(one, now),
-            str(one.attempts),
-            one.event_key,
-            one.error[:80],
+def _print_table(reply: OutboxReply) -> None:
+    now = time.time() - reply.shift
+    shown = []
+    for row in reply.rows:
+        one = row.delivery
+        due = "now" if row.due <= now else f"in {span(row.due - now)}"
+        shown.append(
+            (
+                row.id[:8],
+                row.state,
+                one.sink,
+                one.kind,
+                one.severity,
+                span(now - row.since),
+                "-" if row.state == "dead" else due,
+                str(row.attempts),
+                one.event_key,
+                row.error[:80],
+            )
         )
-        for one in rows
-    ]
     if not shown:
         sys.stdout.write("The outbox is empty.\n")
     head = ("ID", "STATE", "SINK", "CHANGE", "SEVERITY", "AGE", "DUE", "ATTEMPTS", "EVENT", "ERROR")
     table(head, shown, sys.stdout)
 
 
-def _due(one: OutboxRow, now: float) -> str:
-    if one.state == "dead":
-        return "-"
-    return "now" if one.due <= now else f"in {span(one.due - now)}"
-
-
-def _fields(one: OutboxRow) -> dict[str, Any]:
-    times = {name: rfc3339(datetime.fromtimestamp(getattr(one, name), UTC)) for name in ("created", "due", "expires")}
-    return msgspec.structs.asdict(one) | times
+def _fields(row: Row, reply: OutboxReply) -> dict[str, Any]:
+    one, times = row.delivery, {"created": row.since, "due": row.due, "expires": row.expires}
+    return {
+        **{name: getattr(one, name) for name in SHOWN},
+        **{name: rfc3339(datetime.fromtimestamp(time + reply.shift, UTC)) for name, time in times.items()},
+        "state": row.state,
+        "attempts": row.attempts,
+        "error": row.error,
+        "listed": one.event_key in reply.listed,
+        "record": msgspec.json.decode(one.record),
+    }
