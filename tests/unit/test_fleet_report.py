@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+import pytest
+
 from notbefore.fleet.report import Report
 from support.past import THEN, past
 
@@ -19,32 +21,16 @@ def test_notice_is_counted_by_vm_and_compared_with_nine_tenths_of_the_promise() 
     assert row.notice == (60.0, 809.0, 900.0)
 
 
-def test_types_and_regions_are_rows_of_their_own() -> None:
-    found = report(past("A"), past("B", "Freeze"), past("C", region="eastus"))
-    assert [row.key for row in found.rows] == [
-        ("Freeze", "westeurope"), ("Reboot", "eastus"), ("Reboot", "westeurope"),
-    ]  # fmt: skip
-
-
-def test_outcomes_are_counted_and_what_is_not_known_is_called_unknown() -> None:
-    found = report(past("A"), past("B", outcome="canceled"), past("C", outcome="unknown", as_far_as_known=True))
-    (row,) = found.rows
-    assert (row.finished, row.canceled, row.unknown, row.as_far_as_known) == (1, 1, 1, 1)
-
-
-def test_a_type_without_a_promise_has_no_short_notice() -> None:
-    (row,) = report(past("A", "Defragment", notice=(1.0,))).rows
-    assert (row.promised, row.short_notice) == (None, None)
+def test_types_and_regions_are_rows_of_their_own_with_their_outcomes() -> None:
+    guessed = past("C", "Freeze", outcome="unknown", as_far_as_known=True)
+    found = report(past("A", "Freeze"), past("B", "Freeze", outcome="canceled"), guessed, past("D", region="eastus"))
+    counts = [(row.key, row.finished, row.canceled, row.unknown, row.as_far_as_known) for row in found.rows]
+    assert counts == [(("Freeze", "westeurope"), 1, 1, 1, 1), (("Reboot", "eastus"), 1, 0, 0, 0)]
 
 
 def test_exercises_are_left_out_and_said_to_be() -> None:
     found = report(past("A"), past("B", exercise=True))
     assert (len(found.events), found.exercises) == (1, 1)
-
-
-def test_what_nobody_measured_has_no_figures() -> None:
-    (row,) = report(past("A", notice=())).rows
-    assert (row.notice, row.measured_notice, row.short_notice, row.interruption) == (None, 0, 0, None)
 
 
 def test_a_report_may_be_by_subscription_scale_set_and_tag() -> None:
@@ -56,6 +42,7 @@ def test_a_report_may_be_by_subscription_scale_set_and_tag() -> None:
     assert [(row.key, row.events) for row in found.rows] == [(("a", "b"), 1), (("a", "c"), 1)]
 
 
-def test_of_several_types_there_is_no_one_promise() -> None:
-    found = Report.of([past("A"), past("B", "Freeze"), past("C", "Preempt")], SINCE, UNTIL, ("region",))
-    assert found.rows[0].promised is None
+@pytest.mark.parametrize("types", [("Reboot", "Freeze", "Preempt"), ("Defragment",)])
+def test_of_several_types_or_an_unknown_one_there_is_no_one_promise(types: tuple[str, ...]) -> None:
+    (row,) = Report.of([past(one, one, notice=(1.0,)) for one in types], SINCE, UNTIL, ("region",)).rows
+    assert (row.promised, row.short_notice) == (None, None)

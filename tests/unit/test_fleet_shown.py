@@ -47,7 +47,7 @@ def test_a_wave_that_has_begun_is_under_way_and_still_to_come() -> None:
     log.add(vm("web_0"), "started", "E0")
     (wave,) = waves_of(log)
     assert under_way([wave]) == [[wave]]
-    assert (wave.to_come, wave.under_way) == (2, 1)
+    assert (wave.events, wave.to_come, wave.under_way, wave.over, wave.resource_group) == (3, 2, 1, 0, "rg")
 
 
 @pytest.mark.parametrize(

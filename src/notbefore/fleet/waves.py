@@ -95,7 +95,7 @@ class Wave(Struct, array_like=True):
     @property
     def standing(self) -> Standing:
         """How it stands: started while one of its events is, over once all of them are."""
-        found = {story.standing for story in self.stories.values()}
+        found = {story.standing for story in list(self.stories.values())}  # readers have another thread
         return next((one for one in (STARTED, SCHEDULED, FINISHED, CANCELED, ENDED) if one in found), NEW)
 
 
