@@ -155,6 +155,8 @@ class Story(Struct, array_like=True):
         back = report.reason == "came_back"  # this VM had lost sight of it
         self.reported[intern(vm)] = not back and (said_over or claim in OVER)  # many stories have the same VMs
         self.claim = max(self.claim, claim)
+        if back:
+            self.over = None
         changed = self._take_content(report)
         before, self.standing = self.standing, self._stands()
         return changed or before is not self.standing
