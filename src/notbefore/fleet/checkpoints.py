@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from azure.eventhub.aio import CheckpointStore
 
 from notbefore.fleet.partition import read_snapshot
-from notbefore.fleet.private import private
 from notbefore.store.lock import OwnerLock
+from notbefore.store.private import private
 
 
 class LostPartitionError(Exception):

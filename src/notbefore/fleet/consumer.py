@@ -53,8 +53,8 @@ HEALTHY: Final = 60.0  # seconds after which a client's failure is the first one
 log = logging.getLogger("notbefore.fleet.consumer")
 
 
-class StoreAwayError(Exception):
-    """The store failed while a partition was taken; its cause says how."""
+class NotTakenError(Exception):
+    """A partition could not be taken, or another instance has it: the SDK lets go of it, and balances again."""
 
 
 class Lag(Struct, frozen=True):
@@ -83,7 +83,6 @@ class Consumer:
         self._stop = asyncio.Event()
         self._over = asyncio.Event()  # this client is to be closed
         self._taken: set[str] = set()  # the partitions that this client reads
-        self._lost: dict[str, float] = {}  # another instance has them: since when records of them come all the same
 
     def others(self) -> dict[str, Snapshot]:
         """What other instances have written down of the other partitions, as of some seconds ago. From any thread."""
@@ -150,7 +149,7 @@ class Consumer:
 
     async def _read(self) -> None:
         """With one client, until it fails or the consumer is stopped. Meanwhile it raises what nobody foresaw."""
-        self._taken, self._lost, over = set(), {}, self._over
+        self._taken, over = set(), self._over
         client = self.client = make_consumer(self._config, self._credential, self._parts.snapshots)
         tasks: list[asyncio.Task[None]] = []
         failed: list[asyncio.Task[None]] = []
@@ -237,12 +236,10 @@ class Consumer:
     # ---- what the SDK calls
 
     async def _on_close(self, context: PartitionContext, reason: CloseReason) -> None:
-        name = context.partition_id
-        self._taken.discard(name)
-        self._lost.pop(name, None)
+        self._taken.discard(context.partition_id)
         # where the hub is away, the partition stays ours until somebody else takes it
         if reason is CloseReason.OWNERSHIP_LOST and not self._over.is_set():
-            await self.keeper.let_go(name)
+            await self.keeper.let_go(context.partition_id)
 
     async def _on_batch(self, context: PartitionContext, events: list[EventData]) -> None:
         if self._over.is_set():
@@ -250,8 +247,6 @@ class Consumer:
         self.connected = True
         forget_tags(self.client, context)
         held = await self._held(context.partition_id)
-        if held is None:
-            return
         began = time.monotonic()
         for made in self._made(held.fold, events):
             if made is not None:
@@ -268,22 +263,17 @@ class Consumer:
         self.errors["fold"] += len(failures)
         failures.clear()
 
-    async def _held(self, name: str) -> Held | None:
-        """A partition of which records came; ``None``: it is not to be read. Raises ``StoreAwayError``."""
+    async def _held(self, name: str) -> Held:
+        """A partition of which records came. Raises ``NotTakenError``."""
         if name not in self._taken:
             try:
                 await self.keeper.take(name)
-            except UnreadableSnapshotError:  # another client begins at the window
-                self._over.set()
-                return None
-            except STORE_ERRORS as error:
-                raise StoreAwayError from error
+            except (*STORE_ERRORS, UnreadableSnapshotError) as error:
+                raise NotTakenError from error
             self._taken.add(name)
         held = self.keeper.partitions.get(name)
-        if held is None:  # another instance has it: the SDK should have noticed by now, or another client takes it anew
-            since = self._lost.setdefault(name, time.monotonic())
-            if time.monotonic() - since > self._config.takeover.seconds:
-                self._over.set()
+        if held is None:  # it was lost, and the SDK has not noticed yet
+            raise NotTakenError
         return held
 
     def _made(self, fold: Partition, events: list[EventData]) -> Iterator[Notification | None]:
@@ -309,20 +299,16 @@ class Consumer:
         self._parts.write_record(line + b"\n")
 
     async def _on_error(self, context: PartitionContext | None, error: Exception) -> None:
-        """Of the hub or of the store. Without a context the SDK tries again by itself.
-
-        Where the store fails while a partition is taken, the SDK takes that one again, and the others are read on.
-        """
-        if "link:stolen" in str(error):  # another instance has it
-            return
-        of_store = isinstance(error, AzureError | StoreAwayError)
+        """Of the hub or of the store. Where it is of one partition, the SDK has let go of it, and balances again."""
+        if "link:stolen" in str(error) or (isinstance(error, NotTakenError) and error.__cause__ is None):
+            return  # another instance has it
+        of_store = isinstance(error, AzureError | NotTakenError)
         self._note_error("store" if of_store else "hub", error.__cause__ or error)
-        if context is None or of_store:
-            return
-        if UNKNOWN_OFFSET.search(str(error)):
+        if context is not None and UNKNOWN_OFFSET.search(str(error)):
             with suppress(*STORE_ERRORS):  # it is found out again
                 await self.keeper.begin_anew(context.partition_id)
-        self._over.set()
+        elif context is not None and not of_store:
+            self._over.set()
 
     def _note_error(self, where: str, error: BaseException) -> None:
         self.errors[where] += 1

@@ -9,7 +9,7 @@ from typing import Final
 from notbefore.core.record import json_line
 from notbefore.fleet.hub_records import Poison
 from notbefore.fleet.partition import Item
-from notbefore.fleet.private import private
+from notbefore.store.private import private
 
 MAX_BYTES: Final = 16 * 1024 * 1024  # of the file, of which there are two
 MAX_BODY: Final = 8 * 1024  # bytes of one record that are kept

@@ -50,6 +50,14 @@ def open_file(path: Path) -> int:
     return descriptor
 
 
+def private(path: str, flags: int) -> int:
+    """Open a file with 0600, as the ``opener`` of ``open``; raises ``OSError``, also for a symbolic link."""
+    descriptor = os.open(path, flags | NO_FOLLOW, PRIVATE)
+    if flags & (os.O_WRONLY | os.O_RDWR) and hasattr(os, "fchmod"):
+        os.fchmod(descriptor, PRIVATE)  # it may be there already, with another mode
+    return descriptor
+
+
 def prepare_database(path: Path) -> None:
     """Make the file with 0600, or give it that; raises ``StoreError`` for a link, or what is not a file of ours.
 
