@@ -24,7 +24,7 @@ from support.owner import RECORD, CourierHere, Owner
 from support.peers import HttpPeer, Say
 
 
-class Recording:
+class Recording(Sink):
     """A sink that does what a test asks for, and remembers."""
 
     def __init__(self, act: Callable[[Message], Receipt] = lambda _: Receipt()) -> None:
@@ -189,7 +189,7 @@ def test_a_command_that_runs_is_waited_for_where_another_sink_hangs(owner: Owner
     assert owner.left == {"x": "pending"}
 
 
-class Broken:
+class Broken(Sink):
     """A sink that takes two at once, and fails the first time."""
 
     def __init__(self) -> None:

@@ -96,7 +96,7 @@ def test_the_sink_of_the_page_keeps_the_contract() -> None:
     check_refuses(lambda: sink("http://127.0.0.1:9"), permanent=False, secrets=["hunter2"])
 
 
-class Bad:
+class Bad(Sink):
     """A sink that breaks the contract in the way that its settings say."""
 
     def __init__(self, how: object) -> None:

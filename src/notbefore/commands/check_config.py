@@ -29,7 +29,7 @@ from notbefore.config.warnings import plain_secrets, warnings
 from notbefore.core.routing import without_leader
 from notbefore.core.text import escaped
 from notbefore.courier.http import Http
-from notbefore.courier.message import Asked, ConnectableSink, Sink
+from notbefore.courier.message import Asked, Sink
 from notbefore.courier.redact import Redactor, known_secrets
 from notbefore.courier.sinks import check_templates, make, try_out
 from notbefore.errors import ConfigError, ImdsError, Mistake, NotBeforeError, SendError
@@ -217,8 +217,9 @@ def _ask(make_sink: Callable[[], Any], drill: str) -> Asked:
     """Return whether it accepts, and a remark; ``drill``: the command that would show it."""
     try:
         with closing(make_sink()) as sink:
-            if isinstance(sink, ConnectableSink):
-                return sink.connect() or Asked()
-            return Asked(None, f"it cannot be checked without sending a message: {drill} sends an exercise")
+            asked = sink.connect() or Asked()  # an exporter of OTLP says nothing
+            if asked == Asked(None):
+                return Asked(None, f"it cannot be checked without sending a message: {drill} sends an exercise")
+            return asked
     except (ConfigError, SendError) as error:
         return Asked(accepts=False, remark=str(error))

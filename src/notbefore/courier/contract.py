@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import msgspec
 
@@ -12,7 +13,7 @@ from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Route
 from notbefore.core.tracked import Observation, Tracked
-from notbefore.courier.message import Message, Receipt, Sink
+from notbefore.courier.message import Message, Receipt
 from notbefore.errors import SendError
 
 _BEGIN = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -43,7 +44,7 @@ def messages(*, exercise: bool = False) -> list[Message]:
     return found
 
 
-def check_accepts(make: Callable[[], Sink]) -> None:
+def check_accepts(make: Callable[[], Any]) -> None:
     """Send each message through a new sink, whose receiver accepts them; raises ``AssertionError``."""
     sink = make()
     for message in messages():
@@ -55,7 +56,7 @@ def check_accepts(make: Callable[[], Sink]) -> None:
     sink.close()
 
 
-def check_marks_exercises(make: Callable[[], Sink], received: Callable[[], str]) -> None:
+def check_marks_exercises(make: Callable[[], Any], received: Callable[[], str]) -> None:
     """Send what a drill sends; raises ``AssertionError`` where ``received()``, all that came, does not say so."""
     sink = make()
     sink.send(messages(exercise=True)[0])
@@ -64,7 +65,7 @@ def check_marks_exercises(make: Callable[[], Sink], received: Callable[[], str])
         raise AssertionError("what a drill sends has to say that it is an exercise: in message.title and in the body")
 
 
-def check_refuses(make: Callable[[], Sink], *, permanent: bool, secrets: Iterable[str] = ()) -> None:
+def check_refuses(make: Callable[[], Any], *, permanent: bool, secrets: Iterable[str] = ()) -> None:
     """Send a message through a new sink, whose receiver does not accept it; raises ``AssertionError``.
 
     ``permanent``: nor would it tomorrow (a wrong token), so that it is not tried again; a receiver that is busy or down

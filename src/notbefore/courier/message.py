@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -114,34 +114,7 @@ class Receipt(Struct, frozen=True):
     fallback: bool = False  # a template failed, and the built-in text was sent
 
 
-class Sink(Protocol):
-    """One place where messages go. Made and used by one thread; made as ``Sink(name, settings, messages)``."""
-
-    def send(self, message: Message) -> Receipt:
-        """Send a message: return once the receiver has accepted it, raise ``errors.SendError`` when it has not."""
-        ...
-
-    def close(self) -> None:
-        """Close the connections."""
-        ...
-
-
-@runtime_checkable
-class RestingSink(Protocol):
-    """A sink whose open connection costs the receiver something, also while nothing is sent."""
-
-    def rest(self) -> None:
-        """Nothing came for a while: close the connection; ``send`` opens another one. Raises nothing."""
-        ...
-
-
-@runtime_checkable
-class BatchSink(Protocol):
-    """A sink that takes several messages at once (``SinkSettings.BATCH``)."""
-
-    def send_many(self, messages: Sequence[Message]) -> list[Receipt | SendError]:
-        """Send them; returns what came of each, in the order given."""
-        ...
+Outcome = Receipt | SendError
 
 
 class Asked(Struct, frozen=True):
@@ -151,10 +124,35 @@ class Asked(Struct, frozen=True):
     remark: str = ""
 
 
-@runtime_checkable
-class ConnectableSink(Protocol):
-    """A sink that can be asked whether it would accept a message."""
+class Sink:
+    """One place where messages go. Made and used by one thread; made as ``Sink(name, settings, messages)``.
+
+    Each has its own ``send``; or ``send_many``, where the receiver takes several at once (``SinkSettings.BATCH``).
+    """
+
+    def send(self, message: Message) -> Receipt:
+        """Send a message: return once the receiver has accepted it, raise ``errors.SendError`` when it has not."""
+        (outcome,) = self.send_many([message])
+        if isinstance(outcome, SendError):
+            raise outcome
+        return outcome
+
+    def send_many(self, messages: Sequence[Message]) -> list[Outcome]:
+        """Send them; returns what came of each, in the order given."""
+        found: list[Outcome] = []
+        for message in messages:
+            try:
+                found.append(self.send(message))
+            except SendError as error:
+                found.append(error)
+        return found
 
     def connect(self) -> Asked:
-        """Ask, and send nothing; raises ``errors.SendError`` where it would not."""
-        ...
+        """Ask whether it would accept a message, and send nothing; raises ``errors.SendError`` where it would not."""
+        return Asked(None)
+
+    def rest(self) -> None:
+        """Nothing came for a while: close a connection that costs the receiver something. Raises nothing."""
+
+    def close(self) -> None:
+        """Close the connections."""

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.core.outbox import GivenDelivery
-from notbefore.courier.message import BatchSink, Message, Receipt, RestingSink, Sink
+from notbefore.courier.message import Message, Receipt, Sink
 from notbefore.errors import NotBeforeError, SendError
 
 # what only wrong code raises: the same message fails again tomorrow, so it is a dead letter at once
@@ -96,7 +96,7 @@ class Worker:
 
     def _next(self) -> Sequence[GivenDelivery]:
         """What is to be sent next."""
-        if isinstance(self._sink, RestingSink):
+        if self._sink is not None:
             with suppress(queue.Empty):
                 return self._jobs.get(timeout=REST_AFTER)
             self._sink.rest()
@@ -150,7 +150,7 @@ class Worker:
                 opened.append((one, Message.of(one)))
             except msgspec.DecodeError as error:
                 found.append(Attempt(one, None, SendError(f"the record cannot be read: {error}", permanent=True)))
-        outcomes = self._send(sink, [message for _, message in opened])
+        outcomes = sink.send_many([message for _, message in opened])
         for (one, _), outcome in zip(opened, outcomes, strict=True):
             found.append(Attempt(one, *((None, outcome) if isinstance(outcome, SendError) else (outcome, None))))
         return found
@@ -159,15 +159,3 @@ class Worker:
         self._made_with = self._checks.secrets()  # read first: a change in between is noticed
         self._sink = self._make()
         return self._sink
-
-    @staticmethod
-    def _send(sink: Sink, messages: list[Message]) -> list[Receipt | SendError]:
-        if isinstance(sink, BatchSink):
-            return sink.send_many(messages) if messages else []
-        found: list[Receipt | SendError] = []
-        for message in messages:
-            try:
-                found.append(sink.send(message))
-            except SendError as error:
-                found.append(error)
-        return found

@@ -24,6 +24,7 @@ from notbefore.core.sentence import rfc3339
 from notbefore.core.text import escaped, natural, one_line, some_of
 from notbefore.courier.http import Http, HttpResponse
 from notbefore.courier.message import Asked, Message, Receipt
+from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.render import Renderer
 from notbefore.courier.wording import Text
 from notbefore.errors import SendError
@@ -34,7 +35,7 @@ MAX_NAMES: Final = 10  # VMs that the annotation `resources` lists by name
 FLEET_LASTS: Final = timedelta(days=1)  # after NotBefore: `over_after` ends each event of a fleet, by default in 1 h
 
 
-class Sink:
+class Sink(BaseSink):
     """A cluster of Alertmanagers."""
 
     def __init__(self, _name: str, settings: Alertmanager, messages: Messages) -> None:

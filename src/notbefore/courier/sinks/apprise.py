@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import Apprise
 from notbefore.courier.message import Message, Receipt
+from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.render import Renderer
 from notbefore.courier.retry import error_of_status
 from notbefore.courier.wording import Text
@@ -55,7 +56,7 @@ class _Said(logging.Handler):
         _LOGGER.removeHandler(self)
 
 
-class Sink:
+class Sink(BaseSink):
     """One apprise address."""
 
     def __init__(self, _name: str, settings: Apprise, messages: Messages) -> None:
@@ -97,9 +98,6 @@ class Sink:
                 f"apprise has sent nothing: it knows of no open alert of this event; {todo}", permanent=True
             )
         return Receipt(fallback=bool(text.trouble))
-
-    def close(self) -> None:
-        """Nothing is kept open."""
 
 
 def notification(message: Message, text: Text) -> dict[str, str]:

@@ -9,13 +9,14 @@ from typing import Final
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import Command
 from notbefore.courier.message import Message, Receipt
+from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.process import ending, run, variables
 from notbefore.errors import SendError
 
 EX_TEMPFAIL: Final = 75
 
 
-class Sink:
+class Sink(BaseSink):
     """A command."""
 
     def __init__(self, _name: str, settings: Command, _messages: Messages) -> None:
@@ -35,6 +36,3 @@ class Sink:
             # a signal comes from outside: the machine goes down, or is out of memory
             raise SendError(ending(code, output), permanent=code > 0 and code != EX_TEMPFAIL)
         return Receipt()
-
-    def close(self) -> None:
-        """Nothing is kept open."""

@@ -23,6 +23,7 @@ from notbefore.config.messages import Messages
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Email
 from notbefore.courier.message import Asked, Message, Receipt
+from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.render import Renderer
 from notbefore.courier.wording import Text
 from notbefore.errors import ConfigError, SendError
@@ -36,7 +37,7 @@ REMEMBERED: Final = 100  # deliveries that some recipients have, and others do n
 log = logging.getLogger("notbefore.email")
 
 
-class Sink:
+class Sink(BaseSink):
     """A mail server, and the recipients."""
 
     def __init__(self, name: str, settings: Email, messages: Messages) -> None:
@@ -116,9 +117,6 @@ class Sink:
                 log.error("sink %s: some recipients were refused for good (%s)", self._name, error)
                 return
             raise error
-
-    def close(self) -> None:
-        """Nothing is kept open."""
 
 
 def account_of(settings: Email) -> Email:

@@ -27,7 +27,8 @@ from notbefore.config.messages import Messages
 from notbefore.config.sinks import EventHub
 from notbefore.core.envelope import cloud_event, cut, partition_key
 from notbefore.core.record import Heartbeat, Record, json_line
-from notbefore.courier.message import Asked, Message, Receipt
+from notbefore.courier.message import Asked, Message, Outcome, Receipt
+from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.retry import error_of_status
 from notbefore.errors import SendError
 
@@ -53,10 +54,9 @@ PERMANENT: Final = (
 )
 
 log = logging.getLogger("notbefore.event_hub")
-Outcome = Receipt | SendError
 
 
-class Sink:
+class Sink(BaseSink):
     """One hub."""
 
     def __init__(self, name: str, settings: EventHub, _messages: Messages) -> None:
@@ -65,13 +65,6 @@ class Sink:
         self._runner = asyncio.Runner()
         self._client: EventHubProducerClient | None = None
         self._credential: Any = None
-
-    def send(self, message: Message) -> Receipt:
-        """Send one."""
-        (outcome,) = self.send_many([message])
-        if isinstance(outcome, SendError):
-            raise outcome
-        return outcome
 
     def send_many(self, messages: Sequence[Message]) -> list[Outcome]:
         """Send them, the changes of each event together and in order; returns what came of each, in the order given."""
@@ -88,7 +81,7 @@ class Sink:
 
     def close(self) -> None:
         """Close the connection."""
-        self._runner.run(self._drop())
+        self.rest()
         self._runner.close()
 
     # ---- inside the loop

@@ -17,7 +17,8 @@ from notbefore.config.messages import Messages
 from notbefore.config.sinks import OtlpConnection
 from notbefore.core.record import is_of_resource
 from notbefore.courier.http import Http
-from notbefore.courier.message import Asked, Message, Receipt
+from notbefore.courier.message import Asked, Message, Outcome, Receipt
+from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.redact import Redactor
 from notbefore.errors import SendError
 from notbefore.otlp.exporter import learn
@@ -29,7 +30,7 @@ OWN_FIELDS: Final = ("time", "body")  # of a record; they are fields of an OTLP 
 log = logging.getLogger("notbefore.otlp")
 
 
-class Sink:
+class Sink(BaseSink):
     """One receiver."""
 
     def __init__(self, name: str, settings: OtlpConnection, _messages: Messages) -> None:
@@ -41,12 +42,7 @@ class Sink:
         learn(settings.headers, redactor)
         self._sender = Sender(settings, "logs", Http, redactor)
 
-    def send(self, message: Message) -> Receipt:
-        """Send one."""
-        self._one(message, self._timeout)
-        return Receipt()
-
-    def send_many(self, messages: Sequence[Message]) -> list[Receipt | SendError]:
+    def send_many(self, messages: Sequence[Message]) -> list[Outcome]:
         """Send what is due in one request; what came of each, in the order given."""
         deadline = time.monotonic() + self._timeout
         try:
@@ -68,8 +64,8 @@ class Sink:
         """Close the connection."""
         self._sender.close()
 
-    def _each(self, messages: Sequence[Message], deadline: float) -> list[Receipt | SendError]:
-        outcomes: list[Receipt | SendError] = []
+    def _each(self, messages: Sequence[Message], deadline: float) -> list[Outcome]:
+        outcomes: list[Outcome] = []
         waiting: set[str] = set()  # events of which an earlier record is to be sent first
         for message in messages:
             try:

@@ -15,6 +15,7 @@ from notbefore.core.sentence import rfc3339
 from notbefore.core.text import one_line
 from notbefore.courier.http import Http, HttpResponse
 from notbefore.courier.message import Message, Receipt
+from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.render import Renderer
 from notbefore.courier.wording import Text
 from notbefore.errors import SendError
@@ -27,7 +28,7 @@ class _Answer(msgspec.Struct):
     status: str = ""
 
 
-class Sink:
+class Sink(BaseSink):
     """One integration of a service."""
 
     def __init__(self, _name: str, settings: PagerDuty, messages: Messages) -> None:

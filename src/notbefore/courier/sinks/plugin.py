@@ -6,12 +6,13 @@ from typing import Any, Final
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import Plugin
 from notbefore.courier.message import Message, Receipt
+from notbefore.courier.message import Sink as BaseSink
 from notbefore.errors import ConfigError
 
 GROUP: Final = "notbefore.sinks"
 
 
-class Sink:
+class Sink(BaseSink):
     """Hands everything to the sink of the package; raises ``ConfigError`` where that cannot be made."""
 
     def __init__(self, name: str, settings: Plugin, _messages: Messages) -> None:

@@ -22,6 +22,7 @@ from notbefore.core.record import json_line
 from notbefore.core.text import one_line
 from notbefore.courier.http import Http
 from notbefore.courier.message import Asked, Message, Receipt
+from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.render import Renderer
 from notbefore.courier.wording import Fact, Text
 from notbefore.errors import SendError
@@ -46,7 +47,7 @@ _PASSING: Final = re.compile("rate_?limited|limit_exceeded|_error$|unavailable|t
 log = logging.getLogger("notbefore.slack")
 
 
-class Sink:
+class Sink(BaseSink):
     """A channel."""
 
     def __init__(self, name: str, settings: Slack, messages: Messages) -> None:

@@ -14,9 +14,10 @@ from notbefore.core.envelope import cloud_event
 from notbefore.core.record import json_line
 from notbefore.courier.http import Http
 from notbefore.courier.message import Asked, Message, Receipt
+from notbefore.courier.message import Sink as BaseSink
 
 
-class Sink:
+class Sink(BaseSink):
     """An address that is sent the record."""
 
     def __init__(self, _name: str, settings: Webhook, _messages: Messages) -> None:

@@ -13,6 +13,7 @@ from notbefore.config.messages import Messages
 from notbefore.config.sinks import WindowsEventLog
 from notbefore.core.envelope import cut
 from notbefore.courier.message import Asked, Message, Receipt
+from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.render import Renderer
 from notbefore.courier.wording import Text
 from notbefore.errors import SendError
@@ -41,7 +42,7 @@ KEY: Final = r"SYSTEM\CurrentControlSet\Services\EventLog"
 log = logging.getLogger("notbefore.windows_event_log")
 
 
-class Sink:
+class Sink(BaseSink):
     """One source in one log."""
 
     def __init__(self, name: str, settings: WindowsEventLog, messages: Messages) -> None:
@@ -80,9 +81,6 @@ class Sink:
                 f" note about it: once, as administrator: New-EventLog -LogName '{name}' -Source '{source}'"
             ) from None
         return Asked()
-
-    def close(self) -> None:
-        """Nothing is kept open."""
 
 
 def entry(message: Message, text: Text) -> tuple[int, int, list[str]]:
