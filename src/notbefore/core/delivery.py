@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from notbefore.core.change import Change, ChangeKind
 from notbefore.core.digest import sha256
 from notbefore.core.document import Event
-from notbefore.core.record import Record, Vm
+from notbefore.core.record import Record, Vm, view
 from notbefore.core.routing import DEPUTIES, MAX_REMINDERS, NEAR, Route, Severity, Target, route
 
 MessageKind = ChangeKind | Literal["reminder", "heartbeat", "sink_failed"]
@@ -128,37 +128,11 @@ def sinks_of(record: bytes, routing: Routing, vm: Vm | None) -> tuple[str, ...]:
     """The sinks that a change goes to by the routes, as far as its ``record`` says what they ask for."""
     try:
         read = Record.read(record)
-        change = _change_of(read)
     except msgspec.MsgspecError:  # a heartbeat
         return ()
+    event = view(Event, read, duration=read.expected_duration_seconds)
+    change = view(Change, read, id=read.change_id, kind=read.change, event=event)
     return tuple(target.sink for target in route(change, routing.routes, vm, tuple(routing.sinks)))
-
-
-def _change_of(record: Record) -> Change:
-    event = Event(
-        event_id=record.event_id,
-        event_type=record.event_type,
-        event_status=record.event_status,
-        event_source=record.event_source,
-        resource_type=record.resource_type,
-        resources=record.resources,
-        description=record.description,
-        duration=record.expected_duration_seconds,
-        not_before=record.not_before,
-    )
-    facts = {
-        "id": record.change_id,
-        "kind": record.change,
-        "reason": record.reason,
-        "time": record.time,
-        "event": event,
-        "scope": record.scope,
-        "incarnation": record.incarnation,
-        "first_seen": record.first_seen,
-        "previous_scope": record.previous_scope,
-        "notice_seconds": record.notice_seconds,
-    }
-    return msgspec.convert(facts, Change)
 
 
 def _settling(change: Change, terms: Terms) -> float:

@@ -25,7 +25,7 @@ from notbefore.core.change import APPROVAL_KINDS, Change
 from notbefore.core.delivery import EXPIRING_KINDS, FALLBACK, PATIENCE, Delivery, MessageKind, Terms, delivery_id
 from notbefore.core.duration import back_off
 from notbefore.core.lifecycle import OUTCOMES
-from notbefore.core.record import Record
+from notbefore.core.record import Record, view
 from notbefore.core.routing import SEVERITIES, Severity
 from notbefore.core.schedule import Schedule, Urgency
 
@@ -762,17 +762,10 @@ def report_of(dead: Row, sink: str, now: float) -> Row:
 
 def opened(row: Row, thread: str | None, now: float) -> GivenDelivery:
     """What a courier is given of it."""
-    one = row.delivery
-    return GivenDelivery(
-        delivery_id=one.delivery_id,
-        event_key=one.event_key,
-        sink=one.sink,
-        kind=one.kind,
-        severity=one.severity,
-        record=one.record,
+    return view(
+        GivenDelivery,
+        row.delivery,
         thread=thread,
-        note=one.note,
-        ahead=one.ahead,
         age=max(0.0, now - row.since),
         patience=max(0.0, row.patient_until - now),
         repetition=row.state == "repeating",

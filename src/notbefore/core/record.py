@@ -22,7 +22,7 @@ Value = str | int | float | bool | list[str]
 Viewed = TypeVar("Viewed", bound=Struct)
 
 
-def view(kind: type[Viewed], *sources: object, **fields: Any) -> Viewed:
+def view(kind: type[Viewed], /, *sources: object, **fields: Any) -> Viewed:
     """A value of which each field is one of ``fields``, else that of the first source that has one of this name."""
     for name in kind.__struct_fields__:
         source = next((one for one in sources if hasattr(one, name)), None)

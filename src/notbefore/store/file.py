@@ -26,7 +26,7 @@ from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.errors import StoreError
 from notbefore.metrics.totals import Totals
 from notbefore.store import SCHEMA_VERSION
-from notbefore.store.private import prepare_database
+from notbefore.store.private import prepare_file
 
 FILE_NAME: Final = "notbefore.db"
 BUSY_SECONDS: Final = 0.5  # for another's transaction, such as that of a backup
@@ -278,7 +278,7 @@ class StateFile:
     def _open(self) -> sqlite3.Connection:
         if self._db is not None:
             return self._db
-        prepare_database(self.path)
+        prepare_file(self.path)
         self._inode = _inode_of(self.path)
         # autocommit: transactions are begun and ended here alone
         db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)

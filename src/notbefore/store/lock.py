@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 from notbefore.errors import StoreError
-from notbefore.store.private import open_file
 
 _HELD: Final = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)  # by another process; the last one is said on Windows
 LOCK_PATIENCE: Final = 2.0  # seconds for the courier of an agent that was killed to end
@@ -76,7 +75,8 @@ if sys.platform == "win32":  # pragma: no cover - the tests run on POSIX
     def _locked_path(directory: Path) -> Path:
         return directory / "agent.lock"  # a directory cannot be opened there
 
-    _open = open_file
+    def _open(path: Path) -> int:
+        return os.open(path, os.O_RDWR | os.O_CREAT)
 else:
     import fcntl
 

@@ -1,6 +1,5 @@
 """The state directory and its files belong to the agent's user alone: nobody else can write there, or plant a link."""
 
-import errno
 import os
 import stat
 from pathlib import Path
@@ -27,27 +26,15 @@ def check_directory(directory: Path) -> None:
         raise StoreError(f"{directory} can be written by other users: chmod go-w {directory}")
 
 
-def open_file(path: Path) -> int:
-    """Open a file for reading and writing, made with 0600 whatever the umask.
+def prepare_file(path: Path) -> None:
+    """Make a file with 0600, or give it that. SQLite gives its ``-journal`` the mode of the database.
 
-    Raises ``StoreError`` for a symbolic link, ``OSError`` if it cannot be opened.
+    One that is there is not opened: to close it would release the locks that SQLite holds on it in this process.
     """
-    try:
-        try:
-            descriptor = os.open(path, os.O_RDWR | NO_FOLLOW)  # on a disk that hangs, O_CREAT would wait for it
-        except FileNotFoundError:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, PRIVATE)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise StoreError(f"{path} is a symbolic link: remove it") from None
-        raise
-    try:
-        if hasattr(os, "fchmod"):
-            os.fchmod(descriptor, PRIVATE)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+    if not path.exists():
+        path.touch(PRIVATE)
+    elif hasattr(os, "geteuid") and stat.S_IMODE(path.stat().st_mode) != PRIVATE:
+        path.chmod(PRIVATE)
 
 
 def private(path: str, flags: int) -> int:
@@ -56,20 +43,3 @@ def private(path: str, flags: int) -> int:
     if flags & (os.O_WRONLY | os.O_RDWR) and hasattr(os, "fchmod"):
         os.fchmod(descriptor, PRIVATE)  # it may be there already, with another mode
     return descriptor
-
-
-def prepare_database(path: Path) -> None:
-    """Make the file with 0600, or give it that; raises ``StoreError`` for a link, or what is not a file of ours.
-
-    SQLite gives its ``-journal`` the mode of the file. A file that is there is not opened: closing it would
-    release the locks that SQLite holds on it in this process.
-    """
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        os.close(open_file(path))
-        return
-    if not stat.S_ISREG(found.st_mode):
-        raise StoreError(f"{path} is not a regular file: move it away")
-    if hasattr(os, "geteuid") and found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != PRIVATE:
-        path.chmod(PRIVATE)
