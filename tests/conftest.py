@@ -4,9 +4,7 @@ import gc
 import logging
 import os
 import runpy
-import shutil
 import sys
-import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,11 +49,12 @@ UNMEASURED = {"test_bundle.py", "test_deployment.py", "test_package.py"}
 # the acceptance tests for which an everyday loop has time: -m "not long"
 QUICK = {"test_agent.py", "test_check_config.py", "test_commands.py"}
 
+# what is imported and collected is no garbage: each of the processes would search it again and again, for half of the
+# time that it collects tests
+gc.disable()
+
 GUARD = Path(__file__).with_name("guard")
 runpy.run_path(str(GUARD / "sitecustomize.py"))  # here, and in every Python that a test starts
-# where a spare state file is put: not in /dev/shm, where it would outlive the tests
-if "PYTEST_XDIST_WORKER" not in os.environ:
-    os.environ["RUNTIME_DIRECTORY"] = tempfile.mkdtemp(prefix="notbefore-run-")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(GUARD), os.environ.get("PYTHONPATH"))))
 
 
@@ -109,6 +108,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.xdist_group(group))
 
 
+def pytest_collection_finish() -> None:
+    """From here on there may be garbage."""
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before the time of a test begins
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """What runs alone waits for the other processes' tests. Of some tests, what they start is not measured."""
@@ -150,12 +155,6 @@ def collected() -> Iterator[None]:
     """What a test leaves to the garbage collector is found at its own end, and not within another test."""
     yield
     gc.collect()
-
-
-def pytest_unconfigure() -> None:
-    """Remove the runtime directory, after the processes that shared it."""
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        shutil.rmtree(os.environ["RUNTIME_DIRECTORY"], ignore_errors=True)
 
 
 @pytest.fixture

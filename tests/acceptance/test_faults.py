@@ -58,9 +58,7 @@ def fill(disk: Path) -> Path:
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "run").mkdir()
-    monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path / "run"))
+def state(tmp_path: Path) -> Path:
     (tmp_path / "state").mkdir()
     return tmp_path / "state"
 

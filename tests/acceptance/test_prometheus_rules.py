@@ -116,7 +116,7 @@ def within(look: Callable[[], bool], what: str) -> None:
     print(f"{what} after {time.monotonic() - begun:.1f} s")  # noqa: T201 - for who runs it with -s
 
 
-@pytest.mark.alone
+@pytest.mark.long
 def test_an_event_reaches_the_pager_and_its_end_does(tmp_path: Path) -> None:
     needs("prometheus", "prometheus-alertmanager")
     soon = f"{datetime.now(UTC) + timedelta(minutes=20):%a, %d %b %Y %H:%M:%S GMT}"
