@@ -20,8 +20,7 @@ from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.core.approval import ApprovalAttempt, Policy, Rule, RuleMatch, content_of
 from notbefore.core.record import Vm
 from notbefore.core.routing import RANK_DELAY
-from notbefore.errors import ImdsError
-from notbefore.imds.client import TIMEOUT, ImdsAnswer, ImdsClient
+from notbefore.imds.client import TIMEOUT, ImdsClient
 from notbefore.imds.poller import Poll
 from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
@@ -194,21 +193,8 @@ MEANWHILE = [
 
 
 @pytest.mark.parametrize(("change", "says"), MEANWHILE)
-@pytest.mark.parametrize("when", ["while IMDS confirms the event", "while it is written down"])
-def test_what_is_switched_off_meanwhile_is_not_sent(
-    world: World, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], says: str, when: str
-) -> None:
-    get = ImdsClient.get
-
-    def slow(client: ImdsClient, path: str, **options: Any) -> ImdsAnswer:
-        answer = get(client, path, **options)
-        switched(world, **change)  # a SIGHUP came while IMDS took its seconds
-        return answer
-
-    if when == "while it is written down":
-        world.after_write = lambda: switched(world, **change)
-    else:
-        monkeypatch.setattr(ImdsClient, "get", slow)
+def test_what_is_switched_off_meanwhile_is_not_sent(world: World, change: dict[str, Any], says: str) -> None:
+    world.after_write = lambda: switched(world, **change)
     world.approver.decide()
     assert world.imds.start_requests == []
     kind, reason, words = world.end
@@ -285,12 +271,6 @@ def test_an_answer_that_is_no_document_confirms_nothing(world: World, caplog: py
     assert world.ends[-1]["requests"] == 1
 
 
-def test_a_flaw_of_another_event_keeps_nothing_from_being_sent(world: World) -> None:
-    nameless = item(NotBefore=FUTURE) | {"EventId": ""}
-    world.imds.set_document(body(item(NotBefore=FUTURE), item("other", NotBefore="soon"), nameless))
-    assert world.decide() == "accepted"
-
-
 def test_what_was_approved_before_the_list_flapped_is_not_approved_again(world: World) -> None:
     assert world.decide() == "accepted"
     world.sees(body())
@@ -315,21 +295,6 @@ def test_after_each_change_the_second_waits_for_the_leader_anew(world: World) ->
     assert world.decide() == "accepted"  # the leader has not approved it: this VM does
 
 
-def test_an_event_that_could_not_be_read_is_not_approved_until_it_can_be(world: World) -> None:
-    world.sees(body({"EventType": "Freeze"}))  # it may be this one: it has no id
-    assert world.approver.decide() == SHORT_WAIT
-    world.sees(listed())
-    assert world.decide() == "accepted"
-
-
-def test_nothing_is_approved_on_old_knowledge(world: World) -> None:
-    world.clock.ahead += 16
-    assert world.approver.decide() == SHORT_WAIT
-    assert world.imds.start_requests == []
-    world.sees(listed())
-    assert world.decide() == "accepted"
-
-
 def test_where_writing_took_too_long_nothing_is_sent_and_nothing_counted(world: World) -> None:
     def slow() -> None:
         world.clock.ahead += 16
@@ -340,14 +305,6 @@ def test_where_writing_took_too_long_nothing_is_sent_and_nothing_counted(world: 
     world.sees(listed())
     assert world.decide() == "accepted"
     assert world.ends[-1]["requests"] == 1
-
-
-def test_what_cannot_be_written_down_is_not_sent(world: World) -> None:
-    with SickDisk(world.agent.store) as disk:
-        assert world.decide() == ""
-        assert (world.imds.start_requests, world.attempt.requests) == ([], 0)
-        disk.heal()
-    assert world.decide() == "accepted"
 
 
 # ---- the answers of IMDS
@@ -371,40 +328,12 @@ def test_the_first_failures_are_logged_and_later_ones_now_and_then(
     assert [line.rpartition("again in ")[2] for line in lines] == ["1 s", "2 s", "4 s", "8 s", "60 s"]
 
 
-@pytest.mark.parametrize(("asked", "waited"), [(0, 1.0), (7, 7.0), (600, 60.0)])
-def test_what_imds_asks_for_is_waited(
-    world: World, monkeypatch: pytest.MonkeyPatch, asked: float, waited: float
-) -> None:
-    def throttled(*_: Any, **__: Any) -> None:
-        raise ImdsError("throttled", retry_after=asked)
-
-    monkeypatch.setattr(ImdsClient, "post", throttled)
-    assert world.approver.decide() == waited
-
-
 def test_what_imds_refuses_for_good_is_not_sent_again(world: World) -> None:
     world.imds.fault("start-status", 400, times=1)
     assert world.decide() == "refused"
     assert world.end[0] == "approval_failed"
     assert world.approver.decide() == LONG_WAIT
     assert world.imds.start_requests == []
-
-
-def test_a_question_that_imds_refuses_is_no_refusal_of_the_request(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.imds.fault("start-status", 500, times=1)
-    world.approver.decide()
-    with monkeypatch.context() as patched:
-
-        def refused(*_: Any, **__: Any) -> None:
-            raise ImdsError("bad_request")
-
-        patched.setattr(ImdsClient, "get", refused)
-        world.wait(1)
-        assert world.decide() == ""
-    world.wait(2)
-    assert world.decide() == "accepted"
 
 
 def test_where_imds_was_asked_and_never_answered_it_failed_and_says_with_what(world: World) -> None:
@@ -471,13 +400,6 @@ def test_what_an_operator_approves_needs_no_rule_and_must_be_readable(world: Wor
     reply = world.by_hand()
     assert (reply.done, world.end[1:]) == (False, ("changed", "a part of it could not be read"))
     assert world.imds.start_requests == [ID]
-
-
-@pytest.mark.parametrize("flaw", [{"NotBefore": ""}, {"NotBefore": "soon"}, {"DurationInSeconds": "five"}])
-def test_by_hand_nothing_is_approved_that_is_flawed_or_has_no_not_before(world: World, flaw: dict[str, Any]) -> None:
-    world.sees(listed(**flaw))
-    assert not world.by_hand().done
-    assert world.imds.start_requests == []
 
 
 def test_an_operator_is_told_at_once_that_imds_does_not_answer(world: World) -> None:

@@ -1,17 +1,10 @@
-"""Looking for IMDS: the order, what is believed, and a VM whose IMDS is elsewhere, in a network of the test's own."""
+"""Looking for IMDS: the order of the places, and what is believed."""
 
-import json
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,8 +15,6 @@ from notbefore.imds.elsewhere import SearchStep, address_in
 from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
 from support.agent import eventually, free_port, notbefore
-from support.azure import FUTURE, body, item
-from support.needs import needs
 from support.raw_server import answer, serving
 from support.tracking import Tracking
 
@@ -176,101 +167,6 @@ def test_a_search_that_breaks_is_said_and_tried_again(
     with watching(tmp_path, endpoint=silent) as (_, watcher):
         eventually(lambda: len(searches) > 1)
         assert watcher.alive
-
-
-# ---- a network of its own
-
-
-class Net(NamedTuple):
-    """Two namespaces: the host's side, where a simulator is, and the VM's."""
-
-    host: str
-    vm: str
-
-    def command(self, side: str, *words: str) -> list[str]:
-        # without the guard: in this network the address is nobody's
-        return ["ip", "netns", "exec", side, "env", "-u", "PYTHONPATH", *words]
-
-    def notbefore(self, side: str, *words: str) -> list[str]:
-        return self.command(side, sys.executable, "-m", "notbefore", *words)
-
-
-def run(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, timeout=20)
-
-
-@pytest.fixture(scope="module")
-def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
-    needs("root", "ip", "curl")
-    tag = f"nb{os.getpid() % 100_000}"
-    made = Net(f"{tag}h", f"{tag}v")
-    at = tmp_path_factory.mktemp("net")
-    with ExitStack() as stack:
-        for side in made:
-            run("ip", "netns", "add", side)
-            stack.callback(run, "ip", "netns", "delete", side)
-        run("ip", "-n", made.host, "link", "add", made.host, "type", "veth", "peer", made.vm, "netns", made.vm)
-        for side, address in zip(made, ("10.99.0.1/24", "10.99.0.2/24"), strict=True):
-            run("ip", "-n", side, "address", "add", address, "dev", side)
-            for link in ("lo", side):
-                run("ip", "-n", side, "link", "set", link, "up")
-        log = stack.enter_context((at / "log").open("wb"))
-        command = made.notbefore(made.host, "simulate", "--listen", "10.99.0.1:80")
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-        stack.callback(process.wait, 20)
-        stack.callback(process.terminate)
-        probe = made.notbefore(made.vm, "discover", "--imds", "http://10.99.0.1")
-        eventually(lambda: subprocess.run(probe, check=False, capture_output=True, timeout=60).returncode == 0)
-        yield made
-
-
-def test_an_agent_finds_it_by_itself_and_approves_there_as_well(net: Net, tmp_path: Path) -> None:
-    config = tmp_path / "notbefore.yml"
-    rule = {"match": {"event_source": "User"}, "action": "approve"}
-    config.write_text(
-        yaml.safe_dump({"approval": {"enabled": True, "dry_run": False, "rules": [rule]}}), encoding="utf-8"
-    )
-    words = net.notbefore(net.vm, "run", str(config), "--state-dir", str(tmp_path / "state"), "--allow-approval")
-    words.insert(words.index("PYTHONPATH") + 1, "SCHEDULEDEVENTSIP=10.99.0.1")
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    log, records = Lines(process.stderr), Lines(process.stdout)
-    health = net.notbefore(net.vm, "health", "--ready")
-    try:
-        eventually(lambda: subprocess.run(health, check=False, capture_output=True, timeout=60).returncode == 0, 60)
-        listed = body(item(EventSource="User", NotBefore=FUTURE), incarnation=2)
-        order = ("curl", "-sS", "-d", listed.decode(), "http://10.99.0.1/simulator/document")
-        subprocess.run(net.command(net.vm, *order), check=True, capture_output=True, timeout=20)
-        eventually(lambda: "approved" in records.of("azure.scheduled_event.change"))
-    finally:
-        process.terminate()
-        process.wait(20)
-        log.close()
-        records.close()
-    said = log.of("body")
-    assert "where is IMDS? environment (SCHEDULEDEVENTSIP): http://10.99.0.1 answers" in said
-    assert "IMDS is asked at http://10.99.0.1 from now on" in said
-    assert "this VM is WestNO_0" in said
-
-
-class Lines:
-    """The JSON lines of a process, as they come."""
-
-    def __init__(self, pipe: IO[bytes] | None) -> None:
-        assert pipe is not None
-        self._pipe = pipe
-        self._lines: list[dict[str, Any]] = []
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def _read(self) -> None:
-        self._lines.extend(map(json.loads, self._pipe))
-
-    def of(self, key: str) -> list[Any]:
-        return [line.get(key) for line in self._lines]
-
-    def close(self) -> None:
-        self._thread.join(20)
-        self._pipe.close()
 
 
 def test_the_command_says_where_it_is(tmp_path: Path) -> None:

@@ -44,21 +44,6 @@ def test_it_sends_the_header_that_imds_asks_for_and_reads_the_answer() -> None:
     assert b"Authorization" not in seen[0]
 
 
-def test_a_post_carries_its_body() -> None:
-    bodies: list[bytes] = []
-
-    def talk(connection: socket.socket, head: bytes) -> None:
-        assert b"Content-Length: 2" in head
-        bodies.append(connection.recv(2))
-        answer()(connection, head)
-
-    with serving(talk) as (endpoint, seen):
-        connect(endpoint + "/vm/a/").post(PATH, b"{}")
-    assert bodies == [b"{}"]
-    assert seen[0].startswith(b"POST /vm/a/metadata")
-    assert b"\r\nMetadata: true\r\n" in seen[0]
-
-
 def test_one_connection_is_kept_and_an_etag_is_sent_back() -> None:
     unchanged = raw(b'HTTP/1.1 304 Not Modified\r\nETag: "7"\r\n\r\n', close=False)
     ports: set[int] = set()
@@ -103,14 +88,6 @@ def test_a_kept_connection_that_was_closed_meanwhile_is_no_failure() -> None:
         client.get(PATH)
         assert client.get(PATH).body == b"{}"
     assert len(seen) == 2
-
-
-def test_chunked_and_unannounced_bodies_are_read() -> None:
-    chunked = raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", close=False)
-    until_close = raw(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{}")
-    with serving(chunked, until_close, answer()) as (endpoint, _):
-        client = connect(endpoint)
-        assert [client.get(PATH).body for _ in range(3)] == [b"{}"] * 3
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nETag: 1\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -324,13 +301,6 @@ def test_a_body_that_equals_the_last_one_is_nothing_new() -> None:
     polls = polls_of([answer(body=b"a"), answer(body=b"a"), answer(body=b"b")], 3)
     assert [poll.body for poll in polls] == [b"a", None, b"b"]
     assert all(poll.error is None for poll in polls)
-
-
-def test_the_beat_keeps_to_its_grid() -> None:
-    begun = time.monotonic()
-    polls = polls_of([answer()], 6, interval=0.2)
-    assert time.monotonic() - begun >= 1.0  # five intervals lie between six polls
-    assert len(polls) == 6
 
 
 def next_after(poller: Poller, failures: int, error: ImdsError | None) -> float:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from notbefore.core.record import Vm
 from notbefore.core.routing import AnnounceBy, Route
 from notbefore.errors import ImdsError
 from notbefore.imds.poller import Poll
-from notbefore.store.file import FILE_NAME
 from notbefore.store.store import Store
 from support.agent import eventually
 from support.azure import ID, ME, PEER, STARTED, body, item
@@ -115,50 +114,6 @@ def wall(instant: Instant | None) -> datetime:
     """The wall clock at a stored moment."""
     assert instant is not None
     return instant.wall
-
-
-UNKNOWN = ("ended", "not_watched", "unknown", None)
-
-
-def test_a_beat_without_an_answer_is_no_watching(agents: Agents) -> None:
-    agents.sees()
-    agents.sees(OTHERS, MINE)
-    agents.sees(OTHERS, BEGUN)
-    agents.waits(20, REFUSED)
-    agents.die()
-    agents.boot()
-    agents.answers_missed(2)
-    agents.sees()
-    claimed = ("finished", "gone_after_start_unwatched", "finished", None)
-    assert agents.last("change", "reason", "outcome", "started_seconds") == claimed
-    assert agents.last("change", "reason", "outcome", "started_seconds", event_id="other") == UNKNOWN
-
-
-def test_an_agent_that_is_restarted_and_knows_its_vm_claims_what_was_gone_over_the_boot(agents: Agents) -> None:
-    agents.sees()
-    agents.sees(BEGUN, OTHERS)
-    agents.die(in_order=True)
-    agents.clock.go(60)
-    agents.boot("second", vm=None)
-    agents.sees()
-    agents.die()
-    agents.boot("second")
-    agents.sees()
-    assert agents.last("change", "reason", "scope") == ("finished", "machine_rebooted", "self")
-    assert agents.last("change", "reason", event_id="other") == ("ended", "machine_rebooted")
-
-
-def test_an_update_over_a_boot_is_reported_once_the_vm_is_known(agents: Agents) -> None:
-    agents.sees()
-    agents.sees(MINE)
-    agents.die()
-    agents.clock.go(60)
-    agents.boot("second", vm=None)
-    agents.sees({**MINE, "Description": "another"})
-    assert agents.last("change") == ("announced",)
-    agents.identify(THIS_VM)
-    agents.waits(1, UNCHANGED)
-    assert agents.last("change", "scope") == ("updated", "self")
 
 
 def test_after_a_kill_with_an_unchanged_list_it_is_known_when_imds_answered_last(agents: Agents) -> None:
@@ -273,29 +228,6 @@ def test_where_imds_never_names_the_vm_its_memory_is_its_own(agents: Agents, cap
     assert "another VM's" not in caplog.text
 
 
-def test_what_was_answered_while_an_event_was_started_is_known_after_a_crash(agents: Agents) -> None:
-    agents.sees()
-    agents.sees(MINE)
-    agents.sees(BEGUN)
-    agents.waits(60, UNCHANGED)
-    agents.die()
-    agents.boot()
-    agents.sees()
-    assert agents.last("change", "outcome", "started_seconds") == ("finished", "finished", 61.0)
-
-
-@pytest.mark.parametrize("clocks", [(60, 0.5), (0.5, 60)], ids=["steady clock stands", "wall clock was set back"])
-def test_the_clock_that_moved_more_says_how_long_nobody_looked(agents: Agents, clocks: tuple[float, float]) -> None:
-    agents.sees()
-    agents.sees(OTHERS, MINE)
-    agents.sees(OTHERS, BEGUN)
-    agents.waits(2, UNCHANGED)
-    agents.clock.go(clocks[0], steady=clocks[1])
-    agents.answers_missed(2)
-    agents.sees(BEGUN)
-    assert agents.last("change", "reason", "outcome", "started_seconds", event_id="other") == UNKNOWN
-
-
 def test_over_a_reboot_the_interruption_ends_with_the_first_beat_and_not_with_the_first_answer(agents: Agents) -> None:
     agents.sees()
     agents.sees(MINE)
@@ -362,18 +294,6 @@ def test_a_reboot_proves_an_event_that_was_due_when_the_machine_went_down(
     assert agents.last("change", "reason", "outcome") == ("ended", "machine_rebooted", outcome)
 
 
-def test_a_restart_of_the_agent_is_no_interruption(agents: Agents) -> None:
-    agents.sees()
-    agents.sees(MINE)
-    agents.sees(BEGUN)
-    agents.waits(2, UNCHANGED)
-    agents.die(in_order=True)
-    agents.clock.go(5)
-    agents.boot()
-    agents.sees()
-    assert agents.last("change", "interruption_seconds") == ("finished", None)
-
-
 def test_after_a_boot_imds_has_to_say_anew_who_the_vm_is(agents: Agents) -> None:
     agents.sees()
     agents.die()
@@ -407,16 +327,6 @@ def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_
     assert given(agents.now.store, SendResult(announced.delivery_id, "accepted"), chat=9) == []
     agents.sees({**MINE, "Description": "other"})
     assert agents.last("change", "scope", "previous_scope") == ("updated", "peer", None)
-
-
-def test_only_answers_that_are_no_documents_are_counted_as_such(agents: Agents) -> None:
-    agents.sees()
-    agents.now.tracker.handle(Poll(0.0, 0.01, body=b"garbage"))
-    agents.now.tracker.handle(UNCHANGED)
-    agents.waits(5, REFUSED)
-    figures = agents.now.known.poll.figures
-    assert {reason: count for reason, count in figures.documents_rejected.items() if count} == {"not_json": 2}
-    assert (figures.results["rejected"], figures.results["refused"]) == (2, 5)
 
 
 def given(store: Store, *results: SendResult, **room: int) -> Sequence[GivenDelivery]:
@@ -497,15 +407,6 @@ def test_freezes_are_measured_closely_from_shortly_before_an_event_of_this_vm_un
     assert not agents.now.freeze_meter.running
 
 
-def test_the_time_of_imds_says_when_an_event_may_start(agents: Agents) -> None:
-    agents.clock.wall += timedelta(minutes=20)
-    agents.sees(MINE)
-    assert not agents.now.freeze_meter.running
-    agents.clock.wall -= timedelta(minutes=40)
-    agents.waits(15 * 60 - 10, UNCHANGED)
-    assert agents.now.freeze_meter.running
-
-
 @pytest.mark.parametrize(("steady", "wall_lag", "lag"), [(30, 30.0, 30.0), (0, 30.0, 0.0), (30, 0.0, 30.0)])
 def test_a_freeze_that_nobody_announced_for_now_is_how_late_the_beat_was_by_any_clock(
     agents: Agents, steady: float, wall_lag: float, lag: float
@@ -517,17 +418,6 @@ def test_a_freeze_that_nobody_announced_for_now_is_how_late_the_beat_was_by_any_
     agents.now.tracker.handle(Poll(lag, 0.01, body=document, date=agents.clock.date, wall_lag=wall_lag))
     agents.sees()
     assert agents.last("change", "interruption_seconds") == ("finished", 30.0)
-
-
-def test_a_freeze_is_measured_also_where_the_list_is_unchanged_after_it(agents: Agents) -> None:
-    agents.sees()
-    agents.sees(MINE)
-    agents.sees(BEGUN)
-    agents.clock.go(30)
-    agents.now.tracker.handle(UNCHANGED)
-    agents.waits(2, UNCHANGED)
-    agents.sees()
-    assert agents.last("change", "interruption_seconds") == ("finished", pytest.approx(29.9))
 
 
 def test_the_first_answer_is_written_down_also_where_nothing_changed(agents: Agents) -> None:
@@ -554,40 +444,6 @@ def test_the_first_answer_is_written_down_also_where_nothing_changed(agents: Age
     assert agents.last("change", "interruption_seconds") == ("finished", None)
 
 
-def test_while_nothing_is_listed_nothing_is_written(agents: Agents) -> None:
-    agents.sees()
-    changed = agents.clock.now()
-    agents.waits(5, UNCHANGED)
-    agents.sees_again()
-    agents.die()
-    agents.boot()
-    assert wall(agents.now.known.state.seen) == changed
-
-
-def test_a_stop_before_the_first_answer_claims_nothing(agents: Agents) -> None:
-    agents.sees()
-    agents.die()
-    agents.boot("second")
-    agents.die(in_order=True)
-    agents.boot("second")
-    known = agents.now.known.state
-    assert (known.clean, known.boot_id) == (False, "first")
-
-
-def test_before_the_first_answer_of_a_boot_no_beat_is_written(agents: Agents) -> None:
-    agents.sees()
-    agents.sees(MINE)
-    agents.sees(BEGUN)
-    begun = agents.clock.now()
-    agents.die()
-    agents.boot("second")
-    agents.waits(20, None)
-    assert wall(agents.now.known.state.last_running) == begun
-    agents.die()
-    agents.boot("second")
-    assert wall(agents.now.known.state.last_running) == begun
-
-
 def test_beats_are_written_while_an_event_is_listed(agents: Agents) -> None:
     agents.sees()
     agents.sees(OTHERS)
@@ -604,17 +460,6 @@ def test_beats_are_written_while_an_event_is_listed(agents: Agents) -> None:
     agents.boot()
     assert wall(agents.now.known.state.last_running) == agents.clock.now()
     assert wall(agents.now.known.state.seen) != agents.clock.now()
-
-
-def test_counting_goes_on_after_a_restart_from_where_it_began(agents: Agents) -> None:
-    began = agents.clock.now()
-    agents.sees(MINE)
-    agents.die()
-    agents.boot()
-    agents.sees()
-    totals = agents.now.known.state.totals
-    assert totals.since == began
-    assert sum(totals.changes.values()) == 2
 
 
 # ---- what is counted and logged
@@ -741,16 +586,6 @@ def test_who_the_vm_is_is_logged_once_and_known_after_a_kill(agents: Agents, cap
     assert "this VM is" not in caplog.text
 
 
-def test_learning_the_name_before_the_first_answer_claims_nothing_of_the_events(agents: Agents) -> None:
-    agents.sees(MINE)
-    agents.die()
-    agents.boot(vm=None)
-    agents.identify(Vm(name=PEER))
-    assert agents.now.listed.events[ID.casefold()].scope == "self"
-    agents.sees(MINE)
-    assert agents.now.listed.events[ID.casefold()].scope == "peer"
-
-
 def test_what_was_another_vms_all_along_keeps_its_repetitions(agents: Agents) -> None:
     agents.routes("chat", announce_by="all")
     agents.sees(OTHERS)
@@ -838,16 +673,6 @@ def test_what_two_threads_write_at_once_is_all_written_and_each_record_once(agen
     assert sorted(json.loads(line)["azure.scheduled_event.change_id"] for line in written) == sorted(said)
 
 
-def test_a_state_file_that_was_deleted_is_there_again_after_the_next_poll(agents: Agents, tmp_path: Path) -> None:
-    agents.sees(MINE)
-    for file in tmp_path.glob(f"{FILE_NAME}*"):
-        file.unlink()
-    agents.waits(2, UNCHANGED)
-    agents.die()
-    agents.boot()
-    assert list(agents.now.known.state.tracked.events) == [ID.casefold()]
-
-
 def test_an_unchanged_answer_before_any_document_claims_nothing(agents: Agents) -> None:
     agents.sees(BEGUN)
     agents.die()
@@ -876,60 +701,6 @@ def test_a_time_in_which_an_event_cannot_be_read_counts_also_while_the_answer_st
     assert agents.last("change", "reason", "outcome") == ("ended", "not_readable", "unknown")
 
 
-def test_nothing_is_claimed_of_an_event_that_was_never_readable(agents: Agents) -> None:
-    agents.sees()
-    agents.sees({**MINE, "EventStatus": 7})
-    agents.waits(24, UNCHANGED)
-    assert agents.said == []
-    agents.sees(MINE)
-    agents.sees(BEGUN)
-    agents.sees()
-    assert agents.kinds() == ["announced", "started", "finished"]
-    assert {one.get("azure.scheduled_event.notice_seconds") for one in agents.said} == {None}
-
-
-@pytest.mark.parametrize("listed", [MINE, BEGUN], ids=["scheduled", "started"])
-def test_without_date_a_wall_clock_that_is_set_back_hides_no_pause(agents: Agents, listed: dict[str, Any]) -> None:
-    agents.sees(dated=False)
-    agents.sees(listed, dated=False)
-    agents.clock.go(-900, steady=1)  # the host paused the VM for a minute, the clock since the boot stood still
-    agents.answers_missed(1)
-    agents.sees(dated=False)
-    expected = {"Scheduled": ("ended", "unknown", None), "Started": ("finished", "finished", None)}
-    assert agents.last("change", "outcome", "started_seconds") == expected[listed["EventStatus"]]
-
-
-@pytest.mark.parametrize("dated", [True, False])
-def test_a_wall_clock_that_is_set_forward_is_no_interruption(agents: Agents, *, dated: bool) -> None:
-    agents.sees(dated=dated)
-    agents.sees(MINE, dated=dated)
-    agents.sees(BEGUN, dated=dated)
-    agents.clock.wall += timedelta(seconds=2)
-    agents.sees(dated=dated)
-    (measured,) = agents.last("interruption_seconds")
-    assert measured is None or measured < 1
-
-
-def test_records_of_a_clock_that_was_years_behind_stay_in_the_history(agents: Agents) -> None:
-    agents.clock.wall -= timedelta(days=800)
-    agents.sees()
-    agents.sees(MINE)
-    agents.clock.wall += timedelta(days=800)
-    agents.sees(MINE, OTHERS)
-    agents.sees(MINE)
-    assert len(agents.now.store.history(None, 10).records) == 3
-
-
-@pytest.mark.parametrize("listed", [(MINE, BEGUN), (BEGUN, MINE)])
-def test_of_an_event_that_is_listed_twice_the_one_that_is_started_counts(
-    agents: Agents, listed: tuple[dict[str, Any], ...]
-) -> None:
-    agents.sees()
-    agents.sees(*listed)
-    agents.sees()
-    assert agents.kinds() == ["started", "finished"]
-
-
 @pytest.mark.parametrize(("listed", "scope"), [(2_001, "unknown"), (2_000, "self")])
 def test_a_vm_beyond_the_resources_that_are_read_may_be_affected(agents: Agents, listed: int, scope: str) -> None:
     agents.sees()
@@ -943,13 +714,6 @@ def test_a_not_before_that_a_started_event_still_lists_changes_no_notice(agents:
     agents.sees({**MINE, "NotBefore": "Sun, 01 Mar 2026 12:00:32 GMT"})
     agents.sees({**BEGUN, "NotBefore": "Sun, 01 Mar 2026 11:00:00 GMT"})
     assert agents.last("change", "notice_seconds") == ("started", 30.0)
-
-
-def test_a_change_of_the_type_says_what_it_was_before(agents: Agents) -> None:
-    agents.sees()
-    agents.sees({**MINE, "EventType": "Freeze"})
-    agents.sees(MINE)
-    assert agents.said[-1]["body"] == "Reboot of this VM changed: it was a Freeze"
 
 
 def test_an_incarnation_in_quotes_is_a_number(agents: Agents) -> None:

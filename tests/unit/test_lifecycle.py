@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from notbefore.core.change import Change, Gap
 from notbefore.core.clock import Instant
 from notbefore.core.document import parse
-from notbefore.core.lifecycle import MAX_DEPARTED, MAX_STEPS, OUTCOMES, TRANSITIONS, as_another_vm, diff, with_scopes
+from notbefore.core.lifecycle import MAX_DEPARTED, MAX_STEPS, OUTCOMES, TRANSITIONS, as_another_vm, diff
 from notbefore.core.tracked import WATCHED, Observation, Phase, Tracked, scope_of
 from support.azure import ID, ME, PEER, STARTED, at, body, document, instant, item, now
 
@@ -56,11 +56,6 @@ def test_an_event_is_announced_started_and_finished() -> None:
     assert story.changes[1].scheduled_seconds == 890
     assert (story.last.started_seconds, story.last.outcome, story.last.reason) == (600, "finished", "gone_after_start")
     assert story.last.not_before == at(900)  # the last one known
-
-
-def test_an_event_that_goes_before_it_starts_is_canceled() -> None:
-    story = Story().sees(0).sees(1, item()).sees(301)
-    assert (story.last.kind, story.last.outcome, story.last.scheduled_seconds) == ("canceled", "canceled", 300)
 
 
 def test_a_hardware_failure_starts_without_notice() -> None:
@@ -147,11 +142,6 @@ def test_what_was_there_at_the_first_look_gives_no_notice() -> None:
     assert story.last.started_seconds == 1
 
 
-def test_a_start_that_was_not_seen_gives_no_durations() -> None:
-    story = Story().sees(0).sees(1, item()).sees(200, item(**STARTED), **BLIND).sees(201)
-    assert (story.changes[1].scheduled_seconds, story.last.started_seconds) == (None, None)
-
-
 @pytest.mark.parametrize("fields", [{}, {"EventStatus": "Pondered"}])
 @pytest.mark.parametrize("moment", [BLIND, {"silence": None}])
 def test_gone_while_nobody_watched_is_ended_and_unknown(fields: dict[str, Any], moment: dict[str, Any]) -> None:
@@ -206,17 +196,6 @@ def test_an_incarnation_up_by_one_says_that_nothing_else_happened(by: int, momen
     assert (story.last.kind, story.last.scheduled_seconds) == (kind, None)
 
 
-def test_a_reboot_proves_a_reboot_of_this_vm_that_was_started() -> None:
-    story = Story().sees(0, item(EventType="Reboot", **STARTED)).sees(40, **rebooted(1))
-    assert (story.last.kind, story.last.outcome, story.last.reason) == ("finished", "finished", "machine_rebooted")
-    assert story.last.interruption == Gap(40.0, 0.0)
-
-
-def test_a_reboot_proves_also_a_due_event_that_was_last_seen_scheduled() -> None:
-    story = Story().sees(890, item(EventType="Reboot")).sees(930, **rebooted(900))
-    assert (story.last.kind, story.last.outcome, story.last.interruption) == ("ended", "finished", Gap(40.0, 0.0))
-
-
 @pytest.mark.parametrize(
     "fields",
     [
@@ -259,27 +238,6 @@ def test_of_what_another_vm_saw_nothing_is_claimed_and_what_is_listed_is_seen_fo
     assert len({change.id for change in story.changes}) == 3
     assert list(story.tracked.events) == ["theirs"]
     assert story.tracked.events["theirs"].seen.wall == at(60)
-
-
-def test_what_another_vm_saw_go_did_not_come_back_to_this_one() -> None:
-    story = Story().sees(0).sees(1, item()).sees(2)
-    story.tracked = as_another_vm(story.tracked)
-    story.sees(60, item(), vm=PEER, **rebooted(30))
-    assert (story.last.reason, len({change.id for change in story.changes})) == ("first_seen_scheduled", 3)
-
-
-def test_learning_the_name_changes_scopes_and_nothing_else() -> None:
-    story = Story().sees(0, item(), item("other", Resources=[PEER]), vm=None)
-    named = with_scopes(story.tracked, ME)
-    assert [known.scope for known in named.events.values()] == ["self", "peer"]
-    assert msgspec.structs.replace(named, events={}) == msgspec.structs.replace(story.tracked, events={})
-
-
-def test_an_event_that_comes_back_is_announced_again_under_another_id() -> None:
-    story = Story().sees(0, item()).sees(1).sees(2, item()).sees(3)
-    assert story.kinds == ["announced", "canceled", "announced", "canceled"]
-    assert story.changes[2].reason == "came_back"
-    assert len({change.id for change in story.changes}) == 4
 
 
 def test_a_not_before_that_moves_to_and_fro_gives_an_id_each_time() -> None:
@@ -396,13 +354,6 @@ def test_the_longest_gap_while_started_is_the_interruption() -> None:
     assert story.last.interruption.seconds == 5.0
 
 
-def test_a_gap_before_the_start_does_not() -> None:
-    story = (
-        Story().sees(0, item(), gap=Gap(9.0, 9.0)).sees(1, item(), gap=Gap(9.0, 9.0)).sees(2, item(**STARTED)).sees(3)
-    )
-    assert story.last.interruption == Gap(0.0, 0.0)
-
-
 def test_no_interruption_is_claimed_for_another_vm_or_a_canceled_event() -> None:
     peers = Story().sees(0).sees(1, item(Resources=[PEER], **STARTED), gap=Gap(3, 3)).sees(2, gap=Gap(3, 3))
     canceled = Story().sees(0, item()).sees(1, gap=Gap(3, 3))
@@ -448,12 +399,6 @@ def test_of_many_steps_those_are_remembered_that_tell_the_beginnings_apart() -> 
         assert len(story.tracked.departed[ID.casefold()]) <= MAX_STEPS
     announced = [change.id for change in story.changes if change.kind == "announced"]
     assert len(set(announced)) == 2
-
-
-def test_what_went_back_to_scheduled_has_begun_all_the_same() -> None:
-    story = Story().sees(0).sees(1, item()).sees(5, item(**STARTED)).sees(9, item()).sees(12)
-    assert story.kinds == ["announced", "started", "updated", "ended"]
-    assert (story.last.outcome, story.last.reason, story.last.scheduled_seconds) == ("unknown", "status_went_back", 4)
 
 
 def test_what_starts_again_was_scheduled_once() -> None:
@@ -577,12 +522,6 @@ def test_without_imdss_clock_no_notice_is_claimed() -> None:
     assert Story().sees(0).sees(1, item(), at=dateless).last.notice_seconds is None
 
 
-def test_without_imdss_clock_an_event_that_is_gone_may_have_started() -> None:
-    dateless = msgspec.structs.replace(instant(8), date=None)
-    story = Story().sees(0, item()).sees(8, by=2, silence=8.0, at=dateless)
-    assert (story.last.kind, story.last.reason) == ("ended", "start_may_be_missed")
-
-
 @pytest.mark.parametrize(("silence", "kind"), [(5.0, "canceled"), (5.1, "ended")])
 def test_up_to_five_seconds_without_an_answer_hide_no_start_at_one_poll_a_second(silence: float, kind: str) -> None:
     story = Story().sees(897, item()).sees(902, by=2, silence=silence)
@@ -593,11 +532,6 @@ def test_up_to_five_seconds_without_an_answer_hide_no_start_at_one_poll_a_second
 def test_a_reboot_proves_what_was_listed_until_five_seconds_before_not_before(last: float, outcome: str) -> None:
     story = Story().sees(last, item(EventType="Redeploy")).sees(930, **rebooted(900, last=at(last)))
     assert (story.last.kind, story.last.outcome) == ("ended", outcome)
-
-
-def test_another_status_that_goes_unseen_has_ended_whatever_the_incarnation_says() -> None:
-    story = Story().sees(0, item(EventStatus="Pondered")).sees(100, by=1, silence=100.0)
-    assert (story.last.kind, story.last.reason) == ("ended", "not_watched")
 
 
 # ---- durations that are left out
@@ -642,18 +576,7 @@ def test_gaps_while_another_vms_event_runs_are_not_measured() -> None:
     assert story.tracked.events[ID.casefold()].interruption is None
 
 
-def test_one_event_of_this_vm_among_others_is_enough_to_measure_delays() -> None:
-    story = Story().sees(0, item("a"), item("b", Resources=[PEER]), item("c", **STARTED))
-    assert story.tracked.interrupting
-
-
 # ---- what cannot be read
-
-
-def test_a_flaw_of_one_field_of_one_event_changes_no_other_event() -> None:
-    story = Story().sees(0, item("a", Description="one"), item("b", Description="two"))
-    story.sees(1, item("a", Description=5), item("b", Description="three"))
-    assert [(change.event.event_id, change.event.description) for change in story.changes[2:]] == [("b", "three")]
 
 
 def test_a_field_that_cannot_be_read_does_not_hold_back_that_another_event_is_gone() -> None:

@@ -70,12 +70,6 @@ def test_what_takes_a_vm_down_is_critical_once_it_is_near(minutes: int, severity
     assert (target.severity, target.shared_severity, target.near_severity) == ("info", "info", "info")
 
 
-def test_what_was_announced_after_its_not_before_did_not_start_without_notice() -> None:
-    late = {"EventType": "Freeze", "DurationInSeconds": 5, "NotBefore": f"{at(-60):%a, %d %b %Y %H:%M:%S GMT}"}
-    (target,) = route(change(late, late | STARTED), (Route(sinks=("hub",)),), Vm(name=ME), SINKS)
-    assert target.severity == "info"
-
-
 def test_the_severity_that_all_vms_share_leaves_the_notice_aside() -> None:
     one = change({"EventType": "Freeze", "DurationInSeconds": 5, **STARTED})
     (target,) = route(one, (Route(sinks=("hub",)),), Vm(name=ME), SINKS)
@@ -85,10 +79,6 @@ def test_the_severity_that_all_vms_share_leaves_the_notice_aside() -> None:
 def test_without_routes_every_sink_gets_the_changes_of_this_vm() -> None:
     assert sinks([], change({})) == ["oncall", "hub"]
     assert sinks([], change({"Resources": [PEER]})) == []
-
-
-def test_what_may_be_ours_goes_where_ours_goes() -> None:
-    assert sinks([], change({"Resources": []})) == ["oncall", "hub"]
 
 
 def test_the_first_route_wins_unless_it_goes_on() -> None:
@@ -110,9 +100,7 @@ def test_a_sink_gets_a_change_once_with_the_first_routes_severity() -> None:
         (Match(change=("finished",)), False),
         (Match(event_type=("freeze",)), True),
         (Match(event_type=("Reboot",)), False),
-        (Match(event_status=("Scheduled",)), True),
         (Match(event_status=("Started",)), False),
-        (Match(event_source=("Platform",)), True),
         (Match(event_source=("User",)), False),
         (Match(scope=("peer",)), False),
         (Match(duration=DurationRange(min=5)), True),
@@ -163,10 +151,6 @@ def test_a_route_asks_who_this_vm_is(match: Match, wrong: tuple[str, ...]) -> No
     assert match.accepts(change({}), HERE) is not bool(wrong)
 
 
-def test_a_vm_without_a_zone_is_in_none() -> None:
-    assert Match(zone=("1",)).contradicted(msgspec.structs.replace(HERE, zone="")) == ("zone",)
-
-
 @pytest.mark.parametrize("vm", [None, Vm(), Vm(name=ME)])
 def test_what_is_not_known_of_this_vm_contradicts_no_route(vm: Vm | None) -> None:
     asked = Match(vm=(ME,), zone=("1",), scale_set=("x",), location=("y",), tags={"env": ("prod",)})
@@ -182,11 +166,6 @@ def test_what_is_unknown_matches_no_bound() -> None:
     assert Match(duration=DurationRange(unknown=True)).accepts(unknown, None)
     assert Match(duration=DurationRange(min=9, unknown=True)).accepts(unknown, None)
     assert not Match(duration=DurationRange()).accepts(unknown, None)
-
-
-def test_a_resource_that_is_no_expression_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected a regular expression"):
-        Match(resource="(")
 
 
 @pytest.mark.parametrize(
@@ -206,14 +185,6 @@ def test_a_small_move_of_not_before_is_quiet(after: dict[str, Any], *, notified:
     assert sinks([Route(sinks=SINKS, quiet_updates=False)], one) == ["oncall", "hub"]
 
 
-def test_quiet_moves_are_notified_once_they_add_up() -> None:
-    times = ["12:15:50", "12:16:40", "12:16:41", "12:15:45", "12:15:45"]
-    looks = [{"NotBefore": f"Sun, 01 Mar 2026 {time} GMT"} for time in times]
-    looks[4] |= {"Description": "x"}
-    notified = [bool(sinks([Route(sinks=SINKS)], change({}, *looks[: number + 1]))) for number in range(5)]
-    assert notified == [False, True, False, False, True]  # from 12:15:00, and then from 12:16:40
-
-
 BOTH = {"Resources": [PEER, ME]}
 
 
@@ -225,29 +196,23 @@ def delays(announce_by: Any, *looks: dict[str, Any] | None) -> dict[str, float |
     return found
 
 
-def test_affected_is_each_vm_of_resources_for_itself() -> None:
-    assert delays("affected", BOTH) == {PEER: 0.0, ME: 0.0, "WestNO_7": None}
-
-
-def test_all_is_all() -> None:
-    assert delays("all", BOTH) == {PEER: 0.0, ME: 0.0, "WestNO_7": 0.0}
-
-
 @pytest.mark.parametrize(
     "looks",
     [
         (BOTH,),
-        (BOTH, BOTH | {"Description": "x"}),
         (BOTH, None),
         (BOTH | STARTED,),
-        (BOTH, BOTH | STARTED),
-        (BOTH | STARTED, None),
     ],
 )
 def test_whatever_happens_the_next_one_takes_over_from_a_leader_that_is_silent(
     looks: tuple[dict[str, Any] | None, ...],
 ) -> None:
     assert delays("leader", *looks) == {PEER: 0.0, ME: RANK_DELAY, "WestNO_7": None}
+
+
+def test_each_affected_vm_notifies_for_itself_and_all_is_all() -> None:
+    assert delays("affected", BOTH) == {PEER: 0.0, ME: 0.0, "WestNO_7": None}
+    assert delays("all", BOTH) == {PEER: 0.0, ME: 0.0, "WestNO_7": 0.0}
 
 
 LEFT = ({"Resources": [ME, PEER]}, {"Resources": [PEER]})
