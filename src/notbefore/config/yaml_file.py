@@ -4,6 +4,7 @@ A text without quotes is a ``Plain``: whether it is a number or a text, the type
 name, and `api_version: 2020-07-01` is no date.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -105,7 +106,7 @@ class _Document:
             return self._sequence(dotted, depth + 1)
         if "\0" in event.value:
             self.mistakes.append(
-                Mistake(self._place(event), dotted, "a NUL byte stands in it: it ends no text of ours")
+                Mistake(self._place(event), dotted, "it holds a NUL byte")
             )
         if event.style:
             return event.value
@@ -146,7 +147,7 @@ def _not_yaml(error: Any, text: str, path: Path) -> Mistake:
     else:  # a byte that is no text: of such an error the position is known
         before = text[: getattr(error, "position", 0)]
         place = Place(str(path), before.count("\n") + 1, len(before) - before.rfind("\n"))
-    tabs = ": indent with spaces, not with tabs" if "\n\t" in text else ""
+    tabs = ": indent with spaces, not with tabs" if re.search(r"(?m)^ *\t", text) else ""
     return Mistake(place, "", f"this is not YAML: {' '.join(said.split())}{tabs}")
 
 
