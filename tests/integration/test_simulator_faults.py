@@ -73,11 +73,6 @@ def test_a_frozen_socket_says_nothing(simulator: Simulator) -> None:
     assert is_good(get(simulator))
 
 
-def test_a_dripping_answer_is_whole_for_one_who_waits(simulator: Simulator) -> None:
-    simulator.fault("drip", 0.001)
-    assert is_good(get(simulator))
-
-
 def test_a_disconnect_resets_the_connection(simulator: Simulator) -> None:
     simulator.fault("disconnect")
     with pytest.raises(ConnectionResetError):
@@ -110,18 +105,6 @@ def test_a_held_client_does_not_keep_the_simulator_from_ending(kind: str) -> Non
     with connection:
         while connection.recv(65536):  # ends with the connection, or the test with a time-out
             pass
-
-
-def test_a_client_that_goes_away_in_the_middle_leaves_no_trace(
-    simulator: Simulator, capfd: pytest.CaptureFixture[str]
-) -> None:
-    simulator.set_document(b"x" * 4_000_000)
-    host, port = simulator.endpoint.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
-        connection.sendall(f"GET {PATH} HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n\r\n".encode())
-        connection.recv(1)
-    simulator.close()
-    assert capfd.readouterr().err == ""
 
 
 def test_a_mistake_of_the_simulators_own_is_not_kept_quiet(

@@ -39,12 +39,6 @@ def test_the_incarnation_rises_when_an_event_goes(state: SimulatorState) -> None
     assert document(state) == {"DocumentIncarnation": before + 1, "Events": []}
 
 
-def test_an_event_is_for_the_first_vm_unless_others_are_named(state: SimulatorState) -> None:
-    state.start("user-reboot")
-    state.start("user-redeploy", resources=["WestNO_1", "elsewhere"])
-    assert [e["Resources"] for e in document(state)["Events"]] == [["WestNO_0"], ["WestNO_1", "elsewhere"]]
-
-
 @pytest.mark.parametrize("speed", [0.0, -1.0, 1e-12, 1e12, float("nan"), float("inf")])
 def test_an_impossible_speed_is_refused_and_nothing_is_scheduled(state: SimulatorState, speed: float) -> None:
     with pytest.raises(SimulatorError, match="speed"):
@@ -73,12 +67,6 @@ def test_an_approval_with_one_unknown_id_approves_none(state: SimulatorState) ->
     event_id = state.start("user-reboot")
     assert not state.approve([event_id, "never-was"])
     assert state.start_requests == []
-
-
-def test_events_of_a_document_set_by_hand_may_be_approved(state: SimulatorState) -> None:
-    state.set_document({"DocumentIncarnation": 1, "Events": [{"EventId": "ABC"}]})
-    assert state.approve(["abc"])
-    assert state.start_requests == ["abc"]
 
 
 def test_scenarios_that_are_over_are_forgotten_when_there_are_too_many(

@@ -105,9 +105,7 @@ class _Document:
         if kind == "SequenceStartEvent":
             return self._sequence(dotted, depth + 1)
         if "\0" in event.value:
-            self.mistakes.append(
-                Mistake(self._place(event), dotted, "it holds a NUL byte")
-            )
+            self.mistakes.append(Mistake(self._place(event), dotted, "it holds a NUL byte"))
         if event.style:
             return event.value
         return None if event.value in NOTHING else Plain(event.value)
