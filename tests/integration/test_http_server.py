@@ -6,6 +6,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +22,6 @@ from msgspec.structs import replace
 from notbefore.core.listing import PendingEvent, PendingView
 from notbefore.errors import ListenError
 from notbefore.web import channel as channels
-from notbefore.web import server as module
 from notbefore.web.access import Access
 from notbefore.web.app import make_app
 from notbefore.web.server import HttpServer
@@ -225,11 +226,28 @@ def test_a_thousand_silent_clients_do_not_keep_a_scrape_waiting(server: HttpServ
     assert max(times) < 1.0
 
 
-def test_the_oldest_silent_clients_make_room_for_new_ones(server: HttpServer) -> None:
-    with ExitStack() as stack:
-        first, *_ = connected(server, stack, module.MAX_CONNECTIONS)
-        assert ask(server, "/metrics")[0] == 200
+FEW_FILES = """
+import resource, sys
+from notbefore.web.server import HttpServer
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+server = HttpServer("127.0.0.1:0", lambda _, start: (start("200 OK", []), [b"served"])[1])
+server.start()
+print(server.address[1], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_where_few_files_may_be_open_the_oldest_silent_connections_go() -> None:
+    command = [sys.executable, "-c", FEW_FILES]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child, ExitStack() as stack:
+        assert child.stdout is not None
+        address = ("127.0.0.1", int(child.stdout.readline()))
+        first, *_ = (stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(100))
+        last = stack.enter_context(socket.create_connection(address, timeout=20))
+        last.sendall(REQUEST % (b"", b"Connection: close\r\n"))
+        assert read_all(last).endswith(b"served")
         assert not first.recv(1)
+        child.communicate(timeout=20)
 
 
 def test_a_request_that_does_not_end_is_ended(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:

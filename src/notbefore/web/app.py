@@ -7,9 +7,10 @@ import gzip
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -79,8 +80,13 @@ class _BadRequestError(Exception):
 
 def make_app(view: View) -> App:
     """The application that shows ``view``."""
+
+    @lru_cache(maxsize=1)
+    def page(_half_second: int) -> bytes:
+        return _page(view)
+
     history = "/api/v1/history", lambda environ: Response(view.history(*_history_query(environ)))
-    routes = _routes(view, lambda environ: _html(environ, _page(view)), history)
+    routes = _routes(view, lambda environ: _html(environ, page(int(time.monotonic() * 2))), history)
     routes["/readyz"] = lambda environ: _check(_readiness(view, environ), "not ready", environ)
     routes["/api/v1/events"] = lambda _: Response(json_line(view.pending()))
     return _application(routes)
@@ -179,7 +185,12 @@ def _html(environ: Environ, body: bytes) -> Response:
     """A page, compressed where the browser accepts it."""
     if _GZIP.search(environ.get("HTTP_ACCEPT_ENCODING", "")) is None:
         return Response(body, HTML, headers=PAGE_HEADERS)
-    return Response(gzip.compress(body, 1), HTML, headers=(("Content-Encoding", "gzip"), *PAGE_HEADERS))
+    return Response(_compressed(body), HTML, headers=(("Content-Encoding", "gzip"), *PAGE_HEADERS))
+
+
+@lru_cache(maxsize=1)  # the page is shared for half a second
+def _compressed(body: bytes) -> bytes:
+    return gzip.compress(body, 1)
 
 
 def _page(view: View) -> bytes:

@@ -5,6 +5,7 @@ One thread polls all connections, and makes TLS handshakes; only a complete requ
 
 import errno
 import logging
+import select
 import socket
 import sys
 import threading
@@ -22,12 +23,21 @@ from notbefore.web.access import Access
 from notbefore.web.auth import AccessControl
 from notbefore.web.channel import Channel
 
+try:
+    import resource
+except ImportError:  # Windows  # pragma: no cover - the tests run on POSIX
+    resource = None  # type: ignore[assignment]  # Windows has no such limit
+
 WORKERS: Final = 4  # threads that answer; one may compare a password, two may read the history
-MAX_CONNECTIONS: Final = 400  # Windows' select takes 512 sockets; each is a file, of which usually 1,024 may be open
+MAX_CONNECTIONS: Final = 1_200 if hasattr(select, "poll") else 300  # Windows' select takes 512 sockets
+MIN_CONNECTIONS: Final = 10  # however few files may be open
+OTHER_FILES: Final = 256  # files that are open beside the connections
+FEW: Final = 0.9  # of the connections that there may be; beyond that the oldest silent ones go
 MAX_HEADER: Final = 8 * 1024  # bytes; each connection may hold that many
 MAX_BODY: Final = 1024  # bytes; no request here has a body
 MAX_UNREAD: Final = 16 * 1024 * 1024  # bytes of answers that wait to be read, of all connections together
 ACCEPTS: Final = 20  # connections accepted between two polls
+GRACE: Final = 0.1  # seconds to send a request in which no connection goes for a newer one
 LOOK: Final = 2.0  # seconds between two looks at the connections, while there are any and nothing comes
 
 log = logging.getLogger("notbefore.http")
@@ -55,7 +65,7 @@ class HttpServer:
             log.warning(text)
         settings = Adjustments(
             threads=WORKERS,
-            connection_limit=MAX_CONNECTIONS,
+            connection_limit=_connection_limit(),
             cleanup_interval=0,  # ``maintenance`` is called before each poll
             # no worker waits for a reader, and nothing goes to the disk: ``maintenance`` bounds it
             outbuf_high_watermark=sys.maxsize,
@@ -103,8 +113,9 @@ class HttpServer:
 
     def _run(self) -> None:
         while not self._stopping:
-            # without connections there is nothing to look at, and a new one wakes the poll
-            timeout = LOOK if self._server.active_channels else 3600.0
+            # without connections there is nothing to look at, and a new one wakes the poll; near the limit it does not
+            count = len(self._server.active_channels)
+            timeout = GRACE if self._server.excess > 0 else LOOK if count else 3600.0
             wasyncore.loop(timeout=timeout, use_poll=True, map=self._map, count=1)
 
 
@@ -133,6 +144,11 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             if len(self._map) == before:
                 break
 
+    @property
+    def excess(self) -> int:
+        """By how many there are more connections than are left in peace."""
+        return len(self.active_channels) - int(FEW * self.adj.connection_limit)
+
     def maintenance(self, _now: float) -> None:
         """End the overdue; near the limit the oldest without a request; and who has asked first for what is not read.
 
@@ -141,11 +157,12 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         """
         now, channels = time.monotonic(), list(self.active_channels.values())
         ended = [channel for channel in channels if channel.overdue(now)]
-        excess = len(channels) - int(0.9 * MAX_CONNECTIONS)
+        excess = self.excess
         unread = sum([channel.total_outbufs_len for channel in channels]) - MAX_UNREAD
         if excess > 0 or unread > 0:
             for channel in sorted(channels, key=lambda one: one.since):
-                if (excess > 0 and not channel.requests) or (unread > 0 and channel.total_outbufs_len):
+                waiting = not channel.requests and now - channel.since > GRACE
+                if (excess > 0 and waiting) or (unread > 0 and channel.total_outbufs_len):
                     ended.append(channel)
                     excess, unread = excess - 1, unread - channel.total_outbufs_len
         for channel in ended:
@@ -168,3 +185,15 @@ def _bind(listen: str) -> socket.socket:
     except (OSError, UnicodeError) as error:
         hint = ": is another notbefore running?" if getattr(error, "errno", None) == errno.EADDRINUSE else ""
         raise ListenError(f"cannot listen at {listen}: {error}{hint}") from error
+
+
+def _connection_limit() -> int:
+    """How many connections there may be: each is a file, and the usual soft limit is 1,024, which is raised."""
+    if resource is None:
+        return MAX_CONNECTIONS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + OTHER_FILES
+    if 0 <= soft < wanted:  # -1 is no limit
+        soft = wanted if hard < 0 else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return MAX_CONNECTIONS if soft < 0 else max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, soft - OTHER_FILES))
