@@ -78,27 +78,6 @@ def test_what_the_agent_knows_reaches_the_receiver_through_a_collector_and_resta
         assert resource["service.instance.id"] == resource["host.id"]  # else the VMs of a fleet would be one series
 
 
-def test_what_a_receiver_did_not_accept_comes_when_it_does(imds: Simulator, tmp_path: Path) -> None:
-    with Receiver() as receiver:
-        receiver.default = Say(503)
-        config = configured(tmp_path, receiver.url, interval="1s")
-        with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
-            agent.ready()
-            imds.set_document(body(item(NotBefore=FUTURE), incarnation=2))
-            failed = 'notbefore_otlp_exports_total{result="failure",signal="%s"}'
-            eventually(lambda: (agent.metric(failed % "metrics") or 0) >= 2)
-            eventually(lambda: (agent.metric('notbefore_deliveries_total{result="failed",sink="rec"}') or 0) >= 1)
-            refused = len(receiver.requests)
-            receiver.default = Say(200)
-            eventually(lambda: "exports are accepted again" in agent.log)
-            eventually(lambda: agent.metric('notbefore_deliveries_total{result="delivered",sink="rec"}') == 1)
-            assert agent.log.count("OTLP metrics: the export failed, and is tried again: 503") == 1
-            receiver.requests[:] = receiver.requests[refused:]
-            assert changes(receiver) == ["announced"]
-            assert {ID} in listed(receiver)
-            assert not any("OTLP" in one.body.string_value for one in receiver.records)
-
-
 def test_a_receiver_that_hangs_holds_neither_the_beat_nor_the_end(imds: Simulator, tmp_path: Path) -> None:
     with Receiver() as receiver:
         receiver.default = Say(how="hang")
@@ -110,17 +89,6 @@ def test_a_receiver_that_hangs_holds_neither_the_beat_nor_the_end(imds: Simulato
             eventually(lambda: imds.requests > polls + 10)
             assert get(agent.port, "/readyz")[0] == 200
             assert agent.stop() == 0  # it waits 20 s; the export would wait for five minutes
-
-
-def test_the_last_state_is_exported(imds: Simulator, tmp_path: Path) -> None:
-    with Receiver() as receiver:
-        config = configured(tmp_path, receiver.url, interval="1h")
-        with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
-            agent.ready()
-            eventually(lambda: receiver.metrics)
-            before = len(receiver.metrics)
-            assert agent.stop() == 0
-            assert len(receiver.metrics) == before + 1
 
 
 def mapped(agent: RunningAgent) -> str:
