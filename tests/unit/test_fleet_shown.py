@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from notbefore.core.record import Vm
 from notbefore.fleet.calendar import calendar
 from notbefore.fleet.hub_records import Place
-from notbefore.fleet.mutes import Mute, read_mutes, write_mutes
+from notbefore.fleet.mutes import MAX_MUTES, Mute, read_mutes, write_mutes
 from notbefore.fleet.shown_waves import ShownWave, coming, names_of, under_way
 from notbefore.fleet.silence import Heard
 from support.fleet_log import WAVES, Log, at
@@ -95,7 +95,8 @@ def test_a_mute_applies_where_all_of_its_matchers_do(match: dict[str, str], appl
 def test_a_mute_of_one_vm_keeps_no_news_of_others_back() -> None:
     vms = Vm(subscription_id="sub", resource_group="rg", scale_set="web")
     assert mute(vm="web_0").applies("Freeze", vms, ["web_0"])
-    assert not mute(vm="web_0").applies("Freeze", vms, ["web_0", "web_1"])
+    for others in (["web_0", "web_1"], ["web_01"]):
+        assert not mute(vm="web_0").applies("Freeze", vms, others)
 
 
 def test_mutes_that_are_over_are_left_out_and_what_is_no_note_is_refused() -> None:
@@ -104,6 +105,8 @@ def test_mutes_that_are_over_are_left_out_and_what_is_no_note_is_refused() -> No
     assert read_mutes(b"") == []
     with pytest.raises(ValueError, match="cannot be read"):
         read_mutes(b"\xff")
+    with pytest.raises(ValueError, match="end one first"):
+        write_mutes([later] * (MAX_MUTES + 1), 150.0)
 
 
 def test_the_calendar_has_what_is_planned_in_lines_that_calendars_read() -> None:

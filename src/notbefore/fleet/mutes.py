@@ -41,7 +41,7 @@ class Mute(Struct, frozen=True):
             "scale_set": vm.scale_set,
             "region": vm.location,
         }
-        return all(fits(self.match, facts, vm.tags, [name]) for name in list(names) or [""])
+        return all(fits(self.match, facts | {"vm": name}, vm.tags) for name in list(names) or [""])
 
 
 def read_mutes(body: bytes) -> list[Mute]:
@@ -53,8 +53,11 @@ def read_mutes(body: bytes) -> list[Mute]:
 
 
 def write_mutes(mutes: Iterable[Mute], now: float) -> bytes:
-    """The note of those that are not over, the newest last; ``now``: Unix seconds."""
-    return msgspec.json.encode([one for one in mutes if one.until > now][-MAX_MUTES:])
+    """The note of those that are not over, the newest last; ``now``: Unix seconds. Raises ``ValueError``."""
+    left = [one for one in mutes if one.until > now]
+    if len(left) > MAX_MUTES:
+        raise ValueError(f"{MAX_MUTES} at most: end one first")
+    return msgspec.json.encode(left)
 
 
 def is_muted(mutes: Iterable[Mute], now: float, made: Notification) -> bool:

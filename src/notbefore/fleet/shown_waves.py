@@ -1,5 +1,6 @@
 """What is coming over the fleet, as ``/api/v1/fleet/events`` returns it to the page and the commands. Pure."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -72,18 +73,19 @@ class ShownWave(EventFacts, frozen=True, kw_only=True):
 
     def matches(self, wanted: Mapping[str, str]) -> bool:
         """Whether it is asked for: by a field, a ``tag`` (``NAME=VALUE``), a part of a name (``vm``), in any case."""
-        return fits(wanted, asdict(self), self.tags, self.vms)
+        fields = {name: value for name, value in wanted.items() if name != "vm"}
+        part = wanted.get("vm", "").casefold()
+        named = not part or any(part in vm.casefold() for vm in self.vms)
+        return named and fits(fields, asdict(self), self.tags)
 
 
-def fits(wanted: Mapping[str, str], facts: Mapping[str, object], tags: Mapping[str, str], vms: Iterable[str]) -> bool:
-    """Whether what is known of VMs is what is wanted: see ``ShownWave.matches``."""
+def fits(wanted: Mapping[str, str], facts: Mapping[str, object], tags: Mapping[str, str]) -> bool:
+    """Whether what is known of VMs is what is wanted: a value of each, in any case, or a ``tag`` (``NAME=VALUE``)."""
     for name, value in wanted.items():
         if name == "tag":
             tag, _, of = value.partition("=")
             found = tags.get(tag.casefold())
             agrees = found is not None and of in ("", found)
-        elif name == "vm":
-            agrees = any(value.casefold() in vm.casefold() for vm in vms)
         else:
             agrees = str(facts[name]).casefold() == value.casefold()
         if not agrees:
@@ -131,15 +133,10 @@ def shown(wave: Wave, now: datetime) -> ShownWave:
 def names_of(vms: Iterable[Heard]) -> tuple[str, ...]:
     """The names of VMs; with what distinguishes them where two have the same one."""
     found = list(vms)
-    named: dict[str, int] = {}
-    for one in found:
-        named[one.name.casefold()] = named.get(one.name.casefold(), 0) + 1
-    names = (_whole_name(one) if named[one.name.casefold()] > 1 else one.name for one in found)
+    named = Counter(one.name.casefold() for one in found)
+    parts = ((one.place.subscription, one.place.resource_group, one.name) for one in found)
+    names = ("/".join(filter(None, part)) if named[part[-1].casefold()] > 1 else part[-1] for part in parts)
     return tuple(sorted(names, key=natural))
-
-
-def _whole_name(one: Heard) -> str:
-    return "/".join(filter(None, (one.place.subscription, one.place.resource_group, one.name)))
 
 
 def under_way(waves: Iterable[ShownWave]) -> list[list[ShownWave]]:
