@@ -188,8 +188,8 @@ class FleetView:
             errors["inventory"] = parts.inventory.failures
         counts: metrics.Counts = {
             **self._gauges(folds),
-            metrics.RECORDS: {(result,): count for result, count in figures.records.items()},
-            metrics.POISON: {(reason,): count for reason, count in figures.poison.items()},
+            metrics.RECORDS: {(result,): count for result, count in dict(figures.records).items()},
+            metrics.POISON: {(reason,): count for reason, count in dict(figures.poison).items()},
             metrics.ERRORS: {(part,): count for part, count in errors.items()},
             metrics.GIVEN_UP: {(): figures.given_up},
             metrics.MISSING: {(): figures.missing},
