@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from notbefore.core.delivery import PATIENCE, Delivery
+from notbefore.core.delivery import PATIENCE, Delivery, delivery_id
 from notbefore.core.outbox import (
     BATCH_ROWS,
     DEAD_SECONDS,
@@ -15,6 +15,7 @@ from notbefore.core.outbox import (
     REPEAT_SECONDS,
     Bounds,
     Outbox,
+    Row,
     SendResult,
 )
 from notbefore.core.record import Record
@@ -309,7 +310,7 @@ def test_a_reminder_moves_with_not_before_also_where_its_sink_is_not_notified(bo
     moved, other, approved = box.rows()
     assert approved.due == 500
     assert (moved.since, moved.due, moved.expires) == (100 + seconds, 100 + seconds, 160 + seconds)
-    assert (moved.delivery.record, other.due) == (b'{"moved":1}', 100)
+    assert (moved.delivery.record, moved.patient_until, other.due) == (b'{"moved":1}', 0, 100)
 
 
 def test_an_approval_replaces_neither_a_reminder_nor_anything_of_another_sink_or_event(box: Box) -> None:
@@ -364,7 +365,7 @@ def test_what_is_repeated_is_held_until_the_event_ends(box: Box) -> None:
     assert box.lease(33 + FAILED_REPEAT_SECONDS - 1) == []
     assert ids(box.lease(33 + FAILED_REPEAT_SECONDS)) == [one.delivery_id]
     box.lease(99, accepted(one, repeat=30.0))
-    assert box.rows()[0].due == 129
+    assert (box.rows()[0].due, box.rows()[0].expires) == (129, 2 + REPEAT_SECONDS)
     box.take("finished")
     assert box.rows() == []
     assert box.counts == {"accepted": 1, "delivered": 1, "failed": 1}
@@ -788,6 +789,44 @@ def test_a_sink_that_refuses_is_reported_through_another_one_once_an_hour(box: B
     assert report.note == "sink chat refused a message: 403: invalid_token"
     assert refuse(20) == refuse(3_600) == []
     assert len(refuse(3_611)) == 1
+
+
+def test_what_is_made_for_another_sink_is_the_same_but_for_what_that_one_must_not_have(box: Box) -> None:
+    """A fallback, a report, and what waits for a sink that is gone, each as a whole."""
+    structs, change_id = msgspec.structs, Record.read(RECORD).change_id
+    alone: dict[str, Any] = {"ahead": (), "fallback": (), "fallback_at": None, "others": ()}
+    one = critical(created=5.0, not_before=900.0, others=("mail",), ahead=("leader",))
+    one = structs.replace(one, fallback=("hub",))
+    box.put(one, now=10)
+    box.lease(20, chat=9)
+    box.lease(30, refused(one, error="401"), chat=0)
+    dead, report, copy = box.rows()
+    assert report == Row(
+        structs.replace(
+            one, sink="mail", kind="sink_failed", delivery_id=delivery_id(one.delivery_id, "mail", "sink_failed"),
+            event_key="sink chat", expires_with_event=False, note="sink chat refused a message: 401", **alone,
+        ),
+        since=30, due=30, expires=30 + 86_400, patient_until=30, seq=2,
+    )  # fmt: skip
+    assert copy == Row(
+        structs.replace(
+            one, sink="hub", delivery_id=delivery_id(change_id, "hub"), note="chat refused it: 401", **alone
+        ),
+        since=5, due=30, expires=30 + 86_400, patient_until=900, seq=3,
+    )  # fmt: skip
+    assert (dead.state, dead.seq, dead.fallback_at) == ("dead", 1, None)
+    box.outbox.drop(ids(box.rows()))
+    reminder = delivery(kind="reminder", due=50.0, expires=99.0)
+    box.put(one, reminder, now=10)
+    box.lease(20, chat=1)
+    box.lease(21, failed(one, error="503"), chat=0)
+    box.outbox.redirect({"ops"}, lambda _row: ("ops",), 25)
+    first, second = box.rows()
+    moved = structs.replace(one, sink="ops", delivery_id=delivery_id(change_id, "ops"))
+    assert first == Row(moved, since=5, due=22, expires=1e9, patient_until=900, fallback_at=60, seq=4)
+    assert second.delivery == structs.replace(
+        reminder, sink="ops", delivery_id=delivery_id(reminder.delivery_id, "ops")
+    )
 
 
 def test_a_report_does_not_go_to_a_sink_that_refuses_as_well(box: Box) -> None:
