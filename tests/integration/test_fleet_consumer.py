@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib.metadata
-import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -194,24 +193,6 @@ def test_the_sdk_keeps_nothing_of_the_records_that_were_read_by_the_attributes_o
         send(hub, [report(A, "announced")] * 500)
         eventually(lambda: consumer.keeper.figures.records.total() == 500, patience=60)
         eventually(lambda: kept_tags(consumer.client) == 0, patience=60)  # else some 100 bytes of each one, for ever
-
-
-def test_the_root_certificates_are_loaded_once_for_all_connections(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded: list[Any] = []
-
-    class Context(ssl.SSLContext):
-        def load_verify_locations(self, *files: Any, **options: Any) -> None:
-            loaded.append(files or options)
-            super().load_verify_locations(*files, **options)
-
-    monkeypatch.setattr(ssl, "SSLContext", Context)
-    with consuming(tmp_path, hub) as (consumer, _):
-        eventually(
-            lambda: len(consumer.keeper.folds) == 2, patience=60
-        )  # each partition has a connection, and was asked for
-        assert len(loaded) == 1
 
 
 def test_a_consumer_group_that_there_is_not_is_named_with_what_to_do(tmp_path: Path) -> None:

@@ -136,9 +136,10 @@ class Consumer:
                     await asyncio.wait_for(self._stop.wait(), pause)
         finally:
             files.cancel()
+            await self._ended(self.keeper.write_files())
             for name in list(self.keeper.partitions):
                 self.keeper.forget(name)
-            await self._ended(self.keeper.write_files(), self._parts.snapshots.close())
+            await self._ended(self._parts.snapshots.close())
             if self._credential is not None:
                 await self._ended(self._credential.close())
 
@@ -259,7 +260,7 @@ class Consumer:
         await asyncio.sleep(0)
         failures = self.keeper.figures.failures
         for text in failures[:1]:
-            log.error("partition %s: an error that nobody foresaw. Please report it. %s", held.fold.name, text)
+            log.error("an error that nobody foresaw. Please report it. %s", text)
         self.errors["fold"] += len(failures)
         failures.clear()
 

@@ -168,7 +168,7 @@ class Keeper:
             held.fold.restore(found)
         except ValueError as error:
             await self._put_aside(name, body, error)
-            raise UnreadableSnapshotError(name) from error
+            raise UnreadableSnapshotError(f"partition {name} is begun anew") from error
         held.written = held.fold.sequence
         self._parts.outbox.adopt(name, found.outbox, max(0.0, self._parts.clock.now() - found.at))
         return held

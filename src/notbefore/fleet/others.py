@@ -12,7 +12,7 @@ from notbefore.fleet.checkpoints import Snapshots
 from notbefore.fleet.partition import Snapshot, read_snapshot
 
 EVERY: Final = 5.0  # seconds between two looks at most
-FAILURES: Final = (AzureError, OSError, TimeoutError)
+FAILURES: Final = (AzureError, OSError, TimeoutError, ValueError)
 
 log = logging.getLogger("notbefore.fleet.others")
 
@@ -23,7 +23,7 @@ class Others:
     def __init__(self, snapshots: Snapshots, own: Collection[str]) -> None:
         self._snapshots = snapshots
         self._own = own
-        self._versions: dict[str, str] = {}
+        self._versions: dict[str, str] = {}  # of what was found
         self._looked = float("-inf")
         self._lock = asyncio.Lock()
         self.found: dict[str, Snapshot] = {}  # by partition; replaced, and never changed
@@ -34,22 +34,22 @@ class Others:
             if time.monotonic() - self._looked < EVERY:
                 return
             try:
-                await self._read()
+                versions = await self._snapshots.versions()
+                found = {name: await self._read(name, versions[name]) for name in versions.keys() - set(self._own)}
+                self.found = {name: one for name, one in found.items() if one is not None}
             except FAILURES as error:
                 log.warning("what other instances have written down cannot be read: %s", error)
             self._looked = time.monotonic()
 
-    async def _read(self) -> None:
-        own, found = set(self._own), dict(self.found)
-        versions = dict(await self._snapshots.versions())
-        for name, version in versions.items():
-            if name not in own and self._versions.get(name) != version:
-                try:
-                    body = await self._snapshots.read(name)
-                    if body:
-                        found[name] = await asyncio.to_thread(read_snapshot, body)
-                        self._versions[name] = version
-                except (*FAILURES, ValueError) as error:  # the other partitions are shown all the same
-                    log.warning("what another instance has written down of partition %s is not read: %s", name, error)
-        self.found = {name: one for name, one in found.items() if name in versions and name not in own}
-        self._versions = {name: version for name, version in self._versions.items() if name in self.found}
+    async def _read(self, name: str, version: str) -> Snapshot | None:
+        """A snapshot; what was known of it where it cannot be read: the others are shown all the same."""
+        known = self.found.get(name)
+        if known is not None and self._versions.get(name) == version:
+            return known
+        try:
+            read = await asyncio.to_thread(read_snapshot, await self._snapshots.read(name))
+        except FAILURES as error:
+            log.warning("what another instance has written down of partition %s is not read: %s", name, error)
+            return known
+        self._versions[name] = version
+        return read

@@ -214,7 +214,7 @@ class Partition:
                 found = _in_time(found, item.enqueued)
             result = self._take(found, item)
         except Exception as error:  # noqa: BLE001 - nobody foresaw it: set aside, it keeps no other record waiting
-            self.figures.failures.append(traceback.format_exc())
+            self.figures.failures.append(f"partition {self.name}: {traceback.format_exc()}")
             result = self._set_aside(Poison("failed", f"{type(error).__name__}: {error}"), item)
         self.figures.records[result] += 1
 
@@ -234,7 +234,7 @@ class Partition:
         try:
             yield from self._advance(now)
         except Exception:  # noqa: BLE001 - nobody foresaw it: the next call goes on with what comes after it
-            self.figures.failures.append(traceback.format_exc())
+            self.figures.failures.append(f"partition {self.name}: {traceback.format_exc()}")
 
     def _advance(self, now: float) -> Iterator[Notification | None]:
         if self._backlog >= 0:
