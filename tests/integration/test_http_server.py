@@ -1,6 +1,5 @@
 """The HTTP server on real sockets: what it answers, and that a thousand silent clients do not keep a scrape waiting."""
 
-import gzip
 import http.client
 import json
 import os
@@ -49,13 +48,6 @@ def test_metrics_come_in_the_form_that_was_asked_for(server: HttpServer) -> None
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Cache-Control"] == "no-store"
     assert "Server" not in headers
-
-
-def test_the_page_is_compressed_for_those_who_ask(server: HttpServer) -> None:
-    for accepted, packed in (("gzip", True), ("br, gzip;q=0.5", True), ("br", False), ("gzip;q=0, br", False)):
-        _, headers, body = ask(server, "/", accept_encoding=accepted)
-        assert (headers["Content-Encoding"] == "gzip") == packed
-        assert (gzip.decompress(body) if packed else body).startswith(b"<!DOCTYPE html>")
 
 
 def test_head_is_get_without_a_body_and_nothing_can_be_changed(server: HttpServer) -> None:

@@ -207,7 +207,7 @@ def test_the_agents_own_state_is_said() -> None:
     for part in (
         "IMDS: not ready",
         "the last good answer is old",
-        "it has an error of its own: 503",
+        "server_error: 503",
         "no, kept in memory only: disk full",
         "Deliveries: 4 waiting, the oldest for 1m30s, 1 dead",
         "oncall slack 3 1m30s 1 7 0 403: invalid_token",

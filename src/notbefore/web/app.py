@@ -1,11 +1,10 @@
 """The agent's HTTP interface as a WSGI application: ``/``, ``/metrics``, ``/healthz``, ``/readyz``, ``/api/v1/...``.
 
-It shows the values of a ``View``. It is read-only: no request changes anything.
+It shows the values of a ``View``. It is read-only: no request changes anything. Nothing is compressed: of a scrape that
+would be most of the work.
 """
 
-import gzip
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -45,14 +44,12 @@ PAGE_POLICY: Final = (
 PAGE_HEADERS: Final = (
     ("Content-Security-Policy", PAGE_POLICY),
     ("Referrer-Policy", "no-referrer"),
-    ("Vary", "Accept-Encoding"),
 )
 PAGE_FILES: Final = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 FLEET_FILTERS: Final = (
     "event_type", "status", "subscription", "resource_group", "scale_set", "region", "tag", "vm",
 )  # fmt: skip
 PAGE_CHANGES: Final = 300  # of the history, the newest
-_GZIP: Final = re.compile(r"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", re.IGNORECASE)  # not with a weight of 0
 ANONYMOUS: Final = "notbefore.anonymous"  # set in the environ of a probe without a password
 
 log = logging.getLogger("notbefore.http")
@@ -86,7 +83,7 @@ def make_app(view: View) -> App:
         return _page(view)
 
     history = "/api/v1/history", lambda environ: Response(view.history(*_history_query(environ)))
-    routes = _routes(view, lambda environ: _html(environ, page(int(time.monotonic() * 2))), history)
+    routes = _routes(view, lambda _: _html(page(int(time.monotonic() * 2))), history)
     routes["/readyz"] = lambda environ: _check(_readiness(view, environ), "not ready", environ)
     routes["/api/v1/events"] = lambda _: Response(json_line(view.pending()))
     return _application(routes)
@@ -95,7 +92,7 @@ def make_app(view: View) -> App:
 def make_fleet_app(view: FleetPages) -> App:
     """The application that shows an instance of ``notbefore fleet``."""
     history = "/api/v1/fleet/history", lambda environ: Response(view.past(*_period(environ)))
-    routes = _routes(view, lambda environ: _html(environ, view.page(_filters(environ))), history)
+    routes = _routes(view, lambda environ: _html(view.page(_filters(environ))), history)
     routes["/api/v1/fleet/events"] = lambda environ: Response(json_line(view.fleet(_filters(environ))))
     routes["/api/v1/calendar.ics"] = lambda environ: Response(view.calendar(_filters(environ)), CALENDAR)
     return _application(routes)
@@ -176,21 +173,12 @@ def _error(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Response
 
 
 def _metrics(view: ProcessView, environ: Environ) -> Response:
-    """Never compressed: of a body this small that would cost more than all else of a scrape."""
     body, content_type = view.metrics(environ.get("HTTP_ACCEPT", ""))
     return Response(body, content_type, headers=(("Vary", "Accept"),))
 
 
-def _html(environ: Environ, body: bytes) -> Response:
-    """A page, compressed where the browser accepts it."""
-    if _GZIP.search(environ.get("HTTP_ACCEPT_ENCODING", "")) is None:
-        return Response(body, HTML, headers=PAGE_HEADERS)
-    return Response(_compressed(body), HTML, headers=(("Content-Encoding", "gzip"), *PAGE_HEADERS))
-
-
-@lru_cache(maxsize=1)  # the page is shared for half a second
-def _compressed(body: bytes) -> bytes:
-    return gzip.compress(body, 1)
+def _html(body: bytes) -> Response:
+    return Response(body, HTML, headers=PAGE_HEADERS)
 
 
 def _page(view: View) -> bytes:

@@ -21,23 +21,6 @@ from notbefore.web.view import AgentStatus, CheckResult
 MAX_PENDING: Final = 100  # events; /api/v1/events has all of them
 MAX_ENDED: Final = 50
 DOCUMENTS: Final = "https://github.com/notbefore/notbefore/tree/main/docs"
-IMDS_CAUSES: Final[dict[str, str]] = {  # ``errors.ImdsReason`` in words
-    "refused": "nothing listens at its address",
-    "unreachable": "its address cannot be reached",
-    "reset": "the connection was cut",
-    "timeout": "no whole answer came in time",
-    "incomplete": "the answer ended too early",
-    "too_large": "the answer is too large",
-    "protocol": "the answer is not HTTP",
-    "redirect": "it answers with a redirect, which is never followed",
-    "bad_request": "it does not accept the request",
-    "not_found": "it has no Scheduled Events",
-    "gone": "it is gone for now",
-    "throttled": "it is asked too often",
-    "server_error": "it has an error of its own",
-    "status": "it answers with another status than 200",
-    "rejected": "its answer is not a Scheduled Events document",
-}
 MANY, SOON = 100, 60.0  # so many deliveries that wait so many seconds are trouble before that
 STUCK: Final = 300.0  # seconds that a delivery may wait before somebody should look; the alert has the same limit
 
@@ -143,12 +126,6 @@ class PageModel(Struct, frozen=True):
         if given.mode == "off":
             return f"Approval is off{f' ({given.off})' if given.off else ''}; the table shows what the rules would do."
         return "Approval is a dry run: nothing is sent to Azure." if given.mode == "dry_run" else "Approval is on."
-
-    @property
-    def imds_trouble(self) -> str:
-        """Why the last answer of IMDS could not be used, in words; empty where it could."""
-        reason, _, detail = (self.agent.imds_error or "").partition(": ")
-        return ": ".join(filter(None, (IMDS_CAUSES.get(reason, reason), detail)))
 
     @property
     def links(self) -> list[tuple[str, str]]:
