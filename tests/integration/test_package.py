@@ -23,6 +23,7 @@ from support.needs import needs
 ROOT = Path(__file__).parents[2]
 INSTALLER = ("awk", "sed", "setpriv")
 Install = Callable[..., subprocess.CompletedProcess[str]]
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
