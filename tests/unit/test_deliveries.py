@@ -57,11 +57,6 @@ def test_an_id_is_the_same_on_every_vm_and_another_for_each_sink_and_step() -> N
     assert len({one.delivery_id for one in (*here, *started)}) == 4
 
 
-def test_a_sink_that_needs_the_same_severity_from_every_vm_gets_it() -> None:
-    one = change({"EventType": "Freeze", "DurationInSeconds": 5, **STARTED})
-    assert [delivery.severity for delivery in made(one, shared_severity=True)] == ["info", "critical"]
-
-
 def test_a_sink_of_states_gets_no_approvals() -> None:
     approved = msgspec.structs.replace(change({}), kind="approved", approval=Approval("users", "rule"))
     assert [one.sink for one in made(approved, approvals=False)] == ["hub"]

@@ -48,7 +48,6 @@ def sinks(routes: list[Route], one: Change, vm: str | None = ME) -> list[str]:
         ({"EventType": "Terminate"}, "critical"),
         ({"EventType": "Redeploy"}, "critical"),
         ({"EventType": "Reboot"}, "critical"),
-        ({"EventType": "Freeze", **STARTED}, "critical"),  # without notice
         ({"EventType": "Freeze", "DurationInSeconds": 9}, "warning"),
         ({"EventType": "Freeze", "DurationInSeconds": -1}, "warning"),
         ({"EventType": "Freeze", "DurationInSeconds": 5}, "info"),
@@ -63,17 +62,11 @@ def test_severity_is_by_type_and_notice(fields: dict[str, Any], severity: str) -
 def test_what_takes_a_vm_down_is_critical_once_it_is_near(minutes: int, severity: str) -> None:
     far = {"EventType": "Redeploy", "NotBefore": f"{at(60 * minutes):%a, %d %b %Y %H:%M:%S GMT}"}
     (target,) = route(change(far), (Route(sinks=("hub",)),), Vm(name=ME), SINKS)
-    assert (target.severity, target.shared_severity, target.near_severity) == (severity, severity, "critical")
+    assert (target.severity, target.near_severity) == (severity, "critical")
     (target,) = route(change(far, far | STARTED), (Route(sinks=("hub",)),), Vm(name=ME), SINKS)
     assert target.severity == "critical"
     (target,) = route(change(far), (Route(sinks=("hub",), severity="info"),), Vm(name=ME), SINKS)
-    assert (target.severity, target.shared_severity, target.near_severity) == ("info", "info", "info")
-
-
-def test_the_severity_that_all_vms_share_leaves_the_notice_aside() -> None:
-    one = change({"EventType": "Freeze", "DurationInSeconds": 5, **STARTED})
-    (target,) = route(one, (Route(sinks=("hub",)),), Vm(name=ME), SINKS)
-    assert (target.severity, target.shared_severity) == ("critical", "info")
+    assert (target.severity, target.near_severity) == ("info", "info")
 
 
 def test_without_routes_every_sink_gets_the_changes_of_this_vm() -> None:
@@ -89,7 +82,7 @@ def test_the_first_route_wins_unless_it_goes_on() -> None:
 
 def test_a_sink_gets_a_change_once_with_the_first_routes_severity() -> None:
     routes = (Route(sinks=("oncall",), go_on=True, severity="critical"), Route(sinks=("oncall",)))
-    assert route(change({}), routes, Vm(name=ME), SINKS) == (Target("oncall", "critical", "critical", "critical"),)
+    assert route(change({}), routes, Vm(name=ME), SINKS) == (Target("oncall", "critical", "critical"),)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +225,7 @@ def test_of_resources_that_moved_the_first_of_those_that_are_left_notifies() -> 
 
 def test_a_vm_that_does_not_know_its_name_speaks() -> None:
     routes = (Route(sinks=("hub",), announce_by="leader"),)
-    assert route(change({}), routes, None, SINKS) == (Target("hub", "info", "info", "info"),)
+    assert route(change({}), routes, None, SINKS) == (Target("hub", "info", "info"),)
 
 
 @pytest.mark.parametrize(("scale_set", "found"), [("web", (1,)), ("", ())])

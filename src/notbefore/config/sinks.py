@@ -61,7 +61,6 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     NEEDS: ClassVar[tuple[str, str] | None] = None  # a module beyond the base, and the extra that installs it
     APPROVALS: ClassVar[bool] = True  # it is notified of approvals as well
-    SHARED_SEVERITY: ClassVar[bool] = False  # the severity has to be the same from every VM
     WORDS: ClassVar[bool] = False  # people read it; else it is sent the record
     BATCH: ClassVar[int] = 1  # messages that the sink takes at once, several of an event among them
 
@@ -81,7 +80,6 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             expire_after=self.expire_after.seconds,
             expire_on_end=self.expire_on_end,
             approvals=self.APPROVALS,
-            shared_severity=self.SHARED_SEVERITY,
             words=self.WORDS,
             once=not self.repeatable,
             batched=self.BATCH > 1,
@@ -179,7 +177,6 @@ class Alertmanager(MessageSettings, frozen=True, kw_only=True):
     """Every member of a cluster; one that accepts is enough."""
 
     APPROVALS: ClassVar[bool] = False  # an alert is the event's state, and they are none
-    SHARED_SEVERITY: ClassVar[bool] = True  # it is a label: another one would be another alert
 
     urls: Annotated[tuple[HttpUrl, ...], Meta(min_length=1)]  # of every member of the cluster
     username: str | None = None  # of basic authentication, beside `password`

@@ -68,7 +68,6 @@ class Terms(Struct, frozen=True):
     expire_after: float = 86_400.0  # seconds
     expire_on_end: bool = True
     approvals: bool = True  # it is notified of approvals as well
-    shared_severity: bool = False  # the severity has to be the same from every VM
     words: bool = True  # people read it
     once: bool = False  # what it is sent may run once
     batched: bool = False  # it takes several deliveries at once
@@ -98,7 +97,7 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
             continue
         if len(target.ahead) > DEPUTIES and not routing.asks_peers:
             continue
-        created, severity = change.time.timestamp(), _severity(target, terms)
+        created, severity = change.time.timestamp(), target.severity
         fallback = tuple(name for name in target.fallback if name not in names) if severity == "critical" else ()
         message = Delivery(
             delivery_id=delivery_id(change.id, target.sink),
@@ -162,10 +161,6 @@ def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: 
 def _read_by_people(terms: Terms | None) -> bool:
     """Whether the sink can be sent a message that is no event's: people read it, and it keeps no alerts."""
     return terms is not None and terms.words and terms.approvals
-
-
-def _severity(target: Target, terms: Terms) -> Severity:
-    return target.shared_severity if terms.shared_severity else target.severity
 
 
 def _reminders(change: Change, target: Target, message: Delivery) -> Iterator[Delivery]:

@@ -164,7 +164,6 @@ class Target(Struct, frozen=True):
 
     sink: str
     severity: Severity
-    shared_severity: Severity  # as every VM that sees the event has it: the notice differs between them
     near_severity: Severity  # once NotBefore is near
     delay: float = 0.0  # seconds to wait, so that another VM can notify first
     remind_before: tuple[float, ...] = ()  # seconds, the longest first
@@ -198,14 +197,15 @@ def severity_of(event_type: str, ahead: float | None, duration: int | None) -> S
     return "warning" if duration is None or duration >= LONG_FREEZE else "info"
 
 
-def _severities(change: Change, own: Severity | None) -> tuple[Severity, Severity, Severity]:
-    """On this VM, on every VM, and once NotBefore is near; ``own`` is that of the route, which wins."""
+def _severities(change: Change, own: Severity | None) -> tuple[Severity, Severity]:
+    """Now, and once NotBefore is near; ``own`` is that of the route, which wins."""
     event, not_before = change.event, change.not_before
     is_ahead = event.event_status != STARTED and not_before is not None
     ahead = (not_before - change.time).total_seconds() if is_ahead and not_before is not None else None
-    shared = own or severity_of(event.event_type, ahead, event.duration)
-    here = own or ("critical" if change.without_notice else shared)
-    return here, shared, own or severity_of(event.event_type, None, event.duration)
+    return (
+        own or severity_of(event.event_type, ahead, event.duration),
+        own or severity_of(event.event_type, None, event.duration),
+    )
 
 
 def route(change: Change, routes: tuple[Route, ...], vm: Vm | None, sinks: tuple[str, ...]) -> tuple[Target, ...]:
@@ -216,12 +216,11 @@ def route(change: Change, routes: tuple[Route, ...], vm: Vm | None, sinks: tuple
             continue
         ahead = _ahead(change, route.announce_by, (vm.name or None) if vm is not None else None)
         if ahead is not None and not (route.quiet_updates and _quiet(change)):
-            severity, shared, near = _severities(change, route.severity)
+            severity, near = _severities(change, route.severity)
             for sink in route.sinks:
                 target = Target(
                     sink=sink,
                     severity=severity,
-                    shared_severity=shared,
                     near_severity=near,
                     delay=len(ahead) * RANK_DELAY,
                     ahead=ahead,
