@@ -21,14 +21,6 @@ ROOT: Final = Path(__file__).parent.parent
 SETTINGS: Final = ("-max_len=8192", "-timeout=60", "-rss_limit_mb=1024", "-print_final_stats=1")
 INSTRUMENTED: Final = ("notbefore", "yaml", "waitress")
 TARGETS: Final = ("document", "imds", "config", "web_config", "listener")
-WORDS: Final = {  # what inputs are made of, for libFuzzer's dictionary
-    "listener": (
-        "GET ", "HEAD ", "POST ", " HTTP/1.1", " HTTP/1.0", "\r\n", "\r\n\r\n", "Host: ", "localhost", "Connection: ",
-        "close", "keep-alive", "Content-Length: ", "Transfer-Encoding: ", "chunked", "Expect: ", "100-continue",
-        "Authorization: Basic ", "Accept: ", "application/openmetrics-text", "Accept-Encoding: gzip", "/metrics",
-        "/healthz", "/api/v1/history?since=", "limit=", "http://", "//", "%2f", "\0\0\0",
-    ),
-}  # fmt: skip
 
 
 def main() -> int:
@@ -52,19 +44,12 @@ def campaign(target: str, seconds: int, *, keep: bool) -> int:
     """Fuzz one target, in a process of its own; returns the exit code."""
     corpus = ROOT / "tests/corpus" / target
     with tempfile.TemporaryDirectory() as place:
-        found, words = Path(place, "found"), Path(place, "words")
-        found.mkdir()
-        lines = [f'"{"".join(map(_escaped, word))}"\n' for word in WORDS.get(target, ("\0",))]  # it may not be empty
-        words.write_text("".join(lines), encoding="ascii")
+        found = Path(place)
         print(f"== {target}", flush=True)
-        code = _run(target, *SETTINGS, f"-dict={words}", f"-max_total_time={seconds}", str(found), str(corpus))
+        code = _run(target, *SETTINGS, f"-max_total_time={seconds}", str(found), str(corpus))
         if code == 0 and keep:
             code = _run(target, "-merge=1", str(corpus), str(found))
     return code
-
-
-def _escaped(character: str) -> str:
-    return f"\\x{ord(character):02x}"  # as libFuzzer reads it
 
 
 def _run(target: str, *words: str) -> int:

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from notbefore.config.messages import Links, Messages
 from notbefore.config.sinks import Alertmanager, Email, MessageSettings
-from notbefore.core.change import Change
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import MessageKind, Routing, Terms, deliveries, delivery_id
 from notbefore.core.document import Document, parse
@@ -112,79 +111,59 @@ STARTED: Final = {"EventStatus": "Started", "NotBefore": ""}
 
 def messages(example: Example) -> Iterator[tuple[str, tuple[Message, datetime]]]:
     """Every kind of message of an event: a heading, and the message with the time at which it is sent."""
-    listed, started = example.item(), example.item(**STARTED)
-    later = example.item(NotBefore=format_datetime(BEGIN + timedelta(seconds=3 * example.notice), usegmt=True))
-    others = example.item(Resources=["web_7"])
-    end = example.notice + 600
-    yield "Announced", _message(example, (2, listed))
-    yield "Updated: NotBefore moved", _message(example, (2, listed), (60, later))
-    described = example.item(Description=f"{example.description} It takes longer.".strip())
-    yield "Updated: not NotBefore", _message(example, (2, listed), (60, described))
-    yield "Updated: it no longer affects this VM", _message(example, (2, listed), (60, others))
-    yield "Reminder", _reminder(example, example.notice * 2 // 3, (2, listed))
-    yield "Started", _message(example, (2, listed), (example.notice, started))
-    yield "Started without notice", _message(example, (2, started))
-    yield "Reminder that it has not ended", _reminder(example, 1_800, (2, listed), (example.notice, started))
-    yield "Finished", _message(example, (2, listed), (example.notice, started), (end, None))
+    listed, started = (2, example.item()), (example.notice, example.item(**STARTED))
+    end = (example.notice + 600, None)
+    later = format_datetime(BEGIN + timedelta(seconds=3 * example.notice), usegmt=True)
+    longer = f"{example.description} It takes longer.".strip()
+    yield "Announced", _message(example, listed)
+    yield "Updated: NotBefore moved", _message(example, listed, (60, example.item(NotBefore=later)))
+    yield "Updated: not NotBefore", _message(example, listed, (60, example.item(Description=longer)))
+    yield "Updated: it no longer affects this VM", _message(example, listed, (60, example.item(Resources=["web_7"])))
+    yield "Reminder", _as("reminder", *_message(example, listed), after=example.notice * 2 // 3)
+    yield "Started", _message(example, listed, started)
+    yield "Started without notice", _message(example, (2, started[1]))
+    yield "Reminder that it has not ended", _as("reminder", *_message(example, listed, started), after=1_800)
+    yield "Finished", _message(example, listed, started, end)
     if example.measured is not None:
-        steps = ((2, listed), (example.notice, started), (end, None))
-        yield "Finished, and nothing was measured", _message(replace(example, measured=None), *steps)
-    yield "Canceled", _message(example, (2, listed), (120, None))
-    gone = _message(example, (2, listed), (end, None), silence=7_200.0)
-    yield "Ended: nobody saw how", gone
+        yield "Finished, and nothing was measured", _message(replace(example, measured=None), listed, started, end)
+    yield "Canceled", _message(example, listed, (120, None))
+    yield "Ended: nobody saw how", _message(example, listed, end, silence=7_200.0)
     approvals: tuple[tuple[str, MessageKind, str], ...] = (
         ("Approved", "approved", "accepted"),
         ("Approval failed", "approval_failed", "refused"),
         ("Approval skipped", "approval_skipped", "several_resources"),
     )
     for heading, kind, reason in approvals:
-        fields = {"change": kind, "reason": reason, "approval_rule": "drained", "approval_by": "rule"}
-        one, when = _message(example, (2, listed), fields=fields)
-        yield heading, (_as(kind, one), when)
-    one, when = _message(example, (2, listed))
-    note = "sink oncall refused a message: 403: invalid_token"
-    yield "A sink fails", (replace(_as("sink_failed", one), note=note), when)
+        fields: dict[str, Any] = {"change": kind, "reason": reason, "approval_rule": "drained", "approval_by": "rule"}
+        yield heading, _as(kind, *_message(example, listed, **fields))
+    one, when = _as("sink_failed", *_message(example, listed))
+    yield "A sink fails", (replace(one, note="sink oncall refused a message: 403: invalid_token"), when)
 
 
 def _message(
-    example: Example,
-    *looks: tuple[int, dict[str, Any] | None],
-    silence: float = 1.0,
-    fields: Mapping[str, Any] = {},
+    example: Example, *looks: tuple[int, dict[str, Any] | None], silence: float = 1.0, **fields: Any
 ) -> tuple[Message, datetime]:
-    """The message about the last of the steps that IMDS shows, each with its second."""
+    """The message about the last of the steps that IMDS shows, each with its second; ``fields``: of the record."""
     tracked, last = Tracked(), None
-    steps: list[tuple[int, dict[str, Any] | None]] = [(0, None), *looks]
-    for number, (second, item) in enumerate(steps):
+    for number, (second, item) in enumerate(((0, None), *looks)):
         when = BEGIN + timedelta(seconds=second)
-        pause = silence if number == len(steps) - 1 else 1.0
+        pause = silence if number == len(looks) else 1.0
         step = diff(tracked, _document(number, item), Observation(Instant(when, "boot", second, when), VM.name, pause))
         tracked, last = step.tracked, next(iter(step.changes), last)
     if last is None:
         raise SystemExit("these steps make no change")
-    measured = {"interruption_seconds": example.measured} if last.outcome == "finished" else {}
-    return _opened(example, last, measured | dict(fields)), last.time
-
-
-def _opened(example: Example, change: Change, fields: dict[str, Any]) -> Message:
-    record = replace(Record.of(change, VM), **fields)
-    return replace(_delivered(change, record), usual=example.usual)
-
-
-def _delivered(change: Change, record: Record) -> Message:
+    if last.outcome == "finished":
+        fields["interruption_seconds"] = example.measured
+    record = replace(Record.of(last, VM), **fields)
     routing = Routing((Route(sinks=("it",), announce_by="all"),), {"it": Terms()})
-    (delivery,) = deliveries(change, record.line(), routing, VM)
-    return Message.of(delivery)
+    (delivery,) = deliveries(last, record.line(), routing, VM)
+    return replace(Message.of(delivery), usual=example.usual), last.time
 
 
-def _reminder(example: Example, after: int, *looks: tuple[int, dict[str, Any] | None]) -> tuple[Message, datetime]:
-    one, when = _message(example, *looks)
-    return _as("reminder", one), when + timedelta(seconds=after)
-
-
-def _as(kind: MessageKind, one: Message) -> Message:
-    """The message as one of another kind, under an id of its own."""
-    return replace(one, kind=kind, delivery_id=delivery_id(one.record.change_id, one.sink, kind))
+def _as(kind: MessageKind, one: Message, when: datetime, after: int = 0) -> tuple[Message, datetime]:
+    """The message as one of another kind, under an id of its own, so many seconds later."""
+    own_id = delivery_id(one.record.change_id, one.sink, kind)
+    return replace(one, kind=kind, delivery_id=own_id), when + timedelta(seconds=after)
 
 
 def _document(number: int, item: dict[str, Any] | None) -> Document:
