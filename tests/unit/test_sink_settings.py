@@ -416,7 +416,7 @@ STORAGE = "AccountName=a;AccountKey=b=="
     ("fleet", "found", "said"),
     [
         ("hub: {connection_string_env: FOUND}", "garbage", "fleet.hub.connection_string_env: expected Endpoint=sb://"),
-        ("{hub}, checkpoints: {connection_string_env: FOUND, container: c}", f"{STORAGE};x", "expected AccountName"),
+        ("{hub}, checkpoints: {connection_string_env: FOUND, container: c}", "garbage", "expected AccountName"),
         ("{hub}, checkpoints: {connection_string_env: FOUND, container: c}", STORAGE, ""),
     ],
 )

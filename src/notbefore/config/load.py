@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from notbefore.config.checks import check_installed, missing_otlp, unknown_families, unknown_sinks
-from notbefore.config.constraints import parts_of
+from notbefore.config.constraints import holds
 from notbefore.config.messages import Messages
 from notbefore.config.model import Config, Otlp
 from notbefore.config.otel import fold
@@ -118,7 +118,7 @@ def _wrong_sink(name: str, sink: SinkConfig, trial: Trial | None) -> Iterator[st
 
 def _wrong_hub(hub: EventHub, environment: Mapping[str, str]) -> Iterator[str]:
     text = hub.connection_string.reveal(environment) if hub.connection_string is not None else ""
-    if text and not hub.hub and "entitypath" not in parts_of(text):
+    if text and not hub.hub and not holds(text, "entitypath"):
         yield "connection_string: expected EntityPath=HUB in it, or the key `hub` beside it"
 
 
