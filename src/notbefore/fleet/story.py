@@ -45,7 +45,7 @@ STRENGTH: Final[dict[LifecycleKind, Standing]] = {
 OUTCOMES: Final[dict[Standing, Outcome]] = {ENDED: "unknown", CANCELED: "canceled", FINISHED: "finished"}
 OVER: Final = frozenset(OUTCOMES)
 
-OUTCOME: Final = {SCHEDULED: ENDED, STARTED: FINISHED}
+ENDS_AS: Final = {SCHEDULED: ENDED, STARTED: FINISHED}
 """Once it is over: of an event that nobody has seen ending. Azure knows one way out of Started. Else as is claimed."""
 
 STEPS: Final[dict[tuple[Standing, Standing], LifecycleKind]] = {
@@ -108,7 +108,7 @@ class Story(Struct, array_like=True):
     exercise: bool = False
     late: bool = False  # it was over as far as was known, and what is learnt now corrects that
     labels: tuple[str, ...] = ()  # the wave that it is in; it stays there, whatever becomes of it
-    told: bool = False  # a notification of its wave has named it
+    named: bool = False  # a notification of its wave has named it
     shares_id: bool = False  # an event of another resource group has its EventId: they are not mixed up
     by_affected: bool = False  # `place` and `zone` are those of affected VMs; until one is heard from, of the others
 
@@ -176,11 +176,11 @@ class Story(Struct, array_like=True):
     def give_up(self) -> None:
         """The limit has passed: it is over as far as is known."""
         self.given_up = True
-        self.standing = OUTCOME.get(self.claim, self.claim)
+        self.standing = ENDS_AS.get(self.claim, self.claim)
 
     def _stands(self) -> Standing:
         if self.given_up or self._is_over():
-            return OUTCOME.get(self.claim, self.claim)
+            return ENDS_AS.get(self.claim, self.claim)
         return STARTED if self.claim >= STARTED else SCHEDULED
 
     def _is_over(self) -> bool:

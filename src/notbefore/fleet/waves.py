@@ -211,8 +211,9 @@ class Waves:
 
     def _notify(self, wave: Wave, moment: float) -> Notification | None:
         wave.due = None  # first: if it fails, it keeps no other wave waiting
-        stays_started = wave.notified is STARTED and wave.standing is SCHEDULED
-        standing, now = STARTED if stays_started else wave.standing, from_unix(moment)
+        standing, now = wave.standing, from_unix(moment)
+        if wave.notified is STARTED and standing is SCHEDULED:  # it stays started
+            standing = STARTED
         kind = STEPS.get((wave.notified, standing))
         event = event_of_wave(wave, standing, now)
         before = wave.notified_event
@@ -224,7 +225,7 @@ class Waves:
             wave.not_before = event.not_before
         wave.notified, wave.notified_event, wave.notified_at = standing, event, moment
         for story in wave.stories.values():
-            story.told, story.late = True, False
+            story.named, story.late = True, False
         return made
 
 
@@ -233,7 +234,7 @@ def _is_urgent(wave: Wave, story: Story, now: float) -> bool:
     if story.standing is not SCHEDULED:
         return False
     known = wave.notified_event
-    if not story.told or known is None:
+    if not story.named or known is None:
         return True
     due = known.not_before if known.not_before is not None and known.not_before.timestamp() > now else None
     earlier = story.not_before is not None and (due is None or story.not_before < due)
