@@ -212,8 +212,8 @@ def metrics() -> str:
     parts = []
     for title, start in (("Scheduled events", "azure_"), ("The agent itself", "notbefore_")):
         rows = [_metric_row(metric) for metric in found if metric.name.startswith(start)]
-        parts.append(f"## {title}\n\n| metric | type | labels | |\n|---|---|---|---|\n{''.join(rows)}")
-    rows = [_metric_row(metric) for metric in vars(fleet).values() if isinstance(metric, Metric)]
+        parts.append(f"## {title}\n\n| metric | type | labels | | over OTLP |\n|---|---|---|---|---|\n{''.join(rows)}")
+    rows = [_metric_row(metric, over_otlp=False) for metric in vars(fleet).values() if isinstance(metric, Metric)]
     parts.append(
         "## An instance of `notbefore fleet`\n\nOver all instances, sums are right: each instance has the partitions"
         " that it reads. Besides these it has the metrics of the outbox, the courier and the state file.\n\n"
@@ -227,10 +227,12 @@ def _nothing() -> Snapshot:
     return Snapshot(Tracked(), Totals(), Figures(), NOW, OutboxView(), sinks=("SINK",))
 
 
-def _metric_row(metric: Metric) -> str:
+def _metric_row(metric: Metric, *, over_otlp: bool = True) -> str:
     name = metric.name + ("_total" if metric.kind == "counter" else "")
     labels = ", ".join(f"`{label}`" for label in metric.labels)
-    return f"| `{name}` | {metric.kind} | {labels} | {_cell(metric.help)} |\n"
+    found = instrument(metric)
+    otlp = f" `{found.name}`, {found.kind}{f' in `{found.unit}`' if found.unit else ''} |" if over_otlp else ""
+    return f"| `{name}` | {metric.kind} | {labels} | {_cell(metric.help)} |{otlp}\n"
 
 
 def _label_rows(found: list[Metric], known: dict[str, list[tuple[str, ...]]]) -> Iterator[str]:
@@ -292,30 +294,12 @@ def _example() -> bytes:
 
 
 def opentelemetry() -> str:
-    """The existing page, with its tables of names and the statements that rename attributes written again."""
+    """The existing page, with the statements that rename attributes written again."""
     page = (DOCS / "opentelemetry.md").read_text(encoding="utf-8")
-    rows = ["| Prometheus | OpenTelemetry | kind | unit |", "|---|---|---|---|"]
-    for metric in families.METRICS:
-        found = instrument(metric)
-        unit = f"`{found.unit}`" if found.unit else ""
-        name = metric.name + ("_total" if metric.kind == "counter" else "")
-        rows.append(f"| `{name}` | `{found.name}` | {found.kind} | {unit} |")
-    page = _with_table(page, rows)
-    rows = ["| label at `/metrics` | attribute |", "|---|---|"]
-    page = _with_table(page, rows + [f"| `{label}` | `{name}` |" for label, name in ATTRIBUTES.items()])
     patterns = {label: name.replace(".", r"\\.") for label, name in ATTRIBUTES.items()}
     lines = [f'replace_all_patterns(attributes, "key", "^{name}$$", "{label}")' for label, name in patterns.items()]
     statements = "".join(f"          - {line}\n" for line in lines)
     return re.sub(r"(?m)(^ +- replace_all_patterns.*\n)+", lambda _: statements, page)
-
-
-def _with_table(page: str, rows: list[str]) -> str:
-    """The page with these rows instead of the table that has the same first row."""
-    table = "".join(f"{row}\n" for row in rows)
-    page, count = re.subn(rf"(?m)^{re.escape(rows[0])}\n(\|.*\n)*", lambda _: table, page)
-    if count != 1:
-        raise SystemExit(f"docs/opentelemetry.md: expected one table that begins with {rows[0]}")
-    return page
 
 
 def _beside(name: str) -> Any:
