@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,14 @@ import msgspec
 import pytest
 
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Command, EventHub, SinkConfig, Slack, Webhook
+from notbefore.config.sinks import Command, SinkConfig, Slack, Webhook
 from notbefore.core.duration import Duration
-from notbefore.core.outbox import GivenDelivery
 from notbefore.courier.message import Message, Receipt, Sink
 from notbefore.courier.orders import DONE, HUNG, Orders
 from notbefore.courier.sinks import make
-from notbefore.courier.worker import Attempt, Worker
 from notbefore.errors import ConfigError, SendError
 from support.agent import eventually
-from support.owner import RECORD, CourierHere, Owner
+from support.owner import CourierHere, Owner
 from support.peers import HttpPeer, Say
 
 
@@ -189,51 +187,6 @@ def test_a_command_that_runs_is_waited_for_where_another_sink_hangs(owner: Owner
     assert owner.left == {"x": "pending"}
 
 
-class Broken(Sink):
-    """A sink that takes two at once, and fails the first time."""
-
-    def __init__(self) -> None:
-        self.calls: list[list[str]] = []
-
-    def send(self, message: Message) -> Receipt:
-        raise NotImplementedError
-
-    def send_many(self, messages: Sequence[Message]) -> list[Receipt | SendError]:
-        self.calls.append([message.delivery_id for message in messages])
-        return [SendError("the link is lost") if len(self.calls) == 1 else Receipt() for _ in messages]
-
-    def close(self) -> None:
-        pass
-
-
-def test_what_follows_a_failure_of_its_event_is_given_back_and_other_events_are_not() -> None:
-    sink, done = Broken(), list[Attempt]()
-    ended = threading.Event()
-
-    def report(attempt: Attempt) -> None:
-        done.append(attempt)
-        if len(done) == len(rows):
-            ended.set()
-
-    names = (("e-1", "announced"), ("e-1", "started"), ("e-1", "finished"), ("e-2", "announced"))
-    rows = [
-        GivenDelivery(f"{event}-{kind}", event, "hub", kind, "info", RECORD)  # type: ignore[arg-type]  # the kinds are as they should be
-        for event, kind in names
-    ]
-    worker = Worker("hub", lambda: sink, report, batch=2)
-    worker.give(rows)
-    assert ended.wait(20)
-    assert sink.calls == [["e-1-announced", "e-1-started"], ["e-2-announced"]]
-    found = {one.delivery.delivery_id: (one.receipt is not None, one.error is not None) for one in done}
-    failed, given_back = (False, True), (False, False)
-    assert found == {
-        "e-1-announced": failed,
-        "e-1-started": failed,
-        "e-1-finished": given_back,
-        "e-2-announced": (True, False),
-    }
-
-
 def test_a_sink_that_asks_for_a_pause_is_left_alone_with_all_that_is_due(owner: Owner) -> None:
     def act(message: Message) -> Receipt:
         if message.delivery_id == "0":
@@ -287,32 +240,6 @@ def test_a_secret_that_was_changed_is_used_from_the_next_refusal_on(owner: Owner
         assert [request.headers["key"] for request in peer.requests] == ["old", "old", "new", "new"]
         assert [request.headers["x-notbefore-delivery-id"] for request in peer.requests] == ["a", "b", "b", "c"]
     assert owner.left == {"c": "dead"}  # the new one is refused as well: that is an answer
-
-
-class HangingBatch(Broken):
-    def __init__(self, over: threading.Event) -> None:
-        super().__init__()
-        self._over = over
-
-    def send_many(self, messages: Sequence[Message]) -> list[Receipt | SendError]:
-        self._over.wait(60)
-        return super().send_many(messages)
-
-
-def test_what_follows_in_an_event_that_hangs_is_due_again_after_it(
-    owner: Owner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(EventHub, "BATCH", 2)
-    owner.put("a", "b", "c", sink="hub", event="e", batched=True)
-    over = threading.Event()
-    settings = EventHub(connection_string=Secret("x"), timeout=Duration("200ms"))
-    given = Orders({"hub": SinkConfig(event_hub=settings)}, deadline_grace=0.1)
-    with CourierHere(owner, given, lambda _name: HangingBatch(over)) as courier:
-        courier.until(lambda: courier.code == HUNG)
-        over.set()
-    assert {one.delivery_id: one.error for one in owner.results} == dict.fromkeys("ab", "no end after 0.3 s: given up")
-    owner.courier_ended()
-    assert [one.delivery_id for one in owner.exchange([], {"hub": 5})] == ["a", "b", "c"]
 
 
 def test_asked_to_leave_it_waits_for_what_is_under_way_and_takes_nothing_more(owner: Owner) -> None:

@@ -47,7 +47,7 @@ from peers.otlp import (
 )
 from support.agent import eventually
 from support.azure import PEER, STARTED, at, document, item, now
-from support.messages import message
+from support.messages import message, outcomes
 from support.peers import Say
 
 SINCE, BEGUN = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
@@ -269,11 +269,7 @@ def sink_to(url: str, **fields: Any) -> Sink:
 
 
 def sent(url: str, *messages: Message, **fields: Any) -> list[Receipt | SendError]:
-    sink = sink_to(url, **fields)
-    try:
-        return sink.send_many(messages)
-    finally:
-        sink.close()
+    return outcomes(sink_to(url, **fields), *messages)
 
 
 @pytest.mark.parametrize("road", ["http", "grpc"])
@@ -301,55 +297,10 @@ def test_a_record_arrives_through_a_collector_as_it_is(pair: tuple[Collector, Re
     assert (record.trace_id, record.span_id) == (b"", b"")
 
 
-def many(count: int) -> list[Message]:
-    return [message({"EventId": f"e-{number}"}, delivery_id=f"d-{number}") for number in range(count)]
-
-
-def ids(receiver: Receiver) -> list[list[str]]:
-    return [
-        [attributes(one.attributes)["notbefore.delivery.id"] for one in logs.resource_logs[0].scope_logs[0].log_records]
-        for logs in receiver.logs
-    ]
-
-
-def test_a_batch_is_one_request() -> None:
-    with Receiver() as receiver:
-        assert sent(receiver.url, *many(3)) == [Receipt()] * 3
-        assert ids(receiver) == [["d-0", "d-1", "d-2"]]
-
-
-def test_where_it_is_not_said_which_were_rejected_each_is_asked_for_by_itself() -> None:
-    with Receiver() as receiver:
-        receiver.answers.extend([rejecting(1, "too old"), receiver.default, rejecting(1, "too old"), receiver.default])
-        first, second, third = sent(receiver.url, *many(3))
-        assert ids(receiver) == [["d-0", "d-1", "d-2"], ["d-0"], ["d-1"], ["d-2"]]
-    assert first == third == Receipt()
-    assert isinstance(second, SendError)
-    assert (second.permanent, str(second)) == (True, "rejected: too old")
-
-
-def test_one_record_that_is_refused_takes_no_other_with_it() -> None:
-    with Receiver() as receiver:
-        receiver.answers.extend([Say(400, (), b"\x12\x03bad"), receiver.default, Say(400, (), b"\x12\x03bad")])
-        taken, refused = sent(receiver.url, *many(2))
-    assert taken == Receipt()
-    assert isinstance(refused, SendError)
-    assert (refused.permanent, str(refused)) == (True, "400: bad")
-
-
-@pytest.mark.parametrize(("status", "permanent"), [(401, True), (503, False)])
-def test_a_refusal_of_the_sender_is_one_for_all(status: int, *, permanent: bool) -> None:
-    with Receiver() as receiver:
-        receiver.default = Say(status)
-        outcomes = sent(receiver.url, *many(3))
-        assert len(receiver.requests) == 1
-    assert [one.permanent for one in outcomes if isinstance(one, SendError)] == [permanent] * 3
-
-
 def test_a_warning_is_no_rejection(caplog: pytest.LogCaptureFixture) -> None:
     with Receiver() as receiver:
         receiver.default = rejecting(0, "this API is old")
-        assert sent(receiver.url, *many(1)) == [Receipt()]
+        assert sent(receiver.url, message()) == [Receipt()]
     assert "this API is old" in caplog.text
 
 

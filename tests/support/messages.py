@@ -14,6 +14,7 @@ from notbefore.core.routing import Route
 from notbefore.core.tracked import Tracked
 from notbefore.courier.message import Message, Receipt, Sink
 from notbefore.courier.sinks import make
+from notbefore.errors import SendError
 from support.azure import ME, document, item, now
 
 VM = Vm(
@@ -53,6 +54,18 @@ def sent(config: SinkConfig, *messages: Message) -> list[Receipt]:
     """Send messages, or one, through the sink as the courier would make it; returns what it was given for each."""
     with closing(sink_of(config, Messages(links=LINKS))) as sink:
         return [sink.send(one) for one in messages or (message(),)]
+
+
+def outcomes(sink: Sink, *messages: Message) -> list[Receipt | SendError]:
+    """Send messages, or one, and close the sink; returns what came of each."""
+    found = list[Receipt | SendError]()
+    with closing(sink):
+        for one in messages or (message(),):
+            try:
+                found.append(sink.send(one))
+            except SendError as error:
+                found.append(error)
+    return found
 
 
 def recording(one: Message, **fields: Any) -> Message:

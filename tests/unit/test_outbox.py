@@ -7,7 +7,6 @@ import pytest
 
 from notbefore.core.delivery import PATIENCE, Delivery, delivery_id
 from notbefore.core.outbox import (
-    BATCH_ROWS,
     DEAD_SECONDS,
     FAILED_REPEAT_SECONDS,
     INTERRUPTED,
@@ -101,20 +100,6 @@ def test_nothing_is_sent_before_it_is_due(box: Box) -> None:
     assert box.lease(19) == []
     assert box.outbox.next_due() == 20
     assert len(box.lease(20)) == 1
-
-
-def test_a_sink_that_takes_several_gets_all_that_is_due_of_an_event_in_order(box: Box) -> None:
-    first, second, later, last = (delivery(batched=True, due=due) for due in (0.0, 0.0, 50.0, 0.0))
-    box.put(first, delivery("f", batched=True), second, later, last)
-    assert ids(box.lease(1, chat=10))[:2] == [first.delivery_id, second.delivery_id]
-    assert box.lease(2, chat=10) == []
-    assert ids(box.lease(3, failed(first), accepted(second), chat=10)) == []
-    assert ids(box.lease(51, chat=10)) == [first.delivery_id, later.delivery_id, last.delivery_id]
-
-
-def test_a_batch_of_one_event_is_bounded(box: Box) -> None:
-    box.put(*[delivery(batched=True) for _ in range(BATCH_ROWS + 5)])
-    assert len(box.lease(1, chat=1000)) == BATCH_ROWS
 
 
 def test_a_reminder_waits_for_its_time_and_nothing_waits_for_it(box: Box) -> None:

@@ -55,7 +55,7 @@ class Account(RuleBasedStateMachine):
         kind=st.sampled_from(["announced", "updated", "started", "finished", "reminder"]),
         severity=st.sampled_from(["critical", "info"]),
         wait=st.sampled_from([0.0, 0.0, 5.0, 400.0]),
-        extra=st.sampled_from([{}, {}, {"once": True}, {"batched": True}, {"ahead": ("leader",)}]),
+        extra=st.sampled_from([{}, {}, {"once": True}, {"ahead": ("leader",)}]),
     )
     def change_is_seen(  # noqa: PLR0913 - what hypothesis draws
         self, *, key: str, sink: str, kind: Any, severity: str, wait: float, extra: dict[str, Any]

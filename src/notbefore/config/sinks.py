@@ -62,7 +62,6 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     NEEDS: ClassVar[tuple[str, str] | None] = None  # a module beyond the base, and the extra that installs it
     APPROVALS: ClassVar[bool] = True  # it is notified of approvals as well
     WORDS: ClassVar[bool] = False  # people read it; else it is sent the record
-    BATCH: ClassVar[int] = 1  # messages that the sink takes at once, several of an event among them
 
     timeout: SendTimeout = Duration("10s")  # for one attempt
     expire_after: ExpireAfter = Duration("24h")  # what is older is not sent any more, and counted as expired
@@ -82,7 +81,6 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             approvals=self.APPROVALS,
             words=self.WORDS,
             once=not self.repeatable,
-            batched=self.BATCH > 1,
         )
 
 
@@ -196,7 +194,6 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
     """An Azure Event Hub: a ``connection_string``, or ``namespace`` and ``hub`` with the VM's own identity."""
 
     NEEDS: ClassVar[tuple[str, str] | None] = ("azure.eventhub", "eventhub")
-    BATCH: ClassVar[int] = 200
 
     connection_string: HubConnection | None = None  # with a key, instead of an identity
     namespace: Namespace | None = None  # such as fleet.servicebus.windows.net
@@ -243,7 +240,6 @@ class OtlpConnection(SinkSettings, frozen=True, kw_only=True):
     """Where OTLP goes, and how. The sink ``otlp_logs``: each change as a log record; unset, as in ``otlp``."""
 
     NEEDS: ClassVar[tuple[str, str] | None] = (OTLP_LIBRARY, "otlp")
-    BATCH: ClassVar[int] = 100
 
     endpoint: HttpUrl | None = None  # of all signals: /v1/metrics and /v1/logs are added
     metrics_endpoint: HttpUrl | None = None  # of one signal, taken as it stands

@@ -56,7 +56,6 @@ class Delivery(Struct, frozen=True):
     note: str = ""  # why it goes to this sink, where that is not by its route
     once: bool = False  # it may run once, such as a command
     patient: bool = True  # a refusal that may pass is tried again for a while, where it is critical
-    batched: bool = False  # the sink takes several deliveries of an event at once
 
 
 PATIENCE: Final = 300.0  # seconds for which a refusal of something critical that may pass is tried again at least
@@ -70,7 +69,6 @@ class Terms(Struct, frozen=True):
     approvals: bool = True  # it is notified of approvals as well
     words: bool = True  # people read it
     once: bool = False  # what it is sent may run once
-    batched: bool = False  # it takes several deliveries at once
 
 
 class Routing(Struct, frozen=True):
@@ -116,7 +114,6 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
             fallback_at=created + target.delay + target.fallback_after if fallback else None,
             others=tuple(name for name in target.others if _read_by_people(routing.sinks.get(name))),
             once=terms.once,
-            batched=terms.batched,
         )
         found.append(message)
         found += _reminders(change, target, message)

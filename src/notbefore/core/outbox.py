@@ -39,7 +39,6 @@ DEAD_SECONDS: Final = 30 * 86_400.0  # how long a dead letter is kept
 REPEAT_SECONDS: Final = 400 * 86_400.0  # how long a delivery is repeated at most, when its event never ends
 FAILED_REPEAT_SECONDS: Final = 60.0  # after which a repetition is tried again that the receiver refused
 REPORT_EVERY: Final = 3600.0  # seconds between two reports that one sink refuses messages
-BATCH_ROWS: Final = 100  # deliveries of one event that a sink is given at once, where it takes several
 ROW_BYTES: Final = 600  # of a row beside its record and its texts
 LATENCY_BOUNDS: Final = (0.1, 1.0, 5.0, 30.0, 300.0, 3_600.0)  # seconds from a change to its acceptance
 INTERRUPTED: Final = "interrupted: its courier ended while it ran; it is not run again (`rerun: true` would)"
@@ -501,8 +500,7 @@ class Outbox(OutboxRows):
     def exchange(self, results: Iterable[SendResult], room: Mapping[str, int], now: float) -> list[GivenDelivery]:
         """Take in results, and give what is due, the most severe first; ``room``: how many deliveries a sink can take.
 
-        Of one event a sink is given one delivery at a time, or all that are due where it takes several at once
-        (``Delivery.batched``).
+        Of one event a sink is given one delivery at a time.
         """
         for result in results:
             self._record(result, now)
@@ -545,19 +543,8 @@ class Outbox(OutboxRows):
                 self._hold(row.id, now)
                 self._put(replace(row, begun=True))
                 continue
-            for given in self._with_followers(row, now) if row.delivery.batched else [row]:
-                self._given.add(given.id)
-                found.append(opened(given, self._threads.get(lane), now))
-        return found
-
-    def _with_followers(self, first: Row, now: float) -> list[Row]:
-        """What a sink that takes several is given with an event's first delivery, up to one that has to wait."""
-        found = [first]
-        for row in self._rows_of(first.delivery.event_key, first.delivery.sink):
-            if first.queued and row.queued and row.seq > first.seq:
-                if self._free_at(row) > now or len(found) == BATCH_ROWS:
-                    break
-                found.append(row)
+            self._given.add(row.id)
+            found.append(opened(row, self._threads.get(lane), now))
         return found
 
     def _record(self, result: SendResult, now: float) -> None:

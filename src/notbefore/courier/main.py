@@ -105,10 +105,9 @@ class Courier:
         """How many deliveries the sink can take now."""
         if name in self._hanging:
             return 0
-        worker, batch = self._workers.get(name), self._orders.sinks[name].settings.BATCH
-        if worker is not None and worker.quick and batch == 1 and name not in self._run_once:
-            batch = BATCH
-        return batch - len(self._under_way[name])
+        worker = self._workers.get(name)
+        several = worker is not None and worker.quick and name not in self._run_once
+        return (BATCH if several else 1) - len(self._under_way[name])
 
     @property
     def _busy(self) -> bool:
@@ -127,7 +126,7 @@ class Courier:
                 secrets=lambda: known_secrets({name: config}),
                 others_notify=lambda one: bool(one.ahead) and self._peers.any_alive(one.ahead, one.age),
             )
-            self._workers[name] = Worker(name, lambda: self._make(name), self._report, config.settings.BATCH, checks)
+            self._workers[name] = Worker(name, lambda: self._make(name), self._report, checks)
         return self._workers[name]
 
     def _report(self, attempt: Attempt) -> None:
@@ -184,12 +183,12 @@ class Courier:
         """Report what hangs, and leave: its thread cannot be ended otherwise. What waits behind it is not answered."""
         for name, worker in self._workers.items():
             limit = self._orders.sinks[name].settings.timeout.seconds + self._orders.deadline_grace
-            for delivery in worker.hangs(limit):
-                if self._under_way[name].pop(delivery.delivery_id, None) is not None:
-                    error = SendError(f"no end after {limit:g} s: given up")
-                    self._results.append(self._result_of(Attempt(delivery, None, error)))
-                    self._hanging.add(name)
-                    self._woken = True
+            delivery = worker.hangs(limit)
+            if delivery is not None and self._under_way[name].pop(delivery.delivery_id, None) is not None:
+                error = SendError(f"no end after {limit:g} s: given up")
+                self._results.append(self._result_of(Attempt(delivery, None, error)))
+                self._hanging.add(name)
+                self._woken = True
         if self._hanging and self._leave_at is None and not self._runs_once:
             self._leave(LEAVE_SECONDS)
 

@@ -1,7 +1,6 @@
 """``Message``: what a sink is given; ``Receipt``: what it returns; ``Sink``: the Protocol of all sinks."""
 
 import hashlib
-from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -114,9 +113,6 @@ class Receipt(Struct, frozen=True):
     fallback: bool = False  # a template failed, and the built-in text was sent
 
 
-Outcome = Receipt | SendError
-
-
 class Asked(Struct, frozen=True):
     """What a receiver answered to the question whether it would accept a message; ``None``: that stays unknown."""
 
@@ -125,27 +121,11 @@ class Asked(Struct, frozen=True):
 
 
 class Sink:
-    """One place where messages go. Made and used by one thread; made as ``Sink(name, settings, messages)``.
-
-    Each has its own ``send``; or ``send_many``, where the receiver takes several at once (``SinkSettings.BATCH``).
-    """
+    """One place where messages go. Made and used by one thread; made as ``Sink(name, settings, messages)``."""
 
     def send(self, message: Message) -> Receipt:
         """Send a message: return once the receiver has accepted it, raise ``errors.SendError`` when it has not."""
-        (outcome,) = self.send_many([message])
-        if isinstance(outcome, SendError):
-            raise outcome
-        return outcome
-
-    def send_many(self, messages: Sequence[Message]) -> list[Outcome]:
-        """Send them; returns what came of each, in the order given."""
-        found: list[Outcome] = []
-        for message in messages:
-            try:
-                found.append(self.send(message))
-            except SendError as error:
-                found.append(error)
-        return found
+        raise NotImplementedError
 
     def connect(self) -> Asked:
         """Ask whether it would accept a message, and send nothing; raises ``errors.SendError`` where it would not."""

@@ -34,7 +34,7 @@ class Attempt(Struct, frozen=True):
 
     @property
     def again(self) -> bool:
-        """It is to be made again, since the refusal may pass: what follows of the same event has to wait for it."""
+        """It is to be made again, since the refusal may pass."""
         error = self.error
         return error is not None and (not error.permanent or (error.may_pass and self.delivery.patience > 0))
 
@@ -47,52 +47,43 @@ class Checks(Struct, frozen=True):
 
 
 class Worker:
-    """``report`` is called in the worker's thread with each attempt; ``make`` makes the sink there.
-
-    ``batch``: how many deliveries are handed over at once, to a sink that takes several.
-    """
+    """``report`` is called in the worker's thread with each attempt; ``make`` makes the sink there."""
 
     def __init__(
         self,
         name: str,
         make: Callable[[], Sink],
         report: Callable[[Attempt], None],
-        batch: int = 1,
         checks: Checks = Checks(),  # noqa: B008 - frozen
     ) -> None:
         self.name = name
         self.quick = False  # the last attempt took next to no time: more may be given at once
         self._make = make
         self._report = report
-        self._batch = batch
         self._checks = checks
         self._made_with: list[str] = []
         self._sink: Sink | None = None
         self._jobs: queue.SimpleQueue[Sequence[GivenDelivery]] = queue.SimpleQueue()
-        self._under_way: tuple[float, Sequence[GivenDelivery]] | None = None  # since when (monotonic seconds), and what
+        self._under_way: tuple[float, GivenDelivery] | None = None  # since when (monotonic seconds), and what
         self._paused_until = 0.0  # monotonic seconds: the receiver asked for the pause
         threading.Thread(target=self._run, name=f"sink-{name}", daemon=True).start()
 
     def give(self, deliveries: Sequence[GivenDelivery]) -> None:
-        """Send them after what was given before; several of one event are given at once, in order."""
+        """Send them after what was given before; each is of another event."""
         self._jobs.put(deliveries)
 
-    def hangs(self, limit: float) -> Sequence[GivenDelivery]:
-        """The deliveries on which it has worked for more than ``limit`` seconds."""
-        since, current = self._under_way or (time.monotonic(), ())
-        return current if time.monotonic() - since > limit else ()
+    def hangs(self, limit: float) -> GivenDelivery | None:
+        """The delivery on which it has worked for more than ``limit`` seconds."""
+        since, current = self._under_way or (time.monotonic(), None)
+        return current if time.monotonic() - since > limit else None
 
     def _run(self) -> None:
         while True:
-            given = self._next()
-            waiting: set[str] = set()  # events of which an earlier delivery is to be sent first
-            for first in range(0, len(given), self._batch):
-                for attempt in self._attempts(given[first : first + self._batch], waiting):
-                    if attempt.error is not None and attempt.error.retry_after is not None:
-                        self._paused_until = time.monotonic() + attempt.error.retry_after
-                    if attempt.again:
-                        waiting.add(attempt.delivery.event_key)
-                    self._report(attempt)
+            for delivery in self._next():
+                attempt = self._attempt(delivery)
+                if attempt.error is not None and attempt.error.retry_after is not None:
+                    self._paused_until = time.monotonic() + attempt.error.retry_after
+                self._report(attempt)
 
     def _next(self) -> Sequence[GivenDelivery]:
         """What is to be sent next."""
@@ -102,58 +93,47 @@ class Worker:
             self._sink.rest()
         return self._jobs.get()
 
-    def _attempts(self, given: Sequence[GivenDelivery], waiting: set[str]) -> list[Attempt]:
-        """Give back what is behind a failed one of its event, or all after a Retry-After, and send the others."""
-        paused = time.monotonic() < self._paused_until
-        attempts = [Attempt(one) for one in given if paused or one.event_key in waiting]
-        left = [one for one in given if not paused and one.event_key not in waiting]
-        if not left:
-            return attempts
+    def _attempt(self, delivery: GivenDelivery) -> Attempt:
+        """Send it; after a Retry-After, give it back."""
         begun = time.monotonic()
-        self._under_way = begun, left
+        if begun < self._paused_until:
+            return Attempt(delivery)
+        self._under_way = begun, delivery
         try:
-            others = [one for one in left if self._checks.others_notify(one)]
-            attempts += [Attempt(one, yielded=True) for one in others]
-            left = [one for one in left if one not in others]
+            if self._checks.others_notify(delivery):
+                return Attempt(delivery, yielded=True)
             begun = time.monotonic()  # the other VMs had time of their own
-            self._under_way = begun, left
-            attempts += self._with_present_secrets(left) if left else []
+            self._under_way = begun, delivery
+            return self._with_present_secrets(delivery)
         except Exception as error:  # a library of a sink may raise anything; the other sinks must go on
             log.exception("sink %s: this should not have happened", self.name)
             bug = isinstance(error, BUGS)
             text = f"{'a bug in the sink: ' if bug else ''}{type(error).__name__}: {error}"
-            attempts += [Attempt(one, None, SendError(text, permanent=bug)) for one in left]
-        self.quick = time.monotonic() - begun < QUICK
-        self._under_way = None
-        return attempts
+            return Attempt(delivery, error=SendError(text, permanent=bug))
+        finally:
+            self.quick = time.monotonic() - begun < QUICK
+            self._under_way = None
 
-    def _with_present_secrets(self, given: Sequence[GivenDelivery]) -> list[Attempt]:
-        found = self._once(given)
-        if self._sink is None or not any(one.error for one in found) or self._checks.secrets() == self._made_with:
+    def _with_present_secrets(self, delivery: GivenDelivery) -> Attempt:
+        found = self._once(delivery)
+        if self._sink is None or found.error is None or self._checks.secrets() == self._made_with:
             return found
         # a secret has changed: what was refused with the old one is tried once more with the new one
         self._sink.close()
-        self._sink, self._under_way = None, (time.monotonic(), given)
-        refused = [one for one in found if one.error and one.error.permanent]
-        again = self._once([one.delivery for one in refused]) if refused else []
-        return [one for one in found if one not in refused] + again
+        self._sink, self._under_way = None, (time.monotonic(), delivery)
+        return self._once(delivery) if found.error.permanent else found
 
-    def _once(self, given: Sequence[GivenDelivery]) -> list[Attempt]:
+    def _once(self, delivery: GivenDelivery) -> Attempt:
         try:
-            sink = self._sink or self._new()
+            message = Message.of(delivery)
+        except msgspec.DecodeError as error:
+            return Attempt(delivery, error=SendError(f"the record cannot be read: {error}", permanent=True))
+        try:
+            return Attempt(delivery, (self._sink or self._new()).send(message))
+        except SendError as error:
+            return Attempt(delivery, error=error)
         except NotBeforeError as error:  # such as a secret that cannot be read: that can be put right
-            return [Attempt(one, None, SendError(str(error))) for one in given]
-        opened: list[tuple[GivenDelivery, Message]] = []
-        found: list[Attempt] = []
-        for one in given:
-            try:
-                opened.append((one, Message.of(one)))
-            except msgspec.DecodeError as error:
-                found.append(Attempt(one, None, SendError(f"the record cannot be read: {error}", permanent=True)))
-        outcomes = sink.send_many([message for _, message in opened])
-        for (one, _), outcome in zip(opened, outcomes, strict=True):
-            found.append(Attempt(one, *((None, outcome) if isinstance(outcome, SendError) else (outcome, None))))
-        return found
+            return Attempt(delivery, error=SendError(str(error)))
 
     def _new(self) -> Sink:
         self._made_with = self._checks.secrets()  # read first: a change in between is noticed

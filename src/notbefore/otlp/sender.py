@@ -33,13 +33,8 @@ EMPTY: Final[dict[Signal, Any]] = {"metrics": MetricsData([]), "logs": []}
 MAX_ANSWER: Final = 1024 * 1024  # bytes; what was rejected stands in it
 MAX_CAUSE: Final = 200  # characters
 PLAIN: Final = (b"", b"ok", b"success")  # what some receivers say that send no protobuf
-CONTENT_STATUSES: Final = (400, 413, 422)  # what these refuse is what was sent, and not who sends it
 KEPT_HEADERS: Final = ("content-type", "content-encoding")  # of those that the exporter gives
 NO_HEADERS: Final = {"x-sender": "notbefore"}  # without any, the gRPC exporter takes those of the environment
-
-
-class ContentError(SendError):
-    """The receiver refuses what was sent; it may accept a part of it."""
 
 
 class PartialSuccess(Struct, frozen=True):
@@ -163,8 +158,6 @@ class Sender:
     def _check(self, answer: Any) -> None:
         """Raise ``SendError`` unless the answer, a ``courier.http.HttpResponse``, accepts the request."""
         cause = cause_of(str(answer.status), answer.body, self._redact)
-        if answer.status in CONTENT_STATUSES:
-            raise ContentError(cause, permanent=True)
         try:
             answer.check()
         except SendError as error:

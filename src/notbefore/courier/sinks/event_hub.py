@@ -8,7 +8,7 @@ is closed, and the next attempt makes a new one. A send whose answer is lost is 
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from notbefore.config.messages import Messages
 from notbefore.config.sinks import EventHub
 from notbefore.core.envelope import cloud_event, cut, partition_key
 from notbefore.core.record import Heartbeat, Record, json_line
-from notbefore.courier.message import Asked, Message, Outcome, Receipt
+from notbefore.courier.message import Asked, Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.retry import error_of_status
 from notbefore.errors import SendError
@@ -66,13 +66,14 @@ class Sink(BaseSink):
         self._client: EventHubProducerClient | None = None
         self._credential: Any = None
 
-    def send_many(self, messages: Sequence[Message]) -> list[Outcome]:
-        """Send them, the changes of each event together and in order; returns what came of each, in the order given."""
-        return self._runner.run(self._send_many(messages))
+    def send(self, message: Message) -> Receipt:
+        """Send one, cut down where it is too large for the hub."""
+        self._runner.run(self._within(self._send(message)))
+        return Receipt()
 
     def connect(self) -> Asked:
         """Open the link and send nothing; raises ``SendError`` where the hub would not take a message."""
-        self._runner.run(self._connect())
+        self._runner.run(self._within(self._connect()))
         return Asked()
 
     def rest(self) -> None:
@@ -86,64 +87,30 @@ class Sink(BaseSink):
 
     # ---- inside the loop
 
-    async def _connect(self) -> None:
+    async def _within(self, step: Coroutine[Any, Any, None]) -> None:
+        """Do it within the timeout; raises ``SendError``, and the next attempt has a connection of its own."""
         try:
             async with asyncio.timeout(self._settings.timeout.seconds):
-                await self._open().create_batch()
+                await step
+        except SendError:
+            raise
         except Exception as error:  # noqa: BLE001 - the SDK raises many; `outcome_of` sorts them
             await self._drop()
             raise outcome_of(error) from None
 
-    async def _send_many(self, messages: Sequence[Message]) -> list[Outcome]:
-        outcomes: dict[str, Outcome] = {}
-        groups: dict[str, list[Message]] = {}
-        for message in messages:
-            groups.setdefault(message.event_key, []).append(message)
-        deadline = asyncio.get_running_loop().time() + self._settings.timeout.seconds
-        broken: SendError | None = None
-        for group in groups.values():
-            failure = broken
-            if failure is None:
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        await self._send_group(group, outcomes)
-                except Exception as error:  # noqa: BLE001 - the SDK raises many; `outcome_of` sorts them
-                    failure = outcome_of(error)
-                    await self._drop()
-                    # a refusal concerns one message; a lost connection concerns all of them
-                    broken = None if isinstance(error, EventDataSendError) else failure
-            if failure is not None:
-                outcomes |= {one.delivery_id: failure for one in group if one.delivery_id not in outcomes}
-        return [outcomes[message.delivery_id] for message in messages]
+    async def _connect(self) -> None:
+        await self._open().create_batch()
 
-    async def _send_group(self, group: Sequence[Message], outcomes: dict[str, Outcome]) -> None:
-        """The changes of one event: as few batches as they fit in."""
-        client, key = self._open(), partition_key(group[0].content, group[0].event_key)
-        batch, inside = await client.create_batch(partition_key=key), list[Message]()
-
-        async def send() -> None:
-            await client.send_batch(batch)
-            outcomes.update({message.delivery_id: Receipt() for message in inside})
-
-        for message in group:
-            if not self._add(batch, message, message.content):
-                if inside:
-                    await send()
-                    batch, inside = await client.create_batch(partition_key=key), []
-                smaller = cut(message.content) if isinstance(message.content, Record) else ()
-                if not any(self._add(batch, message, content) for content in (message.content, *smaller)):
-                    outcomes[message.delivery_id] = SendError("too large for the hub, even cut down", permanent=True)
-                    continue
-            inside.append(message)
-        if inside:
-            await send()
-
-    def _add(self, batch: Any, message: Message, content: Record | Heartbeat) -> bool:
-        try:
-            batch.add(event_data(message, content, self._settings.format))
-        except ValueError:  # it is full
-            return False
-        return True
+    async def _send(self, message: Message) -> None:
+        client, content = self._open(), message.content
+        batch = await client.create_batch(partition_key=partition_key(content, message.event_key))
+        for one in (content, *(cut(content) if isinstance(content, Record) else ())):
+            with suppress(ValueError):  # it is too large
+                batch.add(event_data(message, one, self._settings.format))
+                break
+        else:
+            raise SendError("too large for the hub, even cut down", permanent=True)
+        await client.send_batch(batch)
 
     def _open(self) -> EventHubProducerClient:
         if self._client is None:
