@@ -23,7 +23,7 @@ from notbefore.errors import StoreError
 from notbefore.store.lock import OwnerLock
 first, second = OwnerLock(Path(LOCKED)), OwnerLock(Path(LOCKED))
 first.acquire()
-assert first.is_of(Path(LOCKED))
+assert first.descriptor is not None
 try:
     second.acquire(0.1)
 except StoreError as error:

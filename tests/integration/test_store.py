@@ -183,7 +183,7 @@ def test_a_damaged_file_is_set_aside_at_the_start_and_read_as_far_as_it_goes(tmp
         file.seek(path.stat().st_size // 2)
         file.write(b"\xff" * 20_000)
     with store_in(tmp_path) as store:
-        assert store.damaged_files == 1
+        assert store.file.damaged == 1
         settle(store)
         kept = len(events(store))
         assert kept
@@ -448,11 +448,11 @@ def test_a_damaged_page_that_only_a_reader_finds_is_noticed_and_one_file_of_a_ba
                 file.write(b"\xff" * (store.path.stat().st_size - 4096))
             store.history(None, 10)
             settle(store)
-        assert store.damaged_files == 3
+        assert store.file.damaged == 3
         assert len(list(tmp_path.glob(FILE_NAME + ".damaged-*Z"))) == 1
         assert len(store.history(None, 10).records) == 2
     with store_in(tmp_path) as store:
-        assert (store.load(), store.damaged_files) == (ME, 0)
+        assert (store.load(), store.file.damaged) == (ME, 0)
 
 
 def test_a_directory_that_cannot_be_locked_is_not_said_to_be_anothers(

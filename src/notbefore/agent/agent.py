@@ -77,7 +77,7 @@ class Agent:
         check(make_orders(config))
         self._store = Store(Path(config.state.dir), clock, config.state.history_max_bytes, self._to_deliver)
         self._couriers = CourierManager(
-            make_orders(config), self._store, self._main.wake, lambda: self._store.lock_descriptor
+            make_orders(config), self._store, self._main.wake, lambda: self._store.lock.descriptor
         )
         self._stdout = StdoutWriter()
         listeners = ChangeListeners(self._stdout, self._changed)

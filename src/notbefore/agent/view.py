@@ -85,7 +85,7 @@ class AgentView:
             read_figures(),
             polling=poll,
             store_degraded=self._store.degraded is not None,
-            store_damaged=self._store.damaged_files,
+            store_damaged=self._store.file.damaged,
             store_unreadable_rows=self._store.unreadable_rows,
             vm=_labels(known.vm),
         )
@@ -168,7 +168,7 @@ class AgentView:
             imds_error=self._state.snapshot.poll.failure,
             state_file=str(self._store.path),
             degraded=self._store.degraded,
-            damaged_files=self._store.damaged_files,
+            damaged_files=self._store.file.damaged,
             courier_running=read_figures().courier.running,
             sinks={name: sink.kind for name, sink in config.sinks.items()},
             outbox=self._store.outbox_view(),

@@ -28,7 +28,6 @@ from notbefore.process.main_thread import MainThread, exit_at_once
 from notbefore.process.stdout import StdoutWriter
 from notbefore.process.systemd import SystemdNotifier
 from notbefore.store.lock import OwnerLock
-from notbefore.store.private import check_directory
 from notbefore.web.access import access
 from notbefore.web.app import make_fleet_app
 from notbefore.web.server import HttpServer
@@ -122,9 +121,7 @@ def _locked(directory: Path) -> OwnerLock:
     """The lock on the state directory; the courier inherits it. Raises ``StoreError`` while another instance has it."""
     lock = OwnerLock(directory)
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        check_directory(directory)
-        lock.acquire()
+        lock.hold()
     except OSError as error:
         raise StoreError(f"{directory} cannot be used: {error.strerror or error}") from None
     return lock

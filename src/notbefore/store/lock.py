@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from notbefore.errors import StoreError
+from notbefore.store.private import check_directory
 
 _HELD: Final = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)  # by another process; the last one is said on Windows
 LOCK_PATIENCE: Final = 2.0  # seconds for the courier of an agent that was killed to end
@@ -23,6 +24,23 @@ class OwnerLock:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.descriptor: int | None = None
+
+    def hold(self) -> None:
+        """Take the lock on the directory that is there now, and make it where it was deleted; as ``acquire``.
+
+        Raises ``StoreError`` also where the directory is not this user's alone, or may not be made.
+        """
+        if self._is_of_present():
+            return
+        if not self._directory.is_dir():  # on a disk that hangs, `mkdir` would wait even then
+            try:
+                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except PermissionError:
+                raise StoreError(
+                    f"no permission for {self._directory}: use another directory, `--state-dir DIR`"
+                ) from None
+        check_directory(self._directory)
+        self.acquire()
 
     def acquire(self, patience: float = LOCK_PATIENCE) -> None:
         """Take the lock; what a killed agent left running ends within a moment, so it is waited for: ``patience``.
@@ -49,10 +67,9 @@ class OwnerLock:
         self.release()
         self.descriptor = descriptor
 
-    def is_of(self, directory: Path) -> bool:
-        """It is held, and on the directory that is there now."""
+    def _is_of_present(self) -> bool:
         with suppress(FileNotFoundError):
-            there = _locked_path(directory).stat()
+            there = _locked_path(self._directory).stat()
             return self.descriptor is not None and os.path.samestat(os.fstat(self.descriptor), there)
         return False
 

@@ -15,17 +15,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from statistics import median
 from typing import Final, NamedTuple, Protocol
 
-import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from notbefore.core.change import Change
 from notbefore.core.delivery import Delivery, MessageKind
 from notbefore.core.outbox import GivenDelivery, Outbox, Row, SendResult
-from notbefore.core.record import Record
 from notbefore.errors import StoreError
 from notbefore.metrics.outbox import OutboxView, view_of
 from notbefore.store.disk import DiskHangsError, DiskThread
@@ -42,7 +38,7 @@ from notbefore.store.file import (
     Writing,
 )
 from notbefore.store.lock import OwnerLock
-from notbefore.store.private import check_directory
+from notbefore.store.usual import Usual
 
 START_PATIENCE: Final = 12.0  # seconds to read the file at the start: without it, all of it would be news
 SLOW: Final = 1.0  # seconds of a transaction from which the disk counts as sick
@@ -53,7 +49,6 @@ CLOSE_PATIENCE: Final = 1.5  # seconds to close the file
 ANSWER_BYTES: Final = 4 * 1024 * 1024  # of records in one answer; the file holds more
 MAX_RECORDS: Final = 1_000  # that wait for the disk; older ones are dropped, and counted
 MAX_EXERCISES: Final = 10  # whose attempts are remembered
-MAX_MEASURED: Final = 100  # interruptions of a type that are remembered
 _TROUBLE: Final = (sqlite3.Error, OSError, StoreError)
 
 log = logging.getLogger("notbefore.store")
@@ -115,10 +110,9 @@ class Store:
         self.unreadable_rows = 0  # found at the start
         self._clock = clock
         self._to_deliver = to_deliver
-        self._directory = directory
         self._disk = DiskThread(SLOW)  # uses the file, and nothing else does
-        self._file = StateFile(self.path, history_bytes)
-        self._lock_of_directory = OwnerLock(directory)
+        self.file = StateFile(self.path, history_bytes)
+        self.lock = OwnerLock(directory)  # a courier inherits it
         self._memory = threading.Condition()  # of all below; never held over the disk
         self._state = self._written_state = StoredState()
         self._outbox = Outbox(random.random)
@@ -126,7 +120,7 @@ class Store:
         self._writing: list[HistoryRecord] = []  # ... that one has, and maybe has not
         self._dropped_records = 0  # of these, since the disk is sick: they are missing in the history
         self._recent: deque[tuple[float, HistoryRecord]] = deque()  # written in the last seconds, and when
-        self._measured: dict[tuple[str, str], list[float]] = {}  # (type, id of the VM) -> seconds of interruptions
+        self._usual = Usual()
         self._exercised: dict[str, list[ExerciseAttempt]] = {}  # event key -> its attempts; of the last exercises
         self._sinks: Collection[str] | None = None  # those that are configured
         self._targets: Callable[[Row], Sequence[str]] = lambda _row: ()
@@ -209,14 +203,6 @@ class Store:
                 outbox.take(change.change, change.record, change.deliveries, now, self._clock.time())
             return attempts.copy()
 
-    def _note_exercise(self, results: Iterable[SendResult], now: float) -> None:
-        for result in results:
-            row = self._outbox.get(result.delivery_id)
-            if row is not None and row.delivery.event_key in self._exercised:
-                one = row.delivery
-                attempt = ExerciseAttempt(one.sink, one.kind, result, max(0.0, now - row.since))
-                self._exercised[one.event_key].append(attempt)
-
     def know_time(self, date: float | None) -> None:
         """IMDS has answered, at this time by its clock, in Unix seconds; ``None``: it does not say it."""
         with self._memory:
@@ -240,10 +226,14 @@ class Store:
         """Take in results, and give what is due; ``room``: how many deliveries a sink can take."""
         with self._memory:
             results, now = list(results), self._clock.boot_time()
-            self._note_exercise(results, now)
+            for result in results:
+                row = self._outbox.get(result.delivery_id)
+                if row is not None and row.delivery.event_key in self._exercised:
+                    one, took = row.delivery, max(0.0, now - row.since)
+                    self._exercised[one.event_key].append(ExerciseAttempt(one.sink, one.kind, result, took))
             given = self._outbox.exchange(results, room, now)
             self._stepped()
-            return [self._with_usual(one) for one in given] if self._measured else given
+            return [self._usual.added_to(one) for one in given]
 
     def courier_ended(self) -> None:
         """What the courier had is due again; what may run once is dead."""
@@ -279,15 +269,6 @@ class Store:
                 "sink %s is not configured any more: %d deliveries that wait for it go where the routes lead now, and"
                 " are dead where no route names another sink (`notbefore outbox list`)", sink, count,
             )  # fmt: skip
-
-    def _with_usual(self, given: GivenDelivery) -> GivenDelivery:
-        """With the interruption that is usual for this type of event, where it is known and the event is not over."""
-        with suppress(msgspec.DecodeError):
-            record = Record.read(given.record)
-            measured = self._measured.get((record.event_type, record.vm_id or ""))
-            if measured and record.scope == "self" and record.outcome is None:
-                return replace(given, usual=(median(measured), len(measured)))
-        return given
 
     # ---- readers
 
@@ -331,19 +312,9 @@ class Store:
         return self._step - self._written_step
 
     @property
-    def damaged_files(self) -> int:
-        """How many files were set aside since they were damaged."""
-        return self._file.damaged
-
-    @property
     def hangs(self) -> bool:
         """The thread waits for the disk, and may do so for ever."""
         return self._disk.hangs
-
-    @property
-    def lock_descriptor(self) -> int | None:
-        """Of the lock on the directory, which a courier inherits."""
-        return self._lock_of_directory.descriptor
 
     def tick(self) -> None:
         """To be called each few seconds, each second while ``degraded``: write what is behind, notice a lost file."""
@@ -359,9 +330,9 @@ class Store:
         """Write what is behind, close the file, and leave the directory to others; a sick disk is not waited for."""
         self.wait_written(self._step, SLOW)
         with suppress(DiskHangsError):
-            self._disk.do(self._file.forget, CLOSE_PATIENCE)
+            self._disk.do(self.file.forget, CLOSE_PATIENCE)
         self._disk.end()
-        self._lock_of_directory.release()
+        self.lock.release()
 
     # ---- behind; with ``_memory`` held
 
@@ -389,15 +360,7 @@ class Store:
         if len(self._writing) + len(self._records) > MAX_RECORDS:
             del (self._writing or self._records)[0]
             self._dropped_records += 1
-        with suppress(msgspec.DecodeError):
-            change = Record.read(record.record)
-            if change.change == "finished" and change.scope == "self" and change.interruption_seconds is not None:
-                self._measure(change.event_type, change.vm_id or "", change.interruption_seconds)
-
-    def _measure(self, event_type: str, vm_id: str, seconds: float) -> None:
-        measured = self._measured.setdefault((event_type, vm_id), [])
-        measured.append(seconds)
-        del measured[:-MAX_MEASURED]
+        self._usual.take(record.record)
 
     def _behind(self) -> Writing:
         """What is to be written now."""
@@ -422,10 +385,10 @@ class Store:
             with self._memory:
                 self._posted = False
                 step, writing = self._step, self._behind()
-            self._hold_directory()
+            self.lock.hold()
             if self._unread:
-                self._file.set_aside_unread()
-            self._file.write(writing)
+                self.file.set_aside_unread()
+            self.file.write(writing)
         except Exception as error:  # noqa: BLE001 - without memory, say: what it held is behind again in any case
             self._failed(error)
             return
@@ -452,7 +415,7 @@ class Store:
             self._to_deliver()
 
     def _failed(self, error: Exception) -> None:
-        self._file.forget()
+        self.file.forget()
         with self._memory:
             first, self._trouble = self._trouble is None, str(error) or type(error).__name__
             self._everything = True
@@ -465,27 +428,13 @@ class Store:
 
     def _look(self) -> None:
         try:
-            self._file.check()
+            self.file.check()
         except OSError as error:
             self._failed(error)
 
-    def _hold_directory(self) -> None:
-        """Take the lock on the directory that is there now: it may have been deleted."""
-        if self._lock_of_directory.is_of(self._directory):
-            return
-        if not self._directory.is_dir():  # on a disk that hangs, `mkdir` would wait even then
-            try:
-                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            except PermissionError:
-                raise StoreError(
-                    f"no permission for {self._directory}: use another directory, `--state-dir DIR`"
-                ) from None
-        check_directory(self._directory)
-        self._lock_of_directory.acquire()
-
     def _read_history(self, since: float, limit: int, max_bytes: int, before: int | None) -> list[tuple[int, bytes]]:
         try:
-            return self._file.history(since, limit, max_bytes, before)
+            return self.file.history(since, limit, max_bytes, before)
         except FileReplacedError as error:  # a damaged page, which nothing else has read
             self._failed(error)
             raise
@@ -497,7 +446,7 @@ class Store:
             loaded = self._disk.do(self._open, START_PATIENCE)
         except StoreError:
             self._disk.end()
-            self._lock_of_directory.release()
+            self.lock.release()
             raise
         except (sqlite3.Error, OSError) as error:
             self._unread = True
@@ -511,17 +460,17 @@ class Store:
         self._date = (loaded.clock.date + passed, now) if loaded.clock.date is not None else None
         self._outbox.restore(loaded.outbox, now, passed, time_known=same_boot)
         with self._memory:
-            self._everything = not self._file.known  # it was damaged, or another process has locked it
+            self._everything = not self.file.known  # it was damaged, or another process has locked it
             self._stepped()
         self._disk.post(self._read_measured)
 
     def _open(self) -> Loaded:
-        self._hold_directory()
-        return self._file.load()
+        self.lock.hold()
+        return self.file.load()
 
     def _read_measured(self) -> None:
         with suppress(*_TROUBLE):
-            found = self._file.interruptions()
+            found = self.file.interruptions()
             with self._memory:
                 for measured in found:
-                    self._measure(*measured)
+                    self._usual.note(*measured)
