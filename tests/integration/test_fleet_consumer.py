@@ -14,6 +14,7 @@ from azure.eventhub.aio import EventHubProducerClient
 from azure.eventhub.amqp import AmqpAnnotatedMessage
 
 from notbefore.config.load import load
+from notbefore.fleet import consumer as fleet_consumer
 from notbefore.fleet.checkpoints import FileSnapshots, LostPartitionError, Position
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.history import History
@@ -193,6 +194,16 @@ def test_the_sdk_keeps_nothing_of_the_records_that_were_read_by_the_attributes_o
         send(hub, [report(A, "announced")] * 500)
         eventually(lambda: consumer.keeper.figures.records.total() == 500, patience=60)
         eventually(lambda: kept_tags(consumer.client) == 0, patience=60)  # else some 100 bytes of each one, for ever
+
+
+def test_more_partitions_are_read_and_how_far_the_hub_is_ahead_is_known_of_each(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_consumer, "LOOK_EVERY", 0.5)
+    with consuming(tmp_path, hub) as (consumer, _):
+        eventually(lambda: len(consumer.keeper.folds) == 2, patience=60)
+        hub.order("resize:3")
+        eventually(lambda: consumer.lag.keys() == {"0", "1", "2"}, patience=60)
 
 
 def test_a_consumer_group_that_there_is_not_is_named_with_what_to_do(tmp_path: Path) -> None:
