@@ -284,6 +284,15 @@ def test_while_an_event_cannot_be_identified_none_is_taken_for_gone() -> None:
     assert (gone.kind, gone.reason) == ("ended", "not_readable")
 
 
+def test_an_event_that_is_never_readable_takes_nothing_from_the_others() -> None:
+    broken = item("broken", EventType=None)
+    story = Story().sees(0, broken).sees(1, broken, item()).sees(900, broken, item(**STARTED)).sees(1500, broken)
+    assert [(change.kind, change.notice_seconds) for change in story.changes] == [
+        ("announced", 899), ("started", 899), ("finished", 899),
+    ]  # fmt: skip
+    assert story.last.started_seconds == 600
+
+
 @pytest.mark.parametrize("unreadable", [item(EventStatus=""), {**item(), "EventId": 5}])
 def test_nothing_is_claimed_of_a_time_in_which_the_event_could_not_be_read(unreadable: dict[str, Any]) -> None:
     story = Story().sees(0, item())

@@ -61,8 +61,8 @@ class DiffResult(Struct, frozen=True):
 def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
     """Compare what is tracked with a new document. The content decides; the incarnation only helps.
 
-    While an event cannot be read, no event that is missing counts as gone, since the unreadable one may be it: it keeps
-    its last known state, and nothing is claimed of that time.
+    An event that cannot be read keeps its last known state, and nothing is claimed of that time. While not even its
+    EventId can be read, that holds for every event that is missing, since the unreadable one may be it.
     """
     events: dict[str, TrackedEvent] = {}
     departed = dict(tracked.departed)
@@ -71,11 +71,11 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
         events[event.key], change = _listed(tracked, event, document, now)
         if change is not None:
             changes.append(change)
-    incomplete = any(flaw.rejected for flaw in document.flaws)
+    unread = frozenset((flaw.event_id or "").casefold() for flaw in document.flaws if flaw.rejected)
     for key, known in tracked.events.items():
         if key in events:
             continue
-        if incomplete:
+        if _may_be_one_of(unread, key):
             events[key] = replace(_measured(known, now), unread=True)
         else:
             departed[key], change = _gone(known, tracked.incarnation, document.incarnation, now)
@@ -84,7 +84,7 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
         events=events,
         departed=_bounded({key: steps for key, steps in departed.items() if key not in events}),
         incarnation=document.incarnation,
-        incomplete=incomplete,
+        unread=unread,
     )
     return DiffResult(remembered, tuple(changes))
 
@@ -98,7 +98,7 @@ def with_scopes(tracked: Tracked, vm: str | None) -> Tracked:
 def as_another_vm(tracked: Tracked) -> Tracked:
     """What remains of the memory of another VM: this one sees each event for the first time, under ids of its own."""
     departed = {**tracked.departed, **{key: known.steps for key, known in tracked.events.items()}}
-    return Tracked(departed=_bounded(departed), incomplete=True)
+    return Tracked(departed=_bounded(departed), unread=frozenset(departed))
 
 
 def _bounded(departed: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
@@ -131,7 +131,8 @@ def _listed(tracked: Tracked, event: Event, document: Document, now: Observation
 
 def _new(tracked: Tracked, event: Event, incarnation: int, now: Observation) -> tuple[TrackedEvent, Change]:
     is_started = Phase.of(event) is Phase.STARTED
-    watched = now.watched and not tracked.incomplete
+    was_unread = _may_be_one_of(tracked.unread, event.key)
+    watched = now.watched and not was_unread
     scope = scope_of(event, now.vm)
     known = TrackedEvent(
         event=event,
@@ -147,9 +148,14 @@ def _new(tracked: Tracked, event: Event, incarnation: int, now: Observation) -> 
         steps=tracked.departed.get(event.key, {}),
     )
     kind, reason = TRANSITIONS[Phase.ABSENT, Phase.of(event)]
-    if event.key in tracked.departed and not tracked.incomplete:
+    if event.key in tracked.departed and not was_unread:
         reason = "came_back"
     return _step(known, (kind, reason), incarnation, now)
+
+
+def _may_be_one_of(unread: frozenset[str], key: str) -> bool:
+    """An event that could not be read may be this one: it has its key, or none that can be read."""
+    return key in unread or "" in unread
 
 
 def _last_known(old: Event, event: Event, flaws: tuple[Flaw, ...]) -> Event:

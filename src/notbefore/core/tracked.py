@@ -74,7 +74,7 @@ class TrackedEvent(Struct, frozen=True):
     changed: datetime | None = None  # when its content was seen to change last, by the wall clock
     interruption: Gap | None = None  # the longest measured while Started
     unmeasured: bool = False  # no delays were measured for a part of the time in which it was Started
-    unread: bool = False  # it was not listed since, beside an event that could not be read: that one may be it
+    unread: bool = False  # it could not be read in the last document
     steps: dict[str, int] = {}  # how often each step was made: it distinguishes a change from its repetition
 
     @property
@@ -135,7 +135,9 @@ class Tracked(Struct, frozen=True):
     events: dict[str, TrackedEvent] = {}
     departed: dict[str, dict[str, int]] = {}
     incarnation: int | None = None
-    incomplete: bool = False  # the last document listed an event that could not be read
+    unread: frozenset[str] = (
+        frozenset()
+    )  # keys of events that the last document had unreadable; "": of one without a key
 
     @property
     def interrupting(self) -> bool:
