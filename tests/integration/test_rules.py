@@ -518,24 +518,12 @@ WAITED: Final = (
 )
 CRITICAL_WAITS: Final = "NotbeforeCriticalNotificationWaits"
 UNREADABLE: Final = "NotbeforeEventUnreadable"
-FLAWED: Final = Firing(of_agent(reason="not_before"), "web_0: an event, or a part of it, cannot be read (not_before)")
+CANNOT_BE_READ: Final = "an event, or a part of it, cannot be read (not_before)"
 BLIND: Final = Firing(
     of_agent(),
     "web_0: notbefore gets no answer from IMDS",
 )
 CASES += [
-    Case(
-        "an approval that failed, among some that were made",
-        agent(approving),
-        {
-            "AzureScheduledEventApprovalFailed": {
-                105: [],
-                120: [Firing(of_agent(rule="freezes"), "web_0: an approval by freezes failed")],
-                1080: [],
-            }
-        },
-        minutes=18,
-    ),
     Case(
         "an agent that cannot be scraped",
         vms("web_0", "web_1", look=story((0, []), (60, None), (600, [])), web_1=story((0, []))),
@@ -562,31 +550,7 @@ CASES += [
         },
     ),
     Case("agents, even if down", vms("web_0", look=story((0, None))), {"NotbeforeNoAgents": {600: []}}),
-    Case(
-        "an agent that gets no answer any more", agent(silent_from(60)), {"NotbeforeImdsDown": {225: [], 240: [BLIND]}}
-    ),
     Case("an agent that never got one", agent(never_answered), {"NotbeforeImdsDown": {165: [], 180: [BLIND]}}),
-    Case(
-        "an agent that polls",
-        agent(failing(100)),
-        {"NotbeforeImdsDown": {900: []}, "NotbeforeImdsFailing": {900: []}, "NotbeforePollsDelayed": {900: []}},
-    ),
-    Case(
-        "every fourth poll fails",
-        agent(failing(4)),
-        {"NotbeforeImdsFailing": {900: [Firing(of_agent(), "web_0: 25% of the polls of IMDS fail")]}},
-    ),
-    Case(
-        "an event cannot be read",
-        agent(unreadable),
-        {UNREADABLE: {105: [], 120: [FLAWED], 960: [FLAWED], 1080: []}},
-        minutes=18,
-    ),
-    Case(
-        "polls are late",
-        agent(lambda _, vm: vm.polled(delay=2.0)),
-        {"NotbeforePollsDelayed": {285: [], 900: [Firing(of_agent(), "web_0: notbefore polls 2s late")]}},
-    ),
     Case(
         "notifications are stuck until they are delivered",
         holding(
@@ -652,55 +616,64 @@ CASES += [
         minutes=65,
         interval=60,
     ),
-    Case(
-        "the state cannot be written",
-        agent(degrading),
-        {
-            "NotbeforeStoreDegraded": {
-                120: [],
-                180: [Firing(of_agent("critical"), "web_0: notbefore cannot write its state")],
-            }
-        },
+]
+
+
+def late(_: int, vm: FleetVm) -> None:
+    vm.polled(delay=2.0)
+
+
+# each of an agent of its own: what is wrong with it, the alert, and what it says at which second, or nothing
+OF_AGENTS: Final[tuple[tuple[Callable[[int, FleetVm], None], str, dict[str, str], dict[int, str]], ...]] = (
+    (
+        approving,
+        "AzureScheduledEventApprovalFailed",
+        of_agent(rule="freezes"),
+        {105: "", 120: "an approval by freezes failed", 1080: ""},
     ),
+    (silent_from(60), "NotbeforeImdsDown", of_agent(), {225: "", 240: "notbefore gets no answer from IMDS"}),
+    (failing(4), "NotbeforeImdsFailing", of_agent(), {60: "", 900: "25% of the polls of IMDS fail"}),
+    (failing(100), "NotbeforePollsDelayed", of_agent(), {}),
+    (late, "NotbeforePollsDelayed", of_agent(), {285: "", 900: "notbefore polls 2s late"}),
+    (
+        unreadable,
+        UNREADABLE,
+        of_agent(reason="not_before"),
+        {105: "", 120: CANNOT_BE_READ, 960: CANNOT_BE_READ, 1080: ""},
+    ),
+    (degrading, "NotbeforeStoreDegraded", of_agent("critical"), {120: "", 180: "notbefore cannot write its state"}),
+    (
+        upgraded,
+        "NotbeforeRestartNeeded",
+        of_agent("critical"),
+        {180: "", 240: "another package is installed than the one that runs, and does not work", 1260: ""},
+    ),
+    (
+        refusing,
+        "NotbeforeConfigReloadFailed",
+        of_agent(),
+        {105: "", 120: "notbefore could not reload its configuration"},
+    ),
+    (guessed, "NotbeforeLoginsFailing", of_agent(), {180: "", 300: "245 logins failed within 10 minutes", 960: ""}),
+)
+
+
+def said_of(number: int, labels: dict[str, str], text: str) -> list[Firing]:
+    name = f"web_{number}"
+    return [Firing({**labels, "instance": name}, f"{name}: {text}")] if text else []
+
+
+CASES += [
     Case(
-        "another package is on disk that does not work, and then one that does",
-        agent(upgraded),
+        "what is wrong with an agent is said of that agent, when it is and no longer",
+        lambda: [FleetVm(f"web_{n}", story((0, [])), change=change) for n, (change, *_) in enumerate(OF_AGENTS)],
         {
-            "NotbeforeRestartNeeded": {
-                180: [],
-                240: [
-                    Firing(
-                        of_agent("critical"),
-                        "web_0: another package is installed than the one that runs, and does not work",
-                    )
-                ],
-                1260: [],
-            }
+            alert: {second: said_of(n, labels, text) for second, text in says.items()}
+            for n, (_, alert, labels, says) in enumerate(OF_AGENTS)
+            if says
         },
         minutes=22,
-    ),
-    Case(
-        "the last reload failed",
-        agent(refusing),
-        {
-            "NotbeforeConfigReloadFailed": {
-                105: [],
-                120: [Firing(of_agent(), "web_0: notbefore could not reload its configuration")],
-            }
-        },
-    ),
-    Case(
-        "passwords are guessed, and then no more",
-        agent(guessed),
-        {
-            "NotbeforeLoginsFailing": {
-                180: [],
-                300: [Firing(of_agent(), "web_0: 245 logins failed within 10 minutes")],
-                960: [],
-            }
-        },
-        minutes=20,
-    ),
+    )
 ]
 
 # ---- `notbefore fleet`
