@@ -1,10 +1,7 @@
-"""The agent behind TLS and a password: asked by a real Prometheus, by its own commands, and refused without either."""
+"""The agent behind TLS and a password: asked by its own commands, and refused without either."""
 
-import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import bcrypt
 import pytest
@@ -12,9 +9,8 @@ import trustme
 import yaml
 
 from notbefore.simulator.server import Simulator
-from support.agent import PATIENCE, RunningAgent, eventually, free_port, get, notbefore
+from support.agent import RunningAgent, eventually, free_port, get, notbefore
 from support.azure import FUTURE, ID, body, item
-from support.needs import needs
 
 PASSWORD = "correct horse"
 
@@ -96,48 +92,6 @@ def test_the_commands_say_what_is_missing(agent: RunningAgent, place: Path) -> N
     (place / "binary").write_bytes(b"\x30\x82\xff")
     done = notbefore("health", str(other), *login)
     assert (done.returncode, "binary: cannot read a certificate" in done.stderr) == (2, True)
-
-
-def test_prometheus_scrapes_it_over_https_with_certificate_and_password(
-    agent: RunningAgent, place: Path, tmp_path: Path
-) -> None:
-    needs("prometheus")
-    job: dict[str, Any] = {
-        "job_name": "good",
-        "scheme": "https",
-        "basic_auth": {"username": "prometheus", "password_file": str(place / "password")},
-        "tls_config": {f"{key}_file": str(place / name) for key, name in CERTIFICATES},
-        "static_configs": [{"targets": [f"127.0.0.1:{agent.port}"]}],
-    }
-    wrong = {
-        **job,
-        "job_name": "wrong",
-        "basic_auth": {"username": "prometheus", "password_file": str(place / "wrong")},
-    }
-    config = {"global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"}, "scrape_configs": [job, wrong]}
-    (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    port = free_port()
-    command = ["prometheus", f"--config.file={tmp_path / 'prometheus.yml'}", f"--storage.tsdb.path={tmp_path / 'tsdb'}"]
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log)
-    try:
-
-        def value(query: str) -> str | None:
-            try:
-                found = json.loads(get(port, f"/api/v1/query?query={query}")[1])["data"]["result"]
-            except (OSError, KeyError, ValueError):
-                return None
-            return found[0]["value"][1] if found else None
-
-        eventually(lambda: value('up{job="good"}') == "1")
-        eventually(lambda: value('up{job="wrong"}') == "0")
-        eventually(lambda: value("sum(azure_scheduled_events_pending)") == "1")
-    finally:
-        process.terminate()
-        process.wait(PATIENCE)
-
-
-CERTIFICATES = (("ca", "ca.pem"), ("cert", "client.pem"), ("key", "client.key"))
 
 
 def test_a_listener_for_everybody_is_refused_unless_that_is_said(tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ import json
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +20,7 @@ import yaml
 from notbefore.simulator.server import Simulator
 from peers.pagerduty import ROUTING_KEY, PagerDuty
 from support.agent import PATIENCE, RunningAgent, eventually, free_port, get
-from support.azure import ME, body, item
+from support.azure import body, item
 from support.needs import needs
 from support.peers import HttpPeer
 
@@ -61,17 +60,6 @@ def example() -> dict[str, Any]:
     return config
 
 
-def alertmanager(receiver: HttpPeer, directory: Path) -> None:
-    """The example, with our receivers: ``/oncall`` and ``/chat``."""
-    config = example()
-    config["global"] = {"resolve_timeout": "1m"}
-    config["receivers"] = [
-        {"name": one["name"], "webhook_configs": [{"url": f"{receiver.url}/{one['name']}", "send_resolved": True}]}
-        for one in config["receivers"]
-    ]
-    (directory / "alertmanager.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
-
-
 def managing(port: int, directory: Path) -> tuple[str, ...]:
     needs("prometheus-alertmanager")
     return (
@@ -104,55 +92,6 @@ def prometheus(agents: Sequence[int], manager: int, directory: Path) -> None:
     (directory / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
 
 
-def notified(receiver: HttpPeer, path: str, event_id: str) -> list[str]:
-    """What a receiver was sent of an event, in turn."""
-    bodies = [json.loads(request.body) for request in receiver.requests if request.path == path]
-    return [one["status"] for one in bodies if one["groupLabels"].get("event_id") == event_id]
-
-
-def within(look: Callable[[], bool], what: str) -> None:
-    begun = time.monotonic()
-    eventually(look, WITHIN)
-    print(f"{what} after {time.monotonic() - begun:.1f} s")  # noqa: T201 - for who runs it with -s
-
-
-@pytest.mark.long
-def test_an_event_reaches_the_pager_and_its_end_does(tmp_path: Path) -> None:
-    needs("prometheus", "prometheus-alertmanager")
-    soon = f"{datetime.now(UTC) + timedelta(minutes=20):%a, %d %b %Y %H:%M:%S GMT}"
-    reboot = item("reboot", EventType="Reboot", NotBefore=soon, DurationInSeconds=-1)
-    freeze = item("freeze", NotBefore=soon)
-    with ExitStack() as stack:
-        simulator = stack.enter_context(Simulator((ME,)))
-        receiver, sink = stack.enter_context(HttpPeer()), stack.enter_context(HttpPeer())
-        simulator.set_document(body())
-        config = tmp_path / "notbefore.yaml"
-        config.write_text(yaml.safe_dump({"sinks": {"am": {"alertmanager": {"urls": [sink.url]}}}}), encoding="utf-8")
-        agent = stack.enter_context(RunningAgent(simulator.endpoint, tmp_path / "state", str(config))).ready()
-        managed, served = free_port(), free_port()
-        alertmanager(receiver, tmp_path)
-        prometheus([agent.port], managed, tmp_path)
-        stack.enter_context(running(managed, *managing(managed, tmp_path), log=tmp_path / "am.log"))
-        stack.enter_context(running(served, *scraping(served, tmp_path), log=tmp_path / "prometheus.log"))
-        eventually(lambda: b'"health":"up"' in get(served, "/api/v1/targets")[1])
-
-        simulator.set_document(body(reboot, freeze, incarnation=2))
-        within(lambda: notified(receiver, "/oncall", "reboot") == ["firing"], "on call")
-        within(lambda: notified(receiver, "/chat", "reboot") == ["firing"], "chat")
-        alerts = {one["labels"]["event_id"]: one for one in json.loads(get(managed, "/api/v2/alerts")[1])}
-        assert alerts.keys() == {"reboot", "freeze"}
-        assert alerts["reboot"]["annotations"]["summary"].startswith(f"Reboot of {ME}, not before ")
-        # notbefore's own sink gives an alert the same labels
-        eventually(lambda: len(sink.requests) == 2)
-        sent = {one["labels"]["event_id"]: one for request in sink.requests for one in json.loads(request.body)}
-        for event_id, alert in alerts.items():
-            assert alert["labels"] == sent[event_id]["labels"]
-
-        simulator.set_document(body(incarnation=3))
-        within(lambda: notified(receiver, "/oncall", "reboot") == ["firing", "resolved"], "its end, on call")
-        within(lambda: notified(receiver, "/chat", "reboot") == ["firing", "resolved"], "its end, chat")
-
-
 @pytest.mark.long
 def test_who_what_when_the_start_and_the_end_can_be_read_in_slack_and_pagerduty(tmp_path: Path) -> None:
     """The shipped files as they are, but for the addresses: what people are shown is printed (``pytest -s``)."""
@@ -162,9 +101,13 @@ def test_who_what_when_the_start_and_the_end_can_be_read_in_slack_and_pagerduty(
     with ExitStack() as stack:
         simulator = stack.enter_context(Simulator(names))
         slack, pager = stack.enter_context(HttpPeer()), stack.enter_context(PagerDuty())
+        sink = stack.enter_context(HttpPeer())
         simulator.set_document(body())
+        own = tmp_path / "notbefore.yaml"
+        own.write_text(yaml.safe_dump({"sinks": {"am": {"alertmanager": {"urls": [sink.url]}}}}), encoding="utf-8")
         agents = [
-            stack.enter_context(RunningAgent(simulator.endpoint_of(name), tmp_path / name)).ready() for name in names
+            stack.enter_context(RunningAgent(simulator.endpoint_of(name), tmp_path / name, str(own))).ready()
+            for name in names
         ]
         key, config = tmp_path / "key", example()
         key.write_text(ROUTING_KEY, encoding="utf-8")
@@ -189,6 +132,10 @@ def test_who_what_when_the_start_and_the_end_can_be_read_in_slack_and_pagerduty(
         eventually(lambda: pager.steps)
         assert re.match(r"opened: Reboot of web_[01](, web_1)? \(2 VMs\), not before 20", on_call()[0])
         assert "Azure says: Virtual machine is being paused" in in_slack()
+        # notbefore's own sink gives an alert the same labels
+        (alert,) = json.loads(get(managed, "/api/v2/alerts")[1])
+        (sent,) = json.loads(eventually(lambda: sink.requests)[0].body)
+        assert sent["labels"] == alert["labels"]
         simulator.set_document(body({**reboot, "EventStatus": "Started", "NotBefore": ""}, incarnation=3))
         eventually(lambda: "Reboot of web_0, web_1 (2 VMs) has started" in in_slack())
         eventually(lambda: any("has started" in one for one in on_call()))
