@@ -19,9 +19,8 @@ from typing import Any, Final
 from msgspec import Struct
 
 from notbefore.commands.client import AgentClient
-from notbefore.commands.fleet_events import OF_FLEET
+from notbefore.commands.fleet_events import WAVES, show_waves
 from notbefore.commands.fleet_report import show as show_report
-from notbefore.commands.tables import show_listing
 from notbefore.core.record import Heartbeat, Record, Vm
 from notbefore.errors import NotBeforeError
 from notbefore.fleet.history import History, read_past
@@ -126,7 +125,7 @@ class Demo:
         )
         self._report(web, wave, "announced")
         self._expect("Freeze", "announced")
-        show_listing(OF_FLEET, self._ask(), sys.stdout)
+        show_waves(self._ask(), sys.stdout)
         for number, event in enumerate(wave):
             if number == len(wave) // 2:
                 self._take_over()
@@ -173,7 +172,7 @@ class Demo:
         return f"http://127.0.0.1:{self._instance.port}"
 
     def _ask(self) -> dict[str, Any]:
-        return AgentClient(self._url).ask(OF_FLEET.path)
+        return AgentClient(self._url).ask(WAVES)
 
     def _wait(self, look: Callable[[], object], otherwise: str) -> None:
         """Wait for something, and show the notifications that come meanwhile."""

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from notbefore.commands.approve import describe
-from notbefore.commands.events import OF_AGENT
+from notbefore.commands.events import show_events
 from notbefore.commands.history import show_history
-from notbefore.commands.tables import due, remarks, show_listing
+from notbefore.commands.tables import due
 from notbefore.core.change import Scope
 from notbefore.core.clock import Instant
 from notbefore.core.document import Event
@@ -52,7 +52,7 @@ def test_how_far_not_before_is_has_no_sign_that_must_be_interpreted(left: float 
 
 def test_nothing_is_said_in_words() -> None:
     out = io.StringIO()
-    show_listing(OF_AGENT, answer(last=datetime.now(UTC)), out)
+    show_events(answer(last=datetime.now(UTC)), out)
     show_history([], out, as_json=False)
     assert out.getvalue() == "Nothing is scheduled.\nNo change has been seen.\n"
 
@@ -62,15 +62,27 @@ def answer(last: datetime | None, **fields: Any) -> dict[str, Any]:
     return {"last_successful_poll": last and last.isoformat(), "unreadable": 0, "silence": "", "events": [], **fields}
 
 
-def test_that_nothing_is_scheduled_is_said_only_where_it_is_known() -> None:
-    now = datetime(2026, 3, 1, 12, tzinfo=UTC)
-    assert remarks(answer(last=now)) == ["Nothing is scheduled."]
-    assert remarks(answer(last=None, silence="IMDS has given no valid answer yet")) == []
-    assert remarks(answer(last=now, silence="old", unreadable=1)) == [
-        "1 listed events cannot be read: the agent's log says why."
-    ]
-    assert remarks(answer(last=now, silence="old", events=[{}])) == ["What was listed when IMDS last answered:"]
-    assert remarks(answer(last=now, events=[{}])) == []
+LISTED = dict.fromkeys(("event_id", "event_type", "event_status", "scope", "event_source"), "x") | {
+    **dict.fromkeys(("not_before", "seconds_to_not_before", "expected_duration_seconds")),
+    "resources": ["r"],
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "Nothing is scheduled."),
+        ({"silence": "IMDS has given no valid answer yet"}, ""),
+        ({"silence": "old", "unreadable": 1}, "1 listed events cannot be read: the agent's log says why."),
+        ({"silence": "old", "events": [LISTED]}, "What was listed when IMDS last answered:"),
+        ({"events": [LISTED]}, "EVENT ID"),
+    ],
+)
+def test_that_nothing_is_scheduled_is_said_only_where_it_is_known(fields: dict[str, Any], said: str) -> None:
+    out = io.StringIO()
+    show_events(answer(last=datetime(2026, 3, 1, 12, tzinfo=UTC), **fields), out)
+    assert out.getvalue().partition("\n")[0].startswith(said)
+    assert bool(out.getvalue()) == bool(said)
 
 
 def test_the_history_says_in_words_why_an_ending_or_an_approval_is_reported() -> None:
@@ -89,11 +101,8 @@ def test_the_history_says_in_words_why_an_ending_or_an_approval_is_reported() ->
 
 
 def test_a_name_cannot_move_the_cursor_of_the_terminal_that_shows_it() -> None:
-    event = dict.fromkeys(("event_status", "scope", "event_id", "event_source"), "x")
-    event |= dict.fromkeys(("not_before", "seconds_to_not_before", "expected_duration_seconds"))  # type: ignore[arg-type]  # unknown
     out = io.StringIO()
-    listed = [event | {"event_type": "a\x1b[2Jb\n", "resources": ["r"]}]
-    show_listing(OF_AGENT, answer(last=datetime.now(UTC), events=listed), out)
+    show_events(answer(last=datetime.now(UTC), events=[LISTED | {"event_type": "a\x1b[2Jb\n"}]), out)
     assert "\x1b" not in out.getvalue()
     assert out.getvalue().count("\n") == 2
 

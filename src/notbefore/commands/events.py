@@ -5,12 +5,15 @@ import sys
 from typing import Any, Final, TextIO
 
 from notbefore.commands.client import add_agent, agent_client
-from notbefore.commands.fleet_events import OF_FLEET
+from notbefore.commands.fleet_events import WAVES, show_waves
 from notbefore.commands.options import add_json
-from notbefore.commands.tables import Listing, due, remarks, show_listing, table
+from notbefore.commands.tables import due, print_json, table
 from notbefore.core.document import STARTED
 from notbefore.core.duration import span
 from notbefore.errors import NotBeforeError
+
+# the first three fit into 60 columns: `watch` cuts what is longer, and `approve` needs the id whole
+HEAD: Final = ("EVENT ID", "TYPE", "DUE", "STATUS", "SCOPE", "NOT BEFORE", "EXPECTED", "SOURCE", "RESOURCES")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,22 +27,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show the listed events; returns the exit code. Raises ``NotBeforeError`` where no agent or no IMDS answers."""
-    listing = OF_FLEET if options.fleet else OF_AGENT
-    answer = agent_client(options).ask(listing.path)
-    show_listing(listing, answer, sys.stdout, as_json=options.json)
-    if not options.json and not options.fleet:
-        show_approvals(answer["events"], sys.stdout)
-    if answer.get("silence"):  # an error is no empty list
+    client = agent_client(options)
+    if options.fleet:
+        show_waves(client.ask(WAVES), sys.stdout, as_json=options.json)
+        return 0
+    answer = client.ask("/api/v1/events")
+    show_events(answer, sys.stdout, as_json=options.json)
+    if answer["silence"]:  # an error is no empty list
         raise NotBeforeError(f"it is not known what is scheduled now: {answer['silence']}")
     return 0
 
 
-def show_approvals(events: list[dict[str, Any]], out: TextIO) -> None:
-    """Print what the approval rules say of the events; nothing without rules."""
+def show_events(answer: dict[str, Any], out: TextIO, *, as_json: bool = False) -> None:
+    """Print what is started, then by NotBefore, and what the approval rules say of it."""
+    events = sorted(answer["events"], key=lambda one: (one["event_status"] != STARTED, one["not_before"] or "9"))
+    if as_json:
+        print_json(events, out)
+        return
+    out.writelines(f"{text}\n" for text in _remarks(answer))
+    table(HEAD, [_row(event) for event in events], out)
     approvals = [(event["event_id"], _approval_words(event["approval"])) for event in events if event.get("approval")]
     if approvals:
         out.write("\n")
         table(("EVENT ID", "APPROVAL"), approvals, out)
+
+
+def _remarks(answer: dict[str, Any]) -> list[str]:
+    """Sentences above the listed events. That nothing is scheduled is said only where it is known."""
+    if answer["unreadable"]:
+        return [f"{answer['unreadable']} listed events cannot be read: the agent's log says why."]
+    if answer["silence"]:
+        return ["What was listed when IMDS last answered:"] if answer["events"] else []
+    return [] if answer["events"] else ["Nothing is scheduled."]
 
 
 def _approval_words(approval: dict[str, Any]) -> str:
@@ -51,11 +70,6 @@ def _approval_words(approval: dict[str, Any]) -> str:
     if approval["mode"] != "on" and approval["action"] == "approve":
         words += f"; but nothing is sent: {approval['off'] or 'approval.dry_run is true'}"
     return words + (f" [{approval['state']}]" if approval["state"] else "")
-
-
-def _by_urgency(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    """What is started, then by NotBefore."""
-    return sorted(answer["events"], key=lambda event: (event["event_status"] != STARTED, event["not_before"] or "9"))
 
 
 def _row(event: dict[str, Any]) -> tuple[str, ...]:
@@ -70,13 +84,3 @@ def _row(event: dict[str, Any]) -> tuple[str, ...]:
         event["event_source"] or "-",
         ", ".join(event["resources"]),
     )
-
-
-OF_AGENT: Final = Listing(
-    path="/api/v1/events",
-    # the first three fit into 60 columns: `watch` cuts what is longer, and `approve` needs the id whole
-    head=("EVENT ID", "TYPE", "DUE", "STATUS", "SCOPE", "NOT BEFORE", "EXPECTED", "SOURCE", "RESOURCES"),
-    listed=_by_urgency,
-    remarks=remarks,
-    row=_row,
-)

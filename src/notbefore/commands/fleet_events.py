@@ -1,10 +1,11 @@
 """``notbefore events --fleet``: what is coming over the fleet, as an instance of ``notbefore fleet`` knows it."""
 
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
-from notbefore.commands.tables import Listing, due
-from notbefore.core.text import some_of
+from notbefore.commands.tables import due, print_json, table
+from notbefore.core.text import escaped, some_of
 
+WAVES: Final = "/api/v1/fleet/events"  # where an instance answers
 HEAD: Final = (
     "TYPE", "STATUS", "NOT BEFORE", "DUE", "EVENTS", "VMS", "REPORTED BY", "REGION", "GROUP", "EVENT ID", "NAMES",
 )  # fmt: skip
@@ -12,6 +13,15 @@ NOTHING: Final = "Nothing is coming over the fleet."
 NOT_KNOWN: Final = "It is not known what is coming: no partition of the hub is read yet."
 MAX_SHOWN: Final = 5  # names of affected VMs in a row
 MAX_NAMES: Final = 20  # of silent VMs in a line
+
+
+def show_waves(answer: dict[str, Any], out: TextIO, *, as_json: bool = False) -> None:
+    """Print the waves that an instance answers at ``WAVES``."""
+    if as_json:
+        print_json(answer["waves"], out)
+        return
+    out.writelines(f"{escaped(text)}\n" for text in _remarks(answer))
+    table(HEAD, [_row(wave) for wave in answer["waves"]], out)
 
 
 def _remarks(answer: dict[str, Any]) -> list[str]:
@@ -38,12 +48,3 @@ def _row(wave: dict[str, Any]) -> tuple[str, ...]:
         wave["event_id"],
         some_of(wave["vms"], MAX_SHOWN),
     )
-
-
-OF_FLEET: Final = Listing(
-    path="/api/v1/fleet/events",
-    head=HEAD,
-    listed=lambda answer: answer["waves"],
-    remarks=_remarks,
-    row=_row,
-)

@@ -162,18 +162,15 @@ class SimulatorState:
         now = time.time()
         with self.mutex:
             known = {play.event_id.casefold(): index for index, play in enumerate(self._plays)}
-            written = _ids_of(self._raw)
-            if any(event_id.casefold() not in known and event_id.casefold() not in written for event_id in event_ids):
+            written = (self._raw or b"").lower()  # a document that was set
+            wanted = [event_id.casefold() for event_id in event_ids]
+            if any(one not in known and f'"{one}"'.encode() not in written for one in wanted):
                 return False
-            for event_id in event_ids:
-                index = known.get(event_id.casefold())
-                if index is None:
-                    self.start_requests.append(event_id)
-                    continue
-                play = self._plays[index]
-                self.start_requests.append(play.event_id)
-                if play.approved is None and play.status(now) == "Scheduled":
-                    self._plays[index] = msgspec.structs.replace(play, approved=now)
+            for event_id, one in zip(event_ids, wanted, strict=True):
+                play = self._plays[known[one]] if one in known else None
+                self.start_requests.append(play.event_id if play is not None else event_id)
+                if play is not None and play.approved is None and play.status(now) == "Scheduled":
+                    self._plays[known[one]] = msgspec.structs.replace(play, approved=now)
             del self.start_requests[:-MAX_START_REQUESTS]
             return True
 
@@ -226,22 +223,6 @@ class SimulatorState:
                 "faults": self._faults,
                 "events": [{"scenario": play.scenario.name, **(play.item(now) or {})} for play in self._plays],
             }
-
-
-class _Id(Struct):
-    EventId: str
-
-
-class _Ids(Struct):
-    Events: list[_Id]
-
-
-def _ids_of(raw: bytes | None) -> set[str]:
-    """Return the EventIds of a document that was set, in one case; none if it cannot be read."""
-    try:
-        return {event.EventId.casefold() for event in msgspec.json.decode(raw or b"", type=_Ids).Events}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return set()
 
 
 def check_speed(speed: float) -> float:
