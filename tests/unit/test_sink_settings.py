@@ -358,6 +358,8 @@ def test_a_secret_never_prints() -> None:
             "SharedAccessKey=topsecret=",
         ),
         ("https://x.example.org/h?sig=a%2Fb%2Bcd%3D%3D", "sig was a/b+cd=="),
+        ("Bearer topsecret-token", "401: topsecret-token is not known"),  # a header's value: without its scheme as well
+        ("Basic bWU6dG9wc2VjcmV0", "401: bWU6dG9wc2VjcmV0 is not known, nor topsecret of me"),
         ('quo"te\\secret', '{"token":"quo\\"te\\\\secret"}'),
         ("caf\u00e9-secret", "caf\\u00e9-secret and caf%C3%A9-secret"),
     ],

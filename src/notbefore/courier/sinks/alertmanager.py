@@ -114,9 +114,8 @@ def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[st
         return [_alert(message, text, _labels(message, settings), settings)]
     severity = next(one for one in SEVERITIES if one in (message.severity, first["severity"]))
     now = _alert(message, text, first | {"severity": severity}, settings)
-    return (
-        [now] if severity == first["severity"] else [now, now | {"labels": first, "endsAt": rfc3339(datetime.now(UTC))}]
-    )
+    before = now | {"labels": first, "endsAt": rfc3339(datetime.now(UTC))}
+    return [now] if severity == first["severity"] else [now, before]
 
 
 def _first_labels(message: Message) -> dict[str, str] | None:
