@@ -161,7 +161,7 @@ def test_a_search_that_breaks_is_said_and_tried_again(
         searches.append(endpoint)
         raise OSError(97, "nobody foresaw this")
 
-    monkeypatch.setattr(polling, "SILENCE", 0.0)
+    monkeypatch.setattr(polling, "FIRST_SILENCE", 0.0)
     monkeypatch.setattr(polling, "SEARCH_PAUSE", 0.0)
     monkeypatch.setattr(elsewhere, "search", broken)
     with watching(tmp_path, endpoint=silent) as (_, watcher):

@@ -22,7 +22,8 @@ IDENTITY_REFRESH: Final = 3600.0  # seconds
 IDENTITY_TIMEOUT: Final = 2.0  # seconds; the events are not polled meanwhile
 IDENTITY_RETRY: Final = 1.0  # seconds after the first failure, doubled with each,
 LONGEST_IDENTITY_RETRY: Final = 30.0  # to so many seconds
-SILENCE: Final = 5.0  # seconds without a good answer, after which IMDS is searched for
+FIRST_SILENCE: Final = 5.0  # seconds without a first good answer, after which IMDS is searched for
+SILENCE: Final = 60.0  # seconds without another one; the search delays polls
 SEARCH_PAUSE: Final = 10.0  # seconds after the first search, doubled with each,
 LONGEST_SEARCH_PAUSE: Final = 300.0  # to so many seconds
 STOP_PATIENCE: Final = 0.5  # seconds for the thread to end
@@ -86,12 +87,14 @@ class Polling:
         now = self._clock.monotonic()
         if poll.error is None:
             self._last_answer = now
-            if not self._answered:  # now it can say who this VM is as well; the first comparison waits for that
-                self._answered, self._next_identity = True, 0.0
+            if not self._answered and self._identity_failures:  # now it can; the first comparison waits for the name
+                self._next_identity = 0.0
+            self._answered = True
         if now >= self._next_identity:
             self._ask_identity()
         self._tracker.handle(poll)
-        if self._may_search and now - self._last_answer > SILENCE and now >= self._next_search:
+        silence = SILENCE if self._answered else FIRST_SILENCE
+        if self._may_search and now - self._last_answer > silence and now >= self._next_search:
             with self._errors.guarded("poll", "search", vital=False):
                 self._search()
 
