@@ -11,7 +11,7 @@ import pytest
 from notbefore.errors import ConfigError, ImdsError
 from notbefore.imds.client import MAX_ANSWER, ImdsClient
 from notbefore.imds.identity import fetch_vm, vm_of
-from notbefore.imds.poller import SLOWEST_RETRY, USUAL_RETRY, Poll, Poller
+from notbefore.imds.poller import SLOWEST_RETRY, Poll, Poller
 from support.agent import free_port
 from support.azure import FUTURE
 from support.raw_server import Talk, answer, raw, serving
@@ -282,64 +282,53 @@ def test_the_tags_of_a_vm_are_read_and_bounded() -> None:
 # ---- the poller
 
 
-def polls_of(talks: list[Talk], count: int, interval: float = 0.2) -> list[Poll]:
-    """The first polls against a server."""
+def polled(*talks: Talk, interval: float = 0.1) -> tuple[list[Poll], float]:
+    """As many polls as there are answers, and in how many seconds the next one is due."""
     polls: list[Poll] = []
     stop = threading.Event()
 
     def handle(poll: Poll) -> None:
         polls.append(poll)
-        if len(polls) == count:
+        if len(polls) == len(talks):
             stop.set()
 
     with serving(*talks) as (endpoint, _):
-        Poller(connect(endpoint), "2020-07-01", interval).run(handle, stop)
-    return polls
+        poller = Poller(connect(endpoint), "2020-07-01", interval)
+        poller.run(handle, stop)
+        return polls, poller.due - time.monotonic()
 
 
 def test_a_body_that_equals_the_last_one_is_nothing_new() -> None:
-    polls = polls_of([answer(body=b"a"), answer(body=b"a"), answer(body=b"b")], 3)
-    assert [poll.body for poll in polls] == [b"a", None, b"b"]
-    assert all(poll.error is None for poll in polls)
+    polls, due = polled(answer(body=b"a"), answer(body=b"a"), answer(body=b"b"))
+    assert [(poll.body, poll.error) for poll in polls] == [(b"a", None), (None, None), (b"b", None)]
+    assert due <= 0.1
 
 
-def next_after(poller: Poller, failures: int, error: ImdsError | None) -> float:
-    return poller._next(failures, error) - time.monotonic()
+def test_polls_that_became_due_during_a_slow_answer_are_left_out() -> None:
+    def slow(connection: socket.socket, head: bytes) -> None:
+        time.sleep(0.35)
+        answer()(connection, head)
+
+    assert 0 < polled(slow, interval=0.2)[1] <= 0.2
 
 
-def test_a_missed_beat_is_left_out_and_not_made_up_for() -> None:
-    poller = Poller(connect("http://127.0.0.1:1"), "2020-07-01", 1.0)
-    poller.due = time.monotonic() - 3.5
-    assert 0.3 < next_after(poller, 0, None) <= 0.5
+def throttled(seconds: int) -> Talk:
+    return answer("429 Too Many Requests", b"", f"Retry-After: {seconds}")
+
+
+BUSY = answer("503 Service Unavailable")
 
 
 @pytest.mark.parametrize(
-    ("failures", "retry_after", "interval", "expected"),
+    ("talks", "interval", "expected"),
     [
-        (1, None, 1.0, 1.0),
-        (3, None, 1.0, 4.0),
-        (50, None, 1.0, USUAL_RETRY),
-        (1, 20.0, 1.0, 20.0),
-        (1, 3600.0, 1.0, SLOWEST_RETRY),
-        (1, 0.0, 1.0, 1.0),
-        (9, None, 60.0, 60.0),
+        ([BUSY], 1.0, 1.0),
+        ([BUSY] * 3, 0.1, 0.4),
+        ([BUSY], 60.0, 60.0),
+        ([throttled(20)], 1.0, 20.0),
+        ([throttled(3600)], 1.0, SLOWEST_RETRY),
+        ([throttled(0)], 1.0, 1.0),
     ],
 )
-def test_it_backs_off_and_never_above_half_a_minute(
-    failures: int, retry_after: float | None, interval: float, expected: float
-) -> None:
-    poller = Poller(connect("http://127.0.0.1:1"), "2020-07-01", interval)
-    error = ImdsError("throttled", retry_after=retry_after)
-    assert next_after(poller, failures, error) == pytest.approx(expected, abs=0.1)
-
-
-def test_it_stops_at_once_between_two_polls() -> None:
-    stop = threading.Event()
-    with serving(answer()) as (endpoint, _):
-        poller = Poller(connect(endpoint), "2020-07-01", 3600.0)
-        handled: list[Poll] = []
-        thread = threading.Thread(target=poller.run, args=(handled.append, stop))
-        thread.start()
-        stop.set()
-        thread.join(10)
-    assert not thread.is_alive()
+def test_it_backs_off_and_never_above_half_a_minute(talks: list[Talk], interval: float, expected: float) -> None:
+    assert polled(*talks, interval=interval)[1] == pytest.approx(expected, abs=0.2)
