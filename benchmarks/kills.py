@@ -11,9 +11,6 @@ moments, and what was not synced is there, is not, or is there in part.
 The modes of ``FAULTS``: each inflicts one fault again and again, and heals it. What must arrive, and by when, is not
 what the agent recorded but what Azure listed: each step of each event, 5 s after the list had it. To add a mode: a
 function that inflicts and heals, and a line in ``FAULTS``.
-
-`leader`: five agents with `announce_by: leader` and `peers`, of which the first one comes and goes; `leader-alone`: the
-same without `peers`.
 """
 
 import argparse
@@ -28,7 +25,6 @@ import random
 import re
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -50,9 +46,7 @@ from notbefore.store.store import Store
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from support.hanging_disk import EVERYTHING, WRITES, HangingDisk
-from support.installed import VERSION, Installed
 from support.recorded_disk import Image, RecordedDisk, Step
-from support.wall_clock import WallClock
 
 FLOWS = 20
 LATE = 5.0  # seconds after the moment from which on a delivery was possible
@@ -79,7 +73,6 @@ class Receiver(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.taken: list[tuple[str, str, str]] = []  # delivery id, event, kind
         self.times: list[float] = []  # monotonic seconds at which each was taken
-        self.senders: list[str] = []  # the VM that sent each
         self.answers: collections.Counter[str] = collections.Counter()
         self.calm = False
 
@@ -110,7 +103,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
             values = json.loads(body)
             key = str(values["azure.scheduled_event.id"]).casefold()
             self.server.times.append(time.monotonic())
-            self.server.senders.append(str(values.get("host.name")))
             self.server.taken.append((self.headers["X-Notbefore-Delivery-Id"], key, values["notbefore.delivery.kind"]))
         if mood in ("hang", "cut", "take and cut"):
             self.close_connection = True
@@ -131,13 +123,10 @@ class World(threading.Thread):
     ``pace``: the shortest and the longest time between two lists, in seconds. ``shown``: when each step was listed.
     """
 
-    def __init__(
-        self, simulator: Simulator, pace: tuple[float, float] = (0.2, 0.9), vms: tuple[str, ...] = ("WestNO_0",)
-    ) -> None:
+    def __init__(self, simulator: Simulator, pace: tuple[float, float] = (0.2, 0.9)) -> None:
         super().__init__(daemon=True)
         self._simulator = simulator
         self._pace = pace
-        self._vms = vms
         self.shown: dict[tuple[str, str], float] = {}
         self._over = threading.Event()
         self.begun = 0
@@ -172,7 +161,7 @@ class World(threading.Thread):
                 "EventStatus": status,
                 "EventType": "Freeze",
                 "ResourceType": "VirtualMachine",
-                "Resources": self._vms,
+                "Resources": ["WestNO_0"],
                 "NotBefore": FUTURE if status == "Scheduled" else "",
             }
             for event_id, status in listed.items()
@@ -190,10 +179,10 @@ def main() -> None:
     parser.add_argument(
         "modes",
         nargs="*",
-        choices=MODES,
+        choices=["kills", "power-cut", *FAULTS],
         default="kills",
         metavar="MODE",
-        help=" | ".join(MODES),
+        help=" | ".join(["kills", "power-cut", *FAULTS]),
     )
     parser.add_argument("--kills", type=int, default=200, help="how often to kill (default 200; the claim is 2000)")
     parser.add_argument("--rounds", type=int, default=20, help="how often to inflict each other fault (default 20)")
@@ -206,8 +195,6 @@ def main() -> None:
             bad += kills(options.kills)
         elif mode == "power-cut":
             bad += power_cut(options.rounds)
-        elif mode in LEADER:
-            bad += leader(mode, options.rounds)
         else:
             bad += inflict(mode, options.rounds)
     sys.exit(1 if bad else 0)
@@ -225,9 +212,9 @@ def configuration(directory: Path, receiver: Receiver, **more: Any) -> Path:
     return path
 
 
-def run_command(config: Path, simulator: Simulator, state: Path, host: str = "127.0.0.1") -> list[str]:
+def run_command(config: Path, simulator: Simulator, state: Path) -> list[str]:
     command = [sys.executable, "-m", "notbefore", "run", str(config), "--imds", simulator.endpoint]
-    return [*command, "--state-dir", str(state), "--listen", f"{host}:{PORT}"]
+    return [*command, "--state-dir", str(state), "--listen", f"127.0.0.1:{PORT}"]
 
 
 def kills(count: int) -> bool:
@@ -252,17 +239,15 @@ def kills(count: int) -> bool:
     return bad
 
 
-# ---- faults of the disk, of the state file and of the clock
+# ---- faults of the disk and of the state file
 
 
 class Place(NamedTuple):
     """Where a fault is inflicted."""
 
     state: Path  # the state directory, as the agent sees it
-    clock: WallClock  # of the agent and of the courier alone
-    disk: HangingDisk  # the state directory's, for these two
+    disk: HangingDisk  # the state directory's, for the agent and the courier alone
     manager: subprocess.Popen[bytes]  # starts the agent, whenever it has ended
-    installed: Installed | None = None  # what the agent is run from, where that is to be another version
 
     @property
     def agent(self) -> int:
@@ -282,7 +267,6 @@ class Place(NamedTuple):
 class Fault(NamedTuple):
     inflict: Callable[[Place, float], None]  # for so many seconds; healed when it returns
     mount: str = ""  # what puts a disk on the state directory, $0
-    installs: bool = False
     loses: bool = False  # what only memory knew: it is counted, and no failure
 
 
@@ -335,19 +319,6 @@ def file_deleted(place: Place, seconds: float) -> None:
     time.sleep(seconds / 2)
 
 
-def lock_held(place: Place, seconds: float) -> None:
-    with closing(sqlite3.connect(place.state / FILE_NAME, isolation_level=None, timeout=30)) as db:
-        db.execute("BEGIN EXCLUSIVE")
-        time.sleep(seconds)
-        db.execute("ROLLBACK")
-
-
-def clock_jump(place: Place, seconds: float) -> None:
-    place.clock.jump(random.choice([63_072_000, 86_400, 7_200, -3_600]))
-    time.sleep(seconds)
-    place.clock.jump(0)
-
-
 def hung_disk(place: Place, seconds: float) -> None:
     place.disk.hang(random.choice([WRITES, EVERYTHING]))
     time.sleep(seconds)
@@ -363,12 +334,6 @@ def frozen_disk(place: Place, seconds: float) -> None:
     os.close(directory)
 
 
-def upgrade(place: Place, seconds: float) -> None:
-    if place.installed is not None:
-        place.installed.install(random.choice([place.installed.older, place.installed.newer]))
-    time.sleep(seconds)
-
-
 FIFREEZE, FITHAW = 0xC0045877, 0xC0045878  # linux/fs.h
 # a service manager with `Restart=always`
 MANAGER = 'trap "kill \\$!; wait; exit" TERM; while :; do "$@" & wait $!; done'
@@ -379,11 +344,8 @@ FAULTS = {
     "file-deleted": Fault(file_deleted),
     "file-replaced": Fault(file_replaced),
     "sick-kills": Fault(sick_kills, SMALL_DISK, loses=True),
-    "lock-held": Fault(lock_held),
-    "clock-jump": Fault(clock_jump),
     "hung-disk": Fault(hung_disk),
     "frozen-disk": Fault(frozen_disk, LOOP_DISK),
-    "upgrade": Fault(upgrade, installs=True),
 }
 
 
@@ -393,24 +355,19 @@ def inflict(mode: str, rounds: int) -> bool:
     receiver.calm = True
     threading.Thread(target=receiver.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory() as directory, Simulator(("WestNO_0",)) as simulator:
-        state, clock = Path(directory) / "state", WallClock(Path(directory))
+        state = Path(directory) / "state"
         disk = HangingDisk(state, Path(directory))
-        libraries = f"{clock.variables['LD_PRELOAD']}:{disk.variables['LD_PRELOAD']}"
         state.mkdir()
         inside = ("unshare", "--mount", "sh", "-c", fault.mount + MANAGER, str(state))
         command = run_command(configuration(Path(directory), receiver), simulator, state)
-        installed = None
-        if fault.installs:
-            installed = Installed.make(Path(directory), {"pyproject.toml": (VERSION, 'version = "9.9.9"')})
-            command[0] = str(installed.place / "bin" / "python")
-        manager = start([*inside, *command], **clock.variables | disk.variables | {"LD_PRELOAD": libraries})
-        while not _answers("127.0.0.1"):
+        manager = start([*inside, *command], **disk.variables)
+        while not _answers():
             time.sleep(0.05)
         world = World(simulator, SLOWLY)
         world.start()
         for _ in range(rounds):
             time.sleep(random.uniform(0.5, 3))
-            fault.inflict(Place(state, clock, disk, manager, installed), random.uniform(1, 6))
+            fault.inflict(Place(state, disk, manager), random.uniform(1, 6))
         world.stop()
         time.sleep(LATE + 2)
         manager.terminate()
@@ -507,109 +464,12 @@ class Cuts:
         store.close()
 
 
-# ---- the leader's agent comes and goes
-
-GROUP = ("127.0.0.11", "127.0.0.12", "127.0.0.13", "127.0.0.14", "127.0.0.15")  # VMs, named as they are reached
-RANK = 10.0  # seconds that each next VM waits for the ones before it
-LEADER = {"leader": True, "leader-alone": False}  # mode -> the agents can ask each other (`peers`)
-MODES = ["kills", "power-cut", *FAULTS, *LEADER]
-
-
-class Life:
-    """One agent of the group, and when it worked."""
-
-    def __init__(self, name: str, config: Path, simulator: Simulator) -> None:
-        self._name = name
-        self._command = run_command(config, simulator, config.parent / name, name)
-        self._agent: subprocess.Popen[bytes] | None = None
-        self.up: list[tuple[float, float]] = []  # monotonic seconds, from its first answer until it was asked to stop
-
-    def begin(self) -> None:
-        self._agent = start(self._command, NOTBEFORE_VM__NAME=self._name)
-        while not _answers(self._name):
-            time.sleep(0.05)
-        self.up.append((time.monotonic(), float("inf")))
-
-    def end(self, number: int) -> None:
-        self.up[-1] = (self.up[-1][0], time.monotonic())
-        if self._agent is not None:
-            self._agent.send_signal(number)
-            self._agent.wait(30)
-
-    def works(self, since: float, until: float) -> bool:
-        return any(begun <= since and until <= ended for begun, ended in self.up)
-
-
-def _answers(host: str) -> bool:
-    connection = http.client.HTTPConnection(host, PORT, timeout=1)
+def _answers() -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=1)
     with closing(connection), suppress(OSError, http.client.HTTPException):
         connection.request("GET", "/readyz")
         return connection.getresponse().status == http.HTTPStatus.OK
     return False
-
-
-def leader(mode: str, rounds: int) -> bool:
-    """The agent of the first VM of five is killed or stopped, and started again; the others live on."""
-    receiver, begun = Receiver(), time.monotonic()
-    receiver.calm = True
-    threading.Thread(target=receiver.serve_forever, daemon=True).start()
-    with tempfile.TemporaryDirectory() as directory, Simulator(GROUP) as simulator:
-        peers = {"peers": {"url": f"http://{{vm}}:{PORT}/readyz"}} if LEADER[mode] else {}
-        route = {"sinks": ["hook"], "announce_by": "leader"}
-        config = configuration(Path(directory), receiver, routes=[route], **peers)
-        group = [Life(name, config, simulator) for name in GROUP]
-        world = World(simulator, (4.0, 8.0), GROUP)
-        if random.random() < 0.5:  # it is down from the beginning
-            group[0].begin()
-        for one in group[1:]:
-            one.begin()
-        world.start()
-        for _ in range(rounds):
-            time.sleep(random.uniform(1, 25))
-            if not group[0].works(time.monotonic(), time.monotonic()):
-                group[0].begin()
-            else:
-                group[0].end(random.choice([signal.SIGKILL, signal.SIGTERM]))
-        world.stop()
-        time.sleep(RANK + LATE + 2)
-        for one in reversed(group):  # else one that waits for those before it finds them gone, and sends
-            if one.works(time.monotonic(), time.monotonic()):
-                one.end(signal.SIGTERM)
-    return leader_account(mode, group[0], world, receiver, time.monotonic() - begun)
-
-
-def leader_account(mode: str, first: Life, world: World, receiver: Receiver, took: float) -> bool:
-    """While the first VM's agent works, one VM's message of each step, at once; else the second one's, a rank later.
-
-    The first one may be back before that, but it may have missed what was listed only while it was gone.
-
-    What the event has left behind by then need not be sent. Where the first one came or went meanwhile, two may come.
-    """
-    times: dict[tuple[str, str], list[float]] = {}
-    senders: dict[tuple[str, str], set[str]] = {}
-    for (_, event, kind), at, sender in zip(receiver.taken, receiver.times, receiver.senders, strict=True):
-        of = (event, kind if kind in ("announced", "started") else "over")
-        times.setdefault(of, []).append(at)
-        senders.setdefault(of, set()).add(sender)
-    lost, late, many, twice = [], [], [], 0
-    repeated = len(receiver.taken) - sum(map(len, senders.values()))  # by a courier that was killed before it noted it
-    for (event, step), shown in world.shown.items():
-        possible = shown if first.works(shown, shown + LATE) else shown + RANK
-        following = [at for (other, _), at in world.shown.items() if other == event and at > shown]
-        moved_on = min(following, default=float("inf")) < possible + LATE
-        found, by = times.get((event, step), []), senders.get((event, step), set())
-        if not found and not moved_on:
-            lost.append((event, step))
-        elif found and min(found) > possible + LATE and not moved_on:
-            late.append((event, step, round(min(found) - shown, 1)))
-        most = 1 if LEADER[mode] and first.works(shown - 1, shown + RANK + LATE) else 2
-        twice += len(by) == 2
-        if len(by) > most:
-            many.append((event, step, sorted(by)))
-    print(f"{mode}: leader up {len(first.up)} times, {world.begun} events, {len(world.shown)} steps, {took:.0f} s")
-    print(f"{mode}: LOST {len(lost)} (bar: 0), LATE {len(late)} (bar: 0), too many {len(many)} (bar: 0), "
-          f"of two VMs {twice}, repeated by one VM {repeated}", *lost[:5], *late[:5], *many[:5])  # fmt: skip
-    return bool(lost or late or many)
 
 
 def start(command: list[str], **variables: str) -> subprocess.Popen[bytes]:
