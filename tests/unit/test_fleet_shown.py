@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from notbefore.commands.fleet_events import OF_FLEET
 from notbefore.core.record import Vm
 from notbefore.fleet.calendar import calendar
 from notbefore.fleet.hub_records import Place
@@ -71,6 +72,19 @@ def test_it_is_shown_what_is_asked_for(wanted: dict[str, str], count: int) -> No
 def test_two_vms_of_one_name_are_shown_with_their_resource_groups() -> None:
     found = [Heard(name, 0.0, 1.0, Place("sub", group)) for name, group in (("a", "x"), ("A", "y"), ("b", "x"))]
     assert names_of(found) == ("b", "sub/x/a", "sub/y/A")
+
+
+@pytest.mark.parametrize(
+    ("partitions", "trouble", "said"),
+    [
+        ([{}], "", "Nothing is coming over the fleet."),
+        ([], "", "It is not known what is coming: no partition of the hub is read yet."),
+        ([{}], "the hub is not being read", "It is not known what is coming: the hub is not being read."),
+    ],
+)
+def test_that_nothing_is_coming_is_said_where_that_is_known(partitions: list[Any], trouble: str, said: str) -> None:
+    answer = {"waves": [], "silent": [], "missing": [], "partitions": partitions, "trouble": trouble}
+    assert OF_FLEET.remarks(answer) == [said]
 
 
 def mute(**match: str) -> Mute:

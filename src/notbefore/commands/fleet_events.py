@@ -10,7 +10,6 @@ HEAD: Final = (
     "TYPE", "STATUS", "NOT BEFORE", "DUE", "EVENTS", "VMS", "REPORTED BY", "REGION", "GROUP", "EVENT ID", "NAMES",
 )  # fmt: skip
 NOTHING: Final = "Nothing is coming over the fleet."
-NOT_KNOWN: Final = "It is not known what is coming: no partition of the hub is read yet."
 MAX_SHOWN: Final = 5  # names of affected VMs in a row
 MAX_NAMES: Final = 20  # of silent VMs in a line
 
@@ -26,8 +25,12 @@ def show_waves(answer: dict[str, Any], out: TextIO, *, as_json: bool = False) ->
 
 def _remarks(answer: dict[str, Any]) -> list[str]:
     """Who is silent or missing, and that nothing is coming, where that is known."""
-    nothing = NOTHING if answer["partitions"] else NOT_KNOWN
-    return ([] if answer["waves"] else [nothing]) + [
+    trouble = answer["trouble"] or ("" if answer["partitions"] else "no partition of the hub is read yet")
+    if trouble:
+        said = [f"{'This may be old' if answer['waves'] else 'It is not known what is coming'}: {trouble}."]
+    else:
+        said = [] if answer["waves"] else [NOTHING]
+    return said + [
         f"{len(names)} {'VM is' if len(names) == 1 else 'VMs are'} {what}: {some_of(names, MAX_NAMES)}"
         for what, names in (("silent", answer["silent"]), ("missing", answer["missing"]))
         if names

@@ -110,7 +110,9 @@ class FleetView:
         heard += [one for found in others.values() for one in found.heard.values()]
         missing = [one for fold in folds for one in fold.missing.silent]
         missing += [one for found in others.values() for one in found.expected.values() if one.silent]
+        ready = self.ready()
         return FleetEvents(
+            trouble="" if ready.ok else ready.reasons[0],
             partitions=tuple(sorted(partitions, key=lambda one: natural(one.name))),
             waves=tuple(one for one in coming(waves, now) if one.matches(wanted)),
             heard=len(heard),
