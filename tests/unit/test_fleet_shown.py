@@ -1,11 +1,12 @@
 """What is shown of a fleet: what can still be prepared for first, what is asked for, one line for what is under way."""
 
+import io
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from notbefore.commands.fleet_events import OF_FLEET
+from notbefore.commands.fleet_events import show_waves
 from notbefore.core.record import Vm
 from notbefore.fleet.calendar import calendar
 from notbefore.fleet.hub_records import Place
@@ -84,7 +85,9 @@ def test_two_vms_of_one_name_are_shown_with_their_resource_groups() -> None:
 )
 def test_that_nothing_is_coming_is_said_where_that_is_known(partitions: list[Any], trouble: str, said: str) -> None:
     answer = {"waves": [], "silent": [], "missing": [], "partitions": partitions, "trouble": trouble}
-    assert OF_FLEET.remarks(answer) == [said]
+    out = io.StringIO()
+    show_waves(answer, out)
+    assert out.getvalue() == f"{said}\n"
 
 
 def mute(**match: str) -> Mute:
