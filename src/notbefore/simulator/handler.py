@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
@@ -83,14 +83,14 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 300  # seconds without a request, after which the connection is closed
 
     def do_GET(self) -> None:
-        """Answer, whatever the method is: ``_ROUTES`` says which there are."""
+        """Answer, whatever the method is: ``ROUTES`` says which there are."""
         try:
             request, answer = self._request()
             answer(self, request)
         except _RefusedError as refusal:
-            self._json({"error": str(refusal)}, refusal.status, **refusal.headers)
+            self.reply({"error": str(refusal)}, refusal.status, **refusal.headers)
         except SimulatorError as error:
-            self._json({"error": str(error)}, HTTPStatus.BAD_REQUEST)
+            self.reply({"error": str(error)}, HTTPStatus.BAD_REQUEST)
 
     # http.server looks for these names
     do_POST = do_PUT = do_DELETE = do_HEAD = do_PATCH = do_OPTIONS = do_GET  # noqa: N815
@@ -98,12 +98,12 @@ class Handler(BaseHTTPRequestHandler):
     def _request(self) -> tuple[Request, Callable[["Handler", Request], None]]:
         body = self._body()
         url = urlsplit(self.path)
-        name, path = self._state.vms[0], url.path
+        name, path = self.state.vms[0], url.path
         if path.startswith("/vm/"):
             name, _, rest = path.removeprefix("/vm/").partition("/")
-            path = f"/{rest}"
-        vm = next((known for known in self._state.vms if known.casefold() == unquote(name).casefold()), None)
-        methods = self._ROUTES.get(path)
+            name, path = unquote(name), f"/{rest}"
+        vm = next((known for known in self.state.vms if known.casefold() == name.casefold()), None)
+        methods = ROUTES.get(path)
         if vm is None or methods is None:
             raise _RefusedError(HTTPStatus.NOT_FOUND, "no such VM" if vm is None else "not found")
         if self.command not in methods:
@@ -123,11 +123,12 @@ class Handler(BaseHTTPRequestHandler):
         return self.rfile.read(int(length))
 
     @property
-    def _state(self) -> SimulatorState:
+    def state(self) -> SimulatorState:
+        """The VMs, what plays, and what fails."""
         state: SimulatorState = self.server.state  # type: ignore[attr-defined]  # it is a server._Server
         return state
 
-    def _admit(self, query: dict[str, str], versions: tuple[str, ...]) -> None:
+    def admit(self, query: dict[str, str], versions: tuple[str, ...]) -> None:
         """Raise ``_RefusedError`` unless header and api-version are right."""
         # the preview version does not require the header
         preview = versions is EVENT_VERSIONS and query.get("api-version") == PREVIEW
@@ -141,115 +142,17 @@ class Handler(BaseHTTPRequestHandler):
         if text:
             raise _RefusedError(HTTPStatus.BAD_REQUEST, text)
 
-    # ---- what IMDS answers
-
-    def _document(self, request: Request) -> None:
-        self._admit(request.query, EVENT_VERSIONS)
-        fault = self._state.take_fault()
-        flapped = fault is not None and fault.kind == "flap" and fault.times % 2 == 1
-        if fault is not None and fault.kind == "slow":
-            self._state.hold(fault.value)
-        body = self._state.body(request.query["api-version"], empty=flapped)
-        if fault is not None and fault.kind not in ("slow", "reset", "flap"):
-            self._fail(fault, body)
-            return
-        etag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-        if etag in (tag.strip() for tag in self.headers.get("If-None-Match", "").split(",")):
-            self._send(HTTPStatus.NOT_MODIFIED, b"", ETag=etag)
-        else:
-            self._send(HTTPStatus.OK, body, ETag=etag)
-
-    def _fail(self, fault: Fault, body: bytes) -> None:
-        if fault.status is not None:
-            headers = {"Retry-After": f"{fault.value:.0f}"} if fault.kind == "throttled" else {}
-            self._json({"error": fault.kind}, fault.status, **headers)
-        elif fault.kind == "redirect":
-            self._send(HTTPStatus.FOUND, b"", Location="http://127.0.0.1:9/metadata/scheduledevents")
-        elif fault.kind == "garbage":
-            self._send(HTTPStatus.OK, b"<html>Service Unavailable</html>")
-        else:
-            self.close_connection = True
-            if fault.kind == "freeze":
-                self._state.hold(fault.value)
-            elif fault.kind == "disconnect":
-                self._disconnect()
-            else:
-                self._send_partly(body, fault)
-
-    def _disconnect(self) -> None:
-        """Reset the connection: with SO_LINGER of 0 seconds, a close sends RST instead of FIN."""
-        linger = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
-        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        socket.close(self.connection.detach())
-
-    def _send_partly(self, body: bytes, fault: Fault) -> None:
-        """Send the first half (``half``), or one byte at a time (``drip``)."""
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if fault.kind == "half":
-            self.wfile.write(body[: len(body) // 2])
-            return
-        try:
-            for byte in body[:1000]:
-                self.wfile.write(bytes([byte]))
-                if not self._state.hold(fault.value):
-                    return
-        except OSError:
-            pass  # the client has closed the connection: that is the purpose of this fault
-
-    def _approve(self, request: Request) -> None:
-        self._admit(request.query, EVENT_VERSIONS)
-        wanted = request.read(_StartRequests)
-        if request.query["api-version"] == PREVIEW and wanted.DocumentIncarnation is None:
-            raise _RefusedError(HTTPStatus.BAD_REQUEST, "DocumentIncarnation is missing")
-        fault = self._state.take_fault(start_request=True)
-        if fault is not None and fault.status is not None:
-            raise _RefusedError(fault.status, fault.kind)
-        if not self._state.approve([one.EventId for one in wanted.StartRequests]):
-            raise _RefusedError(HTTPStatus.BAD_REQUEST, "no such event")
-        if fault is not None:
-            self._state.hold(fault.value)
-            self.close_connection = True
-        else:
-            self._send(HTTPStatus.OK, b"")
-
-    def _instance(self, request: Request) -> None:
-        self._admit(request.query, OTHER_VERSIONS)
-        self._json(instance(request.vm))
-
-    # ---- what the simulator is told
-
-    def _start(self, request: Request) -> None:
-        wanted = msgspec.structs.asdict(request.read(_ScenarioRequest))
-        self._json({"EventId": self._state.start(**wanted)})
-
-    def _fault(self, request: Request) -> None:
-        self._state.fault(**msgspec.structs.asdict(request.read(_FaultRequest)))
-        self._json({})
-
-    def _set_document(self, request: Request) -> None:
-        self._state.set_document(request.body)
-        self._json({})
-
-    def _clear(self, _request: Request) -> None:
-        self._state.clear()
-        self._json({})
-
-    def _show_state(self, _request: Request) -> None:
-        self._json(self._state.state())
-
-    # ---- how it is sent
-
-    def _json(self, value: object, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> None:
-        self._send(status, msgspec.json.encode(value), **headers)
+    def reply(self, value: object, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> None:
+        """Send a value as JSON."""
+        self.send(status, msgspec.json.encode(value), **headers)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer a malformed request with JSON, as IMDS does for everything."""
         status = HTTPStatus(code)
-        self._json({"error": explain or message or status.phrase}, status, Connection="close")
+        self.reply({"error": explain or message or status.phrase}, status, Connection="close")
 
-    def _send(self, status: HTTPStatus, body: bytes, **headers: str) -> None:
+    def send(self, status: HTTPStatus, body: bytes, **headers: str) -> None:
+        """Send a whole answer."""
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -263,12 +166,124 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
         """Log nothing: there is a request each second."""
 
-    _ROUTES: ClassVar[dict[str, dict[str, Callable[["Handler", Request], None]]]] = {
-        "/metadata/scheduledevents": {"GET": _document, "POST": _approve},
-        "/metadata/instance": {"GET": _instance},
-        "/simulator/state": {"GET": _show_state},
-        "/simulator/start": {"POST": _start},
-        "/simulator/fault": {"POST": _fault},
-        "/simulator/document": {"POST": _set_document},
-        "/simulator/clear": {"POST": _clear},
-    }
+
+# ---- what IMDS answers
+
+
+def _document(handler: Handler, request: Request) -> None:
+    handler.admit(request.query, EVENT_VERSIONS)
+    fault = handler.state.take_fault()
+    flapped = fault is not None and fault.kind == "flap" and fault.times % 2 == 1
+    if fault is not None and fault.kind == "slow":
+        handler.state.hold(fault.value)
+    body = handler.state.body(request.query["api-version"], empty=flapped)
+    if fault is not None and fault.kind not in ("slow", "reset", "flap"):
+        _fail(handler, fault, body)
+        return
+    etag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+    if etag in (tag.strip() for tag in handler.headers.get("If-None-Match", "").split(",")):
+        handler.send(HTTPStatus.NOT_MODIFIED, b"", ETag=etag)
+    else:
+        handler.send(HTTPStatus.OK, body, ETag=etag)
+
+
+def _fail(handler: Handler, fault: Fault, body: bytes) -> None:
+    if fault.status is not None:
+        headers = {"Retry-After": f"{fault.value:.0f}"} if fault.kind == "throttled" else {}
+        handler.reply({"error": fault.kind}, fault.status, **headers)
+    elif fault.kind == "redirect":
+        handler.send(HTTPStatus.FOUND, b"", Location="http://127.0.0.1:9/metadata/scheduledevents")
+    elif fault.kind == "garbage":
+        handler.send(HTTPStatus.OK, b"<html>Service Unavailable</html>")
+    else:
+        handler.close_connection = True
+        if fault.kind == "freeze":
+            handler.state.hold(fault.value)
+        elif fault.kind == "disconnect":
+            _disconnect(handler)
+        else:
+            _send_partly(handler, body, fault)
+
+
+def _disconnect(handler: Handler) -> None:
+    """Reset the connection: with SO_LINGER of 0 seconds, a close sends RST instead of FIN."""
+    linger = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    socket.close(handler.connection.detach())
+
+
+def _send_partly(handler: Handler, body: bytes, fault: Fault) -> None:
+    """Send the first half (``half``), or one byte at a time (``drip``)."""
+    handler.send_response(HTTPStatus.OK)
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    if fault.kind == "half":
+        handler.wfile.write(body[: len(body) // 2])
+        return
+    try:
+        for byte in body[:1000]:
+            handler.wfile.write(bytes([byte]))
+            if not handler.state.hold(fault.value):
+                return
+    except OSError:
+        pass  # the client has closed the connection: that is the purpose of this fault
+
+
+def _approve(handler: Handler, request: Request) -> None:
+    handler.admit(request.query, EVENT_VERSIONS)
+    wanted = request.read(_StartRequests)
+    if request.query["api-version"] == PREVIEW and wanted.DocumentIncarnation is None:
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, "DocumentIncarnation is missing")
+    fault = handler.state.take_fault(start_request=True)
+    if fault is not None and fault.status is not None:
+        raise _RefusedError(fault.status, fault.kind)
+    if not handler.state.approve([one.EventId for one in wanted.StartRequests]):
+        raise _RefusedError(HTTPStatus.BAD_REQUEST, "no such event")
+    if fault is not None:
+        handler.state.hold(fault.value)
+        handler.close_connection = True
+    else:
+        handler.send(HTTPStatus.OK, b"")
+
+
+def _instance(handler: Handler, request: Request) -> None:
+    handler.admit(request.query, OTHER_VERSIONS)
+    handler.reply(instance(request.vm))
+
+
+# ---- what the simulator is told
+
+
+def _start(handler: Handler, request: Request) -> None:
+    wanted = msgspec.structs.asdict(request.read(_ScenarioRequest))
+    handler.reply({"EventId": handler.state.start(**wanted)})
+
+
+def _fault(handler: Handler, request: Request) -> None:
+    handler.state.fault(**msgspec.structs.asdict(request.read(_FaultRequest)))
+    handler.reply({})
+
+
+def _set_document(handler: Handler, request: Request) -> None:
+    handler.state.set_document(request.body)
+    handler.reply({})
+
+
+def _clear(handler: Handler, _request: Request) -> None:
+    handler.state.clear()
+    handler.reply({})
+
+
+def _show_state(handler: Handler, _request: Request) -> None:
+    handler.reply(handler.state.state())
+
+
+ROUTES: Final[dict[str, dict[str, Callable[[Handler, Request], None]]]] = {
+    "/metadata/scheduledevents": {"GET": _document, "POST": _approve},
+    "/metadata/instance": {"GET": _instance},
+    "/simulator/state": {"GET": _show_state},
+    "/simulator/start": {"POST": _start},
+    "/simulator/fault": {"POST": _fault},
+    "/simulator/document": {"POST": _set_document},
+    "/simulator/clear": {"POST": _clear},
+}
