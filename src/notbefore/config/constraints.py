@@ -72,17 +72,13 @@ def _url(text: str, schemes: tuple[str, ...], expected: str) -> SplitResult:
     return url
 
 
-def _http(text: str) -> SplitResult:
-    return _url(text, ("http", "https"), "http://HOST or https://HOST")
-
-
 def _mail_url(text: str) -> None:
     _url(text, ("mailto", "mailtos"), "mailtos://USER:PASSWORD@HOST?from=vm@example.org&to=ops@example.org")
 
 
 def check_address(text: str) -> None:
     """Raise ``ValueError`` unless it is an HTTP address without a password."""
-    url = _http(text)
+    url = _url(text, ("http", "https"), "http://HOST or https://HOST")
     if url.username is not None or url.password is not None:
         raise ValueError("user and password do not belong in the address")
 
