@@ -358,6 +358,8 @@ def test_a_secret_never_prints() -> None:
             "SharedAccessKey=topsecret=",
         ),
         ("https://x.example.org/h?sig=a%2Fb%2Bcd%3D%3D", "sig was a/b+cd=="),
+        ("a password;topsecret", "it was a password;topsecret"),  # what only looks like a connection string,
+        ("pw://topsecret", "it was pw://topsecret"),  # and like an address
         ("Bearer topsecret-token", "401: topsecret-token is not known"),  # a header's value: without its scheme as well
         ("Basic bWU6dG9wc2VjcmV0", "401: bWU6dG9wc2VjcmV0 is not known, nor topsecret of me"),
         ('quo"te\\secret', '{"token":"quo\\"te\\\\secret"}'),
@@ -409,6 +411,7 @@ def test_a_receiver_that_quotes_the_address_in_its_own_way_shows_nothing_of_it(e
 def test_without_secrets_nothing_is_taken_out() -> None:
     assert Redactor()("plain") == "plain"
     assert Redactor(["", "x"])("x marks the spot") == "x marks the spot"
+    assert Redactor(["https://x.example.org"])("see https://y.example.org") == "see https://y.example.org"
 
 
 STORAGE = "AccountName=a;AccountKey=b=="

@@ -43,7 +43,7 @@ class Redactor:
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         self._lock = threading.Lock()
-        self._short: set[str] = set()  # secrets, and parts of them, that are shorter than a piece
+        self._exact: set[str] = set()  # whole secrets, and what is shorter than a piece
         self._pieces: frozenset[str] = frozenset()
         self._pattern = _TOKEN
         for secret in secrets:
@@ -51,11 +51,15 @@ class Redactor:
 
     def add(self, secret: str) -> None:
         """Hide this from now on, and its parts."""
-        forms = {form.translate(_LOWER) for part in _parts(secret) for form in _forms(part)}
+        parts = list(_parts(secret))
+        if not parts and not secret.startswith(("http://", "https://")):
+            parts = [secret]  # it only looks like a connection string, or an address
+        forms = {form.translate(_LOWER) for part in parts for form in _forms(part)}
+        exact = {*_forms(secret), *(form for form in forms if len(form) < PIECE)}
         with self._lock:
-            self._short |= {form for form in forms if SHORTEST_WHOLE <= len(form) < PIECE}
+            self._exact |= {form for form in exact if len(form) >= SHORTEST_WHOLE}
             self._pieces |= {form[at : at + PIECE] for form in forms for at in range(len(form) - PIECE + 1)}
-            longest_first = sorted(self._short, key=len, reverse=True)
+            longest_first = sorted(self._exact, key=len, reverse=True)
             self._pattern = re.compile("|".join((*map(re.escape, longest_first), _TOKEN.pattern)), re.IGNORECASE)
 
     def __call__(self, text: str) -> str:
@@ -65,13 +69,14 @@ class Redactor:
         return self._hidden(text) if left == said else left
 
     def _hidden(self, text: str) -> str:
+        text = self._pattern.sub(HIDDEN, text)
         low, parts, end = text.translate(_LOWER), list[str](), 0
         for at in range(len(text) - PIECE + 1):
             if low[at : at + PIECE] in self._pieces:
                 if at >= end:  # not the next one within the same piece
                     parts += (text[end:at], HIDDEN)
                 end = at + PIECE
-        return self._pattern.sub(HIDDEN, "".join((*parts, text[end:])))
+        return "".join((*parts, text[end:]))
 
 
 def known_secrets(sinks: Mapping[str, SinkConfig]) -> list[str]:
