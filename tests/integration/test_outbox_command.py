@@ -22,6 +22,7 @@ from notbefore.store.file import StoredState
 from notbefore.store.store import Store
 from support.agent import eventually, notbefore
 from support.azure import T0, event
+from support.box import delivery
 
 NOBODY = 65534
 WEEK = 7 * 86_400.0
@@ -29,21 +30,8 @@ WEEK = 7 * 86_400.0
 
 def dead(name: str, **fields: Any) -> Delivery:
     now = time.time()
-    return Delivery(
-        **{
-            "delivery_id": name * 32,
-            "event_key": name,
-            "sink": "hook",
-            "kind": "announced",
-            "severity": "info",
-            "created": now,
-            "due": now,
-            "expires": now + 100,
-            "expires_with_event": True,
-            "record": b"{}",
-            **fields,
-        }
-    )
+    of = {"delivery_id": name * 32, "created": now, "due": now, "expires": now + 100, **fields}
+    return delivery(name, "hook", **of)
 
 
 def refuse(store: Store, *refused: Delivery, listed: tuple[str, ...] = ()) -> None:

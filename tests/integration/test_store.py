@@ -398,28 +398,6 @@ def test_the_age_of_what_waits_is_right_whatever_the_wall_clock_does(tmp_path: P
         assert len(store.exchange([], {"chat": 9})) == 1
 
 
-def test_messages_are_given_what_is_usual_on_this_vm(tmp_path: Path) -> None:
-    def finished(number: int, seconds: float) -> StoredChange:
-        one = stored(number, kind="finished")
-        record = Record.read(one.record)
-        fields = {"scope": "self", "interruption_seconds": seconds, "vm_id": "me"}
-        line = type(record)(**{name: getattr(record, name) for name in record.__struct_fields__} | fields).line()
-        return StoredChange(one.change, line)
-
-    with store_in(tmp_path) as store:
-        store.wait_written(store.commit(ME, [finished(1, 2.0), finished(2, 6.0)]), 20)
-    with store_in(tmp_path) as store:
-        store.commit(ME, [finished(3, 7.0)])
-        announced = Record.read(stored(4).record)
-        line = type(announced)(
-            **{name: getattr(announced, name) for name in announced.__struct_fields__} | {"vm_id": "me"}
-        ).line()
-        store.put([delivery("e4", record=line)])
-        settle(store)
-        (given,) = store.exchange([], {"chat": 9})
-        assert given.usual == (6.0, 3)
-
-
 def test_the_history_is_bounded_in_bytes_and_given_in_pages(tmp_path: Path) -> None:
     with store_in(tmp_path, history_bytes=4_000) as store:
         for number in range(10):

@@ -10,7 +10,6 @@ from typing import Self
 
 import msgspec
 
-from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import OF_AN_AGENT, Bounds, GivenDelivery, Outbox, Row, SendResult
 from notbefore.courier.channel import Channel
 from notbefore.courier.main import Courier
@@ -18,6 +17,7 @@ from notbefore.courier.message import Sink
 from notbefore.courier.orders import Given, Leave, Orders, Turn, Wake
 from notbefore.courier.redact import Redactor
 from notbefore.courier.supervisor import CourierManager
+from support.box import delivery
 from support.messages import message
 
 RECORD = message().line
@@ -41,24 +41,8 @@ class Owner:
     def put(self, *ids: str, sink: str = "chat", event: str = "", **fields: object) -> None:
         """Have these delivered; each is of an event of its own, where ``event`` does not say which."""
         wall = time.time()
-        made = [
-            Delivery(
-                **{
-                    "delivery_id": one,
-                    "event_key": event or f"e-{one}",
-                    "sink": sink,
-                    "kind": "announced",
-                    "severity": "info",
-                    "created": wall,
-                    "due": wall,
-                    "expires": wall + 1e6,
-                    "expires_with_event": True,
-                    "record": RECORD,
-                }
-                | fields  # type: ignore[arg-type]
-            )
-            for one in ids
-        ]
+        due: dict[str, object] = {"created": wall, "due": wall, "expires": wall + 1e6, "record": RECORD, **fields}
+        made = [delivery(event or f"e-{one}", sink, delivery_id=one, **due) for one in ids]
         self.outbox.put(made, self.now, wall)
 
     def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[GivenDelivery]:
