@@ -729,3 +729,18 @@ def test_of_what_another_endpoint_does_not_list_nobody_knows_how_it_ended(agents
     agents.now.tracker.use("http://elsewhere", "2020-07-01")
     agents.sees()
     assert agents.last("change", "reason") == ("ended", "not_watched")
+
+
+def test_a_moved_disk_is_known_to_be_moved_also_after_a_boot_without_an_answer(agents: Agents) -> None:
+    agents.identify(Vm(name=ME, vm_id="0-1"))
+    agents.sees()
+    agents.sees(MINE)
+    agents.die()
+    agents.boot("second", vm=Vm(name=PEER, vm_id="0-2"))  # named, and killed before the first answer
+    agents.die()
+    agents.boot("third", vm=None)
+    reported = len(agents.said)
+    agents.sees(BEGUN)
+    agents.waits(10, UNCHANGED)
+    assert agents.last("change", "reason", "notice_seconds") == ("started", "first_seen_started", None)
+    assert len(agents.said) == reported + 1

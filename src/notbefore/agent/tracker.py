@@ -118,10 +118,7 @@ class Tracker:
 
         def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
             observation = self._observation(state, at, gap)
-            known = state.tracked
-            if observation.rebooted and not _is_same(state.seen_by, self._state.vm_of(state)):
-                known = _forgotten(known)
-            compared = diff(known, document, observation)
+            compared = diff(state.tracked, document, observation)
             made = self._next(state, compared.tracked, compared.changes)
             # at the first answer this boot is written down, and that the last stop is over: a crash may follow
             return made or ((state, ()) if last.answered is None else None)
@@ -189,17 +186,20 @@ class Tracker:
     def identify(self, vm: Vm | None) -> None:
         """Take in who this VM is, as IMDS says; ``None``: the configuration may have another name for it.
 
-        What is listed may be this VM's, or another's, now that the name is known. No answer about events was read:
-        nothing else is claimed.
+        After a boot the memory may be another VM's: it is forgotten then, before the first comparison. What is listed
+        may be this VM's, or another's, now that the name is known. Nothing else is claimed: no answer was read.
         """
         others: list[str] = []
 
         def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
             identified = replace(state, vm=vm or state.vm)
-            if self._state.poll.answered is None:  # what is stored may be another VM's: the first comparison finds out
+            owner = self._state.vm_of(identified)
+            if self._state.poll.answered is None:
+                booted = state.seen is not None and state.seen.boot != self._clock.boot_id
+                if booted and not _is_same(state.seen_by, owner):
+                    identified = replace(identified, tracked=_forgotten(state.tracked), seen_by=owner)
                 return (identified, ()) if identified != state else None
-            name = name_of(self._state.vm_of(identified))
-            named = with_scopes(state.tracked, name)
+            named = with_scopes(state.tracked, name_of(owner))
             others.extend(
                 key for key, one in named.events.items() if one.scope == "peer" != state.tracked.events[key].scope
             )
