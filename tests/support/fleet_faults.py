@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -325,7 +326,10 @@ def store_away(directory: Path, seconds: float) -> tuple[Account, str]:
         at.add(), at.add()
         at.progress()
         began = at.notified()
-        for away, back in ((at.blobs.stop, at.blobs.start), (_hang(at.blobs), _go_on(at.blobs))):
+        for away, back in (
+            (at.blobs.stop, at.blobs.start),
+            (partial(at.blobs.hang, signal.SIGSTOP), partial(at.blobs.hang, signal.SIGCONT)),
+        ):
             away()
             time.sleep(seconds / 2)
             at.add(at.kill(disk=True))
@@ -334,14 +338,6 @@ def store_away(directory: Path, seconds: float) -> tuple[Account, str]:
             at.progress()
             time.sleep(20)  # every partition is written, and shared by both again
         return at.settle(), f"away and hung for {seconds:.0f} s each: {at.notified() - began} were notified meanwhile"
-
-
-def _hang(blobs: Azurite) -> Callable[[], object]:
-    return lambda: blobs.hang(signal.SIGSTOP)
-
-
-def _go_on(blobs: Azurite) -> Callable[[], object]:
-    return lambda: blobs.hang(signal.SIGCONT)
 
 
 def container_deleted(directory: Path) -> tuple[Account, str]:
