@@ -206,6 +206,20 @@ def test_more_partitions_are_read_and_how_far_the_hub_is_ahead_is_known_of_each(
         eventually(lambda: consumer.lag.keys() == {"0", "1", "2"}, patience=60)
 
 
+def test_a_hub_that_does_not_know_the_offset_is_read_from_the_window_on(hub: Hub, tmp_path: Path) -> None:
+    with consuming(tmp_path, hub) as (_, written):
+        send(hub, [report(A, "announced", f"E{number}") for number in range(5)])
+        eventually(lambda: len(written) == 5, patience=60)
+    hub.kill()
+    stored = tmp_path / "hub.changes"  # as after a failover to a namespace that has not all of it
+    stored.write_bytes(b"".join(stored.read_bytes().splitlines(keepends=True)[:2]))
+    hub.start()
+    with consuming(tmp_path, hub, rebalance="1s") as (_, written):
+        send(hub, [report(A, "started", "E4")])
+        eventually(lambda: any(b'.started"' in one for one in written), patience=60)
+        assert len(written) == 1
+
+
 def test_a_consumer_group_that_there_is_not_is_named_with_what_to_do(tmp_path: Path) -> None:
     with Hub(tmp_path, "--group", "other") as hub, consuming(tmp_path, hub) as (consumer, _):
         eventually(lambda: "the hub has no consumer group $Default" in consumer.trouble, patience=60)
