@@ -260,6 +260,11 @@ def test_without_an_identity_the_message_says_so(tmp_path: Path, monkeypatch: py
 def test_websockets_go_through_the_proxy_by_the_name_of_the_namespace(hub: Hub) -> None:
     text = f"Endpoint=sb://fleet.servicebus.example/;SharedAccessKeyName=root;SharedAccessKey={KEY};EntityPath=changes"
     with ConnectProxy(hub.port) as proxy:  # which speaks no TLS: it ends there
-        way: Any = {"transport": "websockets", "proxy_host": "127.0.0.1", "proxy_port": proxy.port}
-        assert not failure(config(hub, text, **way)).permanent
+        way: Any = {
+            "transport": "websockets",
+            "proxy_host": "127.0.0.1",
+            "proxy_port": proxy.port,
+            "timeout": Duration("2s"),
+        }
+        assert not failure(config(hub, text, proxy_port=proxy.port, **way)).permanent
         assert set(proxy.asked) == {"fleet.servicebus.example:443"}

@@ -29,7 +29,16 @@ from notbefore.config.sinks import MessageSettings
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery, Routing, deliveries
-from notbefore.core.document import SCHEDULED, STARTED, Document, Event
+from notbefore.core.document import (
+    EVENT_TYPES,
+    FREEZE,
+    PROMISED,
+    SCHEDULED,
+    STARTED,
+    USER,
+    Document,
+    Event,
+)
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
 from notbefore.core.outbox import GivenDelivery, SendResult
@@ -52,13 +61,8 @@ WORDS: Final = {  # by the outcome of the last attempt
     "returned": "not sent",
     "yielded": "left to another VM",
 }
-SCENARIOS: Final = {  # name -> event type, seconds of notice, expected interruption
-    "freeze": ("Freeze", 900, 9),
-    "reboot": ("Reboot", 900, None),
-    "redeploy": ("Redeploy", 600, None),
-    "preempt": ("Preempt", 30, None),
-    "terminate": ("Terminate", 300, None),
-}
+SCENARIOS: Final = {event_type.lower(): event_type for event_type in EVENT_TYPES}
+FREEZE_SECONDS: Final = 9  # the interruption that Azure is made to expect of a Freeze; of the others it says none
 
 STEPS: Final = {  # `--change` -> what the documents list, one after the other; the end comes after them
     None: ("scheduled", "started"),
@@ -151,8 +155,8 @@ def _vm(config: Config) -> Vm:
 
 def changes(scenario: str, vm: str, now: datetime, steps: tuple[str, ...] = STEPS[None]) -> list[Change]:
     """Return the changes of a made-up event on the VM named ``vm``: a change for each of ``steps``, and its end."""
-    event_type, notice, duration = SCENARIOS[scenario]
-    not_before = (now + timedelta(seconds=notice)).replace(microsecond=0)
+    event_type = SCENARIOS[scenario]
+    not_before = (now + timedelta(seconds=PROMISED[event_type])).replace(microsecond=0)
     event = Event(
         event_id=f"EXERCISE-{uuid.uuid4()}",
         event_type=event_type,
@@ -160,14 +164,12 @@ def changes(scenario: str, vm: str, now: datetime, steps: tuple[str, ...] = STEP
         resources=(vm,),
         not_before=not_before,
         description="Exercise: somebody runs `notbefore drill`.",
-        event_source="User",
-        duration=duration,
+        event_source=USER,
+        duration=FREEZE_SECONDS if event_type == FREEZE else None,
     )
     listings = {
         "scheduled": event,
-        "moved": msgspec.structs.replace(
-            event, not_before=(now + timedelta(seconds=notice + 300)).replace(microsecond=0)
-        ),
+        "moved": msgspec.structs.replace(event, not_before=not_before + timedelta(seconds=300)),
         "started": msgspec.structs.replace(event, event_status=STARTED, not_before=None),
     }
     tracked, found = Tracked(), list[Change]()
