@@ -266,5 +266,5 @@ def test_websockets_go_through_the_proxy_by_the_name_of_the_namespace(hub: Hub) 
             "proxy_port": proxy.port,
             "timeout": Duration("2s"),
         }
-        assert not failure(config(hub, text, proxy_port=proxy.port, **way)).permanent
+        assert not failure(config(hub, text, **way)).permanent
         assert set(proxy.asked) == {"fleet.servicebus.example:443"}
