@@ -144,9 +144,8 @@ class Sender:
     def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> None:
         """Send what the exporter has encoded, and keep what came of it; raises that unless it was accepted."""
         try:
-            own = {
-                name: secret.reveal() for name, secret in self._connection.headers.items()
-            }  # a file may have changed
+            # read anew: a file may have changed
+            own = {name: secret.reveal() for name, secret in self._connection.headers.items()}
             own |= {name: value for name, value in headers.items() if name.lower() in KEPT_HEADERS}
             answer = self._http.post(url, body, own, max(0.001, self._deadline - time.monotonic()))
             self._check(answer)
