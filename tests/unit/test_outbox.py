@@ -724,6 +724,19 @@ def test_what_is_not_accepted_in_time_goes_to_the_fallback_as_well(box: Box) -> 
     assert box.lease(1000, accepted(one), chat=9, mail=9, hub=9) == []
 
 
+def test_what_waits_for_its_sink_says_how_long_it_has_waited(box: Box) -> None:
+    box.put(critical(created=5.0))
+    assert [one.note for one in box.lease(61, mail=1)] == ["chat has not accepted it within 56 s"]
+
+
+def test_what_may_run_once_and_goes_to_another_sink_is_written_as_begun_there_too() -> None:
+    box = Box(patience=1.0)
+    box.put(delivery(once=True, record=RECORD))
+    box.lease(1)  # it is marked as begun
+    box.outbox.redirect({"ops"}, lambda _row: ("ops",), 1)
+    assert [row.begun for row in box.rows()] == [False]
+
+
 def test_what_is_dead_goes_to_the_fallback_at_once(box: Box) -> None:
     one = critical()
     box.put(one)
@@ -801,7 +814,7 @@ def test_what_is_made_for_another_sink_is_the_same_but_for_what_that_one_must_no
     )  # fmt: skip
     assert (dead.state, dead.seq, dead.fallback_at) == ("dead", 1, None)
     box.outbox.drop(ids(box.rows()))
-    reminder = delivery(kind="reminder", due=50.0, expires=99.0)
+    reminder = delivery(kind="reminder", due=50.0, expires=99.0, record=RECORD)
     box.put(one, reminder, now=10)
     box.lease(20, chat=1)
     box.lease(21, failed(one, error="503"), chat=0)
