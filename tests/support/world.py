@@ -331,9 +331,7 @@ class Account:
             return ""
         if sight.item["EventStatus"] == "Started":
             return "it was last shown Started"
-        # IMDS's clock is believed where it does not contradict the VM's
-        dated = self.world.dated and abs(self.world.wall_offset) < 86_400
-        if sight.perturbed or sight.first_started is not None or not self.same_boot or not dated:
+        if sight.perturbed or sight.first_started is not None or not self.same_boot or not self.world.dated:
             return ""
         silence = self.world.now - sight.at
         not_before = datetime.strptime(sight.item["NotBefore"], "%a, %d %b %Y %H:%M:%S %Z").replace(tzinfo=UTC)

