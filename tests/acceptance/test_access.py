@@ -8,6 +8,7 @@ import pytest
 import trustme
 import yaml
 
+from notbefore.commands.main import main
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, free_port, get, notbefore
 from support.azure import FUTURE, ID, body, item
@@ -63,7 +64,12 @@ def test_the_commands_find_the_agent_by_its_configuration(agent: RunningAgent, p
     assert ID in notbefore("events", *by_url, *login).stdout
 
 
-def test_the_commands_say_what_is_missing(agent: RunningAgent, place: Path) -> None:
+@pytest.mark.usefixtures("log_as_before")
+def test_the_commands_say_what_is_missing(agent: RunningAgent, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*words: str) -> tuple[int, str, str]:
+        code = main(list(words))
+        return code, *capsys.readouterr()
+
     config, login = str(place / "agent.yml"), words(place)
     url = f"https://localhost:{agent.port}"
     for given, code, expected in (
@@ -80,18 +86,18 @@ def test_the_commands_say_what_is_missing(agent: RunningAgent, place: Path) -> N
         (("--url", url, "--ca-file", str(place / "none")), 2, "none: expected a certificate"),
         (("--url", "localhost"), 2, "expected http://HOST:PORT"),
     ):
-        done = notbefore("events", *given)
-        assert (done.returncode, done.stdout) == (code, ""), done.stderr
-        assert expected in done.stderr
+        found = said("events", *given)
+        assert found[:2] == (code, "")
+        assert expected in found[2]
     other = place / "other.yml"
     other.write_text((place / "agent.yml").read_text().replace("web.yml", "other-web.yml"), encoding="utf-8")
     pinned = (place / "web.yml").read_text().replace("server.pem", "client.pem").replace("server.key", "client.key")
     (place / "other-web.yml").write_text(pinned, encoding="utf-8")
-    assert "another certificate than" in notbefore("health", str(other), *login).stderr
+    assert "another certificate than" in said("health", str(other), *login)[2]
     (place / "other-web.yml").write_text(pinned.replace("client.pem", "binary"), encoding="utf-8")
     (place / "binary").write_bytes(b"\x30\x82\xff")
-    done = notbefore("health", str(other), *login)
-    assert (done.returncode, "binary: cannot read a certificate" in done.stderr) == (2, True)
+    code, _, stderr = said("health", str(other), *login)
+    assert (code, "binary: cannot read a certificate" in stderr) == (2, True)
 
 
 def test_a_listener_for_everybody_is_refused_unless_that_is_said(tmp_path: Path) -> None:
