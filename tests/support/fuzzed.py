@@ -63,9 +63,8 @@ def _saying(data: bytes) -> Iterator[ImdsClient]:
 def imds(data: bytes) -> None:
     """An HTTP answer is a body within its bound, or an ``ImdsError``; so is who the VM is."""
     with _saying(data) as client:
-        answer = client.get("/metadata/scheduledevents", timeout=2.0, etag='"1"')
-        assert answer.body is None or len(answer.body) <= MAX_ANSWER
-        assert answer.etag is None or answer.etag.isprintable()
+        answer = client.get("/metadata/scheduledevents", timeout=2.0)
+        assert len(answer.body) <= MAX_ANSWER
     with _saying(data) as client:
         assert fetch_vm(client).name
 

@@ -353,7 +353,7 @@ def _why_not_listed(client: ImdsClient, settings: ApprovalSettings, tracked: Tra
     event = tracked.event
     answer = client.get(_path(settings), timeout=CONFIRM_TIMEOUT)
     try:
-        document = parse(answer.body or b"", settings.api_version)
+        document = parse(answer.body, settings.api_version)
     except DocumentError as error:
         raise ImdsError("rejected", str(error)) from None
     if any(flaw.event_id is not None and flaw.event_id.casefold() == event.key for flaw in document.flaws):

@@ -136,6 +136,6 @@ class Polling:
     def _use(self, endpoint: str) -> None:
         self.endpoint = endpoint
         self._client.use(endpoint)
-        self.poller.forget()  # an ETag of one endpoint means nothing to another
+        self.poller.forget()
         self._next_identity = 0.0
         log.info("IMDS is asked at %s from now on", endpoint)

@@ -26,15 +26,13 @@ TOLERANCE: Final = 0.2  # seconds by which a deadline may be missed
 MINIMUM: Final = 0.001  # seconds; a timeout of 0 would make the socket non-blocking
 CHUNK: Final = 16 * 1024  # bytes read at a time; an answer with ten events has 4 KiB
 MAX_ANSWER: Final = 2 * 1024 * 1024  # bytes of an answer, header and framing included; a document has 1 MiB at most
-MAX_ETAG: Final = 256
 MAX_DATE: Final = 64  # characters; RFC 9110 has 29
 _VISIBLE: Final = re.compile(r"[!-~]+")  # ASCII without blanks: what may stand in a request as it is
 _FIELDS: Final = frozenset(  # of a header: all that are read
-    (b"content-length", b"transfer-encoding", b"etag", b"date", b"location", b"retry-after")
+    (b"content-length", b"transfer-encoding", b"date", b"location", b"retry-after")
 )
 
 OK: Final = 200
-NOT_MODIFIED: Final = 304
 _BY_STATUS: Final[dict[int, ImdsReason]] = {
     400: "bad_request",
     404: "not_found",
@@ -45,10 +43,9 @@ _BY_STATUS: Final[dict[int, ImdsReason]] = {
 
 
 class ImdsAnswer(Struct, frozen=True):
-    """A good answer: the body, or ``None`` for 304 (not modified)."""
+    """A good answer."""
 
-    body: bytes | None
-    etag: str | None = None
+    body: bytes
     date: str = ""  # the ``Date`` header, as it came
 
 
@@ -139,9 +136,6 @@ class _Connection:
         """The body follows, if there is one."""
         self.status = self._parser.get_status_code()
         self.keep_alive = self._parser.should_keep_alive()
-        if self.status == NOT_MODIFIED:  # it has no body; the parser waits for one whose length is announced
-            self._complete = True
-            self.keep_alive = self.keep_alive and b"content-length" not in self._headers
 
     def on_body(self, data: bytes) -> None:
         """A piece of the body."""
@@ -182,17 +176,16 @@ class ImdsClient:
         self._headers = f"Host: {url.netloc}\r\nMetadata: true\r\nAccept: application/json\r\n"
         self.close()
 
-    def get(self, path: str, *, timeout: float = TIMEOUT, etag: str | None = None) -> ImdsAnswer:
-        """GET ``path`` within ``timeout`` seconds; raises ``ImdsError`` for all but 200, and 304 with an ``etag``."""
-        condition = f"If-None-Match: {etag}\r\n" if etag is not None else ""
-        request = f"GET {self._prefix}{path} HTTP/1.1\r\n{self._headers}{condition}\r\n"
-        return self._request(request.encode("ascii"), timeout, etag, again=True)
+    def get(self, path: str, *, timeout: float = TIMEOUT) -> ImdsAnswer:
+        """GET ``path`` within ``timeout`` seconds; raises ``ImdsError`` for everything but 200."""
+        request = f"GET {self._prefix}{path} HTTP/1.1\r\n{self._headers}\r\n"
+        return self._request(request.encode("ascii"), timeout, again=True)
 
     def post(self, path: str, body: bytes, *, timeout: float = TIMEOUT) -> ImdsAnswer:
         """POST JSON to ``path`` within ``timeout`` seconds, once; raises ``ImdsError`` for everything but 200."""
         what = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         request = f"POST {self._prefix}{path} HTTP/1.1\r\n{self._headers}{what}\r\n"
-        return self._request(request.encode("ascii") + body, timeout, None, again=False)
+        return self._request(request.encode("ascii") + body, timeout, again=False)
 
     def abort(self) -> None:
         """End the request that is under way, from another thread; later requests fail at once."""
@@ -208,18 +201,18 @@ class ImdsClient:
             self._connection.socket.close()
         self._connection = None
 
-    def _request(self, request: bytes, timeout: float, etag: str | None, *, again: bool) -> ImdsAnswer:
+    def _request(self, request: bytes, timeout: float, *, again: bool) -> ImdsAnswer:
         deadline = time.monotonic() + timeout
         again = again and self._connection is not None
         try:
             try:
-                return self._exchange(request, deadline, etag)
+                return self._exchange(request, deadline)
             except ConnectionError:
                 # IMDS may have closed the kept connection meanwhile: that is not a failure of the request
                 if not again or self._aborted.is_set():
                     raise
                 self.close()
-                return self._exchange(request, deadline, etag)
+                return self._exchange(request, deadline)
         except ImdsError:
             self.close()  # the unread rest of this answer must not be read as the next one
             raise
@@ -228,17 +221,14 @@ class ImdsClient:
             words = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise ImdsError(_reason(error), words) from error
 
-    def _exchange(self, request: bytes, deadline: float, etag: str | None) -> ImdsAnswer:
+    def _exchange(self, request: bytes, deadline: float) -> ImdsAnswer:
         connection = self._connected(deadline)
         connection.exchange(request, deadline)
         if not connection.keep_alive:
             self.close()
-        date = connection.header(b"date")[:MAX_DATE]
-        if connection.status == OK:
-            return ImdsAnswer(connection.body, _etag(connection.header(b"etag")), date)
-        if connection.status == NOT_MODIFIED and etag is not None:
-            return ImdsAnswer(None, etag, date)
-        raise _refusal(connection)
+        if connection.status != OK:
+            raise _refusal(connection)
+        return ImdsAnswer(connection.body, connection.header(b"date")[:MAX_DATE])
 
     def _connected(self, deadline: float) -> _Connection:
         if self._connection is None and not self._aborted.is_set():
@@ -249,14 +239,9 @@ class ImdsClient:
         return self._connection
 
 
-def _etag(etag: str) -> str | None:
-    """Return the ETag if it can be sent back unchanged, else ``None``."""
-    return etag if len(etag) <= MAX_ETAG and _VISIBLE.fullmatch(etag) else None
-
-
 def _refusal(connection: _Connection) -> ImdsError:
     status = connection.status
-    if 300 <= status < 400 and status != NOT_MODIFIED:  # noqa: PLR2004 - the class of an HTTP status is its first digit
+    if 300 <= status < 400:  # noqa: PLR2004 - the class of an HTTP status is its first digit
         return ImdsError("redirect", f"HTTP {status} to {connection.header(b'location')!r}, not followed")
     reason = _BY_STATUS.get(status, "server_error" if status >= 500 else "status")  # noqa: PLR2004 - as above
     said = connection.body[:200].decode("utf-8", "replace").strip()

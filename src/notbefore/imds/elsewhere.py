@@ -102,7 +102,7 @@ def _probe(endpoint: str, api_version: str) -> str:
         return str(error)
     try:
         path = f"/metadata/scheduledevents?api-version={api_version}"
-        parse(client.get(path, timeout=PROBE_TIMEOUT).body or b"")
+        parse(client.get(path, timeout=PROBE_TIMEOUT).body)
     except ImdsError as error:
         return str(error)
     except DocumentError as error:

@@ -22,7 +22,7 @@ def fetch_vm(client: ImdsClient, timeout: float = TIMEOUT) -> Vm:
     """Ask IMDS which VM this is, ``timeout`` seconds long; raises ``ImdsError`` (``rejected``: a body with no name)."""
     answer = client.get(PATH, timeout=timeout)
     try:
-        compute = msgspec.json.decode(answer.body or b"", type=_Instance).compute
+        compute = msgspec.json.decode(answer.body, type=_Instance).compute
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ImdsError("rejected", f"/metadata/instance: {error}") from error
     vm = vm_of(compute)

@@ -41,7 +41,6 @@ class Poller:
         self._path = f"/metadata/scheduledevents?api-version={api_version}"
         self.timeout = FIRST_TIMEOUT  # seconds for the next answer
         self._last: bytes | None = None
-        self._etag: str | None = None
 
     def run(
         self,
@@ -69,19 +68,19 @@ class Poller:
         begun = time.monotonic()
         lag, wall_lag = max(0.0, begun - self.due), max(0.0, time.time() - self._due_wall)
         try:
-            answer = self._client.get(self._path, timeout=self.timeout, etag=self._etag)
+            answer = self._client.get(self._path, timeout=self.timeout)
         except ImdsError as error:
             return Poll(lag, time.monotonic() - begun, error=error, wall_lag=wall_lag)
         self.timeout = TIMEOUT
         duration = time.monotonic() - begun
-        if answer.body is None or answer.body == self._last:
+        if answer.body == self._last:
             return Poll(lag, duration, date=answer.date, wall_lag=wall_lag)
-        self._last, self._etag = answer.body, answer.etag
+        self._last = answer.body
         return Poll(lag, duration, body=answer.body, date=answer.date, wall_lag=wall_lag)
 
     def forget(self) -> None:
         """Report the next body as new, whatever it is."""
-        self._last = self._etag = None
+        self._last = None
 
     def _next(self, failures: int, error: ImdsError | None) -> float:
         """Return when the next poll is due: a whole number of intervals later, or after a back-off."""
