@@ -39,7 +39,6 @@ LATE = (
     "fleet.sdk",
     "fleet.fleet_view",
     "otlp.sender",
-    "otlp.session",
     "otlp.signals",
     "web.exposition",
     "web.page.render",
