@@ -845,7 +845,7 @@ def test_a_part_of_an_outbox_goes_on_in_another_and_is_left_by_the_first(box: Bo
     box.put(said, waits, runs, stays)
     box.lease(1)
     box.lease(2, accepted(said, thread="t"), chat=0)
-    part = box.outbox.part(["a"], 10)
+    part = box.outbox.image(10, ["a"])
     other = Box()
     other.outbox.adopt(part, 110, passed=5)
     other.outbox.adopt(part, 110, passed=5)  # what is there already stays as it is

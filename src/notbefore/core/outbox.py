@@ -197,7 +197,7 @@ class OutboxRows:
         self._queues: dict[str, Schedule[Lane]] = {}  # sink -> when the next row of a lane may go
         self._expiries = Schedule[str]()
         self._fallbacks = Schedule[str]()
-        self._changed: set[str | Lane] = set()  # rows and threads
+        self.changed: set[str | Lane] = set()  # rows and threads that ``take_changes`` has not given
         self._step = 0  # of the changes that are to be taken next
         self._unwritten: dict[str | Lane, tuple[int, float]] = {}  # row or lane -> its step, until when it waits
 
@@ -213,26 +213,19 @@ class OutboxRows:
         """The row of this id; ``None``: it is gone."""
         return self._rows.get(delivery_id)
 
-    def image(self, now: float) -> OutboxImage:
-        """All of it."""
-        return OutboxImage(now, tuple(self._rows.values()), tuple(self._threads.items()), self.ledger)
-
-    def part(self, event_keys: Collection[str], now: float) -> OutboxImage:
-        """What it holds of these events, without what it has counted."""
+    def image(self, now: float, event_keys: Collection[str] | None = None) -> OutboxImage:
+        """All of it; or what it holds of these events, without what it has counted."""
+        if event_keys is None:
+            return OutboxImage(now, tuple(self._rows.values()), tuple(self._threads.items()), self.ledger)
         rows = tuple(row for key in event_keys for row in self._rows_of(key))
         threads = tuple((lane, thread) for lane, thread in self._threads.items() if lane[1] in event_keys)
         return OutboxImage(now, rows, threads)
 
     # ---- what its owner writes down
 
-    @property
-    def changed(self) -> bool:
-        """There is something that ``take_changes`` has not given."""
-        return bool(self._changed)
-
     def take_changes(self, *, everything: bool = False) -> OutboxChanges:
         """What changed since the last call, or all that there is."""
-        self._step, changed, self._changed = self._step + 1, self._changed, set()
+        self._step, changed, self.changed = self._step + 1, self.changed, set()
         if everything:
             return OutboxChanges(self._step - 1, {**self._rows}, {**self._threads}, self.ledger)
         return OutboxChanges(
@@ -268,7 +261,7 @@ class OutboxRows:
         self._size += row.size - (before.size if before is not None else 0)
         self._rows[row.id] = row
         self._of_event.setdefault(row.delivery.event_key, {})[row.id] = None
-        self._changed.add(row.id)
+        self.changed.add(row.id)
         self._expiries.put(row.id, row.expires)
         if row.fallback_at is None:
             self._fallbacks.drop(row.id)
@@ -287,7 +280,7 @@ class OutboxRows:
         self._unwritten.pop(row.id, None)
         self._expiries.drop(row.id)
         self._fallbacks.drop(row.id)
-        self._changed.add(row.id)
+        self.changed.add(row.id)
         if result is not None:
             self._count(row.delivery.sink, result)
         self._line_up(row.lane)
@@ -297,7 +290,7 @@ class OutboxRows:
         self._threads.pop(lane, None)
         if thread is not None:
             self._threads[lane] = thread
-        self._changed.add(lane)
+        self.changed.add(lane)
 
     def _count(self, sink: str, result: str) -> None:
         counts, key = self.ledger.counts, (sink, result)

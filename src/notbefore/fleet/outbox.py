@@ -75,7 +75,7 @@ class FleetOutbox:
         """What waits of a partition, and what sinks said of its events that are open (``open_keys``)."""
         with self._lock:
             keys = {key for key, name in self._partition_of.items() if name == partition}
-            image = self._outbox.part(keys, time.monotonic())
+            image = self._outbox.image(time.monotonic(), keys)
             wanted = {row.delivery.event_key for row in image.rows}.union(open_keys)
             for key in keys - wanted:
                 del self._partition_of[key]

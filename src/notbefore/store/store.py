@@ -170,7 +170,7 @@ class Store:
         """The outbox, and the time on its clock, for whoever does not wait meanwhile. What changes in it is written."""
         with self._memory:
             yield self._outbox, self._clock.boot_time()
-            changed = self._outbox.changed
+            changed = bool(self._outbox.changed)
             self._stepped()
         if changed:
             self._to_deliver()
