@@ -6,7 +6,6 @@ from msgspec import Struct
 
 from notbefore.agent.state import AgentSnapshot
 from notbefore.core.approval import ApprovalAttempt, ApprovalContext, Policy
-from notbefore.core.record import Vm
 from notbefore.core.tracked import WATCHED, Tracked, TrackedEvent
 from notbefore.process.clock import ClockReading
 
@@ -48,7 +47,6 @@ class ListedEvents(Struct, frozen=True):
     events: dict[str, TrackedEvent]
     attempts: dict[str, ApprovalAttempt]
     context: ApprovalContext
-    vm: Vm | None
     answered: bool  # IMDS has answered since this process began
     fresh: bool  # its last answer was good and is new: nothing is approved on old knowledge
     flawed: frozenset[str]  # events of which a part could not be read, by their keys
@@ -62,7 +60,6 @@ class ListedEvents(Struct, frozen=True):
             events=tracked.events,
             attempts=snapshot.state.approvals,
             context=ApprovalContext(now.wall, snapshot.vm_name, tracked.incarnation or 0),
-            vm=snapshot.vm,
             answered=poll.answered is not None,
             fresh=good and poll.answered is not None and now.since(poll.answered) <= WATCHED,
             flawed=frozenset(flaw.event_id.casefold() for flaw in poll.flaws if flaw.event_id is not None),
