@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -723,10 +723,28 @@ def test_an_incarnation_in_quotes_is_a_number(agents: Agents) -> None:
     assert agents.last("change", "incarnation") == ("announced", 2)
 
 
-def test_of_what_another_endpoint_does_not_list_nobody_knows_how_it_ended(agents: Agents) -> None:
+@pytest.mark.parametrize(
+    ("interval", "claimed"), [(None, ("ended", "start_may_be_missed")), (2.0, ("canceled", "gone_before_start"))]
+)
+def test_how_many_polls_were_missed_depends_on_the_interval(
+    agents: Agents, interval: float | None, claimed: tuple[str, str]
+) -> None:
+    if interval is not None:
+        agents.now.tracker.use("http://imds", "2020-07-01", interval)
     agents.sees()
-    agents.sees(MINE)
-    agents.now.tracker.use("http://elsewhere", "2020-07-01")
+    agents.sees({**OTHERS, "NotBefore": None})
+    agents.clock.go(7)
+    agents.answers_missed(2)
+    agents.sees()
+    assert agents.last("change", "reason", event_id="other") == claimed
+
+
+def test_more_than_fifteen_seconds_without_an_answer_are_not_watched_at_any_interval(agents: Agents) -> None:
+    agents.now.tracker.use("http://imds", "2020-07-01", 5.0)
+    agents.sees()
+    agents.sees({**MINE, "NotBefore": "Sun, 01 Mar 2026 13:15:00 GMT"})
+    agents.waits(15, REFUSED)
+    agents.answers_missed(2)
     agents.sees()
     assert agents.last("change", "reason") == ("ended", "not_watched")
 
@@ -744,3 +762,76 @@ def test_a_moved_disk_is_known_to_be_moved_also_after_a_boot_without_an_answer(a
     agents.waits(10, UNCHANGED)
     assert agents.last("change", "reason", "notice_seconds") == ("started", "first_seen_started", None)
     assert len(agents.said) == reported + 1
+
+
+def test_a_boot_proves_nothing_of_an_event_in_an_unknown_status(agents: Agents) -> None:
+    agents.sees()
+    agents.clock.go(895)
+    agents.sees({**MINE, "EventStatus": "Pondered"})
+    agents.waits(4, UNCHANGED)
+    agents.die()
+    agents.clock.go(40)
+    agents.clock.booted = 5.0
+    agents.boot("second")
+    agents.sees()
+    assert agents.last("change", "reason", "outcome") == ("ended", "machine_rebooted", "unknown")
+
+
+def test_a_bare_date_is_no_not_before(agents: Agents) -> None:
+    agents.sees()
+    agents.sees({**MINE, "NotBefore": "2026-03-01"})
+    assert agents.last("change", "not_before", "notice_seconds") == ("announced", None, None)
+
+
+@pytest.mark.parametrize("years", [-2, 2])
+def test_a_date_that_is_years_off_gives_no_notice_and_is_logged_once(
+    agents: Agents, caplog: pytest.LogCaptureFixture, years: int
+) -> None:
+    agents.clock.true += timedelta(days=365 * years)
+    agents.sees()
+    agents.sees(MINE)
+    agents.sees(BEGUN)
+    agents.waits(5, UNCHANGED)
+    agents.sees()
+    assert {one.get("azure.scheduled_event.notice_seconds") for one in agents.said} == {None}
+    assert agents.last("started_seconds") == (6.0,)  # the other two clocks agree
+    assert caplog.text.count("is not believed") == 1
+
+
+def test_a_date_is_believed_where_the_wall_clock_was_set_by_years(agents: Agents) -> None:
+    agents.sees()
+    agents.clock.wall -= timedelta(days=800)
+    agents.sees(MINE)
+    assert agents.last("change", "notice_seconds") == ("announced", 898.0)
+
+
+OLD = {key: value for key, value in MINE.items() if key not in ("Description", "EventSource", "DurationInSeconds")}
+
+
+def test_another_api_version_is_no_change_of_the_event(agents: Agents) -> None:
+    agents.sees()
+    agents.sees(MINE)
+    agents.now.tracker.use("http://imds", "2017-11-01")
+    agents.sees(OLD)
+    agents.now.tracker.use("http://imds", "2020-07-01")
+    agents.sees(MINE)
+    assert agents.kinds() == ["announced"]
+    assert agents.now.listed.events[ID.casefold()].event.event_source == "Platform"
+    agents.now.tracker.use("http://imds", "2017-11-01")
+    agents.sees({**OLD, "Resources": [ME, PEER]})
+    assert agents.kinds() == ["announced", "updated"]
+    agents.sees()
+    assert agents.kinds() == ["announced", "updated", "canceled"]
+
+
+def test_what_another_endpoint_does_not_list_was_not_canceled(agents: Agents) -> None:
+    agents.sees()
+    agents.sees(MINE, OTHERS)
+    agents.now.tracker.use("http://elsewhere", "2020-07-01")
+    agents.sees()
+    assert not agents.now.listed.readable(ID.casefold())  # so it is not approved either
+    agents.now.tracker.use("http://imds", "2020-07-01")
+    agents.sees(MINE)
+    agents.sees(MINE)
+    assert agents.kinds() == ["announced"]
+    assert agents.last("change", "outcome", event_id="other") == ("ended", "unknown")

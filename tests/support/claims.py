@@ -141,7 +141,12 @@ STORIES: Final[dict[str, tuple[Answer, ...]]] = {
         Answer(1, (item(), item(**STARTED))),
         Answer(2),
     ),
-    "the first answer of another endpoint or api-version lists nothing": (EMPTY, ONE, Answer(2, (), {"silence": None})),
+    "the first answer of another endpoint or api-version lists nothing, nor does the second": (
+        EMPTY,
+        ONE,
+        Answer(2, (), {"silence": None, "elsewhere": True}),
+        Answer(3),
+    ),
     "the VM's Resources change to another VM's": (EMPTY, ONE, Answer(10, (item(Resources=[PEER]),)), Answer(20)),
 }
 

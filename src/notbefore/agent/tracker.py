@@ -14,7 +14,7 @@ from notbefore.agent.approvals import without_old
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.state import AgentState, PollStatus, name_of
 from notbefore.core.change import Change, Gap
-from notbefore.core.clock import Instant, believable, elapsed, silence
+from notbefore.core.clock import Instant, believable, credible, elapsed, silence
 from notbefore.core.document import Document, Flaw, parse
 from notbefore.core.lifecycle import as_another_vm, diff, with_scopes
 from notbefore.core.record import Vm
@@ -28,6 +28,7 @@ from notbefore.store.file import StoredState
 from notbefore.store.store import Store
 
 MAX_LOGGED: Final = 10  # EventIds in a line of the log
+DATE_CHECK: Final = 60.0  # seconds; looking at each one would be a third of what a poll costs
 NAME_PATIENCE: Final = 10.0  # seconds: a Preempt has 30 s of notice
 
 log = logging.getLogger("notbefore.agent.tracker")
@@ -52,6 +53,7 @@ class Tracker:
         self._rejected: DocumentError | None = None  # why the body that IMDS gives now is no document
         self._logged_vm = state.snapshot.vm
         self._first_answer: float | None = None  # monotonic seconds
+        self._checked: Instant | None = None  # when ``Date`` was looked at last, without it if it was not believed
         self._expected: Tracked | None = None  # what `_imminent_from` was computed of, once and not each second
         self._imminent_from: datetime | None = None
 
@@ -109,12 +111,13 @@ class Tracker:
             return
         # since the last good answer: what the freeze meter measured; while it does not run, how late the poll was
         gap = self._freeze_meter.take() if self._freeze_meter.running else Gap(poll.wall_lag, poll.lag)
+        date = self._believed_date(now, poll.date, changed=poll.body is not None)
         tracked = self._state.snapshot.state.tracked
-        if document is None or (poll.body is None and last.answered is not None and not _must_count(tracked, document)):
-            self._state.publish(PollStatus(figures, now, poll.date, flaws=last.flaws))
-            self._expect(tracked, now, poll.date)
+        if document is None or (poll.body is None and last.answered is not None and not _must_count(tracked)):
+            self._state.publish(PollStatus(figures, now, date, flaws=last.flaws))
+            self._expect(tracked, now, date)
             return
-        at = self._clock.instant(now, poll.date)
+        at = self._clock.instant(now, date)
 
         def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
             observation = self._observation(state, at, gap)
@@ -123,8 +126,29 @@ class Tracker:
             # at the first answer this boot is written down, and that the last stop is over: a crash may follow
             return made or ((state, ()) if last.answered is None else None)
 
-        self._state.commit(step, PollStatus(figures, now, poll.date, flaws=document.flaws))
-        self._expect(self._state.snapshot.state.tracked, now, poll.date)
+        self._state.commit(step, PollStatus(figures, now, date, flaws=document.flaws))
+        self._expect(self._state.snapshot.state.tracked, now, date)
+
+    def _believed_date(self, now: ClockReading, date: str, *, changed: bool) -> str:
+        """The ``Date`` header of an answer; empty where it cannot be right.
+
+        Once one was believed, the next look is at a document that changed, or ``DATE_CHECK`` seconds later.
+        """
+        checked = self._checked
+        if checked is not None and checked.date is not None and not changed and now.boot - checked.uptime < DATE_CHECK:
+            return date
+        at = self._clock.instant(now, date)
+        if credible(at, checked or self._state.snapshot.state.seen):
+            self._checked = at
+            return date
+        self._checked = replace(at, date=None)
+        if checked is None or checked.date is not None:  # not at each answer
+            log.warning(
+                "IMDS's Date (%s) is more than a day off from this VM's clocks, and is not believed: no notice is"
+                " measured. Is this VM's clock right?",
+                date,
+            )
+        return ""
 
     def _waits_for_name(self, now: ClockReading) -> bool:
         """No comparison is made yet: it is not known which VM this is."""
@@ -161,6 +185,7 @@ class Tracker:
             down=_down(state, at) if rebooted else None,
             gap=measured,
             interval=self._interval,
+            elsewhere=elsewhere,
         )
 
     def _gap_over_boot(self, state: StoredState, at: Instant) -> Gap | None:
@@ -218,9 +243,9 @@ class Tracker:
         self._logged_vm = vm
 
 
-def _must_count(tracked: Tracked, document: Document) -> bool:
+def _must_count(tracked: Tracked) -> bool:
     """Also a poll that brings nothing new says something: of an interruption, or how long an event was not readable."""
-    return tracked.interrupting or any(flaw.rejected for flaw in document.flaws)
+    return tracked.interrupting or bool(tracked.unread)
 
 
 def _with_flaws(figures: PollFigures, flaws: Iterable[Flaw]) -> PollFigures:

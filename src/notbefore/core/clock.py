@@ -5,7 +5,7 @@ cannot be set, but it stands still while the host has paused the VM. The ``Date`
 clock, to the second. A duration is given where clocks agree, and left out where they do not.
 """
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from msgspec import Struct
@@ -20,6 +20,7 @@ DRIFT: Final = 0.001
 
 
 READING: Final = 0.5  # seconds by which clocks that are read one after the other may differ on a busy machine
+MAX_DISAGREEMENT: Final = 86_400.0  # seconds by which ``Date`` may differ from the other clocks and be believed
 
 
 class Instant(Struct, frozen=True):
@@ -81,6 +82,20 @@ def believable(gap: Gap, begin: Instant, end: Instant) -> Gap | None:
     if ahead > paused + TOLERANCE:  # the wall clock was set
         return Gap(gap.monotonic, gap.monotonic)
     return gap if paused >= 1.0 else None
+
+
+def credible(now: Instant, before: Instant | None) -> bool:
+    """Whether ``Date`` may be right: it is within a day of the wall clock, or went on as the clock since the boot did.
+
+    ``before``: the last answer of which ``Date`` was believed.
+    """
+    if now.date is None:
+        return True
+    uptime = _uptime(before, now) if before is not None else None
+    others = [now.wall]
+    if before is not None and before.date is not None and uptime is not None:
+        others.append(before.date + timedelta(seconds=uptime))
+    return any(abs((now.date - other).total_seconds()) <= MAX_DISAGREEMENT for other in others)
 
 
 def _uptime(begin: Instant, end: Instant) -> float | None:

@@ -27,6 +27,7 @@ without a request, or on another host, it may start again from any number."""
 
 NOT_BEFORE_MARGIN: Final = timedelta(seconds=1)  # NotBefore and ``Date`` count whole seconds
 
+VERSIONED: Final = ("description", "event_source", "duration")  # the fields that older api-versions do not have
 MAX_DEPARTED: Final = 1_000  # events remembered after they were gone, to know them when they come back
 MAX_STEPS: Final = 64  # steps of one event that are distinguished from their repetitions
 
@@ -62,7 +63,8 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
     """Compare what is tracked with a new document. The content decides; the incarnation only helps.
 
     An event that cannot be read keeps its last known state, and nothing is claimed of that time. While not even its
-    EventId can be read, that holds for every event that is missing, since the unreadable one may be it.
+    EventId can be read, that holds for every event that is missing, since the unreadable one may be it. So it does in
+    the first answer of another endpoint or api-version: the next one decides.
     """
     events: dict[str, TrackedEvent] = {}
     departed = dict(tracked.departed)
@@ -72,6 +74,8 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
         if change is not None:
             changes.append(change)
     unread = frozenset((flaw.event_id or "").casefold() for flaw in document.flaws if flaw.rejected)
+    if now.elsewhere:
+        unread |= {""}
     for key, known in tracked.events.items():
         if key in events:
             continue
@@ -114,6 +118,8 @@ def _listed(tracked: Tracked, event: Event, document: Document, now: Observation
     if old is None:
         return _new(tracked, event, document.incarnation, now)
     event = _last_known(old.event, event, document.flaws)
+    if now.elsewhere:
+        old = replace(old, event=_in_both_versions(old.event, event))
     if old.event == event and old.scope == scope_of(event, now.vm):
         known = _measured(old, now)
         return replace(known, unread=False) if known.unread else known, None
@@ -164,6 +170,12 @@ def _last_known(old: Event, event: Event, flaws: tuple[Flaw, ...]) -> Event:
     if "resources" in lost:
         lost.add("resources_cut")
     return replace(event, **{name: getattr(old, name) for name in lost}) if lost else event
+
+
+def _in_both_versions(old: Event, event: Event) -> Event:
+    """The event as last listed, with what only one of two api-versions knows as the new one has it."""
+    lacking = [name for name in VERSIONED if getattr(old, name) is None or getattr(event, name) is None]
+    return replace(old, **{name: getattr(event, name) for name in lacking})
 
 
 def _is_of(flaw: Flaw, event: Event) -> bool:

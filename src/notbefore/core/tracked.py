@@ -48,6 +48,7 @@ class Observation(Struct, frozen=True):
     down: datetime | None = None  # when it had gone down at the latest, by IMDS's clock; None: unknown
     gap: Gap | None = Gap(0.0, 0.0)  # the longest delay since the last good answer; None: not measured
     interval: float = 1.0  # seconds between polls
+    elsewhere: bool = False  # the first answer of another endpoint or api-version, after a reload
 
     @property
     def time(self) -> datetime:
@@ -135,9 +136,7 @@ class Tracked(Struct, frozen=True):
     events: dict[str, TrackedEvent] = {}
     departed: dict[str, dict[str, int]] = {}
     incarnation: int | None = None
-    unread: frozenset[str] = (
-        frozenset()
-    )  # keys of events that the last document had unreadable; "": of one without a key
+    unread: frozenset[str] = frozenset()  # keys of events that the last document had unreadable; "": any may be the one
 
     @property
     def interrupting(self) -> bool:
