@@ -360,6 +360,9 @@ def test_a_secret_never_prints() -> None:
         ("https://x.example.org/h?sig=a%2Fb%2Bcd%3D%3D", "sig was a/b+cd=="),
         ("a password;topsecret", "it was a password;topsecret"),  # what only looks like a connection string,
         ("pw://topsecret", "it was pw://topsecret"),  # and like an address
+        ("https://x.example.org/topsecret;v=1", "no such page: /topsecret;v=1"),  # an address is no connection string
+        ("https://x.example.org/h?a=1;sig=topsecret", "no such page: /h?a=1;sig=topsecret"),
+        ("mailtos://me:top;secret@mail.example.org", "AUTH PLAIN AG1lAHRvcDtzZWNyZXQ="),
         ("Bearer topsecret-token", "401: topsecret-token is not known"),  # a header's value: without its scheme as well
         ("Basic bWU6dG9wc2VjcmV0", "401: bWU6dG9wc2VjcmV0 is not known, nor topsecret of me"),
         ('quo"te\\secret', '{"token":"quo\\"te\\\\secret"}'),

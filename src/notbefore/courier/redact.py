@@ -28,6 +28,7 @@ _PLAIN_SCHEMES: Final = ("http", "https", "mailto", "mailtos")  # their host nam
 # tokens that are made from a secret, and are one for as long as they last: of Event Hubs, and of a managed identity
 _TOKEN: Final = re.compile(r"(?<=SharedAccessSignature )\S+|\beyJ[\w-]{10,}\.[\w-]+\.?[\w-]*", re.IGNORECASE)
 _SECRET_NAME: Final = re.compile("(key|signature|password|secret)$", re.IGNORECASE)
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)  # begins an address; a connection string holds some
 _ESCAPE: Final = re.compile(
     r"(?P<bytes>(?:\\x[0-9a-f]{2})+)|\\u(?P<u>[0-9a-f]{4})|\\U(?P<U>[0-9a-f]{8})|\\(?P<itself>.)",
     re.IGNORECASE | re.DOTALL,
@@ -101,11 +102,11 @@ def _authorizations(user: str, password: str) -> Iterator[str]:
 def _parts(secret: str) -> Iterator[str]:
     """What of it is secret by itself: of an address or a connection string not all is."""
     scheme, _, token = secret.partition(" ")
-    if ";" in secret:  # a connection string: KEY=VALUE;...
+    if _URL.match(secret):
+        yield from _parts_of_url(secret)
+    elif ";" in secret:  # a connection string: KEY=VALUE;...
         pairs = (pair.partition("=") for pair in secret.split(";"))
         yield from (value for name, _, value in pairs if _SECRET_NAME.search(name))
-    elif "://" in secret:
-        yield from _parts_of_url(secret)
     elif scheme.isalpha() and len(token) >= SHORTEST_PART:  # Bearer ..., Basic ...: of an Authorization header
         yield from (token, *_unwrapped(token))
     else:
