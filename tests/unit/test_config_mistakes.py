@@ -79,6 +79,24 @@ def test_the_command_shows_them_all_as_lines_and_as_json(tmp_path: Path, capsys:
     assert [(one["line"], one["column"], one["key"]) for one in said["mistakes"]] == FOUND
 
 
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("log: {level: info}\n---\nlog: {level: debug}\n", (2, 1)),
+        ("log: &a {level: info}\nvm: *a\n", (2, 5)),
+        ("log: {level: !!str info}\n", (1, 14)),
+        ("log: " + "[" * 40, (1, 38)),
+        ("- log\n", (1, 1)),
+    ],
+)
+def test_what_ends_the_reading_of_a_file_is_a_mistake_with_a_place_as_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, place: tuple[int, int]
+) -> None:
+    assert main(["check-config", "--json", str(given(tmp_path, text))]) == 2
+    said = json.loads(capsys.readouterr().out)
+    assert [(one["line"], one["column"]) for one in said["mistakes"]] == [place]
+
+
 def test_what_only_a_library_or_this_machine_can_say_is_among_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

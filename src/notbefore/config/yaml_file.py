@@ -55,7 +55,7 @@ def read(path: Path) -> tuple[dict[str, Any], Places]:
         raise ConfigError.of(document.mistakes)
     if values is not None and not isinstance(values, dict):
         kind = "a list: leave out the `- ` before them" if isinstance(values, list) else "text: write `key: value`"
-        raise ConfigError(f"{path}:1:1: expected sections such as `imds:`, got {kind}")
+        raise ConfigError.of([Mistake(Place(str(path), 1, 1), "", f"expected sections such as `imds:`, got {kind}")])
     return values or {}, document.places
 
 
@@ -79,7 +79,7 @@ class _Document:
             kind = type(event).__name__
             if kind == "DocumentStartEvent":
                 if number > 1:
-                    raise ConfigError(f"{self._place(event)}: one file holds one configuration: remove the line `---`")
+                    raise self._wrong(event, "one file holds one configuration: remove the line `---`")
                 values = self._value(self._next(), "", 0)
         return values
 
@@ -93,12 +93,12 @@ class _Document:
         elif getattr(event, "tag", None) is not None:
             wrong = f"tags ({event.tag}) are not supported: quote what is to be text"
         if wrong:
-            raise ConfigError(f"{self._place(event)}: {wrong}")
+            raise self._wrong(event, wrong)
         return event
 
     def _value(self, event: Any, dotted: str, depth: int) -> Any:
         if depth > MAX_DEPTH:
-            raise ConfigError(f"{self._place(event)}: lists and mappings are nested more than {MAX_DEPTH} deep")
+            raise self._wrong(event, f"lists and mappings are nested more than {MAX_DEPTH} deep")
         kind = type(event).__name__
         if kind == "MappingStartEvent":
             return self._mapping(dotted, depth + 1)
@@ -131,6 +131,10 @@ class _Document:
             self.places.setdefault(path, place)
             found[str(key)] = self._value(self._next(), path, depth)
         return found
+
+    def _wrong(self, event: Any, text: str) -> ConfigError:
+        """Return the error after which nothing is read, with the mistakes before it."""
+        return ConfigError.of([*self.mistakes, Mistake(self._place(event), "", text)])
 
     def _place(self, event: Any) -> Place:
         return Place(str(self._path), event.start_mark.line + 1, event.start_mark.column + 1)
