@@ -21,7 +21,7 @@ from notbefore.config.secret import Secret
 from notbefore.config.yaml_file import Places, read
 from notbefore.core.approval import unknown_words
 from notbefore.core.change import APPROVAL_KINDS, SILENT
-from notbefore.core.document import SCHEDULED, STARTED
+from notbefore.core.document import PREEMPT, PROMISED, SCHEDULED, STARTED
 from notbefore.core.routing import EventMatch, Match, Route
 from notbefore.core.text import one_of
 from notbefore.errors import Mistake
@@ -104,11 +104,21 @@ def _of_routes(config: Config) -> Iterator[Finding]:
         fleet = config.fleet is not None
         for key, text in (*_never_matching(route.match, fleet=fleet), *(() if fleet else _alone(route))):
             yield f"routes[{number}].match.{key}", text
+        yield from ((f"routes[{number}].{key}", text) for key, text in _without_use(route))
     for number, before in _hidden([(route.match, not route.go_on) for route in config.routes]):
         text = f"it is never reached, since routes[{before}] matches all that it matches: move it up"
         yield f"routes[{number}]", f"{text}, or add `continue: true` to routes[{before}]"
     for number, before in _hidden([(rule.matcher, True) for rule in config.approval.rules]):
         yield f"approval.rules[{number}]", f"it is never reached, since rules[{before}] decides before it: move it up"
+
+
+def _without_use(route: Route) -> Iterator[Finding]:
+    """What of a route changes nothing."""
+    types, notice = {one.casefold() for one in route.match.event_type}, PROMISED[PREEMPT]
+    if types == {PREEMPT.casefold()} and any(one.seconds >= notice for one in route.remind_before):
+        yield "remind_before", f"a Preempt has {notice:g} s of notice: nobody is reminded so long before it"
+    if not route.fallback and route.fallback_after != Route().fallback_after:
+        yield "fallback_after", "there is no `fallback`: name the sinks that are tried then"
 
 
 def _never_matching(match: Match, *, fleet: bool) -> Iterator[Finding]:
