@@ -2,6 +2,7 @@
 
 import ipaddress
 import socket
+from contextlib import suppress
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -33,14 +34,18 @@ def check_address(address: str) -> None:
 
 
 def check_target(url: str, *, proxied: bool) -> None:
-    """As ``check_address``, before there is a connection: for each attempt anew, of a name where a proxy connects.
-
-    Raises ``OSError`` or ``ValueError`` where such a name cannot be resolved here.
-    """
+    """As ``check_address``, before there is a connection: for each attempt anew, of a name where a proxy connects."""
     host = urlsplit(url).hostname or ""
-    try:
+    addresses: list[str] = []
+    with suppress(ValueError):  # it is a name
         addresses = [str(ipaddress.ip_address(host))]
-    except ValueError:  # it is a name
-        addresses = [str(found[4][0]) for found in socket.getaddrinfo(host, None)] if proxied else []
+    if not addresses and proxied:
+        try:
+            addresses = [str(found[4][0]) for found in socket.getaddrinfo(host, None)]
+        except (OSError, ValueError):
+            raise SendError(
+                f"{host} cannot be resolved here, and the proxy may connect to a private address: set"
+                " `allow_private: true` if you trust the name"
+            ) from None
     for address in addresses:
         check_address(address)
