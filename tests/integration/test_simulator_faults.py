@@ -41,6 +41,7 @@ def is_good(answer: Answer) -> bool:
         ("throttled", 7.0, 429),
         ("error", None, 500),
         ("status", 418.0, 418),
+        ("status", 599.0, 599),  # one without a name
         ("redirect", None, 302),
     ],
 )

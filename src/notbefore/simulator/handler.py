@@ -52,7 +52,7 @@ class _FaultRequest(Struct, forbid_unknown_fields=True):
 class _RefusedError(Exception):
     """The answer is a status and a text instead of what was asked for."""
 
-    def __init__(self, status: HTTPStatus, text: str, **headers: str) -> None:
+    def __init__(self, status: int, text: str, **headers: str) -> None:
         super().__init__(text)
         self.status = status
         self.headers = headers
@@ -142,7 +142,7 @@ class Handler(BaseHTTPRequestHandler):
         if text:
             raise _RefusedError(HTTPStatus.BAD_REQUEST, text)
 
-    def reply(self, value: object, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> None:
+    def reply(self, value: object, status: int = HTTPStatus.OK, **headers: str) -> None:
         """Send a value as JSON."""
         self.send(status, msgspec.json.encode(value), **headers)
 
@@ -151,12 +151,14 @@ class Handler(BaseHTTPRequestHandler):
         status = HTTPStatus(code)
         self.reply({"error": explain or message or status.phrase}, status, Connection="close")
 
-    def send(self, status: HTTPStatus, body: bytes, **headers: str) -> None:
+    def send(self, status: int, body: bytes, **headers: str) -> None:
         """Send a whole answer."""
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        if status != HTTPStatus.NOT_MODIFIED:
+        if status == HTTPStatus.NOT_MODIFIED:
+            body = b""  # it has none
+        else:
             self.send_header("Content-Type", "application/json; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()

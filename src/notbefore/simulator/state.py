@@ -7,7 +7,6 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
-from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -58,10 +57,10 @@ class Fault(Struct):
     until: float = math.inf
 
     @property
-    def status(self) -> HTTPStatus | None:
-        """The status that is answered, where it is only that."""
+    def status(self) -> int | None:
+        """The status that is answered, where it is only that; it may be one that has no name."""
         status = FAULTS[self.kind].status
-        return HTTPStatus(status or int(self.value)) if status is not None else None
+        return (status or int(self.value)) if status is not None else None
 
 
 class SimulatorState:
