@@ -73,15 +73,15 @@ def _count(text: str) -> int:
 
 def start_time(text: str, now: datetime) -> datetime:
     """Return the time that ``--since`` names; raises ``ConfigError``."""
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):
         return now - timedelta(seconds=Duration(text).seconds)
     try:
         time = datetime.fromisoformat(text)
-    except ValueError:
+        return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):  # OverflowError: before the year 1, or after 9999
         raise ConfigError(
             f"--since: expected 30m, 1h or 2d (so long ago), or a time such as 2026-03-01T12:00:00Z, got {text!r}"
         ) from None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def ask_changes(agent: AgentClient, since: datetime | None, limit: int) -> list[dict[str, Any]]:

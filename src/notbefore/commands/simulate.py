@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         host, port = host_and_port(options.listen)
     except ValueError as error:
-        raise ConfigError(f"--{error}") from None
+        raise ConfigError(f"--listen: {error}") from None
     signals: list[int] = []  # that came; an exception raised by their handler can be lost within a generator's end
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: signals.append(number))
