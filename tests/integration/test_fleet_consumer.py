@@ -144,6 +144,24 @@ def test_a_partition_that_is_lost_while_the_sdk_still_feeds_it_is_sent_nothing_o
         eventually(lambda: any(b"E2" in one for one in written), patience=60)
 
 
+def test_what_was_accepted_while_the_hub_is_away_is_written_before_the_instance_ends(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loops, snapshot = list[asyncio.AbstractEventLoop](), tmp_path / "partitions" / "0"
+
+    def away(*_: object) -> None:
+        loops.append(asyncio.get_running_loop())
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(fleet_consumer, "make_consumer", away)
+    with consuming(tmp_path, hub) as (consumer, _):
+        eventually(lambda: loops, patience=60)
+        asyncio.run_coroutine_threadsafe(consumer.keeper.take("0"), loops[0]).result(60)
+        before = snapshot.stat().st_mtime_ns
+        consumer.settled({"0"})
+    assert snapshot.stat().st_mtime_ns > before
+
+
 class Hanging(FileSnapshots):
     """From ``hangs`` on it never says what there is."""
 

@@ -136,7 +136,7 @@ class Consumer:
                     await asyncio.wait_for(self._stop.wait(), pause)
         finally:
             files.cancel()
-            await self._ended(self.keeper.write_files())
+            await self._ended(self.keeper.write_all(), self.keeper.write_files())  # the hub may be away
             for name in list(self.keeper.partitions):
                 self.keeper.forget(name)
             await self._ended(self._parts.snapshots.close())
