@@ -138,3 +138,30 @@ def test_an_error_that_nobody_foresaw_is_counted_and_what_could_not_be_written_i
         assert (snapshots.tried, "nobody foresaw it" in kept.keeper.trouble) == (3, True)
 
     asyncio.run(write())
+
+
+def test_a_partition_that_was_taken_since_the_last_look_is_shown_once(tmp_path: Path) -> None:
+    async def look() -> None:
+        snapshots, own = FileSnapshots(tmp_path), set[str]()
+        for name in ("0", "1"):
+            await snapshots.write(name, compressed(Log().fold.snapshot(0.0)), Position("", 0, 0.0))
+        seen = Others(snapshots, own)
+        await seen.look()
+        own.add("0")
+        assert set(seen.found) == {"1"}
+
+    asyncio.run(look())
+
+
+def test_where_the_hub_has_more_partitions_nobody_is_expected_in_one_that_was_read_before(tmp_path: Path) -> None:
+    async def take() -> None:
+        kept, log = Kept(tmp_path), Log()
+        kept.keeper.ends = {"0": -1}
+        fold = log.fold = (await kept.keeper.take("0")).fold
+        log.beat(A)
+        kept.keeper.ends = {"0": 0, "1": -1}
+        assert (await kept.keeper.take("0")).fold is fold  # its VMs may send to the other one by now
+        log.pass_time(2000)
+        assert (log.kinds, log.silent) == ([], [])
+
+    asyncio.run(take())

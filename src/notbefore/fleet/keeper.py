@@ -122,7 +122,9 @@ class Keeper:
             except LostPartitionError:
                 self.forget(name)
                 held = None
-        if held is None:
+        if held is not None:
+            held.fold.hub_has(len(self.ends))
+        else:
             held = self.partitions[name] = await self._restored(name)
             held.task = asyncio.create_task(self._keep(held))
         log.info("partition %s: reading from sequence number %d on", name, held.fold.sequence + 1)

@@ -26,7 +26,12 @@ class Others:
         self._versions: dict[str, str] = {}  # of what was found
         self._looked = float("-inf")
         self._lock = asyncio.Lock()
-        self.found: dict[str, Snapshot] = {}  # by partition; replaced, and never changed
+        self._found: dict[str, Snapshot] = {}  # by partition; replaced, and never changed
+
+    @property
+    def found(self) -> dict[str, Snapshot]:
+        """By partition; without those that this instance has taken since the last look. From any thread."""
+        return {name: one for name, one in self._found.items() if name not in self._own}
 
     async def look(self) -> None:
         """Read the snapshots that are others than at the last look. Raises nothing: what is known stays."""
@@ -36,14 +41,14 @@ class Others:
             try:
                 versions = await self._snapshots.versions()
                 found = {name: await self._read(name, versions[name]) for name in versions.keys() - set(self._own)}
-                self.found = {name: one for name, one in found.items() if one is not None}
+                self._found = {name: one for name, one in found.items() if one is not None}
             except FAILURES as error:
                 log.warning("what other instances have written down cannot be read: %s", error)
             self._looked = time.monotonic()
 
     async def _read(self, name: str, version: str) -> Snapshot | None:
         """A snapshot; what was known of it where it cannot be read: the others are shown all the same."""
-        known = self.found.get(name)
+        known = self._found.get(name)
         if known is not None and self._versions.get(name) == version:
             return known
         try:

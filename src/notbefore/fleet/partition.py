@@ -191,6 +191,12 @@ class Partition:
         for key, closed in found.closed.items():
             self._by_id.setdefault(closed.event_key, key)
 
+    def hub_has(self, partitions: int) -> None:
+        """Note how many partitions the hub has by now: see ``restore``."""
+        if partitions != self.partitions:
+            self.partitions = partitions
+            self.silence.forget_all()
+
     def begin_anew(self) -> None:
         """The log is another one: its sequence numbers start again. What is open stays open."""
         self.sequence, self.offset, self._backlog = -1, "", -1

@@ -84,6 +84,10 @@ class Silence:
         for key, one in heard.items():
             self._add(key, one)
 
+    def forget_all(self) -> None:
+        """Nobody is expected, until he is heard from again."""
+        self.heard, self._groups = {}, Counter()
+
     def expect(self, vms: Mapping[str, ExpectedVm], now: float, patience: float) -> None:
         """These are to be heard from, by their keys, and are not: missing in ``patience`` seconds.
 
