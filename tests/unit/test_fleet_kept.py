@@ -1,23 +1,26 @@
 """What a keeper mutes and writes, and what an instance shows of the others, without a hub."""
 
 import asyncio
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from notbefore.config.load import load
-from notbefore.fleet import others
+from notbefore.fleet import keeper, others
 from notbefore.fleet.checkpoints import FileSnapshots, Position
-from notbefore.fleet.history import History
+from notbefore.fleet.history import History, PastEvent
 from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.keeper import Held, Keeper, Parts
-from notbefore.fleet.mutes import Mute
+from notbefore.fleet.mutes import NOTE, Mute, write_mutes
 from notbefore.fleet.others import Others
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import compressed
 from notbefore.fleet.poison import PoisonFile
+from support.agent import eventually
 from support.fleet_log import T0, A, Log
 
 CONFIG = """
@@ -29,7 +32,7 @@ sinks: {hook: {webhook: {url: "http://127.0.0.1:9/", allow_private: true}}}
 class Kept:
     """A keeper without a hub, and what it says of failures."""
 
-    def __init__(self, directory: Path, snapshots: FileSnapshots | None = None) -> None:
+    def __init__(self, directory: Path, snapshots: FileSnapshots | None = None, history: History | None = None) -> None:
         path = directory / "fleet.yaml"
         path.write_text(CONFIG, encoding="utf-8")
         config = load(path, {}, {})
@@ -38,8 +41,8 @@ class Kept:
         self.failures: list[tuple[str, Exception]] = []
         self.failed = asyncio.Semaphore(0)
         used = snapshots or FileSnapshots(directory)
-        history, poison = History(directory), PoisonFile(directory / "poison.jsonl")
-        parts = Parts(used, self.outbox, HubClock(), history, poison, lambda _: None)
+        poison = PoisonFile(directory / "poison.jsonl")
+        parts = Parts(used, self.outbox, HubClock(), history or History(directory), poison, lambda _: None)
         self.keeper = Keeper(config.fleet, parts, self._fail)
 
     def _fail(self, where: str, error: Exception) -> None:
@@ -165,3 +168,40 @@ def test_where_the_hub_has_more_partitions_nobody_is_expected_in_one_that_was_re
         assert (log.kinds, log.silent) == ([], [])
 
     asyncio.run(take())
+
+
+class Hung(History):
+    """A disk that hangs."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.asked, self.over = threading.Event(), threading.Event()
+
+    def write(self, past: Sequence[PastEvent], now: float) -> None:  # noqa: ARG002 - it hangs
+        self.asked.set()
+        self.over.wait(60)
+
+
+def test_what_is_muted_is_known_while_the_disk_of_the_history_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "MUTES_EVERY", 0.1)
+    monkeypatch.setattr(keeper, "FILES_EVERY", 0.01)
+    mute = Mute("id", {"event_type": "Reboot"}, "me", "why", time.time() + 3600)
+
+    async def see() -> None:
+        kept, log = Kept(tmp_path, history=(hung := Hung(tmp_path))), Log()
+        log.add(A, "announced")
+        log.add(A, "canceled")
+        kept.keeper.ends = {"0": -1}
+        (await kept.keeper.take("0")).fold.past = log.fold.past
+        running = asyncio.create_task(kept.keeper.run())
+        try:
+            assert await asyncio.to_thread(hung.asked.wait, 20)
+            await FileSnapshots(tmp_path).change(NOTE, lambda _: write_mutes([mute], 0.0))
+            await asyncio.to_thread(eventually, lambda: kept.keeper.mutes == [mute])
+        finally:
+            hung.over.set()
+            running.cancel()
+
+    asyncio.run(see())

@@ -1,13 +1,16 @@
 """What is shown of a fleet: what can still be prepared for first, what is asked for, one line for what is under way."""
 
+import argparse
 import io
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from notbefore.commands import fleet_mute
 from notbefore.commands.fleet_events import show_waves
 from notbefore.core.record import Vm
+from notbefore.errors import ConfigError
 from notbefore.fleet.calendar import calendar
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.mutes import MAX_MUTES, Mute, read_mutes, write_mutes
@@ -102,6 +105,7 @@ def mute(**match: str) -> Mute:
         ({"scale_set": "web", "resource_group": "rg"}, True),
         ({"tag": "team=web"}, True),
         ({"vm": "web_7"}, False),
+        ({"a_matcher_of_a_newer_version": "web"}, False),
     ],
 )
 def test_a_mute_applies_where_all_of_its_matchers_do(match: dict[str, str], applies: bool) -> None:
@@ -122,6 +126,8 @@ def test_mutes_that_are_over_are_left_out_and_what_is_no_note_is_refused() -> No
     assert read_mutes(b"") == []
     with pytest.raises(ValueError, match="cannot be read"):
         read_mutes(b"\xff")
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_mutes(b'[{"x":' + b"[" * 100_000)
     with pytest.raises(ValueError, match="end one first"):
         write_mutes([later] * (MAX_MUTES + 1), 150.0)
 
@@ -137,3 +143,10 @@ def test_the_calendar_has_what_is_planned_in_lines_that_calendars_read() -> None
     assert "a\\,b\\;c\\\\d" in text.replace("\r\n ", "")
     assert max(len(line.encode()) for line in text.split("\r\n")) <= 75
     assert "\n" not in text.replace("\r\n", "")
+
+
+def test_a_mute_ends_within_a_year_so_that_its_end_is_a_date() -> None:
+    parser = argparse.ArgumentParser()
+    fleet_mute.add_arguments(parser)
+    with pytest.raises(ConfigError, match="366d at most"):
+        fleet_mute.run(parser.parse_args(["f.yml", "--match", "vm=a", "--comment", "c", "--for", "9999999d"]))

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 from uuid import uuid4
 
 from notbefore.commands.options import load_configuration
@@ -15,6 +16,8 @@ from notbefore.core.duration import Duration
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.fleet.mutes import MATCHERS, NOTE, Mute, read_mutes, write_mutes
+
+LONGEST: Final = 366 * 86_400.0  # seconds of a mute
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,11 +59,13 @@ def _beginning(options: argparse.Namespace) -> Callable[[list[Mute]], list[Mute]
     if not options.comment:
         raise ConfigError("--comment: say why, for those who find it muted")
     try:
-        until = time.time() + Duration(options.seconds).seconds
+        seconds = Duration(options.seconds).seconds
     except ValueError as error:
         raise ConfigError(f"--for: {error}") from None
+    if seconds > LONGEST:
+        raise ConfigError(f"--for: expected {LONGEST / 86_400:.0f}d at most, got {options.seconds}")
     who = os.environ.get("SUDO_USER") or getpass.getuser()
-    return lambda mutes: [*mutes, Mute(uuid4().hex[:8], match, who, options.comment, until)]
+    return lambda mutes: [*mutes, Mute(uuid4().hex[:8], match, who, options.comment, time.time() + seconds)]
 
 
 def _ending(which: str) -> Callable[[list[Mute]], list[Mute]]:

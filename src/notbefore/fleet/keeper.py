@@ -36,7 +36,7 @@ AT_LEAST: Final = 60.0  # seconds after which one is written though nothing is n
 SHARE: Final = 5  # a snapshot that takes long to write is written less often: so many times as long
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds until what could not be written is tried again
 FILES_EVERY: Final = 1.0  # seconds between two looks at what is new for the history and the set aside
-MUTES_EVERY: Final = 10  # such looks between two at what is muted
+MUTES_EVERY: Final = 10.0  # seconds between two looks at what is muted
 MAX_WAITING: Final = 5_000  # events of a partition that wait for the disk of the history
 STORE_ERRORS: Final = (AzureError, OSError, TimeoutError)
 
@@ -265,12 +265,18 @@ class Keeper:
 
     async def run(self) -> None:
         """Write the files of this instance, and see what is muted, until this is canceled."""
-        looks = failures = 0
+        await asyncio.gather(self._keep_files(), self._see_mutes())  # a disk that hangs keeps no mute in force
+
+    async def _see_mutes(self) -> None:
+        while True:
+            await asyncio.sleep(MUTES_EVERY)
+            if self.ends:
+                await self.read_mutes()
+
+    async def _keep_files(self) -> None:
+        failures = 0
         while True:
             await asyncio.sleep(back_off(failures + 1, FILES_EVERY, LONGEST_PAUSE))
-            looks += 1
-            if self.ends and looks % MUTES_EVERY == 0:
-                await self.read_mutes()
             try:
                 await self.write_files()
                 failures = 0

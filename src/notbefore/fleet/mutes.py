@@ -48,7 +48,7 @@ def read_mutes(body: bytes) -> list[Mute]:
     """The mutes of a note; raises ``ValueError``."""
     try:
         return msgspec.json.decode(body, type=list[Mute]) if body else []
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"the mutes cannot be read: {error}") from None
 
 

@@ -87,7 +87,7 @@ def fits(wanted: Mapping[str, str], facts: Mapping[str, object], tags: Mapping[s
             found = tags.get(tag.casefold())
             agrees = found is not None and of in ("", found)
         else:
-            agrees = str(facts[name]).casefold() == value.casefold()
+            agrees = str(facts.get(name, "")).casefold() == value.casefold()
         if not agrees:
             return False
     return True
