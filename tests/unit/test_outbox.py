@@ -1,5 +1,6 @@
 """The rules of the outbox: order, retries, expiry, repetition, fallback, and what is counted."""
 
+import sys
 from typing import Any
 
 import msgspec
@@ -539,7 +540,26 @@ def test_what_waits_is_told_by_sink_and_severity_without_what_waits_for_others(b
     assert (view.rows, view.errors) == ({("chat", "pending"): 3, ("hub", "pending"): 1}, {"hub": "503"})
 
 
+def test_what_is_gone_leaves_nothing_behind_until_its_time_would_have_come() -> None:
+    schedule = Schedule[str]()
+    for number in range(10_000):
+        schedule.put(f"{number}", 86_400.0 + number)
+        schedule.drop(f"{number}")
+    schedule.put("a", 5.0)
+    assert sum(map(sys.getsizeof, vars(schedule).values())) < 10_000
+    assert (schedule.first(), schedule.pop(1e9), schedule.pop(1e9)) == (5.0, "a", None)
+
+
 # ---- a sink that was renamed or removed
+
+
+def test_what_goes_to_another_sink_goes_there_before_what_came_later(box: Box) -> None:
+    first, second = delivery(), delivery(sink="hub", created=1.0, due=1.0)
+    box.put(first, second)
+    box.outbox.redirect({"hub"}, lambda _row: ("hub",), 2)
+    (given,) = box.lease(2)
+    assert given.delivery_id != second.delivery_id
+    assert ids(box.lease(3, accepted(given))) == [second.delivery_id]
 
 
 def test_what_waits_for_a_sink_that_is_gone_goes_where_the_routes_lead_now(box: Box) -> None:

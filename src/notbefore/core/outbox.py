@@ -190,7 +190,7 @@ class OutboxRows:
         self.time_known = True  # while False nothing expires, and no reminder is due: see ``Outbox.advance``
         self._patience = patience
         self._rows: dict[str, Row] = {}  # by delivery id, in their order
-        self._of_event: dict[str, dict[str, None]] = {}  # event key -> the ids of its rows, in their order
+        self._of_event: dict[str, dict[str, None]] = {}  # event key -> the ids of its rows
         self._size = 0  # bytes
         self._threads: dict[Lane, str] = {}  # what sinks said of the first messages of events
         self._given: set[str] = set()  # the ids that a courier has
@@ -252,7 +252,7 @@ class OutboxRows:
 
     def _rows_of(self, event_key: str, sink: str | None = None) -> list[Row]:
         """The rows of an event, and of one sink if that is given, in their order."""
-        found = [self._rows[one] for one in self._of_event.get(event_key, ())]
+        found = sorted((self._rows[one] for one in self._of_event.get(event_key, ())), key=lambda row: row.seq)
         return found if sink is None else [row for row in found if row.delivery.sink == sink]
 
     def _put(self, row: Row) -> None:

@@ -21,6 +21,9 @@ class Schedule(Generic[K]):
         if self._entries.get(key) != (time, urgency):
             self._entries[key] = time, urgency
             heapq.heappush(self._later, (time, urgency, key))
+            if len(self._later) + len(self._ready) > 4 * len(self._entries) + 64:  # most of them are outdated
+                self._ready, self._later = [], [(*entry, key) for key, entry in self._entries.items()]
+                heapq.heapify(self._later)
 
     def drop(self, key: K) -> None:
         """Forget a key, if it is there."""
