@@ -398,6 +398,13 @@ def test_the_age_of_what_waits_is_right_whatever_the_wall_clock_does(tmp_path: P
         assert len(store.exchange([], {"chat": 9})) == 1
 
 
+def test_what_is_not_on_disk_is_on_the_first_page_of_the_history(tmp_path: Path) -> None:
+    with store_in(tmp_path) as store, SickDisk(store) as disk:
+        store.commit(ME, [stored(number) for number in range(3)])
+        assert store.history(None, 100, 1) == ([stored(number).record for number in range(3)], None)
+        disk.heal()
+
+
 def test_the_history_is_bounded_in_bytes_and_given_in_pages(tmp_path: Path) -> None:
     with store_in(tmp_path, history_bytes=4_000) as store:
         for number in range(10):

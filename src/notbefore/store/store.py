@@ -154,13 +154,14 @@ class Store:
             self._to_deliver()
         return step
 
-    def wait_written(self, step: int, seconds: float) -> bool:
-        """Whether a step is on disk; waits for it so long, and not for a sick disk.
+    def wait_written(self, step: int | None, seconds: float) -> bool:
+        """Whether a step (``None``: the newest) is on disk; waits for it so long, and not for a sick disk.
 
         For those alone that may not go on without it.
         """
         deadline = time.monotonic() + seconds
         with self._memory:
+            step = self._step if step is None else step
             while self._written_step < step and self.degraded is None and time.monotonic() < deadline:
                 self._memory.wait(min(SLOW / 4, seconds))
             return self._written_step >= step
@@ -275,9 +276,10 @@ class Store:
     def history(
         self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES, before: int | None = None
     ) -> HistoryAnswer:
-        """The newest records since a Unix time: at most ``limit``, and one or at most ``max_bytes`` in all.
+        """The newest records since a Unix time: at most ``limit``, and as many as ``max_bytes`` hold.
 
-        ``before``: the ``rest`` of an earlier answer, to go on with the next older ones.
+        The newest one, and those that are not on disk, are given in any case. ``before``: the ``rest`` of an earlier
+        answer, to go on with the next older ones.
         """
         since, newer = since or 0.0, list[HistoryRecord]()
         if before is None:
@@ -291,7 +293,7 @@ class Store:
         rest = MAX_SEQ if before is None else before
         for record, number in list(numbers.items())[:limit]:
             max_bytes -= len(record)
-            if records and max_bytes < 0:
+            if records and max_bytes < 0 and number is not None:  # what is in memory alone has no place to go on from
                 return HistoryAnswer(records[::-1], rest)
             records.append(record)
             rest = rest if number is None else number
@@ -328,7 +330,7 @@ class Store:
 
     def close(self) -> None:
         """Write what is behind, close the file, and leave the directory to others; a sick disk is not waited for."""
-        self.wait_written(self._step, SLOW)
+        self.wait_written(None, SLOW)
         with suppress(DiskHangsError):
             self._disk.do(self.file.forget, CLOSE_PATIENCE)
         self._disk.end()
