@@ -46,6 +46,14 @@ def test_an_order_whose_giver_has_gone_is_not_carried_out(tmp_path: Path) -> Non
     assert carried_out == ["first", "third"]
 
 
+def test_an_agent_that_takes_no_connection_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_socket, "READ_SECONDS", 0.1)
+    with _unix_socket() as stuck:
+        stuck.bind(str(tmp_path / NAME))
+        stuck.listen(0)
+        assert [listens(tmp_path) for _ in range(3)] == [True] * 3
+
+
 def test_an_answer_that_cannot_be_written_down_is_refused_and_the_next_one_is_given(tmp_path: Path) -> None:
     words = iter(["\udcff", "done"])  # as in a name of a user or a file that is no UTF-8
     listening = ControlSocket(tmp_path, lambda _request, _user: ControlReply(done=True, words=next(words)))

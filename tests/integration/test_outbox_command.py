@@ -2,6 +2,7 @@
 
 import json
 import os
+import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
@@ -10,15 +11,15 @@ from typing import Any
 import pytest
 
 from notbefore.agent.control_socket import ControlReply, ControlRequest, ControlSocket, listens
-from notbefore.agent.operations import Operations, Reply, Request
-from notbefore.commands.owner import open_store
+from notbefore.agent.operations import Operations, OutboxReply, OutboxRequest, Reply, Request
+from notbefore.commands.owner import asking, open_store
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery, Routing
 from notbefore.core.outbox import Row, SendResult
 from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.errors import StoreError
 from notbefore.process.clock import Clock
-from notbefore.store.file import StoredState
+from notbefore.store.file import FILE_NAME, StoredState
 from notbefore.store.store import Store
 from support.agent import eventually, notbefore
 from support.azure import T0, event
@@ -67,7 +68,7 @@ def test_options_may_stand_before_the_ids(tmp_path: Path) -> None:
     assert json.loads(done("show", "--state-dir", state, "--json", "a"))["error"] == "404"
     assert json.loads(done("show", "a", "--state-dir", state))["error"] == "404"
     assert done("retry", "--state-dir", state, "a").startswith("1 will be sent again now")
-    assert done("drop", "--state-dir", state, "a", "b") == "2 dropped.\n"
+    assert done("drop", "--state-dir", state, "a", "aa", "b") == "2 dropped.\n"
     assert done("list", "--state-dir", state) == "The outbox is empty.\n"
 
 
@@ -98,6 +99,18 @@ def test_what_is_sent_again_has_the_time_that_its_sink_gives_it(
     config.write_text("sinks: {hook: {webhook: {url: 'https://example.org', expire_after: 7d}}}", encoding="utf-8")
     done("retry", "a", "--state-dir", str(state), *(["--config", str(config)] if configured else []))
     assert 0 <= Clock().boot_time() + days * 86_400 - rows(state)["a"].expires < 600
+
+
+def test_what_could_not_be_written_was_not_done(tmp_path: Path) -> None:
+    state = left(tmp_path, dead("a"))
+    with (
+        asking(state, OutboxReply, Routing()) as ask,
+        closing(sqlite3.connect(state / FILE_NAME, isolation_level=None)) as other,
+    ):
+        assert ask(OutboxRequest("show")).rows
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreError, match=r"cannot be written \(database is locked\): nothing was changed"):
+            ask(OutboxRequest("drop", ("a",)))
 
 
 def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:

@@ -160,6 +160,7 @@ def listens(directory: Path) -> bool:
     """An agent listens in a state directory, as far as this user may know."""
     try:
         with _unix_socket() as connection:
+            connection.settimeout(READ_SECONDS)  # one that answers nobody has a full queue
             connection.connect(str(directory / NAME))
     except (FileNotFoundError, ConnectionRefusedError):
         return False

@@ -110,7 +110,7 @@ class Operations:
                 matching = [row for row in outbox.rows() if row.id.startswith(prefix)]
                 if len(matching) != 1:
                     return OutboxReply(unclear=prefix, several=bool(matching))
-                rows += matching
+                rows += [row for row in matching if row not in rows]  # two of the ids may be of one
             done = left_out = 0
             if request.action == "retry" and not request.ids:
                 # they could wake somebody, and no later message corrects them

@@ -4,15 +4,17 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Final, TypeVar, cast
 
 from notbefore.agent.control_socket import ask_agent, listens
-from notbefore.agent.operations import Operations, Reply, Request
+from notbefore.agent.operations import Operations, OutboxReply, Reply, Request
 from notbefore.core.delivery import Routing
 from notbefore.errors import StoreError
 from notbefore.process.clock import Clock
 from notbefore.store.file import FILE_NAME
 from notbefore.store.store import Store
+
+WRITE_PATIENCE: Final = 10.0  # seconds for what a command has changed to be on disk
 
 R = TypeVar("R", bound=Reply)
 
@@ -25,7 +27,15 @@ def asking(directory: Path, reply: type[R], routing: Routing) -> Iterator[Callab
         return
     with open_store(directory) as store:
         operations = Operations(store, lambda: routing)
-        yield lambda request: cast("R", operations.answer(request))
+
+        def answer(request: Request) -> R:
+            reply = operations.answer(request)
+            if isinstance(reply, OutboxReply) and reply.done and not store.wait_written(None, WRITE_PATIENCE):
+                why = store.degraded or "the disk does not answer"
+                raise StoreError(f"{store.path} cannot be written ({why}): nothing was changed")
+            return cast("R", reply)
+
+        yield answer
 
 
 @contextmanager
