@@ -211,10 +211,10 @@ def page() -> str:
     """What is generated in docs/messages.md."""
     of_the_reboot = dict(messages(REBOOT))
     parts = ["## One Reboot\n"]
-    shown = ("Announced", "Reminder", "Started", "Finished")
+    shown = ("Announced", "Started", "Finished")  # a reminder has the text of the announcement
     parts += [f"### {heading}\n\n{mail(*of_the_reboot[heading])}" for heading in shown]
-    parts.append("## One pager\n\nWhat PagerDuty is sent of the same Reboot: its announcement, and its end.\n")
-    parts += [_json(pager(*of_the_reboot[heading])) for heading in ("Announced", "Finished")]
+    parts.append("## One pager\n\nWhat PagerDuty is sent of the same Reboot. Its end is a `resolve` with the same key.\n")
+    parts.append(_json(pager(*of_the_reboot["Announced"])))
     parts.append("## One drill\n\n`notbefore drill` sends this through the real routes and sinks.\n")
     announced, when = of_the_reboot["Announced"]
     exercise = replace(announced, content=replace(announced.record, exercise=True))
@@ -223,6 +223,7 @@ def page() -> str:
         row(example.event_type, heading, *one)
         for example in (REBOOT, FREEZE, PREEMPT)
         for heading, one in messages(example)
+        if example is REBOOT or one[0].kind not in NO_ALERTS  # these are the same for each type
     )
     several = (row("Reboot of 5 VMs", heading, *one) for heading, one in messages(MANY) if heading in LIFE)
     parts.append(TABLE + "".join((*rows, *several)))
