@@ -213,7 +213,7 @@ def page() -> str:
     parts = ["## One Reboot\n"]
     shown = ("Announced", "Started", "Finished")  # a reminder has the text of the announcement
     parts += [f"### {heading}\n\n{mail(*of_the_reboot[heading])}" for heading in shown]
-    parts.append("## One pager\n\nWhat PagerDuty is sent of the same Reboot. Its end is a `resolve` with the same key.\n")
+    parts.append("## One pager\n\nWhat PagerDuty is sent of this Reboot; its end is a `resolve` with the same key.\n")
     parts.append(_json(pager(*of_the_reboot["Announced"])))
     parts.append("## One drill\n\n`notbefore drill` sends this through the real routes and sinks.\n")
     announced, when = of_the_reboot["Announced"]
