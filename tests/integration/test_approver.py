@@ -20,7 +20,8 @@ from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.core.approval import ApprovalAttempt, Policy, Rule, RuleMatch, content_of
 from notbefore.core.record import Vm
 from notbefore.core.routing import RANK_DELAY
-from notbefore.imds.client import TIMEOUT, ImdsClient
+from notbefore.errors import ImdsError
+from notbefore.imds.client import TIMEOUT, ImdsAnswer, ImdsClient
 from notbefore.imds.poller import Poll
 from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
@@ -229,6 +230,14 @@ def test_an_event_that_becomes_another_is_not_approved(world: World, document: b
     assert world.imds.start_requests == []
 
 
+def test_an_event_that_may_be_the_one_that_cannot_be_read_is_not_approved(world: World) -> None:
+    world.after_write = lambda: world.agent.tracker.handle(Poll(0.0, 0.0, body({"EventType": "Freeze"})))
+    world.approver.decide()
+    assert (world.reason, world.imds.start_requests) == ("", [])
+    world.sees(listed())
+    assert world.decide() == "accepted"
+
+
 def test_nothing_is_sent_at_not_before(world: World) -> None:
     soon = world.clock.now().replace(microsecond=0) + timedelta(seconds=30)
     world.sees(listed(NotBefore=format_datetime(soon, usegmt=True)))
@@ -326,6 +335,22 @@ def test_the_first_failures_are_logged_and_later_ones_now_and_then(
         world.approver.decide()
     lines = [one.getMessage() for one in caplog.records if one.getMessage().startswith("approval of")]
     assert [line.rpartition("again in ")[2] for line in lines] == ["1 s", "2 s", "4 s", "8 s", "60 s"]
+
+
+def test_an_event_that_imds_does_not_answer_holds_up_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    post = ImdsClient.post
+
+    def no_answer(client: ImdsClient, path: str, sent: bytes, *, timeout: float) -> ImdsAnswer:
+        if ID.encode() in sent:
+            raise ImdsError("server_error")
+        return post(client, path, sent, timeout=timeout)
+
+    monkeypatch.setattr(ImdsClient, "post", no_answer)
+    both = body(item(NotBefore=FUTURE), item("other", NotBefore=FUTURE))
+    world.sees(both)
+    for _ in range(3):
+        world.wait(world.approver.decide(), both)
+    assert [(one["id"], one["reason"]) for one in world.ends] == [("other", "accepted")]
 
 
 def test_what_imds_refuses_for_good_is_not_sent_again(world: World) -> None:

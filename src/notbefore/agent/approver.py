@@ -48,6 +48,14 @@ UNDECIDED: Final = ControlReply(done=False, words="it is not decided: see `notbe
 log = logging.getLogger("notbefore.approval")
 
 
+class Unanswered(Struct, frozen=True):
+    """IMDS gave no usable answer about an event."""
+
+    count: int = 0  # in a row
+    error: str = ""  # the last one
+    again: float = 0.0  # monotonic seconds: it is not asked sooner
+
+
 class OperatorOrder(Struct, frozen=True):
     """What an operator asks for; the thread puts one reply."""
 
@@ -67,9 +75,7 @@ class Approver:
         self._settings = settings
         self._errors = errors
         self._orders = queue.SimpleQueue[OperatorOrder]()
-        self._failures = 0  # unusable answers of IMDS in a row
-        self._failure = ""  # the last of them
-        self._again = 0.0  # monotonic seconds: IMDS is not asked sooner
+        self._unanswered: dict[str, Unanswered] = {}  # by the event's key: one that fails holds up no other
         self._woken = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="approve", daemon=True)
@@ -131,6 +137,7 @@ class Approver:
         first_due = sorted(listed.events.values(), key=lambda one: one.not_before or datetime.max.replace(tzinfo=UTC))
         waits = [self._go_on(key) for key in begun]
         waits += [self._consider(one.event.key) for one in first_due if one.event.key not in begun]
+        self._unanswered = {key: one for key, one in self._unanswered.items() if key in listed.events}
         return min([LONG_WAIT, *waits])
 
     def _consider(self, key: str) -> float:
@@ -157,7 +164,8 @@ class Approver:
 
     def _may_ask(self, key: str, listed: ListedEvents) -> bool:
         """IMDS has just listed the event, and answers."""
-        return listed.fresh and listed.readable(key) and self._clock.monotonic() >= self._again
+        again = self._unanswered.get(key, Unanswered()).again
+        return listed.fresh and listed.readable(key) and self._clock.monotonic() >= again
 
     def _go_on(self, key: str) -> float:
         """Go on with what was begun: IMDS has not answered it, or it could not be written down."""
@@ -168,7 +176,8 @@ class Approver:
         objection = _objection(attempt, self._settings(), listed)
         if objection is not None:
             reason, words = objection
-            return self._give_up(attempt, reason, "; ".join(filter(None, (words, self._failure))))
+            error = self._unanswered.get(key, Unanswered()).error
+            return self._give_up(attempt, reason, "; ".join(filter(None, (words, error))))
         if attempt.rule == OPERATOR:
             return self._give_up(attempt, "no_answer", INTERRUPTED)
         return self._send(attempt) if self._may_ask(key, listed) else SHORT_WAIT
@@ -197,7 +206,7 @@ class Approver:
             return self._give_up(attempt, *objection)
         if not written and attempt.rule == OPERATOR:
             return self._give_up(attempt, "state_not_written", "the state cannot be written, so nothing was sent")
-        if not written or not listed.fresh or self._stop.is_set():
+        if not written or not listed.fresh or not listed.readable(attempt.tracked.event.key) or self._stop.is_set():
             self._write(attempt)  # nothing was done of what was written ahead
             return SHORT_WAIT
         try:
@@ -212,12 +221,13 @@ class Approver:
         """IMDS gave no usable answer; returns seconds until it is asked again. An operator is notified at once."""
         if attempt.rule == OPERATOR:
             return self._give_up(attempt, "no_answer", str(failure))
-        self._failures, self._failure = self._failures + 1, str(failure)
-        pause = back_off(self._failures, PAUSE, LONGEST_PAUSE)
+        key = attempt.tracked.event.key
+        count = self._unanswered.get(key, Unanswered()).count + 1
+        pause = back_off(count, PAUSE, LONGEST_PAUSE)
         if failure.retry_after is not None:
             pause = min(max(failure.retry_after, PAUSE), LONGEST_PAUSE)
-        self._again = self._clock.monotonic() + pause
-        if self._failures <= LOGGED_FAILURES or self._failures % 60 == 0:
+        self._unanswered[key] = Unanswered(count, str(failure), self._clock.monotonic() + pause)
+        if count <= LOGGED_FAILURES or count % 60 == 0:
             log.warning("approval of %s: %s; again in %g s", attempt.tracked.event.event_id, failure, pause)
         return pause
 
@@ -231,7 +241,7 @@ class Approver:
         """Record how it ended."""
         change = attempt.change(kind, reason, words, self.listed().context)
         outcome = f"{kind} ({reason})" + (f": {words}" if words else "")
-        self._failures, self._failure, self._again = 0, "", 0.0
+        self._unanswered.pop(attempt.tracked.event.key, None)
         self._write(attempt.ended(outcome), change)
         log.warning("%s %s, %s: %s", change.event.event_type, change.event.event_id, attempt.rule, outcome)
         return SHORT_WAIT
