@@ -1,5 +1,6 @@
 """Looking for IMDS: the order of the places, and what is believed."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -167,6 +168,27 @@ def test_a_search_that_breaks_is_said_and_tried_again(
     with watching(tmp_path, endpoint=silent) as (_, watcher):
         eventually(lambda: len(searches) > 1)
         assert watcher.alive
+
+
+def test_places_that_are_silent_are_no_thread_that_hangs(
+    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[str] = []
+
+    def slow(endpoint: str, _version: str) -> Iterator[SearchStep]:
+        for place in ("configuration", "environment", "lease"):
+            time.sleep(1.0)
+            searched.append(place)
+            yield SearchStep(place, endpoint, why="timeout")
+
+    monkeypatch.setattr(polling, "FIRST_SILENCE", 0.5)
+    monkeypatch.setattr(elsewhere, "search", slow)
+    with watching(tmp_path, endpoint=silent) as (_, watcher):
+        overdue = []
+        while len(searched) < 3:
+            overdue.append(watcher.overdue)
+            time.sleep(0.02)
+        assert max(overdue) < 2  # by what the slowest place took, not by all of them
 
 
 def test_the_command_says_where_it_is(tmp_path: Path) -> None:

@@ -118,7 +118,9 @@ class Polling:
 
         self._searches += 1
         self._next_search = self._clock.monotonic() + back_off(self._searches, SEARCH_PAUSE, LONGEST_SEARCH_PAUSE)
+        self.poller.due = self._clock.monotonic()
         for step in search(self._configured, self._api_version):
+            self.poller.due = self._clock.monotonic()  # places that are silent are no thread that hangs
             if self._stop.is_set():
                 return
             log.log(logging.INFO if step.answers else logging.DEBUG, "where is IMDS? %s", step)
