@@ -121,6 +121,8 @@ def test_mail_over_tls_with_a_password_by_the_keys_and_by_an_address(
         ("mailto://", "expected mailtos://"),
         ("mailtos://me@h.example.org?from=a@b.org&to=c@d.org", "expected mailtos://"),
         ("mailtos://h.example.org?from=a@b.org&to=c@d.org&bcc=e@f.org", "expected mailtos://"),  # nobody is left out
+        ("mailtos://h.example.org/e@f.org?from=a@b.org&to=c@d.org", "expected mailtos://"),  # nor here
+        ("mailtos://h.example.org?from=a@b.org&to=c@d.org&to=e@f.org", "expected mailtos://"),
         ("mailtos://h.example.org?to=c@d.org", "expected a sender and recipients"),
         ("mailto://me:hunter2@mail.example.org?from=a@b.org&to=c@d.org", "sent unencrypted"),
     ],

@@ -129,12 +129,13 @@ def account_of(settings: Email) -> Email:
         port = url.port
     except ValueError:
         raise expected from None
-    given = dict(parse_qsl(url.query.replace("+", "%2B")))
+    pairs = parse_qsl(url.query.replace("+", "%2B"))
+    given = dict(pairs)
     modes = {"starttls": "starttls", "ssl": "tls", "tls": "tls", "insecure": "none"}
     tls = modes.get(given.get("mode", "starttls" if url.scheme == "mailtos" else "insecure"))
     user, password = unquote(url.username or ""), unquote(url.password or "")
-    known = url.scheme in ("mailto", "mailtos") and not given.keys() - {"from", "to", "mode"}
-    if not known or not url.hostname or tls is None or bool(user) != bool(password):
+    known = url.scheme in ("mailto", "mailtos") and url.path in ("", "/") and not given.keys() - {"from", "to", "mode"}
+    if not known or len(given) < len(pairs) or not url.hostname or tls is None or bool(user) != bool(password):
         raise expected
     if password and tls == "none" and "mode" not in given:
         raise ConfigError("the password would be sent unencrypted: write mailtos://, or allow it with mode=insecure")
