@@ -565,3 +565,12 @@ def test_both_formats_of_the_sink_are_read() -> None:
 
 def test_approvals_are_no_step_of_an_event() -> None:
     assert read(b'{"type": "notbefore.scheduled_event.approved.v1", "data": {}}') is None
+
+
+def test_where_a_clock_is_ahead_what_others_say_of_an_event_that_came_back_counts() -> None:
+    log = Log()
+    for kind in ("announced", "canceled"):
+        log.add(B, kind)
+    log.wait(60)
+    log.add(A, "announced", resources=[B.name], reason="came_back", id="again", at=at(log.now - T0.timestamp() + 40))
+    assert log.add(B, "started", id="started-again", after=10)[-1] == "started"

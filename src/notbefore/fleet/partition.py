@@ -317,7 +317,7 @@ class Partition:
         story.heard_at = item.enqueued
         if closed is not None:
             if report.reason == "came_back":
-                story.nth, story.began = closed.nth + 1, report.time
+                story.nth, story.began = closed.nth + 1, min(report.time, from_unix(item.enqueued))
             else:
                 story.nth = closed.nth
                 notified, story.late = closed.standing, report.time.timestamp() <= closed.at
