@@ -20,6 +20,7 @@ from notbefore.fleet.others import Others
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import compressed
 from notbefore.fleet.poison import PoisonFile
+from notbefore.fleet.silence import ExpectedVm
 from support.agent import eventually
 from support.fleet_log import T0, A, Log
 
@@ -166,6 +167,18 @@ def test_where_the_hub_has_more_partitions_nobody_is_expected_in_one_that_was_re
         assert (await kept.keeper.take("0")).fold is fold  # its VMs may send to the other one by now
         log.pass_time(2000)
         assert (log.kinds, log.silent) == ([], [])
+
+    asyncio.run(take())
+
+
+def test_without_an_inventory_nobody_of_an_earlier_one_is_missing(tmp_path: Path) -> None:
+    async def take() -> None:
+        kept, log = Kept(tmp_path), Log()
+        log.beat(A)
+        log.fold.missing.expect({"gone": ExpectedVm("gone")}, log.now, 900.0)
+        await FileSnapshots(tmp_path).write("0", compressed(log.fold.snapshot(0.0)), Position("", 0, 0.0))
+        log.fold = (await kept.keeper.take("0")).fold
+        assert log.pass_time(2000, A) == []
 
     asyncio.run(take())
 

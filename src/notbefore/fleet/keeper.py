@@ -171,6 +171,8 @@ class Keeper:
         except ValueError as error:
             await self._put_aside(name, body, error)
             raise UnreadableSnapshotError(f"partition {name} is begun anew") from error
+        if self._parts.inventory is None:  # any more: then nobody is missing
+            held.fold.missing.forget_all()
         held.written = held.fold.sequence
         self._parts.outbox.adopt(name, found.outbox, max(0.0, self._parts.clock.now() - found.at))
         return held
