@@ -373,6 +373,18 @@ def test_a_repetition_that_is_refused_is_tried_again_and_can_be_sent_now(box: Bo
     assert (row.attempts, row.error) == (0, "")  # the next failure is a first one
 
 
+def test_a_repetition_that_another_vm_sends_or_another_outbox_is_counted_nowhere(box: Box) -> None:
+    box.put(delivery(ahead=("WestNO_0",)), delivery("f"))
+    box.lease(2, *[accepted(one, repeat=60.0) for one in box.lease(1)])
+    other = Box()
+    other.outbox.adopt(box.outbox.image(3, ["f"]), 3)
+    box.outbox.leave(["f"])
+    (again,) = box.lease(70)
+    box.lease(71, SendResult(again.delivery_id, "yielded"))
+    assert (box.rows(), box.counts) == ([], {"accepted": 2, "delivered": 2})
+    assert (len(other.rows()), other.counts) == (1, {})
+
+
 def test_what_is_repeated_gives_way_to_what_is_newer(box: Box) -> None:
     one, newer = delivery(), delivery(kind="updated")
     box.put(one)

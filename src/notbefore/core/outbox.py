@@ -270,7 +270,7 @@ class OutboxRows:
         self._line_up(row.lane)
 
     def _remove(self, row: Row, result: str | None = None) -> None:
-        """Take a row out, and count what became of it."""
+        """Take a row out, and count what became of it; of one that is repeated that was counted before."""
         self._size -= self._rows.pop(row.id).size
         ids = self._of_event[row.delivery.event_key]
         del ids[row.id]
@@ -281,7 +281,7 @@ class OutboxRows:
         self._expiries.drop(row.id)
         self._fallbacks.drop(row.id)
         self.changed.add(row.id)
-        if result is not None:
+        if result is not None and row.state != "repeating":
             self._count(row.delivery.sink, result)
         self._line_up(row.lane)
 
@@ -442,8 +442,9 @@ class Outbox(OutboxRows):
             self._remove(row, "expired" if needed else "withdrawn")
 
     def _accept(self, row: Row) -> int:
-        """Count a row that is new, and give it its place in the order."""
-        self._count(row.delivery.sink, "accepted")
+        """Count a row that is new, if it is to be delivered, and give it its place in the order."""
+        if row.state != "repeating":
+            self._count(row.delivery.sink, "accepted")
         self.ledger = replace(self.ledger, seq=self.ledger.seq + 1)
         return self.ledger.seq
 
@@ -486,7 +487,7 @@ class Outbox(OutboxRows):
         for row in sorted((row for row in self._rows.values() if row.id not in self._given), key=worth):
             if len(self._rows) <= self._bounds.rows and self._size <= self._bounds.size:
                 break
-            self._remove(row, "overflowed" if row.state != "repeating" else None)
+            self._remove(row, "overflowed")
 
     # ---- the courier
 
@@ -606,7 +607,7 @@ class Outbox(OutboxRows):
         while self.time_known and (one := self._expiries.pop(now)) is not None:
             row = self._rows[one]
             if one not in self._given:  # else it is looked at again when it is known what came of it
-                self._remove(row, None if row.state == "repeating" else "expired")
+                self._remove(row, "expired")
 
     def _fall_back(self, now: float) -> None:
         """Add what is dead, or has waited for too long, to the sinks of its fallback as well; each only once."""
@@ -636,7 +637,7 @@ class Outbox(OutboxRows):
         """Delete deliveries, and count them as dropped; returns how many. What a courier has is left alone."""
         found = [self._rows[one] for one in ids if one in self._rows and one not in self._given]
         for row in found:
-            self._remove(row, None if row.state == "repeating" else "dropped")
+            self._remove(row, "dropped")
         return len(found)
 
     def redirect(self, sinks: Collection[str], targets: Callable[[Row], Sequence[str]], now: float) -> list[Row]:
