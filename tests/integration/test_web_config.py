@@ -304,7 +304,7 @@ def test_a_file_that_is_wrong_or_takes_a_protection_away_is_not_taken_over(
             ("basic_auth_user: {}", "did you mean 'basic_auth_users'?"),
             ("", "remove passwords"),
             ("{", "not YAML"),
-            ("a: !!bool x", "tags (tag:yaml.org,2002:bool) are not supported"),
+            ("a: !!bool x", "tags (!name) are not supported"),
         ):
             Path(path).write_text(text, encoding="utf-8")
             assert ask(server, "/metrics")[0] == 401

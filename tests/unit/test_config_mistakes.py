@@ -97,6 +97,12 @@ def test_what_ends_the_reading_of_a_file_is_a_mistake_with_a_place_as_well(
     assert [(one["line"], one["column"]) for one in said["mistakes"]] == [place]
 
 
+def test_a_password_that_begins_with_an_exclamation_mark_is_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="quote what is to be text") as caught:
+        load(given(tmp_path, "sinks: {a: {slack: {token: !hunter2, channel: c}}}"), {}, {})
+    assert "hunter2" not in str(caught.value)
+
+
 def test_what_only_a_library_or_this_machine_can_say_is_among_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

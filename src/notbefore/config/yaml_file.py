@@ -91,7 +91,7 @@ class _Document:
         elif type(event).__name__ == "AliasEvent" or getattr(event, "value", "") == "<<":
             wrong = "aliases (*name) and merge keys (<<) are not supported: write the values out"
         elif getattr(event, "tag", None) is not None:
-            wrong = f"tags ({event.tag}) are not supported: quote what is to be text"
+            wrong = "tags (!name) are not supported: quote what is to be text"  # it may be a password
         if wrong:
             raise self._wrong(event, wrong)
         return event
