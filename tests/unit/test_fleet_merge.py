@@ -574,3 +574,10 @@ def test_where_a_clock_is_ahead_what_others_say_of_an_event_that_came_back_count
     log.wait(60)
     log.add(A, "announced", resources=[B.name], reason="came_back", id="again", at=at(log.now - T0.timestamp() + 40))
     assert log.add(B, "started", id="started-again", after=10)[-1] == "started"
+
+
+def test_others_have_their_turn_between_two_events_that_are_given_up() -> None:
+    log = Log(WAVES)
+    for number in range(20):
+        log.add(A, "announced", f"E{number}")
+    assert list(log.fold.advance(log.now + 900 + 2 * LIMIT)).count(None) >= 20

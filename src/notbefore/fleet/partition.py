@@ -356,13 +356,14 @@ class Partition:
         """End what is long overdue, and forget what is long over."""
         unwatched = now - self._looked if self._looked and now - self._looked > UNWATCHED else 0.0
         self._looked = now
-        for story in self.stories.values():
+        for story in list(self.stories.values()):
             if not story.given_up and now > story.deadline(self._limit):
                 before = story.standing
                 story.give_up()
                 if story.standing is not before:
                     self.figures.given_up += 1
                     self.waves.note(story, now)
+                    yield
         self.figures.fell_silent += yield from self.silence.look(now, unwatched)
         yield from self.missing.look(now, unwatched)
         forgotten = [key for key, one in self.closed.items() if now - one.at > CLOSED_SECONDS]
