@@ -1,5 +1,6 @@
 """Routes: which change goes where, how severe it is, and which VM notifies."""
 
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notbefore.core.change import Change
+from notbefore.core.clock import Instant
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm
@@ -20,7 +22,7 @@ from notbefore.core.routing import (
     route,
     without_leader,
 )
-from notbefore.core.tracked import Tracked
+from notbefore.core.tracked import Observation, Tracked
 from support.azure import ME, PEER, STARTED, at, document, item, now
 
 SINKS = ("oncall", "hub")
@@ -65,6 +67,16 @@ def test_what_takes_a_vm_down_is_critical_once_it_is_near(minutes: int, severity
     assert target.severity == "critical"
     (target,) = route(change(far), (Route(sinks=("hub",), severity="info"),), Vm(name=ME), SINKS)
     assert (target.severity, target.near_severity) == ("info", "info")
+
+
+@pytest.mark.parametrize("hours", [-5, 5, -24 * 365])
+def test_how_near_it_is_imds_clock_says_where_that_of_the_vm_is_wrong(hours: int) -> None:
+    instant = Instant(at(0) + timedelta(hours=hours), "boot", 5.0, at(0))
+    for minutes, severity in ((15, "critical"), (90, "warning")):
+        far = item(EventType="Reboot", NotBefore=f"{at(60 * minutes):%a, %d %b %Y %H:%M:%S GMT}")
+        (one,) = diff(Tracked(), document(far), Observation(instant, ME)).changes
+        (target,) = route(one, (), Vm(name=ME), ("hub",))
+        assert target.severity == severity
 
 
 def test_without_routes_every_sink_gets_the_changes_of_this_vm() -> None:

@@ -199,9 +199,11 @@ def severity_of(event_type: str, ahead: float | None, duration: int | None) -> S
 
 def _severities(change: Change, own: Severity | None) -> tuple[Severity, Severity]:
     """Now, and once NotBefore is near; ``own`` is that of the route, which wins."""
-    event, not_before = change.event, change.not_before
-    is_ahead = event.event_status != STARTED and not_before is not None
-    ahead = (not_before - change.time).total_seconds() if is_ahead and not_before is not None else None
+    event, not_before, ahead = change.event, change.not_before, None
+    if event.event_status != STARTED and not_before is not None:
+        ahead = (not_before - change.time).total_seconds()
+        if change.notice_seconds is not None:  # by IMDS's clock: the wall clock of a VM may be hours off
+            ahead = change.notice_seconds - (change.time - change.first_seen).total_seconds()
     return (
         own or severity_of(event.event_type, ahead, event.duration),
         own or severity_of(event.event_type, None, event.duration),
