@@ -398,6 +398,34 @@ def test_the_age_of_what_waits_is_right_whatever_the_wall_clock_does(tmp_path: P
         assert len(store.exchange([], {"chat": 9})) == 1
 
 
+def test_what_comes_while_the_disk_recovers_is_written_without_another_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go, write = threading.Event(), threading.Event(), StateFile.write
+    with store_in(tmp_path) as store:
+        settle(store)
+
+        def fails(_file: StateFile, _writing: Writing) -> None:
+            raise OSError(errno.ENOSPC, "full")
+
+        def recovers(file: StateFile, writing: Writing) -> None:
+            begun.set()
+            assert go.wait(20)
+            write(file, writing)
+
+        monkeypatch.setattr(StateFile, "write", fails)
+        store.commit(ME)
+        eventually(lambda: store.degraded)
+        monkeypatch.setattr(StateFile, "write", recovers)
+        while not begun.wait(0.1):
+            store.tick()
+        store.commit(ME, [stored(1)])
+        go.set()
+        eventually(lambda: store.degraded is None)
+        eventually(lambda: store.behind == 0, 5)
+    assert len(read_records(tmp_path)) == 1
+
+
 def test_what_is_not_on_disk_is_on_the_first_page_of_the_history(tmp_path: Path) -> None:
     with store_in(tmp_path) as store, SickDisk(store) as disk:
         store.commit(ME, [stored(number) for number in range(3)])

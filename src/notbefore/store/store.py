@@ -408,6 +408,8 @@ class Store:
             recovered, self._trouble = self._trouble is not None and trouble is None, trouble
             missing = self._dropped_records if recovered else 0
             self._dropped_records -= missing
+            if self._step > step and trouble is None:  # while the disk counted as sick nobody had this one written
+                self._post()
             self._memory.notify_all()
         if recovered:
             log.info("the state is written again: %s", self.path)
