@@ -57,7 +57,7 @@ class World:
     """A tracker that knows of one event, an IMDS that counts, and what happens when something is written down."""
 
     def __init__(self, imds: Simulator, directory: Path) -> None:
-        self.imds = imds
+        self.imds, self.endpoint = imds, imds.endpoint
         self.after_write: Callable[[], None] = lambda: None  # right after the next thing is written down
         self.clock = ShiftedClock()
         self.agent = Tracking(directory, self.clock)
@@ -75,7 +75,7 @@ class World:
         self.agent.tracker.handle(Poll(0.0, 0.0, document))
 
     def settings(self) -> ApprovalSettings:
-        return ApprovalSettings(self.policy, self.imds.endpoint, self.api_version, self.allowed, self.conflict)
+        return ApprovalSettings(self.policy, self.endpoint, self.api_version, self.allowed, self.conflict)
 
     def decide(self) -> str:
         """Decide once; the reason in the record of the approval, if there is one."""
@@ -201,6 +201,16 @@ def test_what_is_switched_off_meanwhile_is_not_sent(world: World, change: dict[s
     kind, reason, words = world.end
     assert (kind, f"{reason}: {words}") == ("approval_skipped", says)
     assert world.ends[-1]["requests"] == 0
+
+
+def test_an_imds_that_is_not_asked_any_more_is_sent_nothing(world: World) -> None:
+    world.after_write = lambda: switched(world, endpoint="http://127.0.0.1:9")
+    world.approver.decide()
+    assert (world.imds.start_requests, world.ends) == ([], [])
+    world.after_write = lambda: None
+    world.endpoint = world.imds.endpoint
+    world.approver.decide()
+    assert (len(world.imds.start_requests), world.end[:2]) == (1, ("approved", "accepted"))
 
 
 def test_a_vm_that_has_another_name_by_then_approves_nothing(world: World) -> None:

@@ -200,13 +200,14 @@ class Approver:
         """Write down what is about to be done, look at everything again, and do it."""
         counted = replace(attempt, requests=attempt.requests + 1)
         written = self._write(counted)
-        listed = self.listed()
-        objection = _objection(attempt, self._settings(), listed)  # the last look
+        current, listed = self._settings(), self.listed()
+        objection = _objection(attempt, current, listed)  # the last look
         if objection is not None:
             return self._give_up(attempt, *objection)
         if not written and attempt.rule == OPERATOR:
             return self._give_up(attempt, "state_not_written", "the state cannot be written, so nothing was sent")
-        if not written or not listed.fresh or not listed.readable(attempt.tracked.event.key) or self._stop.is_set():
+        certain = listed.fresh and listed.readable(attempt.tracked.event.key) and current.endpoint == settings.endpoint
+        if not written or not certain or self._stop.is_set():
             self._write(attempt)  # nothing was done of what was written ahead
             return SHORT_WAIT
         try:
