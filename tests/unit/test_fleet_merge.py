@@ -71,21 +71,23 @@ def test_the_claim_that_takes_more_to_have_been_seen_stands(
 
 KINDS: list[LifecycleKind] = ["announced", "updated", "started", "canceled", "finished", "ended"]
 STEP = st.tuples(st.integers(0, 3), st.sampled_from(KINDS), st.integers(0, 20), st.sampled_from([600.0, 900.0]))
+AGAIN = st.builds(lambda step, back: (*step, back), STEP, st.booleans())  # whether what is announced came back
 
 
 @settings(max_examples=100)
-@given(st.lists(STEP, min_size=1, max_size=12), st.randoms(use_true_random=False), st.integers(1, 3))
+@given(st.lists(AGAIN, min_size=1, max_size=12), st.randoms(use_true_random=False), st.integers(1, 3))
 def test_any_order_with_any_repetitions_gives_the_same_story(
-    steps: list[tuple[int, LifecycleKind, int, float]], shuffled: random.Random, times: int
+    steps: list[tuple[int, LifecycleKind, int, float, bool]], shuffled: random.Random, times: int
 ) -> None:
     names = [A.name, B.name]
     vms = [vm(one.name, zone=str(number % 2), team="web", number=str(number)) for number, one in enumerate(VMS)]
+    marks = ({"reason": "came_back"} if back and kind == "announced" else {} for _, kind, _, _, back in steps)
     reports = [
-        reported(vms[who], kind, at=at(seconds), resources=names, notice=notice, id=f"{who}-{kind}-{seconds}-{notice}")
-        for who, kind, seconds, notice in steps
+        reported(vms[who], kind, at=at(seconds), resources=names, notice=notice, id=f"{who}-{kind}-{seconds}", **mark)
+        for (who, kind, seconds, notice, _), mark in zip(steps, marks, strict=True)
     ]
-    # one VM makes a step once: what it says of it is the same each time
-    unique = list({(one.vm, one.change if one.change != "updated" else one.change_id): one for one in reports}.values())
+    # what a VM says of a step is the same each time
+    unique = list({(one.vm, one.change_id): one for one in reports}.values())
     mixed = unique * times
     shuffled.shuffle(mixed)
     assert facts(story_of(mixed)) == facts(story_of(unique))
@@ -231,6 +233,23 @@ def test_one_vm_that_loses_sight_of_an_event_for_a_moment_changes_nothing() -> N
     log.add(B, "finished", **everyone)
     assert log.kinds == ["announced", "started"]  # the first VM lists it again, and has not said that it is over
     assert log.add(A, "finished", **everyone)[-1] == "finished"
+
+
+@pytest.mark.parametrize("repeated_before_the_end", [True, False])
+def test_what_is_repeated_of_an_event_that_came_back_neither_opens_nor_ends_it(repeated_before_the_end: bool) -> None:
+    log = Log()
+    everyone: dict[str, Any] = {"resources": [A.name, B.name]}
+    for who in (A, B):
+        log.add(who, "announced", **everyone)
+    log.add(A, "canceled", **everyone)  # at second 3
+    log.add(A, "announced", **everyone, **again())  # at second 4
+    if repeated_before_the_end:
+        log.add(A, "canceled", at=at(3), **everyone)
+    log.add(B, "announced", **everyone)
+    log.add(A, "canceled", id="again-canceled", **everyone)
+    log.add(A, "announced", at=at(4), **everyone, **again())
+    assert log.kinds == ["announced"]
+    assert log.taken_over().add(B, "canceled", **everyone) == ["canceled"]
 
 
 def test_an_event_that_comes_back_while_its_wave_is_open_is_counted_and_its_wave_goes_on() -> None:

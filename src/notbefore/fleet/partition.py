@@ -33,7 +33,7 @@ from notbefore.fleet.story import (
 from notbefore.fleet.waves import Grouping, Notification, Wave, Waves
 from notbefore.metrics.fleet import Measured
 
-FORM: Final = 3  # of a snapshot
+FORM: Final = 4  # of a snapshot
 CLOSED_SECONDS: Final = 86_400.0  # how long an event that is over is remembered: for late and repeated records
 MAX_CLOSED: Final = 20_000
 UNWATCHED: Final = 120.0  # seconds between two looks, above which nobody read the hub, or it was away

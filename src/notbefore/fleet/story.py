@@ -95,7 +95,7 @@ class Story(Struct, array_like=True):
     dated: tuple[datetime, str, str]  # the same of NotBefore
     claim: Standing = NEW  # the strongest
     standing: Standing = NEW  # how the event stands by all reports
-    reported: dict[str, bool] = {}  # VM -> whether it says that the event is over
+    reported: dict[str, int] = {}  # VM -> its last word of the end: see ``_last_word``
     room: int = MAX_REPORTERS  # bytes: for the names of more VMs
     measured: dict[str, Measures] = {}  # of the VMs that it affects
     started: datetime | None = None  # the first start
@@ -145,21 +145,20 @@ class Story(Struct, array_like=True):
 
     def add(self, report: Report) -> bool:
         """Take in a report; returns whether the event stands otherwise now, or its content is another one."""
-        vm, claim = report.vm, STRENGTH[report.change]
-        said_over = self.reported.get(vm)
-        if said_over is None:
+        vm = report.vm
+        before = self.reported.get(vm)
+        if before is None:
             size = len(vm.encode())
             if size > self.room:
                 return False
             self.room -= size
-        back = report.reason == "came_back"  # this VM had lost sight of it
-        self.reported[intern(vm)] = not back and (said_over or claim in OVER)  # many stories have the same VMs
-        self.claim = max(self.claim, claim)
-        if back:
-            self.over = None
+        self.reported[intern(vm)] = word = _last_word(before or 0, report)  # many stories have the same VMs
+        if word != before:
+            self._note_end(word)
+        self.claim = max(self.claim, STRENGTH[report.change])
         changed = self._take_content(report)
-        before, self.standing = self.standing, self._stands()
-        return changed or before is not self.standing
+        stood, self.standing = self.standing, self._stands()
+        return changed or stood is not self.standing
 
     def locate(self, place: Place, zone: str, *, affected: bool) -> None:
         """Keep what this VM has in common with those before it; affected VMs count before others."""
@@ -178,6 +177,14 @@ class Story(Struct, array_like=True):
         self.given_up = True
         self.standing = ENDS_AS.get(self.claim, self.claim)
 
+    def _note_end(self, word: int) -> None:
+        """Keep when the last VM said that it is over, of those that still say so."""
+        if word < 0:  # what this VM said before may have been the last
+            word, self.over = max(self.reported.values()), None
+        if word > 0:
+            over = from_unix(word / 1000)
+            self.over = max(self.over or over, over)
+
     def _stands(self) -> Standing:
         if self.given_up or self._is_over():
             return ENDS_AS.get(self.claim, self.claim)
@@ -186,21 +193,19 @@ class Story(Struct, array_like=True):
     def _is_over(self) -> bool:
         """All affected VMs that are heard from say so; where none of them is, all others."""
         reported = self.reported
-        if all(reported.values()):
+        if all(word > 0 for word in reported.values()):
             return True
         if self.event.event_type in VANISHING:
-            return any(reported.values())
-        heard = [reported[name] for name in self.event.vms if name in reported]
+            return any(word > 0 for word in reported.values())
+        heard = [reported[name] > 0 for name in self.event.vms if name in reported]
         return bool(heard) and all(heard)
 
     def _take_content(self, report: Report) -> bool:
         """Take over times, measurements and content; returns whether the content is another one."""
-        vm, over = report.vm, STRENGTH[report.change] in OVER
+        vm = report.vm
         self.first_seen = min(self.first_seen, report.first_seen)
         if report.change == "started":
             self.started = min(self.started or report.time, report.time)
-        if over:
-            self.over = max(self.over or report.time, report.time)
         affected = report.scope != "peer"
         self.locate(report.place, report.zone, affected=affected)
         if affected:
@@ -216,7 +221,7 @@ class Story(Struct, array_like=True):
             return False
         if set(before.vms) != set(self.event.vms):
             self.by_affected = False  # other VMs are affected now
-        return content(self.event) != content(before) and not over
+        return content(self.event) != content(before) and STRENGTH[report.change] not in OVER
 
     def _measure(self, report: Report, vm: str) -> None:
         old = self.measured.setdefault(vm, Measures())
@@ -226,6 +231,21 @@ class Story(Struct, array_like=True):
             old.started_for = max(old.started_for or 0.0, report.started_for)
         if report.interruption is not None:
             old.interruption = max(old.interruption or 0.0, report.interruption)
+
+
+def _last_word(before: int, report: Report) -> int:
+    """What a VM said last of the end, by its own clock: that it is over, or, negative, that it lists the event again.
+
+    In Unix milliseconds, as records have them; 0: neither. What is repeated, or comes late, is no newer word.
+    """
+    when = round(report.time.timestamp() * 1000)
+    if report.reason == "came_back":
+        word = -when
+    elif STRENGTH[report.change] in OVER:
+        word = when
+    else:
+        return before
+    return max(before, word, key=lambda one: (abs(one), one))
 
 
 def event_of(report: Report) -> Event:
