@@ -12,13 +12,13 @@ import pytest
 from notbefore.config.load import load
 from notbefore.fleet import keeper, others
 from notbefore.fleet.checkpoints import FileSnapshots, Position
-from notbefore.fleet.history import History, PastEvent
+from notbefore.fleet.history import History, PastEvent, read_past
 from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.keeper import Held, Keeper, Parts
 from notbefore.fleet.mutes import NOTE, Mute, write_mutes
 from notbefore.fleet.others import Others
 from notbefore.fleet.outbox import FleetOutbox
-from notbefore.fleet.partition import compressed
+from notbefore.fleet.partition import MAX_WAITING, compressed
 from notbefore.fleet.poison import PoisonFile
 from notbefore.fleet.silence import ExpectedVm
 from support.agent import eventually
@@ -190,9 +190,10 @@ class Hung(History):
         super().__init__(directory)
         self.asked, self.over = threading.Event(), threading.Event()
 
-    def write(self, past: Sequence[PastEvent], now: float) -> None:  # noqa: ARG002 - it hangs
+    def write(self, past: Sequence[PastEvent], now: float) -> None:
         self.asked.set()
         self.over.wait(60)
+        super().write(past, now)
 
 
 def test_what_is_muted_is_known_while_the_disk_of_the_history_hangs(
@@ -218,3 +219,34 @@ def test_what_is_muted_is_known_while_the_disk_of_the_history_hangs(
             running.cancel()
 
     asyncio.run(see())
+
+
+def test_while_the_disk_of_the_history_hangs_so_many_events_wait_and_each_of_them_is_written(tmp_path: Path) -> None:
+    log = Log()
+
+    def end(numbers: range) -> None:
+        for number in numbers:
+            for kind in ("announced", "canceled"):
+                log.add(A, kind, f"E{number}", after=0.001)
+
+    async def write() -> None:
+        kept = Kept(tmp_path, history=(hung := Hung(tmp_path)))
+        kept.keeper.ends = {"0": -1}
+        log.fold = (await kept.keeper.take("0")).fold
+        end(range(2))
+        writing = asyncio.create_task(kept.keeper.write_files())
+        try:
+            assert await asyncio.to_thread(hung.asked.wait, 20)
+            end(range(2, MAX_WAITING + 3))
+            assert len(log.fold.past) == MAX_WAITING
+        finally:
+            hung.over.set()
+            await writing
+        assert [one.event_id for one in log.fold.past] == [f"E{number}" for number in range(2, MAX_WAITING)]
+        end(range(MAX_WAITING + 3, MAX_WAITING + 4))
+        await kept.keeper.write_files()
+        found = [one.event_id for one in read_past(hung.past(0.0, log.now + 1))]
+        assert found == [f"E{number}" for number in (*range(MAX_WAITING), MAX_WAITING + 3)]
+        assert log.fold.past == []
+
+    asyncio.run(write())

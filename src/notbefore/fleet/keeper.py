@@ -37,7 +37,6 @@ SHARE: Final = 5  # a snapshot that takes long to write is written less often: s
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds until what could not be written is tried again
 FILES_EVERY: Final = 1.0  # seconds between two looks at what is new for the history and the set aside
 MUTES_EVERY: Final = 10.0  # seconds between two looks at what is muted
-MAX_WAITING: Final = 5_000  # events of a partition that wait for the disk of the history
 STORE_ERRORS: Final = (AzureError, OSError, TimeoutError)
 
 log = logging.getLogger("notbefore.fleet.keeper")
@@ -298,9 +297,7 @@ class Keeper:
 
         Raises ``OSError`` and ``sqlite3.Error``. Not to be called again before it has returned.
         """
-        lists = [held.fold.past for held in self.partitions.values()]
-        for waiting in lists:
-            del waiting[:-MAX_WAITING]
+        lists = [held.fold.past for held in self.partitions.values()]  # meanwhile they grow at their ends alone
         past = list(map(list, lists))
         await asyncio.to_thread(self._parts.poison.write)
         if any(past):

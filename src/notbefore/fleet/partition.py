@@ -36,6 +36,7 @@ from notbefore.metrics.fleet import Measured
 FORM: Final = 4  # of a snapshot
 CLOSED_SECONDS: Final = 86_400.0  # how long an event that is over is remembered: for late and repeated records
 MAX_CLOSED: Final = 20_000
+MAX_WAITING: Final = 5_000  # events that wait for the disk of the history; what is over then is not in it
 UNWATCHED: Final = 120.0  # seconds between two looks, above which nobody read the hub, or it was away
 MAX_AHEAD: Final = 60.0  # seconds by which the clock of a VM may be ahead of the hub's
 YEAR: Final = timedelta(days=366)  # no time that a VM reports is further away
@@ -396,7 +397,8 @@ class Partition:
     def _close(self, key: str, story: Story, now: float) -> None:
         self.stories.pop(key, None)
         self._count(story.sender, -_weight(story.event.resources))
-        self.past.append(PastEvent.of(story, now))
+        if len(self.past) < MAX_WAITING:  # who writes them deletes what is written, the first ones
+            self.past.append(PastEvent.of(story, now))
         for one in story.measured.values():
             self.figures.measured.add((story.event.event_type, story.place.region), one.notice, one.interruption)
         if story.event.event_type in VANISHING and story.standing is not CANCELED:
