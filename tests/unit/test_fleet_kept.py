@@ -1,6 +1,8 @@
 """What a keeper mutes and writes, and what an instance shows of the others, without a hub."""
 
 import asyncio
+import io
+import json
 import threading
 import time
 from collections.abc import Sequence
@@ -9,9 +11,13 @@ from typing import Any
 
 import pytest
 
+from notbefore.commands.fleet_events import show_waves
 from notbefore.config.load import load
+from notbefore.core.record import json_line
 from notbefore.fleet import keeper, others
 from notbefore.fleet.checkpoints import FileSnapshots, Position
+from notbefore.fleet.consumer import Consumer
+from notbefore.fleet.fleet_view import FleetView
 from notbefore.fleet.history import History, PastEvent, read_past
 from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.keeper import Held, Keeper, Parts
@@ -21,6 +27,7 @@ from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import MAX_WAITING, compressed
 from notbefore.fleet.poison import PoisonFile
 from notbefore.fleet.silence import ExpectedVm
+from notbefore.metrics.process import CourierFigures
 from support.agent import eventually
 from support.fleet_log import T0, A, Log
 
@@ -36,15 +43,15 @@ class Kept:
     def __init__(self, directory: Path, snapshots: FileSnapshots | None = None, history: History | None = None) -> None:
         path = directory / "fleet.yaml"
         path.write_text(CONFIG, encoding="utf-8")
-        config = load(path, {}, {})
+        self.config = config = load(path, {}, {})
         assert config.fleet
         self.outbox = FleetOutbox(config.routing, lambda: None, lambda _: None, T0.timestamp)
         self.failures: list[tuple[str, Exception]] = []
         self.failed = asyncio.Semaphore(0)
         used = snapshots or FileSnapshots(directory)
         poison = PoisonFile(directory / "poison.jsonl")
-        parts = Parts(used, self.outbox, HubClock(), history or History(directory), poison, lambda _: None)
-        self.keeper = Keeper(config.fleet, parts, self._fail)
+        self.parts = Parts(used, self.outbox, HubClock(), history or History(directory), poison, lambda _: None)
+        self.keeper = Keeper(config.fleet, self.parts, self._fail)
 
     def _fail(self, where: str, error: Exception) -> None:
         self.failures.append((where, error))
@@ -153,6 +160,26 @@ def test_a_partition_that_was_taken_since_the_last_look_is_shown_once(tmp_path: 
         await seen.look()
         own.add("0")
         assert set(seen.found) == {"1"}
+
+    asyncio.run(look())
+
+
+def test_that_nothing_is_coming_is_said_where_each_partition_of_the_hub_is_known(tmp_path: Path) -> None:
+    async def look() -> None:
+        kept = Kept(tmp_path)
+        assert kept.config.fleet
+        consumer = Consumer(kept.config.fleet, kept.parts)
+        view = FleetView(kept.config, consumer, kept.parts, lambda: (CourierFigures(), ""))
+        consumer.connected, consumer.keeper.ends = True, {"0": -1, "1": -1, "2": -1}
+        for name, said in (
+            ("0", "It is not known what is coming: partitions 1, 2 of the hub are not read yet."),
+            ("1", "It is not known what is coming: partition 2 of the hub is not read yet."),
+            ("2", "Nothing is coming over the fleet."),
+        ):
+            await consumer.keeper.take(name)
+            show_waves(json.loads(json_line(view.fleet({}))), out := io.StringIO())
+            assert out.getvalue() == f"{said}\n"
+            assert ("Nothing is coming" in view.page({}).decode()) is said.startswith("Nothing")
 
     asyncio.run(look())
 

@@ -79,15 +79,14 @@ def test_two_vms_of_one_name_are_shown_with_their_resource_groups() -> None:
 
 
 @pytest.mark.parametrize(
-    ("partitions", "trouble", "said"),
+    ("trouble", "said"),
     [
-        ([{}], "", "Nothing is coming over the fleet."),
-        ([], "", "It is not known what is coming: no partition of the hub is read yet."),
-        ([{}], "the hub is not being read", "It is not known what is coming: the hub is not being read."),
+        ("", "Nothing is coming over the fleet."),
+        ("the hub is not being read", "It is not known what is coming: the hub is not being read."),
     ],
 )
-def test_that_nothing_is_coming_is_said_where_that_is_known(partitions: list[Any], trouble: str, said: str) -> None:
-    answer = {"waves": [], "silent": [], "missing": [], "partitions": partitions, "trouble": trouble}
+def test_that_nothing_is_coming_is_said_where_that_is_known(trouble: str, said: str) -> None:
+    answer = {"waves": [], "silent": [], "missing": [], "trouble": trouble}
     out = io.StringIO()
     show_waves(answer, out)
     assert out.getvalue() == f"{said}\n"

@@ -25,9 +25,9 @@ def show_waves(answer: dict[str, Any], out: TextIO, *, as_json: bool = False) ->
 
 def _remarks(answer: dict[str, Any]) -> list[str]:
     """Who is silent or missing, and that nothing is coming, where that is known."""
-    trouble = answer["trouble"] or ("" if answer["partitions"] else "no partition of the hub is read yet")
-    if trouble:
-        said = [f"{'This may be old' if answer['waves'] else 'It is not known what is coming'}: {trouble}."]
+    if answer["trouble"]:
+        doubt = "This may be old, or not all" if answer["waves"] else "It is not known what is coming"
+        said = [f"{doubt}: {answer['trouble']}."]
     else:
         said = [] if answer["waves"] else [NOTHING]
     return said + [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from notbefore import __version__
 from notbefore.config.model import Config
-from notbefore.core.text import natural
+from notbefore.core.text import natural, some_of
 from notbefore.core.tracked import Tracked
 from notbefore.fleet.calendar import calendar
 from notbefore.fleet.consumer import Consumer
@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # imported at the first scrape
 
 DAYS: Final = 30  # of the table on the page
 MONTH_EVERY: Final = 60.0  # seconds between two readings of it
+MAX_NAMED: Final = 5  # partitions of which nothing is known
 STUCK: Final = 120.0  # seconds that a delivery may wait
 
 log = logging.getLogger("notbefore.fleet.fleet_view")
@@ -110,15 +111,26 @@ class FleetView:
         heard += [one for found in others.values() for one in found.heard.values()]
         missing = [one for fold in folds for one in fold.missing.silent]
         missing += [one for found in others.values() for one in found.expected.values() if one.silent]
-        ready = self.ready()
         return FleetEvents(
-            trouble="" if ready.ok else ready.reasons[0],
+            trouble=self._unknown({one.name for one in partitions}),
             partitions=tuple(sorted(partitions, key=lambda one: natural(one.name))),
             waves=tuple(one for one in coming(waves, now) if one.matches(wanted)),
             heard=len(heard),
             silent=names_of(one for one in heard if one.silent),
             missing=names_of(missing),
         )
+
+    def _unknown(self, known: set[str]) -> str:
+        """Why it is not known what is coming: see ``FleetEvents``. ``known``: the partitions that are shown."""
+        ready = self.ready()
+        if not ready.ok:
+            return ready.reasons[0]
+        unread = sorted(self._consumer.keeper.ends.keys() - known, key=natural)
+        if not unread:
+            return ""
+        if len(unread) == 1:
+            return f"partition {unread[0]} of the hub is not read yet"
+        return f"partitions {some_of(unread, MAX_NAMED)} of the hub are not read yet"
 
     def calendar(self, wanted: Mapping[str, str]) -> bytes:
         """What is planned, as ``/api/v1/calendar.ics``."""

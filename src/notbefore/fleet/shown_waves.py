@@ -103,7 +103,7 @@ class ShownPartition(Struct, frozen=True):
 class FleetEvents(Struct, frozen=True):
     """The body of ``/api/v1/fleet/events``: of the whole fleet, whichever instance is asked."""
 
-    trouble: str  # why this instance does not read the hub now; empty while it does
+    trouble: str  # why not all that is coming is known: the hub, or a partition of it, is not read; empty where it is
     partitions: tuple[ShownPartition, ...]
     waves: tuple[ShownWave, ...]
     heard: int  # VMs that have sent a sign of life
