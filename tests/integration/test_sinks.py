@@ -23,7 +23,7 @@ from notbefore.core.duration import Duration
 from notbefore.courier.addresses import check_address
 from notbefore.courier.http import Http
 from notbefore.courier.message import Message
-from notbefore.courier.process import run
+from notbefore.courier.program import run
 from notbefore.errors import SendError
 from peers.pagerduty import ROUTING_KEY, PagerDuty
 from support.agent import eventually, free_port

@@ -56,7 +56,7 @@ class Bounds(NamedTuple):
 
 
 OF_AN_AGENT: Final = Bounds(1_000, 2 * 1024 * 1024)
-OF_A_FLEET: Final = Bounds(10_000, 32 * 1024 * 1024)
+OF_A_FLEET: Final = Bounds(10_000, 64 * 1024 * 1024)
 
 
 class GivenDelivery(Struct, frozen=True):

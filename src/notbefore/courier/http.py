@@ -23,7 +23,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util import Retry
 
 from notbefore.courier.addresses import check_address, check_target
-from notbefore.courier.retry import error_of_status
+from notbefore.courier.http_status import error_of_status
 from notbefore.errors import SendError
 
 MAX_ANSWER: Final = 64 * 1024  # bytes of an answer that are looked at

@@ -8,11 +8,10 @@ import random
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final
 
 from notbefore.core.delivery import Delivery, Routing, deliveries
 from notbefore.core.outbox import (
-    Bounds,
+    OF_A_FLEET,
     GivenDelivery,
     Outbox,
     OutboxImage,
@@ -24,8 +23,6 @@ from notbefore.core.record import Record
 from notbefore.fleet.waves import Notification, known
 from notbefore.metrics.outbox import OutboxView, view_of
 from notbefore.metrics.totals import Totals
-
-BOUNDS: Final = Bounds(rows=10_000, size=64 * 1024 * 1024)
 
 
 class FleetOutbox:
@@ -48,7 +45,7 @@ class FleetOutbox:
         self._settled = settled
         self._hub_time = hub_time
         self._lock = threading.Lock()  # of all below; held over nothing that waits
-        self._outbox = Outbox(random.random, BOUNDS, patience=0.0)
+        self._outbox = Outbox(random.random, OF_A_FLEET, patience=0.0)
         self._partition_of: dict[str, str] = {}  # event key -> partition
         self._given: dict[str, str] = {}  # id of a delivery that the courier has -> its event key
 

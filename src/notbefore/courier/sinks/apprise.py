@@ -13,10 +13,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import Apprise
+from notbefore.courier.http_status import error_of_status
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.render import Renderer
-from notbefore.courier.retry import error_of_status
 from notbefore.courier.wording import Text
 from notbefore.errors import ConfigError, SendError
 

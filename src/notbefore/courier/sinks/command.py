@@ -10,7 +10,7 @@ from notbefore.config.messages import Messages
 from notbefore.config.sinks import Command
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
-from notbefore.courier.process import ending, run, variables
+from notbefore.courier.program import ending, run, variables
 from notbefore.errors import SendError
 
 EX_TEMPFAIL: Final = 75

@@ -27,9 +27,9 @@ from notbefore.config.messages import Messages
 from notbefore.config.sinks import EventHub
 from notbefore.core.envelope import cloud_event, cut, partition_key
 from notbefore.core.record import Heartbeat, Record, json_line
+from notbefore.courier.http_status import error_of_status
 from notbefore.courier.message import Asked, Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
-from notbefore.courier.retry import error_of_status
 from notbefore.errors import SendError
 
 CLOSE_SECONDS: Final = 3.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from notbefore.courier.retry import error_of_status
+from notbefore.courier.http_status import error_of_status
 
 
 @pytest.mark.parametrize(
