@@ -22,7 +22,7 @@ from notbefore.core.record import Record, Vm
 from notbefore.errors import StoreError
 from notbefore.process.clock import Clock
 from notbefore.store.file import FILE_NAME, StateFile, StoredState, Writing
-from notbefore.store.store import Store, StoredChange
+from notbefore.store.store import MAX_EXERCISES, Store, StoredChange
 from support.agent import eventually
 from support.azure import T0
 from support.box import change
@@ -97,6 +97,25 @@ def test_a_delivery_goes_once_it_is_written_and_who_may_send_is_called(tmp_path:
             disk.heal()
         eventually(lambda: len(calls) == 2)
         assert len(store.exchange([], {"chat": 1})) == 1
+
+
+def test_the_attempts_at_an_exercise_are_remembered_and_it_is_in_no_history(tmp_path: Path) -> None:
+    clock = SteppedClock()
+    with store_in(tmp_path, clock) as store:
+        assert (
+            store.exercise("e1", stored(1, delivery("e1", created=clock.time(), due=clock.time(), expires=1e12))) == []
+        )
+        settle(store)
+        clock.go(3)
+        (given,) = store.exchange([], {"chat": 1})
+        failed = SendResult(given.delivery_id, "failed", "no answer")
+        store.exchange([failed], {})
+        (attempt,) = store.exercise("e1")
+        assert (attempt.sink, attempt.kind, attempt.result, attempt.took) == ("chat", "announced", failed, 3.0)
+        assert not store.history(None, 10).records
+        for number in range(MAX_EXERCISES):
+            store.exercise(f"later{number}")
+        assert store.exercise("e1") == []
 
 
 def test_a_sick_disk_is_waited_for_no_longer_than_a_second(tmp_path: Path) -> None:
