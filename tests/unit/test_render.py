@@ -27,7 +27,7 @@ def text_of(one: Message, now: datetime = EARLY, **settings: Any) -> Text:
 
 
 def rendering(title: str | None = None, body: str | None = None, escape: Any = str) -> Renderer:
-    return Renderer(Slack(url="https://x", title=title, body=body), Messages(), escape)  # type: ignore[arg-type]
+    return Renderer(Slack(url="https://x", title=title, body=body), Messages(), escape)  # type: ignore[arg-type] # its url is not used
 
 
 # ---- the title

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     """Mute, end a mute, or list them; returns the exit code. Raises ``NotBeforeError``."""
     import asyncio  # noqa: PLC0415 - for this command alone
 
-    from notbefore.fleet.keeper import STORE_ERRORS  # noqa: PLC0415
+    from notbefore.fleet.keeper import STORE_ERRORS  # noqa: PLC0415 - for this command alone, with Azure's SDK
 
     change = _ending(options.end) if options.end else _beginning(options) if options.match else None
     try:
@@ -81,7 +81,7 @@ def _ending(which: str) -> Callable[[list[Mute]], list[Mute]]:
 async def _changed(config: Config, change: Callable[[list[Mute]], list[Mute]] | None) -> list[Mute]:
     """What is muted now, after a change of it."""
     from notbefore.fleet.instance import make_snapshots  # noqa: PLC0415 - these two are for this command alone, 30 MB
-    from notbefore.fleet.sdk import make_consumer  # noqa: PLC0415
+    from notbefore.fleet.sdk import make_consumer  # noqa: PLC0415 - as above
 
     def changed(body: bytes) -> bytes:
         before = [one for one in read_mutes(body) if one.until > time.time()]

@@ -131,7 +131,7 @@ class Consumer:
                     self._note_error("hub", error)
                 self.connected = False
                 failures = 1 if time.monotonic() - began > HEALTHY else failures + 1
-                pause = back_off(failures, FIRST_PAUSE, LONGEST_PAUSE) * (0.5 + random.random() / 2)  # noqa: S311
+                pause = back_off(failures, FIRST_PAUSE, LONGEST_PAUSE) * (0.5 + random.random() / 2)  # noqa: S311 - no secret
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), pause)
         finally:

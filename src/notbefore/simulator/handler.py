@@ -93,7 +93,7 @@ class Handler(BaseHTTPRequestHandler):
             self.reply({"error": str(error)}, HTTPStatus.BAD_REQUEST)
 
     # http.server looks for these names
-    do_POST = do_PUT = do_DELETE = do_HEAD = do_PATCH = do_OPTIONS = do_GET  # noqa: N815
+    do_POST = do_PUT = do_DELETE = do_HEAD = do_PATCH = do_OPTIONS = do_GET  # noqa: N815 - http.server's
 
     def _request(self) -> tuple[Request, Callable[["Handler", Request], None]]:
         body = self._body()

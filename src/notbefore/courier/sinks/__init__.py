@@ -1,7 +1,7 @@
 """The kinds of sinks, a module each, named as the kind is in the configuration. Imported on first use.
 
-To add one: a module here with a class ``Sink``, its settings in ``config.sinks``, and a test file; the contract tests
-pick it up.
+To add one: a module here with a class ``Sink``, its settings in ``config.sinks``, a test file, and a receiver in the
+contract tests. CONTRIBUTING.md has the whole list.
 """
 
 from typing import Any
