@@ -17,7 +17,7 @@ from support.needs import not_seen
 # the machines are noisy: how long one example takes says nothing. The examples are the same each time: what
 # chance finds refuses nobody's work. `--hypothesis-profile=random` searches on
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=1000)
-settings.register_profile("notbefore", settings.get_profile("random"), max_examples=100, derandomize=True)
+settings.register_profile("notbefore", settings.get_profile("random"), max_examples=200, derandomize=True)
 settings.load_profile("notbefore")
 
 # what these make once for their module takes seconds: it is made in one process only

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -116,7 +116,6 @@ def test_times_are_unix_seconds() -> None:
     assert datetime.fromtimestamp(float(value.split()[-1]), UTC) == at(900)
 
 
-@settings(max_examples=30)
 @given(st.lists(st.tuples(st.sampled_from(["observe", "count", "wait", "end"]), st.sampled_from(["", OPENMETRICS]))))
 def test_what_is_kept_of_the_last_scrape_is_never_old(steps: list[tuple[str, str]]) -> None:
     totals, figures, moment, listed = Totals(), Figures(), 0, True

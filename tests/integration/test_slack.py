@@ -213,7 +213,7 @@ def test_what_azure_says_mentions_nobody(slack: SlackServer) -> None:
 MANY = st.lists(st.text(min_size=1, max_size=80), max_size=60)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 @given(st.text(max_size=9_000), MANY, st.text(max_size=400))
 def test_slack_takes_whatever_azure_says(
     slack: SlackServer, description: str, names: list[str], event_type: str

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from notbefore.core.change import LifecycleKind
@@ -74,7 +74,6 @@ STEP = st.tuples(st.integers(0, 3), st.sampled_from(KINDS), st.integers(0, 20), 
 AGAIN = st.builds(lambda step, back: (*step, back), STEP, st.booleans())  # whether what is announced came back
 
 
-@settings(max_examples=100)
 @given(st.lists(AGAIN, min_size=1, max_size=12), st.randoms(use_true_random=False), st.integers(1, 3))
 def test_any_order_with_any_repetitions_gives_the_same_story(
     steps: list[tuple[int, LifecycleKind, int, float, bool]], shuffled: random.Random, times: int
@@ -93,7 +92,6 @@ def test_any_order_with_any_repetitions_gives_the_same_story(
     assert facts(story_of(mixed)) == facts(story_of(unique))
 
 
-@settings(max_examples=100)
 @given(st.lists(STEP, min_size=1, max_size=15), st.randoms(use_true_random=False))
 def test_no_step_is_notified_twice_whatever_comes(
     steps: list[tuple[int, LifecycleKind, int, float]], shuffled: random.Random
@@ -441,7 +439,6 @@ def test_one_event_of_a_wave_may_start_after_all_when_the_wave_is_over() -> None
     assert len({one.change.id for one in log.made}) == 5
 
 
-@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 2)), max_size=25), st.integers(0, 25))
 def test_who_goes_on_from_a_snapshot_notifies_what_the_other_would_have(
     steps: list[tuple[int, int, int]], cut: int

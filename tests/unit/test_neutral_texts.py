@@ -98,7 +98,7 @@ def test_every_text_survives_every_moment(sink: str, moment: datetime) -> None:
 
 @pytest.mark.parametrize("templates", TEMPLATES)
 @pytest.mark.parametrize("sink", SINKS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(EVIL, EVIL)
 @example("\u202e\n\rBcc: x", "\x1b[31m")
 @example("a\u2066b", "\0")
