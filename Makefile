@@ -7,7 +7,7 @@ PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 PARALLEL ?= --numprocesses 8 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help proton demo demo-fleet test check bench reference dashboards dashboard-pictures bundle release-check clean
+.PHONY: help proton demo demo-fleet test check bench reference dashboards dashboard-pictures bundle clean
 # what the bundle can do beyond the agent itself
 EXTRAS ?= apprise,web
 
@@ -20,7 +20,6 @@ help:
 	@echo 'make reference  docs/configuration.md, messages.md, metrics.md and record.md, from the code'
 	@echo 'make dashboards  write dashboards/*.json anew (dashboard-pictures: draw them)'
 	@echo 'make bundle  one archive for VMs without a package index (EXTRAS=apprise,web)'
-	@echo 'make release-check  what a release needs, and what is missing'
 	@echo 'make clean   remove what these made'
 
 # what is installed from an index is known by its hash; the package itself is built with what is pinned as well
@@ -101,9 +100,6 @@ dashboard-pictures: dashboards
 
 bundle: $(VENV)/dev
 	@$(BIN)/python tools/bundle.py --extras '$(EXTRAS)' --directory dist
-
-release-check: check test
-	@$(BIN)/python tools/release_check.py
 
 clean:
 	rm -rf $(VENV) dist .coverage* .hypothesis .mypy_cache .ruff_cache .pytest_cache

@@ -1,10 +1,9 @@
 """Writes the references in docs/ from the code (``make reference``); a test compares them.
 
 Configuration from the structs, with the comment beside each field; metrics from ``metrics/families.py``; the record
-from its JSON Schema. Also the completions of the shells and the man page, from the parser.
+from its JSON Schema.
 """
 
-import argparse
 import importlib.util
 import inspect
 import os
@@ -18,11 +17,8 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
-import shtab
-from argparse_manpage.manpage import Manpage
 from msgspec import NODEFAULT, Meta, Struct, json
 
-from notbefore.commands.main import make_parser
 from notbefore.config.constraints import Constraint
 from notbefore.config.model import Config
 from notbefore.config.reading import fields_of
@@ -42,7 +38,6 @@ from notbefore.metrics.totals import Totals
 from notbefore.otlp.names import ATTRIBUTES, instrument
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
-SHELL_FILES: Final = DOCS.parent / "config" / "shell"
 RECORD_SCHEMA: Final = DOCS.parent / "src/notbefore/core/record.v1.json"
 MAX_LISTED: Final = 20  # label values that are listed one by one
 NOW: Final = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -340,50 +335,11 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
 }
 
 
-# ---- for the shell
-
-
-def _parser() -> argparse.ArgumentParser:
-    """Return the parser with the arguments of all commands; files are completed as files."""
-    parser = make_parser([], every=True)
-    found = [parser]
-    for one in found:
-        for action in one._actions:  # noqa: SLF001 - argparse has no other way to its arguments
-            if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - as above
-                found += action.choices.values()
-            elif action.dest == "config" or action.dest.endswith("_file"):
-                action.complete = shtab.FILE  # type: ignore[attr-defined] # shtab reads it
-            elif action.dest == "state_dir":
-                action.complete = shtab.DIRECTORY  # type: ignore[attr-defined] # as above
-    return parser
-
-
-def _completion(shell: str) -> str:
-    return str(shtab.complete(_parser(), shell=shell))
-
-
-def man_page() -> str:
-    """Return ``notbefore(1)``, without a date: it is a part of the package, which has a version."""
-    page = Manpage(_parser(), {"project_name": "notbefore", "manual_title": "notbefore", "prog": "notbefore"})
-    text = str(page).replace(page.date.replace("-", r"\-"), "")
-    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
-
-
-SHELL: Final[dict[str, Callable[[], str]]] = {
-    "notbefore.bash": lambda: _completion("bash"),
-    "_notbefore": lambda: _completion("zsh"),
-    "notbefore.fish": lambda: _completion("fish"),
-    "notbefore.1": man_page,
-}
-
-
 def main() -> None:
-    """Write all references, the completions and the man page."""
-    os.environ["COLUMNS"] = "100"  # the width of a usage
-    for folder, makers in ((DOCS, PAGES), (SHELL_FILES, SHELL)):
-        for name, make in makers.items():
-            (folder / name).write_text(make(), encoding="utf-8")
-            sys.stdout.write(f"{folder.name}/{name}\n")
+    """Write all references."""
+    for name, make in PAGES.items():
+        (DOCS / name).write_text(make(), encoding="utf-8")
+        sys.stdout.write(f"docs/{name}\n")
 
 
 if __name__ == "__main__":

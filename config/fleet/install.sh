@@ -14,8 +14,8 @@
 # A configuration that is there stays unless --config gives another; one that is wrong, holds a secret, or names what the
 # service cannot read, changes nothing. Each file of /etc/notbefore/credentials becomes a credential of the service:
 # `url_credential: slack-url`. --uninstall removes the service, and keeps its configuration, credentials and state, which
-# --purge removes as well. Links in /usr/local lead to the command, its man page and its completions. DESTDIR is put before
-# every path that is written to, and nothing is started then.
+# --purge removes as well. A link in /usr/local/bin leads to the command. DESTDIR is put before every path that is written to,
+# and nothing is started then.
 set -eu
 umask 022 # whatever root's shell has: what is written here everybody may read, and only root may write
 
@@ -25,6 +25,7 @@ root="${DESTDIR:-}"
 [ -x "$prefix/bin/notbefore" ] || prefix="$root/opt/notbefore" # the script of a bundle or a clone
 etc="$root/etc/notbefore"
 units="$root/etc/systemd/system"
+link="$root/usr/local/bin/notbefore"
 config='' start=yes wrong='' remove='' purge='' bundle='' unpacked=''
 [ ! -d "$here/wheels" ] || bundle=$here
 
@@ -70,24 +71,10 @@ install_bundle() {
     exec "$prefix/share/notbefore/fleet/install.sh" "$@"
 }
 
-# what shells, man and the completions find by themselves; what somebody else put there stays
-link() {
-    for name in bin/notbefore share/man/man1/notbefore.1 share/bash-completion/completions/notbefore \
-        share/zsh/site-functions/_notbefore share/fish/vendor_completions.d/notbefore.fish; do
-        there="$root/usr/local/$name"
-        if [ "$1" = remove ]; then
-            [ "$(readlink "$there")" != "$prefix/$name" ] || rm -f "$there"
-        elif [ -e "$prefix/$name" ] && [ ! -e "$there" ]; then
-            mkdir -p "$(dirname "$there")"
-            ln -sfn "$prefix/$name" "$there"
-        fi
-    done
-}
-
 uninstall() {
     [ "$start" = no ] || systemctl disable --now --quiet notbefore.service || true # it may be gone already
     rm -f "$units/notbefore.service" "$units/notbefore.service.d/credentials.conf"
-    link remove
+    [ "$(readlink "$link")" != "$prefix/bin/notbefore" ] || rm -f "$link"
     if [ -n "$purge" ]; then
         rm -rf "$etc" "$units/notbefore.service.d" "$root/var/lib/notbefore" "$root/var/lib/private/notbefore"
     else
@@ -167,7 +154,10 @@ replace /opt/notbefore/bin/notbefore "\"$(echo "$prefix/bin/notbefore" | replace
         [ ! -f "$file" ] || echo "LoadCredential=$(basename "$file"):/etc/notbefore/credentials/$(basename "$file")"
     done
 } | install -m 0644 /dev/stdin "$units/notbefore.service.d/credentials.conf"
-link add
+if [ ! -e "$link" ]; then # what somebody else put there stays
+    mkdir -p "$(dirname "$link")"
+    ln -sfn "$prefix/bin/notbefore" "$link"
+fi
 
 if [ "$start" = yes ]; then
     systemctl daemon-reload

@@ -4,7 +4,7 @@ import importlib.util
 import json
 import re
 import shlex
-import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import yaml
 
-from notbefore.commands.main import COMMANDS, make_parser, understood
+from notbefore.commands.main import make_parser, understood
 from notbefore.config.load import load
 from notbefore.config.model import Config
 from notbefore.config.sinks import KINDS
@@ -26,6 +26,13 @@ from notbefore.metrics.families import Metric
 ROOT: Final = Path(__file__).parents[2]
 DOCUMENTS: Final = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SECTIONS: Final = {field.encode_name for field in msgspec.structs.fields(Config)}
+PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+VERSIONS: Final = {  # where the version stands beside pyproject.toml
+    "config/helm/notbefore/Chart.yaml": r"(?m)^(?:version|appVersion): (\S+)",
+    "config/kubernetes/fleet.yaml": r"image: notbefore:(\S+)",
+    "docs/getting-started.md": r"notbefore-([\d.]+)-bundle",
+    "config/fleet/cloud-init.yml": r"notbefore-([\d.]+)-bundle",
+}
 _FENCE: Final = re.compile(r"^[ ]*```(\w+)[^\n]*\n(.*?)^[ ]*```$", re.MULTILINE | re.DOTALL)
 _LINK: Final = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
@@ -63,16 +70,20 @@ def test_a_reference_says_what_the_code_says(name: str, monkeypatch: pytest.Monk
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == made, "it is stale: make reference"
 
 
-@pytest.mark.parametrize("name", ["notbefore.bash", "_notbefore", "notbefore.fish", "notbefore.1"])
-def test_completions_and_man_page_are_those_of_the_parser(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
-    monkeypatch.setenv("COLUMNS", "100")
-    made = reference().SHELL[name]()
-    kept = (ROOT / "config" / "shell" / name).read_text(encoding="utf-8")
-    for command in COMMANDS:
-        assert re.search(command.replace("-", r"\\?[-_]"), made)
-    if sys.version_info[:2] == (3, 11):  # each Python breaks the lines of a usage in its own way
-        assert kept == made, "it is stale: make reference"
+def test_every_file_names_the_version() -> None:
+    found = {name: set(re.findall(way, (ROOT / name).read_text(encoding="utf-8"))) for name, way in VERSIONS.items()}
+    version: str = PROJECT["version"]
+    assert found == {name: {version} for name in VERSIONS}
+    assert f"\n## {version} - " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_what_an_index_shows_is_complete_and_every_python_that_is_claimed_is_tested() -> None:
+    assert {"Homepage", "Documentation", "Source", "Issues", "Changelog", "Security"} <= PROJECT["urls"].keys()
+    assert "<" not in PROJECT["requires-python"], "newer Pythons could not even try"
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    claimed = set(re.findall(r"3\.\d\d", " ".join(PROJECT["classifiers"])))
+    assert claimed
+    assert claimed <= set(re.findall(r"3\.\d\d", workflow))
 
 
 def test_the_table_of_the_house_has_every_room_and_names_only_what_is_there() -> None:

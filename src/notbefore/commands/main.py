@@ -127,11 +127,10 @@ def understood(words: Sequence[str]) -> Sequence[str]:
     return [two, *words[2:]] if two in COMMANDS else words
 
 
-def make_parser(words: Sequence[str], *, every: bool = False) -> argparse.ArgumentParser:
+def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """Return a parser that knows all commands by name, and the arguments of the one that ``words`` name.
 
     The arguments of a command stand in its module, and importing it costs memory: a running agent has only its own.
-    ``every``: those of all commands, for the completion and the man page.
     """
     parser = argparse.ArgumentParser(
         prog="notbefore",
@@ -156,7 +155,7 @@ def make_parser(words: Sequence[str], *, every: bool = False) -> argparse.Argume
         )
         command.set_defaults(parser=command)
         command.add_argument("--version", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        if name == asked or every:
+        if name == asked:
             _module(name).add_arguments(command)
     return parser
 
