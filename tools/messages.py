@@ -19,7 +19,7 @@ from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Route
 from notbefore.core.tracked import Observation, Tracked
-from notbefore.courier.message import Message, Usual
+from notbefore.courier.message import Message
 from notbefore.courier.render import Renderer
 from notbefore.courier.sinks import alertmanager, email, pagerduty, slack
 
@@ -58,7 +58,6 @@ class Example(Struct, frozen=True):
     notice: int
     duration: int
     measured: float | None
-    usual: Usual | None
     source: str
     description: str
     resources: tuple[str, ...] = ("web_0",)
@@ -84,7 +83,6 @@ REBOOT: Final = Example(
     notice=900,
     duration=-1,
     measured=95.0,
-    usual=Usual(88.0, 4),
     source="User",
     description="Virtual machine is going to be restarted as requested by authorized user.",
 )
@@ -93,13 +91,10 @@ FREEZE: Final = Example(
     notice=900,
     duration=5,
     measured=4.2,
-    usual=Usual(3.9, 9),
     source="Platform",
     description="Virtual machine is being paused because of a memory-preserving Live Migration operation.",
 )
-PREEMPT: Final = Example(
-    event_type="Preempt", notice=30, duration=-1, measured=None, usual=None, source="Platform", description=""
-)
+PREEMPT: Final = Example(event_type="Preempt", notice=30, duration=-1, measured=None, source="Platform", description="")
 MANY: Final = replace(REBOOT, resources=tuple(f"web_{number}" for number in range(5)))
 LIFE: Final = ("Announced", "Started", "Finished")
 NO_ALERTS: Final = ("sink_failed", "approved", "approval_failed", "approval_skipped")
@@ -157,7 +152,7 @@ def _message(
     record = replace(Record.of(last, VM), **fields)
     routing = Routing((Route(sinks=("it",), announce_by="all"),), {"it": Terms()})
     (delivery,) = deliveries(last, record.line(), routing, VM)
-    return replace(Message.of(delivery), usual=example.usual), last.time
+    return Message.of(delivery), last.time
 
 
 def _as(kind: MessageKind, one: Message, when: datetime, after: int = 0) -> tuple[Message, datetime]:

@@ -9,7 +9,7 @@ from notbefore.config.messages import Links, Messages
 from notbefore.config.sinks import Slack
 from notbefore.core.change import ChangeKind
 from notbefore.core.record import Vm
-from notbefore.courier.message import Message, Usual
+from notbefore.courier.message import Message
 from notbefore.courier.render import Renderer
 from notbefore.courier.sinks import apprise, slack
 from notbefore.courier.sinks.slack import inert
@@ -218,15 +218,9 @@ def test_the_reader_s_own_time_stands_beside_utc() -> None:
     assert f"12:15:00 UTC (2026-03-02 01:15:00 {zone}), in" in text_of(message(), time_zone=zone).plain
 
 
-def test_the_usual_interruption_stands_beside_the_expected_one() -> None:
-    known = text_of(message(REBOOT, usual=Usual(95.0, 4))).plain
-    usual = "Usual interruption of WestNO_0: 95 s (median of 4 events)"
-    assert f"Expected interruption: unknown\n{usual}" in known
-
-
 def test_of_a_vm_that_is_deleted_no_interruption_is_told() -> None:
     gone = {"EventType": "Preempt", "DurationInSeconds": -1}
-    assert "nterruption" not in text_of(message(gone, gone | STARTED, usual=Usual(95.0, 4))).plain
+    assert "nterruption" not in text_of(message(gone, gone | STARTED)).plain
     over = text_of(message(gone, gone | STARTED, None))
     assert (over.title, "nterrupt" in over.plain) == ("Preempt of WestNO_0 is over", False)
 

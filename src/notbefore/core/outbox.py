@@ -74,7 +74,6 @@ class GivenDelivery(Struct, frozen=True):
     age: float = 0.0  # seconds since its time came; what is ``ahead`` had so long to notify
     patience: float = 0.0  # seconds for which a refusal that may pass is to be reported as ``failed``
     repetition: bool = False  # it was delivered before, and is sent again while the event lasts
-    usual: tuple[float, int] | None = None  # seconds of interruption usual for this type of event, of so many measured
 
 
 class SendResult(Struct, frozen=True):

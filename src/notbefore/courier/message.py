@@ -18,13 +18,6 @@ MAX_KEY: Final = 255  # characters of an alert's key, which PagerDuty takes; oth
 AHEAD: Final = ("announced", "updated", "reminder")  # kinds of message about what is to come
 
 
-class Usual(Struct, frozen=True):
-    """The interruption that is usual of a type of event: the median of those measured on this VM."""
-
-    seconds: float
-    count: int  # how many were measured
-
-
 class Message(Struct, frozen=True):
     """One delivery, opened."""
 
@@ -37,7 +30,6 @@ class Message(Struct, frozen=True):
     line: bytes  # the record as it is stored: JSON
     thread: str | None = None
     note: str = ""  # why it goes to this sink, where that is not by its route
-    usual: Usual | None = None  # where the history knows it
 
     @classmethod
     def of(cls, delivery: Delivery | GivenDelivery) -> "Message":
@@ -52,7 +44,6 @@ class Message(Struct, frozen=True):
             line=delivery.record,
             thread=delivery.thread if isinstance(delivery, GivenDelivery) else None,
             note=delivery.note,
-            usual=Usual(*delivery.usual) if isinstance(delivery, GivenDelivery) and delivery.usual else None,
         )
 
     @property

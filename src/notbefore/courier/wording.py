@@ -300,21 +300,16 @@ def _what_changed(message: Message) -> str:
 
 
 def _interruption(message: Message) -> Facts:
-    """What Azure expects, what is usual, what was measured. Nothing of it matters where the VM stays, or stays away."""
-    record, usual = message.record, message.usual
+    """What Azure expects, and what was measured. Nothing of it matters where the VM stays, or stays away."""
+    record = message.record
     unaffected = message.kind == "canceled" or record.no_longer_affected or record.approval_rule is not None
     if unaffected or record.event_type in VANISHING:
         return
     yield "Expected interruption", _seconds(record.expected_duration_seconds)
     if record.fleet_vms is not None:
         yield "Measured interruption", _spread(record)
-    elif record.scope == "self" and record.vm_name is not None:
-        name = one_line(record.vm_name)
-        if message.over:
-            yield f"Measured interruption of {name}", _seconds(record.interruption_seconds)
-        elif usual is not None:
-            events = "1 event" if usual.count == 1 else f"{usual.count} events"
-            yield f"Usual interruption of {name}", f"{words(usual.seconds)} (median of {events})"
+    elif message.over and record.scope == "self" and record.vm_name is not None:
+        yield f"Measured interruption of {one_line(record.vm_name)}", _seconds(record.interruption_seconds)
 
 
 def _seconds(value: float | None) -> str:

@@ -57,15 +57,6 @@ CREATE TRIGGER history_removed AFTER DELETE ON history
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """  # noqa: S608 - a number of ours
-_EVENT: Final = "azure.scheduled_event."
-_INTERRUPTIONS: Final = f"""
-    SELECT json_extract(line, '$."{_EVENT}type"'), COALESCE(json_extract(line, '$."host.id"'), ''),
-        json_extract(line, '$."{_EVENT}interruption_seconds"') AS seconds
-    FROM (SELECT seq, CAST(record AS TEXT) AS line FROM history)
-    WHERE json_valid(line) AND json_extract(line, '$."{_EVENT}change"') = 'finished'
-        AND json_extract(line, '$."{_EVENT}scope"') = 'self' AND seconds IS NOT NULL
-    ORDER BY seq
-"""  # noqa: S608 - made of constants
 _DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # primary codes
 
 log = logging.getLogger("notbefore.store")
@@ -251,10 +242,6 @@ class StateFile:
                 if max_bytes < 0:
                     break
         return found
-
-    def interruptions(self) -> list[tuple[str, str, float]]:
-        """The interruptions of past events that affected their VM: type, the VM's id, seconds; oldest first."""
-        return list(self._open().execute(_INTERRUPTIONS))
 
     def check(self) -> None:
         """Raise ``FileReplacedError`` where the path leads to another file by now, or to none."""

@@ -38,7 +38,6 @@ from notbefore.store.file import (
     Writing,
 )
 from notbefore.store.lock import OwnerLock
-from notbefore.store.usual import Usual
 
 START_PATIENCE: Final = 12.0  # seconds to read the file at the start: without it, all of it would be news
 SLOW: Final = 1.0  # seconds of a transaction from which the disk counts as sick
@@ -120,7 +119,6 @@ class Store:
         self._writing: list[HistoryRecord] = []  # ... that one has, and maybe has not
         self._dropped_records = 0  # of these, since the disk is sick: they are missing in the history
         self._recent: deque[tuple[float, HistoryRecord]] = deque()  # written in the last seconds, and when
-        self._usual = Usual()
         self._exercised: dict[str, list[ExerciseAttempt]] = {}  # event key -> its attempts; of the last exercises
         self._sinks: Collection[str] | None = None  # those that are configured
         self._targets: Callable[[Row], Sequence[str]] = lambda _row: ()
@@ -234,7 +232,7 @@ class Store:
                     self._exercised[one.event_key].append(ExerciseAttempt(one.sink, one.kind, result, took))
             given = self._outbox.exchange(results, room, now)
             self._stepped()
-            return [self._usual.added_to(one) for one in given]
+            return given
 
     def courier_ended(self) -> None:
         """What the courier had is due again; what may run once is dead."""
@@ -362,7 +360,6 @@ class Store:
         if len(self._writing) + len(self._records) > MAX_RECORDS:
             del (self._writing or self._records)[0]
             self._dropped_records += 1
-        self._usual.take(record.record)
 
     def _behind(self) -> Writing:
         """What is to be written now."""
@@ -466,15 +463,7 @@ class Store:
         with self._memory:
             self._everything = not self.file.known  # it was damaged, or another process has locked it
             self._stepped()
-        self._disk.post(self._read_measured)
 
     def _open(self) -> Loaded:
         self.lock.hold()
         return self.file.load()
-
-    def _read_measured(self) -> None:
-        with suppress(*_TROUBLE):
-            found = self.file.interruptions()
-            with self._memory:
-                for measured in found:
-                    self._usual.note(*measured)
