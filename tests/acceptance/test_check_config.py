@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from notbefore.commands.main import main
-from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, free_port, notbefore
 from support.peers import HttpPeer, MailPeer, Say
 
@@ -114,32 +113,3 @@ def test_a_port_that_a_running_agent_has_is_no_warning_and_another_programs_is(h
         assert (done.returncode, done.stderr) == (0, "")
     done = notbefore("check-config", "--listen", f"127.0.0.1:{hook.port}", "--strict")
     assert (done.returncode, "Address already in use" in done.stderr) == (2, True)
-
-
-def test_in_a_scale_set_a_leader_is_proposed_where_each_vm_would_send_people_its_own_message(
-    hook: HttpPeer, tmp_path: Path
-) -> None:
-    hook.default = NO_TEXT
-    sinks = {"oncall": {"slack": {"url": hook.url}}, "hook": {"webhook": {"url": hook.url, "allow_private": True}}}
-    routes = [{"sinks": ["oncall"]}, {"sinks": ["hook"]}, {"sinks": ["oncall"], "announce_by": "leader"}]
-    path = tmp_path / "notbefore.yaml"
-    with Simulator(("web_0", "single")) as simulator:
-        for vm, proposed in (("web_0", 1), ("single", 0)):
-            values = {"imds": {"endpoint": simulator.endpoint_of(vm)}, "sinks": sinks, "routes": routes}
-            path.write_text(yaml.safe_dump(values), encoding="utf-8")
-            done = notbefore("check-config", str(path), "--connect", NOTBEFORE_IMDS__ENDPOINT=simulator.endpoint_of(vm))
-            notes = [line for line in done.stderr.splitlines() if "note: " in line]
-            assert len(notes) == proposed
-    assert done.returncode == 0
-
-
-def test_the_note_names_route_and_scale_set(hook: HttpPeer, tmp_path: Path) -> None:
-    hook.default = NO_TEXT
-    path = tmp_path / "notbefore.yaml"
-    routes = [{"sinks": []}, {"sinks": ["oncall"]}]
-    path.write_text(
-        yaml.safe_dump({"sinks": {"oncall": {"slack": {"url": hook.url}}}, "routes": routes}), encoding="utf-8"
-    )
-    with Simulator(("web_0",)) as simulator:
-        done = notbefore("check-config", str(path), "--connect", NOTBEFORE_IMDS__ENDPOINT=simulator.endpoint)
-    assert "note: routes[1]: this VM is in the scale set web, and each VM" in done.stderr

@@ -16,10 +16,9 @@ import yaml
 
 from notbefore.simulator.server import Simulator
 from peers.pagerduty import ROUTING_KEY, PagerDuty
-from support.agent import RunningAgent, eventually, get
+from support.agent import RunningAgent, eventually
 from support.alertmanager import cluster_of_two
 from support.azure import STARTED, body, item
-from support.gateway import Gateway
 from support.needs import needs
 from support.peers import HttpPeer
 
@@ -32,7 +31,7 @@ class OnCall:
     def __init__(self, stack: ExitStack) -> None:
         needs("prometheus-alertmanager")
         self.began = time.monotonic()
-        self.each, self.leader, self.hook = (stack.enter_context(HttpPeer()) for _ in range(3))
+        self.each, self.hook = (stack.enter_context(HttpPeer()) for _ in range(2))
         self.direct, self.routed = (stack.enter_context(PagerDuty()) for _ in range(2))
 
     def chat(self, peer: HttpPeer) -> list[str]:
@@ -44,10 +43,8 @@ class OnCall:
 
     def say(self, step: str) -> None:
         """Print what has arrived so far."""
-        leader = self.chat(self.leader)
         lines = {
-            "Slack, announce_by: affected": f"{len(self.chat(self.each))} messages",
-            "Slack, announce_by: leader": f"{len(leader)} messages" + (f", the last: {leader[-1]}" if leader else ""),
+            "Slack": f"{len(self.chat(self.each))} messages",
             "pagerduty": dict(Counter(self.direct.effects)),
             "Alertmanager, its webhook": self.alertmanager,
             "Alertmanager, its PagerDuty": self.routed.effects,
@@ -62,19 +59,13 @@ def on_call() -> Iterator[OnCall]:
         yield OnCall(stack)
 
 
-def configuration(on_call: OnCall, members: list[int], gateway: Gateway) -> dict[str, Any]:
+def configuration(on_call: OnCall, members: list[int]) -> dict[str, Any]:
     return {
         "sinks": {
             "each": {"slack": {"url": f"{on_call.each.url}/services/T/B/each"}},
-            "leader": {"slack": {"url": f"{on_call.leader.url}/services/T/B/leader"}},
             "pager": {"pagerduty": {"routing_key": ROUTING_KEY, "url": f"{on_call.direct.url}/v2/enqueue"}},
             "am": {"alertmanager": {"urls": [f"http://127.0.0.1:{port}" for port in members]}},
         },
-        "routes": [
-            {"match": {"scope": "self"}, "sinks": ["each", "pager", "am"], "continue": True},
-            {"match": {"scope": "self"}, "sinks": ["leader"], "announce_by": "leader"},
-        ],
-        "peers": {"url": gateway.url},
     }
 
 
@@ -105,12 +96,12 @@ def test_on_call_is_notified_once_of_a_reboot_of_five_vms_and_the_incident_is_cl
     config = tmp_path / "notbefore.yaml"
     with ExitStack() as stack:
         members = stack.enter_context(cluster_of_two(tmp_path, receivers(on_call)))
-        simulator, gateway = stack.enter_context(Simulator(VMS)), stack.enter_context(Gateway())
+        simulator = stack.enter_context(Simulator(VMS))
         simulator.set_document(body())
-        config.write_text(yaml.safe_dump(configuration(on_call, members, gateway)), encoding="utf-8")
+        config.write_text(yaml.safe_dump(configuration(on_call, members)), encoding="utf-8")
         for vm in VMS:
             agent = RunningAgent(simulator.endpoint_of(vm), tmp_path / vm, str(config), interval="1s")
-            gateway.agents[vm] = stack.enter_context(agent).ready()
+            stack.enter_context(agent).ready()
         on_call.say("five agents watch; the Reboot is announced")
         for step, (listed, so_far) in enumerate(
             [([item(**reboot, **later)], "announced"), ([item(**reboot, **STARTED)], "started"), ([], "over")], start=1
@@ -118,25 +109,13 @@ def test_on_call_is_notified_once_of_a_reboot_of_five_vms_and_the_incident_is_cl
             simulator.set_document(body(*listed, incarnation=step + 1))
             eventually(lambda: len(on_call.chat(on_call.each)) == 5 * step)  # noqa: B023 - it is called here
             eventually(lambda: len(on_call.direct.effects) == 5 * step)  # noqa: B023 - as above
-            eventually(lambda: len(on_call.chat(on_call.leader)) == step)  # noqa: B023 - as above
             eventually(lambda: on_call.alertmanager[-1:] == [("firing", "firing", "resolved")[step - 1]])  # noqa: B023 - as above
             eventually(lambda: bool(on_call.routed.open) is (step < 3))  # noqa: B023 - as above
             on_call.say(f"the Reboot is {so_far}")
-        # whoever waits for its turn has given up: nobody says anything more
-        eventually(lambda: not any(pending(agent) for agent in gateway.agents.values()))
-        on_call.say("nothing is left to be sent")
     assert len(on_call.chat(on_call.each)) == 15
-    assert len(on_call.chat(on_call.leader)) == 3
     assert Counter(on_call.direct.effects) == {"opened": 1, "added": 9, "resolved": 1, "nothing": 4}
     assert on_call.alertmanager == ["firing", "resolved"]
     assert [step for step in on_call.routed.effects if step != "added"] == ["opened", "resolved"]
     assert not on_call.direct.wrong
     assert not on_call.routed.wrong
     assert not any("web_0 " not in text for text in on_call.chat(on_call.each))  # all say the same, and of all five
-
-
-def pending(agent: RunningAgent) -> float:
-    lines = get(agent.port, "/metrics")[1].decode().splitlines()
-    rows = [line for line in lines if line.startswith("notbefore_outbox_deliveries{") and 'state="pending"' in line]
-    assert rows
-    return sum(float(line.rpartition(" ")[2]) for line in rows)

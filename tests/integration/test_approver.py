@@ -17,9 +17,8 @@ from notbefore.agent.approver import LONG_WAIT, SHORT_WAIT, Approver
 from notbefore.agent.control_socket import ControlReply, ControlRequest
 from notbefore.agent.state import AgentState, PollStatus, Step
 from notbefore.agent.thread_guard import ThreadGuard
-from notbefore.core.approval import ApprovalAttempt, Policy, Rule, RuleMatch, content_of
+from notbefore.core.approval import RANK_DELAY, ApprovalAttempt, Policy, Rule, RuleMatch, content_of
 from notbefore.core.record import Vm
-from notbefore.core.routing import RANK_DELAY
 from notbefore.errors import ImdsError
 from notbefore.imds.client import TIMEOUT, ImdsAnswer, ImdsClient
 from notbefore.imds.poller import Poll

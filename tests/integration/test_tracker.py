@@ -18,7 +18,7 @@ from notbefore.core.delivery import Routing, Terms
 from notbefore.core.duration import Duration
 from notbefore.core.outbox import GivenDelivery, SendResult
 from notbefore.core.record import Vm
-from notbefore.core.routing import AnnounceBy, Route
+from notbefore.core.routing import Route
 from notbefore.errors import ImdsError
 from notbefore.imds.poller import Poll
 from notbefore.store.store import Store
@@ -357,11 +357,8 @@ def test_what_is_known_is_old_until_imds_has_answered_again(agents: Agents, make
     assert agents.now.listed.fresh
 
 
-@pytest.mark.parametrize("announce_by", ["affected", "leader"])
-def test_of_an_event_that_left_this_vm_nobody_is_reminded_and_nothing_is_repeated(
-    agents: Agents, announce_by: AnnounceBy
-) -> None:
-    agents.routes("chat", "pager", announce_by=announce_by, remind_before=(Duration("5m"),))
+def test_of_an_event_that_left_this_vm_nobody_is_reminded_and_nothing_is_repeated(agents: Agents) -> None:
+    agents.routes("chat", "pager", remind_before=(Duration("5m"),))
     agents.sees({**MINE, "Resources": [ME, PEER]})
     store = agents.now.store
     announced = given(store, chat=1, pager=1)
@@ -374,7 +371,7 @@ def test_of_an_event_that_left_this_vm_nobody_is_reminded_and_nothing_is_repeate
     agents.sees({**MINE, "Resources": [PEER]})
     agents.clock.go(15 * 60 - 120)
     due = given(store, chat=9, pager=9)
-    assert [one.kind for one in due] == (["updated", "updated"] if announce_by == "affected" else [])
+    assert [one.kind for one in due] == ["updated", "updated"]
 
 
 # ---- a restart

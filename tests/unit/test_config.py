@@ -171,12 +171,12 @@ def test_every_path_of_a_file_is_relative_to_the_configuration(tmp_path: Path) -
     (tmp_path / "blob").write_text("AccountName=a;AccountKey=b", encoding="utf-8")
     config = read(
         tmp_path,
-        "peers: {url: 'https://{vm}/readyz', ca_file: ca.pem}\n"
+        "otlp: {endpoint: 'https://collector:4318', ca_file: ca.pem}\n"
         "fleet: {hub: {connection_string_file: key}, checkpoints: {connection_string: {file: blob}, container: c},"
         " inventory_file: vms.txt}\n",
     )
-    assert config.peers is not None
-    assert config.peers.ca_file == str(tmp_path / "ca.pem")
+    assert config.otlp is not None
+    assert config.otlp.ca_file == str(tmp_path / "ca.pem")
     assert config.fleet is not None
     assert config.fleet.inventory_file == str(tmp_path / "vms.txt")
     assert config.fleet.hub.connection_string == Secret(str(tmp_path / "key"), "file")

@@ -28,7 +28,6 @@ sinks:
 routes:
   - {sinks: [oncall, oncal]}
   - match: {scope: [self, mine]}
-peers: {url: 'http://vm/readyz'}
 approval:
   rules: [{match: all}, {match: {event_type: Freez}}]
 """
@@ -43,8 +42,7 @@ FOUND = [
     (12, 29, "sinks.mail.email.to[1]"),
     (14, 6, "routes[0].sinks"),
     (15, 27, "routes[1].match.scope[1]"),
-    (16, 9, "peers.url"),
-    (18, 34, "approval.rules[1].match.event_type"),
+    (17, 34, "approval.rules[1].match.event_type"),
 ]
 
 
@@ -173,7 +171,6 @@ def test_a_port_that_speaks_another_tls_is_warned_of(tmp_path: Path) -> None:
         "fleet: {hub: {namespace: n, hub: h}, checkpoints: {container_url: 'https://a.example.org/c?sig=hunter2'}}",
         "imds: {endpoint: 'http://user:hunter2@169.254.169.254'}",
         "imds: {endpoint: 'http://169.254.169.254?key=hunter2'}",
-        "peers: {url: 'http://user:hunter2@{vm}/readyz'}",
         "sinks: {a: {alertmanager: {urls: ['http://user:hunter2@am:9093']}}}",
     ],
 )
@@ -187,7 +184,6 @@ def test_a_key_in_an_address_is_refused_and_not_shown(
 def test_what_may_be_a_key_in_an_address_is_not_dumped(tmp_path: Path) -> None:
     text = """\
 otlp: {endpoint: 'http://collector:4318/?key=hunter2'}
-peers: {url: 'http://{vm}/readyz?token=hunter2'}
 messages: {links: {dashboard: 'https://grafana/d/x?var-vm={vm}'}}
 """
     shown = dump(load(given(tmp_path, text), {}, {}))

@@ -19,7 +19,7 @@ from notbefore.core.delivery import (
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
-from notbefore.core.routing import RANK_DELAY, Match, Route
+from notbefore.core.routing import Match, Route
 from notbefore.core.tracked import Tracked
 from support.azure import ME, PEER, STARTED, at, document, item, now
 
@@ -124,14 +124,6 @@ def test_what_has_started_is_said_again_while_it_lasts() -> None:
     assert len(made(change({}), route)) == len(made(change({}, STARTED, None), route)) == 1
 
 
-def test_a_follower_s_reminders_wait_for_the_leader_as_well() -> None:
-    both = {"Resources": [PEER, ME]}
-    route = Route(sinks=("chat",), announce_by="leader", remind_before=(Duration("5m"),))
-    (_, reminder) = made(change(both), route)
-    assert reminder.ahead == (PEER,)
-    assert reminder.due == reminder.not_before - 300 + RANK_DELAY
-
-
 def test_who_is_still_affected_opens_the_alert_after_the_one_that_left_has_closed_it() -> None:
     both, mine = {"Resources": [ME, PEER]}, {"Resources": [ME]}
     (update, chat) = made(change(both, mine), Route(sinks=("chat", "hub")), approvals=False)
@@ -140,23 +132,6 @@ def test_who_is_still_affected_opens_the_alert_after_the_one_that_left_has_close
     (more,) = made(change(mine, both), Route(sinks=("chat",)), approvals=False)
     assert last.due == last.created
     assert more.due == more.created
-
-
-def test_a_follower_of_the_leader_waits_its_turn() -> None:
-    one = change({"Resources": [PEER, ME]} | STARTED)
-    (follower,) = made(one, Route(sinks=("chat",), announce_by="leader"))
-    assert follower.due == follower.created + RANK_DELAY
-    assert follower.ahead == (PEER,)
-
-
-@pytest.mark.parametrize(("asks_peers", "ranks"), [(False, [0, 1]), (True, [0, 1, 2, 3])])
-def test_only_who_can_ask_whether_others_are_alive_stands_in_for_more_than_one(
-    ranks: list[int], *, asks_peers: bool
-) -> None:
-    names = ["a", "b", "c", "d"]
-    routing = Routing((Route(sinks=("chat",), announce_by="leader"),), {"chat": Terms()}, asks_peers)
-    found = [deliveries(change({"Resources": names}, vm=vm), b"{}", routing, Vm(name=vm)) for vm in names]
-    assert [rank for rank, given in enumerate(found) if given] == ranks
 
 
 def test_what_is_critical_has_a_fallback() -> None:

@@ -122,11 +122,11 @@ def test_a_reminder_waits_for_what_comes_before_it_and_is_not_sent_beside_anothe
 
 
 def test_a_delivery_is_given_with_all_that_its_text_needs(box: Box) -> None:
-    one = delivery(severity="critical", note="why", ahead=("leader",), created=10.0, due=20.0, not_before=900.0)
+    one = delivery(severity="critical", note="why", created=10.0, due=20.0, not_before=900.0)
     box.put(one, now=10)
     (given,) = box.lease(30)
-    assert (given.record, given.note, given.ahead, given.severity) == (b"{}", "why", ("leader",), "critical")
-    assert (given.age, given.patience, given.repetition) == (20.0, 870.0, False)
+    assert (given.record, given.note, given.severity) == (b"{}", "why", "critical")
+    assert (given.patience, given.repetition) == (870.0, False)
     cases: list[tuple[dict[str, Any], float]] = [({"patient": False}, 0), ({"not_before": 11.0}, PATIENCE - 20)]
     for number, (fields, patience) in enumerate(cases):
         other = msgspec.structs.replace(one, delivery_id=str(number), event_key=str(number), **fields)
@@ -209,14 +209,6 @@ def test_what_a_courier_says_after_it_was_given_up_counts_only_if_it_was_accepte
     box.outbox.release(2)
     assert box.lease(2, accepted(one)) == []
     assert (box.count("delivered"), box.rows()) == (1, [])
-
-
-def test_what_another_vm_sends_is_counted_as_yielded(box: Box) -> None:
-    one = delivery(**WAITING)
-    box.put(one)
-    box.lease(20)
-    box.lease(21, SendResult(one.delivery_id, "yielded"))
-    assert (box.rows(), box.counts) == ([], {"accepted": 1, "yielded": 1})
 
 
 def test_the_same_delivery_is_taken_in_once(box: Box) -> None:
@@ -373,15 +365,13 @@ def test_a_repetition_that_is_refused_is_tried_again_and_can_be_sent_now(box: Bo
     assert (row.attempts, row.error) == (0, "")  # the next failure is a first one
 
 
-def test_a_repetition_that_another_vm_sends_or_another_outbox_is_counted_nowhere(box: Box) -> None:
-    box.put(delivery(ahead=("WestNO_0",)), delivery("f"))
+def test_a_repetition_that_another_outbox_sends_is_counted_nowhere(box: Box) -> None:
+    box.put(delivery("f"))
     box.lease(2, *[accepted(one, repeat=60.0) for one in box.lease(1)])
     other = Box()
     other.outbox.adopt(box.outbox.image(3, ["f"]), 3)
     box.outbox.leave(["f"])
-    (again,) = box.lease(70)
-    box.lease(71, SendResult(again.delivery_id, "yielded"))
-    assert (box.rows(), box.counts) == ([], {"accepted": 2, "delivered": 2})
+    assert (box.rows(), box.counts) == ([], {"accepted": 1, "delivered": 1})
     assert (len(other.rows()), other.counts) == (1, {})
 
 
@@ -543,13 +533,13 @@ def test_a_row_that_changes_often_is_given_once_and_due_once(box: Box) -> None:
     assert box.lease(201) == []
 
 
-def test_what_waits_is_told_by_sink_and_severity_without_what_waits_for_others(box: Box) -> None:
-    box.put(delivery(created=5.0), delivery("f", created=2.0), delivery("g", **WAITING))
+def test_what_waits_is_told_by_sink_and_severity(box: Box) -> None:
+    box.put(delivery(created=5.0), delivery("f", created=2.0))
     box.put(delivery("h", severity="critical", sink="hub"))
     box.lease(6, *[failed(one, error="503") for one in box.lease(5, hub=9)])
     view = view_of(box.outbox, 10, 1_010.0)
     assert view.oldest == {("chat", "info"): 1_002.0, ("hub", "critical"): 1_000.0}
-    assert (view.rows, view.errors) == ({("chat", "pending"): 3, ("hub", "pending"): 1}, {"hub": "503"})
+    assert (view.rows, view.errors) == ({("chat", "pending"): 2, ("hub", "pending"): 1}, {"hub": "503"})
 
 
 def test_what_is_gone_leaves_nothing_behind_until_its_time_would_have_come() -> None:
@@ -709,30 +699,7 @@ def test_while_the_time_is_not_known_nothing_expires_and_no_reminder_is_due(box:
     assert again.ledger.counts[("chat", "expired")] == 1
 
 
-# ---- other VMs, other sinks
-
-WAITING: dict[str, Any] = {"ahead": ("leader",), "due": 20.0}
-
-
-@pytest.mark.parametrize("kind", ["updated", "started", "finished"])
-def test_what_waits_for_another_vm_gives_way_to_a_newer_change_of_its_event(box: Box, kind: Any) -> None:
-    box.put(delivery(**WAITING), delivery("other", **WAITING))
-    newer = delivery(kind=kind, **WAITING)
-    box.put(newer)
-    assert [one.event_key for one in box.lease(20)] == ["other", "e"]
-    assert [row.id for row in box.rows() if row.delivery.event_key == "e"] == [newer.delivery_id]
-    assert box.count("withdrawn") == 1
-
-
-@pytest.mark.parametrize("step", ["started", "finished"])
-def test_it_is_withdrawn_when_the_event_starts_or_ends_and_stays_once_it_was_tried(box: Box, step: Any) -> None:
-    box.put(delivery(kind="started", expires_with_event=False, **WAITING))
-    box.take(step)
-    assert box.rows() == []
-    box.put(delivery(kind="started", expires_with_event=False, **WAITING))
-    box.lease(21, *[failed(one) for one in box.lease(20)], chat=0)
-    box.take(step)
-    assert len(box.rows()) == 1
+# ---- other sinks
 
 
 def critical(**fields: Any) -> Delivery:
@@ -793,7 +760,7 @@ def test_the_end_of_an_event_follows_to_those_of_its_fallback_that_got_its_begin
     mail, hub = box.lease(60, mail=9, hub=9)
     box.lease(61, accepted(mail), mail=0)  # it names no thread; and the hub has not answered yet
     record = msgspec.structs.replace(Record.read(RECORD), change_id="the end").line()
-    end = critical(kind="finished", created=200.0, due=220.0, ahead=("leader",), others=("mail",))
+    end = critical(kind="finished", created=200.0, due=220.0, others=("mail",))
     end = msgspec.structs.replace(end, record=record, fallback=("mail", "hub", "pager"), expires_with_event=False)
     box.take("finished", "e", end, now=200)
     followed = [row for row in box.rows() if row.delivery.kind == "finished"]
@@ -801,7 +768,7 @@ def test_the_end_of_an_event_follows_to_those_of_its_fallback_that_got_its_begin
     for row in followed[1:]:
         one = row.delivery
         assert one.note == "an earlier message of this event came here instead of chat"
-        assert (one.ahead, one.fallback, row.fallback_at, one.others, row.due) == ((), (), None, (), 200.0)
+        assert (one.fallback, row.fallback_at, one.others, row.due) == ((), None, (), 200.0)
         assert one.delivery_id not in ids([end, mail, hub])
         assert (one.event_key, one.severity, one.record) == (end.event_key, "critical", record)
 
@@ -824,8 +791,8 @@ def test_a_sink_that_refuses_is_reported_through_another_one_once_an_hour(box: B
 def test_what_is_made_for_another_sink_is_the_same_but_for_what_that_one_must_not_have(box: Box) -> None:
     """A fallback, a report, and what waits for a sink that is gone, each as a whole."""
     structs, change_id = msgspec.structs, Record.read(RECORD).change_id
-    alone: dict[str, Any] = {"ahead": (), "fallback": (), "fallback_at": None, "others": ()}
-    one = critical(created=5.0, not_before=900.0, others=("mail",), ahead=("leader",))
+    alone: dict[str, Any] = {"fallback": (), "fallback_at": None, "others": ()}
+    one = critical(created=5.0, not_before=900.0, others=("mail",))
     one = structs.replace(one, fallback=("hub",))
     box.put(one, now=10)
     box.lease(20, chat=9)
@@ -887,7 +854,7 @@ def test_a_part_of_an_outbox_goes_on_in_another_and_is_left_by_the_first(box: Bo
     assert (given.delivery_id, given.thread) == (waits.delivery_id, "t")
     box.outbox.leave(["a"])
     assert ids(box.rows()) == [stays.delivery_id]
-    assert (box.count("yielded"), box.outbox.image(11).threads) == (2, ())
+    assert (box.count("withdrawn"), box.outbox.image(11).threads) == (2, ())
 
 
 def test_what_goes_to_another_sink_before_the_time_is_known_is_as_old_as_it_was(box: Box) -> None:

@@ -16,7 +16,7 @@ from support.box import change, delivery
 
 SINKS = ("chat", "hub")
 BOUNDS = Bounds(12, 1 << 20)
-OUTCOMES = ("accepted", "accepted", "accepted", "failed", "refused", "returned", "yielded")
+OUTCOMES = ("accepted", "accepted", "accepted", "failed", "refused", "returned")
 
 
 class Disk:
@@ -55,7 +55,7 @@ class Account(RuleBasedStateMachine):
         kind=st.sampled_from(["announced", "updated", "started", "finished", "reminder"]),
         severity=st.sampled_from(["critical", "info"]),
         wait=st.sampled_from([0.0, 0.0, 5.0, 400.0]),
-        extra=st.sampled_from([{}, {}, {"once": True}, {"ahead": ("leader",)}]),
+        extra=st.sampled_from([{}, {}, {"once": True}]),
     )
     def change_is_seen(  # noqa: PLR0913 - what hypothesis draws
         self, *, key: str, sink: str, kind: Any, severity: str, wait: float, extra: dict[str, Any]
@@ -64,7 +64,7 @@ class Account(RuleBasedStateMachine):
         made = {"kind": kind, "severity": severity, "delivery_id": f"{self.number:06d}", "created": self.now}
         made |= {"expires_with_event": kind in ("announced", "updated", "reminder"), **extra}
         one = delivery(key, sink, due=self.now + wait, expires=self.now + 3_000, **made)
-        self._excuse(key, kind, sink)
+        self._excuse(key, kind)
         if kind == "reminder":
             self.outbox.put([one], self.now, self.now)
             self.excused.add(one.delivery_id)  # whoever knows that the event moved or ended needs none
@@ -74,13 +74,12 @@ class Account(RuleBasedStateMachine):
         if len(list(self.outbox.rows())) >= BOUNDS.rows:
             self.excused |= {row.id for row in self.outbox.rows()} | {one.delivery_id}
 
-    def _excuse(self, key: str, kind: str, sink: str) -> None:
+    def _excuse(self, key: str, kind: str) -> None:
         """What this change makes needless."""
         for row in self.outbox.rows():
             made = row.delivery
             over = kind == "finished" and made.expires_with_event
-            waits = bool(made.ahead) and (kind in ("started", "finished") or made.sink == sink)
-            if made.event_key == key and (over or waits):
+            if made.event_key == key and over:
                 self.excused.add(row.id)
 
     @rule(outcomes=st.lists(st.sampled_from(OUTCOMES), max_size=4), room=st.integers(0, 3), repeat=st.booleans())
@@ -94,7 +93,7 @@ class Account(RuleBasedStateMachine):
                 self.held_back.add(lane_of(one))
             if outcome == "accepted":
                 self._arrive(one)
-            elif outcome in ("refused", "yielded"):
+            elif outcome == "refused":
                 self.excused.add(one.delivery_id)
             results.append(SendResult(one.delivery_id, outcome, repeat=20.0 if repeat else None))
         self.held_back &= {lane_of(one) for one in self.under_way.values()}
@@ -184,7 +183,7 @@ class Account(RuleBasedStateMachine):
     def each_is_there_or_counted(self) -> None:
         for sink in SINKS:
             counts = {name: count for (of, name), count in self.outbox.ledger.counts.items() if of == sink}
-            gone = ("delivered", "expired", "withdrawn", "overflowed", "dropped", "yielded")
+            gone = ("delivered", "expired", "withdrawn", "overflowed", "dropped")
             rows = sum(row.state != "repeating" for row in self.outbox.rows(sink=sink))
             assert counts.get("accepted", 0) == sum(counts.get(name, 0) for name in gone) + rows
 

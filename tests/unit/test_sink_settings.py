@@ -38,7 +38,7 @@ sinks:
 routes:
   - match: {scope: self, event_type: [Reboot, Redeploy], duration: {min: 9, unknown: true}, notice_below: 5m}
     sinks: [oncall, hook]
-    announce_by: leader
+    announce_by: all
     remind_before: 5m
     continue: true
   - match: {change: announced, resource: "web-.*"}
@@ -83,7 +83,7 @@ def test_all_kinds_are_taken(place: Path) -> None:
         duration=DurationRange(9, None, unknown=True),
         notice_below=Duration("5m"),
     )
-    assert (first.go_on, first.announce_by, second.match.change) == (True, "leader", ("announced",))
+    assert (first.go_on, first.announce_by, second.match.change) == (True, "all", ("announced",))
     assert config.routing.sinks["hook"].expire_after == 7 * 86_400
     assert not config.routing.sinks["run"].expire_on_end
 
@@ -190,13 +190,6 @@ def test_a_route_may_ask_who_this_vm_is_in_one_word_or_several(place: Path) -> N
         scale_set=("a", "b"),
         tags={"env": ("prod",), "tier": ("1", "2"), "any": ()},
     )
-
-
-def test_a_leader_beside_what_differs_between_vms_is_warned_of(place: Path) -> None:
-    sink = "sinks: {a: {command: {command: [/bin/ls]}}}\n"
-    route = "routes: [{match: {tags: {env: prod}}, sinks: [a], announce_by: leader}]"
-    (warning,) = warnings(read(place, sink + route), None)
-    assert warning.startswith("routes[0].match.tags: where the VMs of an event differ in it")
 
 
 def test_a_sink_that_no_route_leads_to_is_warned_of(place: Path) -> None:

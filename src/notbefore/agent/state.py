@@ -104,18 +104,12 @@ class AgentState:
             self._newest = replace(self._newest, unanswered=True)
             store.commit(self._newest)
         self._snapshot = AgentSnapshot(self._newest, vm=self.vm_of(self._newest))
-        self._first_answer: float | None = None  # monotonic seconds
         self.poll = self._snapshot.poll  # how the last poll ended; published with what it led to
 
     @property
     def snapshot(self) -> AgentSnapshot:
         """What is known: as written, or kept in memory while nothing can be written."""
         return self._snapshot
-
-    @property
-    def watching(self) -> float | None:
-        """Seconds since this process had its first good answer from IMDS; ``None`` before it."""
-        return self.clock.monotonic() - self._first_answer if self._first_answer is not None else None
 
     def publish(self, poll: PollStatus) -> None:
         """How the last poll ended, from now on."""
@@ -132,8 +126,6 @@ class AgentState:
         with self._lock:
             made = step(self._newest)
             self.poll = poll or self.poll
-            if self._first_answer is None and self.poll.answered is not None:
-                self._first_answer = self.poll.answered.monotonic
             if made is None:
                 self._publish()
                 return True

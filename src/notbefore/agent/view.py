@@ -118,7 +118,7 @@ class AgentView:
         silence = self._silence(known)
         if silence:
             return CheckResult(ok=False, reasons=(silence, *reasons))
-        return CheckResult(degraded is None, tuple(reasons), self._state.watching)
+        return CheckResult(degraded is None, tuple(reasons))
 
     def _silence(self, known: AgentSnapshot) -> str:
         """Why it is not known what is listed now, in words; empty while IMDS answers."""

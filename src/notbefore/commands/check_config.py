@@ -8,11 +8,11 @@ import errno
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from msgspec import Struct
 
@@ -26,20 +26,15 @@ from notbefore.config.messages import Messages
 from notbefore.config.model import Config, Server, host_and_port
 from notbefore.config.sinks import SinkConfig
 from notbefore.config.warnings import plain_secrets, warnings
-from notbefore.core.routing import without_leader
 from notbefore.core.text import escaped
 from notbefore.courier.http import Http
 from notbefore.courier.message import Asked, Sink
 from notbefore.courier.redact import Redactor, known_secrets
 from notbefore.courier.sinks import check_templates, make, try_out
-from notbefore.errors import ConfigError, ImdsError, Mistake, NotBeforeError, SendError
-from notbefore.imds.client import ImdsClient
-from notbefore.imds.identity import fetch_vm
+from notbefore.errors import ConfigError, Mistake, NotBeforeError, SendError
 from notbefore.logs import set_up
 from notbefore.otlp.exporter import learn
 from notbefore.web.access import access, load_web_config
-
-IMDS_PATIENCE: Final = 2.0  # seconds
 
 
 class Answer(Struct, frozen=True):
@@ -89,7 +84,6 @@ def _run(options: argparse.Namespace) -> int:
         else:
             sys.stdout.writelines(f"{path}\n" for path in named)
         return 0
-    notes = [*notes, *(_leader_notes(config) if options.connect else ())]
     found = [*warnings(config, options.config), *_cannot_listen(config.server)]
     if not options.json:
         sys.stderr.writelines(f"notbefore: warning: {escaped(text)}\n" for text in found)
@@ -133,21 +127,6 @@ def _verdict(options: argparse.Namespace, found: list[str]) -> str:
         return f"{name} is valid."
     count = "one warning" if len(found) == 1 else f"{len(found)} warnings"
     return f"{name} is valid, but there is {count}{', which --strict refuses' if options.strict else ''}: see above."
-
-
-def _leader_notes(config: Config) -> Iterator[str]:
-    """Where this VM is in a scale set: the routes by which each VM sends people a message of its own."""
-    try:
-        with closing(ImdsClient(config.imds.endpoint)) as client:
-            vm = fetch_vm(client, IMDS_PATIENCE)
-    except ImdsError:  # it may be checked elsewhere than on a VM
-        return
-    people = frozenset(name for name, terms in config.routing.sinks.items() if terms.words and terms.approvals)
-    for number in without_leader(config.routes, vm, people):
-        yield (
-            f"routes[{number}]: this VM is in the scale set {vm.scale_set}, and each VM that an event affects sends its"
-            " own message: with `announce_by: leader` one VM does (docs/notifications.md)"
-        )
 
 
 def _cannot_listen(server: Server) -> list[str]:

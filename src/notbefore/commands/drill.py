@@ -59,7 +59,6 @@ WORDS: Final = {  # by the outcome of the last attempt
     "failed": "failed",
     "refused": "refused",
     "returned": "not sent",
-    "yielded": "left to another VM",
 }
 SCENARIOS: Final = {event_type.lower(): event_type for event_type in EVENT_TYPES}
 FREEZE_SECONDS: Final = 9  # the interruption that Azure is made to expect of a Freeze; of the others it says none

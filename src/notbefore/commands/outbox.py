@@ -28,7 +28,7 @@ ACTIONS: Final = {
 }
 
 SHOWN: Final = (  # of a delivery, as JSON
-    *("delivery_id", "event_key", "sink", "kind", "severity", "note", "ahead", "fallback", "others"),
+    *("delivery_id", "event_key", "sink", "kind", "severity", "note", "fallback", "others"),
     "expires_with_event",
 )
 

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct, field
 from notbefore.config.constraints import MAX_PORT, Constraint, SecretUrl, between, check_address, expect, matching
 from notbefore.config.fleet import FleetConfig
 from notbefore.config.messages import Messages
-from notbefore.config.sinks import OtlpConnection, PeersConfig, SinkConfig
+from notbefore.config.sinks import OtlpConnection, SinkConfig
 from notbefore.core.approval import Policy
 from notbefore.core.delivery import Routing
 from notbefore.core.duration import Duration
@@ -165,7 +165,6 @@ class Config(_Section, frozen=True):
     routes: tuple[Route, ...] = ()  # without any, changes of events that affect this VM go to every sink
     messages: Messages = Messages()
     heartbeat: HeartbeatConfig | None = None  # a dead man's switch
-    peers: PeersConfig | None = None  # without it no agent knows whether another one is alive
     approval: Policy = Policy()
     fleet: FleetConfig | None = None  # for `notbefore fleet` alone
     otlp: Otlp | None = None  # metrics over OTLP; without it, the OTEL_* variables decide
@@ -174,7 +173,7 @@ class Config(_Section, frozen=True):
     def routing(self) -> Routing:
         """The routes, and the terms of each sink: what decides where a change goes."""
         terms = {name: sink.settings.terms for name, sink in self.sinks.items()}
-        return Routing(self.routes, terms, asks_peers=self.peers is not None)
+        return Routing(self.routes, terms)
 
     @property
     def hidden(self) -> tuple[str, ...]:

@@ -50,10 +50,6 @@ Arguments = Annotated[
         "a list that begins with the absolute path of an executable",
     ),
 ]
-PeerUrl = Annotated[
-    HttpUrl,
-    expect(lambda url: "{vm}" in url, "{vm} where the name of a VM stands, as in http://{vm}:10169/readyz"),
-]
 
 
 class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -261,13 +257,6 @@ class OtlpConnection(SinkSettings, frozen=True, kw_only=True):
             (binary, f"headers: {binary}: over gRPC no header that ends in -bin can be sent"),
             (self.key_file and not self.cert_file, "expected `cert_file` beside `key_file`"),
         )
-
-
-class PeersConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the agents of the other VMs answer, for routes with `announce_by: leader`."""
-
-    url: PeerUrl  # with {vm} for the name in Resources: http://{vm}:10169/readyz
-    ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
 
 
 class WindowsEventLog(MessageSettings, frozen=True, kw_only=True):

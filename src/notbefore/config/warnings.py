@@ -137,10 +137,6 @@ def _alone(route: Route) -> Iterator[Finding]:
     if route.match.scope == ("peer",) and route.announce_by != "all" and not approvals:
         text = f"with `announce_by: {route.announce_by}` a VM notifies only of events that affect it, and these do not"
         yield "scope", f"{text}: write `announce_by: all`"
-    own = [key for key in ("vm", "zone", "tags") if getattr(route.match, key)]
-    if own and route.announce_by == "leader":
-        text = "where the VMs of an event differ in it, this route may not apply to the leader, and nobody is notified"
-        yield own[0], f"{text}: write `announce_by: affected`"
 
 
 def _hidden(matchers: Sequence[tuple[EventMatch, bool]]) -> Iterator[tuple[int, int]]:

@@ -17,11 +17,12 @@ from notbefore.core.change import BY_RULE, OPERATOR, Approval, ApprovalKind, Cha
 from notbefore.core.digest import sha256
 from notbefore.core.document import EVENT_SOURCES, EVENT_TYPES, SCHEDULED
 from notbefore.core.duration import Duration
-from notbefore.core.routing import RANK_DELAY, DurationRange, EventMatch
+from notbefore.core.routing import DurationRange, EventMatch
 from notbefore.core.text import one_of
 from notbefore.core.tracked import TrackedEvent
 
 MAX_DECISIONS: Final = 100  # decisions of one event that are remembered
+RANK_DELAY: Final = 10.0  # seconds that each next VM of Resources waits for the ones before it to approve
 LONGEST_WAIT: Final = 30 * 86_400.0  # seconds
 
 

@@ -11,7 +11,7 @@ from notbefore.core.change import Change, ChangeKind
 from notbefore.core.digest import sha256
 from notbefore.core.document import Event
 from notbefore.core.record import Record, Vm, view
-from notbefore.core.routing import DEPUTIES, MAX_REMINDERS, NEAR, Route, Severity, Target, route
+from notbefore.core.routing import MAX_REMINDERS, NEAR, Route, Severity, Target, route
 
 MessageKind = ChangeKind | Literal["reminder", "heartbeat", "sink_failed"]
 EXPIRING_KINDS: Final = frozenset({"announced", "updated", "reminder"})  # they are of no use once the event has ended
@@ -19,15 +19,15 @@ SETTLING: Final = 5.0  # seconds
 REMINDER_GRACE: Final = 60.0  # seconds after NotBefore for which a reminder that is late is still sent
 
 RESULTS: Final = (
-    "accepted", "delivered", "failed", "dead", "expired", "withdrawn", "overflowed", "dropped", "yielded",
+    "accepted", "delivered", "failed", "dead", "expired", "withdrawn", "overflowed", "dropped",
 )  # fmt: skip
 """What is counted of deliveries, by sink.
 
 ``accepted``: taken into the outbox. ``failed``: an attempt that will be made again. ``dead``: refused for good, and
 kept. ``expired``: too late, and never delivered. ``withdrawn``: not needed any more before its time came, such as the
-reminder of an event that was canceled. ``overflowed``: pushed out of a full outbox. ``dropped``: taken out by an
-operator. ``yielded``: left to another VM, which notifies before this one and is alive. At any time accepted =
-delivered + expired + withdrawn + overflowed + dropped + yielded + the rows that are pending or dead.
+reminder of an event that was canceled, or left to the fleet's instance that has the partition now. ``overflowed``:
+pushed out of a full outbox. ``dropped``: taken out by an operator. At any time accepted = delivered + expired +
+withdrawn + overflowed + dropped + the rows that are pending or dead.
 """
 
 
@@ -49,7 +49,6 @@ class Delivery(Struct, frozen=True):
     expires_with_event: bool  # it expires when the event ends
     record: bytes  # the change as JSON
     not_before: float = 0.0  # of the event; 0 where it is not known: of one severity the smallest is sent first
-    ahead: tuple[str, ...] = ()  # the VMs that are to notify before this one
     fallback: tuple[str, ...] = ()  # sinks that it goes to from ``fallback_at`` on, or once it is dead
     fallback_at: float | None = None
     others: tuple[str, ...] = ()  # sinks that people read, of the same route
@@ -76,7 +75,6 @@ class Routing(Struct, frozen=True):
 
     routes: tuple[Route, ...] = ()
     sinks: dict[str, Terms] = {}
-    asks_peers: bool = False  # this VM can ask whether another one is alive
 
 
 def delivery_id(change_id: str, sink: str, kind: str = "") -> str:
@@ -93,8 +91,6 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
         terms = routing.sinks.get(target.sink, Terms())
         if change.approval is not None and not terms.approvals:
             continue
-        if len(target.ahead) > DEPUTIES and not routing.asks_peers:
-            continue
         created, severity = change.time.timestamp(), target.severity
         fallback = tuple(name for name in target.fallback if name not in names) if severity == "critical" else ()
         message = Delivery(
@@ -104,14 +100,13 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
             kind=change.kind,
             severity=severity,
             created=created,
-            due=created + target.delay + _settling(change, terms),
-            expires=created + target.delay + terms.expire_after,
+            due=created + _settling(change, terms),
+            expires=created + terms.expire_after,
             expires_with_event=terms.expire_on_end and change.kind in EXPIRING_KINDS,
             record=record,
             not_before=change.not_before.timestamp() if change.not_before else 0.0,
-            ahead=target.ahead,
             fallback=fallback,
-            fallback_at=created + target.delay + target.fallback_after if fallback else None,
+            fallback_at=created + target.fallback_after if fallback else None,
             others=tuple(name for name in target.others if _read_by_people(routing.sinks.get(name))),
             once=terms.once,
         )
@@ -183,9 +178,9 @@ def _reminders(change: Change, target: Target, message: Delivery) -> Iterator[De
             delivery_id=delivery_id(change.id, target.sink, f"reminder {number}" if number else "reminder"),
             kind="reminder",
             severity=target.near_severity if due >= near_at else message.severity,
-            created=due,  # what its delay is measured from
-            due=due + target.delay,
-            expires=expires + target.delay,
+            created=due,
+            due=due,
+            expires=expires,
             expires_with_event=True,
             fallback=(),
             fallback_at=None,

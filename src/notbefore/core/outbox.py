@@ -9,7 +9,7 @@ What a row becomes is said by functions, at the end of this module. ``OutboxRows
 go; ``Outbox`` has the rules that concern several of them.
 
 Times are seconds on a clock that nobody sets. At any time and for each sink, accepted = delivered + expired + withdrawn
-+ overflowed + dropped + yielded + the rows that are pending or dead (``core.delivery.RESULTS``).
++ overflowed + dropped + the rows that are pending or dead (``core.delivery.RESULTS``).
 """
 
 from bisect import bisect_left
@@ -70,8 +70,6 @@ class GivenDelivery(Struct, frozen=True):
     record: bytes  # the change as JSON
     thread: str | None = None  # what the sink said of the first message of this event
     note: str = ""  # why it goes to this sink, where that is not by its route
-    ahead: tuple[str, ...] = ()  # the VMs that are to notify before this one
-    age: float = 0.0  # seconds since its time came; what is ``ahead`` had so long to notify
     patience: float = 0.0  # seconds for which a refusal that may pass is to be reported as ``failed``
     repetition: bool = False  # it was delivered before, and is sent again while the event lasts
 
@@ -80,11 +78,11 @@ class SendResult(Struct, frozen=True):
     """What came of a given delivery.
 
     ``accepted`` by the receiver; ``refused`` for good; ``failed``: to be tried again; ``returned``: not tried, it waits
-    for another; ``yielded``: another VM that comes before this one notifies.
+    for another.
     """
 
     delivery_id: str
-    outcome: Literal["accepted", "refused", "failed", "returned", "yielded"]
+    outcome: Literal["accepted", "refused", "failed", "returned"]
     error: str = ""
     retry_after: float | None = None  # seconds, asked for by the receiver: nothing is sent to this sink before
     thread: str | None = None  # what the sink is given again with later deliveries of this event
@@ -128,11 +126,6 @@ class Row(Struct, frozen=True):
     def is_reminder(self) -> bool:
         """It has a time of its own, and is of use only until the event starts."""
         return self.delivery.kind == "reminder"
-
-    @property
-    def waits_for_others(self) -> bool:
-        """Its turn comes after that of other VMs."""
-        return bool(self.delivery.ahead) and self.attempts == 0
 
     @property
     def size(self) -> int:
@@ -375,7 +368,7 @@ class Outbox(OutboxRows):
     def leave(self, event_keys: Collection[str]) -> None:
         """Leave these events to another outbox, which has them now: nothing of them is sent any more."""
         for row in [row for key in event_keys for row in self._rows_of(key)]:
-            self._remove(row, "yielded")
+            self._remove(row, "withdrawn")
         for lane in [lane for lane in self._threads if lane[1] in event_keys]:
             self._remember_thread(lane, None)
 
@@ -424,9 +417,9 @@ class Outbox(OutboxRows):
             self._withdraw(key, lambda row: row.is_reminder, over=True)
 
     def _withdraw(self, event_key: str, needless: Callable[[Row], bool], *, over: bool = False) -> None:
-        """Withdraw what is ``needless`` now, and what waits for other VMs; ``over``: nothing is repeated any more."""
+        """Withdraw what is ``needless`` now; ``over``: nothing is repeated any more."""
         for row in self._rows_of(event_key):
-            if row.state == "pending" and (needless(row) or row.waits_for_others):
+            if row.state == "pending" and needless(row):
                 self._withdraw_row(row)
             elif over and row.state == "pending":
                 self._put(replace(row, final=True))
@@ -437,7 +430,7 @@ class Outbox(OutboxRows):
         if row.id in self._given:  # it may be delivered at this moment
             self._put(replace(row, withdrawn=True, fallback_at=None))
         else:  # where its own time had not come, and nobody tried to send it, nobody missed anything
-            needed = row.attempts > 0 or not (row.is_reminder or row.waits_for_others)
+            needed = row.attempts > 0 or not row.is_reminder
             self._remove(row, "expired" if needed else "withdrawn")
 
     def _accept(self, row: Row) -> int:
@@ -448,7 +441,7 @@ class Outbox(OutboxRows):
         return self.ledger.seq
 
     def _add(self, row: Row, now: float) -> None:
-        """Accept a row; it replaces what is repeated of the event, its reminders, and what waits for other VMs.
+        """Accept a row; it replaces what is repeated of the event, and its reminders.
 
         One that has a place in the order keeps it.
         """
@@ -459,7 +452,7 @@ class Outbox(OutboxRows):
         for other in self._rows_of(one.event_key, one.sink):
             if other.state == "repeating":
                 self._remove(other)
-            elif replaces and other.state == "pending" and (other.is_reminder or other.waits_for_others):
+            elif replaces and other.state == "pending" and other.is_reminder:
                 self._withdraw_row(other)
         self._hold(row.id, now)
         last = self._accept(row)
@@ -556,8 +549,6 @@ class Outbox(OutboxRows):
             self._paused.pop(sink, None)
         if result.outcome == "accepted":
             self._record_accepted(row, result, now)
-        elif result.outcome == "yielded":
-            self._remove(row, "yielded")
         elif row.withdrawn:
             self._remove(row, "expired")
         elif result.outcome == "refused" and row.state != "repeating":
@@ -746,7 +737,6 @@ def opened(row: Row, thread: str | None, now: float) -> GivenDelivery:
         GivenDelivery,
         row.delivery,
         thread=thread,
-        age=max(0.0, now - row.since),
         patience=max(0.0, row.patient_until - now),
         repetition=row.state == "repeating",
     )
@@ -771,7 +761,7 @@ def observed(latency: Mapping[str, Latency], row: Row, now: float) -> dict[str, 
     return {**latency, sink: ((*counts[:at], counts[at] + 1, *counts[at + 1 :]), total + seconds)}
 
 
-_ALONE: Final[dict[str, Any]] = {"ahead": (), "fallback": (), "fallback_at": None, "others": ()}
+_ALONE: Final[dict[str, Any]] = {"fallback": (), "fallback_at": None, "others": ()}
 
 
 def to_sink(one: Delivery, sink: str) -> Delivery:

@@ -17,14 +17,12 @@ from notbefore.core.record import Vm
 Severity = Literal["critical", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
-AnnounceBy = Literal["affected", "leader", "all"]
+AnnounceBy = Literal["affected", "all"]
 
 CRITICAL_TYPES: Final = REBOOTING | VANISHING
 NEAR: Final = 3600.0  # seconds before NotBefore from which an event that takes a VM down is critical
 LONG_FREEZE: Final = 9  # seconds of expected interruption from which a Freeze is worth a warning
-RANK_DELAY: Final = 10.0  # seconds that each next VM of Resources waits for the ones before it to notify
 MAX_REMINDERS: Final = 12  # of one event to one sink, before its start and after it
-DEPUTIES: Final = 1  # VMs after the leader that notify in its place, where none of them can ask whether it is alive
 
 
 class DurationRange(Struct, frozen=True, forbid_unknown_fields=True):
@@ -144,7 +142,7 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
     match: Match = Match()
     sinks: tuple[str, ...] = ()  # where it goes; without any, nobody is notified
     go_on: bool = False  # try the routes after this one as well
-    announce_by: AnnounceBy = "affected"  # each VM for itself, the first of Resources, or all that see it
+    announce_by: AnnounceBy = "affected"  # each VM for itself, or all that see it
     severity: Severity | None = None  # instead of the one by type and notice
     quiet_updates: bool = True  # no message where NotBefore moves by less than a minute
     remind_before: tuple[Duration, ...] = ()  # reminders, so long before NotBefore
@@ -165,25 +163,12 @@ class Target(Struct, frozen=True):
     sink: str
     severity: Severity
     near_severity: Severity  # once NotBefore is near
-    delay: float = 0.0  # seconds to wait, so that another VM can notify first
     remind_before: tuple[float, ...] = ()  # seconds, the longest first
     remind_while_started: float | None = None  # seconds
-    ahead: tuple[str, ...] = ()  # the VMs that are to notify before this one
     fallback: tuple[str, ...] = ()
     fallback_after: float = 60.0  # seconds
     others: tuple[str, ...] = ()  # the other sinks of its route
     last: bool = False  # the last message: the event no longer affects this VM, and others' events do not go there
-
-
-def without_leader(routes: tuple[Route, ...], vm: Vm, people: frozenset[str]) -> tuple[int, ...]:
-    """The routes by which each VM of a scale set sends a message of its own to the sinks ``people`` of one event."""
-    if not vm.scale_set:
-        return ()
-    return tuple(
-        number
-        for number, route in enumerate(routes)
-        if route.announce_by == "affected" and not people.isdisjoint(route.sinks)
-    )
 
 
 def severity_of(event_type: str, ahead: float | None, duration: int | None) -> Severity:
@@ -216,16 +201,13 @@ def route(change: Change, routes: tuple[Route, ...], vm: Vm | None, sinks: tuple
     for route in routes or (Route(Match(scope=("self",)), sinks),):
         if not route.match.accepts(change, vm):
             continue
-        ahead = _ahead(change, route.announce_by, (vm.name or None) if vm is not None else None)
-        if ahead is not None and not (route.quiet_updates and _quiet(change)):
+        if _notifies(change, route.announce_by, vm) and not (route.quiet_updates and _quiet(change)):
             severity, near = _severities(change, route.severity)
             for sink in route.sinks:
                 target = Target(
                     sink=sink,
                     severity=severity,
                     near_severity=near,
-                    delay=len(ahead) * RANK_DELAY,
-                    ahead=ahead,
                     fallback=tuple(name for name in route.fallback if name not in route.sinks),
                     fallback_after=route.fallback_after.seconds,
                     others=tuple(name for name in (*route.sinks, *route.fallback) if name != sink),
@@ -253,19 +235,10 @@ def _quiet(change: Change) -> bool:
     return change.kind == "updated" and before is not None and quiet(before, change.event, change.previous_not_before)
 
 
-def _ahead(change: Change, announce_by: AnnounceBy, vm: str | None) -> tuple[str, ...] | None:
-    """The VMs that are to notify before this one; ``None`` where this one does not notify.
-
-    ``affected``: each VM of Resources for itself, and once more when it is no longer among them. ``leader``: the first
-    of Resources; the next ones take over, each after a delay by its rank, where the ones before it are silent.
-    """
-    names = change.event.vms
+def _notifies(change: Change, announce_by: AnnounceBy, vm: Vm | None) -> bool:
+    """This VM notifies of it. ``affected``: as one of Resources, and once more when it is no longer among them."""
     if change.approval is not None:  # only the VM that did it knows of it
-        return ()
-    if announce_by == "all" or vm is None or not names:
-        return ()
-    if announce_by == "affected":
-        return None if change.scope == "peer" and not change.no_longer_affected else ()
-    if vm.casefold() not in names:
-        return None
-    return change.event.resources[: names.index(vm.casefold())]
+        return True
+    if announce_by == "all" or vm is None or not vm.name or not change.event.vms:
+        return True
+    return change.scope != "peer" or change.no_longer_affected

@@ -21,9 +21,8 @@ from notbefore.courier.channel import Channel, wait
 from notbefore.courier.failure_log import Failure, FailureLog
 from notbefore.courier.message import Sink
 from notbefore.courier.orders import DONE, HUNG, TURN_INTERVAL, FromAgent, Given, Leave, Orders, Turn
-from notbefore.courier.peers import Peers
 from notbefore.courier.redact import known_secrets
-from notbefore.courier.worker import Attempt, Checks, Worker
+from notbefore.courier.worker import Attempt, Worker
 from notbefore.errors import SendError
 
 BATCH: Final = 16  # deliveries given to a sink at once, while it is quick
@@ -58,7 +57,6 @@ class Courier:
         self._woken = True
         self._last_turn = 0.0  # monotonic seconds
         self._failures = FailureLog(time.monotonic)
-        self._peers = Peers(orders.peers)
         self._hanging: set[str] = set()  # sinks
         self._leave_at: float | None = None  # monotonic seconds: nothing more is taken, and the end is near
 
@@ -122,11 +120,9 @@ class Courier:
     def _worker(self, name: str) -> Worker:
         if name not in self._workers:
             config = self._orders.sinks[name]
-            checks = Checks(
-                secrets=lambda: known_secrets({name: config}),
-                others_notify=lambda one: bool(one.ahead) and self._peers.any_alive(one.ahead, one.age),
+            self._workers[name] = Worker(
+                name, lambda: self._make(name), self._report, lambda: known_secrets({name: config})
             )
-            self._workers[name] = Worker(name, lambda: self._make(name), self._report, checks)
         return self._workers[name]
 
     def _report(self, attempt: Attempt) -> None:
@@ -161,7 +157,7 @@ class Courier:
                 template_failed=receipt.fallback,
             )
         if error is None:
-            return SendResult(delivery.delivery_id, "yielded" if attempt.yielded else "returned")
+            return SendResult(delivery.delivery_id, "returned")
         cause = shortened(self._redact(str(error)), MAX_ERROR)
         self._log_failure(attempt, cause)
         if attempt.again:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from notbefore import __version__
 from notbefore.config.messages import Messages
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import PeersConfig, SinkConfig
+from notbefore.config.sinks import SinkConfig
 from notbefore.core.duration import Duration
 from notbefore.core.outbox import GivenDelivery, SendResult
 from notbefore.courier.channel import MAX_FRAME
@@ -31,7 +31,6 @@ class Orders(Struct, frozen=True):
 
     sinks: dict[str, SinkConfig] = {}
     messages: Messages = Messages()
-    peers: PeersConfig | None = None
     log_format: Literal["auto", "json", "text"] = "auto"
     log_level: str = "info"
     hidden: tuple[str, ...] = ()  # variables of the environment that hold other secrets of the agent's

@@ -62,7 +62,6 @@ def make_orders(config: Config) -> Orders:
     return Orders(
         sinks=config.sinks,
         messages=config.messages,
-        peers=config.peers,
         hidden=config.hidden,
         log_format=config.log.format,
         log_level=config.log.level,

@@ -25,12 +25,11 @@ log = logging.getLogger("notbefore.courier")
 
 
 class Attempt(Struct, frozen=True):
-    """What came of one delivery: a receipt, or an error. Neither: it is given back, or ``yielded`` to another VM."""
+    """What came of one delivery: a receipt, or an error. Neither: it is given back."""
 
     delivery: GivenDelivery
     receipt: Receipt | None = None
     error: SendError | None = None
-    yielded: bool = False
 
     @property
     def again(self) -> bool:
@@ -39,28 +38,24 @@ class Attempt(Struct, frozen=True):
         return error is not None and (not error.permanent or (error.may_pass and self.delivery.patience > 0))
 
 
-class Checks(Struct, frozen=True):
-    """What a worker asks, in its thread."""
-
-    secrets: Callable[[], list[str]] = list  # those that the sink would be made with now
-    others_notify: Callable[[GivenDelivery], bool] = lambda _delivery: False  # a VM that comes before this one sends it
-
-
 class Worker:
-    """``report`` is called in the worker's thread with each attempt; ``make`` makes the sink there."""
+    """``report`` is called in the worker's thread with each attempt; ``make`` makes the sink there.
+
+    ``secrets``: those that it would be made with now.
+    """
 
     def __init__(
         self,
         name: str,
         make: Callable[[], Sink],
         report: Callable[[Attempt], None],
-        checks: Checks = Checks(),  # noqa: B008 - frozen
+        secrets: Callable[[], list[str]] = list,
     ) -> None:
         self.name = name
         self.quick = False  # the last attempt took next to no time: more may be given at once
         self._make = make
         self._report = report
-        self._checks = checks
+        self._secrets = secrets
         self._made_with: list[str] = []
         self._sink: Sink | None = None
         self._jobs: queue.SimpleQueue[Sequence[GivenDelivery]] = queue.SimpleQueue()
@@ -100,10 +95,6 @@ class Worker:
             return Attempt(delivery)
         self._under_way = begun, delivery
         try:
-            if self._checks.others_notify(delivery):
-                return Attempt(delivery, yielded=True)
-            begun = time.monotonic()  # the other VMs had time of their own
-            self._under_way = begun, delivery
             return self._with_present_secrets(delivery)
         except Exception as error:  # a library of a sink may raise anything; the other sinks must go on
             log.exception("sink %s: this should not have happened", self.name)
@@ -116,7 +107,7 @@ class Worker:
 
     def _with_present_secrets(self, delivery: GivenDelivery) -> Attempt:
         found = self._once(delivery)
-        if self._sink is None or found.error is None or self._checks.secrets() == self._made_with:
+        if self._sink is None or found.error is None or self._secrets() == self._made_with:
             return found
         # a secret has changed: what was refused with the old one is tried once more with the new one
         self._sink.close()
@@ -136,6 +127,6 @@ class Worker:
             return Attempt(delivery, error=SendError(str(error)))
 
     def _new(self) -> Sink:
-        self._made_with = self._checks.secrets()  # read first: a change in between is noticed
+        self._made_with = self._secrets()  # read first: a change in between is noticed
         self._sink = self._make()
         return self._sink

@@ -292,7 +292,7 @@ BUILD: Final = Metric(
 DELIVERIES: Final = Metric(
     "notbefore_deliveries",
     "counter",
-    "Deliveries by result. At any time accepted = delivered + expired + withdrawn + overflowed + dropped + yielded +"
+    "Deliveries by result. At any time accepted = delivered + expired + withdrawn + overflowed + dropped +"
     " the rows that are pending or dead. `failed` counts attempts that are repeated.",
     ("sink", "result"),
     unit="{delivery}",

@@ -30,7 +30,7 @@ def view_of(outbox: Outbox, now: float, wall: float) -> OutboxView:
         rows[key] = rows.get(key, 0) + 1
         if row.error:
             errors[one.sink] = row.error
-        if row.state == "pending" and not row.waits_for_others:
+        if row.state == "pending":
             waits = one.sink, one.severity
             oldest[waits] = min(oldest.get(waits, wall), row.since - now + wall)
     ledger = outbox.ledger

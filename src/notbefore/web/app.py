@@ -199,9 +199,7 @@ def _check(result: CheckResult, otherwise: str, environ: Environ) -> Response:
     reasons = () if environ.get(ANONYMOUS) else result.reasons  # they may contain paths and addresses
     body = {"status": "ok" if result.ok else otherwise, "reasons": reasons}
     status = HTTPStatus.OK if result.ok else HTTPStatus.SERVICE_UNAVAILABLE
-    # for other VMs' agents, which leave a notification to this one: it has to have seen the change (``delivery.peers``)
-    watching = () if result.watching is None else (("X-Notbefore-Watching", f"{result.watching:.1f}"),)
-    return Response(msgspec.json.encode(body), status=status, headers=watching)
+    return Response(msgspec.json.encode(body), status=status)
 
 
 def _readiness(view: View, environ: Environ) -> CheckResult:
@@ -226,7 +224,7 @@ def _readiness(view: View, environ: Environ) -> CheckResult:
         if event.scope != "peer" and event.event_type in types
     )
     ok = ready.ok and not listed and not pending.unreadable
-    return CheckResult(ok, (*ready.reasons, *listed), ready.watching)
+    return CheckResult(ok, (*ready.reasons, *listed))
 
 
 def _query(environ: Environ, *known: str) -> dict[str, list[str]]:

@@ -16,7 +16,6 @@ class CheckResult(Struct, frozen=True):
 
     ok: bool
     reasons: tuple[str, ...] = ()
-    watching: float | None = None  # seconds since the first good answer of IMDS; None before it
 
 
 class AgentStatus(Struct, frozen=True):
