@@ -27,7 +27,7 @@ def test_who_waits_for_pings_hears_when_imds_is_silent_and_when_the_agent_is(
             eventually(lambda: [request.path for request in switch.requests if request.path == "/uuid"])
             assert switch.requests[0].path in ("/uuid/start", "/uuid")  # IMDS may have been faster
             assert agent.metric("notbefore_courier_running") == 0  # no process was started for it
-            simulator.fault("error", times=1000)
+            simulator.fault("status", times=1000)
             eventually(lambda: switch.requests[-1].path == "/uuid/fail")
             assert b"the last good answer of IMDS is" in switch.requests[-1].body
             agent.stop()

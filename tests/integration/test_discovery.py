@@ -138,7 +138,7 @@ def test_what_was_found_is_kept_until_it_is_silent_for_long(
             asked = imds.requests
             eventually(lambda: imds.requests > asked + 10)  # two seconds of polls
             assert watcher.endpoint == imds.endpoint
-            imds.fault("error", times=1000)
+            imds.fault("status", times=1000)
             eventually(lambda: watcher.endpoint == other.endpoint)
             eventually(lambda: agent.known.vm_name == "second")
 
@@ -147,7 +147,7 @@ def test_who_is_only_late_is_not_looked_for_elsewhere(tmp_path: Path, monkeypatc
     monkeypatch.setattr(elsewhere, "search", lambda *_: pytest.fail("it answers at the third poll"))
     with Simulator(vms=("late",)) as imds:
         monkeypatch.setattr(client, "USUAL", imds.endpoint)
-        imds.fault("error", times=2)
+        imds.fault("status", times=2)
         with watching(tmp_path, endpoint=imds.endpoint) as (agent, watcher):
             eventually(lambda: agent.known.vm is not None and agent.known.poll.answered)
             assert watcher.alive

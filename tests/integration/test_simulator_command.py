@@ -78,10 +78,10 @@ def test_an_event_that_it_plays_can_be_canceled(start: Start) -> None:
     eventually(lambda: not running.events())
 
 
-def test_a_fault_can_last_for_a_time(start: Start) -> None:
-    running = start("--fault", "error@1")
-    assert running.get() == 500
-    eventually(lambda: running.get() != 500)
+def test_a_fault_ends_after_its_count(start: Start) -> None:
+    running = start("--fault", "status:503x2", "--fault", "status")
+    assert [running.get() for _ in range(3)] == [503, 503, 500]
+    assert running.events() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

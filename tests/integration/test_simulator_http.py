@@ -1,4 +1,4 @@
-"""The simulator over real sockets: as strict as IMDS, several VMs, ETag, approval, orders, and a clean end."""
+"""The simulator over real sockets: as strict as IMDS, several VMs, approval, and a clean end."""
 
 import http.client
 import socket
@@ -90,12 +90,6 @@ def test_another_method_is_not_allowed_and_the_answer_says_which_are(client: Cli
     assert (response.status, response.headers["Allow"]) == (405, "GET, POST")
 
 
-def test_the_document_carries_an_etag_that_answers_304_while_it_is_the_same(client: Client) -> None:
-    etag = client.ask("GET", EVENTS)[0].headers["ETag"]
-    response, body = client.ask("GET", EVENTS, headers={**METADATA, "If-None-Match": etag})
-    assert (response.status, body, response.headers["ETag"]) == (304, b"", etag)
-
-
 @pytest.mark.parametrize("vm", ["West%4eO_0", "West NO/ü"])
 def test_each_vm_has_an_endpoint_that_knows_its_name(simulator: Simulator, client: Client, vm: str) -> None:
     path = simulator.endpoint_of(vm).removeprefix(simulator.endpoint) + INSTANCE
@@ -134,33 +128,6 @@ def test_the_preview_version_wants_the_incarnation_with_a_start_request(
 ) -> None:
     body = msgspec.json.encode({"StartRequests": [{"EventId": simulator.start("user-reboot")}], **incarnation})
     assert client.status("POST", "/metadata/scheduledevents?api-version=2017-03-01", body) == status
-
-
-def test_a_scenario_can_be_started_over_http(client: Client) -> None:
-    order = {"scenario": "spot-preemption", "resources": ["West NO/ü"], "hold": True}
-    _, answer = client.ask("POST", "/simulator/start", msgspec.json.encode(order), {})
-    event = client.get()["Events"][0]
-    assert (event["EventId"], event["EventType"], event["Resources"]) == (
-        msgspec.json.decode(answer)["EventId"],
-        "Preempt",
-        ["West NO/ü"],
-    )
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("start", b'{"scenario": "earthquake"}'),
-        ("start", b'{"scenario": "user-reboot", "speed": 0}'),
-        ("start", b'{"scenario": "user-reboot", "unknown": 1}'),
-        ("start", b'{"scenario": ' + b"[" * 100_000),
-        ("fault", b'{"kind": "earthquake"}'),
-        ("fault", b'{"kind": "slow", "value": -1}'),
-    ],
-)
-def test_an_order_that_cannot_be_is_a_bad_request_and_spoils_nothing(client: Client, path: str, body: bytes) -> None:
-    assert client.status("POST", f"/simulator/{path}", body) == 400
-    assert client.get() == {"DocumentIncarnation": 1, "Events": []}
 
 
 @pytest.mark.parametrize(

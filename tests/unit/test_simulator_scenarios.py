@@ -68,23 +68,17 @@ def test_an_approved_event_starts_soon_and_keeps_the_time_that_it_is_started() -
     assert [status(played, s) for s in (101.0, 102.0, end - 0.1, end)] == ["Scheduled", "Started", "Started", None]
 
 
-def test_an_approved_event_that_other_tenants_hold_waits_for_not_before() -> None:
-    played = play("user-reboot", hold=True, approved=100.0)
-    assert [status(played, s) for s in (15 * MINUTE - 1, 15 * MINUTE)] == ["Scheduled", "Started"]
-
-
 @given(
     names,
     st.sampled_from([1.0, 7.0, 60.0, 600.0]),
     st.booleans(),
     st.booleans(),
-    st.booleans(),
     st.none() | st.floats(0.1, 3600),
 )
-def test_no_life_goes_backwards_whatever_is_ordered(  # noqa: PLR0913, PLR0917 - one word each of an order
-    name: str, speed: float, cancel: bool, reschedule: bool, hold: bool, approved: float | None
+def test_no_life_goes_backwards_whatever_is_ordered(
+    name: str, speed: float, cancel: bool, reschedule: bool, approved: float | None
 ) -> None:
-    played = play(name, speed=speed, cancel=cancel, reschedule=reschedule, hold=hold, approved=approved)
+    played = play(name, speed=speed, cancel=cancel, reschedule=reschedule, approved=approved)
     order = {"Scheduled": 0, "Started": 1, None: 2}
     seen = [order[status(played, second / speed)] for second in range(0, 7200, 13)]
     # an approval is known from the moment it is given: before it, nothing has been decided

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from notbefore.errors import SimulatorError
-from notbefore.simulator import state as state_module
 from notbefore.simulator.state import SimulatorState, instance
 
 VERSION = "2020-07-01"
@@ -69,21 +68,10 @@ def test_an_approval_with_one_unknown_id_approves_none(state: SimulatorState) ->
     assert state.start_requests == []
 
 
-def test_scenarios_that_are_over_are_forgotten_when_there_are_too_many(
-    state: SimulatorState, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(state_module, "MAX_PLAYS", 2)
-    gone = state.start("hardware-failure", speed=10 * FAST)
-    until_over(state)
-    kept = [state.start("user-reboot") for _ in range(2)]
-    assert not state.approve([gone])
-    assert [event["EventId"] for event in document(state)["Events"]] == kept
-
-
 def test_clear_takes_everything_back(state: SimulatorState) -> None:
     state.start("user-reboot")
     state.set_document(b"x")
-    state.fault("error", times=3)
+    state.fault("status", times=3)
     state.clear()
     assert document(state)["Events"] == []
     assert state.take_fault() is None
@@ -102,35 +90,20 @@ def test_clear_lets_a_held_client_go(state: SimulatorState) -> None:
 
 
 def test_a_fault_is_used_up_after_its_count_and_the_next_has_its_turn(state: SimulatorState) -> None:
-    state.fault("error", times=2)
-    state.fault("gone")
+    state.fault("status", times=2)
+    state.fault("half")
     kinds = [fault and fault.kind for fault in (state.take_fault() for _ in range(4))]
-    assert kinds == ["error", "error", "gone", None]
-
-
-def test_a_fault_with_a_duration_ends_by_itself(state: SimulatorState) -> None:
-    state.fault("error", seconds=0.2)
-    assert state.take_fault() is not None
-    deadline = time.monotonic() + 5
-    while state.take_fault() is not None:
-        assert time.monotonic() < deadline
+    assert kinds == ["status", "status", "half", None]
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "times", "seconds"),
-    [
-        ("earthquake", None, None, None),
-        ("slow", -1.0, None, None),
-        ("status", 7.0, None, None),
-        ("error", None, 0, None),
-        ("error", None, None, 0.0),
-    ],
+    ("kind", "value", "times"), [("earthquake", None, 1), ("slow", -1.0, 1), ("status", 7.0, 1), ("half", None, 0)]
 )
 def test_a_fault_that_cannot_be_is_refused_and_not_ordered(
-    state: SimulatorState, kind: str, value: float | None, times: int | None, seconds: float | None
+    state: SimulatorState, kind: str, value: float | None, times: int
 ) -> None:
     with pytest.raises(SimulatorError, match=kind):
-        state.fault(kind, value, times, seconds=seconds)
+        state.fault(kind, value, times)
     assert state.take_fault() is None
 
 

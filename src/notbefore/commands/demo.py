@@ -1,10 +1,9 @@
 """``notbefore demo``: a simulator and a real agent, and events in fast time.
 
-Everything shown comes from the agent: the records from its standard output, the figures below them from /metrics.
+Everything shown comes from the agent: the records from its standard output, the countdown from its API.
 """
 
 import argparse
-import http.client
 import os
 import signal
 import socket
@@ -15,10 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from notbefore.commands.client import USUAL_PORT, AgentClient
 from notbefore.commands.history import ask_changes, show_history
+from notbefore.core.document import FREEZE
+from notbefore.core.duration import span
 from notbefore.core.record import Record
 from notbefore.errors import NotBeforeError
 from notbefore.simulator.server import Simulator
@@ -28,7 +29,7 @@ START_PATIENCE: Final = 20.0  # seconds for the agent to answer
 END_AFTER: Final = 80.0  # seconds; the script below needs 40
 LAST: Final = 3.0  # seconds for the last change: the agent sees the end one poll later than the simulator
 TICK: Final = 2.0  # seconds between two lines of the countdown
-FREEZE: Final = 1.5  # seconds for which the agent is really stopped, as a freeze of its VM would
+STOPPED: Final = 1.5  # seconds for which the agent is really stopped, as a freeze of its VM would
 
 Step = tuple[float, str, Callable[[Simulator], object]]
 SCRIPT: Final[tuple[Step, ...]] = (  # seconds after the start, what is printed, what is done
@@ -51,18 +52,14 @@ def run(options: argparse.Namespace) -> int:
         simulator = stack.enter_context(Simulator(VMS))
         output = stack.enter_context((directory / "records").open("wb"))
         records = stack.enter_context((directory / "records").open("rb"))
-
-        def start(listen: str) -> subprocess.Popen[bytes]:
-            words = ["run", "--imds", simulator.endpoint, "--state-dir", str(directory / "state"), "--listen", listen]
-            # five polls a second: the scenarios run up to ninety times as fast as in reality
-            environment = {**os.environ, "NOTBEFORE_IMDS__INTERVAL": "200ms", "NOTBEFORE_LOG__LEVEL": "warning"}
-            agent = subprocess.Popen([sys.executable, "-m", "notbefore", *words], stdout=output, env=environment)  # noqa: S603 - our own command
-            stack.callback(_stop, agent)
-            return agent
-
+        listen = f"127.0.0.1:{_free_port()}"
+        words = ["run", "--imds", simulator.endpoint, "--state-dir", str(directory / "state"), "--listen", listen]
+        # five polls a second: the scenarios run up to ninety times as fast as in reality
+        environment = {**os.environ, "NOTBEFORE_IMDS__INTERVAL": "200ms", "NOTBEFORE_LOG__LEVEL": "warning"}
+        agent = subprocess.Popen([sys.executable, "-m", "notbefore", *words], stdout=output, env=environment)  # noqa: S603 - our own command
+        stack.callback(_stop, agent)
         try:
-            agent, client = start_agent(start, START_PATIENCE)
-            show = _Show(agent, client, simulator, records)
+            show = _Show(agent, AgentClient(f"http://{listen}"), simulator, records)
             complete = show.play()
             if options.keep:
                 show.stay()
@@ -71,26 +68,8 @@ def run(options: argparse.Namespace) -> int:
     return 0 if complete else 1
 
 
-def start_agent(
-    start: Callable[[str], subprocess.Popen[Any]], patience: float
-) -> tuple[subprocess.Popen[Any], AgentClient]:
-    """Start an agent, and wait until it is ready; returns its process and a client of it.
-
-    ``start`` gets the address to listen at: the usual port where it is free, else another. Raises ``NotBeforeError``
-    when the agent is not ready after ``patience`` seconds, or ends.
-    """
-    listen = f"127.0.0.1:{_free_port()}"
-    process, client = start(listen), AgentClient(f"http://{listen}")
-    deadline = time.monotonic() + patience
-    while process.poll() is None and time.monotonic() < deadline:
-        with suppress(NotBeforeError):
-            client.ask("/readyz")
-            return process, client
-        time.sleep(0.05)
-    raise NotBeforeError("the agent did not start: see its log above")
-
-
 def _free_port() -> int:
+    """Return the usual port where it is free, else another."""
     for wanted in (USUAL_PORT, 0):
         with suppress(OSError), socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -120,11 +99,13 @@ class _Show:
 
     def play(self) -> bool:
         """Run the script and print the changes, until everything is over; returns whether all expected ones came."""
+        self._wait_for_agent()
         url = self._client.url
         _say(f"notbefore watches a simulated IMDS at {self._simulator.endpoint}; this VM is {VMS[0]}, its neighbour")
         _say(f"{VMS[1]}. Look around meanwhile: {url}/ in a browser, or `notbefore events --url {url}`")
-        _say("Events run up to 90 times as fast as in reality. Below each change: the agent's metric at that time.\n")
+        _say("Events run up to 90 times as fast as in reality.\n")
         steps = list(SCRIPT)
+        self._begun = time.monotonic()
         over = self._begun + END_AFTER
         for _ in self._ticks():
             now = time.monotonic()
@@ -152,6 +133,15 @@ class _Show:
             if self._simulator.idle():
                 self._simulator.start("live-migration", speed=30)
 
+    def _wait_for_agent(self) -> None:
+        deadline = time.monotonic() + START_PATIENCE
+        while self._agent.poll() is None and time.monotonic() < deadline:
+            with suppress(NotBeforeError):
+                self._client.ask("/readyz")
+                return
+            time.sleep(0.05)
+        raise NotBeforeError("the agent did not start: see its log above")
+
     def _ticks(self) -> Iterator[None]:
         """Print what comes, without an end; yields ten times a second."""
         printed = 0.0
@@ -165,34 +155,25 @@ class _Show:
             self._records.seek(-len(line), os.SEEK_CUR)  # the rest of it comes later
             if time.monotonic() - printed >= TICK:
                 printed = time.monotonic()
-                if figures := self._figures("azure_scheduled_event_seconds_to_not_before{"):
-                    self._say(f"counting down{figures}")
+                self._count_down()
             time.sleep(0.1)
 
     def _show(self, record: Record) -> None:
-        labels = f'{{change="{record.change}",event_type="{record.event_type}"}}'
-        figures = self._figures("azure_scheduled_event_changes_total" + labels)  # none of a neighbour's
-        self._say(f"{record.change:<10} {record.body}{_measured(record)}{figures}")
-        own_freeze = (record.change, record.scope, record.event_type) == ("started", "self", "Freeze")
+        self._say(f"{record.change:<10} {record.body}{_measured(record)}")
+        own_freeze = (record.change, record.scope, record.event_type) == ("started", "self", FREEZE)
         if own_freeze and "started" not in self._kinds and hasattr(signal, "SIGSTOP"):
-            _say(f"        (the process of the agent is stopped for {FREEZE} s, as in a freeze of its VM)")
+            _say(f"        (the process of the agent is stopped for {STOPPED} s, as in a freeze of its VM)")
             time.sleep(0.3)
             self._agent.send_signal(signal.SIGSTOP)
-            time.sleep(FREEZE)
+            time.sleep(STOPPED)
             self._agent.send_signal(signal.SIGCONT)
         self._kinds.append(record.change)
 
-    def _figures(self, start: str) -> str:
-        """Return the lines of /metrics that begin with ``start``, indented; none if the agent does not answer."""
-        connection = http.client.HTTPConnection(self._client.url.removeprefix("http://"), timeout=5)
-        try:
-            connection.request("GET", "/metrics")
-            lines = connection.getresponse().read().decode().splitlines()
-        except (OSError, http.client.HTTPException):
-            return ""
-        finally:
-            connection.close()
-        return "".join(f"\n{'':19}{line}" for line in lines if line.startswith(start))
+    def _count_down(self) -> None:
+        with suppress(NotBeforeError):  # it has ended: `play` sees it
+            for event in self._client.ask("/api/v1/events")["events"]:
+                if (left := event["seconds_to_not_before"]) is not None:
+                    self._say(f"{'':<10} {event['event_type']} may start in {span(left)}")
 
     def _say(self, text: str) -> None:
         _say(f"{time.monotonic() - self._begun:5.1f}s  {text}")

@@ -19,10 +19,7 @@ from notbefore.simulator.state import FAULTS
 
 DEFAULT_LISTEN: Final = "127.0.0.1:16925"
 PAUSES: Final = 25  # of 0.2 s between two rounds of --loop
-_NUMBER: Final = r"\d{1,9}(?:\.\d{1,9})?"
-_FAULT: Final = re.compile(
-    rf"(?P<kind>[a-z]+)(?::(?P<value>{_NUMBER}))?(?:x(?P<times>\d{{1,9}}))?(?:@(?P<seconds>{_NUMBER}))?", re.ASCII
-)
+_FAULT: Final = re.compile(r"([a-z-]+)(?::(\d{1,9}(?:\.\d{1,9})?))?(?:x(\d{1,9}))?", re.ASCII)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,17 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cancel", action="store_true", help="the events are canceled halfway to NotBefore")
     parser.add_argument("--reschedule", action="store_true", help="NotBefore is moved once, to a later time")
-    parser.add_argument(
-        "--hold",
-        action="store_true",
-        help="approval changes nothing: another tenant of the host has not approved",
-    )
     parser.add_argument("--loop", action="store_true", help="start again when all are over")
     parser.add_argument(
         "--fault",
         action="append",
         default=[],
-        metavar="KIND[:VALUE][xTIMES][@SECONDS]",
+        metavar="KIND[:VALUE][xTIMES]",
         help="let an answer fail; see --list",
     )
     parser.add_argument("--list", action="store_true", help="list scenarios and faults")
@@ -108,7 +100,7 @@ def _play(simulator: Simulator, options: argparse.Namespace) -> Iterator[float]:
     names = list(SCENARIOS) if options.all else options.scenario
     while True:
         for name in names:
-            simulator.start(name, cancel=options.cancel, reschedule=options.reschedule, hold=options.hold)
+            simulator.start(name, cancel=options.cancel, reschedule=options.reschedule)
             while options.all and not simulator.idle():
                 yield 0.05
         while not simulator.idle() or not (names and options.loop):
@@ -119,17 +111,10 @@ def _play(simulator: Simulator, options: argparse.Namespace) -> Iterator[float]:
 def _order_fault(simulator: Simulator, spec: str) -> None:
     words = _FAULT.fullmatch(spec)
     if words is None:
-        raise ConfigError(
-            f"--fault: expected KIND[:VALUE][xTIMES][@SECONDS] such as slow:3x10 or freeze@20, not {spec!r}"
-        )
-    value, times, seconds = words["value"], words["times"], words["seconds"]
+        raise ConfigError(f"--fault: expected KIND[:VALUE][xTIMES] such as slow:3x10, not {spec!r}")
+    kind, value, times = words.groups()
     try:
-        simulator.fault(
-            words["kind"],
-            float(value) if value else None,
-            int(times) if times else None,
-            seconds=float(seconds) if seconds else None,
-        )
+        simulator.fault(kind, float(value) if value else None, int(times) if times else 1)
     except SimulatorError as error:
         raise ConfigError(f"--fault {spec}: {error}") from None
 

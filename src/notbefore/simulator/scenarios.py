@@ -51,7 +51,6 @@ class Play(Struct, frozen=True):
     speed: float = 1.0  # 60 plays an hour in a minute
     cancel: bool = False  # gone after half of the notice, unless it was approved by then
     reschedule: bool = False  # after a third of the notice NotBefore becomes later
-    hold: bool = False  # another tenant of the host does not approve: it starts at NotBefore all the same
     approved: float | None = None
 
     @property
@@ -72,23 +71,19 @@ class Play(Struct, frozen=True):
     def starts(self, now: float) -> float:
         """Return when it starts, as known at ``now``; both in Unix seconds."""
         due = self.not_before(now)
-        if self.approved is not None and not self.hold:
+        if self.approved is not None:
             return min(due, self.approved + APPROVED_AFTER / self.speed)
         return due
 
     def status(self, now: float) -> str | None:
         """Return ``Scheduled``, ``Started``, or ``None`` when it is gone."""
         starts = self.starts(now)
-        free = self.approved is None or self.hold  # Azure does not cancel what is approved and about to start
-        if self.cancel and free and now >= self.begun + self.notice / 2 / self.speed:
+        # Azure does not cancel what is approved and about to start
+        if self.cancel and self.approved is None and now >= self.begun + self.notice / 2 / self.speed:
             return None
         if now < starts:
             return "Scheduled"
         return "Started" if now < starts + self.scenario.started / self.speed else None
-
-    def over(self, now: float) -> bool:
-        """Return whether it has come to its end."""
-        return self.status(now) is None
 
     def item(self, now: float) -> dict[str, Any] | None:
         """Return the event as an item of the newest document version, ``None`` when it is not listed."""

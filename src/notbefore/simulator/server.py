@@ -1,13 +1,7 @@
 """``Simulator``: IMDS on loopback, as strict as the real one about header and api-version, with faults on request.
 
 Several VMs: ``http://HOST:PORT/vm/NAME`` is the endpoint of each, ``http://HOST:PORT`` that of the first. All see the
-same events. Under ``/simulator/`` it is controlled:
-
-- ``POST start``: ``{"scenario": "user-reboot", "resources": ["WestNO_0"], "cancel": false, "reschedule": false,
-  "hold": false, "event_id": "", "speed": 60}``; all but the first may be left out. Answers ``{"EventId": ...}``.
-- ``POST fault``: ``{"kind": "slow", "value": 3, "times": 10, "seconds": 60}``; see ``state.FAULTS``.
-- ``POST document``: any bytes; they are the answer from now on. ``POST clear``: no events, no faults, no client held.
-- ``GET state``: the events, the faults, and the start requests.
+same events.
 """
 
 import socket

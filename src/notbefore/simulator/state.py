@@ -1,8 +1,6 @@
 """The simulator's state: the events that play, the faults, the start requests. No HTTP."""
 
 import hashlib
-import math
-import sys
 import threading
 import time
 import uuid
@@ -17,50 +15,40 @@ from notbefore.simulator.scenarios import SCENARIOS, Play, as_of
 
 
 class FaultKind(NamedTuple):
-    """What a fault does. ``value``: what VALUE is unless given; ``status``: of the answer, or VALUE where it is 0."""
+    """What a fault does. ``value``: what VALUE is unless given, a status or seconds."""
 
     text: str
     value: float = 0.0
-    status: int | None = None
 
 
 FAULTS: Final = {
     "slow": FaultKind("answer after VALUE seconds", 2.0),
-    "gone": FaultKind("410", status=410),
-    "throttled": FaultKind("429 with Retry-After: VALUE", 2.0, status=429),
-    "error": FaultKind("500", status=500),
-    "status": FaultKind("HTTP status VALUE", 503.0, status=0),
+    "status": FaultKind("HTTP status VALUE", 500.0),
     "half": FaultKind("half of the body, then the connection is closed"),
     "garbage": FaultKind("200 with a body that is not JSON"),
     "freeze": FaultKind("accept the request, and send nothing for VALUE seconds", 30.0),
-    "redirect": FaultKind("302 to another address"),
-    "drip": FaultKind("one byte each VALUE seconds", 0.5),
     "disconnect": FaultKind("the connection is reset without an answer"),
-    "reset": FaultKind("DocumentIncarnation starts again at 1"),
-    "flap": FaultKind("every other answer lists nothing"),
-    "start-status": FaultKind("a start request is answered with HTTP status VALUE, and ignored", 503.0, status=0),
+    "start-status": FaultKind("a start request is answered with HTTP status VALUE, and ignored", 503.0),
     "start-freeze": FaultKind("a start request is accepted, and not answered for VALUE seconds", 30.0),
 }
 MAX_VALUE: Final = 86_400.0  # of a fault; a day is longer than any client waits
 SPEEDS: Final = (0.01, 100_000.0)
-MAX_PLAYS: Final = 1_000  # scenarios that are kept; more, and those that are over are removed
+MAX_PLAYS: Final = 1_000  # the newest scenarios: so many are kept
 MAX_START_REQUESTS: Final = 10_000
 _STATUSES: Final = range(300, 600)
 
 
 class Fault(Struct):
-    """A fault on the next ``times`` answers of ``/metadata/scheduledevents``, until ``until`` (``time.monotonic``)."""
+    """A fault on the next ``times`` answers of ``/metadata/scheduledevents``."""
 
     kind: str
     value: float
     times: int
-    until: float = math.inf
 
     @property
     def status(self) -> int | None:
         """The status that is answered, where it is only that; it may be one that has no name."""
-        status = FAULTS[self.kind].status
-        return (status or int(self.value)) if status is not None else None
+        return int(self.value) if self.kind.endswith("status") else None
 
 
 class SimulatorState:
@@ -71,7 +59,7 @@ class SimulatorState:
         self.speed = check_speed(speed)
         self.requests = 0  # for the document
         self.start_requests: list[str] = []  # EventIds approved, in order
-        self.mutex = threading.RLock()
+        self._lock = threading.Lock()
         self._plays: list[Play] = []
         self._raw: bytes | None = None
         self._faults: list[Fault] = []
@@ -81,15 +69,13 @@ class SimulatorState:
 
     # ---- control
 
-    def start(  # noqa: PLR0913 - each is a word of the order, by name
+    def start(
         self,
         scenario: str,
         *,
         resources: Sequence[str] = (),
         cancel: bool = False,
         reschedule: bool = False,
-        hold: bool = False,
-        event_id: str = "",
         speed: float | None = None,
     ) -> str:
         """Start a scenario; returns its EventId. Raises ``SimulatorError`` for an unknown one, or a wrong speed."""
@@ -98,58 +84,48 @@ class SimulatorState:
         speed = self.speed if speed is None else check_speed(speed)
         play = Play(
             SCENARIOS[scenario],
-            event_id or str(uuid.uuid4()).upper(),
+            str(uuid.uuid4()).upper(),
             tuple(resources) or self.vms[:1],
             time.time(),
             speed,
             cancel,
             reschedule,
-            hold,
         )
-        with self.mutex:
+        with self._lock:
             self._raw = None
-            if len(self._plays) >= MAX_PLAYS:
-                self._plays = [old for old in self._plays if not old.over(play.begun)]
-            self._plays.append(play)
+            self._plays = [*self._plays, play][-MAX_PLAYS:]
         return play.event_id
 
     def set_document(self, document: bytes | dict[str, Any]) -> None:
         """Answer with this document from now on, whatever it is; ``clear`` ends it."""
-        with self.mutex:
+        with self._lock:
             self._raw = document if isinstance(document, bytes) else msgspec.json.encode(document)
 
-    def fault(
-        self, kind: str, value: float | None = None, times: int | None = None, *, seconds: float | None = None
-    ) -> None:
-        """Let the next ``times`` answers fail (default 1), or those of the next ``seconds``, whichever ends first.
+    def fault(self, kind: str, value: float | None = None, times: int = 1) -> None:
+        """Let the next ``times`` answers fail. Several faults come one after the other.
 
-        Several faults come one after the other. Raises ``SimulatorError`` for an unknown one or a wrong value.
+        Raises ``SimulatorError`` for an unknown one or a wrong value.
         """
         if kind not in FAULTS:
             raise SimulatorError(f"no fault {kind!r}; there are {', '.join(FAULTS)}")
         value = FAULTS[kind].value if value is None else value
-        if not 0 <= value <= MAX_VALUE or (FAULTS[kind].status == 0 and int(value) not in _STATUSES):
-            raise SimulatorError(
-                f"{kind}: VALUE is 0 to {MAX_VALUE:g} seconds, or a status of 300 to 599, not {value:g}"
-            )
-        if (times is not None and times < 1) or (seconds is not None and not 0 < seconds <= MAX_VALUE):
-            raise SimulatorError(f"{kind}: at least once, and for more than 0 seconds, at most {MAX_VALUE:g}")
-        until = math.inf if seconds is None else time.monotonic() + seconds
-        if times is None:
-            times = 1 if seconds is None else sys.maxsize
-        with self.mutex:
-            self._faults.append(Fault(kind, value, times, until))
+        fault = Fault(kind, value, times)
+        if not 0 <= value <= MAX_VALUE or (fault.status is not None and fault.status not in _STATUSES) or times < 1:
+            text = f"VALUE is 0 to {MAX_VALUE:g} seconds, or a status of 300 to 599, and TIMES is 1 or more"
+            raise SimulatorError(f"{kind}: {text}")
+        with self._lock:
+            self._faults.append(fault)
 
     def clear(self) -> None:
         """End all events and faults, and let go every client."""
-        with self.mutex:
+        with self._lock:
             self._plays, self._faults, self._raw = [], [], None
             self._release.set()
             self._release = threading.Event()
 
     def hold(self, seconds: float) -> bool:
         """Wait ``seconds``, as a client is made to; returns False if ``clear`` ended it early."""
-        with self.mutex:
+        with self._lock:
             release = self._release
         return not release.wait(seconds)
 
@@ -159,7 +135,7 @@ class SimulatorState:
         An event that has started or is over does not change: its id is still valid, as after another VM's approval.
         """
         now = time.time()
-        with self.mutex:
+        with self._lock:
             known = {play.event_id.casefold(): index for index, play in enumerate(self._plays)}
             written = (self._raw or b"").lower()  # a document that was set
             wanted = [event_id.casefold() for event_id in event_ids]
@@ -177,15 +153,13 @@ class SimulatorState:
 
     def idle(self) -> bool:
         """Return whether every scenario has come to its end."""
-        with self.mutex:
-            return all(play.over(time.time()) for play in self._plays)
+        with self._lock:
+            return all(play.status(time.time()) is None for play in self._plays)
 
     def take_fault(self, *, start_request: bool = False) -> Fault | None:
         """Return the fault for this answer, if there is one, and count it."""
-        with self.mutex:
+        with self._lock:
             self.requests += not start_request
-            now = time.monotonic()
-            self._faults = [fault for fault in self._faults if fault.until > now]
             due = [fault for fault in self._faults if fault.kind.startswith("start-") == start_request]
             if not due:
                 return None
@@ -193,35 +167,20 @@ class SimulatorState:
             fault.times -= 1
             if fault.times <= 0:
                 self._faults.remove(fault)
-            if fault.kind == "reset":
-                self._incarnation = 1
             return fault
 
-    def body(self, api_version: str, *, empty: bool = False) -> bytes:
+    def body(self, api_version: str) -> bytes:
         """Return the document now; the incarnation rises whenever its content is new."""
-        with self.mutex:
+        with self._lock:
             if self._raw is not None:
                 return self._raw
             now = time.time()
-            items = [] if empty else [item for play in self._plays if (item := play.item(now)) is not None]
+            items = [item for play in self._plays if (item := play.item(now)) is not None]
             if items != self._shown_items:
                 self._shown_items = items
                 self._incarnation += 1
             shown = [old for item in items if (old := as_of(item, api_version)) is not None]
             return msgspec.json.encode({"DocumentIncarnation": self._incarnation, "Events": shown})
-
-    def state(self) -> dict[str, Any]:
-        """Return what ``/simulator/state`` answers."""
-        now = time.time()
-        with self.mutex:
-            return {
-                "vms": self.vms,
-                "speed": self.speed,
-                "requests": self.requests,
-                "start_requests": self.start_requests,
-                "faults": self._faults,
-                "events": [{"scenario": play.scenario.name, **(play.item(now) or {})} for play in self._plays],
-            }
 
 
 def check_speed(speed: float) -> float:
