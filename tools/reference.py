@@ -35,7 +35,6 @@ from notbefore.metrics.families import Metric, Snapshot
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import Totals
-from notbefore.otlp.names import ATTRIBUTES, instrument
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
 RECORD_SCHEMA: Final = DOCS.parent / "src/notbefore/core/record.v1.json"
@@ -207,8 +206,8 @@ def metrics() -> str:
     parts = []
     for title, start in (("Scheduled events", "azure_"), ("The agent itself", "notbefore_")):
         rows = [_metric_row(metric) for metric in found if metric.name.startswith(start)]
-        parts.append(f"## {title}\n\n| metric | type | labels | | over OTLP |\n|---|---|---|---|---|\n{''.join(rows)}")
-    rows = [_metric_row(metric, over_otlp=False) for metric in vars(fleet).values() if isinstance(metric, Metric)]
+        parts.append(f"## {title}\n\n| metric | type | labels | |\n|---|---|---|---|\n{''.join(rows)}")
+    rows = [_metric_row(metric) for metric in vars(fleet).values() if isinstance(metric, Metric)]
     parts.append(
         "## An instance of `notbefore fleet`\n\nOver all instances, sums are right: each instance has the partitions"
         " that it reads. Besides these it has the metrics of the outbox, the courier and the state file.\n\n"
@@ -222,12 +221,10 @@ def _nothing() -> Snapshot:
     return Snapshot(Tracked(), Totals(), Figures(), NOW, OutboxView(), sinks=("SINK",))
 
 
-def _metric_row(metric: Metric, *, over_otlp: bool = True) -> str:
+def _metric_row(metric: Metric) -> str:
     name = metric.name + ("_total" if metric.kind == "counter" else "")
     labels = ", ".join(f"`{label}`" for label in metric.labels)
-    found = instrument(metric)
-    otlp = f" `{found.name}`, {found.kind}{f' in `{found.unit}`' if found.unit else ''} |" if over_otlp else ""
-    return f"| `{name}` | {metric.kind} | {labels} | {_cell(metric.help)} |{otlp}\n"
+    return f"| `{name}` | {metric.kind} | {labels} | {_cell(metric.help)} |\n"
 
 
 def _label_rows(found: list[Metric], known: dict[str, list[tuple[str, ...]]]) -> Iterator[str]:
@@ -288,15 +285,6 @@ def _example() -> bytes:
     return Record.of(change, Vm(name="WestNO_0", location="westeurope", zone="1")).line()
 
 
-def opentelemetry() -> str:
-    """The existing page, with the statements that rename attributes written again."""
-    page = (DOCS / "opentelemetry.md").read_text(encoding="utf-8")
-    patterns = {label: name.replace(".", r"\\.") for label, name in ATTRIBUTES.items()}
-    lines = [f'replace_all_patterns(attributes, "key", "^{name}$$", "{label}")' for label, name in patterns.items()]
-    statements = "".join(f"          - {line}\n" for line in lines)
-    return re.sub(r"(?m)(^ +- replace_all_patterns.*\n)+", lambda _: statements, page)
-
-
 def _beside(name: str) -> Any:
     """Return the module ``name`` that stands beside this one."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
@@ -328,7 +316,6 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "configuration.md": configuration,
     "messages.md": messages,
     "metrics.md": metrics,
-    "opentelemetry.md": opentelemetry,
     "record.md": record_reference,
     "../config/notbefore.schema.json": config_schema,
     "../config/helm/notbefore/values.schema.json": chart_schema,

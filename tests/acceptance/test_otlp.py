@@ -20,7 +20,7 @@ NANO = 1_000_000_000
 
 def configured(directory: Path, endpoint: str, records: dict[str, Any] | None = None, **settings: Any) -> str:
     path = directory / "notbefore.yaml"
-    sinks = {"rec": {"otlp_logs": records or {}}}
+    sinks = {"rec": {"otlp_logs": records or {"endpoint": endpoint}}}
     values = {"otlp": {"endpoint": endpoint, **settings}, "sinks": sinks}
     path.write_text(yaml.safe_dump(values), encoding="utf-8")
     return str(path)
@@ -64,9 +64,9 @@ def test_what_the_agent_knows_reaches_the_receiver_through_a_collector_and_resta
             begun = time.time() * NANO
         with RunningAgent(imds.endpoint, state, config) as agent:
             agent.ready()
-            eventually(lambda: max(starts(receiver.metrics[-1])["notbefore.polls"]) > begun)
+            eventually(lambda: max(starts(receiver.metrics[-1])["notbefore_polls"]) > begun)
             second = receiver.metrics[-1]
-        assert starts(second)["azure.scheduled_event.changes"] == starts(first)["azure.scheduled_event.changes"]
+        assert starts(second)["azure_scheduled_event_changes"] == starts(first)["azure_scheduled_event_changes"]
         labels = {"change": "finished", "event_type": "Freeze"}
         assert series(second)["azure_scheduled_event_changes_total", frozenset(labels.items())] == 1
         records = [one for one in receiver.records if one.event_name]
@@ -138,18 +138,21 @@ def test_whether_the_receiver_would_accept_an_export_can_be_asked(tmp_path: Path
         assert len(receiver.requests) == 2
 
 
-def test_the_standard_variables_are_enough_and_a_wrong_one_is_named(
+def test_the_standard_variables_say_what_the_file_does_not(
     imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Receiver() as receiver:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=k%2F1")
-        with RunningAgent(imds.endpoint, tmp_path / "state") as agent:
+        monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "team=a,service.version=0")
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "watcher")
+        config = tmp_path / "notbefore.yaml"
+        config.write_text("otlp: {resource: {service.version: '1'}}\nsinks: {rec: {otlp_logs: {}}}\n", encoding="utf-8")
+        with RunningAgent(imds.endpoint, tmp_path / "state", str(config)) as agent:
             agent.ready()
             (request, *_) = eventually(lambda: receiver.requests)
             assert request.headers["api-key"] == "k/1"
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
-        done = notbefore("check-config")
-    assert done.returncode == 0
-    assert "OTEL_EXPORTER_OTLP_PROTOCOL: there is no 'http/json' here" in done.stderr
-    assert f"endpoint: {receiver.url}" in done.stdout
+            imds.set_document(body(item(NotBefore=FUTURE), incarnation=2))
+            eventually(lambda: receiver.records)
+    resource = attributes(receiver.metrics[0].resource_metrics[0].resource.attributes)
+    assert [resource[name] for name in ("service.name", "service.version", "team")] == ["watcher", "1", "a"]

@@ -1,7 +1,6 @@
 """OTLP to real receivers: the same samples as a scrape; records accepted, refused, rejected in part; TLS; gRPC."""
 
 import re
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +10,6 @@ import grpc
 import pytest
 import trustme
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.semconv.schemas import Schemas
 
 from notbefore.config.messages import Messages
 from notbefore.config.model import Otlp
@@ -29,7 +27,7 @@ from notbefore.metrics.families import Snapshot, fresh, samples
 from notbefore.metrics.process import ExportFigures, Figures, PollFigures
 from notbefore.metrics.totals import Totals
 from notbefore.otlp.exporter import Reading, Sources, Telemetry
-from notbefore.otlp.sender import MAX_ANSWER, MAX_CAUSE, PartialSuccess, Sender, partial_success
+from notbefore.otlp.sender import MAX_ANSWER, PartialSuccess, Sender, partial_success
 from notbefore.otlp.signals import SCHEMA_URL, log_record, metrics_data, resource_of
 from notbefore.web.exposition import MetricsText
 from peers.otlp import (
@@ -77,7 +75,7 @@ class Agent:
     def both(self) -> tuple[Any, str]:
         """One moment as OTLP, and as text."""
         families = list(samples(Snapshot(self.tracked, self.totals, self.figures, at(5), sinks=("it",))))
-        data = metrics_data(families, {"service.name": "notbefore"}, "1.0", at(5))
+        data = metrics_data(families, resource_of({}, {}), "1.0", at(5))
         text, _ = MetricsText(fresh(lambda: families)).render("text/plain")
         return data, text.decode()
 
@@ -139,12 +137,12 @@ def test_what_the_state_keeps_counts_since_the_first_start_and_the_rest_since_th
     request = exported(data)
     found = starts(request)
     kept, own = round(SINCE.timestamp() * 1e9), round(BEGUN.timestamp() * 1e9)
-    assert found["notbefore.deliveries"] == {kept}
-    assert found["notbefore.polls"] == found["notbefore.poll.duration"] == {own}
+    assert found["notbefore_deliveries"] == {kept}
+    assert found["notbefore_polls"] == found["notbefore_poll_duration_seconds"] == {own}
     # each of these since its first
     first, second = (round(at(seconds).timestamp() * 1e9) for seconds in (1, 3))
-    assert found["azure.scheduled_event.changes"] == {first, second}
-    assert found["azure.scheduled_event.initial_notice"] == {first}
+    assert found["azure_scheduled_event_changes"] == {first, second}
+    assert found["azure_scheduled_event_initial_notice_seconds"] == {first}
     shown = re.findall(
         r"^azure_scheduled_event_(?:changes|initial_notice_seconds)_created{.*} (.*)$", text, re.MULTILINE
     )
@@ -153,35 +151,17 @@ def test_what_the_state_keeps_counts_since_the_first_start_and_the_rest_since_th
     assert {point.start_time_unix_nano for m in metrics_of(request) for point in m.gauge.data_points} == {0}
 
 
-def test_what_is_listed_is_an_up_down_counter_and_everything_names_its_schema() -> None:
+def test_everything_names_its_schema() -> None:
     request = exported(busy().both()[0])
-    (pending,) = (metric for metric in metrics_of(request) if metric.name == "azure.scheduled_events.pending")
-    assert not pending.sum.is_monotonic
-    assert {point.start_time_unix_nano for point in pending.sum.data_points} == {round(BEGUN.timestamp() * 1e9)}
-    (of_resource,) = request.resource_metrics
-    assert {of_resource.schema_url, of_resource.scope_metrics[0].schema_url} == {SCHEMA_URL}
-    assert SCHEMA_URL in {schema.value for schema in Schemas}
-
-
-def test_metrics_and_records_have_one_set_of_attribute_names() -> None:
-    one = message({"EventId": "a"})
-    with Receiver() as receiver:
-        sent(receiver.url, one)
-        record = attributes(receiver.records[0].attributes)
-        assert {logs.schema_url for logs in receiver.logs[0].resource_logs} == {SCHEMA_URL}
-    (info,) = (m for m in metrics_of(exported(busy().both()[0])) if m.name == "azure.scheduled_event.status")
-    names = {point.key for point in info.gauge.data_points[0].attributes}
-    assert {
-        f"azure.scheduled_event.{name}" for name in ("id", "type", "status", "source", "scope", "description")
-    } == names
-    assert names <= record.keys()
+    scopes = [scope for metrics in request.resource_metrics for scope in metrics.scope_metrics]
+    assert {each.schema_url for each in (*request.resource_metrics, *scopes)} == {SCHEMA_URL}
 
 
 def test_nothing_counts_since_a_time_to_come() -> None:
     agent = busy()
     families = samples(Snapshot(agent.tracked, agent.totals, agent.figures, at(5)))
     before = datetime(2025, 1, 1, tzinfo=UTC)  # the clock was set back
-    request = exported(metrics_data(families, {}, "1.0", before))
+    request = exported(metrics_data(families, resource_of({}, {}), "1.0", before))
     assert {start for each in starts(request).values() for start in each} == {round(before.timestamp() * 1e9)}
 
 
@@ -222,19 +202,6 @@ def exporting(
     fields: Any = {name: getattr(connection, name) for name in ("endpoint", "protocol", *CERTIFICATES)}
     telemetry.use(Otlp(interval=Duration(interval), **fields), 1.0)
     return telemetry
-
-
-def test_retry_after_is_obeyed_and_a_last_export_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = ExportFigures()
-    with Receiver() as receiver:
-        receiver.default = Say(429, (("Retry-After", "120"),))
-        telemetry = exporting(to(receiver.url), figures, monkeypatch)
-        eventually(lambda: figures.otlp_exports["metrics", "failure"] == 1)
-        for _ in range(3):
-            telemetry.wake()
-            time.sleep(0.5)  # longer in all than the interval
-        telemetry.use(None, 5.0)
-        assert len(receiver.requests) == 1
 
 
 def test_the_last_state_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,18 +271,9 @@ def test_a_warning_is_no_rejection(caplog: pytest.LogCaptureFixture) -> None:
     assert "this API is old" in caplog.text
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"success\n", b'{"partialSuccess": {}, "id": "x"}'])
+@pytest.mark.parametrize("body", [b"", b"{}", b"success\n", b'{"partialSuccess": {}}'])
 def test_an_answer_that_all_was_accepted_rejects_nothing(body: bytes) -> None:
     assert partial_success("logs", body) == partial_success("metrics", body) == PartialSuccess()
-
-
-def test_a_rejection_may_be_json() -> None:
-    body = b'{"partialSuccess": {"rejectedLogRecords": "1", "errorMessage": "too old"}}'
-    with Receiver() as receiver:
-        receiver.default = Say(200, (("Content-Type", "application/json"),), body)
-        (error,) = sent(receiver.url, message())
-    assert isinstance(error, SendError)
-    assert (error.permanent, str(error)) == (True, "rejected: too old")
 
 
 @pytest.mark.parametrize(
@@ -334,7 +292,7 @@ def test_an_answer_that_is_none_of_otlp_takes_nothing(body: bytes) -> None:
         receiver.default = Say(200, (("Content-Type", "text/html"),), body)
         (error,) = sent(receiver.url, message())
         with pytest.raises(SendError, match="does the address lead to an OTLP receiver"):
-            sender_to(to(receiver.url), "metrics").send(metrics_data([], {}, "1", at(0)))
+            sender_to(to(receiver.url), "metrics").send(metrics_data([], resource_of({}, {}), "1", at(0)))
     assert isinstance(error, SendError)
     assert not error.permanent
     assert len(str(error)) < 1_000
@@ -350,7 +308,6 @@ def test_a_rejection_is_read_however_long_its_reason_and_what_is_cut_off_takes_n
             errors.append(error)
     assert [error.permanent for error in errors] == [True, True, False]
     assert str(errors[0]) == "rejected: xxxxxxxxxx"
-    assert len(str(errors[1])) < 1_000
     assert "1048576" in str(errors[2])
 
 
@@ -398,17 +355,15 @@ def test_grpc_does_so_too_and_brings_its_headers(authority: trustme.CA, tmp_path
 
 
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "UNAUTHENTICATED"])
-def test_over_grpc_the_reason_is_said_once_without_secrets_and_it_is_tried_again(
-    code: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_over_grpc_the_reason_is_said_once_and_it_is_tried_again(code: str, caplog: pytest.LogCaptureFixture) -> None:
     with GrpcReceiver() as receiver:
         receiver.abort = grpc.StatusCode[code]
-        (error,) = sent(receiver.url, message(), protocol="grpc", headers={"Api-Key": Secret("test wants")})
+        (error,) = sent(receiver.url, message(), protocol="grpc")
         assert len(receiver.requests) == 1
     assert isinstance(error, SendError)
     assert not error.permanent
     assert code in str(error)
-    assert str(error).endswith("as the *** it")
+    assert str(error).endswith("as the test wants it")
     assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
 
 
@@ -422,13 +377,12 @@ def test_a_header_is_read_anew_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "key"
     with Receiver() as receiver:
         headers = {"Api-Key": Secret(str(file), "file")}
-        sender = sender_to(to(receiver.url, headers=headers, compression="none"), "logs")
+        sender = sender_to(to(receiver.url, headers=headers), "logs")
         for key in ("first", "second"):
             file.write_text(key, encoding="utf-8")
             sender.send([])
         sender.close()
     assert [request.headers["api-key"] for request in receiver.requests] == ["first", "second"]
-    assert "content-encoding" not in receiver.requests[0].headers
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
@@ -455,21 +409,12 @@ def test_the_sdk_takes_nothing_from_the_environment_for_an_address_of_ours(
     assert "for-another" not in headers[0].values()
 
 
-def test_a_cause_is_cut_after_the_secrets_are_taken_out_of_it() -> None:
-    secret = "hunter2-is-a-long-one"
-    with Receiver() as receiver:
-        for before in (MAX_CAUSE - len(secret) - 1, MAX_CAUSE - 9, MAX_CAUSE):
-            receiver.default = Say(401, (), b"x" * before + secret.encode())
-            (error,) = sent(receiver.url, message(), headers={"Api-Key": Secret(secret)})
-            assert "hunt" not in str(error)
-
-
 def test_odd_texts_and_numbers_do_no_harm() -> None:
     attributes_of = {"odd": "\udcff", "large": 2**70}
-    odd = log_record(resource_of({"odd": "\udcff"}), at(0), "info", "odd \udcff", attributes_of, "")
+    odd = log_record(resource_of({"odd": "\udcff"}, {}), at(0), "info", "odd \udcff", attributes_of, "")
     with Receiver() as receiver:
         sender_to(to(receiver.url), "logs").send([odd])
         (request,), (record,) = receiver.logs, receiver.records
     assert record.body.string_value == "odd ?"
     assert attributes(record.attributes) == {"odd": "?", "large": 2.0**70}
-    assert attributes(request.resource_logs[0].resource.attributes) == {"odd": "?"}
+    assert attributes(request.resource_logs[0].resource.attributes)["odd"] == "?"

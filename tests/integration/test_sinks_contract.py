@@ -158,7 +158,7 @@ def pagerduty(url: str) -> SinkConfig:
 
 def otlp_logs(url: str) -> SinkConfig:
     headers = {"Api-Key": Secret(CANARY)}
-    return SinkConfig(otlp_logs=OtlpConnection(endpoint=url, headers=headers, compression="none", timeout=TIMEOUT))
+    return SinkConfig(otlp_logs=OtlpConnection(endpoint=url, headers=headers, timeout=TIMEOUT))
 
 
 HTTP = {

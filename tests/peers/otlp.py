@@ -207,7 +207,7 @@ def metrics_of(request: ExportMetricsServiceRequest) -> list[Metric]:
 
 def prometheus_name(metric: Metric) -> str:
     """As OpenTelemetry's specification translates it (Prometheus and OpenMetrics Compatibility)."""
-    name = metric.name.replace(".", "_")
+    name = metric.name
     unit = {"s": "seconds", "1": "ratio" if metric.HasField("gauge") else ""}.get(metric.unit, metric.unit)
     unit = "" if unit.startswith("{") else unit
     if unit and unit not in name.split("_"):
@@ -235,27 +235,8 @@ def series(request: ExportMetricsServiceRequest) -> Series:
     return found
 
 
-LABELS = {  # the attributes that records have as well -> the labels of /metrics
-    "azure.resource_group.name": "resource_group",
-    "azure.scheduled_event.approval.rule": "rule",
-    "azure.scheduled_event.change": "change",
-    "azure.scheduled_event.description": "description",
-    "azure.scheduled_event.id": "event_id",
-    "azure.scheduled_event.scope": "scope",
-    "azure.scheduled_event.source": "event_source",
-    "azure.scheduled_event.status": "event_status",
-    "azure.scheduled_event.type": "event_type",
-    "azure.vm.scaleset.name": "scale_set",
-    "cloud.account.id": "subscription_id",
-    "cloud.availability_zone": "zone",
-    "cloud.region": "location",
-    "host.id": "vm_id",
-    "host.name": "name",
-}
-
-
 def _labels(point: Any) -> frozenset[tuple[str, str]]:
-    return frozenset((LABELS.get(name, name), value) for name, value in attributes(point.attributes).items())
+    return frozenset(attributes(point.attributes).items())
 
 
 def starts(request: ExportMetricsServiceRequest) -> dict[str, set[int]]:

@@ -61,9 +61,7 @@ def reference() -> ModuleType:
 SCHEMAS = ("../config/notbefore.schema.json", "../config/helm/notbefore/values.schema.json")
 
 
-@pytest.mark.parametrize(
-    "name", ["configuration.md", "messages.md", "metrics.md", "opentelemetry.md", "record.md", *SCHEMAS]
-)
+@pytest.mark.parametrize("name", ["configuration.md", "messages.md", "metrics.md", "record.md", *SCHEMAS])
 def test_a_reference_says_what_the_code_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
     made = reference().PAGES[name]()

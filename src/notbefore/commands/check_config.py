@@ -167,11 +167,11 @@ def connect(config: Config, path: Path | None) -> list[Answer]:
     receivers: list[tuple[str, str, Callable[[], Any]]] = [
         (name, sink.kind, partial(_sink, name, sink, config.messages)) for name, sink in config.sinks.items()
     ]
-    if config.otlp is not None and config.otlp.metrics:
+    if config.otlp is not None:
         from notbefore.otlp.sender import Sender  # noqa: PLC0415 - needs a library that few have
 
         learn(config.otlp.headers, redact)
-        receivers.append(("otlp", "metrics", partial(Sender, config.otlp, "metrics", Http, redact)))
+        receivers.append(("otlp", "metrics", partial(Sender, config.otlp, "metrics", Http)))
     answers = []
     for name, kind, make_sink in receivers:
         asked = _ask(make_sink, f"`notbefore drill {path or 'CONFIG'} --sink {name}`")

@@ -16,7 +16,6 @@ from notbefore.config.checks import check_installed, missing_otlp, unknown_famil
 from notbefore.config.constraints import holds
 from notbefore.config.messages import Messages
 from notbefore.config.model import Config, Otlp
-from notbefore.config.otel import fold
 from notbefore.config.reading import Reader
 from notbefore.config.secret import HIDDEN, Secret
 from notbefore.config.sinks import EventHub, SinkConfig
@@ -62,7 +61,6 @@ def examine(
     """
     base = path.absolute().parent if path is not None else Path.cwd()
     values, places = _given(path, environment, overrides)
-    fold(values, environment, base)
     names = list(values["sinks"]) if isinstance(values.get("sinks"), dict) else []
 
     def wrong(at: str, made: Any) -> Iterator[str]:

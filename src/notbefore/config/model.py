@@ -145,10 +145,9 @@ class HeartbeatConfig(_Section, frozen=True, kw_only=True):
 
 
 class Otlp(OtlpConnection, frozen=True, kw_only=True):
-    """The metrics. Sinks `otlp_logs` without an endpoint take over what is set here; `expire_...` is for them alone."""
+    """The metrics over OTLP. `expire_after` and `expire_on_end`, of a sink of OTLP, change nothing here."""
 
-    interval: ExportInterval = Duration("60s")  # between two exports of the metrics
-    metrics: bool = True
+    interval: ExportInterval = Duration("60s")  # between two exports
 
 
 class Config(_Section, frozen=True):
@@ -167,7 +166,7 @@ class Config(_Section, frozen=True):
     heartbeat: HeartbeatConfig | None = None  # a dead man's switch
     approval: Policy = Policy()
     fleet: FleetConfig | None = None  # for `notbefore fleet` alone
-    otlp: Otlp | None = None  # metrics over OTLP; without it, the OTEL_* variables decide
+    otlp: Otlp | None = None  # metrics over OTLP; without it, none are exported
 
     @property
     def routing(self) -> Routing:

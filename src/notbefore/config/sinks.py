@@ -233,16 +233,13 @@ class Command(SinkSettings, frozen=True, kw_only=True):
 
 
 class OtlpConnection(SinkSettings, frozen=True, kw_only=True):
-    """Where OTLP goes, and how. The sink ``otlp_logs``: each change as a log record; unset, as in ``otlp``."""
+    """Where OTLP goes, and how. The sink ``otlp_logs``: each change as a log record."""
 
     NEEDS: ClassVar[tuple[str, str] | None] = (OTLP_LIBRARY, "otlp")
 
-    endpoint: HttpUrl | None = None  # of all signals: /v1/metrics and /v1/logs are added
-    metrics_endpoint: HttpUrl | None = None  # of one signal, taken as it stands
-    logs_endpoint: HttpUrl | None = None
+    endpoint: HttpUrl | None = None  # /v1/metrics or /v1/logs is added; without one, the OTEL_* variables decide
     protocol: Literal["http/protobuf", "grpc"] = "http/protobuf"
     headers: Headers = {}
-    compression: Literal["gzip", "none"] = "gzip"
     ca_file: ReadableFile | None = None
     cert_file: ReadableFile | None = None  # the client's certificate
     key_file: ReadableFile | None = None
@@ -251,12 +248,7 @@ class OtlpConnection(SinkSettings, frozen=True, kw_only=True):
     expire_on_end: bool = False
 
     def __post_init__(self) -> None:
-        # gRPC would take their values for base64
-        binary = self.protocol == "grpc" and [name for name in self.headers if name.lower().endswith("-bin")]
-        refuse(
-            (binary, f"headers: {binary}: over gRPC no header that ends in -bin can be sent"),
-            (self.key_file and not self.cert_file, "expected `cert_file` beside `key_file`"),
-        )
+        refuse((self.key_file and not self.cert_file, "expected `cert_file` beside `key_file`"))
 
 
 class WindowsEventLog(MessageSettings, frozen=True, kw_only=True):

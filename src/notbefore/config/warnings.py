@@ -16,7 +16,6 @@ import msgspec
 from notbefore.config.checks import Finding, broken
 from notbefore.config.load import ENVIRONMENT_PREFIX
 from notbefore.config.model import Config
-from notbefore.config.otel import ignored_variables
 from notbefore.config.secret import Secret
 from notbefore.config.yaml_file import Places, read
 from notbefore.core.approval import unknown_words
@@ -38,10 +37,8 @@ SERVICES: Final = {  # host of a service that does not understand the record tha
 def warnings(config: Config, path: Path | None) -> list[str]:
     """Return one text for each finding; ``path`` is the file that ``config`` was read from."""
     places = read(path)[1] if path is not None else Places()
-    logs = any(sink.otlp_logs is not None for sink in config.sinks.values())
     doubtful = [*broken(config), *_of_sinks(config), *_of_addresses(config), *_of_routes(config), *_of_state(config)]
     return [
-        *ignored_variables(os.environ, metrics=config.otlp is not None, logs=logs),
         *_misspelt_variables(os.environ),
         *_of_files(config, path, places),
         *(str(Mistake(places.nearest(key), key, text)) if places else f"{key}: {text}" for key, text in doubtful),

@@ -40,8 +40,6 @@ class Metric(Struct, frozen=True):
     kind: Kind
     help: str
     labels: Labels = ()
-    unit: str = ""  # in UCUM, of what counts things; times are seconds by their name
-    additive: bool = False  # a gauge that counts what is there now: its sum over labels and VMs has a meaning
 
 
 def is_named(name: str, names: Collection[str]) -> bool:
@@ -93,8 +91,6 @@ PENDING: Final = Metric(
     "gauge",
     "Events that Azure lists now.",
     ("event_type", "event_status", "scope"),
-    unit="{event}",
-    additive=True,
 )
 STATUS: Final = Metric(
     "azure_scheduled_event_status",
@@ -134,7 +130,7 @@ CURRENT_NOTICE: Final = Metric(
     ("event_id",),
 )
 RESOURCES: Final = Metric(
-    "azure_scheduled_event_resources", "gauge", "Number of VMs that the event affects.", ("event_id",), unit="{vm}"
+    "azure_scheduled_event_resources", "gauge", "Number of VMs that the event affects.", ("event_id",)
 )
 NEXT: Final = Metric(
     "azure_scheduled_events_next_not_before_timestamp_seconds",
@@ -152,7 +148,6 @@ CHANGES: Final = Metric(
     "counter",
     "Changes in the life of events that affect this VM, or may. `ended`: the event is gone, and nobody saw how.",
     ("change", "event_type"),
-    unit="{change}",
 )
 NOTICE: Final = Metric(
     "azure_scheduled_event_initial_notice_seconds",
@@ -184,14 +179,12 @@ APPROVALS: Final = Metric(
     "counter",
     "Results for events that a rule approves, or that were approved by hand (rule `operator`).",
     ("rule", "result"),
-    unit="{approval}",
 )
 POLLS: Final = Metric(
     "notbefore_polls",
     "counter",
     "Polls of IMDS by result; all except `changed` and `unchanged` are errors.",
     ("result",),
-    unit="{poll}",
 )
 POLL_DURATION: Final = Metric(
     "notbefore_poll_duration_seconds", "histogram", "Duration of a poll of IMDS, including errors."
@@ -217,28 +210,23 @@ REJECTED: Final = Metric(
     "counter",
     "Answers of IMDS that are not a valid document, by reason.",
     ("reason",),
-    unit="{document}",
 )
 FLAWS: Final = Metric(
     "notbefore_event_flaws",
     "counter",
     "Events in a document, or fields of them, that could not be read, by reason.",
     ("reason",),
-    unit="{flaw}",
 )
 FOLDED: Final = Metric(
     "notbefore_series_folded",
     "counter",
     "Labels replaced by `other` to limit the number of series, by family.",
     ("family",),
-    unit="{label}",
 )
 UNLISTED: Final = Metric(
     "notbefore_events_without_series",
     "gauge",
     f"Listed events beyond the first {MAX_SERIES}, if there are any; they have no series.",
-    unit="{event}",
-    additive=True,
 )
 DEGRADED: Final = Metric(
     "notbefore_store_degraded",
@@ -249,17 +237,13 @@ UNREADABLE_ROWS: Final = Metric(
     "notbefore_store_unreadable_rows",
     "counter",
     "Rows of the state file that could not be read. Each was set aside; its content is lost to the agent.",
-    unit="{row}",
 )
-DAMAGED: Final = Metric(
-    "notbefore_store_damaged_files", "counter", "Damaged state files that were set aside.", unit="{file}"
-)
+DAMAGED: Final = Metric("notbefore_store_damaged_files", "counter", "Damaged state files that were set aside.")
 RELOADS: Final = Metric(
     "notbefore_config_reloads",
     "counter",
     "Reloads of the configuration (SIGHUP), by result.",
     ("result",),
-    unit="{reload}",
 )
 LAST_RELOAD: Final = Metric(
     "notbefore_config_last_reload_successful",
@@ -270,7 +254,6 @@ AUTH_FAILURES: Final = Metric(
     "notbefore_http_auth_failures",
     "counter",
     "Requests with a wrong user or password. Absent unless server.web_config_file has users.",
-    unit="{request}",
 )
 RESTART_NEEDED: Final = Metric(
     "notbefore_restart_needed",
@@ -281,7 +264,6 @@ UNFORESEEN: Final = Metric(
     "notbefore_unforeseen_errors",
     "counter",
     "Errors in the agent that its code does not foresee: the log has a traceback of each.",
-    unit="{error}",
 )
 CONFIG_LOADED: Final = Metric(
     "notbefore_config_loaded_timestamp_seconds", "gauge", "Unix time at which the configuration in use was read."
@@ -295,7 +277,6 @@ DELIVERIES: Final = Metric(
     "Deliveries by result. At any time accepted = delivered + expired + withdrawn + overflowed + dropped +"
     " the rows that are pending or dead. `failed` counts attempts that are repeated.",
     ("sink", "result"),
-    unit="{delivery}",
 )
 LATENCY: Final = Metric(
     "notbefore_delivery_latency_seconds",
@@ -309,8 +290,6 @@ OUTBOX: Final = Metric(
     "Deliveries in the outbox: `pending`; `dead` (permanently refused); `repeating` (delivered, and sent again while"
     " the event lasts).",
     ("sink", "state"),
-    unit="{delivery}",
-    additive=True,
 )
 OLDEST_PENDING: Final = Metric(
     "notbefore_outbox_oldest_pending_seconds",
@@ -323,18 +302,16 @@ TEMPLATE_ERRORS: Final = Metric(
     "counter",
     "Messages sent with the built-in text because their template failed.",
     ("sink",),
-    unit="{error}",
 )
 COURIER_RUNNING: Final = Metric("notbefore_courier_running", "gauge", "1 while the courier process runs.")
 COURIER_STARTS: Final = Metric(
-    "notbefore_courier_starts", "counter", "Starts of the courier process, by reason.", ("reason",), unit="{start}"
+    "notbefore_courier_starts", "counter", "Starts of the courier process, by reason.", ("reason",)
 )
 OTLP_EXPORTS: Final = Metric(
     "notbefore_otlp_exports",
     "counter",
     "Exports over OTLP by result; `rejected`: accepted in part. Absent unless OTLP is configured.",
     ("signal", "result"),
-    unit="{export}",
 )
 VM_LABELS: Final = (
     "name",
@@ -369,7 +346,7 @@ def parts(view: Snapshot) -> Iterator[Part]:
     def part(make: Make, since: datetime | None, *source: object) -> Part:
         return Part(source, lambda: _complete(make, view, since))
 
-    yield part(_listed, own, view.tracked)  # counts of what is listed are UpDownCounters in OpenTelemetry, with a start
+    yield part(_listed, own, view.tracked)
     yield part(_passing, own, view.now, view.tracked, view.outbox)
     yield part(_counted, stored, view.totals)
     yield part(_outbox, stored, view.outbox, view.sinks)

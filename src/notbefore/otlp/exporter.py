@@ -5,9 +5,8 @@ a later one. What OpenTelemetry needs is imported in the thread, where ``otlp`` 
 """
 
 import logging
-import socket
+import os
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -17,7 +16,8 @@ from msgspec import Struct
 
 from notbefore.config.constraints import Headers
 from notbefore.config.model import Otlp
-from notbefore.core.record import Vm, identity
+from notbefore.core.record import Vm
+from notbefore.core.text import shortened
 from notbefore.errors import ConfigError, SendError
 from notbefore.metrics.families import Family
 from notbefore.metrics.process import OTLP_RESULTS, ExportFigures
@@ -25,8 +25,7 @@ from notbefore.metrics.process import OTLP_RESULTS, ExportFigures
 FIRST: Final = 2.0  # seconds to the first export: by then it is known who this VM is, if IMDS says so
 SPACING: Final = 1.0  # seconds between two exports, however fast the changes come
 RETRY: Final = 30.0  # seconds to the next attempt after a failure, if the interval is not shorter
-LONGEST_RETRY_AFTER: Final = 300.0  # seconds: what a Retry-After may ask for at most
-LAST_EXPORT: Final = 0.8  # seconds for the export at the end
+MAX_REASON: Final = 200  # characters of what a receiver said
 
 log = logging.getLogger("notbefore.otlp")
 
@@ -62,14 +61,12 @@ class Telemetry:
             return
         if self._exporter is not None:
             self._exporter.stop(patience)
-        self._exporter, self._config = None, config
-        if config is not None and config.metrics:
-            self._exporter = _Exporter(config, self._sources)
+        self._config, self._exporter = config, _Exporter(config, self._sources) if config is not None else None
 
     def wake(self) -> None:
         """Something has changed: export soon. From any thread; never waits."""
         if (exporter := self._exporter) is not None:
-            exporter.wake()
+            exporter.woken.set()
 
 
 def learn(headers: Headers, redactor: Any) -> None:
@@ -77,104 +74,84 @@ def learn(headers: Headers, redactor: Any) -> None:
     for secret in headers.values():
         with suppress(ConfigError):  # what cannot be read cannot be shown either
             redactor.add(secret.reveal())
+    for name, text in os.environ.items():
+        if name.startswith("OTEL_EXPORTER_OTLP_") and name.endswith("HEADERS"):
+            for pair in text.split(","):
+                redactor.add(pair.partition("=")[2].strip())
 
 
 class _Exporter:
     """One configuration in use, and the thread ``otlp``: when an export is due, and what came of it."""
 
     def __init__(self, config: Otlp, sources: Sources) -> None:
+        self.woken = threading.Event()
+        self._stopped = threading.Event()
         self._config = config
         self._sources = sources
-        self._due = time.monotonic() + FIRST
-        self._sent = 0.0  # monotonic seconds of the last attempt
-        self._sender: Any = None  # otlp.sender.Sender; made at the first attempt, and anew after a failure
+        self._sender: Any = None  # otlp.sender.Sender
         self._failed = False  # the last attempt
-        self._warned = ""  # the reason of the last answer that rejected a part
-        self._woken = threading.Event()
-        self._stopping = False
+        self._warned = False  # that the receiver rejected a part
         zeros = {("metrics", result): 0 for result in OTLP_RESULTS}
         sources.figures.otlp_exports = zeros | sources.figures.otlp_exports  # a new one: a scrape may read the old
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
         self._thread.start()
 
-    def wake(self) -> None:
-        self._woken.set()
-
     def stop(self, patience: float) -> None:
         """Export once more and end; a receiver that hangs is left behind."""
-        self._stopping = True
-        self._woken.set()
+        self._stopped.set()
+        self.woken.set()
         self._thread.join(patience)
 
     # ---- the thread
 
     def _run(self) -> None:
-        while not self._stopping:
-            if self._woken.wait(max(0.0, self._due - time.monotonic())):
-                self._woken.clear()
-                if not self._failed:
-                    self._due = min(self._due, max(time.monotonic(), self._sent + SPACING))
-            elif not self._stopping:
-                self._export(None)
+        interval = self._config.interval.seconds
+        self._stopped.wait(FIRST)
+        while not self._stopped.is_set():
+            self.woken.clear()
+            self._export()
+            if not self._stopped.wait(min(RETRY, interval) if self._failed else SPACING) and not self._failed:
+                self.woken.wait(interval - SPACING)
         if not self._failed:
-            self._export(LAST_EXPORT)
-        self._close()
+            self._export()
+        if self._sender is not None:
+            self._sender.close()
 
-    def _export(self, timeout: float | None) -> None:
-        self._sent = time.monotonic()
+    def _export(self) -> None:
         try:
             from notbefore.otlp.sender import Sender  # noqa: PLC0415 - megabytes, only where it is configured
-            from notbefore.otlp.signals import metrics_data  # noqa: PLC0415 - as above
+            from notbefore.otlp.signals import agent_resource, metrics_data  # noqa: PLC0415 - as above
 
             sources, reading = self._sources, self._sources.read()
             learn(self._config.headers, sources.redactor)
-            resource = _resource(reading, self._config.resource)
+            resource = agent_resource(reading.vm, reading.version, self._config.resource)
             data = metrics_data(reading.families, resource, reading.version, datetime.now(UTC))
-            self._sender = self._sender or Sender(self._config, "metrics", sources.http, sources.redactor)
-            partial = self._sender.send(data, timeout)
-            self._succeeded(partial.rejected, partial.reason)
-        except SendError as error:
-            self._fail(str(error), error.retry_after or 0.0)
-        except ConfigError as error:  # a secret that cannot be read: somebody will mend it
+            self._sender = self._sender or Sender(self._config, "metrics", sources.http)
+            partial = self._sender.send(data)
+        except (SendError, ConfigError) as error:  # a secret that cannot be read is one of them: somebody will mend it
             self._fail(str(error))
         except Exception as error:  # noqa: BLE001 - a library may raise anything; the next export is another
             self._fail(f"{type(error).__name__}: {error}")
+        else:
+            self._succeed(partial.rejected, partial.reason)
 
-    def _succeeded(self, rejected: int, reason: str) -> None:
+    def _succeed(self, rejected: int, reason: str) -> None:
         self._count("rejected" if rejected else "success")
-        self._due = self._sent + self._config.interval.seconds
         if self._failed:
             log.info("OTLP metrics: exports are accepted again")
         if reason and not self._warned:
-            log.warning("OTLP metrics: the receiver rejected %d items of an export: %s", rejected, reason)
-        self._failed, self._warned = False, reason
+            log.warning("OTLP metrics: the receiver rejected %d items of an export: %s", rejected, self._shown(reason))
+        self._failed, self._warned = False, bool(reason)
 
-    def _fail(self, reason: str, retry_after: float = 0.0) -> None:
+    def _fail(self, reason: str) -> None:
         self._count("failure")
-        self._close()  # the next one reads certificates anew, and looks the name up again
-        usual = min(self._config.interval.seconds, RETRY)
-        self._due = time.monotonic() + max(usual, min(retry_after, LONGEST_RETRY_AFTER))
         if not self._failed:
-            log.warning("OTLP metrics: the export failed, and is tried again: %s", self._sources.redactor(reason))
+            log.warning("OTLP metrics: the export failed, and is tried again: %s", self._shown(reason))
         self._failed = True
 
-    def _close(self) -> None:
-        if self._sender is not None:
-            self._sender.close()
-            self._sender = None
+    def _shown(self, reason: str) -> str:
+        # redacted before it is cut: a part of a secret would not be known
+        return shortened(self._sources.redactor(reason), MAX_REASON)
 
     def _count(self, result: str) -> None:
         self._sources.figures.otlp_exports["metrics", result] += 1
-
-
-def _resource(reading: Reading, own: dict[str, str]) -> dict[str, str]:
-    vm = reading.vm
-    known = identity(vm).items() if vm is not None else ()
-    return {
-        "service.name": "notbefore",
-        # `instance` in Prometheus: without it the series of all VMs of a fleet would be one
-        "service.instance.id": (vm.vm_id or vm.name if vm is not None else "") or socket.gethostname(),
-        "service.version": reading.version,
-        **{name: str(value) for name, value in known if value is not None},
-        **own,
-    }

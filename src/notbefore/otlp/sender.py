@@ -1,13 +1,14 @@
-"""``Sender``: one signal to its receiver, by OpenTelemetry's exporters. Imported only where OTLP is configured."""
+"""``Sender``: one signal to its receiver, by OpenTelemetry's exporters. Imported only where OTLP is configured.
+
+Where the configuration has no ``endpoint``, they take address, headers and certificates from ``OTEL_*``.
+"""
 
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
-from urllib.parse import urlsplit
 
 import requests
 from google.protobuf.message import DecodeError, Message
@@ -21,19 +22,17 @@ from opentelemetry.sdk.metrics.export import MetricsData
 
 from notbefore.config.sinks import OtlpConnection
 from notbefore.core.text import one_line
-from notbefore.errors import ConfigError, SendError
+from notbefore.errors import SendError
 
 Signal = Literal["metrics", "logs"]
-Redact = Callable[[str], str]  # a text without what is secret in it
 RESPONSES: Final[dict[Signal, type[Message]]] = {
     "metrics": ExportMetricsServiceResponse,
     "logs": ExportLogsServiceResponse,
 }
 EMPTY: Final[dict[Signal, Any]] = {"metrics": MetricsData([]), "logs": []}
 MAX_ANSWER: Final = 1024 * 1024  # bytes; what was rejected stands in it
-MAX_CAUSE: Final = 200  # characters
-PLAIN: Final = (b"", b"ok", b"success")  # what some receivers say that send no protobuf
-KEPT_HEADERS: Final = ("content-type", "content-encoding")  # of those that the exporter gives
+PLAIN: Final = (b"", b"{}", b"ok", b"success", b'{"partialsuccess":{}}')  # of receivers that answer no protobuf
+OF_THE_BODY: Final = ("content-type", "content-encoding")
 NO_HEADERS: Final = {"x-sender": "notbefore"}  # without any, the gRPC exporter takes those of the environment
 
 
@@ -45,7 +44,7 @@ class PartialSuccess(Struct, frozen=True):
 
 
 class _Said(logging.Filter):
-    """Keeps what the exporters log, of each thread: it becomes the text of an error, redacted and said once."""
+    """Keeps what the exporters log, of each thread: it becomes the text of an error, and is logged once."""
 
     last: Final = threading.local()
 
@@ -58,75 +57,34 @@ for _name in ("http._common", "http.metric_exporter", "http._log_exporter", "grp
     logging.getLogger(f"opentelemetry.exporter.otlp.proto.{_name}").addFilter(_Said())
 
 
-class _Session(requests.Session):
-    """What the HTTP exporter sends through; a plain one reads an answer of any size, and for as long as bytes drip.
-
-    ``post`` sends, and raises what came of it: the exporter does not try that again.
-    """
-
-    def __init__(self, post: Callable[[str, bytes, Mapping[str, str]], None]) -> None:
-        super().__init__()
-        self._post = post
-
-    def request(self, method: Any, url: Any, *_: Any, data: Any = None, headers: Any = None, **__: Any) -> Any:
-        self._post(str(url), data, headers)
-        response = requests.Response()
-        response.status_code, response.request = 200, requests.Request(method, url).prepare()
-        return response
-
-
 class Sender:
     """Exports one signal. It tries once: when to try again is up to the caller. Not for several threads at once."""
 
-    def __init__(
-        self, connection: OtlpConnection, signal: Signal, http: Callable[..., Any], redact: Redact = str
-    ) -> None:
-        """``http`` is ``courier.http.Http``; ``redact`` takes secrets out of what the receiver says.
-
-        Raises ``ConfigError`` where there is no address.
-        """
+    def __init__(self, connection: OtlpConnection, signal: Signal, http: Callable[..., Any]) -> None:
+        """``http`` is ``courier.http.Http``."""
         self._connection = connection
         self._signal: Signal = signal
-        self._redact = redact
-        self._address = address(connection, signal)
-        self._http: Any = None
+        self._http = http
+        self._session: _Session | None = None
         self._exporter: Any = None
-        self._deadline = 0.0  # monotonic seconds: the end of the next exchange
-        self._outcome: PartialSuccess | Exception | None = None  # of the last exchange
-        if connection.protocol != "grpc":
-            cert = (connection.cert_file, connection.key_file) if connection.cert_file else None
-            self._http = http(connection.timeout.seconds, ca_file=connection.ca_file, cert=cert, most=MAX_ANSWER)
-            self._exporter = (OTLPMetricExporter if signal == "metrics" else OTLPLogExporter)(
-                endpoint=self._address,
-                timeout=connection.timeout.seconds,
-                compression=Compression.Gzip if connection.compression == "gzip" else Compression.NoCompression,
-                session=_Session(self._post),
-            )
 
-    def send(self, data: Any, timeout: float | None = None) -> PartialSuccess:
-        """Export ``MetricsData``, or a list of ``ReadableLogRecord``, within ``timeout`` seconds at most.
+    def send(self, data: Any) -> PartialSuccess:
+        """Export ``MetricsData``, or a list of ``ReadableLogRecord``.
 
         Raises ``SendError`` where it was not accepted, and ``ConfigError`` where a header's secret cannot be read.
-        Over gRPC the exporter tells neither what was rejected nor whether to try again, and has its own timeout.
+        Their texts may hold secrets. Over gRPC the exporter tells neither what was rejected nor whether to try again.
         """
-        most = self._connection.timeout.seconds
-        self._deadline = time.monotonic() + (most if timeout is None else min(timeout, most))
-        self._outcome = None
-        if self._exporter is None:  # gRPC: made anew after a failure, with certificates and headers as they are then
-            self._exporter = _grpc_exporter(self._connection, self._signal, self._address)
+        if self._exporter is None:
+            self._exporter = self._grpc_exporter() if self._connection.protocol == "grpc" else self._http_exporter()
+        _Said.last.text = "OpenTelemetry's exporter failed and does not say why"
         accepted = self._exporter.export(data).name == "SUCCESS"
-        outcome, self._outcome = self._outcome, None
+        outcome = self._session.outcome if self._session is not None else None
         if isinstance(outcome, PartialSuccess):
             return outcome
         if accepted:
             return PartialSuccess()
-        if self._http is None:
-            self.close()
-        try:
-            said = str(_Said.last.__dict__.pop("text", "OpenTelemetry's exporter failed and does not say why"))
-            raise outcome or SendError(_one_line(said, self._redact))
-        finally:
-            del outcome  # it refers to this frame, and with it to what was sent
+        self.close()  # the next one reads certificates anew
+        raise outcome or SendError(_Said.last.text)
 
     def connect(self) -> None:
         """Send an empty request, which OTLP allows; raises ``SendError`` where it is not accepted."""
@@ -136,109 +94,100 @@ class Sender:
         """Close the connection."""
         if self._exporter is not None:
             self._exporter.shutdown()
+        self._exporter = self._session = None
+
+    def _http_exporter(self) -> Any:
+        own = self._connection
+        self._session = _Session(own, self._signal, self._http)
+        return (OTLPMetricExporter if self._signal == "metrics" else OTLPLogExporter)(
+            endpoint=f"{own.endpoint.rstrip('/')}/v1/{self._signal}" if own.endpoint else None,
+            certificate_file=own.ca_file,
+            client_key_file=own.key_file,
+            client_certificate_file=own.cert_file,
+            timeout=own.timeout.seconds,
+            compression=Compression.Gzip,
+            session=self._session,
+        )
+
+    def _grpc_exporter(self) -> Any:
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else it writes to standard error past all logging
+        import grpc  # noqa: PLC0415 - some 10 MB, an extra
+        from opentelemetry.exporter.otlp.proto.grpc import _log_exporter, metric_exporter  # noqa: PLC0415 - as above
+
+        own = self._connection
+        files = (own.ca_file, own.key_file or own.cert_file, own.cert_file)
+        headers = {name.lower(): secret.reveal() for name, secret in own.headers.items()}
+        make = metric_exporter.OTLPMetricExporter if self._signal == "metrics" else _log_exporter.OTLPLogExporter
+        return make(
+            endpoint=own.endpoint,
+            insecure=own.endpoint.startswith("http:") if own.endpoint else None,
+            credentials=grpc.ssl_channel_credentials(*map(_read, files)) if own.endpoint or any(files) else None,
+            headers=headers or (NO_HEADERS if own.endpoint else None),
+            timeout=own.timeout.seconds,
+            compression=grpc.Compression.Gzip,
+            retryable_error_codes=(grpc.StatusCode.OK,),  # none: it is called again when its caller wants it
+        )
+
+
+class _Session(requests.Session):
+    """What the HTTP exporter sends through: as sinks do, without redirects, within bounds of size and time."""
+
+    def __init__(self, connection: OtlpConnection, signal: Signal, http: Callable[..., Any]) -> None:
+        super().__init__()
+        self.outcome: PartialSuccess | Exception | None = None
+        self._connection = connection
+        self._signal: Signal = signal
+        self._make = http
+        self._http: Any = None
+
+    def request(
+        self, method: Any, url: Any, *_: Any, data: Any = None, headers: Any = None, timeout: Any = None, **__: Any
+    ) -> Any:
+        try:
+            self.outcome = self._exchange(method, str(url), data, headers, timeout)
+        except Exception as error:
+            self.outcome = error  # what the exporter makes of it says less
+            raise
+        response = requests.Response()
+        response.status_code = 200
+        return response
+
+    def close(self) -> None:
         if self._http is not None:
             self._http.close()
-        else:
-            self._exporter = None
 
-    def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> None:
-        """Send what the exporter has encoded, and keep what came of it; raises that unless it was accepted."""
-        try:
-            # read anew: a file may have changed
-            own = {name: secret.reveal() for name, secret in self._connection.headers.items()}
-            own |= {name: value for name, value in headers.items() if name.lower() in KEPT_HEADERS}
-            answer = self._http.post(url, body, own, max(0.001, self._deadline - time.monotonic()))
-            self._check(answer)
-            self._outcome = partial_success(self._signal, answer.body, self._redact)
-        except Exception as error:
-            self._outcome = error
-            raise
-
-    def _check(self, answer: Any) -> None:
-        """Raise ``SendError`` unless the answer, a ``courier.http.HttpResponse``, accepts the request."""
-        cause = cause_of(str(answer.status), answer.body, self._redact)
-        try:
-            answer.check()
-        except SendError as error:
-            raise SendError(cause, permanent=error.permanent, retry_after=error.retry_after) from None
+    def _exchange(
+        self, method: Any, url: str, body: bytes, headers: Mapping[str, str], timeout: float
+    ) -> PartialSuccess:
+        own = self._connection
+        if self._http is None:
+            ca_file: Any = own.ca_file
+            cert: Any = (own.cert_file, own.key_file) if own.cert_file else None
+            if own.endpoint is None:  # as the exporter has found them
+                ca_file, cert = None if self.verify is True else self.verify, self.cert
+            self._http = self._make(own.timeout.seconds, ca_file=ca_file, cert=cert, most=MAX_ANSWER)
+        if own.endpoint is not None:  # headers of the environment are for another receiver
+            headers = {name: value for name, value in headers.items() if name.lower() in OF_THE_BODY}
+        # read anew: a file may have changed
+        headers = {**headers, **{name: secret.reveal() for name, secret in own.headers.items()}}
+        answer = self._http.request(method, url, headers, body, timeout)
+        answer.check()
         if len(answer.body) >= MAX_ANSWER:  # the count of what was rejected may be in the rest
             raise SendError(f"the answer has more than {MAX_ANSWER} bytes")
+        return partial_success(self._signal, answer.body)
 
 
-def partial_success(signal: Signal, body: bytes, redact: Redact = str) -> PartialSuccess:
-    """Read the body of an accepted request's answer; raises ``SendError`` for one that is not OTLP: a page, say.
-
-    JSON is known by its brace, which no protobuf begins with: not every receiver names its content type.
-    """
+def partial_success(signal: Signal, body: bytes) -> PartialSuccess:
+    """Read the body of an accepted request's answer; raises ``SendError`` for one that is not OTLP: a page, say."""
     answer: Any = RESPONSES[signal]()
-    text = body.strip()
     try:
-        if text.startswith(b"{"):
-            _read_json(text, answer)
-        elif text.lower() not in PLAIN:
+        if b"".join(body.split()).lower() not in PLAIN:
             answer.ParseFromString(body)
-    except (DecodeError, ValueError):
-        raise SendError(
-            cause_of("the answer is not OTLP, but", body, redact) + ": does the address lead to an OTLP receiver?"
-        ) from None
+    except DecodeError:
+        raise SendError("the answer is not OTLP: does the address lead to an OTLP receiver?") from None
     partial = answer.partial_success
     rejected = partial.rejected_data_points if signal == "metrics" else partial.rejected_log_records
-    return PartialSuccess(max(0, rejected), _one_line(partial.error_message, redact))
-
-
-def cause_of(what: str, body: bytes, redact: Redact) -> str:
-    """``what``, and the beginning of what the receiver said: without secrets, and on one line."""
-    text = _one_line(body.decode(errors="replace"), redact)
-    return f"{what}: {text}" if text else what
-
-
-def _one_line(text: str, redact: Redact) -> str:
-    # redacted before it is cut: a part of a secret would not be known
-    return redact(one_line(text))[:MAX_CAUSE]
-
-
-def _read_json(text: bytes, answer: Message) -> None:
-    from google.protobuf import json_format  # noqa: PLC0415 - few receivers answer protobuf with it
-
-    try:
-        json_format.Parse(text.decode(), answer, ignore_unknown_fields=b"artial" in text)
-    except json_format.ParseError as error:
-        raise ValueError(str(error)) from None
-
-
-def address(connection: OtlpConnection, signal: Signal) -> str:
-    """Where the signal goes; raises ``ConfigError`` where an address is given for the other signal alone.
-
-    The headers of that one are not meant for a receiver that nobody named.
-    """
-    own, other = connection.metrics_endpoint, connection.logs_endpoint
-    if signal == "logs":
-        own, other = other, own
-    if own is None and connection.endpoint is None and other is not None:
-        raise ConfigError(f"OTLP {signal}: expected `endpoint` or `{signal}_endpoint`: only the other one is given")
-    if connection.protocol == "grpc":
-        return own or connection.endpoint or "http://localhost:4317"
-    return own or f"{(connection.endpoint or 'http://localhost:4318').rstrip('/')}/v1/{signal}"
-
-
-def _grpc_exporter(connection: OtlpConnection, signal: Signal, address: str) -> Any:
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else it writes to standard error past all logging
-    import grpc  # noqa: PLC0415 - some 10 MB, an extra
-    from opentelemetry.exporter.otlp.proto.grpc import _log_exporter, metric_exporter  # noqa: PLC0415 - as above
-
-    url = urlsplit(address)
-    secure = url.scheme == "https"
-    make = metric_exporter.OTLPMetricExporter if signal == "metrics" else _log_exporter.OTLPLogExporter
-    files = (connection.ca_file, connection.key_file or connection.cert_file, connection.cert_file)
-    return make(
-        endpoint=address if url.port or secure else f"http://{url.netloc}:4317",
-        insecure=not secure,
-        credentials=grpc.ssl_channel_credentials(*map(_read, files)) if secure else None,
-        headers={name.lower(): secret.reveal() for name, secret in connection.headers.items()} or NO_HEADERS,
-        timeout=connection.timeout.seconds,
-        compression=grpc.Compression.Gzip if connection.compression == "gzip" else grpc.Compression.NoCompression,
-        retryable_error_codes=(grpc.StatusCode.OK,),  # none: it is called again when its caller wants it
-    )
+    return PartialSuccess(max(0, rejected), one_line(partial.error_message))
 
 
 def _read(path: str | None) -> bytes | None:

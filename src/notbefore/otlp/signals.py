@@ -1,9 +1,11 @@
 """Families and log records -> the values that OpenTelemetry's SDK exports. Imported only where OTLP is configured.
 
 They are made by hand, so that ``metrics.families`` stays the one definition of each metric: the SDK's own instruments
-would be a second one. Each export holds the series of its moment: a series whose event is gone is gone.
+would be a second one. Names and labels are those of ``/metrics``, and so they are again once OTLP is translated for
+Prometheus. Each export holds the series of its moment: a series whose event is gone is gone.
 """
 
+import socket
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final
@@ -22,12 +24,12 @@ from opentelemetry.sdk.metrics.export import (
     Sum,
 )
 from opentelemetry.sdk.metrics.export import Histogram as HistogramData
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
+from notbefore.core.record import Vm, identity
 from notbefore.metrics.families import Family
 from notbefore.metrics.totals import Histogram, Labels
-from notbefore.otlp.names import attribute, instrument
 
 CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"  # the semantic conventions whose names are used
@@ -40,12 +42,11 @@ SEVERITIES: Final = {  # of the log data model's examples: what syslog calls cri
 INT64: Final = range(-(2**63), 2**63)  # what protobuf holds as an integer
 
 
-def metrics_data(families: Iterable[Family], resource: Mapping[str, str], version: str, now: datetime) -> MetricsData:
-    """All families at ``now``; ``resource``: the attributes of who reports them, ``version``: the agent's."""
+def metrics_data(families: Iterable[Family], resource: Resource, version: str, now: datetime) -> MetricsData:
+    """All families at ``now``; ``resource``: who reports them, ``version``: the agent's."""
     scope = InstrumentationScope("notbefore", version, SCHEMA_URL)
     metrics = [_metric(family, _nanoseconds(now)) for family in families]
-    of_scope = ScopeMetrics(scope, metrics, SCHEMA_URL)
-    return MetricsData([ResourceMetrics(resource_of(resource), [of_scope], SCHEMA_URL)])
+    return MetricsData([ResourceMetrics(resource, [ScopeMetrics(scope, metrics, SCHEMA_URL)], SCHEMA_URL)])
 
 
 def log_record(  # noqa: PLR0913, PLR0917 - the fields of a record
@@ -69,21 +70,20 @@ def log_record(  # noqa: PLR0913, PLR0917 - the fields of a record
 
 def _metric(family: Family, now: int) -> Metric:
     since = _nanoseconds(family.since) if family.since is not None else 0
-    found = instrument(family.metric)
     points: list[Any] = [_point(family, labels, since, now) for labels in family.samples]  # of one kind in a family
     data: HistogramData | Gauge | Sum
-    if found.kind == "Histogram":
+    metric = family.metric
+    if metric.kind == "histogram":
         data = HistogramData(points, CUMULATIVE)
-    elif found.kind == "Gauge":
-        data = Gauge(points)
+    elif metric.kind == "counter":
+        data = Sum(points, CUMULATIVE, is_monotonic=True)
     else:
-        data = Sum(points, CUMULATIVE, is_monotonic=found.kind == "Counter")
-    return Metric(found.name, family.metric.help, found.unit, data)
+        data = Gauge(points)
+    return Metric(metric.name, metric.help, "s" if "seconds" in metric.name.split("_") else "", data)
 
 
 def _point(family: Family, labels: Labels, since: int, now: int) -> NumberDataPoint | HistogramDataPoint:
-    names = map(attribute, family.metric.labels)
-    attributes = _attributes(dict(zip(names, labels, strict=True)))
+    attributes = _attributes(dict(zip(family.metric.labels, labels, strict=True)))
     value = family.samples[labels]
     created = value.created if isinstance(value, Histogram) else family.created.get(labels)
     since = min(round(created * 1e9) if created is not None else since, now)  # the clock may have been set back
@@ -103,9 +103,18 @@ def _point(family: Family, labels: Labels, since: int, now: int) -> NumberDataPo
     )
 
 
-def resource_of(attributes: Mapping[str, Any]) -> Resource:
-    """Who reports, by its attributes."""
-    return Resource(_attributes(attributes), SCHEMA_URL)
+def agent_resource(vm: Vm | None, version: str, own: Mapping[str, str]) -> Resource:
+    """The agent as what reports metrics; ``own``: attributes of the configuration."""
+    # `instance` in Prometheus: without it the series of all VMs of a fleet would be one
+    instance = (vm.vm_id or vm.name if vm is not None else "") or socket.gethostname()
+    known = {name: value for name, value in identity(vm).items() if value is not None} if vm is not None else {}
+    return resource_of({"service.version": version, "service.instance.id": instance, **known}, own)
+
+
+def resource_of(attributes: Mapping[str, Any], own: Mapping[str, str]) -> Resource:
+    """Who reports: ``attributes``, then what the ``OTEL_*`` variables say, then the configuration's ``own``."""
+    found = Resource(_attributes({"service.name": "notbefore", **attributes}), SCHEMA_URL)
+    return found.merge(OTELResourceDetector().detect()).merge(Resource(_attributes(own)))
 
 
 def _attributes(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ A record is a request of its own: an answer may say that a part of a batch was r
 
 import logging
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final
 
 from opentelemetry.sdk._logs import ReadableLogRecord
 
@@ -15,9 +15,7 @@ from notbefore.core.record import is_of_resource
 from notbefore.courier.http import Http
 from notbefore.courier.message import Asked, Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
-from notbefore.courier.redact import Redactor
 from notbefore.errors import SendError
-from notbefore.otlp.exporter import learn
 from notbefore.otlp.sender import Sender
 from notbefore.otlp.signals import log_record, resource_of
 
@@ -31,11 +29,8 @@ class Sink(BaseSink):
 
     def __init__(self, name: str, settings: OtlpConnection, _messages: Messages) -> None:
         self._name = name
-        own = {"service.name": "notbefore", "service.version": version("azure-notbefore")}
-        self._resource = {**own, **settings.resource}
-        redactor = Redactor()
-        learn(settings.headers, redactor)
-        self._sender = Sender(settings, "logs", Http, redactor)
+        self._own = settings.resource
+        self._sender = Sender(settings, "logs", Http)
 
     def send(self, message: Message) -> Receipt:
         """Send one record."""
@@ -57,13 +52,14 @@ class Sink(BaseSink):
 
     def _log_record(self, message: Message) -> ReadableLogRecord:
         values = message.content.flat()
-        resource = {name: value for name, value in values.items() if is_of_resource(name)}
+        resource: dict[str, Any] = {"service.version": version("azure-notbefore")}
+        resource |= {name: value for name, value in values.items() if is_of_resource(name)}
         instance = values.get("host.id") or values.get("host.name")
         if instance:
             resource["service.instance.id"] = instance
-        own = OWN_FIELDS
-        attributes = {name: value for name, value in values.items() if not is_of_resource(name) and name not in own}
+        elsewhere = {*resource, *OWN_FIELDS}
+        attributes = {name: value for name, value in values.items() if name not in elsewhere}
         attributes |= {"notbefore.delivery.id": message.delivery_id, "notbefore.delivery.kind": message.kind}
         content = message.content
-        made = resource_of(resource | self._resource)
+        made = resource_of(resource, self._own)
         return log_record(made, content.time, message.severity, content.body, attributes, content.event_name)
