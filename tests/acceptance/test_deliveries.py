@@ -258,7 +258,7 @@ def test_a_drill_says_who_was_reached_and_which_template_failed(imds: Simulator,
             assert done.returncode == 1
             assert "Reached: chat, hook." in done.stdout
             assert "NOT reached: bad." in done.stdout
-            assert "has no attribute 'tpye'): the built-in text was sent" in done.stdout
+            assert "the template failed, as the agent's log says" in done.stdout
             report = json.loads(place.drill(config, "--wait", "1s", "--json").stdout)
             assert (report["reached"], report["not_reached"], report["still_open"]) == (["chat", "hook"], ["bad"], [])
             refused = [row for row in report["results"] if row["sink"] == "bad"]
@@ -273,29 +273,21 @@ def pager(found: PagerDuty) -> dict[str, Any]:
 
 
 def test_a_drill_closes_what_it_opens_and_says_what_is_left_open(imds: Simulator, place: Place) -> None:
-    ways: dict[tuple[str, ...], list[str]] = {
-        (): ["opened", "added", "resolved"],
-        ("--change", "announced"): ["opened", "resolved"],
-        ("--change", "started", "--sink", "pager"): ["opened", "resolved"],
-        ("--change", "announced", "--no-resolve"): ["opened"],
-    }
     with PagerDuty() as found:
         config = place.write({"pager": pager(found)})
         with RunningAgent(imds.endpoint, place.state, config) as agent:
             agent.ready()
-            for words, steps in ways.items():
-                before = len(found.effects)
-                done = place.drill(config, *words, "--severity", "info")
-                assert (done.returncode, found.effects[before:], found.wrong) == (0, steps, []), done.stdout
-            assert {step.event["payload"]["severity"] for step in found.steps} == {"info"}
-            assert "STILL OPEN: pager. Close the alert of EXERCISE-" in done.stdout
+            done = place.drill(config)
+            assert (done.returncode, found.effects, found.wrong) == (0, ["opened", "added", "resolved"], []), (
+                done.stdout
+            )
             routes = [{"match": {"change": "announced"}, "sinks": ["pager"]}]  # with which the agent need not run
             done = place.drill(place.write({"pager": pager(found)}, routes))
             assert (done.returncode, found.effects[-2:]) == (0, ["opened", "resolved"])
             assert "No route sends the end of an event to pager" in done.stdout
             found.answers.extend([found.default, Say(400), Say(400)])
-            done = place.drill(config, "--change", "announced", "--wait", "0s")
-            assert (done.returncode, "STILL OPEN: pager" in done.stdout) == (1, True)
+            done = place.drill(config, "--wait", "0s")
+            assert (done.returncode, "STILL OPEN: pager. Close the alert of EXERCISE-" in done.stdout) == (1, True)
             done = place.drill(
                 place.write({"pager": pager(found)}, [{"match": {"change": "updated"}, "sinks": ["pager"]}])
             )

@@ -103,7 +103,8 @@ def test_the_attempts_at_an_exercise_are_remembered_and_it_is_in_no_history(tmp_
     clock = SteppedClock()
     with store_in(tmp_path, clock) as store:
         assert (
-            store.exercise("e1", stored(1, delivery("e1", created=clock.time(), due=clock.time(), expires=1e12))) == []
+            store.exercise("e1", [stored(1, delivery("e1", created=clock.time(), due=clock.time(), expires=1e12))])
+            == []
         )
         settle(store)
         clock.go(3)

@@ -4,7 +4,7 @@ Without an agent the command opens the store itself, under the same lock, and as
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from msgspec import Raw, Struct
@@ -59,10 +59,10 @@ class HistoryReply(Struct, frozen=True):
 
 
 class ExerciseRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="exercise", tag_field="ask"):
-    """Send a step of an exercise (``change``), say what has become of it, or ``end`` it: drop what still waits."""
+    """Send the ``steps`` of an exercise, say what has become of it, or ``end`` it: drop what still waits."""
 
     event_key: str
-    change: StoredChange | None = None
+    steps: Sequence[StoredChange] = ()
     end: bool = False
 
 
@@ -94,7 +94,7 @@ class Operations:
         return self._exercise(request)
 
     def _exercise(self, request: ExerciseRequest) -> ExerciseReply:
-        attempts = self._store.exercise(request.event_key, request.change)
+        attempts = self._store.exercise(request.event_key, request.steps)
         with self._store.outbox() as (outbox, now):
             rows = [row for row in outbox.rows() if row.delivery.event_key == request.event_key]
             if request.end:

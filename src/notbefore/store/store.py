@@ -189,17 +189,17 @@ class Store:
         with self._memory:
             return view_of(self._outbox, self._clock.boot_time(), self._clock.time())
 
-    def exercise(self, event_key: str, change: StoredChange | None = None) -> list[ExerciseAttempt]:
-        """The attempts at the deliveries of an exercise, so far; where a ``change`` is given, have it sent first.
+    def exercise(self, event_key: str, steps: Iterable[StoredChange] = ()) -> list[ExerciseAttempt]:
+        """The attempts at the deliveries of an exercise, so far; where ``steps`` of it are given, have them sent first.
 
-        It is delivered as a change is, and is no part of the state and the history.
+        They are delivered as changes are, and are no part of the state and the history.
         """
         with self.outbox() as (outbox, now):
             attempts = self._exercised.setdefault(event_key, [])
             if len(self._exercised) > MAX_EXERCISES:
                 del self._exercised[next(iter(self._exercised))]
-            if change is not None:
-                outbox.take(change.change, change.record, change.deliveries, now, self._clock.time())
+            for step in steps:
+                outbox.take(step.change, step.record, step.deliveries, now, self._clock.time())
             return attempts.copy()
 
     def know_time(self, date: float | None) -> None:
