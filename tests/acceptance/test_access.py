@@ -79,11 +79,11 @@ def test_the_commands_say_what_is_missing(agent: RunningAgent, place: Path, caps
             1,
             "requires a user and a password",
         ),
-        ((config, *login[:4]), 1, "--cert-file needed"),
-        (("--url", url, *login), 1, "is --ca-file"),
+        ((config, *login[:4]), 1, "--cert-file needed?"),
+        (("--url", url, *login), 1, "and is --ca-file"),
         (("--url", url.replace("https", "http")), 1, "this is an HTTPS port"),
         (("--url", url, "--user", "x"), 2, "belong together"),
-        (("--url", url, "--ca-file", str(place / "none")), 2, "none: expected a certificate"),
+        (("--url", url, "--ca-file", str(place / "none")), 2, "expected a certificate and its key (PEM)"),
         (("--url", "localhost"), 2, "expected http://HOST:PORT"),
     ):
         found = said("events", *given)
@@ -93,7 +93,7 @@ def test_the_commands_say_what_is_missing(agent: RunningAgent, place: Path, caps
     other.write_text((place / "agent.yml").read_text().replace("web.yml", "other-web.yml"), encoding="utf-8")
     pinned = (place / "web.yml").read_text().replace("server.pem", "client.pem").replace("server.key", "client.key")
     (place / "other-web.yml").write_text(pinned, encoding="utf-8")
-    assert "another certificate than" in said("health", str(other), *login)[2]
+    assert "is it this agent" in said("health", str(other), *login)[2]
     (place / "other-web.yml").write_text(pinned.replace("client.pem", "binary"), encoding="utf-8")
     (place / "binary").write_bytes(b"\x30\x82\xff")
     code, _, stderr = said("health", str(other), *login)

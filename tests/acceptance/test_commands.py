@@ -108,7 +108,11 @@ def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (("check-config", "--conect"), 2, "notbefore check-config: error: unrecognized arguments: --conect"),
         (("outbox", "retry", "a", "--all"), 2, "outbox retry: expected ids or --all, not both"),
         (("events", "--url", "localhost:10169"), 2, "--url: expected http://HOST:PORT"),
-        (("events", "--url", "https://127.0.0.1:9", "--ca-file", "no.pem"), 2, "no.pem: expected a certificate"),
+        (
+            ("events", "--url", "https://127.0.0.1:9", "--ca-file", "no.pem"),
+            2,
+            "expected a certificate and its key (PEM)",
+        ),
         (("history", "--state-dir", "empty"), 3, "has `notbefore run` been started here?"),
         (("history", "--state-dir", "empty", "--since", "soon"), 2, "--since: expected 30m, 1h or 2d"),
         (("history", "--state-dir", "empty", "--since", "9999999d"), 2, "--since: expected 30m, 1h or 2d"),

@@ -1,16 +1,18 @@
 """``AgentClient``: how the commands ask a running agent. Its address, its certificate, and the password."""
 
 import argparse
-import base64
-import http.client
+import hashlib
 import os
 import ssl
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import msgspec
+import requests
 from msgspec import Struct
+from requests.adapters import HTTPAdapter
+from requests.auth import HTTPBasicAuth
+from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema, SSLError
 
 from notbefore.config.load import load
 from notbefore.config.model import Server, host_and_port
@@ -19,6 +21,7 @@ from notbefore.web.access import load_web_config
 
 TIMEOUT: Final = 10.0  # seconds
 USUAL_PORT: Final = 10169
+BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 END: Final = "-----END CERTIFICATE-----"
 
 
@@ -26,7 +29,7 @@ class AgentClient(Struct, frozen=True):
     """Asks one agent over HTTP or HTTPS."""
 
     url: str
-    ca_file: str | None = None  # PEM; default: the certificate authorities that the system trusts
+    ca_file: str | None = None  # PEM; default: the certificate authorities that requests knows
     own_cert_file: str | None = None  # the agent's own certificate, where its file is known: no other is accepted
     cert_file: str | None = None  # the client certificate of this command
     key_file: str | None = None
@@ -35,83 +38,77 @@ class AgentClient(Struct, frozen=True):
 
     def ask(self, path: str) -> dict[str, Any]:
         """GET a path and return its JSON object; raises ``NotBeforeError``, which says what to do."""
-        connection = self._connection()
         try:
-            connection.connect()
-            self._check_pin(connection)
-            connection.request("GET", urlsplit(self.url).path.rstrip("/") + path, headers=self._headers())
-            response = connection.getresponse()
-            content = response.read()
-        except ssl.SSLError as error:
-            raise NotBeforeError(f"{self.url}: TLS failed ({error}): is --ca-file or --cert-file needed?") from None
-        except (OSError, http.client.HTTPException) as error:
-            why = getattr(error, "strerror", None) or error
+            with self._session() as session:
+                url = self.url.rstrip("/") + path
+                response = session.get(url, timeout=TIMEOUT, allow_redirects=False)
+        except (InvalidSchema, InvalidURL, MissingSchema):
+            raise ConfigError(f"--url: expected http://HOST:PORT or https://HOST:PORT, got {self.url!r}") from None
+        except SSLError as error:
+            text = f"{self.url}: TLS failed ({error}): is it this agent, and is --ca-file or --cert-file needed?"
+            raise NotBeforeError(text) from None
+        except requests.RequestException as error:
             raise NotBeforeError(
-                f"no agent answers at {self.url} ({why}): is `notbefore run` running (of a fleet, `notbefore fleet`),"
-                " or is --url needed?"
+                f"no agent answers at {self.url} ({type(error).__name__}): is `notbefore run` running (of a fleet,"
+                " `notbefore fleet`), or is --url needed?"
             ) from None
-        finally:
-            connection.close()
-        return self._read(path, response.status, content)
+        except OSError as error:  # a file that is named does not exist
+            raise ConfigError(f"expected a certificate and its key (PEM): {error}") from None
+        return self._read(path, response.status_code, response.content)
+
+    def _session(self) -> requests.Session:
+        session = requests.Session()
+        session.trust_env = False  # an agent is asked without a proxy
+        session.verify = self.ca_file or True
+        if self.own_cert_file is not None:
+            session.mount("https://", _Pinned(_fingerprint(Path(self.own_cert_file))))
+            session.verify = False  # the fingerprint is compared instead: issuer, name and dates do not matter
+        if self.cert_file is not None:
+            session.cert = (self.cert_file, self.key_file or self.cert_file)
+        if self.user is not None and self.password_file is not None:
+            session.auth = HTTPBasicAuth(self.user.encode(), _password(Path(self.password_file)))
+        return session
 
     def _read(self, path: str, status: int, content: bytes) -> dict[str, Any]:
-        if status == http.client.UNAUTHORIZED:
+        if status == requests.codes.unauthorized:
             raise NotBeforeError(f"{self.url} requires a user and a password: check --user and --password-file")
         try:
             body: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError):
             text = content[:200].decode("utf-8", "replace").strip()
             raise NotBeforeError(f"{self.url}{path}: HTTP {status}, and the body is not JSON: {text!r}") from None
-        if status != http.client.OK:
+        if status != requests.codes.ok:
             reasons = body.get("error") or ": ".join([str(body.get("status", status)), *body.get("reasons", ())])
             raise NotBeforeError(f"{self.url}{path}: {reasons}")
         return body
 
-    def _connection(self) -> http.client.HTTPConnection:
-        try:
-            address = urlsplit(self.url)
-            host, port = address.hostname, address.port
-        except ValueError:
-            host, port = None, None
-        if not host or address.scheme not in ("http", "https"):
-            raise ConfigError(f"--url: expected http://HOST:PORT or https://HOST:PORT, got {self.url!r}")
-        if address.scheme == "http":
-            return http.client.HTTPConnection(host, port, timeout=TIMEOUT)
-        return http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=self._context())
 
-    def _context(self) -> ssl.SSLContext:
-        try:
-            context = ssl.create_default_context(cafile=self.ca_file)
-            if self.own_cert_file is not None:
-                context.check_hostname = False
-                context.verify_mode = ssl.CERT_NONE  # _check_pin compares it with the file instead
-            if self.cert_file is not None:
-                context.load_cert_chain(self.cert_file, self.key_file)
-        except OSError as error:  # which of the files it was is not said
-            files = ", ".join(filter(None, (self.ca_file, self.cert_file, self.key_file)))
-            raise ConfigError(f"{files}: expected a certificate and its key (PEM): {error.strerror or error}") from None
-        return context
+class _Pinned(HTTPAdapter):
+    """HTTPS to the certificate with this fingerprint alone."""
 
-    def _check_pin(self, connection: http.client.HTTPConnection) -> None:
-        """Before anything is sent: is this the certificate in the file? Issuer and dates do not matter then."""
-        if self.own_cert_file is None or not isinstance(connection.sock, ssl.SSLSocket):
-            return
-        try:
-            first = Path(self.own_cert_file).read_bytes().decode("ascii", "replace").split(END)[0]
-            own = ssl.PEM_cert_to_DER_cert(first[first.find("-----BEGIN CERTIFICATE-----") :] + END)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.own_cert_file}: cannot read a certificate: {error}") from None
-        if connection.sock.getpeercert(binary_form=True) != own:
-            raise NotBeforeError(f"{self.url} has another certificate than {self.own_cert_file}: is it this agent?")
+    def __init__(self, fingerprint: str) -> None:
+        self._fingerprint = fingerprint
+        super().__init__()
 
-    def _headers(self) -> dict[str, str]:
-        if self.user is None or self.password_file is None:
-            return {}
-        try:
-            password = Path(self.password_file).read_text(encoding="utf-8").rstrip("\r\n")
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--password-file: {error}") from None
-        return {"Authorization": "Basic " + base64.b64encode(f"{self.user}:{password}".encode()).decode("ascii")}
+    def init_poolmanager(self, *args: Any, **options: Any) -> None:
+        super().init_poolmanager(*args, assert_fingerprint=self._fingerprint, **options)
+
+
+def _fingerprint(path: Path) -> str:
+    """The SHA-256 of the first certificate in a file (PEM); raises ``ConfigError``."""
+    try:
+        first = path.read_bytes().decode("ascii", "replace").split(END)[0]
+        own = ssl.PEM_cert_to_DER_cert(first[first.find(BEGIN) :] + END)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot read a certificate: {error}") from None
+    return hashlib.sha256(own).hexdigest()
+
+
+def _password(path: Path) -> bytes:
+    try:
+        return path.read_bytes().rstrip(b"\r\n")
+    except OSError as error:
+        raise ConfigError(f"--password-file: {error}") from None
 
 
 def add_agent(parser: argparse.ArgumentParser) -> None:
