@@ -18,13 +18,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.delivery import FALLBACK
-from notbefore.core.document import STARTED
+from notbefore.core.document import SCHEDULED, STARTED
 from notbefore.core.outbox import LATENCY_BOUNDS
 from notbefore.core.text import escaped
 from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures, PollFigures
-from notbefore.metrics.totals import MAX_SERIES, OTHER, UNKNOWN, Histogram, Labels, Named, Totals
+from notbefore.metrics.totals import MAX_SERIES, OTHER, UNKNOWN, Histogram, Labels, Named, Totals, known_type
 
 SUFFIXES: Final = ("_total", "_created", "_bucket", "_count", "_sum")  # of the names of samples
 MAX_DESCRIPTION_LABEL: Final = 120  # characters of Description in the label of the status metric
@@ -87,10 +87,7 @@ _STATES: Final = ("pending", "dead")
 _STARTS: Final = ("crashed", "hung")
 
 PENDING: Final = Metric(
-    "azure_scheduled_events_pending",
-    "gauge",
-    "Events that Azure lists now.",
-    ("event_type", "event_status", "scope"),
+    "azure_scheduled_events_pending", "gauge", "Events that Azure lists now.", ("event_type", "event_status", "scope")
 )
 STATUS: Final = Metric(
     "azure_scheduled_event_status",
@@ -155,18 +152,6 @@ NOTICE: Final = Metric(
     "Notice of each event when it was first seen: NotBefore minus that time; 0 if it started without notice.",
     ("event_type",),
 )
-SCHEDULED_TIME: Final = Metric(
-    "azure_scheduled_event_scheduled_duration_seconds",
-    "histogram",
-    "Time from when the event was first seen to its start.",
-    ("event_type",),
-)
-STARTED_TIME: Final = Metric(
-    "azure_scheduled_event_started_duration_seconds",
-    "histogram",
-    "Time from the start of an event to its end.",
-    ("event_type",),
-)
 INTERRUPTION: Final = Metric(
     "azure_scheduled_event_measured_interruption_seconds",
     "histogram",
@@ -206,10 +191,7 @@ POLL_DELAY: Final = Metric(
     "Delay of the last poll after its planned time, or by how much the next one is overdue at this scrape.",
 )
 REJECTED: Final = Metric(
-    "notbefore_documents_rejected",
-    "counter",
-    "Answers of IMDS that are not a valid document, by reason.",
-    ("reason",),
+    "notbefore_documents_rejected", "counter", "Answers of IMDS that are not a valid document, by reason.", ("reason",)
 )
 FLAWS: Final = Metric(
     "notbefore_event_flaws",
@@ -217,21 +199,8 @@ FLAWS: Final = Metric(
     "Events in a document, or fields of them, that could not be read, by reason.",
     ("reason",),
 )
-FOLDED: Final = Metric(
-    "notbefore_series_folded",
-    "counter",
-    "Labels replaced by `other` to limit the number of series, by family.",
-    ("family",),
-)
-UNLISTED: Final = Metric(
-    "notbefore_events_without_series",
-    "gauge",
-    f"Listed events beyond the first {MAX_SERIES}, if there are any; they have no series.",
-)
 DEGRADED: Final = Metric(
-    "notbefore_store_degraded",
-    "gauge",
-    "1 while the state file cannot be written: new data do not survive a reboot.",
+    "notbefore_store_degraded", "gauge", "1 while the state file cannot be written: new data do not survive a reboot."
 )
 UNREADABLE_ROWS: Final = Metric(
     "notbefore_store_unreadable_rows",
@@ -240,15 +209,10 @@ UNREADABLE_ROWS: Final = Metric(
 )
 DAMAGED: Final = Metric("notbefore_store_damaged_files", "counter", "Damaged state files that were set aside.")
 RELOADS: Final = Metric(
-    "notbefore_config_reloads",
-    "counter",
-    "Reloads of the configuration (SIGHUP), by result.",
-    ("result",),
+    "notbefore_config_reloads", "counter", "Reloads of the configuration (SIGHUP), by result.", ("result",)
 )
 LAST_RELOAD: Final = Metric(
-    "notbefore_config_last_reload_successful",
-    "gauge",
-    "0 if the last reload of the configuration failed, otherwise 1.",
+    "notbefore_config_last_reload_successful", "gauge", "0 if the last reload of the configuration failed, otherwise 1."
 )
 AUTH_FAILURES: Final = Metric(
     "notbefore_http_auth_failures",
@@ -384,8 +348,6 @@ def _listed(view: Snapshot) -> Iterator[Family]:
     yield Family(NEXT, _next(listed))
     incarnation = view.tracked.incarnation
     yield Family(INCARNATION, {(): float(incarnation)} if incarnation is not None else {})
-    if len(listed) > len(shown):
-        yield Family(UNLISTED, {(): float(len(listed) - len(shown))})
 
 
 def _passing(view: Snapshot) -> Iterator[Family]:
@@ -412,9 +374,8 @@ def _urgency(tracked: TrackedEvent) -> float:
 def _pending(listed: Iterable[TrackedEvent]) -> dict[Labels, float | Histogram]:
     counts: dict[Labels, float] = {}
     for tracked in listed:
-        labels: Labels = (tracked.event.event_type, tracked.event.event_status, tracked.scope)
-        if labels not in counts and len(counts) >= MAX_SERIES - len(("self", "peer", "unknown")):
-            labels = (OTHER, OTHER, tracked.scope)
+        status = tracked.event.event_status if tracked.event.event_status in (SCHEDULED, STARTED) else OTHER
+        labels: Labels = (known_type(tracked.event.event_type), status, tracked.scope)
         counts[labels] = counts.get(labels, 0.0) + 1.0
     return dict(counts)
 
@@ -451,14 +412,8 @@ def _counted(view: Snapshot) -> Iterator[Family]:
     for metric, counts in ((CHANGES, totals.changes), (APPROVALS, totals.approvals)):
         created = {labels: totals.created[labels] for labels in counts if labels in totals.created}
         yield Family(metric, _by_labels(by_name(metric, counts)), created=by_name(metric, created))
-    for metric, histograms in (
-        (NOTICE, totals.notice),
-        (SCHEDULED_TIME, totals.scheduled),
-        (STARTED_TIME, totals.started),
-        (INTERRUPTION, totals.interruption),
-    ):
-        yield Family(metric, by_name(metric, histograms))
-    yield Family(FOLDED, _by_one(totals.folded))
+    yield Family(NOTICE, by_name(NOTICE, totals.notice))
+    yield Family(INTERRUPTION, by_name(INTERRUPTION, totals.interruption))
 
 
 def by_name(metric: Metric, stored: Mapping[Named, Value]) -> dict[Labels, Value]:

@@ -17,16 +17,10 @@ EVENTS: Final = Metric(
 VMS: Final = Metric("notbefore_fleet_vms_affected", "gauge", "VMs that events which are not over affect.", _PLACE)
 HEARD: Final = Metric("notbefore_fleet_vms_heard", "gauge", "VMs that have sent a heartbeat.", _VMS)
 SILENT: Final = Metric(
-    "notbefore_fleet_vms_silent",
-    "gauge",
-    "VMs whose heartbeats have stopped, without an event that explains it.",
-    _VMS,
+    "notbefore_fleet_vms_silent", "gauge", "VMs whose heartbeats have stopped, without an event that explains it.", _VMS
 )
 MISSING_VMS: Final = Metric(
-    "notbefore_fleet_vms_missing",
-    "gauge",
-    "VMs of the inventory that were never heard from, or not for a day.",
-    _VMS,
+    "notbefore_fleet_vms_missing", "gauge", "VMs of the inventory that were never heard from, or not for a day.", _VMS
 )
 FELL_SILENT: Final = Metric(
     "notbefore_fleet_vms_fell_silent", "counter", "VMs that fell silent without an event that explains it."
