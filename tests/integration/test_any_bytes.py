@@ -1,4 +1,4 @@
-"""What must hold for any bytes that come from outside. ``tools/fuzz.py`` and a test give them bytes."""
+"""What must hold for any bytes that come from outside: those of a kept corpus, and what chance makes of them."""
 
 import socket
 import tempfile
@@ -8,6 +8,10 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from notbefore.config.load import dump, load
 from notbefore.core.document import MAX_BYTES, MAX_EVENTS, MAX_ID, MAX_RESOURCES, parse
@@ -95,3 +99,28 @@ TARGETS: Final[dict[str, Callable[[bytes], None]]] = {
     "config": config,
     "web_config": web_config,
 }
+
+
+def corpus(target: str) -> list[Path]:
+    """Inputs that once reached new code."""
+    kept = sorted((CORPUS / target).iterdir())
+    assert kept
+    return kept
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_must_hold_for_any_bytes_holds_for_the_corpus(target: str) -> None:
+    for path in corpus(target):
+        try:
+            TARGETS[target](path.read_bytes())
+        except Exception as error:
+            error.add_note(str(path))
+            raise
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@given(data=st.data())
+def test_and_for_what_chance_makes_of_it(target: str, data: st.DataObject) -> None:
+    begin, end = (data.draw(st.sampled_from(corpus(target))).read_bytes() for _ in range(2))
+    cut, resume = data.draw(st.integers(0, len(begin))), data.draw(st.integers(0, len(end)))
+    TARGETS[target](begin[:cut] + data.draw(st.binary(max_size=8)) + end[resume:])
