@@ -116,6 +116,27 @@ def test_a_repetition_that_is_refused_is_reported_as_one(owner: Owner, caplog: p
     assert "for good" not in caplog.text
 
 
+def test_a_sink_that_fails_is_logged_once_a_minute_until_it_accepts_again(
+    owner: Owner, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "notbefore")
+    answers = [SendError("503"), SendError("504"), SendError("404", permanent=True)]
+
+    def act(_message: Message) -> Receipt:
+        if answers:
+            raise answers.pop(0)
+        return Receipt()
+
+    owner.put("a", "b", "c", "d")
+    with CourierHere(owner, orders(), lambda _name: Recording(act)) as courier:
+        courier.until(lambda: list(owner.left.values()) == ["dead"])
+    assert [text.partition("event")[0] for text in caplog.messages] == [
+        "sink chat did not accept `announced` of ",
+        "sink chat refused `announced` of ",
+        "sink chat accepts messages again",
+    ]
+
+
 def test_one_that_hangs_is_reported_and_what_waits_behind_it_is_due_again(owner: Owner) -> None:
     owner.put("a", "b", "c")
     over = threading.Event()

@@ -15,11 +15,11 @@ from cloudevents.core.bindings.amqp import AMQPMessage, from_amqp_event
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import EventHub, SinkConfig
 from notbefore.core.duration import Duration
-from notbefore.core.outbox import GivenDelivery
+from notbefore.core.outbox import GivenDelivery, SendResult
 from notbefore.courier import worker
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.redact import Redactor
-from notbefore.courier.worker import Attempt, Worker
+from notbefore.courier.worker import Worker
 from notbefore.errors import SendError
 from support.agent import eventually
 from support.azure import ID, ME, STARTED
@@ -114,14 +114,14 @@ def test_the_connection_is_closed_where_nothing_comes_for_a_while_and_opened_aga
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "REST_AFTER", 0.5)
-    attempts: list[Attempt] = []
-    carrier = Worker("hub", lambda: sink_of(config(hub)), attempts.append)
+    results: list[SendResult] = []
+    carrier = Worker("hub", lambda: sink_of(config(hub)), lambda _name, one: results.append(one), str)
     for number in (1, 2):
         one = message()
         carrier.give([GivenDelivery("d", one.event_key, "hub", one.kind, one.severity, one.line)])
-        eventually(lambda: len(attempts) == number)  # noqa: B023 - of this turn
+        eventually(lambda: len(results) == number)  # noqa: B023 - of this turn
         eventually(lambda: connections(hub) == 0)
-    assert [one.error for one in attempts] == [None, None]
+    assert [one.outcome for one in results] == ["accepted", "accepted"]
     assert len(hub.stored) == 2
 
 

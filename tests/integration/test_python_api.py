@@ -17,11 +17,11 @@ from notbefore.config.load import load
 from notbefore.config.messages import Messages
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Plugin, SinkConfig
-from notbefore.core.outbox import GivenDelivery
+from notbefore.core.outbox import GivenDelivery, SendResult
 from notbefore.courier.contract import check_accepts, check_marks_exercises, check_refuses, messages
 from notbefore.courier.message import Message, Receipt, Sink
 from notbefore.courier.sinks import make, try_out
-from notbefore.courier.worker import Attempt, Worker
+from notbefore.courier.worker import Worker
 from notbefore.errors import ConfigError, SendError
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually
@@ -155,14 +155,13 @@ def delivery() -> GivenDelivery:
 def test_a_bug_of_a_sink_is_dead_at_once_and_loud(
     error: Exception, permanent: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    attempts: list[Attempt] = []
-    worker = Worker("it", lambda: Bad(error), attempts.append)
+    results: list[SendResult] = []
+    worker = Worker("it", lambda: Bad(error), lambda _name, one: results.append(one), str)
     worker.give([delivery()])
-    eventually(lambda: attempts)
-    (attempt,) = attempts
-    assert attempt.error is not None
-    assert (attempt.error.permanent, attempt.error.may_pass) == (permanent, False)
-    assert ("a bug in the sink" in str(attempt.error)) is permanent
+    eventually(lambda: results)
+    (result,) = results
+    assert result.outcome == ("refused" if permanent else "failed")
+    assert ("a bug in the sink" in result.error) is permanent
     assert any(record.exc_info for record in caplog.records), "with its traceback"
 
 

@@ -93,7 +93,7 @@ def main() -> int:
         signal.signal(number, lambda *_: None)
     redact = Redactor(known_secrets(orders.sinks))
     set_up(orders.log_format, orders.log_level, redact)
-    # it logs each failure; the sink takes these lines as the cause, which is logged once (``FailureLog``)
+    # it logs each failure; the sink takes these lines as the cause, which is logged once a minute
     logging.getLogger("apprise").propagate = orders.log_level == "debug"
 
     def sink(name: str) -> Sink:

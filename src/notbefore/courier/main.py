@@ -5,7 +5,6 @@ them can be killed. Its main thread talks to the agent; each sink has one thread
 after its deadline, and the courier leaves: the agent starts another one.
 """
 
-import logging
 import socket
 import time
 from collections import deque
@@ -16,21 +15,15 @@ from typing import Final
 import msgspec
 
 from notbefore.core.outbox import GivenDelivery, SendResult
-from notbefore.core.text import shortened
 from notbefore.courier.channel import Channel, wait
-from notbefore.courier.failure_log import Failure, FailureLog
 from notbefore.courier.message import Sink
 from notbefore.courier.orders import DONE, HUNG, TURN_INTERVAL, FromAgent, Given, Leave, Orders, Turn
 from notbefore.courier.redact import known_secrets
-from notbefore.courier.worker import Attempt, Worker
-from notbefore.errors import SendError
+from notbefore.courier.worker import Worker
 
 BATCH: Final = 16  # deliveries given to a sink at once, while it is quick
 GATHER: Final = 0.005  # seconds in which results are gathered for one turn, while more is under way
 LEAVE_SECONDS: Final = 2.0  # for what is under way, where another sink hangs
-MAX_ERROR: Final = 300  # characters of a cause that are kept
-
-log = logging.getLogger("notbefore.courier")
 
 
 class Courier:
@@ -43,7 +36,7 @@ class Courier:
         self._orders = orders
         self._make = make
         self._redact = redact
-        self._attempts: deque[Attempt] = deque()  # made by the workers, and not looked at yet
+        self._reported: deque[tuple[str, SendResult]] = deque()  # by the workers, and not looked at yet
         self._signaled = False  # a byte is under way that says so
         self._reader, self._writer = socket.socketpair()  # sockets: a pipe cannot be waited for on every system
         for end in (self._reader, self._writer):
@@ -56,7 +49,6 @@ class Courier:
         self._asked = False  # and not answered yet
         self._woken = True
         self._last_turn = 0.0  # monotonic seconds
-        self._failures = FailureLog(time.monotonic)
         self._hanging: set[str] = set()  # sinks
         self._leave_at: float | None = None  # monotonic seconds: nothing more is taken, and the end is near
 
@@ -72,9 +64,7 @@ class Courier:
             self._gather_results()
             self._look_for_hanging()
             self._turn()
-            self._failures.tick()
             if self._is_done():
-                self._failures.count()
                 return HUNG if self._hanging else DONE
             self._wait()
 
@@ -121,68 +111,37 @@ class Courier:
         if name not in self._workers:
             config = self._orders.sinks[name]
             self._workers[name] = Worker(
-                name, lambda: self._make(name), self._report, lambda: known_secrets({name: config})
+                name, lambda: self._make(name), self._report, self._redact, lambda: known_secrets({name: config})
             )
         return self._workers[name]
 
-    def _report(self, attempt: Attempt) -> None:
-        self._attempts.append(attempt)
+    def _report(self, name: str, result: SendResult) -> None:
+        self._reported.append((name, result))
         if not self._signaled:
             self._signaled = True
             with suppress(OSError):  # it is over: this thread hung, and comes to an end late
                 self._writer.send(b".")
 
-    # ---- results
-
     def _gather_results(self) -> None:
-        while self._attempts:
-            attempt = self._attempts.popleft()
-            expected = self._under_way[attempt.delivery.sink].pop(attempt.delivery.delivery_id, None) is not None
-            if not expected and attempt.receipt is None:
-                continue  # it hung, and was reported as failed
-            if not self._results:
-                self._gathering = time.monotonic()
-            self._results.append(self._result_of(attempt))
-
-    def _result_of(self, attempt: Attempt) -> SendResult:
-        delivery, error, receipt = attempt.delivery, attempt.error, attempt.receipt
-        if receipt is not None:
-            self._failures.delivered(delivery.sink)
-            log.debug("sink %s accepted %s (%s)", delivery.sink, _what(delivery), delivery.delivery_id[:8])
-            return SendResult(
-                delivery_id=delivery.delivery_id,
-                outcome="accepted",
-                thread=receipt.thread,
-                repeat=receipt.repeat,
-                template_failed=receipt.fallback,
-            )
-        if error is None:
-            return SendResult(delivery.delivery_id, "returned")
-        cause = shortened(self._redact(str(error)), MAX_ERROR)
-        self._log_failure(attempt, cause)
-        if attempt.again:
-            return SendResult(delivery.delivery_id, "failed", cause, error.retry_after)
-        return SendResult(delivery.delivery_id, "refused", cause)
-
-    def _log_failure(self, attempt: Attempt, cause: str) -> None:
-        delivery, level = attempt.delivery, logging.WARNING
-        text = f"did not accept {_what(delivery)} ({cause}): it will be tried again"
-        if not (attempt.again or delivery.repetition):
-            level = logging.ERROR
-            way_out = f"correct the cause, then, on an agent, `notbefore outbox retry {delivery.delivery_id[:8]}`"
-            text = f"refused {_what(delivery)} for good ({cause}): {way_out}"
-        self._failures.failed(Failure(delivery.sink, level, f"sink {delivery.sink} {text}", cause))
+        while self._reported:
+            name, result = self._reported.popleft()
+            expected = self._under_way[name].pop(result.delivery_id, None) is not None
+            if expected or result.outcome == "accepted":  # else it hung, and was reported as failed
+                if not self._results:
+                    self._gathering = time.monotonic()
+                self._results.append(result)
 
     # ---- the end
 
     def _look_for_hanging(self) -> None:
         """Report what hangs, and leave: its thread cannot be ended otherwise. What waits behind it is not answered."""
         for name, worker in self._workers.items():
+            if name in self._hanging:
+                continue
             limit = self._orders.sinks[name].settings.timeout.seconds + self._orders.deadline_grace
-            delivery = worker.hangs(limit)
-            if delivery is not None and self._under_way[name].pop(delivery.delivery_id, None) is not None:
-                error = SendError(f"no end after {limit:g} s: given up")
-                self._results.append(self._result_of(Attempt(delivery, None, error)))
+            result = worker.hangs(limit)
+            if result is not None and self._under_way[name].pop(result.delivery_id, None) is not None:
+                self._results.append(result)
                 self._hanging.add(name)
                 self._woken = True
         if self._hanging and self._leave_at is None and not self._runs_once:
@@ -200,7 +159,7 @@ class Courier:
     def _is_done(self) -> bool:
         if self._leave_at is None or self._runs_once:
             return False
-        if self._asked or self._results or self._attempts:
+        if self._asked or self._results or self._reported:
             return False  # the agent answers at once, or has ended
         waited_for = any(given for name, given in self._under_way.items() if name not in self._hanging)
         return not waited_for or time.monotonic() >= self._leave_at
@@ -214,9 +173,3 @@ class Courier:
         self._signaled = False  # first: what is added from here on wakes it again
         with suppress(BlockingIOError):
             self._reader.recv(4096)
-
-
-def _what(delivery: GivenDelivery) -> str:
-    """The delivery, in a log line."""
-    repeated = "the repetition of " if delivery.repetition else ""
-    return f"{repeated}`{delivery.kind}` of event {delivery.event_key}"
