@@ -459,7 +459,7 @@ class Cuts:
         store = Store(place, Clock())
         records = [msgspec.json.decode(record) for record in store.history(None, 1_000_000).records]
         known = {delivery_id(record["azure.scheduled_event.change_id"], "hook") for record in records}
-        self.unreadable += store.file.damaged + store.unreadable_rows
+        self.unreadable += store.disk.file.damaged + store.disk.file.unreadable_rows
         self.forgotten += bool(accepted - known)
         store.close()
 

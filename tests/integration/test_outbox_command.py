@@ -23,7 +23,7 @@ from notbefore.store.file import FILE_NAME, StoredState
 from notbefore.store.store import Store
 from support.agent import eventually, notbefore
 from support.azure import T0, event
-from support.box import delivery
+from support.box import delivery, rows_of
 
 NOBODY = 65534
 WEEK = 7 * 86_400.0
@@ -39,10 +39,10 @@ def refuse(store: Store, *refused: Delivery, listed: tuple[str, ...] = ()) -> No
     """Have dead letters, of which some belong to events that are still listed."""
     events = {key: TrackedEvent(event(EventId=key), "self", Instant(T0), beginning_seen=True) for key in listed}
     store.commit(StoredState(tracked=Tracked(events=events)))
-    store.put(refused)
-    eventually(lambda: store.behind == 0)
-    store.exchange([], {one.sink: 100 for one in refused})
-    store.exchange([SendResult(one.delivery_id, "refused", "404") for one in refused], {})
+    store.outbox.put(refused)
+    eventually(lambda: store.disk.behind == 0)
+    store.outbox.exchange([], {one.sink: 100 for one in refused})
+    store.outbox.exchange([SendResult(one.delivery_id, "refused", "404") for one in refused], {})
 
 
 def left(directory: Path, *refused: Delivery, listed: tuple[str, ...] = ()) -> Path:
@@ -54,7 +54,7 @@ def left(directory: Path, *refused: Delivery, listed: tuple[str, ...] = ()) -> P
 
 def rows(directory: Path) -> dict[str, Row]:
     with closing(Store(directory, Clock())) as store:
-        return {row.id[0]: row for row in store.rows()}
+        return {row.id[0]: row for row in rows_of(store)}
 
 
 def done(*words: str) -> str:
@@ -124,12 +124,12 @@ def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
         control = ControlSocket(tmp_path, answer)
         control.start()
         eventually(lambda: listens(tmp_path))
-        store.put([dead("a")])
-        eventually(lambda: store.exchange([], {"hook": 1}))
+        store.outbox.put([dead("a")])
+        eventually(lambda: store.outbox.exchange([], {"hook": 1}))
         being_sent = "1 left as they are: they are being sent"
         assert done("retry", "a", "--state-dir", str(tmp_path)).endswith(f"is running, {being_sent}.\n")
         assert done("drop", "a", "--state-dir", str(tmp_path)) == f"0 dropped, {being_sent}.\n"
-        store.courier_ended()
+        store.outbox.courier_ended()
         assert done("drop", "a", "--state-dir", str(tmp_path)) == "1 dropped.\n"
         control.stop()
 

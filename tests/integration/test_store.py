@@ -21,14 +21,16 @@ from notbefore.core.outbox import SendResult
 from notbefore.core.record import Record, Vm
 from notbefore.errors import StoreError
 from notbefore.process.clock import Clock
+from notbefore.store.disk import DiskHangsError
 from notbefore.store.file import FILE_NAME, StateFile, StoredState, Writing
-from notbefore.store.store import MAX_EXERCISES, Store, StoredChange
+from notbefore.store.store import Store
+from notbefore.store.stored_outbox import MAX_EXERCISES, StoredChange
 from support.agent import eventually
 from support.azure import T0
-from support.box import change
+from support.box import change, rows_of
 from support.box import delivery as made
 from support.file import read_records
-from support.sick import SickDisk
+from support.sick import SickDisk, settle
 from support.tracking import SteppedClock
 
 ME = StoredState(vm=Vm(name="me"))
@@ -38,16 +40,6 @@ ME = StoredState(vm=Vm(name="me"))
 def store_in(directory: Path, clock: Clock | None = None, **settings: Any) -> Iterator[Store]:
     with closing(Store(directory, clock or Clock(), **settings)) as store:
         yield store
-
-
-def settle(store: Store) -> None:
-    """Until all is written; a store that is looked after, as the main thread does."""
-
-    def settled() -> bool:
-        store.tick()
-        return store.behind == 0 and store.degraded is None
-
-    eventually(settled)
 
 
 def stored(number: int, *deliveries: Delivery, kind: Any = "announced") -> StoredChange:
@@ -64,27 +56,27 @@ def delivery(event_key: str = "e", **fields: Any) -> Delivery:
 
 
 def events(store: Store) -> list[str]:
-    return [row.delivery.event_key for row in store.rows()]
+    return [row.delivery.event_key for row in rows_of(store)]
 
 
 def test_what_was_remembered_is_there_after_a_restart(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
         number = store.commit(ME, [stored(1, delivery("e1", created=0.0))])
-        assert store.wait_written(number, 20)
+        assert store.disk.wait_written(number, 20)
     with store_in(tmp_path) as store:
         assert store.load() == ME
         assert events(store) == ["e1"]
         assert len(store.history(None, 10).records) == 1
-        assert store.outbox_view().counts == {("chat", "accepted"): 1}
+        assert store.outbox.view().counts == {("chat", "accepted"): 1}
 
 
 def test_only_what_is_news_is_written_again(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
-        assert store.wait_written(store.commit(ME), 20)
+        assert store.disk.wait_written(store.commit(ME), 20)
         before = store.commit(ME)
         assert store.commit(ME) == before
-        store.exchange([], {"chat": 1})
-        assert store.behind == 0
+        store.outbox.exchange([], {"chat": 1})
+        assert store.disk.behind == 0
 
 
 def test_a_delivery_goes_once_it_is_written_and_who_may_send_is_called(tmp_path: Path) -> None:
@@ -92,31 +84,29 @@ def test_a_delivery_goes_once_it_is_written_and_who_may_send_is_called(tmp_path:
     clock = SteppedClock()
     with store_in(tmp_path, clock, to_deliver=lambda: calls.append(1)) as store:
         with SickDisk(store) as disk:
-            store.put([delivery(created=clock.time(), due=clock.time())])
-            assert store.exchange([], {"chat": 1}) == []
+            store.outbox.put([delivery(created=clock.time(), due=clock.time())])
+            assert store.outbox.exchange([], {"chat": 1}) == []
             disk.heal()
         eventually(lambda: len(calls) == 2)
-        assert len(store.exchange([], {"chat": 1})) == 1
+        assert len(store.outbox.exchange([], {"chat": 1})) == 1
 
 
 def test_the_attempts_at_an_exercise_are_remembered_and_it_is_in_no_history(tmp_path: Path) -> None:
     clock = SteppedClock()
     with store_in(tmp_path, clock) as store:
-        assert (
-            store.exercise("e1", [stored(1, delivery("e1", created=clock.time(), due=clock.time(), expires=1e12))])
-            == []
-        )
+        one = delivery("e1", created=clock.time(), due=clock.time(), expires=1e12)
+        assert store.outbox.exercise("e1", [stored(1, one)]) == []
         settle(store)
         clock.go(3)
-        (given,) = store.exchange([], {"chat": 1})
+        (given,) = store.outbox.exchange([], {"chat": 1})
         failed = SendResult(given.delivery_id, "failed", "no answer")
-        store.exchange([failed], {})
-        (attempt,) = store.exercise("e1")
+        store.outbox.exchange([failed], {})
+        (attempt,) = store.outbox.exercise("e1")
         assert (attempt.sink, attempt.kind, attempt.result, attempt.took) == ("chat", "announced", failed, 3.0)
         assert not store.history(None, 10).records
         for number in range(MAX_EXERCISES):
-            store.exercise(f"later{number}")
-        assert store.exercise("e1") == []
+            store.outbox.exercise(f"later{number}")
+        assert store.outbox.exercise("e1") == []
 
 
 def test_a_sick_disk_is_waited_for_no_longer_than_a_second(tmp_path: Path) -> None:
@@ -125,23 +115,23 @@ def test_a_sick_disk_is_waited_for_no_longer_than_a_second(tmp_path: Path) -> No
         first, second = (delivery(created=clock.time(), due=clock.time(), expires=1e12) for _ in range(2))
         with SickDisk(store) as disk:
             number = store.commit(ME, [stored(1, first, second)])
-            assert not store.wait_written(number, 20)
-            assert store.degraded == "database is locked"
-            assert store.next_due() == 1.0
+            assert not store.disk.wait_written(number, 20)
+            assert store.disk.degraded == "database is locked"
+            assert store.outbox.next_due() == 1.0
             clock.go(1.0)
-            (given,) = store.exchange([], {"chat": 9})
-            assert store.exchange([SendResult(given.delivery_id, "accepted")], {"chat": 9}) == []
+            (given,) = store.outbox.exchange([], {"chat": 9})
+            assert store.outbox.exchange([SendResult(given.delivery_id, "accepted")], {"chat": 9}) == []
             clock.go(1.0)
-            assert len(store.exchange([], {"chat": 9})) == 1
+            assert len(store.outbox.exchange([], {"chat": 9})) == 1
             assert len(store.history(None, 10).records) == 1
             disk.heal()
-        assert store.wait_written(number, 0.0)
+        assert store.disk.wait_written(number, 0.0)
     assert len(read_records(tmp_path)) == 1
 
 
 def test_what_only_memory_knew_is_forgotten_by_who_is_killed(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
-        store.wait_written(store.commit(ME, [stored(1, delivery("e1"))]), 20)
+        store.disk.wait_written(store.commit(ME, [stored(1, delivery("e1"))]), 20)
         shutil.copytree(tmp_path, tmp_path / "killed")
         with SickDisk(store):
             store.commit(ME, [stored(2, delivery("e2"))])
@@ -154,9 +144,9 @@ def test_what_only_memory_knew_is_forgotten_by_who_is_killed(tmp_path: Path) -> 
 def test_a_file_that_is_not_ours_any_more_is_written_anew(tmp_path: Path, how: str) -> None:
     path = tmp_path / "state" / FILE_NAME
     with store_in(path.parent) as store:
-        store.wait_written(store.commit(ME, [stored(1, delivery("e1"))]), 20)
+        store.disk.wait_written(store.commit(ME, [stored(1, delivery("e1"))]), 20)
         older = path.read_bytes()
-        store.wait_written(store.commit(StoredState(vm=Vm(name="newer")), [stored(2, delivery("e2"))]), 20)
+        store.disk.wait_written(store.commit(StoredState(vm=Vm(name="newer")), [stored(2, delivery("e2"))]), 20)
         if how == "deleted":
             path.unlink()
         elif how == "replaced":
@@ -169,7 +159,7 @@ def test_a_file_that_is_not_ours_any_more_is_written_anew(tmp_path: Path, how: s
         else:
             with path.open("r+b") as file:
                 file.truncate(0 if how == "emptied" else len(older) // 2)
-        store.put([delivery("e3")])
+        store.outbox.put([delivery("e3")])
         settle(store)
         assert events(store) == ["e1", "e2", "e3"]
     with store_in(path.parent) as store:
@@ -181,29 +171,25 @@ def test_a_file_that_is_not_ours_any_more_is_written_anew(tmp_path: Path, how: s
 def test_a_file_that_is_deleted_while_nothing_happens_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notbefore.store.store.LOOK_INTERVAL", 0.05)
+    monkeypatch.setattr("notbefore.store.disk.LOOK_INTERVAL", 0.05)
     with store_in(tmp_path) as store:
-        store.wait_written(store.commit(ME), 20)
+        store.disk.wait_written(store.commit(ME), 20)
         (tmp_path / FILE_NAME).unlink()
-
-        def made_anew() -> bool:
-            store.tick()
-            return (tmp_path / FILE_NAME).exists() and store.degraded is None
-
-        eventually(made_anew)
+        eventually((tmp_path / FILE_NAME).exists)
+        settle(store)
     with store_in(tmp_path) as store:
         assert store.load() == ME
 
 
 def test_a_damaged_file_is_set_aside_at_the_start_and_read_as_far_as_it_goes(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
-        store.wait_written(store.commit(ME, [stored(number, delivery(f"e{number}")) for number in range(200)]), 20)
+        store.disk.wait_written(store.commit(ME, [stored(number, delivery(f"e{number}")) for number in range(200)]), 20)
     path = tmp_path / FILE_NAME
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)
         file.write(b"\xff" * 20_000)
     with store_in(tmp_path) as store:
-        assert store.file.damaged == 1
+        assert store.disk.file.damaged == 1
         settle(store)
         kept = len(events(store))
         assert kept
@@ -212,18 +198,17 @@ def test_a_damaged_file_is_set_aside_at_the_start_and_read_as_far_as_it_goes(tmp
         assert len(events(store)) == kept
 
 
-def test_a_row_that_cannot_be_read_costs_that_row_and_is_kept(tmp_path: Path) -> None:
+def test_a_row_that_cannot_be_read_costs_that_row(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
-        store.wait_written(store.commit(ME, [stored(1, delivery("e1"), delivery("e2"))]), 20)
-        (first, _) = store.rows()
+        store.disk.wait_written(store.commit(ME, [stored(1, delivery("e1"), delivery("e2"))]), 20)
+        (first, _) = rows_of(store)
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as db, db:
         db.execute("UPDATE rows SET body = x'ff' WHERE key = ?", (first.id,))
     for found in (1, 0):
         with store_in(tmp_path) as store:
-            assert (events(store), store.unreadable_rows) == (["e2"], found)
+            assert (events(store), store.disk.file.unreadable_rows) == (["e2"], found)
             assert store.load() == ME
-    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as db:
-        assert db.execute("SELECT key FROM rows WHERE kind = 'unreadable delivery'").fetchall() == [(first.id,)]
+            settle(store)
 
 
 @pytest.mark.parametrize(("version", "ours"), [(1, False), (99, True)])
@@ -237,7 +222,7 @@ def test_a_file_of_another_schema(tmp_path: Path, version: int, *, ours: bool) -
     with store_in(tmp_path) as store:
         settle(store)
         assert store.load() == StoredState()
-    assert list(tmp_path.glob(FILE_NAME + ".schema-1-*"))
+    assert list(tmp_path.glob(FILE_NAME + ".damaged-*"))
 
 
 def test_another_process_that_holds_the_directory_is_named(tmp_path: Path) -> None:
@@ -256,7 +241,7 @@ def test_a_directory_may_be_a_link_as_that_of_a_dynamic_user_is(tmp_path: Path) 
     link = tmp_path / "notbefore"
     link.symlink_to(place)
     with store_in(link) as store:
-        store.put([delivery("e1")])
+        store.outbox.put([delivery("e1")])
         settle(store)
     with store_in(place) as store:
         assert events(store) == ["e1"]
@@ -265,7 +250,7 @@ def test_a_directory_may_be_a_link_as_that_of_a_dynamic_user_is(tmp_path: Path) 
 @pytest.mark.parametrize("mode", [0o000, 0o400, 0o644])
 def test_a_file_of_ours_can_be_read_and_written_by_us_alone(tmp_path: Path, mode: int) -> None:
     with store_in(tmp_path) as store:
-        store.wait_written(store.commit(ME), 20)
+        store.disk.wait_written(store.commit(ME), 20)
     store.path.chmod(mode)
     with store_in(tmp_path) as store:
         assert store.load() == ME
@@ -275,12 +260,12 @@ def test_a_file_of_ours_can_be_read_and_written_by_us_alone(tmp_path: Path, mode
 def test_records_that_a_sick_disk_kept_out_of_the_history_are_counted_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("notbefore.store.store.MAX_RECORDS", 3)
+    monkeypatch.setattr("notbefore.store.history.MAX_RECORDS", 3)
     with store_in(tmp_path) as store:
         settle(store)
         with SickDisk(store) as disk:
             store.commit(ME, [stored(number) for number in range(5)])
-            eventually(lambda: store.degraded)
+            eventually(lambda: store.disk.degraded)
             disk.heal()
         eventually(lambda: "2 records are missing in the history" in caplog.text)
         assert len(store.history(None, 100).records) == 3
@@ -299,9 +284,9 @@ def test_what_a_transaction_could_not_write_for_want_of_memory_is_written_by_the
     monkeypatch.setattr(StateFile, "write", without_memory)
     with store_in(tmp_path) as store:
         settle(store)
-        store.put([delivery("e1")])
+        store.outbox.put([delivery("e1")])
         eventually(lambda: not failures)
-        store.put([delivery("e2")])
+        store.outbox.put([delivery("e2")])
         settle(store)
     with store_in(tmp_path) as store:
         assert events(store) == ["e1", "e2"]
@@ -309,13 +294,13 @@ def test_what_a_transaction_could_not_write_for_want_of_memory_is_written_by_the
 
 def test_a_file_that_another_process_locks_is_read_all_the_same(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
-        store.wait_written(store.commit(ME, [stored(1, delivery("e1"))]), 20)
+        store.disk.wait_written(store.commit(ME, [stored(1, delivery("e1"))]), 20)
     with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as holder:
         holder.execute("BEGIN EXCLUSIVE")
         with store_in(tmp_path) as store:
             assert (store.load(), events(store)) == (ME, ["e1"])
-            store.put([delivery("e2")])
-            eventually(lambda: store.degraded)
+            store.outbox.put([delivery("e2")])
+            eventually(lambda: store.disk.degraded)
             holder.execute("ROLLBACK")
             settle(store)
     with store_in(tmp_path) as store:
@@ -326,11 +311,11 @@ def test_a_file_that_could_not_be_read_at_the_start_is_not_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with store_in(tmp_path) as store:
-        store.wait_written(store.commit(ME), 20)
-    monkeypatch.setattr("notbefore.store.store.START_PATIENCE", 0.0)  # as on a disk that answers too late
+        store.disk.wait_written(store.commit(ME), 20)
+    monkeypatch.setattr("notbefore.store.disk.START_PATIENCE", 0.0)  # as on a disk that answers too late
     with store_in(tmp_path) as store:
-        assert store.degraded is not None
-        store.put([delivery("e1")])
+        assert store.disk.degraded is not None
+        store.outbox.put([delivery("e1")])
         settle(store)
     (aside,) = (path for path in tmp_path.glob(FILE_NAME + ".unread-*") if not path.name.endswith("-journal"))
     with closing(sqlite3.connect(aside)) as db:
@@ -343,44 +328,36 @@ def test_another_boot_counts_no_time_until_imds_says_it(tmp_path: Path) -> None:
     with store_in(tmp_path, clock) as store:
         store.know_time(wall)
         reminder = delivery("e", kind="reminder", created=wall, due=wall + 60, expires=wall + 600)
-        store.put([reminder, delivery("f", created=wall, due=wall, expires=wall + 30)])
+        store.outbox.put([reminder, delivery("f", created=wall, due=wall, expires=wall + 30)])
         settle(store)
     after = SteppedClock("second")
     after.booted = 5.0
     with store_in(tmp_path, after) as store:
         settle(store)
-        assert [one.event_key for one in store.exchange([], {"chat": 9})] == ["f"]
-        store.courier_ended()
+        assert [one.event_key for one in store.outbox.exchange([], {"chat": 9})] == ["f"]
+        store.outbox.courier_ended()
         store.know_time(wall + 100)
         settle(store)
-        assert [one.event_key for one in store.exchange([], {"chat": 9})] == ["e"]
-        assert store.outbox_view().counts[("chat", "expired")] == 1
+        assert [one.event_key for one in store.outbox.exchange([], {"chat": 9})] == ["e"]
+        assert store.outbox.view().counts[("chat", "expired")] == 1
 
 
-def test_a_disk_that_hangs_for_long_is_given_no_more_and_more_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("notbefore.store.store.LOOK_INTERVAL", 0.0)
-    write, answers, looks = StateFile.write, threading.Event(), list[int]()
-
-    def slowly(file: StateFile, writing: Writing) -> None:
-        answers.wait(60)
-        write(file, writing)
-
-    monkeypatch.setattr(StateFile, "check", lambda _: looks.append(1))
+def test_what_a_disk_that_hangs_has_not_begun_in_time_is_never_done(tmp_path: Path) -> None:
+    answers, done = threading.Event(), list[str]()
     with store_in(tmp_path) as store:
         settle(store)
-        monkeypatch.setattr(StateFile, "write", slowly)
-        store.put([delivery("e1")])
-        eventually(lambda: store.degraded)
-        looks.clear()
-        for _ in range(50):
-            store.tick()
-            time.sleep(0.03)
+        first = threading.Thread(target=lambda: store.disk.do(answers.wait, 20))
+        first.start()
+        with pytest.raises(DiskHangsError, match="has not answered"):
+            store.disk.do(lambda: done.append("behind what hangs"), 0.2)
+        eventually(lambda: store.disk.hangs)
+        with pytest.raises(DiskHangsError):
+            store.disk.do(lambda: done.append("while it hangs"), 20)
         answers.set()
-        store.wait_written(2, 1)
-        eventually(lambda: store.behind == 0)
-        assert len(looks) < 40
+        first.join(20)
+        eventually(lambda: not store.disk.hangs)
+        store.disk.do(lambda: done.append("afterwards"), 20)
+    assert done == ["afterwards"]
 
 
 def test_the_time_until_imds_answers_is_counted_once_also_by_who_is_restarted_before(tmp_path: Path) -> None:
@@ -388,7 +365,7 @@ def test_the_time_until_imds_answers_is_counted_once_also_by_who_is_restarted_be
     wall = clock.time()
     with store_in(tmp_path, clock) as store:
         store.know_time(wall)
-        store.put([delivery(created=wall, due=wall, expires=wall + 600)])
+        store.outbox.put([delivery(created=wall, due=wall, expires=wall + 600)])
         settle(store)
     for down, left in ((100.0, 200.0), (500.0, -200.0)):
         directory, after = tmp_path / f"{down}", SteppedClock("second")
@@ -399,23 +376,23 @@ def test_the_time_until_imds_answers_is_counted_once_also_by_who_is_restarted_be
             with store_in(directory, after) as store:
                 settle(store)
                 after.go(150.0, steady=150.0, booted=150.0)
-                store.put([])  # as a note that it runs: it is written
+                store.outbox.put([])  # as a note that it runs: it is written
         with store_in(directory, after) as store:
             store.know_time(wall + down + 300)
             settle(store)
-            (row,) = store.rows()
+            (row,) = rows_of(store)
             assert row.expires - after.boot_time() == pytest.approx(left)
 
 
 def test_the_age_of_what_waits_is_right_whatever_the_wall_clock_does(tmp_path: Path) -> None:
     clock = SteppedClock()
     with store_in(tmp_path, clock) as store:
-        store.put([delivery(created=clock.time(), due=clock.time(), expires=1e12)])
+        store.outbox.put([delivery(created=clock.time(), due=clock.time(), expires=1e12)])
         clock.go(-3_000.0, steady=60.0, booted=60.0)
-        view = store.outbox_view()
+        view = store.outbox.view()
         assert clock.time() - view.oldest[("chat", "info")] == pytest.approx(60.0)
         settle(store)
-        assert len(store.exchange([], {"chat": 9})) == 1
+        assert len(store.outbox.exchange([], {"chat": 9})) == 1
 
 
 def test_what_comes_while_the_disk_recovers_is_written_without_another_step(
@@ -435,14 +412,13 @@ def test_what_comes_while_the_disk_recovers_is_written_without_another_step(
 
         monkeypatch.setattr(StateFile, "write", fails)
         store.commit(ME)
-        eventually(lambda: store.degraded)
+        eventually(lambda: store.disk.degraded)
         monkeypatch.setattr(StateFile, "write", recovers)
-        while not begun.wait(0.1):
-            store.tick()
+        assert begun.wait(20)
         store.commit(ME, [stored(1)])
         go.set()
-        eventually(lambda: store.degraded is None)
-        eventually(lambda: store.behind == 0, 5)
+        eventually(lambda: store.disk.degraded is None)
+        eventually(lambda: store.disk.behind == 0, 5)
     assert len(read_records(tmp_path)) == 1
 
 
@@ -456,7 +432,7 @@ def test_what_is_not_on_disk_is_on_the_first_page_of_the_history(tmp_path: Path)
 def test_the_history_is_bounded_in_bytes_and_given_in_pages(tmp_path: Path) -> None:
     with store_in(tmp_path, history_bytes=4_000) as store:
         for number in range(10):
-            store.wait_written(store.commit(ME, [stored(number)]), 20)
+            store.disk.wait_written(store.commit(ME, [stored(number)]), 20)
         size = len(stored(9).record)
         assert store.history(None, 2) == ([stored(8).record, stored(9).record], None)
     with store_in(tmp_path) as store:
@@ -472,7 +448,7 @@ def test_the_history_is_bounded_in_bytes_and_given_in_pages(tmp_path: Path) -> N
 
 def test_a_damaged_page_that_only_a_reader_finds_is_noticed_and_one_file_of_a_bad_disk_is_kept(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
-        store.wait_written(store.commit(ME, [stored(1), stored(2)]), 20)
+        store.disk.wait_written(store.commit(ME, [stored(1), stored(2)]), 20)
         for _ in range(3):
             with store.path.open("r+b") as file:
                 file.seek(24)
@@ -481,11 +457,11 @@ def test_a_damaged_page_that_only_a_reader_finds_is_noticed_and_one_file_of_a_ba
                 file.write(b"\xff" * (store.path.stat().st_size - 4096))
             store.history(None, 10)
             settle(store)
-        assert store.file.damaged == 3
+        assert store.disk.file.damaged == 3
         assert len(list(tmp_path.glob(FILE_NAME + ".damaged-*Z"))) == 1
         assert len(store.history(None, 10).records) == 2
     with store_in(tmp_path) as store:
-        assert (store.load(), store.file.damaged) == (ME, 0)
+        assert (store.load(), store.disk.file.damaged) == (ME, 0)
 
 
 def test_a_directory_that_cannot_be_locked_is_not_said_to_be_anothers(
@@ -497,17 +473,17 @@ def test_a_directory_that_cannot_be_locked_is_not_said_to_be_anothers(
     with monkeypatch.context() as patched:
         patched.setattr("fcntl.flock", no_locks)
         with store_in(tmp_path) as store:
-            assert "No locks available" in str(store.degraded)
+            assert "No locks available" in str(store.disk.degraded)
     with store_in(tmp_path) as store:
-        assert store.degraded is None
+        assert store.disk.degraded is None
 
 
 def test_what_waits_for_a_sink_that_is_configured_no_more_leaves_it_also_from_a_courier(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
-        store.put([delivery("a"), delivery("b")])
+        store.outbox.put([delivery("a"), delivery("b")])
         settle(store)
-        assert len(store.exchange([], {"chat": 1})) == 1
-        store.use_sinks({"ops"}, lambda _row: ("ops",))
-        assert sorted(row.delivery.sink for row in store.rows()) == ["chat", "ops"]
-        store.courier_ended()
-        assert {row.delivery.sink for row in store.rows()} == {"ops"}
+        assert len(store.outbox.exchange([], {"chat": 1})) == 1
+        store.outbox.use_sinks({"ops"}, lambda _row: ("ops",))
+        assert sorted(row.delivery.sink for row in rows_of(store)) == ["chat", "ops"]
+        store.outbox.courier_ended()
+        assert {row.delivery.sink for row in rows_of(store)} == {"ops"}

@@ -24,6 +24,7 @@ from notbefore.imds.poller import Poll
 from notbefore.store.store import Store
 from support.agent import eventually
 from support.azure import ID, ME, PEER, STARTED, body, item
+from support.box import rows_of
 from support.sick import SickDisk
 from support.tracking import SteppedClock, Tracking
 
@@ -331,8 +332,8 @@ def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_
 
 def given(store: Store, *results: SendResult, **room: int) -> Sequence[GivenDelivery]:
     """What a courier is given, once all that was known before is on disk."""
-    eventually(lambda: store.behind == 0)
-    return store.exchange(results, room)
+    eventually(lambda: store.disk.behind == 0)
+    return store.outbox.exchange(results, room)
 
 
 def trouble(agents: Agents) -> None:
@@ -365,7 +366,7 @@ def test_of_an_event_that_left_this_vm_nobody_is_reminded_and_nothing_is_repeate
     assert [one.kind for one in announced] == ["announced", "announced"]
     given(store, *[SendResult(one.delivery_id, "accepted", repeat=60) for one in announced])
     assert (
-        sorted((one.delivery.kind, one.state) for one in store.rows())
+        sorted((one.delivery.kind, one.state) for one in rows_of(store))
         == [("announced", "repeating")] * 2 + [("reminder", "pending")] * 2
     )
     agents.sees({**MINE, "Resources": [PEER]})
@@ -589,7 +590,7 @@ def test_what_was_another_vms_all_along_keeps_its_repetitions(agents: Agents) ->
     (one,) = given(agents.now.store, chat=1)
     given(agents.now.store, SendResult(one.delivery_id, "accepted", repeat=60))
     agents.identify(Vm(name="WestNO_7"))
-    assert [row.state for row in agents.now.store.rows()] == ["repeating"]
+    assert [row.state for row in rows_of(agents.now.store)] == ["repeating"]
 
 
 # ---- who is called, and what is promised then

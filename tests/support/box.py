@@ -7,6 +7,7 @@ from typing import Any
 from notbefore.core.change import Change, ChangeKind
 from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import OF_AN_AGENT, Bounds, GivenDelivery, Outbox, Row, SendResult
+from notbefore.store.store import Store
 from support.azure import T0, event
 
 NUMBERS = itertools.count()
@@ -63,6 +64,12 @@ class Box:
 
     def count(self, result: str) -> int:
         return self.counts.get(result, 0)
+
+
+def rows_of(store: Store) -> list[Row]:
+    """What is in the outbox of an agent, oldest first."""
+    with store.outbox.opened() as (outbox, _):
+        return list(outbox.rows())
 
 
 def ids(deliveries: Iterable[Delivery | GivenDelivery | Row]) -> list[str]:

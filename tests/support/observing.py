@@ -21,7 +21,8 @@ from notbefore.imds.poller import Poll
 from notbefore.process.clock import Clock
 from notbefore.store.disk import DiskThread
 from notbefore.store.file import StoredState
-from notbefore.store.store import Store, StoredChange
+from notbefore.store.store import Store
+from notbefore.store.stored_outbox import StoredChange
 from support.world import Account, World
 
 

@@ -25,9 +25,9 @@ class SickDisk:
     def heal(self) -> None:
         """Let it write again, and wait until all is written."""
         self._db.close()
+        settle(self._store)
 
-        def healthy() -> bool:
-            self._store.tick()
-            return self._store.degraded is None and not self._store.behind
 
-        eventually(healthy)
+def settle(store: Store) -> None:
+    """Wait until all is written."""
+    eventually(lambda: store.disk.behind == 0 and store.disk.degraded is None)

@@ -77,7 +77,7 @@ class Agent:
         check(make_orders(config))
         self._store = Store(Path(config.state.dir), clock, config.state.history_max_bytes, self._to_deliver)
         self._couriers = CourierManager(
-            make_orders(config), self._store, self._main.wake, lambda: self._store.lock.descriptor
+            make_orders(config), self._store.outbox, self._main.wake, lambda: self._store.disk.lock.descriptor
         )
         self._stdout = StdoutWriter()
         listeners = ChangeListeners(self._stdout, self._changed)
@@ -166,7 +166,7 @@ class Agent:
     def _use_sinks(self) -> None:
         """What waits for sinks that are not configured any more goes where the routes lead now."""
         routing, vm = self._config.routing, self._state.snapshot.vm
-        self._store.use_sinks(routing.sinks.keys(), lambda row: sinks_of(row.delivery.record, routing, vm))
+        self._store.outbox.use_sinks(routing.sinks.keys(), lambda row: sinks_of(row.delivery.record, routing, vm))
 
     # ---- the life of the process
 
@@ -181,7 +181,7 @@ class Agent:
                 self._stop()
                 threading.excepthook = previous_hook
         code = int(self._errors.given_up)
-        if self._store.hangs:
+        if self._store.disk.hangs:
             exit_at_once(code)
         return code
 
@@ -205,7 +205,6 @@ class Agent:
                 ("running", self._state.note_running),
                 ("heartbeats", self._heartbeats.send_due),
                 ("courier", self._couriers.tick),  # the first one sends what was left by the boot before
-                ("store", self._store.tick),
                 ("systemd", self._notify_systemd),
                 ("reload", self._reload_configuration),
             ):
@@ -223,10 +222,7 @@ class Agent:
     def _patience(self) -> float:
         # idle, only signals need attention here; where an event may start soon, a note is made each second
         tracked = self._state.snapshot.state.tracked
-        if self._freeze_meter.running or tracked.interrupting or self._store.degraded:
-            idle = 1.0
-        else:
-            idle = 5.0 if tracked.events else 10.0
+        idle = 1.0 if self._freeze_meter.running or tracked.interrupting else 5.0 if tracked.events else 10.0
         return min(self._couriers.patience, self._systemd.patience, idle)
 
     def _hang_up(self) -> None:

@@ -11,7 +11,8 @@ from msgspec import Raw, Struct
 
 from notbefore.core.delivery import Routing
 from notbefore.core.outbox import Row, RowState
-from notbefore.store.store import ExerciseAttempt, Store, StoredChange
+from notbefore.store.store import Store
+from notbefore.store.stored_outbox import ExerciseAttempt, StoredChange
 
 PAGE_BYTES: Final = 1024 * 1024  # of history in one reply: a whole one would be many times the agent's size
 
@@ -94,8 +95,8 @@ class Operations:
         return self._exercise(request)
 
     def _exercise(self, request: ExerciseRequest) -> ExerciseReply:
-        attempts = self._store.exercise(request.event_key, request.steps)
-        with self._store.outbox() as (outbox, now):
+        attempts = self._store.outbox.exercise(request.event_key, request.steps)
+        with self._store.outbox.opened() as (outbox, now):
             rows = [row for row in outbox.rows() if row.delivery.event_key == request.event_key]
             if request.end:
                 outbox.drop([row.id for row in rows])
@@ -104,7 +105,7 @@ class Operations:
 
     def _outbox(self, request: OutboxRequest) -> OutboxReply:
         listed = self._store.load().tracked.events.keys()
-        with self._store.outbox() as (outbox, now):
+        with self._store.outbox.opened() as (outbox, now):
             rows = [] if request.ids else list(outbox.rows(request.state, request.sink))
             for prefix in request.ids:
                 matching = [row for row in outbox.rows() if row.id.startswith(prefix)]

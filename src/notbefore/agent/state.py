@@ -21,7 +21,8 @@ from notbefore.core.record import Record, Vm
 from notbefore.metrics.process import PollFigures
 from notbefore.process.clock import Clock, ClockReading
 from notbefore.store.file import StoredState
-from notbefore.store.store import Store, StoredChange
+from notbefore.store.store import Store
+from notbefore.store.stored_outbox import StoredChange
 
 WRITE_PATIENCE: Final = 10.0  # seconds for what must be on disk: how far an approval has come, and an orderly end
 
@@ -143,7 +144,7 @@ class AgentState:
                 self._listeners.write_record(one.record + b"\n")
         if stored:
             self._listeners.changed()
-        return self._store.wait_written(number, on_disk)
+        return self._store.disk.wait_written(number, on_disk)
 
     def _publish(self) -> None:
         self._snapshot = AgentSnapshot(self._newest, self.poll, self.vm_of(self._newest))
@@ -164,11 +165,11 @@ class AgentState:
             with self._lock:
                 self._newest = replace(self._with_times(self._newest), clean=True, last_running=self._now())
                 number = self._store.commit(self._newest)
-            self._store.wait_written(number, WRITE_PATIENCE)
+            self._store.disk.wait_written(number, WRITE_PATIENCE)
 
     def put(self, delivery: Delivery) -> None:
         """Have something delivered that no change causes."""
-        self._store.put([delivery])
+        self._store.outbox.put([delivery])
 
     def vm_of(self, state: StoredState) -> Vm | None:
         """Who this VM is by a state and the configuration; ``None`` where neither says it."""

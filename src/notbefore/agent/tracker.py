@@ -232,7 +232,8 @@ class Tracker:
             return made or ((identified, ()) if identified != state else None)
 
         self._state.commit(step)
-        with self._store.outbox() as (outbox, _):  # what was announced as if it might be this VM's is not repeated
+        # what was announced as if it might be this VM's is not repeated
+        with self._store.outbox.opened() as (outbox, _):
             outbox.no_longer_affected(*others)
         vm = self._state.snapshot.vm
         if vm != self._logged_vm and vm is not None:

@@ -84,9 +84,9 @@ class AgentView:
         figures = replace(
             read_figures(),
             polling=poll,
-            store_degraded=self._store.degraded is not None,
-            store_damaged=self._store.file.damaged,
-            store_unreadable_rows=self._store.unreadable_rows,
+            store_degraded=self._store.disk.degraded is not None,
+            store_damaged=self._store.disk.file.damaged,
+            store_unreadable_rows=self._store.disk.file.unreadable_rows,
             vm=_labels(known.vm),
         )
         return Snapshot(
@@ -94,7 +94,7 @@ class AgentView:
             totals=known.state.totals,
             figures=figures,
             now=self._clock.now(),
-            outbox=self._store.outbox_view(),
+            outbox=self._store.outbox.view(),
             sinks=tuple(config.sinks),
         )
 
@@ -111,7 +111,7 @@ class AgentView:
         """The last good answer of IMDS is new, and the state is written where it survives the end of the machine."""
         figures, known = self._in_use().figures(), self._state.snapshot
         reasons = [figures.courier_trouble] if figures.courier_trouble else []
-        if (degraded := self._store.degraded) is not None:
+        if (degraded := self._store.disk.degraded) is not None:
             reasons.append(f"the state cannot be written, what is new does not survive a restart: {degraded}")
         if known.unreadable:
             reasons.append(f"{known.unreadable} listed events cannot be read: the log says why")
@@ -167,11 +167,11 @@ class AgentView:
             endpoint=polling.endpoint,
             imds_error=self._state.snapshot.poll.failure,
             state_file=str(self._store.path),
-            degraded=self._store.degraded,
-            damaged_files=self._store.file.damaged,
+            degraded=self._store.disk.degraded,
+            damaged_files=self._store.disk.file.damaged,
             courier_running=read_figures().courier.running,
             sinks={name: sink.kind for name, sink in config.sinks.items()},
-            outbox=self._store.outbox_view(),
+            outbox=self._store.outbox.view(),
             watching_since=self._since,
             links=config.messages.links,
         )

@@ -38,7 +38,7 @@ from notbefore.core.tracked import Observation, Tracked
 from notbefore.errors import ConfigError, ImdsError
 from notbefore.imds.client import ImdsClient
 from notbefore.imds.identity import fetch_vm
-from notbefore.store.store import ExerciseAttempt, StoredChange
+from notbefore.store.stored_outbox import ExerciseAttempt, StoredChange
 
 NOT_SENT: Final = SendResult("", "returned", "nobody has tried to send it")
 LOOK_INTERVAL: Final = 0.1  # seconds between two looks at what has become of it

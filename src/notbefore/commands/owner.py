@@ -30,8 +30,8 @@ def asking(directory: Path, reply: type[R], routing: Routing) -> Iterator[Callab
 
         def answer(request: Request) -> R:
             reply = operations.answer(request)
-            if isinstance(reply, OutboxReply) and reply.done and not store.wait_written(None, WRITE_PATIENCE):
-                why = store.degraded or "the disk does not answer"
+            if isinstance(reply, OutboxReply) and reply.done and not store.disk.wait_written(None, WRITE_PATIENCE):
+                why = store.disk.degraded or "the disk does not answer"
                 raise StoreError(f"{store.path} cannot be written ({why}): nothing was changed")
             return cast("R", reply)
 
@@ -53,6 +53,6 @@ def open_store(directory: Path) -> Iterator[Store]:
         os.setegid(owner.st_gid)  # what is made there is to be the agent's
         os.seteuid(owner.st_uid)
     with closing(Store(directory, Clock())) as store:
-        if store.degraded is not None:
-            raise StoreError(f"{path} cannot be opened ({store.degraded})")
+        if store.disk.degraded is not None:
+            raise StoreError(f"{path} cannot be opened ({store.disk.degraded})")
         yield store

@@ -205,7 +205,7 @@ DEGRADED: Final = Metric(
 UNREADABLE_ROWS: Final = Metric(
     "notbefore_store_unreadable_rows",
     "counter",
-    "Rows of the state file that could not be read. Each was set aside; its content is lost to the agent.",
+    "Rows of the state file that could not be read. Each is named in the log, and dropped.",
 )
 DAMAGED: Final = Metric("notbefore_store_damaged_files", "counter", "Damaged state files that were set aside.")
 RELOADS: Final = Metric(

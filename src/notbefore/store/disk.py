@@ -1,18 +1,32 @@
-"""``DiskThread``: what touches a disk is done in a thread of its own, and waited for with a deadline.
+"""``DiskThread``: the one thread that uses the disk. It writes what is behind, and nobody else waits for that.
 
-A disk that fails raises an error; one that hangs does not: ``fsync`` returns after minutes, or never. Nobody can end
-it, so whoever waits for it goes on without it.
+A disk that fails raises an error; one that hangs does not: ``fsync`` returns after minutes, or never, and nobody can
+end it. After any doubt all of memory is written anew.
 """
 
-import queue
+import logging
+import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from notbefore.errors import StoreError
+from notbefore.store.file import FILE_NAME, FileReplacedError, Loaded, StateFile, Writing
+from notbefore.store.lock import OwnerLock
+
+START_PATIENCE: Final = 12.0  # seconds to read the file at the start: without it, all of it would be news
+SLOW: Final = 1.0  # seconds of a transaction from which the disk counts as sick
+RETRY_INTERVAL: Final = 1.0  # seconds between attempts to write to a disk that is sick
+LOOK_INTERVAL: Final = 10.0  # seconds between looks whether the file was deleted
+CLOSE_PATIENCE: Final = 1.5  # seconds to close the file
 _SLICES: Final = 8  # a machine that was frozen for longer than the deadline loses one of them, not all
+
+log = logging.getLogger("notbefore.store")
 
 T = TypeVar("T")
 
@@ -22,19 +36,90 @@ class DiskHangsError(TimeoutError):
 
 
 class DiskThread:
-    """Does one thing after the other. Safe to call from several threads. ``patience``: in seconds, see ``hangs``."""
+    """``memory``: the lock of what is remembered; it is never held over the disk.
 
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._since: float | None = None  # monotonic seconds: when the thread began what it does now
+    With it held, ``collect`` gives what is to be written (``True``: all that there is), and ``written`` is called when
+    that is on disk; it returns how many records are missing in the history.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        history_bytes: int,
+        memory: threading.Condition,
+        collect: Callable[[bool], Writing],
+        written: Callable[[Writing], int],
+    ) -> None:
+        self.file = StateFile(directory / FILE_NAME, history_bytes)
+        self.lock = OwnerLock(directory)  # a courier inherits it
+        self._memory = memory
+        self._collect = collect
+        self._written = written
+        self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._step = self._written_step = 0
+        self._everything = False  # nobody knows what is in the file: all of memory is behind
+        self._trouble: str | None = None  # why the last transaction failed
+        self._next = time.monotonic() + LOOK_INTERVAL  # when to look at the disk again, or to try it
+        self._since: float | None = None  # monotonic seconds: when it began what it does now
+        self._ends = False
         threading.Thread(target=self._run, name="disk", daemon=True).start()
+
+    # ---- how the disk is
 
     @property
     def hangs(self) -> bool:
-        """What was begun has taken longer than the deadline, and has not ended."""
+        """What was begun has taken longer than ``SLOW``, and has not ended; maybe it never does."""
         since = self._since
-        return since is not None and time.monotonic() - since > self._patience
+        return since is not None and time.monotonic() - since > SLOW
+
+    @property
+    def degraded(self) -> str | None:
+        """Why what is known is not on disk, in words; ``None``: it is, or will be in a moment."""
+        if self.hangs:
+            return self._trouble or f"the disk has not answered for {SLOW:g} s"
+        return self._trouble
+
+    @property
+    def behind(self) -> int:
+        """Steps that are not on disk."""
+        return self._step - self._written_step
+
+    # ---- for the owner of the memory
+
+    def load(self) -> Loaded | None:
+        """What the file holds; ``None``: it cannot be read, and is kept aside. Raises ``StoreError``."""
+        try:
+            loaded = self.do(self._load, START_PATIENCE)
+        except StoreError:
+            self._end()
+            raise
+        except (sqlite3.Error, OSError) as error:
+            self._failed(error)
+            return None
+        self._everything = not self.file.known  # it was damaged, or another process has locked it
+        if self._everything:
+            with self._memory:
+                self.stepped()
+        return loaded
+
+    def stepped(self, *, news: bool = True) -> int:
+        """Have memory written, which is held, where it has ``news``; returns the number of the newest step."""
+        if news:
+            self._step += 1
+            self._memory.notify_all()
+        return self._step
+
+    def wait_written(self, step: int | None, seconds: float) -> bool:
+        """Whether a step (``None``: the newest) is on disk; waits for it so long, and not for a sick disk.
+
+        For those alone that may not go on without it.
+        """
+        deadline = time.monotonic() + seconds
+        with self._memory:
+            step = self._step if step is None else step
+            while self._written_step < step and self.degraded is None and time.monotonic() < deadline:
+                self._memory.wait(min(SLOW / 4, seconds))
+            return self._written_step >= step
 
     def do(self, action: Callable[[], T], patience: float) -> T:
         """What ``action`` returns or raises; ``DiskHangsError`` where it is not done after ``patience`` seconds.
@@ -42,30 +127,113 @@ class DiskThread:
         Then nobody knows what it has done, and it may still do it later. While the thread hangs, nothing is begun.
         """
         if not self.hangs:
-            job = self.post(action)
+            job = Future[T]()
+            with self._memory:
+                self._jobs.append((job, action))
+                self._memory.notify_all()
             for _ in range(_SLICES):
                 with suppress(TimeoutError):
                     return job.result(patience / _SLICES)
             job.cancel()  # where it has not begun
         raise DiskHangsError(f"the disk has not answered for {patience:g} s")
 
-    def post(self, action: Callable[[], T]) -> Future[T]:
-        """Have it done, after what was posted before; never waits."""
-        job = Future[T]()
-        self._jobs.put((job, action))
-        return job
+    def history(self, since: float, limit: int, max_bytes: int, before: int | None) -> list[tuple[int, bytes]]:
+        """As of ``StateFile``, for ``do``; a damaged page that nothing else has read is noticed."""
+        try:
+            return self.file.history(since, limit, max_bytes, before)
+        except FileReplacedError as error:
+            self.file.forget()
+            self._failed(error)
+            raise
 
-    def end(self) -> None:
+    def close(self) -> None:
+        """Write what is behind, close the file, and leave the directory to others; a sick disk is not waited for."""
+        self.wait_written(None, SLOW)
+        with suppress(DiskHangsError):
+            self.do(self.file.forget, CLOSE_PATIENCE)
+        self._end()
+
+    def _end(self) -> None:
         """End the thread, once it has done what it was given; one that hangs ends with the process."""
-        self._jobs.put(None)
+        with self._memory:
+            self._ends = True
+            self._memory.notify_all()
+        self.lock.release()
+
+    # ---- in the thread
 
     def _run(self) -> None:
-        while (given := self._jobs.get()) is not None:
-            job, action = given
-            if job.set_running_or_notify_cancel():
-                self._since = time.monotonic()
-                try:
-                    job.set_result(action())
-                except Exception as error:  # noqa: BLE001 - whoever waits for it is to get it
-                    job.set_exception(error)
-                self._since = None
+        while True:
+            with self._memory:
+                self._memory.wait_for(self._is_wanted, max(0.0, self._next - time.monotonic()))
+                first = self._is_behind() or time.monotonic() >= self._next  # then a reader finds it
+                job = None if first or not self._jobs else self._jobs.popleft()
+                if self._ends and not self._jobs and job is None:
+                    return
+            self._since = time.monotonic()
+            if job is not None:
+                _do(*job)
+            elif self._trouble is not None or self._is_behind():
+                self._write()
+            else:
+                self._look()
+            self._since = None
+
+    def _is_behind(self) -> bool:
+        return self._trouble is None and self._step > self._written_step
+
+    def _is_wanted(self) -> bool:
+        return bool(self._jobs) or self._ends or self._is_behind()
+
+    def _load(self) -> Loaded:
+        self.lock.hold()
+        return self.file.load()
+
+    def _write(self) -> None:
+        begun = time.monotonic()
+        try:
+            with self._memory:
+                step, writing = self._step, self._collect(self._everything)
+            self.lock.hold()
+            self.file.write(writing)
+        except Exception as error:  # noqa: BLE001 - without memory, say: what it held is behind again in any case
+            self.file.forget()
+            self._failed(error)
+            return
+        took = time.monotonic() - begun
+        with self._memory:
+            self._everything, self._written_step = False, step
+            before, self._trouble = self._trouble, f"it took {took:.1f} s" if took >= SLOW else None
+            self._next = time.monotonic() + (LOOK_INTERVAL if self._trouble is None else RETRY_INTERVAL)
+            missing = self._written(writing)
+            self._memory.notify_all()
+        if before is not None and self._trouble is None:
+            log.info("the state is written again: %s", self.file.path)
+        if missing:
+            log.warning("%d records are missing in the history: too many waited for the disk", missing)
+
+    def _failed(self, error: Exception) -> None:
+        with self._memory:
+            first, self._trouble = self._trouble is None, str(error) or type(error).__name__
+            self._everything = True
+            replaced = first and isinstance(error, FileReplacedError)  # the disk is not sick
+            self._next = time.monotonic() + (0.0 if replaced else RETRY_INTERVAL)
+            self._memory.notify_all()
+        if first:
+            log.error("the state file cannot be written (%s): all that is known is written anew when it can be", error)
+
+    def _look(self) -> None:
+        self._next = time.monotonic() + LOOK_INTERVAL
+        try:
+            self.file.check()
+        except OSError as error:
+            self.file.forget()
+            self._failed(error)
+
+
+def _do(job: Future[Any], action: Callable[[], Any]) -> None:
+    if job.set_running_or_notify_cancel():
+        try:
+            job.set_result(action())
+        except Exception as error:  # noqa: BLE001 - whoever waits for it is to get it
+            job.set_exception(error)

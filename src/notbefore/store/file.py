@@ -36,7 +36,7 @@ HISTORY_BYTES: Final = 64 * 1024 * 1024
 _SCHEMA: Final = f"""
 BEGIN IMMEDIATE;
 -- What is remembered, as MessagePack. kind: state (a field of StoredState), tracked (an event), delivery, thread,
--- ledger, file; or `unreadable` and one of these, for a row that could not be read
+-- ledger, file
 CREATE TABLE rows (
     kind TEXT NOT NULL, key TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (kind, key)
 ) WITHOUT ROWID;
@@ -48,16 +48,13 @@ CREATE TABLE history (
     UNIQUE (change_id, time)
 );
 CREATE INDEX history_time ON history (time);
-CREATE TABLE history_size (bytes INTEGER NOT NULL);  -- of all records; one row
-INSERT INTO history_size VALUES (0);
-CREATE TRIGGER history_added AFTER INSERT ON history
-    BEGIN UPDATE history_size SET bytes = bytes + length(new.record); END;
-CREATE TRIGGER history_removed AFTER DELETE ON history
-    BEGIN UPDATE history_size SET bytes = bytes - length(old.record); END;
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
-"""  # noqa: S608 - a number of ours
-_DAMAGED: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)  # primary codes
+"""
+_TOO_MANY_BYTES: Final = """
+    DELETE FROM history WHERE seq <= (SELECT max(seq) FROM (
+        SELECT seq, sum(length(record)) OVER (ORDER BY seq DESC) AS bytes FROM history) WHERE bytes > ?)
+"""
 
 log = logging.getLogger("notbefore.store")
 
@@ -111,7 +108,7 @@ class Loaded(NamedTuple):
     state: StoredState
     outbox: OutboxImage
     clock: FileClock
-    unreadable: int  # rows that could not be read; they are kept as they are
+    unreadable: int  # rows that could not be read; each is named in the log, and dropped
 
 
 class Writing(NamedTuple):
@@ -130,11 +127,13 @@ class StateFile:
     def __init__(self, path: Path, history_bytes: int = HISTORY_BYTES) -> None:
         self.path = path
         self.damaged = 0  # how often it was set aside since it was damaged
+        self.unreadable_rows = 0  # found at the start
         self._history_bytes = history_bytes
         self._db: sqlite3.Connection | None = None
         self._inode: Inode | None = None  # of the open file
         self._stamp: bytes | None = None  # of the last writing; None: it is not known
         self._written: dict[Key, Any] = {}  # the rows of the state, as they stand in the file
+        self._ours = False  # what was in it at the start is in memory, or it was written since
 
     def load(self) -> Loaded:
         """What was written last; empty where there is no file. A damaged one is set aside, and read as far as it goes.
@@ -142,19 +141,16 @@ class StateFile:
         Raises ``StoreError`` where a newer version of notbefore wrote it.
         """
         try:
-            db = self._open()
-            loaded, unreadable = _read(_rows_in(db))
-            with suppress(sqlite3.OperationalError):  # where nothing can be written they stay in their places
-                db.executemany(
-                    "UPDATE OR REPLACE rows SET kind = 'unreadable ' || kind WHERE kind = ? AND key = ?", unreadable
-                )
+            loaded = _read(_rows_in(self._open()))
         except sqlite3.Error as error:
             if _code_of(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                return _read_aside(self.path, "mode=ro&immutable=1", damaged=False)
-            if not _is_damage(error):
-                raise
-            return _read_aside(self._set_damaged_aside(error), "mode=ro", damaged=True)
-        self._stamp, self._written = loaded.clock.stamp, _rows_of_state(loaded.state)
+                loaded = _read_aside(self.path, "mode=ro&immutable=1", damaged=False)
+            else:
+                loaded = _read_aside(self._damaged(error), "mode=ro", damaged=True)
+        else:
+            if not loaded.unreadable:
+                self._stamp, self._written = loaded.clock.stamp, _rows_of_state(loaded.state)
+        self._ours, self.unreadable_rows = True, loaded.unreadable
         return loaded
 
     @property
@@ -163,29 +159,36 @@ class StateFile:
         return self._stamp is not None
 
     def write(self, writing: Writing) -> None:
-        """Write it in one transaction. Raises ``FileReplacedError`` where another file is there by now."""
+        """Write it in one transaction. Raises ``FileReplacedError`` where another file is there by now.
+
+        A file that could not be read at the start is set aside first, so that nothing in it is overwritten.
+        """
+        if not self._ours and self.path.exists():
+            self._set_aside("unread", "it could not be read at the start")
         with self._damage_noticed():
             db = self._open()
-            self._check_inode()
+            self.check()
             self._transact(db, writing)
-            self._check_inode()
+            self.check()
+        self._ours = True
 
     @contextmanager
     def _damage_noticed(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            if not _is_damage(error):
-                raise
-            self._set_damaged_aside(error)
+            self._damaged(error)
             raise FileReplacedError(f"{self.path} is damaged") from error
 
-    def _set_damaged_aside(self, error: sqlite3.Error) -> Path:
+    def _damaged(self, error: sqlite3.Error) -> Path:
+        """Set it aside; of a disk that damages whatever is written one file is kept. Raises any other error."""
+        if _code_of(error) not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise error
         self.damaged += 1
         if self.damaged == 1:
             return self._set_aside("damaged", f"it is damaged ({error})")
-        self.forget()  # a disk that damages whatever is written is not filled with it
-        self._move(None)
+        self.forget()
+        _move(self.path, None)
         return self.path
 
     def _transact(self, db: sqlite3.Connection, writing: Writing) -> None:
@@ -197,7 +200,7 @@ class StateFile:
             if not known:
                 raise FileReplacedError(f"{self.path} was overwritten")  # noqa: TRY301 - the transaction is rolled back
             if writing.everything:
-                db.execute("DELETE FROM rows WHERE kind NOT LIKE 'unreadable %'")
+                db.execute("DELETE FROM rows")
                 self._written = {}
             news: dict[Key, Any] = dict.fromkeys(self._written.keys() - rows.keys())
             for key, value in rows.items():
@@ -208,7 +211,8 @@ class StateFile:
             news |= {("thread", "\n".join(lane)): thread for lane, thread in writing.outbox.threads.items()}
             news |= {("ledger", ""): writing.outbox.ledger, ("file", ""): replace(writing.clock, stamp=stamp)}
             _put(db, news)
-            self._add_history(db, writing.records)
+            if writing.records:
+                self._add_history(db, writing.records)
             db.execute("COMMIT")
         except BaseException:
             with suppress(sqlite3.Error):  # the first error is the one to report
@@ -219,14 +223,8 @@ class StateFile:
     def _add_history(self, db: sqlite3.Connection, records: Sequence[HistoryRecord]) -> None:
         db.executemany("INSERT OR IGNORE INTO history (change_id, time, record) VALUES (?, ?, ?)", records)
         db.execute("DELETE FROM history WHERE seq <= (SELECT max(seq) FROM history) - ?", (HISTORY_ROWS,))
-        excess = db.execute("SELECT bytes FROM history_size").fetchone()[0] - self._history_bytes
-        if excess > 0:
-            last = None
-            for seq, size in db.execute("SELECT seq, length(record) FROM history ORDER BY seq"):
-                last, excess = seq, excess - size
-                if excess <= 0:
-                    break
-            db.execute("DELETE FROM history WHERE seq <= ?", (last,))
+        if db.execute("SELECT sum(length(record)) FROM history").fetchone()[0] > self._history_bytes:
+            db.execute(_TOO_MANY_BYTES, (self._history_bytes,))
 
     def history(self, since: float, limit: int, max_bytes: int, before: int | None = None) -> list[tuple[int, bytes]]:
         """The newest records since a Unix time with their numbers, newest first; not many more than ``max_bytes``.
@@ -244,9 +242,9 @@ class StateFile:
         return found
 
     def check(self) -> None:
-        """Raise ``FileReplacedError`` where the path leads to another file by now, or to none."""
-        if self._db is not None:
-            self._check_inode()
+        """Raise ``FileReplacedError`` where the path leads to another file than the open one, or to none."""
+        if self._db is not None and _inode_of(self.path) != self._inode:
+            raise FileReplacedError(f"{self.path} was deleted or replaced")
 
     def forget(self) -> None:
         """After a failure: close the file; the next ``write`` opens what is there, and has to write everything."""
@@ -255,78 +253,67 @@ class StateFile:
             with suppress(sqlite3.Error):
                 db.close()
 
-    def set_aside_unread(self) -> None:
-        """Rename a file that could not be read at the start, so that nothing in it is overwritten."""
-        if self.path.exists():
-            self._set_aside("unread", "it could not be read at the start")
-
-    # ---- opening
-
     def _open(self) -> sqlite3.Connection:
-        if self._db is not None:
-            return self._db
-        prepare_file(self.path)
-        self._inode = _inode_of(self.path)
-        # autocommit: transactions are begun and ended here alone
-        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
-        try:
-            version = self._prepare(db)
-        except BaseException:
-            db.close()
-            raise
-        self._db = db
-        if 0 < version < SCHEMA_VERSION:
-            self._set_aside(f"schema-{version}", "an older notbefore wrote it, in a form that is not read any more")
-            return self._open()
-        return db
-
-    def _prepare(self, db: sqlite3.Connection) -> int:
-        """Set up a connection, and a file that is new; returns the version of the schema."""
-        db.execute("PRAGMA cache_size = -256")  # KiB: the file is small, and so shall the agent be
-        version: int = db.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA_VERSION:
-            raise StoreError(
-                f"{self.path} was written by a newer notbefore (schema {version}, this one knows {SCHEMA_VERSION}):"
-                " install that version again, or move the file away to begin anew"
-            )
-        if 0 < version < SCHEMA_VERSION:
-            return version
-        result = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if result != "ok":
-            error = sqlite3.DatabaseError(result)
-            error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-            raise error
-        db.execute("PRAGMA journal_mode = TRUNCATE")
-        db.execute("PRAGMA synchronous = EXTRA")
-        if version == 0:
+        if self._db is None:
+            prepare_file(self.path)
+            self._inode = _inode_of(self.path)
+            # autocommit: transactions are begun and ended here alone
+            db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
             try:
-                db.executescript(_SCHEMA)
+                _prepare(db, self.path)
             except BaseException:
-                with suppress(sqlite3.Error):
-                    db.execute("ROLLBACK")
+                db.close()
                 raise
-        return SCHEMA_VERSION
-
-    def _check_inode(self) -> None:
-        if _inode_of(self.path) != self._inode:
-            raise FileReplacedError(f"{self.path} was deleted or replaced")
+            self._db = db
+        return self._db
 
     def _set_aside(self, mark: str, why: str) -> Path:
         self.forget()
         aside = self.path.with_name(f"{self.path.name}.{mark}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
-        self._move(aside)
+        _move(self.path, aside)
         log.error("the state file is set aside: %s. It is kept as %s, and a new one is used", why, aside)
         return aside
 
-    def _move(self, aside: Path | None) -> None:
-        """Rename the file, or delete it, with what belongs to it: SQLite would take that for the next file's."""
-        for suffix in ("", "-journal", "-wal", "-shm"):
-            found = self.path.with_name(self.path.name + suffix)
-            with suppress(FileNotFoundError):
-                if aside is None:
-                    found.unlink()
-                else:
-                    found.replace(aside.with_name(aside.name + suffix))
+
+# ---- files
+
+
+def _prepare(db: sqlite3.Connection, path: Path) -> None:
+    """Set up a connection, and a file that is new. Raises ``StoreError`` for one of a newer version."""
+    db.execute("PRAGMA cache_size = -256")  # KiB: the file is small, and so shall the agent be
+    version: int = db.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} was written by a newer notbefore (schema {version}, this one knows {SCHEMA_VERSION}):"
+            " install that version again, or move the file away to begin anew"
+        )
+    result = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if 0 < version < SCHEMA_VERSION:
+        result = "an older notbefore wrote it, in a form that is not read any more"
+    if result != "ok":
+        error = sqlite3.DatabaseError(result)
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
+    db.execute("PRAGMA journal_mode = TRUNCATE")
+    db.execute("PRAGMA synchronous = EXTRA")
+    if version == 0:
+        try:
+            db.executescript(_SCHEMA)
+        except BaseException:
+            with suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+            raise
+
+
+def _move(path: Path, aside: Path | None) -> None:
+    """Rename a file, or delete it, with what belongs to it: SQLite would take that for the next file's."""
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        found = path.with_name(path.name + suffix)
+        with suppress(FileNotFoundError):
+            if aside is None:
+                found.unlink()
+            else:
+                found.replace(aside.with_name(aside.name + suffix))
 
 
 # ---- rows
@@ -364,31 +351,32 @@ _TYPES: Final[dict[str, Any]] = {  # by kind; those of the state by its fields
 _FIELDS: Final = get_type_hints(StoredState)
 
 
-def _read(rows: Iterable[tuple[str, str, bytes]]) -> tuple[Loaded, list[Key]]:
-    """What rows say, and those that cannot be read; a row that cannot be read costs that row.
+def _read(rows: Iterable[tuple[str, str, bytes]]) -> Loaded:
+    """What rows say; a row that cannot be read costs that row.
 
     An error of the iteration ends it: what was read before counts.
     """
     found: dict[str, dict[str, Any]] = {kind: {} for kind in (*_TYPES, "state")}
-    unreadable: list[Key] = []
+    unreadable = 0
     for kind, key, body in rows:
         try:
             type_ = _FIELDS[key] if kind == "state" else _TYPES[kind]
             found[kind][key] = msgspec.msgpack.decode(body, type=type_)
         except (ValueError, TypeError, KeyError) as error:  # MsgspecError is a ValueError
             log.warning("a row of the state file cannot be read (%s %s): %s", kind, key, error)
-            unreadable.append((kind, key))
+            unreadable += 1
     tracked: Tracked = found["state"].get("tracked", Tracked())
     state = StoredState(**found["state"] | {"tracked": replace(tracked, events=found["tracked"])})
     clock = found["file"].get("", FileClock())
-    threads = tuple((lane_of(key), thread) for key, thread in found["thread"].items())
+    # the key of a thread is a sink and an event
+    threads = tuple((key.partition("\n")[::2], thread) for key, thread in found["thread"].items())
     ledger = found["ledger"].get("", Ledger())
     image = OutboxImage(clock.clock, tuple(found["delivery"].values()), threads, ledger)
-    return Loaded(state, image, clock, len(unreadable)), unreadable
+    return Loaded(state, image, clock, unreadable)
 
 
 def _rows_in(db: sqlite3.Connection) -> Iterator[tuple[str, str, bytes]]:
-    yield from db.execute("SELECT kind, key, body FROM rows WHERE kind NOT LIKE 'unreadable %'")
+    yield from db.execute("SELECT kind, key, body FROM rows")
 
 
 def _until_damage(rows: Iterator[tuple[str, str, bytes]]) -> Iterator[tuple[str, str, bytes]]:
@@ -402,18 +390,7 @@ def _read_aside(path: Path, how: str, *, damaged: bool) -> Loaded:
     Raises ``sqlite3.Error`` for one that is not damaged.
     """
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True)) as db:
-        return _read(_until_damage(_rows_in(db)) if damaged else _rows_in(db))[0]
-
-
-def lane_of(key: str) -> tuple[str, str]:
-    """A sink and an event, of the key of a thread's row."""
-    sink, _, event_key = key.partition("\n")
-    return sink, event_key
-
-
-def _is_damage(error: sqlite3.Error) -> bool:
-    """Whether the file itself is the cause of the error."""
-    return _code_of(error) in _DAMAGED
+        return _read(_until_damage(_rows_in(db)) if damaged else _rows_in(db))
 
 
 def _code_of(error: sqlite3.Error) -> int:

@@ -1,0 +1,156 @@
+"""``StoredOutbox``: the outbox of an agent, for its courier and its commands; what changes in it is written."""
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from notbefore.core.change import Change
+from notbefore.core.delivery import Delivery, MessageKind
+from notbefore.core.outbox import GivenDelivery, Outbox, Row, SendResult
+from notbefore.metrics.outbox import OutboxView, view_of
+
+MAX_EXERCISES: Final = 10  # whose attempts are remembered
+
+log = logging.getLogger("notbefore.store")
+
+
+class StoredChange(Struct, frozen=True):
+    """One change as it is kept. ``record``: the change as JSON, UTF-8. ``deliveries``: what is to be sent of it."""
+
+    change: Change
+    record: bytes
+    deliveries: tuple[Delivery, ...] = ()
+
+
+class ExerciseAttempt(Struct, frozen=True):
+    """An attempt at a delivery of an exercise."""
+
+    sink: str
+    kind: MessageKind
+    result: SendResult
+    took: float  # seconds since it was to be sent
+
+
+class StoreClock(Protocol):
+    """The clocks of this machine (``process.clock.Clock``)."""
+
+    boot_id: str  # tells this boot of the machine from another
+
+    def time(self) -> float:
+        """The wall clock, in Unix seconds."""
+        ...
+
+    def boot_time(self) -> float:
+        """Seconds since the boot, by a clock that nobody sets."""
+        ...
+
+
+class StoredOutbox:
+    """Safe to call from several threads. ``memory``: the lock of all that is remembered.
+
+    With it held, ``stepped`` is called after each change. ``to_deliver`` is called when a courier may find something;
+    it may not wait.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        memory: threading.Condition,
+        clock: StoreClock,
+        stepped: Callable[[], object],
+        to_deliver: Callable[[], None],
+    ) -> None:
+        self._outbox = outbox
+        self._memory = memory
+        self._clock = clock
+        self._stepped = stepped
+        self._to_deliver = to_deliver
+        self._exercised: dict[str, list[ExerciseAttempt]] = {}  # event key -> its attempts; of the last exercises
+        self._sinks: Collection[str] | None = None  # those that are configured
+        self._targets: Callable[[Row], Sequence[str]] = lambda _row: ()
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[Outbox, float]]:
+        """The outbox, and the time on its clock, for whoever does not wait meanwhile."""
+        with self._memory:
+            yield self._outbox, self._clock.boot_time()
+            changed = bool(self._outbox.changed)
+            self._stepped()
+        if changed:
+            self._to_deliver()
+
+    def put(self, deliveries: Sequence[Delivery]) -> None:
+        """Add deliveries that no change causes."""
+        with self.opened() as (outbox, now):
+            outbox.put(deliveries, now, self._clock.time())
+
+    def view(self) -> OutboxView:
+        """The numbers of the outbox now."""
+        with self._memory:
+            return view_of(self._outbox, self._clock.boot_time(), self._clock.time())
+
+    def exercise(self, event_key: str, steps: Iterable[StoredChange] = ()) -> list[ExerciseAttempt]:
+        """The attempts at the deliveries of an exercise, so far; where ``steps`` of it are given, have them sent first.
+
+        They are delivered as changes are, and are no part of the state and the history.
+        """
+        with self.opened() as (outbox, now):
+            attempts = self._exercised.setdefault(event_key, [])
+            if len(self._exercised) > MAX_EXERCISES:
+                del self._exercised[next(iter(self._exercised))]
+            for step in steps:
+                outbox.take(step.change, step.record, step.deliveries, now, self._clock.time())
+            return attempts.copy()
+
+    # ---- the courier: see ``courier.supervisor.OutboxOwner``
+
+    def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[GivenDelivery]:
+        """Take in results, and give what is due; ``room``: how many deliveries a sink can take."""
+        with self._memory:
+            results, now = list(results), self._clock.boot_time()
+            for result in results:
+                row = self._outbox.get(result.delivery_id)
+                if row is not None and row.delivery.event_key in self._exercised:
+                    one, took = row.delivery, max(0.0, now - row.since)
+                    self._exercised[one.event_key].append(ExerciseAttempt(one.sink, one.kind, result, took))
+            given = self._outbox.exchange(results, room, now)
+            self._stepped()
+            return given
+
+    def courier_ended(self) -> None:
+        """What the courier had is due again; what may run once is dead."""
+        with self._memory:
+            for row in self._outbox.release(self._clock.boot_time()):
+                one = row.delivery
+                log.error("sink %s: `%s` of event %s: %s", one.sink, one.kind, one.event_key, row.error)
+            self._redirect()
+            self._stepped()
+
+    def next_due(self) -> float | None:
+        """Seconds until a courier is needed, 0 or less: now; ``None``: nothing waits."""
+        with self._memory:
+            due = self._outbox.next_due()
+            return None if due is None else due - self._clock.boot_time()
+
+    def use_sinks(self, sinks: Collection[str], targets: Callable[[Row], Sequence[str]]) -> None:
+        """From now on these are configured; ``targets``: where a delivery to another sink would go by the routes."""
+        with self._memory:
+            self._sinks, self._targets = sinks, targets
+            self._redirect()
+            self._stepped()
+
+    def _redirect(self) -> None:
+        if self._sinks is None:
+            return
+        left: dict[str, int] = {}
+        for row in self._outbox.redirect(self._sinks, self._targets, self._clock.boot_time()):
+            left[row.delivery.sink] = left.get(row.delivery.sink, 0) + 1
+        for sink, count in left.items():
+            log.warning(
+                "sink %s is not configured any more: %d deliveries that wait for it go where the routes lead now, and"
+                " are dead where no route names another sink (`notbefore outbox list`)", sink, count,
+            )  # fmt: skip
