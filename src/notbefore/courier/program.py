@@ -10,9 +10,9 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Final, Self
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
 from notbefore.errors import SendError
 
@@ -33,17 +33,29 @@ def run(command: Sequence[str], line: bytes, environment: dict[str, str], timeou
 
     Raises ``SendError`` where it cannot be started, or is not done after ``timeout`` seconds.
     """
-    with _Output() as output, _Group() as group:
+    read, write = os.pipe()
+    kept = bytearray()
+    # what it leaves in the background may continue to write: the thread reads that until this process ends
+    drain = threading.Thread(target=_drain, args=(read, kept), name="command-output", daemon=True)
+    drain.start()
+    with _group() as group:
         try:
-            process = group.start(command, stdin=subprocess.PIPE, stdout=output.end, stderr=output.end, env=environment)
+            process = subprocess.Popen(  # noqa: S603 - it is the user's own command, and no shell reads it
+                command, stdin=subprocess.PIPE, stdout=write, stderr=write, env=environment, process_group=group
+            )
         except OSError as error:
             raise SendError(f"{command[0]}: {error.strerror}", permanent=error.errno in NOT_RUNNABLE) from None
-        output.close_end()
+        finally:
+            os.close(write)
         try:
             process.communicate(line + b"\n", timeout)
         except subprocess.TimeoutExpired:
             raise SendError(f"not done after {timeout:g} s: ended") from None
-        return process.returncode, output.tail()
+        finally:
+            if process.returncode != 0:
+                _end(process, group)
+    drain.join(DRAIN_SECONDS)
+    return process.returncode, " ".join(bytes(kept).decode(errors="replace").split())[-MAX_OUTPUT:]
 
 
 def ending(code: int, output: str) -> str:
@@ -52,91 +64,46 @@ def ending(code: int, output: str) -> str:
     return f"{what}: {output}" if output else what
 
 
-class _Group:
-    """A command and what it starts: all of it ends when this block fails, when the command does, or this process."""
+@contextmanager
+def _group() -> Iterator[int]:
+    """The number of a process group that ends when this process does; -1: here there is none."""
+    guard: subprocess.Popen[bytes] | None = None
+    if os.name == "posix":
+        with suppress(OSError):  # no shell
+            guard = subprocess.Popen(  # noqa: S603 - constant
+                _GUARD,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={},
+                process_group=0,
+            )
+    try:
+        yield guard.pid if guard is not None else -1
+    finally:
+        if guard is not None:
+            guard.kill()
+            guard.communicate()
 
-    def __init__(self) -> None:
-        self._guard: subprocess.Popen[bytes] | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._number = 0
 
-    def __enter__(self) -> Self:
-        if os.name == "posix":
-            with suppress(OSError):  # no shell: the group ends with the command alone
-                self._guard = subprocess.Popen(  # noqa: S603 - constant
-                    _GUARD,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    env={},
-                    process_group=0,
-                )
-                self._number = self._guard.pid
-        return self
-
-    def start(self, command: Sequence[str], **settings: Any) -> subprocess.Popen[bytes]:
-        """Start the command in the group; raises ``OSError``."""
-        if os.name == "posix":
-            settings["process_group"] = self._number
-        self._process = subprocess.Popen(command, **settings)  # noqa: S603 - it is the user's own command, and no shell reads it
-        self._number = self._number or self._process.pid
-        return self._process
-
-    def __exit__(self, *_: object) -> None:
-        if self._process is not None and self._process.returncode != 0:
-            self._end(self._process)
-        if self._guard is not None:
-            self._guard.kill()
-            self._guard.communicate()
-
-    def _end(self, process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], group: int) -> None:
+    """End it, and all that it started where it has a group."""
+    if hasattr(os, "killpg") and group > 0:
         with suppress(ProcessLookupError):
-            if hasattr(os, "killpg"):
-                os.killpg(self._number, signal.SIGKILL)
-            else:
-                process.kill()  # what it started keeps running there
-        process.wait()
-        if process.stdin is not None:  # open where its time was over before it had read everything
-            with suppress(OSError):
-                process.stdin.close()
+            os.killpg(group, signal.SIGKILL)
+    process.kill()
+    process.wait()
+    if process.stdin is not None:  # open where its time was over before it had read everything
+        with suppress(OSError):
+            process.stdin.close()
 
 
-class _Output:
-    """The end of what a command writes, read as it comes: it never waits for us, and fills no disk.
-
-    What it leaves in the background may continue to write: a thread reads that until this process ends.
-    """
-
-    def __init__(self) -> None:
-        self._read, self.end = os.pipe()
-        self._kept = bytearray()
-        self._ended = threading.Event()
-        self._open = True
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._drain, name="command-output", daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close_end()
-
-    def close_end(self) -> None:
-        """Close our copy of the end that the command writes to."""
-        if self._open:
-            self._open = False
-            os.close(self.end)
-
-    def _drain(self) -> None:
-        with os.fdopen(self._read, "rb", buffering=0) as pipe:
-            while data := pipe.read(64 * 1024):
-                self._kept += data
-                del self._kept[:-TAIL]
-        self._ended.set()
-
-    def tail(self) -> str:
-        """The last characters, on one line; the pipe may stay open where something is left in the background."""
-        self._ended.wait(DRAIN_SECONDS)
-        return " ".join(bytes(self._kept).decode(errors="replace").split())[-MAX_OUTPUT:]
+def _drain(end: int, kept: bytearray) -> None:
+    """Keep the end of what a command writes: it never waits for us, and fills no disk."""
+    with os.fdopen(end, "rb", buffering=0) as pipe:
+        while data := pipe.read(64 * 1024):
+            kept += data
+            del kept[:-TAIL]
 
 
 def variables(record: Mapping[str, Any], own: dict[str, str]) -> dict[str, str]:

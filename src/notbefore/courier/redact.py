@@ -9,7 +9,6 @@ import base64
 import re
 import string
 import sys
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from html import unescape
@@ -39,14 +38,13 @@ _LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)  #
 class Redactor:
     """Call it with a text; it returns the text without the secrets that were added, whatever the case of their letters.
 
-    Safe from several threads.
+    Safe from several threads: its sets only grow.
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        self._lock = threading.Lock()
         self._exact: set[str] = set()  # whole secrets, and what is shorter than a piece
-        self._pieces: frozenset[str] = frozenset()
-        self._pattern = _TOKEN
+        self._pieces: set[str] = set()
+        self._compiled = (0, _TOKEN)  # how many of ``_exact`` the pattern knows
         for secret in secrets:
             self.add(secret)
 
@@ -57,11 +55,8 @@ class Redactor:
             parts = [secret]  # it only looks like a connection string, or an address
         forms = {form.translate(_LOWER) for part in parts for form in _forms(part)}
         exact = {*_forms(secret), *(form for form in forms if len(form) < PIECE)}
-        with self._lock:
-            self._exact |= {form for form in exact if len(form) >= SHORTEST_WHOLE}
-            self._pieces |= {form[at : at + PIECE] for form in forms for at in range(len(form) - PIECE + 1)}
-            longest_first = sorted(self._exact, key=len, reverse=True)
-            self._pattern = re.compile("|".join((*map(re.escape, longest_first), _TOKEN.pattern)), re.IGNORECASE)
+        self._pieces.update({form[at : at + PIECE] for form in forms for at in range(len(form) - PIECE + 1)})
+        self._exact.update({form for form in exact if len(form) >= SHORTEST_WHOLE})
 
     def __call__(self, text: str) -> str:
         """The text without secrets; where one of them is quoted in any way, all quoting in the text is undone."""
@@ -70,7 +65,12 @@ class Redactor:
         return self._hidden(text) if left == said else left
 
     def _hidden(self, text: str) -> str:
-        text = self._pattern.sub(HIDDEN, text)
+        known, pattern = self._compiled
+        if known != len(self._exact):
+            longest_first = sorted(self._exact, key=len, reverse=True)
+            pattern = re.compile("|".join((*map(re.escape, longest_first), _TOKEN.pattern)), re.IGNORECASE)
+            self._compiled = len(longest_first), pattern
+        text = pattern.sub(HIDDEN, text)
         low, parts, end = text.translate(_LOWER), list[str](), 0
         for at in range(len(text) - PIECE + 1):
             if low[at : at + PIECE] in self._pieces:
