@@ -13,14 +13,13 @@ from notbefore.core.change import Gap
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.metrics import families, fleet
-from notbefore.metrics.families import Family, Snapshot, fresh, is_named
+from notbefore.metrics.families import Family, Snapshot, fresh
 from notbefore.metrics.fleet import Counts
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import Totals
 from notbefore.web.exposition import MetricsText
 from support.azure import T0, at, document, instant
-from support.shown import PROCESS
 
 JOB = "notbefore"  # that the rules know
 INTERVAL = 5  # seconds between two polls of an agent
@@ -119,8 +118,8 @@ class FleetInstance:
 
 def exposed(name: str, made: Iterable[Family], wanted: frozenset[str], job: str = JOB) -> dict[str, float]:
     """Series -> value, of the metrics that are wanted."""
-    needed = [family for family in made if is_named(family.metric.name, wanted)]
-    body, _ = MetricsText(fresh(lambda: needed)).render("", PROCESS)
+    needed = [family for family in made if any(name.startswith(family.metric.name) for name in wanted)]
+    body, _ = MetricsText(fresh(lambda: needed)).render("")
     found: dict[str, float] = {}
     parse: Any = text_string_to_metric_families  # has no types
     for sample in (sample for family in parse(body.decode()) for sample in family.samples):

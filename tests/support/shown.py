@@ -17,18 +17,6 @@ from notbefore.web.view import AgentStatus, CheckResult
 
 NOTHING_PENDING = PendingView(incarnation=1, last_successful_poll=None, vm=None, unreadable=0, events=())
 METRICS = b"# TYPE up gauge\nup 1\n"
-# the families that prometheus_client adds
-PROCESS = tuple(
-    f"process_{name}"
-    for name in (
-        "virtual_memory_bytes",
-        "resident_memory_bytes",
-        "start_time_seconds",
-        "cpu_seconds",
-        "open_fds",
-        "max_fds",
-    )
-)
 REQUEST = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
 
 

@@ -157,13 +157,6 @@ def test_who_sends_nothing_needs_no_secrets(tmp_path: Path) -> None:
     assert "a" in load(path, {}, {}, sending=False).sinks
 
 
-def test_a_family_that_is_left_out_of_the_scrape_is_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"yml:\d.*exclude: no metric is called 'notbefore_pols'"):
-        read(tmp_path, "exposition:\n  families: {exclude: [process_open_fds, notbefore_pols]}\n")
-    config = read(tmp_path, "exposition: {families: {exclude: [process_open_fds, notbefore_polls_total]}}")
-    assert config.exposition.families.exclude == ("process_open_fds", "notbefore_polls_total")
-
-
 def test_every_path_of_a_file_is_relative_to_the_configuration(tmp_path: Path) -> None:
     key = "Endpoint=sb://a/;SharedAccessKeyName=root;SharedAccessKey=b;EntityPath=c"
     (tmp_path / "key").write_text(key, encoding="utf-8")

@@ -65,7 +65,7 @@ class AgentView:
 
     def metrics(self, accept: str) -> tuple[bytes, str]:
         """``/metrics``: the body and the content type for this ``Accept`` header."""
-        return self._text.render(accept, self._in_use().config.exposition.families.exclude)
+        return self._text.render(accept)
 
     def families(self) -> list[Family]:
         """All samples of this moment."""

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Final
 from urllib.parse import urlsplit
 
 from notbefore.config.model import Config
@@ -12,7 +11,6 @@ from notbefore.core.routing import Route
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError
 
-_PROCESS: Final = "process_"  # the names of the families that `prometheus_client` adds begin so
 Finding = tuple[str, str]  # the path of a key, and what is wrong with it
 
 
@@ -54,16 +52,6 @@ def unknown_sinks(route: Route, sinks: Collection[str]) -> Iterator[str]:
             if name not in sinks:
                 known = one_of(name, sinks) if sinks else ": write it under `sinks`"
                 yield f"{key}: there is no sink {name!r}{known}"
-
-
-def unknown_families(config: Config) -> Iterator[Finding]:
-    """Yield each name that is left out of the scrape, and that no metric has."""
-    if config.exposition.families.exclude:
-        from notbefore.metrics.families import METRICS, is_named  # noqa: PLC0415 - only where there are any
-
-        for name in config.exposition.families.exclude:
-            if not (name.startswith(_PROCESS) or any(is_named(metric.name, (name,)) for metric in METRICS)):
-                yield "exposition.families.exclude", f"no metric is called {name!r} (see docs/metrics.md)"
 
 
 def broken(config: Config) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from notbefore.config.checks import check_installed, missing_otlp, unknown_families, unknown_sinks
+from notbefore.config.checks import check_installed, missing_otlp, unknown_sinks
 from notbefore.config.constraints import holds
 from notbefore.config.messages import Messages
 from notbefore.config.model import Config, Otlp
@@ -75,8 +75,6 @@ def examine(
 
     reader = Reader(places, base, environment if sending else None, wrong if sending else None)
     config: Config = reader.read(values, Config)
-    for key, text in unknown_families(config):
-        reader.mistake(key, text)
     return config, places, reader.mistakes
 
 

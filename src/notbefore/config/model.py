@@ -125,18 +125,6 @@ class Log(_Section, frozen=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-class Families(_Section, frozen=True):
-    """Which families /metrics has. OTLP has all of them."""
-
-    exclude: tuple[str, ...] = ()  # their names, as in docs/metrics.md: `process_open_fds`, `notbefore_polls_total`
-
-
-class Exposition(_Section, frozen=True):
-    """What /metrics has."""
-
-    families: Families = Families()
-
-
 class HeartbeatConfig(_Section, frozen=True, kw_only=True):
     """Signs of life while the agent polls well, for a dead man's switch."""
 
@@ -159,7 +147,6 @@ class Config(_Section, frozen=True):
     server: Server = Server()
     state: State = field(default_factory=State)
     log: Log = Log()
-    exposition: Exposition = Exposition()
     sinks: dict[SinkName, SinkConfig] = {}
     routes: tuple[Route, ...] = ()  # without any, changes of events that affect this VM go to every sink
     messages: Messages = Messages()

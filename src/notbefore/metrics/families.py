@@ -8,7 +8,7 @@ Prometheus would then miss, the first increase, is found by ``_created`` (docs/m
 watched by alerts and have no ``_created`` start at 0.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import lru_cache
 from itertools import product
@@ -26,7 +26,6 @@ from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures, PollFigures
 from notbefore.metrics.totals import MAX_SERIES, OTHER, UNKNOWN, Histogram, Labels, Named, Totals, known_type
 
-SUFFIXES: Final = ("_total", "_created", "_bucket", "_count", "_sum")  # of the names of samples
 MAX_DESCRIPTION_LABEL: Final = 120  # characters of Description in the label of the status metric
 
 
@@ -40,11 +39,6 @@ class Metric(Struct, frozen=True):
     kind: Kind
     help: str
     labels: Labels = ()
-
-
-def is_named(name: str, names: Collection[str]) -> bool:
-    """Whether one of the names is that of the family called ``name``, or of its samples."""
-    return name in names or any(name + suffix in names for suffix in SUFFIXES)
 
 
 class Family(Struct, frozen=True):

@@ -4,7 +4,7 @@ This module is imported at the first scrape: the library takes 9 MiB, which an a
 Its own HTTP server and its registry of instruments are not used.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from prometheus_client import Metric, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
-from notbefore.metrics.families import Family, Part, is_named
+from notbefore.metrics.families import Family, Part
 from notbefore.metrics.totals import Histogram
 
 MAX_FORMATS: Final = 4  # of which texts are kept; Prometheus asks for one, and the header may name any version
@@ -29,26 +29,21 @@ class MetricsText:
     def __init__(self, read: Callable[[], Iterable[Part]]) -> None:
         self._read = read
         self._process = ProcessCollector(registry=None)
-        self._kept: dict[object, dict[int, tuple[object, bytes]]] = {}  # by format and number: the source, and its text
+        self._kept: dict[str, dict[int, tuple[object, bytes]]] = {}  # by format and number: the source, and its text
 
-    def render(self, accept: str, excluded: Collection[str] = ()) -> tuple[bytes, str]:
-        """The body and its content type, as the ``Accept`` header asks: OpenMetrics, or the text format.
-
-        Families that ``excluded`` names are left out: by their name, or that of one of their samples.
-        """
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """The body and its content type, as the ``Accept`` header asks: OpenMetrics, or the text format."""
         encode, content_type, end = _encoder(accept)
-        form = content_type, tuple(excluded)
-        if form not in self._kept and len(self._kept) >= MAX_FORMATS:
+        if content_type not in self._kept and len(self._kept) >= MAX_FORMATS:
             self._kept = {}
-        kept, texts = self._kept.setdefault(form, {}), []
+        kept, texts = self._kept.setdefault(content_type, {}), []
         parts: list[Part | Metric] = [*self._read(), *self._process.collect()]
         for number, part in enumerate(parts):
             source = part.source if isinstance(part, Part) else part
             last = kept.get(number)
             if last is None or last[0] != source:
                 made: Iterable[Metric] = map(_client_metric, part.families()) if isinstance(part, Part) else (part,)
-                metrics = [one for one in made if not is_named(one.name, excluded)]
-                last = kept[number] = source, encode(_Collected(metrics)).removesuffix(end)
+                last = kept[number] = source, encode(_Collected(list(made))).removesuffix(end)
             texts.append(last[1])
         return b"".join((*texts, end)), content_type
 
