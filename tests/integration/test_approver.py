@@ -408,19 +408,14 @@ def test_imds_is_not_waited_for_beyond_not_before(world: World, monkeypatch: pyt
     assert timeouts[1] == TIMEOUT
 
 
-@pytest.mark.parametrize(("api_version", "incarnation"), [("2017-03-01", 77), ("2020-07-01", None)])
-def test_the_preview_version_is_sent_the_incarnation_as_well(
-    world: World, api_version: str, incarnation: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    posted: list[tuple[str, dict[str, Any]]] = []
+def test_a_start_request_names_the_event_and_the_version_in_use(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    posted: list[tuple[str, Any]] = []
     monkeypatch.setattr(ImdsClient, "post", lambda _, path, body, **__: posted.append((path, json.loads(body))))
-    world.sees(body(item(NotBefore=FUTURE), incarnation=77))
-    world.api_version = api_version
+    world.sees(listed(NotBefore=FUTURE))
+    world.api_version = "2019-01-01"
     assert world.decide() == "accepted"
-    ((path, sent),) = posted
-    assert path == f"/metadata/scheduledevents?api-version={api_version}"
-    assert sent["StartRequests"] == [{"EventId": ID}]
-    assert sent.get("DocumentIncarnation") == incarnation
+    wanted = {"StartRequests": [{"EventId": ID}]}
+    assert posted == [("/metadata/scheduledevents?api-version=2019-01-01", wanted)]
 
 
 # ---- by hand

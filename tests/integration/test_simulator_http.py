@@ -72,7 +72,6 @@ def raw(simulator: Simulator, request: bytes) -> bytes:
     [
         (EVENTS, {}, 400),
         (INSTANCE, {"Metadata": "false"}, 400),
-        ("/metadata/scheduledevents?api-version=2017-03-01", {}, 200),  # the preview does not ask for the header
         (EVENTS, {**METADATA, "X-Forwarded-For": "10.0.0.1"}, 400),
         ("/metadata/scheduledevents", METADATA, 400),
         ("/metadata/instance?api-version=2016-01-01", METADATA, 400),
@@ -120,14 +119,6 @@ def test_a_malformed_start_request_is_a_bad_request_and_approves_nothing(
     simulator.start("user-reboot")
     assert client.status("POST", EVENTS, body) == 400
     assert simulator.start_requests == []
-
-
-@pytest.mark.parametrize(("incarnation", "status"), [({}, 400), ({"DocumentIncarnation": 2}, 200)])
-def test_the_preview_version_wants_the_incarnation_with_a_start_request(
-    simulator: Simulator, client: Client, incarnation: dict[str, int], status: int
-) -> None:
-    body = msgspec.json.encode({"StartRequests": [{"EventId": simulator.start("user-reboot")}], **incarnation})
-    assert client.status("POST", "/metadata/scheduledevents?api-version=2017-03-01", body) == status
 
 
 @pytest.mark.parametrize(

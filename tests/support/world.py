@@ -218,7 +218,6 @@ class Account:
         """The disk is in this VM now, which was shown nothing in the meantime, and perhaps nothing ever."""
         self.sights, self.ended = self.memories.setdefault(vm, ({}, set()))
         self.last_look: float | None = None
-        self.last_incarnation: int | None = None
         self.unread_before = set[str]()
         self.same_boot = True
 
@@ -265,7 +264,7 @@ class Account:
             if key not in listed or unread.get(key):
                 sight.perturbed = True
         self.unread_before = {key for key, whole in unread.items() if whole}
-        self.last_look, self.last_incarnation = now, self.world.incarnation
+        self.last_look = now
         self.same_boot = True
 
     # ---- is it true?
@@ -337,7 +336,4 @@ class Account:
         not_before = datetime.strptime(sight.item["NotBefore"], "%a, %d %b %Y %H:%M:%S %Z").replace(tzinfo=UTC)
         if silence <= 4.0 or (silence <= 14.0 and (not_before - ORIGIN).total_seconds() > self.world.now + SLACK):
             return f"the silence was {silence:.1f} s"
-        one_step = self.last_incarnation is not None and self.world.incarnation == self.last_incarnation + 1
-        if one_step and silence <= 3600 and sight.at == self.last_look:
-            return "the incarnation went up by one"
         return ""

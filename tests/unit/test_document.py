@@ -49,12 +49,6 @@ def test_it_keeps_types_and_statuses_that_it_does_not_know() -> None:
     assert (read.event_type, read.event_status, read.event_source) == ("Levitate", "Pondered", "Fate")
 
 
-def test_it_removes_the_leading_underscore_of_the_oldest_version_alone() -> None:
-    old = body(item(Resources=["_WestNO_0"]))
-    assert parse(old, "2017-03-01").events[0].resources == ("WestNO_0",)
-    assert parse(old, "2017-08-01").events[0].resources == ("_WestNO_0",)
-
-
 def test_a_byte_order_mark_does_no_harm() -> None:
     assert parse(b"\xef\xbb\xbf" + body()).events == ()
 

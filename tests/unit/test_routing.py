@@ -175,7 +175,6 @@ def test_what_is_unknown_matches_no_bound() -> None:
 def test_a_small_move_of_not_before_is_quiet(after: dict[str, Any], *, notified: bool) -> None:
     one = change({}, after)
     assert bool(sinks([Route(sinks=SINKS)], one)) == notified
-    assert sinks([Route(sinks=SINKS, quiet_updates=False)], one) == ["oncall", "hub"]
 
 
 BOTH = {"Resources": [PEER, ME]}

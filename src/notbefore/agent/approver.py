@@ -40,7 +40,6 @@ SHORTEST: Final = 1.0  # seconds that a request has, however near NotBefore is
 PAUSE: Final = 1.0  # seconds after the first unusable answer, doubled with each,
 LONGEST_PAUSE: Final = 60.0  # to so many seconds
 LOGGED_FAILURES: Final = 4  # each of them is logged; later ones now and then
-PREVIEW_VERSION: Final = "2017-03-01"  # of IMDS: its start request needs the DocumentIncarnation as well
 WOULD_APPROVE: Final = "it would be approved now"
 INTERRUPTED: Final = "the agent ended before it had the answer: ask again"
 UNDECIDED: Final = ControlReply(done=False, words="it is not decided: see `notbefore history`")
@@ -364,7 +363,7 @@ def _why_not_listed(client: ImdsClient, settings: ApprovalSettings, tracked: Tra
     event = tracked.event
     answer = client.get(_path(settings), timeout=CONFIRM_TIMEOUT)
     try:
-        document = parse(answer.body, settings.api_version)
+        document = parse(answer.body)
     except DocumentError as error:
         raise ImdsError("rejected", str(error)) from None
     if any(flaw.event_id is not None and flaw.event_id.casefold() == event.key for flaw in document.flaws):
@@ -376,8 +375,6 @@ def _why_not_listed(client: ImdsClient, settings: ApprovalSettings, tracked: Tra
 def _request_start(client: ImdsClient, settings: ApprovalSettings, tracked: TrackedEvent, listed: ListedEvents) -> None:
     """Send one start request; raises ``ImdsError`` for everything but 200."""
     body: dict[str, object] = {"StartRequests": [{"EventId": tracked.event.event_id}]}
-    if settings.api_version == PREVIEW_VERSION:
-        body["DocumentIncarnation"] = listed.context.incarnation
     left = tracked.seconds_to(listed.context.now)
     timeout = TIMEOUT if left is None else max(SHORTEST, min(TIMEOUT, left))
     client.post(_path(settings), msgspec.json.encode(body), timeout=timeout)

@@ -84,7 +84,7 @@ class Tracker:
 
     def _read(self, body: bytes) -> None:
         try:
-            self._document = parse(body, self._state.poll.figures.api_version)
+            self._document = parse(body)
             self._rejected = None
             _log_flaws(self._document.flaws)
         except DocumentError as error:

@@ -18,7 +18,7 @@ from notbefore.core.duration import Duration
 from notbefore.core.record import MAX_TAG_NAME, MAX_TAGS
 from notbefore.core.routing import Route
 
-ApiVersion = Literal["2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"]
+ApiVersion = Literal["2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"]
 _LISTEN: Final = re.compile(  # the labels of a name have 63 letters at most
     r"(?:(?P<host>(?:[A-Za-z0-9_-]{1,63}(?:\.|(?=:)))*)|\[(?P<v6>[0-9A-Fa-f:.%a-z]+)\]):(?P<port>\d{1,5})", re.ASCII
 )

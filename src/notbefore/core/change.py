@@ -34,7 +34,6 @@ Reason = Literal[
     "gone_before_start",
     "gone_after_start",
     "gone_after_start_unwatched",  # Azure knows one way out of Started: it is over, and nobody saw when
-    "removal_was_the_only_change",  # gone after a silence, and DocumentIncarnation says that nothing else happened
     "start_may_be_missed",  # gone after some seconds of silence, in which NotBefore passed
     "gone_from_other_status",
     "not_watched",  # gone, and the agent had not been looking long enough to know how
@@ -65,7 +64,6 @@ ENDINGS: Final[dict[str, str]] = {
     "gone_before_start": "no longer listed, and it had not started",
     "gone_after_start": "it was Started, and is no longer listed",
     "gone_after_start_unwatched": "it was Started, and is no longer listed; nobody saw when it ended",
-    "removal_was_the_only_change": "no longer listed after a silence; DocumentIncarnation shows that it did not start",
     "start_may_be_missed": "no longer listed, and NotBefore passed while IMDS gave no answer",
     "gone_from_other_status": "no longer listed, after a status that is not known",
     "not_watched": "no longer listed after a time in which the agent was down, or IMDS gave no answer",

@@ -7,6 +7,7 @@ reboot even when its description is broken.
 """
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -156,16 +157,13 @@ _item = msgspec.json.Decoder(_Item)
 _name = msgspec.json.Decoder(_Name)
 
 
-def parse(body: bytes, api_version: str = "2020-07-01") -> Document:
-    """Read an answer of ``/metadata/scheduledevents``; raises ``DocumentError`` and nothing else.
-
-    ``api_version`` matters for 2017-03-01 only, which puts a ``_`` before the names of IaaS VMs.
-    """
+def parse(body: bytes) -> Document:
+    """Read an answer of ``/metadata/scheduledevents``; raises ``DocumentError`` and nothing else."""
     envelope = _open(body)
     events: dict[str, Event] = {}
     flaws: list[Flaw] = []
     for raw in envelope.Events:
-        event = _read(raw, flaws, underscore=api_version == "2017-03-01")
+        event = _read(raw, flaws)
         if event is None:
             continue
         if event.key in events:
@@ -194,34 +192,47 @@ def _open(body: bytes) -> _Envelope:
     return envelope
 
 
-def _read(raw: Raw, flaws: list[Flaw], *, underscore: bool) -> Event | None:
+def _read(raw: Raw, flaws: list[Flaw]) -> Event | None:
     try:
         item = _item.decode(raw)
     except (msgspec.DecodeError, ValueError, RecursionError):
         flaws.append(Flaw("not_an_event", _identify(raw), rejected=True))
         return None
     event_id = _text(item.EventId, MAX_ID)
-    if event_id is None:
-        flaws.append(Flaw("event_id", rejected=True))
-        return None
-    reader = _Fields(event_id, flaws)
     event_type, event_status = _text(item.EventType, MAX_WORD), _text(item.EventStatus, MAX_WORD)
-    if event_type is None or event_status is None:
-        reader.flaw("event_type" if event_type is None else "event_status", rejected=True)
+    if event_id is None or event_type is None or event_status is None:
+        reason: FlawReason = "event_type" if event_type is None else "event_status"
+        flaws.append(Flaw("event_id" if event_id is None else reason, event_id, rejected=True))
         return None
-    resources, is_cut = reader.resources(item.Resources)
+    optional: dict[str, Any] = {}
+    for name, (given, absent, read) in _optional(item).items():
+        optional[name] = None if given in absent else read(given)
+        if optional[name] is None and given not in absent:
+            flaws.append(Flaw(name, event_id, field=name))
+    if isinstance(item.Description, str) and len(item.Description) > MAX_DESCRIPTION:
+        flaws.append(Flaw("description", event_id))
+    resources, flaw = _resources(item.Resources, event_id)
+    if flaw is not None:
+        flaws.append(flaw)
     return Event(
         event_id=event_id,
         event_type=event_type,
         event_status=event_status,
-        resource_type=reader.word("resource_type", item.ResourceType),
-        resources=tuple(name.removeprefix("_") for name in resources) if underscore else resources,
-        not_before=reader.not_before(item.NotBefore),
-        description=reader.description(item.Description),
-        event_source=reader.word("event_source", item.EventSource),
-        duration=reader.duration(item.DurationInSeconds),
-        resources_cut=is_cut,
+        resources=resources,
+        resources_cut=flaw is not None and isinstance(item.Resources, list),
+        **optional,
     )
+
+
+def _optional(item: _Item) -> dict[FlawReason, tuple[Any, tuple[Any, ...], Callable[[Any], Any]]]:
+    """Fields of ``Event``: what is given, what says that it is not known, and what reads it (``None``: unreadable)."""
+    return {
+        "resource_type": (item.ResourceType, (None, ""), _word),
+        "not_before": (item.NotBefore, (None, ""), _time),
+        "description": (item.Description, (None, ""), _description),
+        "event_source": (item.EventSource, (None, ""), _word),
+        "duration": (item.DurationInSeconds, (None, -1), _seconds),
+    }
 
 
 def _identify(raw: Raw) -> str | None:
@@ -238,62 +249,34 @@ def _text(value: object, most: int) -> str | None:
     return value.strip() or None
 
 
-class _Fields:
-    """Reads the optional fields of one event; what is unreadable is a flaw and unknown."""
+def _word(value: object) -> str | None:
+    return _text(value, MAX_WORD)
 
-    def __init__(self, event_id: str, flaws: list[Flaw]) -> None:
-        self._event_id = event_id
-        self._flaws = flaws
 
-    def flaw(self, reason: FlawReason, *, rejected: bool = False, field: str | None = None) -> None:
-        self._flaws.append(Flaw(reason, self._event_id, rejected, field))
+def _time(value: object) -> datetime | None:
+    return read_time(value) if isinstance(value, str) else None
 
-    def word(self, reason: FlawReason, value: object) -> str | None:
-        word = _text(value, MAX_WORD)
-        if word is None and value not in (None, ""):
-            self.flaw(reason, field=reason)
-        return word
 
-    def resources(self, value: object) -> tuple[tuple[str, ...], bool]:
-        """The names, and whether they are not all of them."""
-        if value is None:
-            return (), False
-        if not isinstance(value, list):
-            self.flaw("resources", field="resources")
-            return (), False
-        names = [name[:MAX_NAME] for name in value[:MAX_RESOURCES] if isinstance(name, str) and name]
-        is_cut = names != value
-        if is_cut:
-            only_too_long = all(isinstance(name, str) and name for name in value)
-            self.flaw("resources", field=None if only_too_long else "resources")
-        return tuple(names), is_cut
+def _description(value: object) -> str | None:
+    return value[:MAX_DESCRIPTION] if isinstance(value, str) else None
 
-    def description(self, value: object) -> str | None:
-        if value is None:
-            return None
-        if not isinstance(value, str):
-            self.flaw("description", field="description")
-            return None
-        if len(value) > MAX_DESCRIPTION:
-            self.flaw("description")
-        return value[:MAX_DESCRIPTION] or None
 
-    def duration(self, value: object) -> int | None:
-        if value is None or value == -1:
-            return None
-        # bool is an int to Python, and no number of seconds to anybody
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_DURATION:
-            self.flaw("duration", field="duration")
-            return None
-        return value
+def _seconds(value: object) -> int | None:
+    # bool is an int to Python, and no number of seconds to anybody
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_DURATION:
+        return None
+    return value
 
-    def not_before(self, value: object) -> datetime | None:
-        if value is None or value == "":
-            return None
-        time = read_time(value) if isinstance(value, str) else None
-        if time is None:
-            self.flaw("not_before", field="not_before")
-        return time
+
+def _resources(value: object, event_id: str) -> tuple[tuple[str, ...], Flaw | None]:
+    """The names that can be read, and the flaw if these are not all."""
+    if value is None:
+        return (), None
+    given = value if isinstance(value, list) else []
+    names = [name[:MAX_NAME] for name in given[:MAX_RESOURCES] if isinstance(name, str) and name]
+    only_too_long = isinstance(value, list) and all(isinstance(name, str) and name for name in value)
+    flaw = Flaw("resources", event_id, field=None if only_too_long else "resources")
+    return tuple(names), None if names == value else flaw
 
 
 def read_time(text: str) -> datetime | None:

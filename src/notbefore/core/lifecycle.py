@@ -13,17 +13,13 @@ from msgspec.structs import replace
 from notbefore.core.change import Change, ChangeKind, Gap, Outcome, Reason, change_id, quiet
 from notbefore.core.clock import elapsed
 from notbefore.core.document import REBOOTING, Document, Event, Flaw
-from notbefore.core.tracked import WATCHED, Observation, Phase, Tracked, TrackedEvent, scope_of
+from notbefore.core.tracked import Observation, Phase, Tracked, TrackedEvent, scope_of
 
 MISSED_POLLS: Final = 3
 """Polls without an answer in which no event starts and ends: one that is gone after them, before NotBefore or not, was
 canceled. Azure keeps a started event listed for minutes."""
 
 LATE_ANSWER: Final = 1.0  # seconds beyond the interval by which an answer may come and no poll was missed
-
-ONE_STEP_SECONDS: Final = 3600.0
-"""Seconds of silence over which DocumentIncarnation is believed when it says that there was one change. After 24 hours
-without a request, or on another host, it may start again from any number."""
 
 NOT_BEFORE_MARGIN: Final = timedelta(seconds=1)  # NotBefore and ``Date`` count whole seconds
 
@@ -60,7 +56,7 @@ class DiffResult(Struct, frozen=True):
 
 
 def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
-    """Compare what is tracked with a new document. The content decides; the incarnation only helps.
+    """Compare what is tracked with a new document. The content decides.
 
     An event that cannot be read keeps its last known state, and nothing is claimed of that time. While not even its
     EventId can be read, that holds for every event that is missing, since the unreadable one may be it. So it does in
@@ -82,7 +78,7 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
         if _may_be_one_of(unread, key):
             events[key] = replace(_measured(known, now), unread=True)
         else:
-            departed[key], change = _gone(known, tracked.incarnation, document.incarnation, now)
+            departed[key], change = _gone(known, document.incarnation, now)
             changes.append(change)
     remembered = Tracked(
         events=events,
@@ -201,15 +197,9 @@ def _advanced(old: TrackedEvent, event: Event, now: Observation) -> TrackedEvent
 # ---- how well it was watched
 
 
-def _silence(known: TrackedEvent, now: Observation) -> float | None:
-    """Seconds since this event was last read; ``None`` when their number is not known."""
-    return None if known.unread else now.silence
-
-
 def _watched(known: TrackedEvent, now: Observation) -> bool:
     """Nothing can have happened to this event unseen: there were answers, and it could be read in them."""
-    silence = _silence(known, now)
-    return silence is not None and silence <= WATCHED and not now.rebooted
+    return now.watched and not known.unread
 
 
 def _measured(known: TrackedEvent, now: Observation) -> TrackedEvent:
@@ -225,16 +215,14 @@ def _measured(known: TrackedEvent, now: Observation) -> TrackedEvent:
 # ---- what is gone
 
 
-def _gone(known: TrackedEvent, before: int | None, incarnation: int, now: Observation) -> tuple[dict[str, int], Change]:
-    """The steps to remember, and the change; ``before`` is the incarnation of the last document that was read."""
+def _gone(known: TrackedEvent, incarnation: int, now: Observation) -> tuple[dict[str, int], Change]:
+    """The steps to remember, and the change."""
     known = _measured(known, now)
     if now.rebooted or now.vm is not None:  # what was stored may be of a time in which the name was not known
         known = replace(known, scope=scope_of(known.event, now.vm))
-    one_step = before is not None and incarnation == before + 1 and not known.unread
-    kind, reason = _ending(known, now, one_step=one_step)
+    watched, proven = _watched(known, now), _proven_by_reboot(known, now)
+    kind, reason = _ending(known, now, watched=watched, proven=proven)
     known, change = _step(known, (kind, reason), incarnation, now)
-    proven = now.rebooted and _proven_by_reboot(known, now)
-    watched = _watched(known, now)
     begin = known.seen if kind == "canceled" else known.start
     duration = elapsed(begin, now.at) if begin is not None and watched else None
     return known.steps, replace(
@@ -246,35 +234,26 @@ def _gone(known: TrackedEvent, before: int | None, incarnation: int, now: Observ
     )
 
 
-def _ending(known: TrackedEvent, now: Observation, *, one_step: bool) -> tuple[ChangeKind, Reason]:
+def _ending(known: TrackedEvent, now: Observation, *, watched: bool, proven: bool) -> tuple[ChangeKind, Reason]:
     """How the event ended, as far as that is certain, and why it is said."""
-    if Phase.of(known.event) is Phase.STARTED:  # Azure knows one way out of it
-        if _watched(known, now):
-            return TRANSITIONS[Phase.STARTED, Phase.ABSENT]
-        proven = now.rebooted and _proven_by_reboot(known, now)
-        return "finished", "machine_rebooted" if proven else "gone_after_start_unwatched"
+    phase = Phase.of(known.event)
+    if phase is Phase.STARTED:  # Azure knows one way out of it
+        unwatched: Reason = "machine_rebooted" if proven else "gone_after_start_unwatched"
+        return TRANSITIONS[phase, Phase.ABSENT] if watched else ("finished", unwatched)
     if now.rebooted:
         return "ended", "machine_rebooted"
     if known.start is not None:  # it had begun, whatever was listed of it after that
         return "ended", "status_went_back"
-    return _ending_before_start(known, now, one_step=one_step)
-
-
-def _ending_before_start(known: TrackedEvent, now: Observation, *, one_step: bool) -> tuple[ChangeKind, Reason]:
-    phase, watched = Phase.of(known.event), _watched(known, now)
-    if watched and (phase is Phase.OTHER or _cannot_have_started(known, now)):
+    if not watched:
+        return "ended", "not_readable" if known.unread else "not_watched"
+    if phase is Phase.OTHER or _cannot_have_started(known, now):
         return TRANSITIONS[phase, Phase.ABSENT]
-    if one_step and phase is Phase.SCHEDULED and now.silence is not None and now.silence <= ONE_STEP_SECONDS:
-        return "canceled", "removal_was_the_only_change"
-    if watched:
-        return "ended", "start_may_be_missed"
-    return "ended", "not_readable" if known.unread else "not_watched"
+    return "ended", "start_may_be_missed"
 
 
 def _cannot_have_started(known: TrackedEvent, now: Observation) -> bool:
     """In a watched time: too few polls were missed, or NotBefore is ahead even now."""
-    silence = _silence(known, now)
-    if silence is not None and silence <= _few_polls(now):
+    if now.silence is not None and now.silence <= _few_polls(now):
         return True
     if known.not_before is None or now.at.date is None:
         return False
@@ -288,7 +267,7 @@ def _few_polls(now: Observation) -> float:
 
 def _proven_by_reboot(known: TrackedEvent, now: Observation) -> bool:
     """This machine went down, and an event of its own that takes it down had started, or was due."""
-    takes_it_down = known.scope == "self" and known.event.event_type in REBOOTING
+    takes_it_down = now.rebooted and known.scope == "self" and known.event.event_type in REBOOTING
     return takes_it_down and (known.start is not None or _was_due(known, now))
 
 

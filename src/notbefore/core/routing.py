@@ -144,7 +144,6 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
     go_on: bool = False  # try the routes after this one as well
     announce_by: AnnounceBy = "affected"  # each VM for itself, or all that see it
     severity: Severity | None = None  # instead of the one by type and notice
-    quiet_updates: bool = True  # no message where NotBefore moves by less than a minute
     remind_before: tuple[Duration, ...] = ()  # reminders, so long before NotBefore
     remind_while_started: Duration | None = None  # 1m and up: a reminder each time it has been started so long
     fallback: tuple[str, ...] = ()  # sinks for what is critical, where one of `sinks` refuses it or takes too long
@@ -201,7 +200,7 @@ def route(change: Change, routes: tuple[Route, ...], vm: Vm | None, sinks: tuple
     for route in routes or (Route(Match(scope=("self",)), sinks),):
         if not route.match.accepts(change, vm):
             continue
-        if _notifies(change, route.announce_by, vm) and not (route.quiet_updates and _quiet(change)):
+        if _notifies(change, route.announce_by, vm) and not _quiet(change):
             severity, near = _severities(change, route.severity)
             for sink in route.sinks:
                 target = Target(

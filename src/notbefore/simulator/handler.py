@@ -11,10 +11,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import msgspec
 from msgspec import Struct
 
-from notbefore.simulator.scenarios import PREVIEW
 from notbefore.simulator.state import Fault, SimulatorState, instance
 
-EVENT_VERSIONS: Final = (PREVIEW, "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01")
+EVENT_VERSIONS: Final = ("2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01")
 OTHER_VERSIONS: Final = ("2017-08-01", "2018-02-01", "2019-08-01", "2020-09-01", "2021-02-01", "2023-07-01")
 EVENTS: Final = "/metadata/scheduledevents"
 INSTANCE: Final = "/metadata/instance"
@@ -27,7 +26,6 @@ class _StartRequest(Struct):
 
 class _StartRequests(Struct):
     StartRequests: list[_StartRequest]
-    DocumentIncarnation: int | None = None
 
 
 class _RefusedError(Exception):
@@ -79,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             self._document(version)
         else:
-            self._approve(body, version)
+            self._approve(body)
 
     def _body(self) -> bytes:
         """Return the request's body; one that is refused closes the connection."""
@@ -103,7 +101,7 @@ class Handler(BaseHTTPRequestHandler):
         text = ""
         if "X-Forwarded-For" in self.headers:
             text = "X-Forwarded-For: requests through a proxy are not answered"
-        elif self.headers.get("Metadata", "").casefold() != "true" and version != PREVIEW:  # it requires no header
+        elif self.headers.get("Metadata", "").casefold() != "true":
             text = "Required metadata header not specified"
         elif version not in versions:
             text = f"Bad request: api-version is one of {', '.join(versions)}"
@@ -142,13 +140,11 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             socket.close(self.connection.detach())
 
-    def _approve(self, body: bytes, version: str) -> None:
+    def _approve(self, body: bytes) -> None:
         try:
             wanted = msgspec.json.decode(body, type=_StartRequests)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _RefusedError(HTTPStatus.BAD_REQUEST, f"malformed body: {error}") from None
-        if version == PREVIEW and wanted.DocumentIncarnation is None:
-            raise _RefusedError(HTTPStatus.BAD_REQUEST, "DocumentIncarnation is missing")
         fault = self.state.take_fault(start_request=True)
         if fault is not None and fault.status is not None:
             raise _RefusedError(fault.status, fault.kind)

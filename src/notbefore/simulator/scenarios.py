@@ -6,7 +6,7 @@ seconds of impact, about ten minutes from Started to gone.
 
 import math
 from datetime import UTC, datetime
-from email.utils import format_datetime, parsedate_to_datetime
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,6 @@ MINUTE: Final = 60.0
 RESCHEDULED_BY: Final = 10 * MINUTE  # how much later NotBefore is after `reschedule`
 APPROVED_AFTER: Final = 2.0  # seconds from a start request to Started; real ones were seen at once and later
 FORESEEN: Final = 15 * MINUTE  # the notice of a scenario that has none, when it is canceled or rescheduled
-PREVIEW: Final = "2017-03-01"  # api-version with "_" before names, ISO 8601 times, and the header not enforced
 
 
 class Scenario(Struct, frozen=True):
@@ -109,11 +108,6 @@ def http_date(time: float) -> str:
     return format_datetime(datetime.fromtimestamp(math.floor(time), UTC), usegmt=True)
 
 
-def iso_date(text: str) -> str:
-    """RFC 1123 -> ISO 8601, as the first version wrote it; ``""`` stays."""
-    return parsedate_to_datetime(text).strftime("%Y-%m-%dT%H:%M:%SZ") if text else ""
-
-
 _SINCE: Final = {"Description": "2019-04-01", "EventSource": "2019-08-01", "DurationInSeconds": "2020-07-01"}
 _TYPE_SINCE: Final = {"Preempt": "2017-11-01", "Terminate": "2019-01-01"}
 
@@ -122,8 +116,4 @@ def as_of(item: dict[str, Any], api_version: str) -> dict[str, Any] | None:
     """Return an item as an older api-version shows it; ``None`` if its type did not exist yet."""
     if api_version < _TYPE_SINCE.get(item["EventType"], ""):
         return None
-    shown = {key: value for key, value in item.items() if api_version >= _SINCE.get(key, "")}
-    if api_version == PREVIEW:
-        shown["Resources"] = [f"_{name}" for name in item["Resources"]]
-        shown["NotBefore"] = iso_date(item["NotBefore"])
-    return shown
+    return {key: value for key, value in item.items() if api_version >= _SINCE.get(key, "")}
