@@ -97,7 +97,7 @@ FREEZE: Final = Example(
 PREEMPT: Final = Example(event_type="Preempt", notice=30, duration=-1, measured=None, source="Platform", description="")
 MANY: Final = replace(REBOOT, resources=tuple(f"web_{number}" for number in range(5)))
 LIFE: Final = ("Announced", "Started", "Finished")
-NO_ALERTS: Final = ("sink_failed", "approved", "approval_failed", "approval_skipped")
+NO_ALERTS: Final = ("approved", "approval_failed", "approval_skipped")
 STARTED: Final = {"EventStatus": "Started", "NotBefore": ""}
 
 
@@ -131,8 +131,6 @@ def messages(example: Example) -> Iterator[tuple[str, tuple[Message, datetime]]]
     for heading, kind, reason in approvals:
         fields: dict[str, Any] = {"change": kind, "reason": reason, "approval_rule": "drained", "approval_by": "rule"}
         yield heading, _as(kind, *_message(example, listed, **fields))
-    one, when = _as("sink_failed", *_message(example, listed))
-    yield "A sink fails", (replace(one, note="sink oncall refused a message: 403: invalid_token"), when)
 
 
 def _message(

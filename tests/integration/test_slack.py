@@ -111,13 +111,6 @@ def test_times_stand_in_the_reader_s_zone_in_utc_and_in_the_configured_one(slack
         assert fact in shown
 
 
-def test_a_report_of_a_failing_sink_is_a_message_of_its_own(slack: SlackServer) -> None:
-    report = message(kind="sink_failed", note="sink mail refused a message: 535")
-    receipts = sent(bot(slack), message(), report, report)
-    assert len(slack.channel) == 3
-    assert [receipt.thread is None for receipt in receipts] == [False, True, True]
-
-
 @pytest.mark.parametrize("error", ["message_not_found", "edit_window_closed"])
 def test_what_cannot_be_updated_is_posted_anew_and_is_the_message_from_then_on(slack: SlackServer, error: str) -> None:
     slack.refuse["chat.update"] = [error]

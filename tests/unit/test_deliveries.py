@@ -140,7 +140,6 @@ def test_what_is_critical_has_a_fallback() -> None:
     (info,) = made(change({}), route)
     assert (critical.fallback, critical.fallback_at) == (("hub",), critical.created + 30)
     assert (info.fallback, info.fallback_at) == ((), None)
-    assert critical.others == ("hub",)
 
 
 def test_a_sink_that_is_not_configured_has_the_terms_of_any() -> None:

@@ -773,23 +773,8 @@ def test_the_end_of_an_event_follows_to_those_of_its_fallback_that_got_its_begin
         assert (one.event_key, one.severity, one.record) == (end.event_key, "critical", record)
 
 
-def test_a_sink_that_refuses_is_reported_through_another_one_once_an_hour(box: Box) -> None:
-    def refuse(now: float) -> list[Any]:
-        one = delivery(f"e-{now}", record=RECORD, others=("mail", "hub"))
-        box.put(one)
-        box.lease(now, chat=9)
-        return box.lease(now, refused(one, error="403: invalid_token"), mail=9)
-
-    (report,) = refuse(10)
-    box.lease(10, accepted(report))
-    assert (report.sink, report.kind) == ("mail", "sink_failed")
-    assert report.note == "sink chat refused a message: 403: invalid_token"
-    assert refuse(20) == refuse(3_600) == []
-    assert len(refuse(3_611)) == 1
-
-
 def test_what_is_made_for_another_sink_is_the_same_but_for_what_that_one_must_not_have(box: Box) -> None:
-    """A fallback, a report, and what waits for a sink that is gone, each as a whole."""
+    """A fallback, and what waits for a sink that is gone, each as a whole."""
     structs, change_id = msgspec.structs, Record.read(RECORD).change_id
     alone: dict[str, Any] = {"fallback": (), "fallback_at": None, "others": ()}
     one = critical(created=5.0, not_before=900.0, others=("mail",))
@@ -797,19 +782,12 @@ def test_what_is_made_for_another_sink_is_the_same_but_for_what_that_one_must_no
     box.put(one, now=10)
     box.lease(20, chat=9)
     box.lease(30, refused(one, error="401"), chat=0)
-    dead, report, copy = box.rows()
-    assert report == Row(
-        structs.replace(
-            one, sink="mail", kind="sink_failed", delivery_id=delivery_id(one.delivery_id, "mail", "sink_failed"),
-            event_key="sink chat", expires_with_event=False, note="sink chat refused a message: 401", **alone,
-        ),
-        since=30, due=30, expires=30 + 86_400, patient_until=30, seq=2,
-    )  # fmt: skip
+    dead, copy = box.rows()
     assert copy == Row(
         structs.replace(
             one, sink="hub", delivery_id=delivery_id(change_id, "hub"), note="chat refused it: 401", **alone
         ),
-        since=5, due=30, expires=30 + 86_400, patient_until=900, seq=3,
+        since=5, due=30, expires=30 + 86_400, patient_until=900, seq=2,
     )  # fmt: skip
     assert (dead.state, dead.seq, dead.fallback_at) == ("dead", 1, None)
     box.outbox.drop(ids(box.rows()))
@@ -820,20 +798,10 @@ def test_what_is_made_for_another_sink_is_the_same_but_for_what_that_one_must_no
     box.outbox.redirect({"ops"}, lambda _row: ("ops",), 25)
     first, second = box.rows()
     moved = structs.replace(one, sink="ops", delivery_id=delivery_id(change_id, "ops"))
-    assert first == Row(moved, since=5, due=22, expires=1e9, patient_until=900, fallback_at=60, seq=4)
+    assert first == Row(moved, since=5, due=22, expires=1e9, patient_until=900, fallback_at=60, seq=3)
     assert second.delivery == structs.replace(
         reminder, sink="ops", delivery_id=delivery_id(reminder.delivery_id, "ops")
     )
-
-
-def test_a_report_does_not_go_to_a_sink_that_refuses_as_well(box: Box) -> None:
-    for number, sink in enumerate(("mail", "chat")):
-        one = delivery(sink, sink, record=RECORD, others=("mail", "chat", "hub"))
-        box.put(one)
-        box.lease(number, **{sink: 9})
-        box.lease(number, refused(one, error="401"))
-    reports = [row.delivery for row in box.rows() if row.delivery.kind == "sink_failed"]
-    assert [one.sink for one in reports] == ["chat", "hub"]
 
 
 # ---- where events go from one outbox to another (`notbefore fleet`)

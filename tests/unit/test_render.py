@@ -77,13 +77,6 @@ def test_a_message_that_comes_late_says_so() -> None:
     assert "it does not come back by itself" in gone.advice
 
 
-def test_a_sink_that_fails_is_reported_with_what_to_do() -> None:
-    text = text_of(message(kind="sink_failed", note="sink oncall refused a message: 403: invalid_token"))
-    assert text.title == "notbefore on WestNO_0: sink oncall refused a message: 403: invalid_token"
-    assert "The refused message: Freeze of WestNO_0" in text.plain
-    assert "notbefore outbox list" in text.plain
-
-
 def test_an_approval_by_hand_says_who_and_why() -> None:
     one = message(kind="approved")
     given = {"approval_rule": "operator", "approval_by": "root", "approval_reason": "CHG-1: drained\n"}
@@ -289,14 +282,6 @@ def test_links_are_filled_in_and_left_out_where_a_name_is_missing() -> None:
         "Agent's page": "https://p/",
     }
     assert [link.name for link in text_of(message(vm=Vm()), links=links).links] == ["Runbook", "Agent's page"]
-
-
-def test_a_fleets_sink_that_fails_is_not_reported_with_the_commands_of_an_agent() -> None:
-    refused = message(kind="sink_failed", note="sink oncall refused a message: 403: invalid_token")
-    text = text_of(recording(refused, fleet_vms=2))
-    assert text.title == "notbefore fleet: sink oncall refused a message: 403: invalid_token"
-    assert "does not send a refused message again" in text.plain
-    assert "notbefore outbox" not in text.plain
 
 
 # ---- templates

@@ -57,7 +57,6 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     NEEDS: ClassVar[tuple[str, str] | None] = None  # a module beyond the base, and the extra that installs it
     APPROVALS: ClassVar[bool] = True  # it is notified of approvals as well
-    WORDS: ClassVar[bool] = False  # people read it; else it is sent the record
 
     timeout: SendTimeout = Duration("10s")  # for one attempt
     expire_after: ExpireAfter = Duration("24h")  # what is older is not sent any more, and counted as expired
@@ -75,15 +74,12 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             expire_after=self.expire_after.seconds,
             expire_on_end=self.expire_on_end,
             approvals=self.APPROVALS,
-            words=self.WORDS,
             once=not self.repeatable,
         )
 
 
 class MessageSettings(SinkSettings, frozen=True, kw_only=True):
     """What the kinds that people read have in common: templates (Jinja2) instead of the built-in texts."""
-
-    WORDS: ClassVar[bool] = True
 
     title: TemplateText | None = None  # a template (Jinja2) instead of the built-in text
     body: TemplateText | None = None  # as `title`

@@ -13,7 +13,7 @@ from notbefore.core.document import Event
 from notbefore.core.record import Record, Vm, view
 from notbefore.core.routing import MAX_REMINDERS, NEAR, Route, Severity, Target, route
 
-MessageKind = ChangeKind | Literal["reminder", "heartbeat", "sink_failed"]
+MessageKind = ChangeKind | Literal["reminder", "heartbeat"]
 EXPIRING_KINDS: Final = frozenset({"announced", "updated", "reminder"})  # they are of no use once the event has ended
 SETTLING: Final = 5.0  # seconds
 REMINDER_GRACE: Final = 60.0  # seconds after NotBefore for which a reminder that is late is still sent
@@ -51,7 +51,7 @@ class Delivery(Struct, frozen=True):
     not_before: float = 0.0  # of the event; 0 where it is not known: of one severity the smallest is sent first
     fallback: tuple[str, ...] = ()  # sinks that it goes to from ``fallback_at`` on, or once it is dead
     fallback_at: float | None = None
-    others: tuple[str, ...] = ()  # sinks that people read, of the same route
+    others: tuple[str, ...] = ()  # the other sinks that the change goes to
     note: str = ""  # why it goes to this sink, where that is not by its route
     once: bool = False  # it may run once, such as a command
     patient: bool = True  # a refusal that may pass is tried again for a while, where it is critical
@@ -66,7 +66,6 @@ class Terms(Struct, frozen=True):
     expire_after: float = 86_400.0  # seconds
     expire_on_end: bool = True
     approvals: bool = True  # it is notified of approvals as well
-    words: bool = True  # people read it
     once: bool = False  # what it is sent may run once
 
 
@@ -107,7 +106,7 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
             not_before=change.not_before.timestamp() if change.not_before else 0.0,
             fallback=fallback,
             fallback_at=created + target.fallback_after if fallback else None,
-            others=tuple(name for name in target.others if _read_by_people(routing.sinks.get(name))),
+            others=tuple(sorted(names - {target.sink})),
             once=terms.once,
         )
         found.append(message)
@@ -148,11 +147,6 @@ def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: 
         expires_with_event=False,
         record=record,
     )
-
-
-def _read_by_people(terms: Terms | None) -> bool:
-    """Whether the sink can be sent a message that is no event's: people read it, and it keeps no alerts."""
-    return terms is not None and terms.words and terms.approvals
 
 
 def _reminders(change: Change, target: Target, message: Delivery) -> Iterator[Delivery]:

@@ -38,7 +38,6 @@ WRITE_PATIENCE: Final = 1.0  # seconds for which a delivery waits until what it 
 DEAD_SECONDS: Final = 30 * 86_400.0  # how long a dead letter is kept
 REPEAT_SECONDS: Final = 400 * 86_400.0  # how long a delivery is repeated at most, when its event never ends
 FAILED_REPEAT_SECONDS: Final = 60.0  # after which a repetition is tried again that the receiver refused
-REPORT_EVERY: Final = 3600.0  # seconds between two reports that one sink refuses messages
 ROW_BYTES: Final = 600  # of a row beside its record and its texts
 LATENCY_BOUNDS: Final = (0.1, 1.0, 5.0, 30.0, 300.0, 3_600.0)  # seconds from a change to its acceptance
 INTERRUPTED: Final = "interrupted: its courier ended while it ran; it is not run again (`rerun: true` would)"
@@ -145,12 +144,11 @@ class Row(Struct, frozen=True):
 
 
 class Ledger(Struct, frozen=True):
-    """What is counted, and when a refusing sink was last reported."""
+    """What is counted."""
 
     seq: int = 0
     counts: dict[tuple[str, str], int] = {}  # (sink, result of core.delivery.RESULTS, or FALLBACK)
     latency: dict[str, Latency] = {}  # by sink
-    reported: dict[str, float] = {}  # sink -> when people were last notified that it refuses messages
 
 
 class OutboxChanges(NamedTuple):
@@ -341,8 +339,7 @@ class Outbox(OutboxRows):
         """
         self.time_known, self._restored = time_known, image.ledger.seq
         shift = now - image.clock - passed
-        reported = {sink: at + shift for sink, at in image.ledger.reported.items()}
-        self.ledger = replace(image.ledger, reported=reported)
+        self.ledger = image.ledger
         self._threads = dict(image.threads)
         self._bring_in(sorted(image.rows, key=lambda row: row.seq), shift, now)
 
@@ -375,8 +372,6 @@ class Outbox(OutboxRows):
     def advance(self, seconds: float) -> None:
         """So much time had passed unseen when this was restored: from now on the time is known."""
         self.time_known = True
-        reported = {sink: at - seconds for sink, at in self.ledger.reported.items()}
-        self.ledger = replace(self.ledger, reported=reported)
         for row in list(self._rows.values()):
             self._put(row.shifted(-seconds) if row.seq <= self._restored else row)
 
@@ -579,16 +574,9 @@ class Outbox(OutboxRows):
         self._put(repeated(row, result.repeat, now))
 
     def _bury(self, row: Row, error: str, now: float) -> Row:
-        """It is dead; people are notified of it through another sink of the same route, once in a while."""
-        sink, reported = row.delivery.sink, self.ledger.reported
-        self._count(sink, "dead")
+        self._count(row.delivery.sink, "dead")
         dead = buried(row, error, now)
         self._put(dead)
-        recent = {name for name, at in reported.items() if at > now - REPORT_EVERY}
-        able = [name for name in row.delivery.others if name not in {*recent, sink}]
-        if able and sink not in recent:
-            self.ledger = replace(self.ledger, reported={**reported, sink: now})
-            self._add(report_of(dead, able[0], now), now)
         return dead
 
     # ---- time
@@ -715,22 +703,6 @@ def fallback_copy(row: Row, sink: str, now: float) -> Row:
     return replace(untried(row, copy), seq=0, due=now, expires=now + Terms().expire_after, fallback_at=None)
 
 
-def report_of(dead: Row, sink: str, now: float) -> Row:
-    """What people are notified of through another sink: that one refuses messages."""
-    one = dead.delivery
-    notice = replace(
-        one,
-        delivery_id=delivery_id(dead.id, sink, "sink_failed"),
-        event_key=f"sink {one.sink}",
-        sink=sink,
-        kind="sink_failed",
-        expires_with_event=False,
-        note=f"sink {one.sink} refused a message: {dead.error}",
-        **_ALONE,
-    )
-    return Row(notice, since=now, due=now, expires=now + Terms().expire_after, patient_until=now)
-
-
 def opened(row: Row, thread: str | None, now: float) -> GivenDelivery:
     """What a courier is given of it."""
     return view(
@@ -767,7 +739,7 @@ _ALONE: Final[dict[str, Any]] = {"fallback": (), "fallback_at": None, "others": 
 def to_sink(one: Delivery, sink: str) -> Delivery:
     """The same for another sink, under the id that it has there by a route of its own."""
     change_id = one.delivery_id
-    if one.kind not in ("reminder", "heartbeat", "sink_failed"):
+    if one.kind not in ("reminder", "heartbeat"):
         with suppress(msgspec.DecodeError):
             change_id = Record.read(one.record).change_id
     return replace(one, sink=sink, delivery_id=delivery_id(change_id, sink))

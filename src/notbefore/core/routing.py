@@ -166,7 +166,6 @@ class Target(Struct, frozen=True):
     remind_while_started: float | None = None  # seconds
     fallback: tuple[str, ...] = ()
     fallback_after: float = 60.0  # seconds
-    others: tuple[str, ...] = ()  # the other sinks of its route
     last: bool = False  # the last message: the event no longer affects this VM, and others' events do not go there
 
 
@@ -209,7 +208,6 @@ def route(change: Change, routes: tuple[Route, ...], vm: Vm | None, sinks: tuple
                     near_severity=near,
                     fallback=tuple(name for name in route.fallback if name not in route.sinks),
                     fallback_after=route.fallback_after.seconds,
-                    others=tuple(name for name in (*route.sinks, *route.fallback) if name != sink),
                     remind_before=tuple(sorted({one.seconds for one in route.remind_before}, reverse=True)),
                     remind_while_started=route.remind_while_started.seconds if route.remind_while_started else None,
                     last=change.no_longer_affected and route.announce_by != "all",

@@ -127,11 +127,3 @@ SILENT_ADVICE: Final = (
     "Check in the portal whether the VMs run. On one that runs, check `systemctl status notbefore`, and with"
     " `notbefore outbox list` whether it reaches the hub."
 )
-FAILED_ADVICE: Final = (
-    "On the VM, as root, run `notbefore outbox list`: it shows what was refused, and why. Correct the cause. Then run"
-    " `notbefore outbox retry --all`."
-)
-FLEET_FAILED_ADVICE: Final = (
-    "Correct the cause. `notbefore fleet` does not send a refused message again: its page shows the events, and its"
-    " standard output has all that was notified. What comes next of the event is sent."
-)

@@ -10,7 +10,6 @@ from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from notbefore.config.messages import Links, Messages
 from notbefore.core.change import ENDINGS, MISSING, SILENT
@@ -73,14 +72,7 @@ def built_in(message: Message, now: datetime, settings: Messages) -> Text:
     """The built-in texts, as of ``now``."""
     record = message.record
     advice, facts, time = _advice(message, settings.advice), _facts(message, now, settings.time_zone), None
-    if message.kind == "sink_failed":
-        of_fleet = record.fleet_vms is not None
-        where = "fleet" if of_fleet else f"on {record.vm_name or 'an unknown VM'}"
-        title = f"notbefore {where}: {message.note}"
-        refused = _title(replace(message, kind=record.change), now)
-        summary = f"The refused message: {refused}. Later messages to that receiver may be refused as well."
-        advice, facts = phrases.FLEET_FAILED_ADVICE if of_fleet else phrases.FAILED_ADVICE, iter(())
-    elif record.event_type == SILENT:
+    if record.event_type == SILENT:
         title, summary = _silence(message)
         advice, facts = "" if message.over else phrases.SILENT_ADVICE, _facts_of_silence(message, settings.time_zone)
     else:

@@ -73,8 +73,7 @@ class Sink(BaseSink):
         """Bring the event's message up to date, or post one; returns the name of its thread."""
         # a thread is its channel's: after the channel was changed there is none yet
         channel, _, root = (message.thread or "").rpartition(" ")
-        news = message.kind == "sink_failed"  # of its own, each
-        if channel == self._channel and not news:
+        if channel == self._channel:
             try:
                 self._in_full(partial(self._update, root), text, payload)
                 self._post(message, {**step(text), "thread_ts": root, "reply_broadcast": message.kind in LOUD})
@@ -85,7 +84,7 @@ class Sink(BaseSink):
             else:
                 return message.thread
         began = self._in_full(partial(self._post, message), text, payload)
-        return f"{self._channel} {began}" if began and not news else None
+        return f"{self._channel} {began}" if began else None
 
     def _in_full(self, post: Callable[[Payload], T], text: Text, payload: Payload) -> T:
         """Post with the blocks, or where Slack refuses those, as text."""
