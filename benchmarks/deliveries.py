@@ -30,7 +30,7 @@ from notbefore.config.sinks import SinkConfig, Webhook
 from notbefore.core.outbox import Bounds
 from notbefore.core.record import Record
 from notbefore.courier.orders import Orders
-from notbefore.courier.supervisor import CourierManager
+from notbefore.courier.supervisor import Supervisor
 from notbefore.simulator.server import Simulator
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -176,7 +176,7 @@ def courier_of(agent: int) -> int:
 def throughput(count: int) -> None:
     receiver, owner = Receiver(), Owner(Bounds(10_000, 64 * 1024 * 1024))
     sinks = {"hook": SinkConfig(webhook=Webhook(url=Secret(receiver.url), allow_private=True))}
-    couriers = CourierManager(Orders(sinks), owner, lambda: None)
+    couriers = Supervisor(Orders(sinks), owner, lambda: None)
     sizes, seconds = [], 0.0
     for first in range(0, count, 5_000):
         fill(owner, first, 5_000)

@@ -13,15 +13,12 @@ import msgspec
 import pytest
 
 import notbefore
-from notbefore.config.secret import Secret
-from notbefore.config.sinks import Command, SinkConfig, Slack
+from notbefore.config.sinks import Command, SinkConfig
 from notbefore.core.outbox import GivenDelivery, SendResult
 from notbefore.courier import supervisor
-from notbefore.courier.channel import MAX_FRAME
 from notbefore.courier.courier_process import CourierProcess, environment
 from notbefore.courier.orders import Hello, Orders
-from notbefore.courier.supervisor import CourierManager
-from notbefore.errors import ConfigError
+from notbefore.courier.supervisor import Supervisor
 from notbefore.metrics.process import CourierFigures
 from support.agent import eventually
 from support.owner import RECORD, Owner, serve
@@ -36,9 +33,9 @@ def owner() -> Owner:
 
 
 @pytest.fixture
-def made() -> Iterator[list[CourierManager]]:
+def made() -> Iterator[list[Supervisor]]:
     """Whose couriers are ended with the test."""
-    found: list[CourierManager] = []
+    found: list[Supervisor] = []
     yield found
     for one in found:
         one.stop(AT_ONCE)
@@ -49,7 +46,7 @@ def sinks(**scripts: str) -> dict[str, SinkConfig]:
     return {name: SinkConfig(command=Command(command=("/bin/sh", "-c", script))) for name, script in scripts.items()}
 
 
-def pid_of(couriers: CourierManager) -> int:
+def pid_of(couriers: Supervisor) -> int:
     """The courier that runs: the newest child of this process that is one."""
 
     def found() -> list[str]:
@@ -63,7 +60,7 @@ def pid_of(couriers: CourierManager) -> int:
 def test_a_courier_takes_its_orders_delivers_and_leaves_when_the_agent_stops(tmp_path: Path, owner: Owner) -> None:
     got = tmp_path / "got"
     poked: list[int] = []
-    couriers = CourierManager(Orders(sinks(hook=f"cat >> {got}")), owner, lambda: poked.append(1))
+    couriers = Supervisor(Orders(sinks(hook=f"cat >> {got}")), owner, lambda: poked.append(1))
     owner.put("id", sink="hook")
     couriers.wake()
     serve([couriers], lambda: not owner.rows)
@@ -75,7 +72,7 @@ def test_a_courier_takes_its_orders_delivers_and_leaves_when_the_agent_stops(tmp
 
 def test_what_is_due_when_the_agent_stops_is_sent_first(tmp_path: Path, owner: Owner) -> None:
     got = tmp_path / "got"
-    couriers = CourierManager(Orders(sinks(hook=f"sleep 0.3; echo >> {got}")), owner, lambda: None)
+    couriers = Supervisor(Orders(sinks(hook=f"sleep 0.3; echo >> {got}")), owner, lambda: None)
     owner.put("a", "b", "c", sink="hook")
     couriers.tick()
     couriers.stop(NEVER)
@@ -83,7 +80,7 @@ def test_what_is_due_when_the_agent_stops_is_sent_first(tmp_path: Path, owner: O
 
 
 def test_whoever_is_impatient_ends_the_courier_at_once(owner: Owner) -> None:
-    couriers = CourierManager(Orders(sinks(hook="sleep 60")), owner, lambda: None)
+    couriers = Supervisor(Orders(sinks(hook="sleep 60")), owner, lambda: None)
     owner.put("a", sink="hook")
     couriers.tick()
     assert couriers.figures.running
@@ -93,7 +90,7 @@ def test_whoever_is_impatient_ends_the_courier_at_once(owner: Owner) -> None:
 
 def test_an_agent_that_stops_waits_for_no_receiver_that_hangs(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.5)
-    couriers = CourierManager(Orders(sinks(hook="sleep 600")), owner, lambda: None)
+    couriers = Supervisor(Orders(sinks(hook="sleep 600")), owner, lambda: None)
     owner.put("a", sink="hook")
     couriers.tick()
     couriers.stop(NEVER)
@@ -101,7 +98,7 @@ def test_an_agent_that_stops_waits_for_no_receiver_that_hangs(owner: Owner, monk
 
 
 def test_nothing_due_starts_nothing(owner: Owner) -> None:
-    couriers = CourierManager(Orders(), owner, lambda: None)
+    couriers = Supervisor(Orders(), owner, lambda: None)
     owner.put("later", due=time.time() + 30.0)
     couriers.tick()
     assert not couriers.figures.running
@@ -110,12 +107,12 @@ def test_nothing_due_starts_nothing(owner: Owner) -> None:
     couriers.tick()
     assert couriers.figures.running
     couriers.stop(AT_ONCE)
-    assert couriers.descriptors == []
+    assert couriers.watched == ([], [])
 
 
-def test_a_courier_is_woken_when_something_is_due(tmp_path: Path, owner: Owner, made: list[CourierManager]) -> None:
+def test_a_courier_is_woken_when_something_is_due(tmp_path: Path, owner: Owner, made: list[Supervisor]) -> None:
     got = tmp_path / "got"
-    couriers = CourierManager(Orders(sinks(hook=f"cat >> {got}")), owner, lambda: None)
+    couriers = Supervisor(Orders(sinks(hook=f"cat >> {got}")), owner, lambda: None)
     made.append(couriers)
     owner.put("a", sink="hook")
     serve([couriers], lambda: not owner.rows)
@@ -129,10 +126,10 @@ def test_a_courier_is_woken_when_something_is_due(tmp_path: Path, owner: Owner, 
 
 
 def test_a_courier_that_has_nothing_to_do_leaves(
-    owner: Owner, monkeypatch: pytest.MonkeyPatch, made: list[CourierManager]
+    owner: Owner, monkeypatch: pytest.MonkeyPatch, made: list[Supervisor]
 ) -> None:
     monkeypatch.setattr(supervisor, "LINGER", 0.5)
-    couriers = CourierManager(Orders(sinks(hook="true")), owner, lambda: None)
+    couriers = Supervisor(Orders(sinks(hook="true")), owner, lambda: None)
     made.append(couriers)
     owner.put("a", sink="hook")
     serve([couriers], lambda: couriers.figures.running)
@@ -141,20 +138,20 @@ def test_a_courier_that_has_nothing_to_do_leaves(
 
 
 def test_a_long_command_is_not_taken_for_nothing_to_do(
-    tmp_path: Path, owner: Owner, monkeypatch: pytest.MonkeyPatch, made: list[CourierManager]
+    tmp_path: Path, owner: Owner, monkeypatch: pytest.MonkeyPatch, made: list[Supervisor]
 ) -> None:
     monkeypatch.setattr(supervisor, "LINGER", 0.2)
     got = tmp_path / "got"
-    couriers = CourierManager(Orders(sinks(hook=f"sleep 1.5; echo >> {got}")), owner, lambda: None)
+    couriers = Supervisor(Orders(sinks(hook=f"sleep 1.5; echo >> {got}")), owner, lambda: None)
     made.append(couriers)
     owner.put("a", sink="hook")
     serve([couriers], lambda: not owner.rows)
     assert (got.read_text(), owner.outbox.ledger.counts["hook", "delivered"]) == ("\n", 1)
 
 
-def test_a_courier_with_old_orders_is_replaced(tmp_path: Path, owner: Owner, made: list[CourierManager]) -> None:
+def test_a_courier_with_old_orders_is_replaced(tmp_path: Path, owner: Owner, made: list[Supervisor]) -> None:
     got = tmp_path / "got"
-    couriers = CourierManager(Orders(sinks(hook="true")), owner, lambda: None)
+    couriers = Supervisor(Orders(sinks(hook="true")), owner, lambda: None)
     made.append(couriers)
     owner.put("a", sink="hook")
     serve([couriers], lambda: not owner.rows)
@@ -165,27 +162,13 @@ def test_a_courier_with_old_orders_is_replaced(tmp_path: Path, owner: Owner, mad
     assert couriers.figures.starts == CourierFigures().starts | {"due": 1, "reload": 1}
 
 
-def test_many_deliveries_with_long_records_are_given_in_parts(
-    tmp_path: Path, owner: Owner, made: list[CourierManager], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "PIECE", 1_000)
-    names = [f"hook-{number}" for number in range(12)]
-    couriers = CourierManager(Orders(sinks(**dict.fromkeys(names, f"wc -c >> {tmp_path}/got"))), owner, lambda: None)
-    made.append(couriers)
-    for name in names:
-        owner.put(name, sink=name, record=RECORD + b" " * 100_000)
-    serve([couriers], lambda: not owner.rows)
-    assert (tmp_path / "got").read_text().split() == [str(len(RECORD) + 100_001)] * 12
-    assert couriers.figures.starts["crashed"] == 0
-
-
 # ---- trouble
 
 
 def test_a_courier_that_cannot_be_started_is_tried_again_later(
     tmp_path: Path, owner: Owner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    couriers = CourierManager(Orders(), owner, lambda: None)
+    couriers = Supervisor(Orders(), owner, lambda: None)
     owner.put("a")
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", str(tmp_path / "no-python"))
@@ -200,9 +183,9 @@ def test_a_courier_that_cannot_be_started_is_tried_again_later(
 
 
 def test_couriers_that_die_are_replaced_and_what_they_had_is_due_again(
-    owner: Owner, made: list[CourierManager], tmp_path: Path
+    owner: Owner, made: list[Supervisor], tmp_path: Path
 ) -> None:
-    couriers = CourierManager(Orders(sinks(hook=f"echo >> {tmp_path}/begun; sleep 60")), owner, lambda: None)
+    couriers = Supervisor(Orders(sinks(hook=f"echo >> {tmp_path}/begun; sleep 60")), owner, lambda: None)
     made.append(couriers)
     owner.put("a", sink="hook")
     for number in range(1, 4):
@@ -213,8 +196,8 @@ def test_couriers_that_die_are_replaced_and_what_they_had_is_due_again(
     assert couriers.figures.starts == CourierFigures().starts | {"due": 1, "crashed": 3}
 
 
-def test_what_may_run_once_is_dead_when_its_courier_ends(owner: Owner, made: list[CourierManager]) -> None:
-    couriers = CourierManager(Orders(sinks(hook="sleep 60")), owner, lambda: None)
+def test_what_may_run_once_is_dead_when_its_courier_ends(owner: Owner, made: list[Supervisor]) -> None:
+    couriers = Supervisor(Orders(sinks(hook="sleep 60")), owner, lambda: None)
     made.append(couriers)
     owner.put("a", sink="hook", once=True)
     serve([couriers], lambda: owner.given)
@@ -225,10 +208,10 @@ def test_what_may_run_once_is_dead_when_its_courier_ends(owner: Owner, made: lis
 
 
 def test_what_a_courier_said_before_its_end_counts_also_where_it_cannot_be_answered(
-    owner: Owner, made: list[CourierManager], tmp_path: Path
+    owner: Owner, made: list[Supervisor], tmp_path: Path
 ) -> None:
     names = [f"hook-{number}" for number in range(20)]
-    couriers = CourierManager(Orders(sinks(**dict.fromkeys(names, f"echo >> {tmp_path}/ran"))), owner, lambda: None)
+    couriers = Supervisor(Orders(sinks(**dict.fromkeys(names, f"echo >> {tmp_path}/ran"))), owner, lambda: None)
     made.append(couriers)
     for name in names:
         owner.put(name, sink=name, record=RECORD)
@@ -243,10 +226,10 @@ def test_what_a_courier_said_before_its_end_counts_also_where_it_cannot_be_answe
 
 
 def test_a_courier_that_takes_no_turn_is_killed_and_replaced(
-    owner: Owner, made: list[CourierManager], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    owner: Owner, made: list[Supervisor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(supervisor, "OVERDUE", 2)
-    couriers = CourierManager(Orders(sinks(hook="sleep 60")), owner, lambda: None)
+    couriers = Supervisor(Orders(sinks(hook="sleep 60")), owner, lambda: None)
     made.append(couriers)
     owner.put("a", sink="hook")
     serve([couriers], lambda: owner.given)
@@ -259,7 +242,7 @@ def test_a_courier_that_takes_no_turn_is_killed_and_replaced(
     serve([couriers], lambda: len(owner.given) == 2)
 
 
-def test_one_that_reads_nothing_keeps_nobody_waiting(made: list[CourierManager]) -> None:
+def test_one_that_reads_nothing_keeps_nobody_waiting(made: list[Supervisor]) -> None:
     class Stopping(Owner):
         def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[GivenDelivery]:
             if not self.given:
@@ -268,7 +251,7 @@ def test_one_that_reads_nothing_keeps_nobody_waiting(made: list[CourierManager])
 
     owner = Stopping()
     names = [f"hook-{number}" for number in range(20)]
-    couriers = CourierManager(Orders(sinks(**dict.fromkeys(names, "true"))), owner, lambda: None)
+    couriers = Supervisor(Orders(sinks(**dict.fromkeys(names, "true"))), owner, lambda: None)
     made.append(couriers)
     for name in names:
         owner.put(name, sink=name, record=RECORD + b" " * 90_000)
@@ -278,7 +261,7 @@ def test_one_that_reads_nothing_keeps_nobody_waiting(made: list[CourierManager])
         couriers.wake()
         couriers.tick()
     assert time.monotonic() - begun < 5.0
-    assert couriers.unsent
+    assert couriers.watched[1]
     os.kill(pid_of(couriers), signal.SIGCONT)
     serve([couriers], lambda: not owner.rows)
 
@@ -303,12 +286,12 @@ time.sleep(60)
 
 
 def test_a_courier_holds_the_lock_of_its_agent_and_its_programs_do_not(
-    tmp_path: Path, owner: Owner, made: list[CourierManager]
+    tmp_path: Path, owner: Owner, made: list[Supervisor]
 ) -> None:
     lock = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     script = f"ls -l /proc/self/fd > {tmp_path}/files; sleep 60"
-    couriers = CourierManager(Orders(sinks(hook=script)), owner, lambda: None, lambda: lock)
+    couriers = Supervisor(Orders(sinks(hook=script)), owner, lambda: None, lambda: lock)
     made.append(couriers)
     owner.put("a", sink="hook")
     serve([couriers], lambda: (tmp_path / "files").exists() and (tmp_path / "files").read_text())
@@ -323,12 +306,6 @@ def test_a_courier_holds_the_lock_of_its_agent_and_its_programs_do_not(
     fcntl.flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(another)
     lock = os.open(tmp_path, os.O_RDONLY)
-
-
-def test_orders_that_are_too_long_are_refused_before_anything_starts(owner: Owner) -> None:
-    long = {"a": SinkConfig(slack=Slack(url=Secret("x"), body="y" * MAX_FRAME))}
-    with pytest.raises(ConfigError, match="shorten the templates"):
-        CourierManager(Orders(long), owner, lambda: None)
 
 
 def test_a_courier_is_given_no_secret_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +360,7 @@ def saying(**hello: object) -> str:
 def test_one_of_another_version_that_works_is_a_reason_to_end(
     installed: Path, owner: Owner, caplog: pytest.LogCaptureFixture
 ) -> None:
-    couriers = CourierManager(Orders(), owner, lambda: None)
+    couriers = Supervisor(Orders(), owner, lambda: None)
     couriers.tick()
     assert not couriers.figures.running
     another(installed, __main__=saying())
@@ -406,7 +383,7 @@ def test_one_of_another_version_that_works_is_a_reason_to_end(
 def test_one_of_another_version_that_does_not_work_is_none(
     installed: Path, owner: Owner, hello: dict[str, object], why: str
 ) -> None:
-    couriers = CourierManager(Orders(), owner, lambda: None)
+    couriers = Supervisor(Orders(), owner, lambda: None)
     another(installed, __main__=saying(**hello))
     serve([couriers], lambda: couriers.trouble)
     assert why in couriers.trouble
@@ -417,7 +394,7 @@ def test_one_of_another_version_that_does_not_work_is_none(
 
 
 def test_half_an_installation_is_waited_for(installed: Path, owner: Owner) -> None:
-    couriers = CourierManager(Orders(), owner, lambda: None)
+    couriers = Supervisor(Orders(), owner, lambda: None)
     here = installed.readlink()
     another(installed, init="__version__ = '99.0'", __main__="import notbefore.courier.not_there_yet")
     owner.put("a")
@@ -431,7 +408,7 @@ def test_half_an_installation_is_waited_for(installed: Path, owner: Owner) -> No
 
 
 def test_a_courier_of_the_package_that_was_replaced_leaves(installed: Path, owner: Owner) -> None:
-    couriers = CourierManager(Orders(sinks(hook="true")), owner, lambda: None)
+    couriers = Supervisor(Orders(sinks(hook="true")), owner, lambda: None)
     owner.put("a", sink="hook")
     serve([couriers], lambda: not owner.rows)
     another(installed, __main__=saying())

@@ -16,7 +16,7 @@ from notbefore.courier.main import Courier
 from notbefore.courier.message import Sink
 from notbefore.courier.orders import Given, Leave, Orders, Turn, Wake
 from notbefore.courier.redact import Redactor
-from notbefore.courier.supervisor import CourierManager
+from notbefore.courier.supervisor import Supervisor
 from support.box import delivery
 from support.messages import message
 
@@ -71,13 +71,13 @@ class Owner:
         return {row.id: row.state for row in self.rows}
 
 
-def serve(couriers: Sequence[CourierManager], reached: Callable[[], object], seconds: float = 30.0) -> None:
+def serve(couriers: Sequence[Supervisor], reached: Callable[[], object], seconds: float = 30.0) -> None:
     """Do what a main thread does for its courier, until this is so."""
     deadline = time.monotonic() + seconds
     while not reached():
         assert time.monotonic() < deadline, "it did not come to pass"
-        read = [one for courier in couriers for one in courier.descriptors]
-        unsent = [one for courier in couriers for one in courier.unsent]
+        read = [one for courier in couriers for one in courier.watched[0]]
+        unsent = [one for courier in couriers for one in courier.watched[1]]
         select.select(read, unsent, [], min(0.1, *(courier.patience for courier in couriers)))
         for courier in couriers:
             courier.tick()

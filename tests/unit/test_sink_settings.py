@@ -14,11 +14,10 @@ import yaml
 from notbefore.config.load import dump, examine, load
 from notbefore.config.model import Config
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Alertmanager, SinkConfig, Slack
+from notbefore.config.sinks import Alertmanager, SinkConfig
 from notbefore.config.warnings import plain_secrets, warnings
 from notbefore.core.duration import Duration
 from notbefore.core.routing import DurationRange, Match
-from notbefore.courier.channel import MAX_FRAME
 from notbefore.courier.orders import Orders, seal, unseal
 from notbefore.courier.redact import Redactor, known_secrets, plain
 from notbefore.courier.sinks import try_out
@@ -268,12 +267,6 @@ def test_orders_arrive_with_what_the_courier_needs(place: Path) -> None:
     for name, sink in orders.sinks.items():
         for key, secret in sink.secrets.items():
             assert secret.reveal({}) == config.sinks[name].secrets[key].reveal(environment)
-
-
-def test_orders_that_no_frame_holds_are_refused() -> None:
-    slack = SinkConfig(slack=Slack(url=Secret("https://x.example.org"), body="y" * MAX_FRAME))
-    with pytest.raises(ConfigError, match="shorten the templates"):
-        seal(Orders({"a": slack}), {})
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe", b"x" * 70_000])

@@ -29,7 +29,7 @@ from notbefore.agent.tracker import Tracker
 from notbefore.agent.view import AgentView, InUse
 from notbefore.config.model import Config, Otlp
 from notbefore.core.delivery import sinks_of
-from notbefore.courier.supervisor import CourierManager, check, make_orders
+from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up
 from notbefore.metrics.process import ConfigFigures, ExportFigures, Figures
@@ -74,9 +74,8 @@ class Agent:
         self._main = MainThread(self._hang_up)
 
         self._errors = ThreadGuard(self._main.wake)
-        check(make_orders(config))
         self._store = Store(Path(config.state.dir), clock, config.state.history_max_bytes, self._to_deliver)
-        self._couriers = CourierManager(
+        self._supervisor = Supervisor(
             make_orders(config), self._store.outbox, self._main.wake, lambda: self._store.disk.lock.descriptor
         )
         self._stdout = StdoutWriter()
@@ -116,12 +115,12 @@ class Agent:
         return Figures(
             version=__version__,
             python=platform.python_version(),
-            courier=self._couriers.figures,
+            courier=self._supervisor.figures,
             config=self._config_figures,
             otlp_exports=self._exports.otlp_exports.copy(),
             unforeseen=self._errors.counts,
-            package_replaced=self._couriers.replaced,
-            courier_trouble=self._couriers.trouble,
+            package_replaced=self._supervisor.trouble if self._supervisor.replaced else "",
+            courier_trouble=self._supervisor.trouble,
             auth_failures=self._server.auth_failures,
             since=self._started,
         )
@@ -153,7 +152,7 @@ class Agent:
 
     def _to_deliver(self) -> None:
         """There is something for a courier. From any thread; never waits."""
-        self._couriers.wake()
+        self._supervisor.wake()
 
     def _answer(self, request: ControlRequest | Request, user: str) -> ControlReply | Reply:
         """Answer a command, in the thread of the control socket."""
@@ -204,15 +203,15 @@ class Agent:
             for name, work in (
                 ("running", self._state.note_running),
                 ("heartbeats", self._heartbeats.send_due),
-                ("courier", self._couriers.tick),  # the first one sends what was left by the boot before
+                ("courier", self._supervisor.tick),  # the first one sends what was left by the boot before
                 ("systemd", self._notify_systemd),
                 ("reload", self._reload_configuration),
             ):
                 with self._errors.guarded("main", name):  # one that fails does not keep the others from their work
                     work()
             with self._errors.guarded("main", "wait"):
-                stop = self._main.wait(self._patience(), self._couriers.descriptors, self._couriers.unsent)
-            stop = stop or bool(self._couriers.successor)
+                stop = self._main.wait(self._patience(), *self._supervisor.watched)
+            stop = stop or bool(self._supervisor.successor)
 
     def _notify_systemd(self) -> None:
         if not self._systemd.listens:
@@ -223,7 +222,7 @@ class Agent:
         # idle, only signals need attention here; where an event may start soon, a note is made each second
         tracked = self._state.snapshot.state.tracked
         idle = 1.0 if self._freeze_meter.running or tracked.interrupting else 5.0 if tracked.events else 10.0
-        return min(self._couriers.patience, self._systemd.patience, idle)
+        return min(self._supervisor.patience, self._systemd.patience, idle)
 
     def _hang_up(self) -> None:
         """Take a SIGHUP, in the main thread."""
@@ -249,7 +248,6 @@ class Agent:
     def _read_configuration(self) -> None:
         try:
             config = self._reload()
-            check(make_orders(config))
             self._read = config
         except Exception as error:  # noqa: BLE001 - refused, in the main thread
             self._read = error
@@ -269,7 +267,7 @@ class Agent:
             log.warning("changes of server and state take effect at the next start")
         set_up(config.log.format, config.log.level)
         # first: a courier with the old orders knows no new sinks
-        self._couriers.reconfigure(make_orders(config))
+        self._supervisor.reconfigure(make_orders(config))
         self._config = config  # from here on nothing is approved that the new rules leave alone
         self._use_sinks()
         self._export(config.otlp)
@@ -307,8 +305,8 @@ class Agent:
         self._freeze_meter.switch(on=False)
         self._state.write_stop()
         if self._state.snapshot.poll.answered is not None:  # it was at work: what was seen last is to be delivered
-            self._couriers.tick()
-        self._couriers.stop(self._main.wait)
+            self._supervisor.tick()
+        self._supervisor.stop(self._main.wait)
         self._export(None)
         self._stdout.stop(STOP_PATIENCE / 2)
         self._server.stop()

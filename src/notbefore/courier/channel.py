@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-MAX_FRAME: Final = 8 * 1024 * 1024  # bytes: more than the largest row of an outbox
-PIECE: Final = 512 * 1024  # bytes of deliveries after which a reply goes on in another frame
+MAX_FRAME: Final = 96 * 1024 * 1024  # bytes: more than all that an outbox may hold
 _LENGTH: Final = struct.Struct("!I")
 
 

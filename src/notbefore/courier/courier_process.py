@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from notbefore.courier.channel import Channel
-from notbefore.courier.orders import LOCK, TURN_INTERVAL, Orders
+from notbefore.courier.orders import LOCK, TURN_INTERVAL, Leave, Orders
 
 REAP_SECONDS: Final = 1.0  # for the end of a process that was killed
 _OTLP_HEADERS: Final = re.compile("OTEL_EXPORTER_OTLP_(.*_)?HEADERS")  # whether they are used or not
@@ -66,6 +66,11 @@ class CourierProcess:
         if time.monotonic() - self._counted >= TURN_INTERVAL:
             self._counted = time.monotonic()
             self.silent += 1
+
+    def leave(self, seconds: float) -> None:
+        """Ask it to take nothing more, and to end within these seconds."""
+        with suppress(ConnectionError):  # it has ended: `frames` says so
+            self.channel.send(Leave(seconds))
 
     def end(self, *, kill: bool = True) -> int:
         """Wait for its end, or ``kill`` it; returns the exit code, negative for a signal."""

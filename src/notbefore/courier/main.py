@@ -55,24 +55,21 @@ class Courier:
     def run(self) -> int:
         """Work until the agent says leave, or a sink hangs; returns the exit code. ``ConnectionError``: no agent."""
         with self._reader, self._writer:
-            return self._run()
-
-    def _run(self) -> int:
-        while True:
-            for frame in self._channel.receive():
-                self._take(msgspec.msgpack.decode(frame, type=FromAgent))
-            self._gather_results()
-            self._look_for_hanging()
-            self._turn()
-            if self._is_done():
-                return HUNG if self._hanging else DONE
-            self._wait()
+            while True:
+                for frame in self._channel.receive():
+                    self._take(msgspec.msgpack.decode(frame, type=FromAgent))
+                self._gather_results()
+                self._look_for_hanging()
+                self._turn()
+                if self._is_done():
+                    return HUNG if self._hanging else DONE
+                self._wait()
 
     # ---- what the agent says, and what it is told
 
     def _take(self, said: FromAgent) -> None:
         if isinstance(said, Given):
-            self._asked = said.more
+            self._asked = False
             self._hand_over(said.deliveries)
         elif isinstance(said, Leave):
             self._leave(said.seconds)

@@ -16,8 +16,6 @@ from notbefore.config.secret import Secret
 from notbefore.config.sinks import SinkConfig
 from notbefore.core.duration import Duration
 from notbefore.core.outbox import GivenDelivery, SendResult
-from notbefore.courier.channel import MAX_FRAME
-from notbefore.errors import ConfigError
 
 DONE: Final = 0
 HUNG: Final = 10  # exit code of a courier that leaves because a sink hangs
@@ -57,10 +55,9 @@ class Turn(Struct, frozen=True):
 
 
 class Given(Struct, frozen=True, tag=True):
-    """The answer to a turn: what is to be delivered. ``more``: another part follows."""
+    """The answer to a turn: what is to be delivered."""
 
     deliveries: Sequence[GivenDelivery]
-    more: bool = False
 
 
 class Wake(Struct, frozen=True, tag=True):
@@ -82,10 +79,7 @@ def seal(orders: Orders, environment: Mapping[str, str]) -> bytes:
     def encode(value: object) -> Any:
         return value.sealed(environment) if isinstance(value, Secret) else str(value)
 
-    frame = msgspec.msgpack.encode({"version": __version__, **msgspec.structs.asdict(orders)}, enc_hook=encode)
-    if len(frame) > MAX_FRAME:
-        raise ConfigError(f"the sinks' settings are more than {MAX_FRAME} bytes in all: shorten the templates")
-    return frame
+    return msgspec.msgpack.encode({"version": __version__, **msgspec.structs.asdict(orders)}, enc_hook=encode)
 
 
 def unseal(frame: bytes) -> Orders:

@@ -1,4 +1,4 @@
-"""``CourierManager`` starts a courier when something is due, gives it deliveries, and ends it when it hangs.
+"""``Supervisor`` starts a courier when something is due, gives it deliveries, and ends it when it hangs.
 
 Only the main thread calls it, except for ``wake``. Nothing here waits for the courier, except for
 ``stop``. A courier is started from the package as it is installed. One that is of another version and works is a reason
@@ -9,8 +9,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -22,9 +21,9 @@ from notbefore import __version__
 from notbefore.config.model import Config
 from notbefore.core.duration import back_off
 from notbefore.core.outbox import GivenDelivery, SendResult
-from notbefore.courier.channel import PIECE, Channel, wait
+from notbefore.courier.channel import Channel, wait
 from notbefore.courier.courier_process import CourierProcess, environment
-from notbefore.courier.orders import DONE, HUNG, TURN_INTERVAL, Given, Hello, Leave, Orders, Turn, Wake, seal
+from notbefore.courier.orders import DONE, HUNG, TURN_INTERVAL, Given, Hello, Orders, Turn, Wake, seal
 from notbefore.errors import ConfigError
 from notbefore.metrics.process import CourierFigures
 from notbefore.metrics.totals import increased
@@ -70,16 +69,8 @@ def make_orders(config: Config) -> Orders:
     )
 
 
-def check(orders: Orders) -> None:
-    """Raise ``ConfigError`` where a courier could not be given these orders."""
-    seal(orders, dict(os.environ))
-
-
-class CourierManager:
-    """``wake_main`` has the main thread call ``tick`` soon; ``lock``: see ``CourierProcess``.
-
-    Raises ``ConfigError`` for orders that cannot be given to a courier.
-    """
+class Supervisor:
+    """``wake_main`` has the main thread call ``tick`` soon; ``lock``: see ``CourierProcess``."""
 
     def __init__(
         self,
@@ -88,10 +79,10 @@ class CourierManager:
         wake_main: Callable[[], None],
         lock: Callable[[], int | None] = lambda: None,
     ) -> None:
-        check(orders)
         self.figures = CourierFigures()
         self.trouble = ""  # why no courier works now, in words
         self.successor = ""  # the version that is installed, works, and is to be started instead of this one
+        self.replaced = False  # the package on disk is another one, and no courier of it has worked
         self._orders = orders
         self._outbox = outbox
         self._wake_main = wake_main
@@ -105,7 +96,6 @@ class CourierManager:
         self._failures = 0
         self._not_before = 0.0  # monotonic seconds: no start before
         self._package = _package()
-        self._replaced = False  # the package on disk is another one, and no courier of it has worked
 
     # ---- for the main loop
 
@@ -115,19 +105,10 @@ class CourierManager:
         self._wake_main()
 
     @property
-    def replaced(self) -> str:
-        """That the package on disk is another one, in words; empty: it is not, or a courier of it works."""
-        return self.trouble if self._replaced else ""
-
-    @property
-    def descriptors(self) -> Sequence[Channel]:
-        """What to watch for reading."""
-        return [self._courier.channel] if self._courier is not None else []
-
-    @property
-    def unsent(self) -> Sequence[Channel]:
-        """What to watch for writing."""
-        return [one for one in self.descriptors if one.unsent]
+    def watched(self) -> tuple[Sequence[Channel], Sequence[Channel]]:
+        """What to watch for reading, and for writing."""
+        channels = [self._courier.channel] if self._courier is not None else []
+        return channels, [one for one in channels if one.unsent]
 
     @property
     def patience(self) -> float:
@@ -137,7 +118,7 @@ class CourierManager:
         due = self._outbox.next_due()
         if self._courier is not None:
             return due if due is not None and 0 < due < TURN_INTERVAL else TURN_INTERVAL
-        if self._replaced:
+        if self.replaced:
             due = 0.0
         if due is None:
             return LONGEST_PAUSE
@@ -146,16 +127,23 @@ class CourierManager:
     def tick(self) -> None:
         """Answer the courier, end it if it hangs; start one when something is due."""
         woken, self._woken = self._woken, False
-        self._look_at_package()
+        if (found := _package()) != self._package:
+            # what is imported late would be of another version: a courier of it says whether it works
+            self._package, self.replaced, self._not_before = found, True, 0.0
+            self._reason = "upgrade"
+            if self._courier is not None:
+                self._courier.leave(LEAVE_SECONDS)
         if self._courier is not None:
             self._attend(self._courier, woken=woken)
-        if self._courier is None and not self.successor and (self._replaced or self._is_due(START_AHEAD)):
+        if self._courier is None and not self.successor and (self.replaced or self._is_due(START_AHEAD)):
             self._start()
 
     def reconfigure(self, orders: Orders) -> None:
         """Use other orders from now on; a courier with the old ones leaves."""
         self._orders = orders
-        self._replace("reload")
+        if self._courier is not None:
+            self._reason = "reload"
+            self._courier.leave(LEAVE_SECONDS)
 
     def stop(self, interrupted: Callable[[float], bool]) -> None:
         """Give it time to send what is due, then end it; at once when ``interrupted(seconds)`` says so."""
@@ -164,7 +152,7 @@ class CourierManager:
         while (courier := self._courier) is not None and time.monotonic() < deadline and not interrupted(0.0):
             if not leaves and not self._is_due():
                 leaves = True
-                self._ask_to_leave(courier, deadline - time.monotonic())
+                courier.leave(deadline - time.monotonic())
             wait(TURN_INTERVAL / 4, courier.channel)
             self._attend(courier)
         if self._courier is not None:
@@ -183,7 +171,7 @@ class CourierManager:
             frame = seal(self._orders, dict(os.environ))
             self._courier = CourierProcess(frame, environment(self._orders), self._lock())
         except (OSError, ConfigError) as error:
-            self._cannot_start(f"the courier cannot be started ({error})")
+            self._pause(f"the courier cannot be started ({error})")
             return
         self._works, self._idle_since = False, time.monotonic()
         self.figures = CourierFigures(running=True, starts=increased(self.figures.starts, self._reason))
@@ -219,36 +207,25 @@ class CourierManager:
     def _greet(self, courier: CourierProcess, hello: Hello) -> None:
         """It works; or it is of another version, and its agent is to be started instead of this one if that works."""
         if (hello.version, hello.schema) == (__version__, SCHEMA_VERSION):
-            self._works, self._replaced, self.trouble = True, False, ""
+            self._works, self.replaced, self.trouble = True, False, ""
             return
         self._reap(courier)
         problem = hello.problem
         if hello.schema < SCHEMA_VERSION:
             problem = f"it cannot read what {__version__} has written"
         if problem:
-            self._cannot_start(f"notbefore {hello.version} is installed instead of {__version__}: {problem}")
+            self._pause(f"notbefore {hello.version} is installed instead of {__version__}: {problem}")
             return
         self.successor, self.trouble = hello.version, f"notbefore {hello.version} is installed: {__version__} ends"
         log.warning("notbefore %s is installed, and works: this one (%s) ends for it", hello.version, __version__)
 
     def _serve(self, courier: CourierProcess, turn: Turn) -> None:
         given = self._outbox.exchange(turn.results, turn.room)
-        for part in _parts(given):
-            courier.channel.send(part)
+        courier.channel.send(Given(given))
         if given or turn.results or turn.busy:
             self._idle_since = time.monotonic()
         elif time.monotonic() - self._idle_since > LINGER:
-            courier.channel.send(Leave(0.0))
-
-    def _replace(self, reason: str) -> None:
-        if self._courier is not None:
-            self._reason = reason
-            self._ask_to_leave(self._courier, LEAVE_SECONDS)
-
-    @staticmethod
-    def _ask_to_leave(courier: CourierProcess, seconds: float) -> None:
-        with suppress(ConnectionError):  # it has ended: `tick` sees it
-            courier.channel.send(Leave(seconds))
+            courier.leave(0.0)
 
     def _reap(self, courier: CourierProcess, *, kill: bool = True) -> int:
         code = courier.end(kill=kill)
@@ -260,7 +237,7 @@ class CourierManager:
         if (self._works and code in (DONE, HUNG)) or time.monotonic() - courier.started > LONG_LIFE:
             self._failures = 0
         if not self._works:
-            self._cannot_start(f"the courier does not start (exit code {code})")
+            self._pause(f"the courier does not start (exit code {code})")
         elif code == HUNG:
             self._reason = "hung"
         elif code != DONE:
@@ -268,26 +245,18 @@ class CourierManager:
             log.warning("the courier ended unexpectedly (exit code %d): another is started", code)
             self._pause()
 
-    def _cannot_start(self, why: str) -> None:
-        if self._replaced:
-            why = f"the package of this agent ({__version__}) was replaced or removed: {why}"
-        self.trouble = f"{why}: notifications wait"
-        log.error("%s", self.trouble)
-        self._pause()
+    def _pause(self, why: str = "") -> None:
+        """The first one that ends unexpectedly is replaced at once, later ones after pauses that grow.
 
-    def _pause(self) -> None:
-        """The first one that ends unexpectedly is replaced at once, later ones after pauses that grow."""
+        ``why`` it does not start, in words.
+        """
+        if why:
+            replaced = f"the package of this agent ({__version__}) was replaced or removed: " if self.replaced else ""
+            self.trouble = f"{replaced}{why}: notifications wait"
+            log.error("%s", self.trouble)
         pause = back_off(self._failures, 1.0, LONGEST_PAUSE) if self._failures else 0.0
         self._failures += 1
         self._not_before = time.monotonic() + pause
-
-    def _look_at_package(self) -> None:
-        """What is imported late would be of another version: a courier of it says whether it works."""
-        found = _package()
-        if found != self._package:
-            self._package, self._replaced, self._not_before = found, True, 0.0
-            self._replace("upgrade")
-            self._reason = "upgrade"
 
 
 def _package() -> tuple[int, int] | None:
@@ -297,16 +266,3 @@ def _package() -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _parts(given: Sequence[GivenDelivery]) -> Iterator[Given]:
-    """The deliveries as messages of a size that a frame takes."""
-    part: list[GivenDelivery] = []
-    size = 0
-    for delivery in given:
-        if size > PIECE:
-            yield Given(part, more=True)
-            part, size = [], 0
-        part.append(delivery)
-        size += len(delivery.record)
-    yield Given(part)

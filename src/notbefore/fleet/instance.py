@@ -13,7 +13,7 @@ from notbefore import __version__
 from notbefore.config.fleet import FleetConfig
 from notbefore.config.model import Config
 from notbefore.courier.sinks.event_hub import make_credential
-from notbefore.courier.supervisor import CourierManager, make_orders
+from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.errors import ConfigError, StoreError
 from notbefore.fleet.checkpoints import FileSnapshots, Snapshots
 from notbefore.fleet.consumer import Consumer
@@ -49,7 +49,7 @@ class FleetInstance:
         self._lock = _locked(directory)
         clock = HubClock()
         outbox = FleetOutbox(config.routing, self._wake_courier, self._settled, clock.now)
-        self._couriers = CourierManager(make_orders(config), outbox, self._main.wake, lambda: self._lock.descriptor)
+        self._supervisor = Supervisor(make_orders(config), outbox, self._main.wake, lambda: self._lock.descriptor)
         self._stdout = StdoutWriter()
         snapshots, credential = make_snapshots(fleet, directory)
         parts = Parts(
@@ -63,12 +63,14 @@ class FleetInstance:
         )
         self._consumer = Consumer(fleet, parts, credential)
         self._thread = threading.Thread(target=self._consumer.run, name="consumer", daemon=True)
-        self._view = FleetView(config, self._consumer, parts, lambda: (self._couriers.figures, self._couriers.trouble))
+        self._view = FleetView(
+            config, self._consumer, parts, lambda: (self._supervisor.figures, self._supervisor.trouble)
+        )
         self._server = HttpServer(config.server.listen, make_fleet_app(self._view), access(config.server))
         self._systemd = SystemdNotifier()
 
     def _wake_courier(self) -> None:
-        self._couriers.wake()
+        self._supervisor.wake()
 
     def _settled(self, partitions: set[str]) -> None:
         self._consumer.settled(partitions)
@@ -99,16 +101,16 @@ class FleetInstance:
         """
         stop = False
         while not stop and self._thread.is_alive():
-            self._couriers.tick()
+            self._supervisor.tick()
             self._systemd.notify(self._view.status_line(), alive=self._view.health().ok)
-            patience = min(self._couriers.patience, self._systemd.patience, 5.0)
-            stop = self._main.wait(patience, self._couriers.descriptors, self._couriers.unsent)
-            stop = stop or bool(self._couriers.successor)
+            patience = min(self._supervisor.patience, self._systemd.patience, 5.0)
+            stop = self._main.wait(patience, *self._supervisor.watched)
+            stop = stop or bool(self._supervisor.successor)
         return stop
 
     def _stop(self) -> None:
         self._systemd.stopping()
-        self._couriers.stop(self._main.wait)  # before the consumer, which writes what is accepted meanwhile
+        self._supervisor.stop(self._main.wait)  # before the consumer, which writes what is accepted meanwhile
         self._consumer.stop()
         if self._thread.is_alive():
             self._thread.join(STOP_PATIENCE)
