@@ -21,7 +21,6 @@ PLAIN: Final[dict[Any, dict[str, Any]]] = {
     int: {"type": "integer"},
     float: {"type": "number"},
     bool: {"type": "boolean"},
-    Any: {},
     Duration: {"type": "string", "pattern": r"^(\d{1,9}(\.\d{1,9})?(ms|s|m|h|d))+$"},
     Secret: {
         "anyOf": [

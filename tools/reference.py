@@ -146,7 +146,6 @@ def _type(kind: Any) -> str:
         bool: "true or false",
         int: "integer",
         float: "number",
-        Any: "any value",
     }
     return names[kind]
 

@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -27,7 +25,6 @@ from notbefore.config.sinks import (
     SinkConfig,
     Slack,
     Webhook,
-    WindowsEventLog,
 )
 from notbefore.core.duration import Duration
 from notbefore.courier.message import Sink
@@ -192,45 +189,7 @@ class HubReceiver(Receiver):
         return [one.body for one in self.hub.stored]
 
 
-class WindowsReceiver(Receiver):
-    """A stand-in for pywin32, with the functions of its ``win32evtlogutil`` that are used: no test runs on Windows."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.entries: list[tuple[str, int, int, list[str]]] = []
-        self.code: int | None = None
-        util: Any = ModuleType("win32evtlogutil", "a stand-in")
-        util.__spec__ = ModuleSpec("win32evtlogutil", None)
-        util.error = type("error", (Exception,), {"winerror": 0})
-
-        def report(source: str, event_id: int, *, eventType: int, strings: list[str]) -> None:  # noqa: N803 - pywin32's
-            code = 1722 if source == "down" else self.code
-            if code is not None:
-                error = util.error("the log says no")
-                error.winerror = code
-                raise error
-            self.entries.append((source, event_id, eventType, strings))
-
-        util.ReportEvent = report
-        monkeypatch.setitem(sys.modules, "win32evtlogutil", util)
-        registry: Any = ModuleType("winreg", "a stand-in")
-        registry.HKEY_LOCAL_MACHINE = 0
-        registry.OpenKey = lambda _key, _name: SimpleNamespace(Close=lambda: None)
-        monkeypatch.setitem(sys.modules, "winreg", registry)
-        monkeypatch.setattr(sys, "platform", "win32")
-        self.config = SinkConfig(windows_event_log=WindowsEventLog())
-        self.down = SinkConfig(windows_event_log=WindowsEventLog(source="down"))
-
-    def fails(self) -> None:
-        self.code = 1502  # the log is full
-
-    def refuses(self) -> None:
-        self.code = 5
-
-    def got(self) -> list[bytes]:
-        return [strings[-1].encode() for _, _, _, strings in self.entries]
-
-
-def receiver_of(kind: str, directory: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> Receiver:
+def receiver_of(kind: str, directory: Path, stack: ExitStack) -> Receiver:
     if kind == "otlp_logs":
         return OtlpReceiver(otlp_logs, stack)
     if kind in HTTP:
@@ -239,15 +198,14 @@ def receiver_of(kind: str, directory: Path, stack: ExitStack, monkeypatch: pytes
         "command": lambda: CommandReceiver(directory),
         "email": lambda: MailReceiver(directory, stack),
         "event_hub": lambda: HubReceiver(directory, stack),
-        "windows_event_log": lambda: WindowsReceiver(monkeypatch),
     }
     return others[kind]()
 
 
-@pytest.fixture(params=[kind for kind in KINDS if kind != "plugin"])  # its contract: test_python_api.py
-def receiver(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+@pytest.fixture(params=list(KINDS))
+def receiver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Receiver]:
     with ExitStack() as stack:
-        yield receiver_of(request.param, tmp_path, stack, monkeypatch)
+        yield receiver_of(request.param, tmp_path, stack)
 
 
 @pytest.fixture(params=list(HTTP))

@@ -81,7 +81,6 @@ vm: {name: 0123}
 imds: {api_version: 2020-07-01, discover: false}
 state: {history_max_bytes: 100000}
 routes: [{match: {zone: 1, tags: {env: [no, 1:30]}, duration: {min: 9}}}]
-sinks: {a: {plugin: {use: b, settings: {number: 5, word: no, text: "5", list: [true, ~, 1.5]}}}}
 """
     config = load(_written(tmp_path, text), {}, NONE, sending=False)
     assert (config.vm.name, config.imds.api_version, config.imds.discover) == ("0123", "2020-07-01", False)
@@ -90,9 +89,6 @@ sinks: {a: {plugin: {use: b, settings: {number: 5, word: no, text: "5", list: [t
     assert (match.zone, match.tags) == (("1",), {"env": ("no", "1:30")})
     assert match.duration is not None
     assert match.duration.min == 9
-    plugin = config.sinks["a"].plugin
-    assert plugin is not None
-    assert plugin.settings == {"number": 5, "word": "no", "text": "5", "list": [True, None, 1.5]}
 
 
 def test_a_mistake_in_the_environment_names_the_variable(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from notbefore.core.record import Vm
 from notbefore.core.text import escaped
 from notbefore.courier.message import Message
 from notbefore.courier.render import Renderer
-from notbefore.courier.sinks import alertmanager, apprise, email, pagerduty, slack, windows_event_log
+from notbefore.courier.sinks import alertmanager, apprise, email, pagerduty, slack
 from notbefore.courier.wording import Text
 from support.azure import ME, STARTED, at
 from support.messages import message, recording
@@ -65,10 +65,6 @@ def _alertmanager(one: Message, text: Text) -> Any:
     return alertmanager.alerts(one, text, Alertmanager(urls=("http://am-0:9093",)))
 
 
-def _windows(one: Message, text: Text) -> Any:
-    return windows_event_log.entry(one, text)[2]
-
-
 CATEGORIES = ("Cc", "Cf", "Zl", "Zp")  # controls, format characters, separators of lines and paragraphs
 SINKS: dict[str, tuple[Any, Any]] = {
     "slack": (_slack, slack.inert),
@@ -76,7 +72,6 @@ SINKS: dict[str, tuple[Any, Any]] = {
     "alertmanager": (_alertmanager, str),
     "pagerduty": (pagerduty.event, str),
     "apprise": (apprise.notification, str),
-    "windows_event_log": (_windows, str),
 }
 
 

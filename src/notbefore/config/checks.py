@@ -1,6 +1,5 @@
 """What the types of a configuration cannot say: libraries that are missing, names that nothing has, programs."""
 
-import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,8 +26,6 @@ def installed(module: str) -> bool:
 def check_installed(config: SinkConfig) -> None:
     """Raise ``ConfigError`` if a library that the sink needs is not installed; imports none of them."""
     settings = config.settings
-    if config.kind == "windows_event_log" and sys.platform != "win32":
-        raise ConfigError("only Windows has this log")
     if settings.NEEDS is not None:
         module, extra = settings.NEEDS
         if not installed(module):

@@ -6,7 +6,6 @@ text for a list of one, and a path relative to the file that names it.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
@@ -103,8 +102,6 @@ class Reader:
         return {key: one for key, one in found.items() if key is not WRONG and one is not WRONG}
 
     def _leaf(self, value: Any, kind: Kind, annotation: Any, path: str) -> Any:
-        if kind.of is Any:
-            return untyped(value)
         try:  # a text in quotes is no number
             return msgspec.convert(_text(value), annotation, strict=not isinstance(value, Plain), dec_hook=_decode)
         except msgspec.ValidationError as error:
@@ -135,7 +132,7 @@ class Reader:
         for key, value in values.items():
             name, given = self._named(key, value, fields)
             if given is None and getattr(kind, "NAMED", False):
-                given = {}  # `windows_event_log:` needs nothing below it
+                given = {}  # `otlp_logs:` needs nothing below it
             if name not in fields:
                 found[key] = self.mistake(_below(path, key), _unknown(key, kind, path))
             elif name in found:
@@ -192,18 +189,6 @@ class Reader:
             return self.mistake(path, "expected at least one")
         found = tuple(self.read(one, item, f"{path}[{number}]") for number, one in enumerate(value))
         return WRONG if any(one is WRONG for one in found) else found
-
-
-def untyped(value: Any) -> Any:
-    """Return a value whose key has no type, as JSON would have it: a number, true or false, else text."""
-    if isinstance(value, dict):
-        return {key: untyped(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [untyped(one) for one in value]
-    if isinstance(value, Plain):
-        with suppress(msgspec.DecodeError):
-            return msgspec.json.decode(str(value), type=int | float | bool)
-    return _text(value)
 
 
 @cache

@@ -247,23 +247,6 @@ class OtlpConnection(SinkSettings, frozen=True, kw_only=True):
         refuse((self.key_file and not self.cert_file, "expected `cert_file` beside `key_file`"))
 
 
-class WindowsEventLog(MessageSettings, frozen=True, kw_only=True):
-    """Windows' event log, from where Azure Monitor takes it."""
-
-    NEEDS: ClassVar[tuple[str, str] | None] = ("win32evtlogutil", "windows")
-
-    source: LogName = "notbefore"  # an administrator registers it once
-    log: LogName = "Application"  # the log in which it is registered
-
-
-class Plugin(SinkSettings, frozen=True, kw_only=True):
-    """A sink of another package, by the name of its entry point in the group `notbefore.sinks`: docs/python-api.md."""
-
-    use: str  # the name of the entry point
-    settings: dict[str, Any] = {}  # what its package documents
-    secrets: dict[str, Secret] = {}  # name: text, or {file: ...}, {env: ...}, {credential: ...}
-
-
 class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """One entry of ``sinks``: exactly one kind with its settings."""
 
@@ -278,8 +261,6 @@ class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
     command: Command | None = None
     event_hub: EventHub | None = None
     otlp_logs: OtlpConnection | None = None
-    windows_event_log: WindowsEventLog | None = None
-    plugin: Plugin | None = None
 
     def __post_init__(self) -> None:
         given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
