@@ -117,7 +117,6 @@ def messages(example: Example) -> Iterator[tuple[str, tuple[Message, datetime]]]
     yield "Reminder", _as("reminder", *_message(example, listed), after=example.notice * 2 // 3)
     yield "Started", _message(example, listed, started)
     yield "Started without notice", _message(example, (2, started[1]))
-    yield "Reminder that it has not ended", _as("reminder", *_message(example, listed, started), after=1_800)
     yield "Finished", _message(example, listed, started, end)
     if example.measured is not None:
         yield "Finished, and nothing was measured", _message(replace(example, measured=None), listed, started, end)

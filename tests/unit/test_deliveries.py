@@ -114,16 +114,6 @@ def test_there_may_be_several_reminders_each_with_its_time() -> None:
     assert len({one.delivery_id for one in (chat, *reminders)}) == 3
 
 
-def test_what_has_started_is_said_again_while_it_lasts() -> None:
-    route = Route(sinks=("chat",), remind_while_started=Duration("30m"))
-    chat, *reminders = made(change({}, STARTED), route)
-    assert [one.due - chat.created for one in reminders] == [1800 * number for number in range(1, 13)]
-    assert {(one.kind, one.expires_with_event) for one in reminders} == {("reminder", True)}
-    assert [one.expires - one.due for one in reminders] == [1800] * 12  # the next one says it as well
-    assert len({one.delivery_id for one in (chat, *reminders)}) == 13
-    assert len(made(change({}), route)) == len(made(change({}, STARTED, None), route)) == 1
-
-
 def test_who_is_still_affected_opens_the_alert_after_the_one_that_left_has_closed_it() -> None:
     both, mine = {"Resources": [ME, PEER]}, {"Resources": [ME]}
     (update, chat) = made(change(both, mine), Route(sinks=("chat", "hub")), approvals=False)

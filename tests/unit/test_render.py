@@ -70,11 +70,6 @@ def test_what_is_over_says_how_long_it_took_and_an_end_that_nobody_saw_that_it_i
 
 def test_a_message_that_comes_late_says_so() -> None:
     assert text_of(message(), at(1080)).title == "Freeze of WestNO_0 was due 3 min ago"
-    late = text_of(message(REBOOT, REBOOT | STARTED, kind="reminder"), at(1802))
-    assert late.title == "Reboot of WestNO_0 has not ended after 30 min (reminder)"
-    assert "open a support ticket" in late.advice
-    gone = text_of(message({"EventType": "Preempt"} | STARTED, kind="reminder"), at(1_802))
-    assert "it does not come back by itself" in gone.advice
 
 
 def test_an_approval_by_hand_says_who_and_why() -> None:

@@ -4,7 +4,6 @@ An approval lets Azure start an event at once, for all VMs in its ``Resources``.
 decides, no match means no, and what is not known (the name of this VM, the expected interruption) never matches.
 """
 
-import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Annotated, Final, Literal
@@ -17,7 +16,7 @@ from notbefore.core.change import BY_RULE, OPERATOR, Approval, ApprovalKind, Cha
 from notbefore.core.digest import sha256
 from notbefore.core.document import EVENT_SOURCES, EVENT_TYPES, SCHEDULED
 from notbefore.core.duration import Duration
-from notbefore.core.routing import DurationRange, EventMatch
+from notbefore.core.routing import EventMatch
 from notbefore.core.text import one_of
 from notbefore.core.tracked import TrackedEvent
 
@@ -34,16 +33,13 @@ class RuleMatch(EventMatch, frozen=True, forbid_unknown_fields=True):
     scope: Annotated[tuple[Literal["self", "peer"], ...], Meta(min_length=1)] = ("self",)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.duration == DurationRange():
-            raise ValueError("duration: expected min, max or unknown")
         for key, text in unknown_words(self):
             raise ValueError(f"{key}: {text}")
 
     @property
     def selects(self) -> bool:
-        """It says which events: by type, source, expected interruption or resources."""
-        return bool(self.event_type or self.event_source or self.duration or self.resource)
+        """It says which events: by type, source or expected interruption."""
+        return bool(self.event_type or self.event_source or self.duration)
 
 
 def unknown_words(match: EventMatch) -> Iterator[tuple[str, str]]:
@@ -73,9 +69,7 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
         if self.action == "leave" and self.for_all_resources:
             raise ValueError("action: leave has no use for for_all_resources")
         if self.action == "approve" and self.match != "all" and not self.match.selects:
-            raise ValueError(
-                "match: expected event_type, event_source, duration or resource; `match: all` approves every event"
-            )
+            raise ValueError("match: expected event_type, event_source or duration; `match: all` approves every event")
         if self.approve_after.seconds > LONGEST_WAIT:
             raise ValueError("approve_after: expected at most 30d")
         if self.approve_before is not None and not 1 <= self.approve_before.seconds <= LONGEST_WAIT:
@@ -149,21 +143,12 @@ def judge(policy: Policy, tracked: TrackedEvent, vm: str | None, *, flawed: bool
     if objection:
         return Decision("leave", objection)
     for name, rule in policy.named_rules:
-        if _matches(rule, tracked):
+        if tracked.scope in rule.matcher.scope and rule.matcher.holds(tracked.event):
             if rule.action == "leave":
                 return Decision("leave", "the rule says so", name)
             decision = _approve(rule, tracked, vm)
             return replace(decision, rule=name, step=_step(name, rule, tracked))
     return Decision("leave", "no rule matches")
-
-
-def _matches(rule: Rule, tracked: TrackedEvent) -> bool:
-    match = rule.matcher
-    if tracked.scope not in match.scope or not match.holds(tracked.event, tracked.notice):
-        return False
-    # an approval is for all resources, so all must match; to leave the event alone, one is enough
-    pattern = match.resource if rule.action == "approve" else None
-    return pattern is None or all(re.fullmatch(pattern, name, re.IGNORECASE) for name in tracked.event.resources)
 
 
 def _step(name: str, rule: Rule, tracked: TrackedEvent) -> str:

@@ -11,7 +11,7 @@ from notbefore.core.change import Change, ChangeKind
 from notbefore.core.digest import sha256
 from notbefore.core.document import Event
 from notbefore.core.record import Record, Vm, view
-from notbefore.core.routing import MAX_REMINDERS, NEAR, Route, Severity, Target, route
+from notbefore.core.routing import NEAR, Route, Severity, Target, route
 
 MessageKind = ChangeKind | Literal["reminder", "heartbeat"]
 EXPIRING_KINDS: Final = frozenset({"announced", "updated", "reminder"})  # they are of no use once the event has ended
@@ -150,28 +150,20 @@ def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: 
 
 
 def _reminders(change: Change, target: Target, message: Delivery) -> Iterator[Delivery]:
-    """The reminders of a change: before NotBefore, or while the event is started."""
-    if target.last:
+    """The reminders of a change before NotBefore."""
+    not_before = change.event.not_before
+    if target.last or change.kind not in ("announced", "updated") or not_before is None:
         return
-    now, not_before = change.time.timestamp(), change.event.not_before
-    if change.kind in ("announced", "updated") and not_before is not None:
-        start = not_before.timestamp()
-        # a notice that is shorter than that: the change itself says it
-        times = [start - seconds for seconds in target.remind_before if start - seconds > now]
-        near_at = start - NEAR
-        end = start + REMINDER_GRACE
-    elif change.kind == "started" and target.remind_while_started is not None:
-        times = [now + number * target.remind_while_started for number in range(1, MAX_REMINDERS + 1)]
-        end = times[-1] + target.remind_while_started
-        near_at = now
-    else:
-        return
+    start, now = not_before.timestamp(), change.time.timestamp()
+    # a notice that is shorter than that: the change itself says it
+    times = [start - seconds for seconds in target.remind_before if start - seconds > now]
+    end = start + REMINDER_GRACE
     for number, (due, expires) in enumerate(zip(times, [*times[1:], end], strict=False)):  # the next one replaces it
         yield replace(
             message,
             delivery_id=delivery_id(change.id, target.sink, f"reminder {number}" if number else "reminder"),
             kind="reminder",
-            severity=target.near_severity if due >= near_at else message.severity,
+            severity=target.near_severity if due >= start - NEAR else message.severity,
             created=due,
             due=due,
             expires=expires,

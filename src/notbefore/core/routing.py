@@ -4,7 +4,6 @@ Routes are tried in order; the first that matches wins unless it says ``continue
 events that hit this VM go to every sink.
 """
 
-import re
 from typing import Final, Literal, get_args
 
 from msgspec import Struct
@@ -22,26 +21,25 @@ AnnounceBy = Literal["affected", "all"]
 CRITICAL_TYPES: Final = REBOOTING | VANISHING
 NEAR: Final = 3600.0  # seconds before NotBefore from which an event that takes a VM down is critical
 LONG_FREEZE: Final = 9  # seconds of expected interruption from which a Freeze is worth a warning
-MAX_REMINDERS: Final = 12  # of one event to one sink, before its start and after it
+MAX_REMINDERS: Final = 12  # of one event to one sink
 
 
 class DurationRange(Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds of expected interruption, both ends included; one that Azure does not know is only in ``unknown``."""
+    """Seconds of expected interruption, both ends included; one that Azure does not know lies within no range."""
 
     min: int | None = None  # seconds
     max: int | None = None  # seconds
-    unknown: bool = False  # also where Azure does not know it
 
     def __post_init__(self) -> None:
+        if self.min is None and self.max is None:
+            raise ValueError("expected min or max")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise ValueError(f"expected min to be no more than max, got {self.min} and {self.max}")
 
     def holds(self, duration: int | None) -> bool:
-        """The expected interruption lies within; with ``unknown`` alone, only one that is not known does."""
+        """The expected interruption lies within."""
         if duration is None:
-            return self.unknown
-        if self.min is None and self.max is None:
-            return not self.unknown
+            return False
         return (self.min is None or duration >= self.min) and (self.max is None or duration <= self.max)
 
 
@@ -52,27 +50,13 @@ class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
     event_source: tuple[str, ...] = ()
     scope: tuple[Scope, ...] = ()
     duration: DurationRange | None = None
-    notice_below: Duration | None = None  # an event whose notice is not known does not match
-    resource: str | None = None  # a regular expression for the whole of a name in Resources; case does not matter
 
-    def __post_init__(self) -> None:
-        if self.resource is not None:
-            try:
-                re.compile(self.resource)
-            except (re.error, RecursionError, OverflowError) as error:
-                raise ValueError(f"resource: expected a regular expression, got {self.resource!r} ({error})") from None
-
-    def holds(self, event: Event, notice: float | None) -> bool:
+    def holds(self, event: Event) -> bool:
         """Whether every matcher that is set agrees. ``scope`` is the caller's: it may be unknown."""
         return (
             _one_of(event.event_type, self.event_type)
             and _one_of(event.event_source or "", self.event_source)
             and (self.duration is None or self.duration.holds(event.duration))
-            and (self.notice_below is None or (notice is not None and notice < self.notice_below.seconds))
-            and (
-                self.resource is None
-                or any(re.fullmatch(self.resource, name, re.IGNORECASE) for name in event.resources)
-            )
         )
 
 
@@ -101,13 +85,12 @@ class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
 
     def accepts(self, change: Change, vm: Vm | None) -> bool:
         """Whether every matcher that is set agrees; also with an event that was this VM's, when it no longer is."""
-        event = change.previous if change.no_longer_affected and change.previous is not None else change.event
         return (
             not self.contradicted(vm)
             and _one_of(change.kind, self.change)
             and _one_of(change.event.event_status, self.event_status)
             and (_in_scope(change.scope, self.scope) or (change.no_longer_affected and "self" in self.scope))
-            and self.holds(event, change.notice_seconds)
+            and self.holds(change.event)
         )
 
     def contradicted(self, vm: Vm | None) -> tuple[str, ...]:
@@ -145,15 +128,12 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
     announce_by: AnnounceBy = "affected"  # each VM for itself, or all that see it
     severity: Severity | None = None  # instead of the one by type and notice
     remind_before: tuple[Duration, ...] = ()  # reminders, so long before NotBefore
-    remind_while_started: Duration | None = None  # 1m and up: a reminder each time it has been started so long
     fallback: tuple[str, ...] = ()  # sinks for what is critical, where one of `sinks` refuses it or takes too long
     fallback_after: Duration = Duration("60s")  # what has not been accepted by then takes too long
 
     def __post_init__(self) -> None:
         if len(self.remind_before) > MAX_REMINDERS:
             raise ValueError(f"remind_before: expected {MAX_REMINDERS} or less, got {len(self.remind_before)}")
-        if self.remind_while_started is not None and self.remind_while_started.seconds < 60:  # noqa: PLR2004 - a minute
-            raise ValueError("remind_while_started: expected 1m or more")
 
 
 class Target(Struct, frozen=True):
@@ -163,7 +143,6 @@ class Target(Struct, frozen=True):
     severity: Severity
     near_severity: Severity  # once NotBefore is near
     remind_before: tuple[float, ...] = ()  # seconds, the longest first
-    remind_while_started: float | None = None  # seconds
     fallback: tuple[str, ...] = ()
     fallback_after: float = 60.0  # seconds
     last: bool = False  # the last message: the event no longer affects this VM, and others' events do not go there
@@ -209,7 +188,6 @@ def route(change: Change, routes: tuple[Route, ...], vm: Vm | None, sinks: tuple
                     fallback=tuple(name for name in route.fallback if name not in route.sinks),
                     fallback_after=route.fallback_after.seconds,
                     remind_before=tuple(sorted({one.seconds for one in route.remind_before}, reverse=True)),
-                    remind_while_started=route.remind_while_started.seconds if route.remind_while_started else None,
                     last=change.no_longer_affected and route.announce_by != "all",
                 )
                 found.setdefault(sink, target)

@@ -109,10 +109,6 @@ KINDS: Final = {
     ),
 }
 MAYBE_GONE: Final = "Check whether the VM still exists."  # instead of the advice of ``ended``
-LATE: Final = (
-    "If an affected VM is down, open a support ticket with Azure and give the EventId. Otherwise, expect further"
-    " interruptions until the event is over."
-)
 CRASHED: Final = "Treat the VM as crashed: what was not written to disk is lost. "
 
 SOURCES: Final = {PLATFORM: "Azure (Platform)", USER: "a user of your subscription (User)"}

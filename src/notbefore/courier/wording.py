@@ -124,13 +124,11 @@ def _state(message: Message, now: datetime) -> str:
         return ("was due " if record.not_before < now else "") + countdown(record.not_before, now) + mark
     if record.outcome == "finished":
         return f"is over{_measured(record)}"
-    return (KINDS[message.kind].title if message.kind in KINDS else _under_way(message, now)) + mark
+    return (KINDS[message.kind].title if message.kind in KINDS else _under_way(message)) + mark
 
 
-def _under_way(message: Message, now: datetime) -> str:
+def _under_way(message: Message) -> str:
     """What is said of an event that has started and is not over."""
-    if message.kind == "reminder":
-        return f"has not ended after {words((now - message.record.time).total_seconds())}"
     if message.kind == "updated":
         return "goes on"
     if message.record.events_to_come and message.record.progress:
@@ -218,8 +216,6 @@ def _built_in_advice(message: Message) -> str:
         return phrases.MAYBE_GONE if gone else KINDS[message.kind].advice
     if message.is_ahead:
         return of_type.ahead
-    if message.kind == "reminder" and record.event_type not in VANISHING:
-        return phrases.LATE
     crashed = phrases.CRASHED if record.without_notice and record.event_type in REBOOTING else ""
     return crashed + of_type.started + (f" For those that follow: {of_type.ahead}" if record.events_to_come else "")
 
@@ -271,7 +267,7 @@ def _times(message: Message, now: datetime, time_zone: str | None) -> Facts:
         yield "Over since", _clock(record.over_since or record.time, time_zone)
         yield "Duration of the event", words(record.started_seconds) if record.started_seconds is not None else ""
     elif message.kind == "started" or record.event_status == STARTED:
-        name = "Started" if message.kind in ("started", "reminder") else "Changed"
+        name = "Started" if message.kind == "started" else "Changed"
         yield name, _clock(record.time, time_zone)
     else:
         yield "Not before", planned

@@ -251,11 +251,10 @@ def ways_of(story: Story, routes: tuple[Route, ...]) -> str:
     vm, found = vm_of([story]), list[str]()
     for number, one in enumerate(routes):
         match = one.match
-        lasting = replace(match, notice_below=None)
-        if match.contradicted(known(vm)) or not lasting.holds(story.event, None):
+        if match.contradicted(known(vm)) or not match.holds(story.event):
             continue
         found.append(str(number))
-        if not (one.go_on or match.change or match.event_status or match.notice_below):
+        if not (one.go_on or match.change or match.event_status):
             break
     return " ".join(found)
 
