@@ -7,11 +7,13 @@ each handshake and each request. A new version that is wrong, or that would remo
 import ipaddress
 import logging
 import socket
-import threading
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from notbefore.config.model import Server, host_and_port
 from notbefore.errors import ConfigError
@@ -35,6 +37,14 @@ def load_web_config(path: Path) -> "WebConfig":
     return read_struct(path, WebConfig)
 
 
+class _Loaded(Struct, frozen=True):
+    """What holds now. It is replaced as a whole: threads that load it at the same time do not mix theirs."""
+
+    seen: dict[str, Signature] = {}  # the file and what it names, as they were when they were read
+    config: "WebConfig | None" = None
+    context: "ssl.SSLContext | None" = None
+
+
 class Access:
     """Who may read, by the web configuration as it is now. Safe for several threads.
 
@@ -45,56 +55,45 @@ class Access:
         self._path = path
         self._insecure = insecure
         self._hosts = {_bare(name) for name in allowed_hosts} | {"localhost", _bare(socket.gethostname())}
-        self._lock = threading.Lock()
-        self._seen: dict[str, Signature] = {}
-        self._config: WebConfig | None = None
-        self._context: ssl.SSLContext | None = None
+        self._loaded = _Loaded()
         if path is not None:
             self._load(path)
 
     def config(self) -> "WebConfig | None":
         """The configuration that holds now, if there is one."""
         self._refresh()
-        return self._config
+        return self._loaded.config
 
     def context(self) -> "ssl.SSLContext | None":
         """The TLS settings of a new connection; ``None`` without TLS."""
         self._refresh()
-        return self._context
+        return self._loaded.context
 
     @property
     def has_passwords(self) -> bool:
         """Whether the configuration in use has users."""
-        return self._config is not None and bool(self._config.basic_auth_users)
+        return "passwords" in self._protections
 
     @property
     def _protections(self) -> frozenset[str]:
-        return self._config.protections if self._config is not None else frozenset()
+        config = self._loaded.config
+        return config.protections if config is not None else frozenset()
 
     def check_listen(self, listen: str) -> list[str]:
-        """As ``check_address``, for ``server.listen`` as it is written; returns warnings."""
+        """As ``check_address``, for ``server.listen`` as it is written; a name's address is known at the start."""
         host, _ = host_and_port(listen)
-        if host and host != "localhost" and not _is_address(host):
-            return [
-                f"server.listen: {host} is a name: whether its address is loopback is known only when the agent starts"
-            ]
-        self.check_address(host)
-        return self.warnings(host)
+        return self.check_address(host) if not host or _is_address(host) else []
 
-    def check_address(self, address: str) -> None:
-        """Raise ``ConfigError`` where others can reach ``address`` and there is no TLS, password or ``insecure``."""
-        if is_loopback(address) or self._insecure or self._protections:
-            return
-        what = f"{address} is not loopback" if address else "without a host the agent listens on every address"
-        raise ConfigError(
-            f"server.listen: {what}, so others can reach it: set "
-            "server.web_config_file (TLS, passwords), or server.insecure: true to let everybody read"
-        )
-
-    def warnings(self, address: str) -> list[str]:
-        """What is allowed at ``address``, but weak."""
-        if is_loopback(address):
+    def check_address(self, address: str) -> list[str]:
+        """Return warnings; raise ``ConfigError`` where others reach it without TLS, a password or ``insecure``."""
+        if _is_address(address) and ipaddress.ip_address(address).is_loopback:
             return []
+        if not self._insecure and not self._protections:
+            what = f"{address} is not loopback" if address else "without a host the agent listens on every address"
+            raise ConfigError(
+                f"server.listen: {what}, so others can reach it: set "
+                "server.web_config_file (TLS, passwords), or server.insecure: true to let everybody read"
+            )
         who = f"everybody who reaches {address or 'this machine'} can read the agent"
         if not self._protections:
             return [f"{who}: server.insecure is true"]
@@ -126,33 +125,32 @@ class Access:
     # ---- the file
 
     def _refresh(self) -> None:
-        if self._path is None:
+        if self._path is None or all(_signature(file) == seen for file, seen in self._loaded.seen.items()):
             return
-        with self._lock:
-            if all(_signature(file) == seen for file, seen in self._seen.items()):
-                return
-            try:
-                self._load(self._path)
-            except ConfigError as error:
-                log.warning("the new web configuration is not used, the old one stays: %s", error)
-            except Exception:  # whatever it is, the listener goes on
-                log.exception("the new web configuration is not used, the old one stays")
-            else:
-                log.info("web configuration reloaded: %s", ", ".join(sorted(self._protections)) or "no protection")
+        try:
+            self._load(self._path)
+        except ConfigError as error:
+            log.warning("the new web configuration is not used, the old one stays: %s", error)
+        except Exception:  # whatever it is, the listener goes on
+            log.exception("the new web configuration is not used, the old one stays")
+        else:
+            log.info("web configuration reloaded: %s", ", ".join(sorted(self._protections)) or "no protection")
 
     def _load(self, path: str) -> None:
         """Read the file and its certificates. The signatures are taken first: a later change is found the next time."""
-        self._seen = {file: _signature(file) for file in {path, *self._seen}}
+        before = self._loaded
+        seen = {file: _signature(file) for file in {path, *before.seen}}
+        self._loaded = replace(before, seen=seen)  # what cannot be used is said once
         config = load_web_config(Path(path))
-        self._seen = {path: self._seen[path]} | {file: _signature(file) for file in config.files}
+        seen = {path: seen[path]} | {file: _signature(file) for file in config.files}
+        self._loaded = replace(before, seen=seen)
         lost = self._protections - config.protections
         if lost:  # a file that is being written may be empty
             raise ConfigError(f"{path}: it would remove {', '.join(sorted(lost))}: restart the agent to do that")
         try:
-            self._context = config.context()
+            self._loaded = _Loaded(seen, config, config.context())
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
-        self._config = config
 
 
 def access(server: Server) -> Access:
@@ -166,13 +164,6 @@ def _signature(file: str) -> Signature:
     except (OSError, ValueError):
         return None
     return found.st_ctime_ns, found.st_size, found.st_ino  # not mtime: a copy may keep the old one
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches ``address`` (an IP address, ``localhost``, or empty for every address)."""
-    if address == "localhost":
-        return True
-    return _is_address(address) and ipaddress.ip_address(address).is_loopback
 
 
 @lru_cache(maxsize=16)  # the names in ``Host`` are few

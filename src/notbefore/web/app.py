@@ -5,7 +5,6 @@ would be most of the work.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
@@ -22,8 +21,6 @@ from notbefore.core.document import EVENT_TYPES
 from notbefore.core.record import json_line
 from notbefore.web.view import CheckResult, FleetPages, ProcessView, View
 
-HISTORY_READERS: Final = 2  # of the workers: the others answer scrapes and probes, also while the disk hangs
-HISTORY_PATIENCE: Final = 0.2  # seconds for one of these places
 MAX_LIMIT: Final = 10_000
 MAX_FIELDS: Final = 10  # of a query
 DEFAULT_LIMIT: Final = 100
@@ -82,20 +79,28 @@ def make_app(view: View) -> App:
     def page(_half_second: int) -> bytes:
         return _page(view)
 
-    history = "/api/v1/history", lambda environ: Response(view.history(*_history_query(environ)))
-    routes = _routes(view, lambda _: _html(page(int(time.monotonic() * 2))), history)
-    routes["/readyz"] = lambda environ: _check(_readiness(view, environ), "not ready", environ)
-    routes["/api/v1/events"] = lambda _: Response(json_line(view.pending()))
-    return _application(routes)
+    return _application(
+        {
+            **_routes(view),
+            "/": lambda _: _html(page(int(time.monotonic() * 2))),
+            "/readyz": lambda environ: _check(_readiness(view, environ), "not ready", environ),
+            "/api/v1/events": lambda _: Response(json_line(view.pending())),
+            "/api/v1/history": lambda environ: Response(view.history(*_history_query(environ))),
+        }
+    )
 
 
 def make_fleet_app(view: FleetPages) -> App:
     """The application that shows an instance of ``notbefore fleet``."""
-    history = "/api/v1/fleet/history", lambda environ: Response(view.past(*_period(environ)))
-    routes = _routes(view, lambda environ: _html(view.page(_filters(environ))), history)
-    routes["/api/v1/fleet/events"] = lambda environ: Response(json_line(view.fleet(_filters(environ))))
-    routes["/api/v1/calendar.ics"] = lambda environ: Response(view.calendar(_filters(environ)), CALENDAR)
-    return _application(routes)
+    return _application(
+        {
+            **_routes(view),
+            "/": lambda environ: _html(view.page(_filters(environ))),
+            "/api/v1/fleet/events": lambda environ: Response(json_line(view.fleet(_filters(environ)))),
+            "/api/v1/fleet/history": lambda environ: Response(view.past(*_period(environ))),
+            "/api/v1/calendar.ics": lambda environ: Response(view.calendar(_filters(environ)), CALENDAR),
+        }
+    )
 
 
 def _filters(environ: Environ) -> dict[str, str]:
@@ -109,31 +114,14 @@ def _period(environ: Environ) -> tuple[datetime, datetime]:
     return since or datetime.fromtimestamp(0, UTC), until or datetime.now(UTC)
 
 
-def _routes(view: ProcessView, page: Route, history: tuple[str, Route]) -> dict[str, Route]:
+def _routes(view: ProcessView) -> dict[str, Route]:
     """What every process answers, by path."""
-    for_few = partial(_for_few, threading.BoundedSemaphore(HISTORY_READERS))
     return {
-        "/": for_few(page),
         "/metrics": lambda environ: _metrics(view, environ),
         "/healthz": lambda environ: _check(view.health(), "unhealthy", environ),
         "/readyz": lambda environ: _check(view.ready(), "not ready", environ),
-        history[0]: for_few(history[1]),
         **{f"/page/{name}": partial(_page_file, name) for name in PAGE_FILES},
     }
-
-
-def _for_few(places: threading.BoundedSemaphore, route: Route) -> Route:
-    """The route for as many at a time as there are places."""
-
-    def bounded(environ: Environ) -> Response:
-        if not places.acquire(timeout=HISTORY_PATIENCE):
-            return _error(HTTPStatus.SERVICE_UNAVAILABLE, "others wait for the history", ("Retry-After", "1"))
-        try:
-            return route(environ)
-        finally:
-            places.release()
-
-    return bounded
 
 
 def _application(routes: dict[str, Route]) -> App:

@@ -28,7 +28,7 @@ try:
 except ImportError:  # Windows  # pragma: no cover - the tests run on POSIX
     resource = None  # type: ignore[assignment]  # Windows has no such limit
 
-WORKERS: Final = 4  # threads that answer; one may compare a password, two may read the history
+WORKERS: Final = 4  # threads that answer; one may compare a password
 MAX_CONNECTIONS: Final = 1_200 if hasattr(select, "poll") else 300  # Windows' select takes 512 sockets
 MIN_CONNECTIONS: Final = 10  # however few files may be open
 OTHER_FILES: Final = 256  # files that are open beside the connections
@@ -56,13 +56,12 @@ class HttpServer:
         bound = _bind(listen)
         self.address: tuple[str, int] = bound.getsockname()[:2]
         try:
-            access.check_address(self.address[0])
+            for text in access.check_address(self.address[0]):
+                log.warning(text)
         except ConfigError:
             bound.close()
             raise
         access.add_name(host_and_port(listen)[0])
-        for text in access.warnings(self.address[0]):
-            log.warning(text)
         settings = Adjustments(
             threads=WORKERS,
             connection_limit=_connection_limit(),

@@ -3,7 +3,6 @@
 import logging
 import socket
 import ssl
-import threading
 import time
 from contextlib import suppress
 from typing import Any, Final
@@ -11,10 +10,6 @@ from typing import Any, Final
 from notbefore.web.channel import Channel
 
 RECORD: Final = 16 * 1024  # bytes; the most that a TLS record holds
-NOT_TLS: Final = (
-    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: 37\r\n\r\n"
-    b"this is an HTTPS port: use https://\r\n"
-)
 
 log = logging.getLogger("notbefore.http")
 
@@ -22,11 +17,11 @@ log = logging.getLogger("notbefore.http")
 class TlsChannel(Channel):
     """The same over TLS; its handshake has a request's time.
 
-    A worker may write an answer while the poll thread reads. OpenSSL does not allow both at once: hence the lock.
+    A worker may write an answer while the poll thread reads. OpenSSL does not allow both at once: a worker writes under
+    waitress's ``outbuf_lock``, so the poll thread reads under it.
     """
 
     def __init__(self, context: ssl.SSLContext, server: Any, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
-        self._tls_lock = threading.Lock()
         self._established = False  # its handshake is complete
         sock.settimeout(0.0)
         tls = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True)
@@ -36,7 +31,7 @@ class TlsChannel(Channel):
     def handle_read(self) -> None:
         """Bytes have arrived. A record is read whole: nothing stays inside OpenSSL, where no poll would find it."""
         try:
-            with self._tls_lock:
+            with self.outbuf_lock:
                 if not self._established:
                     self.socket.do_handshake()  # what it writes fits: nothing was written before
                     self._established = True
@@ -45,10 +40,7 @@ class TlsChannel(Channel):
             return
         except OSError as error:
             log.debug("connection from %s: closed on %r", self.addr, error)
-            if getattr(error, "reason", "") == "HTTP_REQUEST":
-                self._refuse()
-            self.handle_close()
-            return
+            data = b""
         if data:
             self.last_activity = time.time()
             self.received(data)
@@ -58,20 +50,13 @@ class TlsChannel(Channel):
     def send(self, data: bytes, do_close: bool = True) -> int:  # noqa: FBT001, FBT002 - waitress's signature
         """Write what there is room for; returns how many bytes."""
         try:
-            with self._tls_lock:
-                return int(super().send(data, do_close))
+            return int(super().send(data, do_close))
         except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return 0
 
     def handle_close(self) -> None:
         """Close, with TLS's own message, so that the client knows that nothing was cut off."""
         if self._established and self.socket is not None and not self.total_outbufs_len:
-            with suppress(OSError, ValueError), self._tls_lock:
+            with suppress(OSError, ValueError), self.outbuf_lock:
                 self.socket.unwrap()  # which does not wait for the client's own
         super().handle_close()
-
-    def _refuse(self) -> None:
-        """Answer a client that does not speak TLS."""
-        with suppress(OSError), socket.socket(fileno=self.socket.detach()) as plain:
-            plain.recv(RECORD)  # unread bytes would make the kernel cut the connection before the answer
-            plain.send(NOT_TLS)
