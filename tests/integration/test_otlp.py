@@ -28,7 +28,7 @@ from notbefore.metrics.process import ExportFigures, Figures, PollFigures
 from notbefore.metrics.totals import Totals
 from notbefore.otlp.exporter import Reading, Sources, Telemetry
 from notbefore.otlp.sender import MAX_ANSWER, PartialSuccess, Sender, partial_success
-from notbefore.otlp.signals import SCHEMA_URL, log_record, metrics_data, resource_of
+from notbefore.otlp.signals import log_record, metrics_data, resource_of
 from notbefore.web.exposition import MetricsText
 from peers.otlp import (
     Collector,
@@ -121,17 +121,6 @@ def test_a_scrape_and_an_export_through_a_collector_are_the_same_sample_by_sampl
     assert series(arrived) == scraped(text)
 
 
-def test_a_series_whose_event_is_gone_is_gone() -> None:
-    agent = Agent().sees(0)
-    held: list[set[str]] = []
-    for second, items in enumerate(([item("a"), item("b")], [item("b")], []), start=1):
-        data, text = agent.sees(second, *items).both()
-        request = exported(data)
-        assert series(request) == scraped(text)
-        held.append({value for _, labels in series(request) for name, value in labels if name == "event_id"})
-    assert held == [{"a", "b"}, {"b"}, set()]
-
-
 def test_what_the_state_keeps_counts_since_the_first_start_and_the_rest_since_this_one() -> None:
     data, text = busy().both()
     request = exported(data)
@@ -149,12 +138,6 @@ def test_what_the_state_keeps_counts_since_the_first_start_and_the_rest_since_th
     assert {round(float(value) * 1e9) for value in shown} == {first, second}
     assert {start for each in found.values() for start in each} == {kept, own, first, second}
     assert {point.start_time_unix_nano for m in metrics_of(request) for point in m.gauge.data_points} == {0}
-
-
-def test_everything_names_its_schema() -> None:
-    request = exported(busy().both()[0])
-    scopes = [scope for metrics in request.resource_metrics for scope in metrics.scope_metrics]
-    assert {each.schema_url for each in (*request.resource_metrics, *scopes)} == {SCHEMA_URL}
 
 
 def test_nothing_counts_since_a_time_to_come() -> None:
@@ -309,15 +292,6 @@ def test_a_rejection_is_read_however_long_its_reason_and_what_is_cut_off_takes_n
     assert [error.permanent for error in errors] == [True, True, False]
     assert str(errors[0]) == "rejected: xxxxxxxxxx"
     assert "1048576" in str(errors[2])
-
-
-def test_a_sink_can_be_asked_whether_it_would_take_a_record() -> None:
-    with Receiver() as receiver:
-        sink_to(receiver.url).connect()
-        assert receiver.records == []
-        receiver.default = Say(401, (), b"who?")
-        with pytest.raises(SendError, match="401: who"):
-            sink_to(receiver.url).connect()
 
 
 # ---- the connection

@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +17,8 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from notbefore.core.document import EVENT_TYPES
+from notbefore.core.routing import NEAR, severity_of
 from notbefore.metrics import fleet
 from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import ConfigFigures
@@ -811,9 +814,13 @@ def filled_in(alert: str, labels: dict[str, str]) -> str:
     return re.sub(r"{{ \$labels\.(\w+) }}", lambda name: labels[name[1]], description)
 
 
+def wanted() -> frozenset[str]:
+    """The metrics that the rules ask for."""
+    return frozenset(re.findall(r"\b(?:notbefore|azure)_\w+|\bup\b", RULES.read_text(encoding="utf-8")))
+
+
 def written(case: Case) -> dict[str, Any]:
     """The case as promtool reads it."""
-    wanted = frozenset(re.findall(r"\b(?:notbefore|azure)_\w+|\bup\b", RULES.read_text(encoding="utf-8")))
     last = max(second for seconds in case.looks.values() for second in seconds)
     looks = [
         {
@@ -837,7 +844,7 @@ def written(case: Case) -> dict[str, Any]:
     return {
         "name": case.story,
         "interval": f"{case.interval}s",
-        "input_series": scraped(case.fleet(), last // 60 + 1, case.interval, wanted),
+        "input_series": scraped(case.fleet(), last // 60 + 1, case.interval, wanted()),
         "alert_rule_test": looks,
     }
 
@@ -872,6 +879,31 @@ def test_each_alert_says_what_it_is_and_has_its_section_of_the_runbook() -> None
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
         assert rule["annotations"]["runbook_url"] == f"{RUNBOOK_URL}#{name.lower()}"
         assert "severity" in rule.get("labels", {}) or "event:azure_scheduled_event:severity" in rule["expr"], name
+
+
+def test_the_rules_and_the_sinks_have_one_severity(tmp_path: Path) -> None:
+    listed, severities = [], []
+    for event_type, ahead, duration in product((*EVENT_TYPES, "New"), (1800, NEAR, NEAR + 1, None), (-1, 5, 8, 9)):
+        event_id = f"{event_type}{ahead}{duration}"
+        one = reboot(event_id, EventType=event_type, DurationInSeconds=duration)
+        listed.append(begun(one) if ahead is None else one | {"NotBefore": clock(60 + int(ahead))})
+        severity = severity_of(event_type, ahead, duration if duration >= 0 else None)
+        severities.append({"labels": f'{{event_id="{event_id}", severity="{severity}"}}', "value": 1})
+    test = {
+        "interval": "15s",
+        "input_series": scraped(vms("web_0", look=lambda _: listed)(), 1, 15, wanted()),
+        "promql_expr_test": [
+            {
+                "expr": "group by (event_id, severity) (event:azure_scheduled_event:severity)",
+                "eval_time": "60s",
+                "exp_samples": severities,
+            }
+        ],
+    }
+    file = tmp_path / "severity.yml"
+    file.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "15s", "tests": [test]}))
+    tested = promtool("test", "rules", file)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
 def test_the_names_of_webdevops_are_recorded_for_those_who_switch(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from notbefore.metrics.outbox import OutboxView
 from notbefore.metrics.process import Figures, PollFigures
 from notbefore.metrics.totals import MAX_SERIES, Histogram, Labels, Totals, named
 from notbefore.web.exposition import MetricsText
-from support.azure import ID, ME, PEER, STARTED, at, document, item, now
+from support.azure import ID, PEER, STARTED, at, document, item, now
 
 
 class Agent:
@@ -94,12 +94,6 @@ def test_the_info_carries_what_the_event_is_with_a_short_description(agent: Agen
     assert labels == (ID, "Freeze", "Scheduled", "unknown", "self", "d" * 120)
 
 
-def test_resources_and_incarnation_are_shown(agent: Agent) -> None:
-    agent.sees(7, item(Resources=[ME, PEER]))
-    assert agent.value("azure_scheduled_event_resources", 7, ID) == 2
-    assert agent.value("azure_scheduled_events_document_incarnation", 7) == 7
-
-
 def test_changes_are_counted_from_the_first_on_with_its_time(agent: Agent) -> None:
     agent.sees(1, item()).sees(2).sees(3, item("other")).sees(4)
     assert agent.value("azure_scheduled_event_changes", 4, "canceled", "Freeze") == 2
@@ -124,12 +118,6 @@ def test_an_event_without_notice_is_a_notice_of_zero(agent: Agent) -> None:
     agent.sees(1, item(EventType="Reboot", **STARTED))
     notice = agent.value("azure_scheduled_event_initial_notice_seconds", 1, "Reboot")
     assert (notice.counts[0], notice.sum) == (1, 0)
-
-
-def test_an_event_that_comes_back_started_had_no_notice_either() -> None:
-    agent = Agent().sees(0).sees(1, item()).sees(2).sees(3, item(**STARTED))
-    notice = agent.value("azure_scheduled_event_initial_notice_seconds", 4, "Freeze")
-    assert (notice.counts[0], notice.count) == (1, 2)
 
 
 def test_what_was_there_at_the_first_look_is_no_sample_of_notice() -> None:
@@ -190,13 +178,6 @@ def test_the_agents_own_figures_come_out() -> None:
     assert agent.value("notbefore_vm_info", 0, *["x"] * len(VM_LABELS)) == 1
     assert agent.value("notbefore_unforeseen_errors", 0) == 0
     assert agent.value("notbefore_documents_rejected", 0, "too_deep") is None
-
-
-def test_not_before_is_never_a_label(agent: Agent) -> None:
-    agent.sees(1, item())
-    for family in agent.families(1).values():
-        assert not any("before" in label for label in family.metric.labels)
-        assert all(len(labels) == len(family.metric.labels) for labels in family.samples)
 
 
 def test_totals_survive_the_way_to_the_disk_and_back(agent: Agent) -> None:
