@@ -96,9 +96,10 @@ class Zoo:
         self.environment[f"SECRET_{next(self._numbers)}"] = value = self.secret()
         return {"Api-Key": self.secret(), "X-Key": {"env": next(n for n, v in self.environment.items() if v == value)}}
 
-    def mail(self, way: str, scheme: str, port: int, mode: str) -> None:
-        address = f"{scheme}://me:{self.secret()}@localhost:{port}?from=vm@example.org&mode={mode}"
-        self.add(f"mail-{way}", "email", {**self.found("url", address), "to": ["ops@example.org"]})
+    def mail(self, way: str, port: int, tls: str) -> None:
+        login = {"user": "me", **self.found("password", self.secret())}
+        who = {"from": "vm@example.org", "to": ["ops@example.org"]}
+        self.add(f"mail-{way}", "email", {"host": "localhost", "port": port, "tls": tls, **login, **who})
 
     def hub(self, way: str, *words: str) -> None:
         key = f"SharedAccessKeyName=root;SharedAccessKey={self.secret()};EntityPath=changes"
@@ -147,12 +148,12 @@ def zoo_of(directory: Path, stack: ExitStack, silent: int) -> Zoo:
     zoo.add("slack-nowhere", "slack", zoo.found("url", f"https://no.such.host.invalid/{zoo.secret()}"))
     asks = stack.enter_context(MailPeer(directory, tls="starttls", password="right", authority=authority))
     plain = stack.enter_context(MailPeer(directory))
-    zoo.mail("untrusted", "mailtos", asks.port, "starttls")
-    zoo.mail("no-auth", "mailto", plain.port, "insecure")
-    zoo.mail("no-starttls", "mailtos", plain.port, "starttls")
-    zoo.mail("no-tls", "mailtos", plain.port, "ssl")
-    zoo.mail("refused", "mailto", 9, "insecure")
-    zoo.mail("nonsense", "mailto", silent, "insecure")
+    zoo.mail("untrusted", asks.port, "starttls")
+    zoo.mail("no-auth", plain.port, "none")
+    zoo.mail("no-starttls", plain.port, "starttls")
+    zoo.mail("no-tls", plain.port, "tls")
+    zoo.mail("refused", 9, "none")
+    zoo.mail("nonsense", silent, "none")
     hub = stack.enter_context(Hub(directory))
     zoo.hub("wrong-key", f"Endpoint=sb://127.0.0.1:{hub.port}", "UseDevelopmentEmulator=true")
     zoo.hub("refused", "Endpoint=sb://127.0.0.1:9", "UseDevelopmentEmulator=true")

@@ -87,8 +87,8 @@ class MailReceiver(Receiver):
 
     @staticmethod
     def _config(port: int) -> SinkConfig:
-        url = f"mailto://127.0.0.1:{port}?from={CANARY}@example.org&mode=insecure"
-        return SinkConfig(email=Email(url=Secret(url), to=("ops@example.org",)))
+        sender = f"{CANARY}@example.org"
+        return SinkConfig(email=Email(host="127.0.0.1", port=port, tls="none", sender=sender, to=("ops@example.org",)))
 
     def fails(self) -> None:
         self.peer.replies.append("451 come again")

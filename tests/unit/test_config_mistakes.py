@@ -25,6 +25,7 @@ sinks:
       host: mail.example.org:587
       port: "25a"
       to: [ops@example.org, nobody]
+      from: vm@example.org
 routes:
   - {sinks: [oncall, oncal]}
   - match: {scope: [self, mine]}
@@ -40,9 +41,9 @@ FOUND = [
     (10, 7, "sinks.mail.email.host"),
     (11, 7, "sinks.mail.email.port"),
     (12, 29, "sinks.mail.email.to[1]"),
-    (14, 6, "routes[0].sinks"),
-    (15, 27, "routes[1].match.scope[1]"),
-    (17, 34, "approval.rules[1].match.event_type"),
+    (15, 6, "routes[0].sinks"),
+    (16, 27, "routes[1].match.scope[1]"),
+    (18, 34, "approval.rules[1].match.event_type"),
 ]
 
 

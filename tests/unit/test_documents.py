@@ -122,7 +122,7 @@ def test_the_schema_for_editors_takes_each_configuration_in_the_documents() -> N
         assert [error.message for error in validator.iter_errors(values)] == [], name
 
 
-SECRETS: Final = {"mail": "mailtos://me:secret@example.org", "hub": HUB, "pager": "0" * 32}  # by what is in their names
+SECRETS: Final = {"hub": HUB, "pager": "0" * 32}  # by what is in their names
 
 
 def test_what_looks_like_a_configuration_is_one(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ FULL = """
 sinks:
   oncall: {slack: {url_file: slack-url}}
   bot:    {slack: {token_env: BOT, channel: C1, title: "{{ title }}"}}
-  mail:   {email: {url_credential: mail-url, to: [ops@example.org]}}
+  mail:   {email: {host: mx.a.org, user: u, password_credential: mail-key, from: vm@a.org, to: [ops@a.org]}}
   any:    {apprise: {url_env: PAGER_URL}}
   hook:
     webhook: {url: "https://example.org/hook", secret_file: hook-key, headers: {X-Key: {env: BOT}}, expire_after: 7d}
@@ -55,7 +55,7 @@ ENVIRONMENT = {
 def place(tmp_path: Path) -> Path:
     (tmp_path / "slack-url").write_text("https://hooks.slack.com/services/T/B/x\n", encoding="utf-8")
     (tmp_path / "hook-key").write_text("key", encoding="utf-8")
-    (tmp_path / "mail-url").write_text("mailtos://u:p@mail.example.org", encoding="utf-8")
+    (tmp_path / "mail-key").write_text("mail-secret", encoding="utf-8")
     return tmp_path
 
 
@@ -87,7 +87,7 @@ def test_all_kinds_are_taken(place: Path) -> None:
 
 def test_no_secret_is_shown_and_where_it_is_found_is(place: Path) -> None:
     text = dump(read(place, FULL))
-    for secret in ("hooks.slack.com", "e93facc0", "bot-secret", "example.org/hook", "mailtos", "json://"):
+    for secret in ("hooks.slack.com", "e93facc0", "bot-secret", "example.org/hook", "mail-secret", "json://"):
         assert secret not in text
     shown = yaml.safe_load(text)["sinks"]
     assert shown["oncall"]["slack"]["url"] == {"file": str(place / "slack-url")}
@@ -105,7 +105,7 @@ def test_no_secret_is_shown_and_where_it_is_found_is(place: Path) -> None:
         ("sinks: {a: {webhook: {url: ''}}}", "sinks.a.webhook.url: expected text that is not empty"),
         ("sinks: {a: {webhook: {url: {safe: x}}}}", "expected text that is not empty, or one of file, env"),
         ("sinks: {a: {slack: {url: 'https://u:p@example.org'}}}", "do not belong in the address"),
-        ("sinks: {a: {email: {url: 'mailtos://me:pa[ss@example.org'}}}", "special characters in a password"),
+        ("sinks: {a: {webhook: {url: 'https://me:pa[ss@example.org'}}}", "special characters in a password"),
         ("sinks: {a: {webhook: {url: x, expire_after: 0s}}}", "expire_after: expected 1s or more"),
         ("sinks: {a: {webhook: {url: x, format: xml}}}", "expected one of json, cloudevents"),
         ("sinks: {a: {webhook: {url: 'http://x', key_file: slack-url}}}", "expected `cert_file`"),
@@ -223,7 +223,6 @@ PAIR = "Endpoint=sb://x.example.org/;SharedAccessKeyName=root;SharedAccessKey=ab
         ),
         ("event_hub: {connection_string_env: FOUND}", PAIR, "connection_string: expected EntityPath=HUB"),
         ("event_hub: {connection_string_env: FOUND, hub: h}", PAIR, ""),
-        ("email: {url_env: FOUND}", "smtp://x", "url_env: expected mailtos://USER"),
     ],
 )
 def test_a_secret_that_cannot_be_one_is_a_mistake(place: Path, settings: str, found: str, said: str) -> None:
@@ -241,8 +240,7 @@ def test_a_secret_that_cannot_be_one_is_a_mistake(place: Path, settings: str, fo
     ("settings", "said"),
     [
         ("apprise: {url: 'nosuch://x'}", "sinks.a.apprise: apprise does not know this address"),
-        ("email: {url: 'mailto://x'}", "sinks.a.email: "),
-        ("email: {url: 'mailto://me:hunter2@x.example.org', to: [a@x], ca_file: slack-url}", "sinks.a.email: "),
+        ("email: {host: x, from: a@x, to: [a@x], user: me, password: hunter2, ca_file: slack-url}", "sinks.a.email: "),
         ("slack: {url: 'https://x', title: '{% if %}'}", "sinks.a.slack.title: this is not a template: "),
         ("slack: {url: 'https://x', body: '{{ event.type'}", "sinks.a.slack.body: this is not a template: "),
     ],

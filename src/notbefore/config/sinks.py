@@ -13,7 +13,6 @@ from notbefore.config.constraints import (
     HttpUrl,
     HubConnection,
     MailAddress,
-    MailUrl,
     Password,
     Port,
     ReadableFile,
@@ -37,9 +36,6 @@ HeartbeatInterval = Annotated[Duration, between("5m")]
 Namespace = Annotated[str, matching(r"[A-Za-z0-9.-]+", "its name alone, such as fleet.servicebus.windows.net")]
 ResolveTimeout = Annotated[Duration, between("1s", "1d")]
 TemplateText = Annotated[str, at_most(10_000, "a template")]
-LogName = Annotated[  # becomes a key in Windows' registry
-    str, matching(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,199}", "letters, digits, spaces, dots, - and _")
-]
 RoutingKey = Annotated[  # PagerDuty answers 400 to any other length
     Secret, matching(r"[A-Za-z0-9]{32}", "the 32 letters and digits of an integration of Events API v2")
 ]
@@ -102,30 +98,19 @@ class Slack(MessageSettings, frozen=True, kw_only=True):
 
 
 class Email(MessageSettings, frozen=True, kw_only=True):
-    """A mail server by `host`, or all in one `url`: mailtos://USER:PASSWORD@HOST?from=vm@example.org&to=ops@example.org."""
+    """A mail server and the recipients."""
 
-    host: HostName | None = None  # the mail server's name or address
+    host: HostName  # the mail server's name or address
     port: Port | None = None  # default: 587 with starttls, 465 with tls, 25 with none
     tls: Literal["starttls", "tls", "none"] = "starttls"  # tls: from the first byte on
     user: str | None = None  # beside `password`
     password: Password | None = None  # beside `user`
-    url: MailUrl | None = None  # instead of the keys above
-    to: tuple[MailAddress, ...] = ()  # with `url`: instead of the recipients in it
-    sender: MailAddress | None = field(default=None, name="from")  # with `url`: instead of the sender in it
+    to: Annotated[tuple[MailAddress, ...], Meta(min_length=1)]
+    sender: MailAddress = field(name="from")
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
 
     def __post_init__(self) -> None:
-        own = self.port or self.user or self.password or self.tls != "starttls"
-        alone = self.host is not None and not (self.sender and self.to)
-        refuse(
-            ((self.host is None) == (self.url is None), "expected either `host` (the mail server) or `url`"),
-            (
-                self.url and own,
-                "port, tls, user and password stand in the `url`: leave them out, or give `host` instead",
-            ),
-            (alone, "expected `from` and `to` beside `host`"),
-            ((self.user is None) != (self.password is None), "expected `user` and `password`, or none of them"),
-        )
+        refuse(((self.user is None) != (self.password is None), "expected `user` and `password`, or none of them"))
 
 
 class PagerDuty(MessageSettings, frozen=True, kw_only=True):

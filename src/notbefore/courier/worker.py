@@ -15,9 +15,6 @@ from notbefore.core.text import shortened
 from notbefore.courier.message import Message, Receipt, Sink
 from notbefore.errors import NotBeforeError, SendError
 
-# what only wrong code raises: the same message fails again tomorrow, so it is a dead letter at once
-BUGS: Final = (AttributeError, NameError, NotImplementedError, TypeError)
-
 REST_AFTER: Final = 5.0  # seconds without a delivery: those of a wave find the connection open
 QUICK: Final = 0.25  # seconds: a sink that takes less for a message may be given more at once
 LOG_EVERY: Final = 60.0  # seconds between two lines about failures of one kind
@@ -92,9 +89,7 @@ class Worker:
             return self._failed(delivery, error)
         except Exception as error:  # a library of a sink may raise anything; the other sinks must go on
             log.exception("sink %s: this should not have happened", self.name)
-            bug = isinstance(error, BUGS)
-            text = f"{'a bug in the sink: ' if bug else ''}{type(error).__name__}: {error}"
-            return self._failed(delivery, SendError(text, permanent=bug))
+            return self._failed(delivery, SendError(f"{type(error).__name__}: {error}"))
         finally:
             self.quick = time.monotonic() - begun < QUICK
             self._under_way = None

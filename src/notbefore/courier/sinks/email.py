@@ -11,22 +11,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from email.message import EmailMessage
-from email.utils import format_datetime, formataddr, getaddresses
+from email.utils import format_datetime, formataddr
 from html import escape
 from typing import Final
-from urllib.parse import parse_qsl, unquote, urlsplit
 from zoneinfo import ZoneInfo
 
-from msgspec.structs import replace
-
 from notbefore.config.messages import Messages
-from notbefore.config.secret import Secret
 from notbefore.config.sinks import Email
 from notbefore.courier.message import Asked, Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.render import Renderer
 from notbefore.courier.wording import Text
-from notbefore.errors import ConfigError, SendError
+from notbefore.errors import SendError
 
 DOMAIN: Final = "notbefore.invalid"  # of message ids: a domain that cannot exist, RFC 2606
 PORTS: Final = {"starttls": 587, "tls": 465, "none": 25}
@@ -43,7 +39,7 @@ class Sink(BaseSink):
     def __init__(self, name: str, settings: Email, messages: Messages) -> None:
         self._name = name
         self._zone = ZoneInfo(messages.time_zone) if messages.time_zone is not None else UTC
-        self._account = account_of(settings)
+        self._account = settings
         self._render = Renderer(settings, messages)
         self._tls = ssl.create_default_context(cafile=settings.ca_file)
         self._accepted: dict[str, set[str]] = {}  # delivery -> recipients that have it already
@@ -58,7 +54,7 @@ class Sink(BaseSink):
 
     def connect(self) -> Asked:
         """Log in, and name sender and recipients as for a mail; then take that back, so that none is sent."""
-        sender = self._account.sender or ""
+        sender = self._account.sender
         with self._session() as server:
             server.ehlo_or_helo_if_needed()
             code, said = server.mail(sender)
@@ -74,7 +70,7 @@ class Sink(BaseSink):
     def _session(self) -> Iterator[smtplib.SMTP]:
         """A server where we are logged in; what goes wrong inside the block is raised as ``SendError``."""
         account = self._account
-        host, port, timeout = account.host or "", account.port or PORTS[account.tls], account.timeout.seconds
+        host, port, timeout = account.host, account.port or PORTS[account.tls], account.timeout.seconds
         try:
             server: smtplib.SMTP
             if account.tls == "tls":
@@ -119,38 +115,6 @@ class Sink(BaseSink):
             raise error
 
 
-def account_of(settings: Email) -> Email:
-    """The settings with what the ``url`` says under the keys; raises ``ConfigError``."""
-    if settings.url is None:
-        return settings
-    expected = ConfigError("url: expected mailtos://USER:PASSWORD@HOST:PORT, and `from`, `to` and `mode` as its query")
-    try:
-        url = urlsplit(settings.url.reveal())
-        port = url.port
-    except ValueError:
-        raise expected from None
-    pairs = parse_qsl(url.query.replace("+", "%2B"))
-    given = dict(pairs)
-    modes = {"starttls": "starttls", "ssl": "tls", "tls": "tls", "insecure": "none"}
-    tls = modes.get(given.get("mode", "starttls" if url.scheme == "mailtos" else "insecure"))
-    user, password = unquote(url.username or ""), unquote(url.password or "")
-    known = url.scheme in ("mailto", "mailtos") and url.path in ("", "/") and not given.keys() - {"from", "to", "mode"}
-    if not known or len(given) < len(pairs) or not url.hostname or tls is None or bool(user) != bool(password):
-        raise expected
-    if password and tls == "none" and "mode" not in given:
-        raise ConfigError("the password would be sent unencrypted: write mailtos://, or allow it with mode=insecure")
-    sender = settings.sender or next(iter(_addresses(given.get("from", ""))), None)
-    to = settings.to or _addresses(given.get("to", ""))
-    if not sender or not to:
-        raise ConfigError("expected a sender and recipients: give `from` and `to`, or ?from= and ?to= in the url")
-    login = {"user": user, "password": Secret(password)} if user else {}
-    return replace(settings, url=None, host=url.hostname, port=port, tls=tls, sender=sender, to=to, **login)
-
-
-def _addresses(text: str) -> tuple[str, ...]:
-    return tuple(address for _, address in getaddresses([text]) if address)
-
-
 def _refused(refused: dict[str, tuple[int, bytes]]) -> SendError:
     said = "; ".join(f"{address}: {code} {_words(text)}" for address, (code, text) in sorted(refused.items()))
     return SendError(f"refused: {said}", permanent=all(code in PERMANENT for code, _ in refused.values()))
@@ -165,7 +129,7 @@ def compose(message: Message, text: Text, account: Email, now: datetime) -> Emai
     mail = EmailMessage()
     # a title is one line; EmailMessage would refuse another one, and not let it begin a header
     mail["Subject"] = text.title[:200]
-    mail["From"] = formataddr(("notbefore", account.sender or ""))
+    mail["From"] = formataddr(("notbefore", account.sender))
     mail["To"] = ", ".join(account.to)
     mail["Date"] = format_datetime(now)
     mail["Message-ID"] = f"<{message.delivery_id}@{DOMAIN}>"
