@@ -128,21 +128,6 @@ said=$("$prefix/bin/notbefore" check-config --strict ${config:+--no-inline-secre
 [ -z "$wrong" ] || exit 1
 [ -z "$config" ] || chmod 0644 "$new"
 
-# root can read it all, the service is a user of its own, in the groups that a drop-in gives it
-groups=$(cat "$units"/notbefore.service.d/*.conf 2>/dev/null | sed -n 's/^SupplementaryGroups= *//p' | tr -s ' \n' ,)
-as_service() {
-    user=65533 # nobody's: neither systemd nor a distribution gives it away
-    if [ -n "${groups%,}" ]; then set -- --groups="${groups%,}" "$@"; else set -- --clear-groups "$@"; fi
-    setpriv --reuid=$user --regid=$user "$@"
-}
-if ! as_service test -x "${root:-/}" 2>/dev/null; then # no root, no such group here, or a directory of ours alone
-    echo "install.sh: whether the service's user can read its files was not checked" >&2
-else
-    { echo "$checked"; "$prefix/bin/notbefore" check-config --files "$checked"; } | while IFS= read -r named; do
-        as_service test -r "$named" || fail "$named: the service's user cannot read it: for a secret use *_credential" \
-            "instead of *_file, else give it to a group of the service: docs/access.md"
-    done
-fi
 [ -z "$config" ] || mv "$new" "$etc/notbefore.yml"
 
 # systemd reads a path in quotes, in which `%` begins a specifier

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from notbefore.commands.main import main
-from support.agent import RunningAgent, eventually, free_port, notbefore
+from support.agent import free_port, notbefore
 from support.peers import HttpPeer, MailPeer, Say
 
 NO_TEXT = Say(400, body=b"no_text")
@@ -104,12 +104,3 @@ def test_an_error_is_json_as_well(tmp_path: Path) -> None:
     path.write_text("log: {level: debug}", encoding="utf-8")
     said = json.loads(notbefore("check-config", str(path), "--json").stdout)
     assert (said["ok"], said["config"]["log"]["level"]) == (True, "debug")
-
-
-def test_a_port_that_a_running_agent_has_is_no_warning_and_another_programs_is(hook: HttpPeer, tmp_path: Path) -> None:
-    with RunningAgent("http://127.0.0.1:9", tmp_path / "state") as agent:
-        eventually(lambda: agent.answers("/healthz"))
-        done = notbefore("check-config", "--listen", f"127.0.0.1:{agent.port}", "--strict")
-        assert (done.returncode, done.stderr) == (0, "")
-    done = notbefore("check-config", "--listen", f"127.0.0.1:{hook.port}", "--strict")
-    assert (done.returncode, "Address already in use" in done.stderr) == (2, True)

@@ -43,7 +43,7 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Compl
 
 def without_a_network(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run it where there is nothing but loopback."""
-    needs("root", "unshare", "ip", "awk", "sed", "setpriv", "tar", "gzip")
+    needs("root", "unshare", "ip", "awk", "sed", "tar", "gzip")
     return run("unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *command, cwd=cwd, **environment)
 
 

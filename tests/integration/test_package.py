@@ -1,6 +1,5 @@
 """The wheel and the source distribution: built, looked into, installed beside nothing of this checkout, and run."""
 
-import os
 import re
 import shutil
 import subprocess
@@ -14,14 +13,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import trustme
 
 import notbefore
 from support.agent import run
 from support.needs import needs
 
 ROOT = Path(__file__).parents[2]
-INSTALLER = ("awk", "sed", "setpriv")
+INSTALLER = ("awk", "sed")
 Install = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = pytest.mark.long
 
@@ -165,46 +163,6 @@ def test_whatever_umask_root_has_only_root_writes_and_the_service_reads(
     assert modes.pop("etc/notbefore/credentials") == 0o700
     assert {name: mode for name, mode in modes.items() if mode != (0o755 if made[name].is_dir() else 0o644)} == {}
     assert {"etc/notbefore/notbefore.yml", "etc/systemd/system/notbefore.service.d/credentials.conf"} <= modes.keys()
-
-
-def test_the_installer_looks_for_files_where_the_service_will_and_as_its_user(
-    destination: Path, install: Install, mine: Path
-) -> None:
-    needs("root")
-    etc = destination / "etc" / "notbefore"
-    mine.write_text("sinks: {oncall: {slack: {url_file: slack-url}}}\n", encoding="utf-8")
-    secret = etc / "slack-url"
-    (mine.parent / secret.name).touch()
-    assert f"{destination}/etc/notbefore/{secret.name}" in install("--config", mine).stderr
-    secret.write_text("https://hooks.example.org/x\n", encoding="utf-8")
-    secret.chmod(0o600)
-    refused = install("--config", mine)
-    assert refused.returncode == 1
-    assert f"{secret}: the service's user cannot read it" in refused.stderr
-    assert "*_credential" in refused.stderr
-    assert is_untouched(destination)
-    secret.chmod(0o644)
-    assert install("--config", mine).returncode == 0
-    (etc / "notbefore.yml").chmod(0o600)
-    assert f"{etc}/notbefore.yml: the service's user cannot read it" in install().stderr
-
-
-def test_the_installer_takes_a_key_that_a_group_of_the_service_can_read(
-    destination: Path, install: Install, mine: Path
-) -> None:
-    needs("root")
-    etc = destination / "etc" / "notbefore"
-    trustme.CA().issue_cert("vm.example.org").private_key_and_cert_chain_pem.write_to_path(etc / "server.pem")
-    (etc / "server.pem").chmod(0o640)
-    (etc / "web.yml").write_text("tls_server_config: {cert_file: server.pem, key_file: server.pem}\n", encoding="utf-8")
-    mine.write_text("server: {web_config_file: web.yml}\n", encoding="utf-8")
-    assert f"{etc}/server.pem: the service's user cannot read it" in install("--config", mine).stderr
-    assert is_untouched(destination)
-    os.chown(etc / "server.pem", 0, 20020)
-    drop_in = destination / "etc" / "systemd" / "system" / "notbefore.service.d" / "override.conf"
-    drop_in.write_text("[Service]\nSupplementaryGroups=20020\n", encoding="utf-8")
-    taken = install("--config", mine)
-    assert (taken.returncode, taken.stderr) == (0, "")
 
 
 def test_the_installer_refuses_a_secret_in_the_configuration_and_says_where_to_move_it(

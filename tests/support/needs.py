@@ -63,7 +63,6 @@ NEEDS = {
     ),
     "root": Need("run the tests as root", "other users, and networks of their own", lambda: os.geteuid() == 0),
     "sed": Need(APT + "sed", "config/fleet/install.sh"),
-    "setpriv": Need(APT + "util-linux", "config/fleet/install.sh"),
     "systemd-analyze": Need(APT + "systemd", "that systemd accepts the units"),
     "tar": Need(APT + "tar", "the bundle"),
     "the right to mount": Need("run the tests as root, with unshare", "full and read-only disks", _may_mount),

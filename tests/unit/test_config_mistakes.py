@@ -8,7 +8,6 @@ import yaml
 
 from notbefore.commands.main import main
 from notbefore.config.load import dump, examine, load
-from notbefore.config.warnings import warnings
 from notbefore.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("log_as_before")
@@ -157,13 +156,10 @@ def test_a_byte_that_is_no_text_is_said_with_its_place(tmp_path: Path) -> None:
         load(path, {}, {})
 
 
-SINK = "sinks: {a: {command: {command: [/bin/ls]}}}\n"
-
-
-def test_a_port_that_speaks_another_tls_is_warned_of(tmp_path: Path) -> None:
+def test_a_port_that_speaks_another_tls_is_refused(tmp_path: Path) -> None:
     text = "sinks: {a: {email: {host: m, port: 465, from: a@b, to: [c@d]}}}"
-    (warning,) = warnings(load(given(tmp_path, text), {}, {}), None)
-    assert warning.startswith("sinks.a.email.port: at 465 a mail server expects TLS from the first byte on: `tls: tls`")
+    said = "sinks.a.email.port: at 465 a mail server expects TLS from the first byte on: `tls: tls`"
+    assert mistakes(tmp_path, text) == [said]
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,7 @@ With ``--connect`` the sinks and the section ``otlp`` are asked whether they wou
 """
 
 import argparse
-import errno
 import os
-import socket
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -16,25 +14,23 @@ from typing import Any
 
 from msgspec import Struct
 
-from notbefore.commands.client import local_agent
 from notbefore.commands.main import WRONG
 from notbefore.commands.options import add_configuration, add_json, overrides
 from notbefore.commands.tables import print_json, table
-from notbefore.config.checks import broken
-from notbefore.config.load import dump, examine, files, values
+from notbefore.config.load import dump, examine, values
 from notbefore.config.messages import Messages
-from notbefore.config.model import Config, Server, host_and_port
+from notbefore.config.model import Config
 from notbefore.config.sinks import SinkConfig
-from notbefore.config.warnings import plain_secrets, warnings
+from notbefore.config.warnings import broken, plain_secrets, warnings
 from notbefore.core.text import escaped
 from notbefore.courier.http import Http
 from notbefore.courier.message import Asked, Sink
 from notbefore.courier.redact import Redactor, known_secrets
 from notbefore.courier.sinks import check_templates, make, try_out
-from notbefore.errors import ConfigError, Mistake, NotBeforeError, SendError
+from notbefore.errors import ConfigError, Mistake, SendError
 from notbefore.logs import set_up
 from notbefore.otlp.exporter import learn
-from notbefore.web.access import access, load_web_config
+from notbefore.web.access import access
 
 
 class Answer(Struct, frozen=True):
@@ -52,7 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--connect", action="store_true", help="ask each sink whether it would accept a message; send none"
     )
-    parser.add_argument("--files", action="store_true", help="list the other files that the configuration names")
     parser.add_argument("--strict", action="store_true", help="exit with 2 if there is a warning")
     parser.add_argument("--no-inline-secrets", action="store_true", help="fail if a secret stands in the file itself")
     add_json(parser, "one JSON object")
@@ -76,15 +71,7 @@ def _run(options: argparse.Namespace) -> int:
     config, notes = _examined(options)
     if options.no_inline_secrets:
         _refuse_inline_secrets(config)
-    if options.files:
-        web = config.server.web_config_file
-        named = [*files(config), *(load_web_config(Path(web)).files if web else ())]
-        if options.json:
-            print_json([{"ok": True, "files": named}], sys.stdout)
-        else:
-            sys.stdout.writelines(f"{path}\n" for path in named)
-        return 0
-    found = [*warnings(config, options.config), *_cannot_listen(config.server)]
+    found = warnings(config, options.config)
     if not options.json:
         sys.stderr.writelines(f"notbefore: warning: {escaped(text)}\n" for text in found)
         sys.stderr.writelines(f"notbefore: note: {escaped(text)}\n" for text in notes)
@@ -123,31 +110,7 @@ def _examined(options: argparse.Namespace) -> tuple[Config, list[str]]:
 def _verdict(options: argparse.Namespace, found: list[str]) -> str:
     """The last line: whether an agent would start with it."""
     name = options.config or "The configuration (no file: defaults, environment and command line)"
-    if not found:
-        return f"{name} is valid."
-    count = "one warning" if len(found) == 1 else f"{len(found)} warnings"
-    return f"{name} is valid, but there is {count}{', which --strict refuses' if options.strict else ''}: see above."
-
-
-def _cannot_listen(server: Server) -> list[str]:
-    """Return why the agent could not listen at its address on this machine."""
-    host, port = host_and_port(server.listen)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        socket.create_server((host, port), family=family).close()
-    except OSError as error:
-        own = error.errno == errno.EADDRINUSE and (server.web_config_file is not None or _is_agent(server))
-        why = str(error.strerror).partition(" (while")[0]  # the address is said already
-        return [] if own else [f"server.listen: {server.listen}: {why}"]
-    return []
-
-
-def _is_agent(server: Server) -> bool:
-    try:
-        local_agent(server).ask("/healthz")
-    except NotBeforeError:
-        return False
-    return True
+    return f"{name} is valid{f', with {len(found)} warning(s): see above' if found else ''}."
 
 
 def _refuse_inline_secrets(config: Config) -> None:

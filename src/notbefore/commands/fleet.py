@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 
 from notbefore.commands.options import load_configuration
-from notbefore.config.checks import installed
+from notbefore.config.libraries import installed
 from notbefore.config.warnings import warnings
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up

@@ -6,14 +6,14 @@ Later wins: defaults, the file, ``NOTBEFORE_SECTION__KEY`` in the environment, t
 working agent.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from notbefore.config.checks import check_installed, missing_otlp, unknown_sinks
 from notbefore.config.constraints import holds
+from notbefore.config.libraries import check_installed, missing_otlp
 from notbefore.config.messages import Messages
 from notbefore.config.model import Config, Otlp
 from notbefore.config.reading import Reader
@@ -21,6 +21,7 @@ from notbefore.config.secret import HIDDEN, Secret
 from notbefore.config.sinks import EventHub, SinkConfig
 from notbefore.config.yaml_file import Places, Variable, read
 from notbefore.core.routing import Route
+from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, Mistake, Place
 
 ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
@@ -71,7 +72,7 @@ def examine(
         elif isinstance(made, Otlp):
             yield from missing_otlp(made.protocol)
         elif isinstance(made, Route):
-            yield from unknown_sinks(made, names)
+            yield from _unknown_sinks(made, names)
 
     reader = Reader(places, base, environment if sending else None, wrong if sending else None)
     config: Config = reader.read(values, Config)
@@ -100,6 +101,15 @@ def _put(values: dict[str, Any], places: Places, keys: list[str], text: str, ori
         values = section
     values[keys[-1]] = Variable(text)
     places[".".join(keys)] = Place(origin)
+
+
+def _unknown_sinks(route: Route, sinks: Collection[str]) -> Iterator[str]:
+    """Yield what is wrong with the names in a route; ``sinks``: all names, also of mistaken sinks."""
+    for key, names in (("sinks", route.sinks), ("fallback", route.fallback)):
+        for name in names:
+            if name not in sinks:
+                known = one_of(name, sinks) if sinks else ": write it under `sinks`"
+                yield f"{key}: there is no sink {name!r}{known}"
 
 
 def _wrong_sink(name: str, sink: SinkConfig, trial: Trial | None) -> Iterator[str]:
@@ -145,19 +155,6 @@ def dump(config: Config) -> str:
     import yaml  # noqa: PLC0415 - half a megabyte that an agent without a file does not need
 
     return yaml.safe_dump(values(config), sort_keys=False)
-
-
-def files(config: Config) -> list[str]:
-    """Return the paths of the secrets, certificates and keys that it names, without those of its web configuration."""
-    return list(_files(msgspec.to_builtins(config, enc_hook=_encode)))
-
-
-def _files(values: object) -> Iterator[str]:
-    for key, value in values.items() if isinstance(values, dict) else ():
-        if isinstance(value, str) and (key == "file" or key.endswith("_file")):
-            yield value
-        else:
-            yield from _files(value)
 
 
 def _encode(value: object) -> object:

@@ -110,7 +110,13 @@ class Email(MessageSettings, frozen=True, kw_only=True):
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
 
     def __post_init__(self) -> None:
-        refuse(((self.user is None) != (self.password is None), "expected `user` and `password`, or none of them"))
+        refuse(
+            ((self.user is None) != (self.password is None), "expected `user` and `password`, or none of them"),
+            (
+                (self.port, self.tls) == (465, "starttls"),
+                "port: at 465 a mail server expects TLS from the first byte on: `tls: tls`",
+            ),
+        )
 
 
 class PagerDuty(MessageSettings, frozen=True, kw_only=True):

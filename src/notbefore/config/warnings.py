@@ -1,4 +1,4 @@
-"""What is no mistake in a configuration, but probably not intended: a route that never matches, a sink without one.
+"""What is no mistake in a configuration, but probably not intended; and what cannot work on this machine.
 
 ``warnings`` needs no connection; ``run`` logs what it returns, ``check-config`` shows it.
 """
@@ -9,35 +9,28 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 import msgspec
 
-from notbefore.config.checks import Finding, broken
 from notbefore.config.load import ENVIRONMENT_PREFIX
 from notbefore.config.model import Config
-from notbefore.config.secret import Secret
 from notbefore.config.yaml_file import Places, read
 from notbefore.core.approval import unknown_words
 from notbefore.core.change import APPROVAL_KINDS, SILENT
-from notbefore.core.document import PREEMPT, PROMISED, SCHEDULED, STARTED
+from notbefore.core.document import SCHEDULED, STARTED
 from notbefore.core.routing import EventMatch, Match, Route
 from notbefore.core.text import one_of
 from notbefore.errors import Mistake
 
-LONGEST_WORD: Final = 16  # characters; what is longer in an address may be a key
-SERVICES: Final = {  # host of a service that does not understand the record that a webhook is sent -> the sink for it
-    "hooks.slack.com": "slack",
-    "events.pagerduty.com": "pagerduty",
-    "webhook.office.com": "apprise",
-    "discord.com": "apprise",
-}
+Finding = tuple[str, str]  # the path of a key, and what is wrong with it
+NO_KEY: Final = re.compile(r"https?://[^/?#@]+(?:/[^/?#]{0,16})*")  # an address in which no part is like a key
 
 
 def warnings(config: Config, path: Path | None) -> list[str]:
     """Return one text for each finding; ``path`` is the file that ``config`` was read from."""
     places = read(path)[1] if path is not None else Places()
-    doubtful = [*broken(config), *_of_sinks(config), *_of_addresses(config), *_of_routes(config), *_of_state(config)]
+    doubtful = [*broken(config), *_of_state_and_sinks(config), *_of_routes(config)]
     return [
         *_misspelt_variables(os.environ),
         *_of_files(config, path, places),
@@ -50,50 +43,48 @@ def plain_secrets(config: Config) -> list[str]:
     found = {"heartbeat.ping_url": config.heartbeat.ping_url} if config.heartbeat is not None else {}
     for name, sink in config.sinks.items():
         found |= {f"sinks.{name}.{sink.kind}.{key}": secret for key, secret in sink.secrets.items()}
-        if sink.webhook is not None and _holds_no_key(_split(sink.webhook.url)):
+        if sink.webhook is not None and NO_KEY.fullmatch(sink.webhook.url.reveal()):
             del found[f"sinks.{name}.webhook.url"]
     if config.otlp is not None:
         found |= {f"otlp.headers.{name}": secret for name, secret in config.otlp.headers.items()}
     return [key for key, secret in found.items() if secret.source == "inline"]
 
 
-def _holds_no_key(url: SplitResult) -> bool:
-    """Whether it is host and path alone, without a user, a query, or a part of the path that is like a key."""
-    words = max(map(len, url.path.split("/"))) <= LONGEST_WORD
-    return words and not (url.username or url.password or url.query or url.fragment)
+def broken(config: Config) -> Iterator[Finding]:
+    """Yield what cannot work: an error in ``check-config``. The agent warns of it, and watches all the same."""
+    from shutil import which  # noqa: PLC0415 - only where a configuration is checked
+
+    for name, sink in config.sinks.items():
+        if sink.command is not None and which(program := sink.command.command[0]) is None:
+            yield f"sinks.{name}.command.command", f"{program} is no program that can be run: install it, or chmod +x"
+        host = urlsplit(sink.webhook.url.reveal()).hostname if sink.webhook is not None else None
+        if sink.webhook is not None and not sink.webhook.allow_private and _is_private(host or ""):
+            text = f"{host} is not a public address: set `allow_private: true` if it is the right one"
+            yield f"sinks.{name}.webhook.url", text
+    if Path(config.state.dir).is_file():
+        yield "state.dir", f"{config.state.dir} is a file: name a directory"
 
 
-def _split(secret: Secret) -> SplitResult:
-    return urlsplit(secret.reveal())
+def _is_private(host: str) -> bool:
+    """Whether the courier would not connect to it; a name may lead anywhere."""
+    from ipaddress import ip_address  # noqa: PLC0415 - only where there are webhooks
+
+    try:
+        return host == "localhost" or not ip_address(host).is_global
+    except ValueError:
+        return False
 
 
-def _of_sinks(config: Config) -> Iterator[Finding]:
+def _of_state_and_sinks(config: Config) -> Iterator[Finding]:
+    if not (Path(config.state.dir).is_absolute() or PureWindowsPath(config.state.dir).is_absolute()):
+        text = "is relative to the directory in which the agent is started: give an absolute path"
+        yield "state.dir", f"{config.state.dir} {text}"
     used = {name for route in config.routes for name in (*route.sinks, *route.fallback)}
     used |= {name for name, sink in config.sinks.items() if sink.event_hub and sink.event_hub.heartbeat}
-    for name, sink in config.sinks.items():
+    for name in config.sinks:
         if config.routes and name not in used:
             text = f"no route leads to the sink {name}, so nothing is sent there: name it under `routes`"
             yield f"sinks.{name}", text
-        if sink.email is not None and (sink.email.port, sink.email.tls) == (465, "starttls"):
-            yield f"sinks.{name}.email.port", "at 465 a mail server expects TLS from the first byte on: `tls: tls`"
-
-
-def _of_addresses(config: Config) -> Iterator[Finding]:
-    """What is probably the address of something else: another service, or one with a path that is added."""
-    added = {"otlp.endpoint": config.otlp.endpoint} if config.otlp is not None else {}
-    for name, sink in config.sinks.items():
-        host = f".{_split(sink.webhook.url).hostname}" if sink.webhook is not None else ""
-        for service, kind in SERVICES.items():
-            if host.endswith(f".{service}"):
-                text = f"{service} does not understand what a webhook is sent: use the sink `{kind}`"
-                yield f"sinks.{name}.webhook.url", text
-        if sink.otlp_logs is not None:
-            added[f"sinks.{name}.otlp_logs.endpoint"] = sink.otlp_logs.endpoint
-        for member in sink.alertmanager.urls if sink.alertmanager is not None else ():
-            added[f"sinks.{name}.alertmanager.urls"] = member
-    for key, url in added.items():
-        if path := re.search(r"/v1/(?:metrics|logs|traces)(?=/?$)|/api/v2.*", url or ""):
-            yield key, f"{path[0]} is added to it: leave it out here"
 
 
 def _of_routes(config: Config) -> Iterator[Finding]:
@@ -101,21 +92,11 @@ def _of_routes(config: Config) -> Iterator[Finding]:
         fleet = config.fleet is not None
         for key, text in (*_never_matching(route.match, fleet=fleet), *(() if fleet else _alone(route))):
             yield f"routes[{number}].match.{key}", text
-        yield from ((f"routes[{number}].{key}", text) for key, text in _without_use(route))
     for number, before in _hidden([(route.match, not route.go_on) for route in config.routes]):
         text = f"it is never reached, since routes[{before}] matches all that it matches: move it up"
         yield f"routes[{number}]", f"{text}, or add `continue: true` to routes[{before}]"
     for number, before in _hidden([(rule.matcher, True) for rule in config.approval.rules]):
         yield f"approval.rules[{number}]", f"it is never reached, since rules[{before}] decides before it: move it up"
-
-
-def _without_use(route: Route) -> Iterator[Finding]:
-    """What of a route changes nothing."""
-    types, notice = {one.casefold() for one in route.match.event_type}, PROMISED[PREEMPT]
-    if types == {PREEMPT.casefold()} and any(one.seconds >= notice for one in route.remind_before):
-        yield "remind_before", f"a Preempt has {notice:g} s of notice: nobody is reminded so long before it"
-    if not route.fallback and route.fallback_after != Route().fallback_after:
-        yield "fallback_after", "there is no `fallback`: name the sinks that are tried then"
 
 
 def _never_matching(match: Match, *, fleet: bool) -> Iterator[Finding]:
@@ -151,15 +132,6 @@ def _covers(earlier: object, later: object) -> bool:
     if not (isinstance(earlier, tuple) and isinstance(later, tuple) and later):
         return False
     return {str(word).casefold() for word in later} <= {str(word).casefold() for word in earlier}
-
-
-def _of_state(config: Config) -> Iterator[Finding]:
-    if not (Path(config.state.dir).is_absolute() or PureWindowsPath(config.state.dir).is_absolute()):
-        text = "is relative to the directory in which the agent is started: give an absolute path"
-        yield "state.dir", f"{config.state.dir} {text}"
-    inventory = config.fleet.inventory_file if config.fleet is not None else None
-    if inventory is not None and not os.access(inventory, os.R_OK):
-        yield "fleet.inventory_file", f"{inventory} cannot be read: until it can, no VM is missing"
 
 
 def _misspelt_variables(environment: Mapping[str, str]) -> Iterator[str]:

@@ -61,7 +61,7 @@ def _first_frame(channel: Channel) -> bytes:
 
 def _problem(frame: bytes) -> str:
     """Why this version cannot work in place of the agent's, in words; empty: it can."""
-    from notbefore.config.checks import check_installed  # noqa: PLC0415 - a courier of the same version does without
+    from notbefore.config.libraries import check_installed  # noqa: PLC0415 - a courier of the same version does without
     from notbefore.config.load import load  # noqa: PLC0415 - as above
 
     try:

@@ -44,7 +44,7 @@ def make(name: str, config: SinkConfig, messages: Messages) -> Sink:
         module: Any = import_module(f"{__name__}.{config.kind}")
         sink: Sink = module.Sink(name, config.settings, messages)
     except ImportError:
-        from notbefore.config.checks import check_installed  # noqa: PLC0415 - says which package is missing
+        from notbefore.config.libraries import check_installed  # noqa: PLC0415 - says which package is missing
 
         check_installed(config)
         raise
