@@ -139,17 +139,6 @@ def test_who_has_no_certificate_of_the_right_authority_is_not_let_in(place: Plac
             ask(server, "/healthz", stranger)
 
 
-def test_a_certificate_may_be_optional_but_then_must_be_good(place: Place) -> None:
-    tls = {"client_ca_file": "clients.pem", "client_auth_type": "VerifyClientCertIfGiven"}
-    with serving(place.write(tls=tls)) as server:
-        assert ask(server, "/metrics", place.client(certificate=True))[0] == 200
-        bad = place.client()
-        assert ask(server, "/metrics", bad)[0] == 200
-        bad.load_cert_chain(place.at / "cert.pem", place.at / "key.pem")
-        with pytest.raises((ssl.SSLError, ConnectionError)):
-            ask(server, "/metrics", bad)
-
-
 LONG = os.urandom(12_000_000)  # more than the kernel takes for a client that does not read
 
 

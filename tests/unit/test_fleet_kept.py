@@ -172,8 +172,8 @@ def test_that_nothing_is_coming_is_said_where_each_partition_of_the_hub_is_known
         view = FleetView(kept.config, consumer, kept.parts, lambda: (CourierFigures(), ""))
         consumer.connected, consumer.keeper.ends = True, {"0": -1, "1": -1, "2": -1}
         for name, said in (
-            ("0", "It is not known what is coming: partitions 1, 2 of the hub are not read yet."),
-            ("1", "It is not known what is coming: partition 2 of the hub is not read yet."),
+            ("0", "It is not known what is coming: 2 of the hub's partitions are not read yet."),
+            ("1", "It is not known what is coming: 1 of the hub's partitions are not read yet."),
             ("2", "Nothing is coming over the fleet."),
         ):
             await consumer.keeper.take(name)

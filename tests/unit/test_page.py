@@ -27,7 +27,7 @@ from support.azure import ID, ME, PEER, STARTED, at, document, item, now
 
 HEAD = {"html", "head", "meta", "title", "link", "script", "body"}
 FLOW = {"header", "main", "section", "footer", "nav", "h1", "h2", "h3", "p", "ul", "li", "div", "dl", "dt", "dd"}
-WORDS = {"a", "b", "bdi", "button", "code", "details", "i", "noscript", "span", "strong", "summary", "time"}
+WORDS = {"a", "b", "bdi", "button", "code", "i", "noscript", "span", "strong", "time"}
 TABLES = {"table", "caption", "thead", "tbody", "tr", "th", "td", "svg", "line", "circle", "text"}
 ELEMENTS = HEAD | FLOW | WORDS | TABLES
 

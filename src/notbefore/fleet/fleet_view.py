@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from notbefore import __version__
 from notbefore.config.model import Config
-from notbefore.core.text import natural, some_of
+from notbefore.core.text import natural
 from notbefore.core.tracked import Tracked
 from notbefore.fleet.calendar import calendar
 from notbefore.fleet.consumer import Consumer
@@ -34,8 +34,6 @@ if TYPE_CHECKING:  # imported at the first scrape
 
 DAYS: Final = 30  # of the table on the page
 MONTH_EVERY: Final = 60.0  # seconds between two readings of it
-MAX_NAMED: Final = 5  # partitions of which nothing is known
-STUCK: Final = 120.0  # seconds that a delivery may wait
 
 log = logging.getLogger("notbefore.fleet.fleet_view")
 
@@ -75,11 +73,9 @@ class FleetView:
         if not self._consumer.connected:
             reasons.append(": ".join(("the hub is not being read", *filter(None, [self._consumer.trouble]))))
         _, trouble = self._courier()
-        late = max((time.time() - oldest for oldest in self._parts.outbox.view().oldest.values()), default=0.0)
         stored = self._consumer.keeper.trouble
         remarks = [f"the snapshots cannot be written: {stored}"] if stored else []
         remarks += [trouble] if trouble else []
-        remarks += [f"a notification has waited for {late:.0f} s"] if late > STUCK else []
         return CheckResult(ok=not reasons, reasons=(*reasons, *remarks))
 
     def status_line(self) -> str:
@@ -125,12 +121,8 @@ class FleetView:
         ready = self.ready()
         if not ready.ok:
             return ready.reasons[0]
-        unread = sorted(self._consumer.keeper.ends.keys() - known, key=natural)
-        if not unread:
-            return ""
-        if len(unread) == 1:
-            return f"partition {unread[0]} of the hub is not read yet"
-        return f"partitions {some_of(unread, MAX_NAMED)} of the hub are not read yet"
+        unread = len(self._consumer.keeper.ends.keys() - known)
+        return f"{unread} of the hub's partitions are not read yet" if unread else ""
 
     def calendar(self, wanted: Mapping[str, str]) -> bytes:
         """What is planned, as ``/api/v1/calendar.ics``."""

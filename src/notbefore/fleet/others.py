@@ -25,7 +25,7 @@ class Others:
         self._own = own
         self._versions: dict[str, str] = {}  # of what was found
         self._looked = float("-inf")
-        self._lock = asyncio.Lock()
+        self._look: asyncio.Task[None] | None = None
         self._found: dict[str, Snapshot] = {}  # by partition; replaced, and never changed
 
     @property
@@ -34,17 +34,20 @@ class Others:
         return {name: one for name, one in self._found.items() if name not in self._own}
 
     async def look(self) -> None:
-        """Read the snapshots that are others than at the last look. Raises nothing: what is known stays."""
-        async with self._lock:
-            if time.monotonic() - self._looked < EVERY:
-                return
-            try:
-                versions = await self._snapshots.versions()
-                found = {name: await self._read(name, versions[name]) for name in versions.keys() - set(self._own)}
-                self._found = {name: one for name, one in found.items() if one is not None}
-            except FAILURES as error:
-                log.warning("what other instances have written down cannot be read: %s", error)
-            self._looked = time.monotonic()
+        """See what is new; who comes meanwhile waits for the same look. Raises nothing: what is known stays."""
+        if self._look is None or (self._look.done() and time.monotonic() - self._looked >= EVERY):
+            self._look = asyncio.create_task(self._read_all())
+        await self._look
+
+    async def _read_all(self) -> None:
+        """Read the snapshots that are others than at the last look."""
+        try:
+            versions = await self._snapshots.versions()
+            found = {name: await self._read(name, versions[name]) for name in versions.keys() - set(self._own)}
+            self._found = {name: one for name, one in found.items() if one is not None}
+        except FAILURES as error:
+            log.warning("what other instances have written down cannot be read: %s", error)
+        self._looked = time.monotonic()
 
     async def _read(self, name: str, version: str) -> Snapshot | None:
         """A snapshot; what was known of it where it cannot be read: the others are shown all the same."""

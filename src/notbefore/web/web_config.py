@@ -12,28 +12,23 @@ from notbefore.errors import ConfigError
 MAX_COST: Final = 14  # of a bcrypt hash: one second of computing for each password
 MAX_PASSWORD: Final = 72  # bytes; bcrypt ignores the rest
 VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
-POLICIES: Final = {
-    "NoClientCert": ssl.CERT_NONE,
-    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
-    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
-}
 # the 22nd character of the salt has two bits alone
 _HASH: Final = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{21}[.Oeu][./A-Za-z0-9]{31}", re.ASCII)
 _DECOY: Final = "$2b${:02d}$" + "notbeforenotbeforenote" + "." * 31  # a well-formed hash that no password has
 
 
 class TlsServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """``tls_server_config``. A client's certificate is either not requested or verified; nothing in between."""
+    """``tls_server_config``. A client's certificate is either not requested, or required and verified."""
 
     cert_file: str
     key_file: str
     client_ca_file: str | None = None
-    client_auth_type: Literal["NoClientCert", "VerifyClientCertIfGiven", "RequireAndVerifyClientCert"] = "NoClientCert"
+    client_auth_type: Literal["NoClientCert", "RequireAndVerifyClientCert"] = "NoClientCert"
     min_version: Literal["TLS12", "TLS13"] = "TLS12"
 
     def __post_init__(self) -> None:
         if (self.client_ca_file is None) != (self.client_auth_type == "NoClientCert"):
-            raise ValueError("client_ca_file and a client_auth_type that verifies certificates need each other")
+            raise ValueError("client_ca_file and client_auth_type: RequireAndVerifyClientCert need each other")
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -50,7 +45,7 @@ class TlsServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
             context.load_cert_chain(self.cert_file, self.key_file, password=_no_password)
             if self.client_ca_file is not None:
                 key = f"client_ca_file: {self.client_ca_file}"
-                context.verify_mode = POLICIES[self.client_auth_type]
+                context.verify_mode = ssl.CERT_REQUIRED
                 context.load_verify_locations(self.client_ca_file)
         except (OSError, ValueError) as error:  # ssl's errors are OSErrors
             raise ConfigError(f"tls_server_config.{key}: {error}") from None
@@ -81,7 +76,7 @@ class WebConfig(Struct, frozen=True, forbid_unknown_fields=True):
         """The protections that it sets up: ``TLS``, ``client certificates``, ``passwords``."""
         tls = self.tls_server_config
         found = {"TLS"} if tls else set()
-        if tls and tls.client_auth_type == "RequireAndVerifyClientCert":
+        if tls and tls.client_ca_file:
             found.add("client certificates")
         if self.basic_auth_users:
             found.add("passwords")

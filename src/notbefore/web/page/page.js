@@ -43,8 +43,8 @@ function update(old, fresh) {
   }
   if ("keep" in old.dataset) return;
   for (const { name } of [...old.attributes]) {
-    // `open` is the reader's, and a title the local time that is shown to one who points
-    if (!fresh.hasAttribute(name) && name !== "open" && name !== "title") old.removeAttribute(name);
+    // a title is the local time that is shown to one who points
+    if (!fresh.hasAttribute(name) && name !== "title") old.removeAttribute(name);
   }
   for (const { name, value } of fresh.attributes) {
     if (old.getAttribute(name) !== value) old.setAttribute(name, value);

@@ -28,7 +28,6 @@ TICKS: Final = (  # seconds
 APART: Final = 9.0  # percent between two labels
 THINNEST: Final = 1.0  # percent of an interruption: far from NotBefore seconds are too thin to be seen
 MARGIN: Final = 2.0  # percent left free at both ends
-ENDED_OPEN: Final = 10  # ended events that are shown without unfolding
 
 
 class Scale(Struct, frozen=True):
@@ -83,11 +82,10 @@ class TimelineRow(Struct, frozen=True):
 
 
 class Timeline(Struct, frozen=True):
-    """The pending and the ended events; ``older`` are shown on demand."""
+    """The pending and the ended events."""
 
     labels: tuple[Label, ...]
     rows: tuple[TimelineRow, ...]
-    older: tuple[TimelineRow, ...]
 
     @classmethod
     def of(cls, model: PageModel) -> "Timeline":
@@ -95,8 +93,7 @@ class Timeline(Struct, frozen=True):
         events = [*map(TimelineEvent.of, model.shown), *model.ended]
         scale = Scale.over(events, model.now)
         rows = tuple(_row(event, scale, model.now) for event in events)
-        open_rows = len(model.shown) + ENDED_OPEN
-        return cls(tuple(_labels(scale)), rows[:open_rows], rows[open_rows:])
+        return cls(tuple(_labels(scale)), rows)
 
 
 def _labels(scale: Scale) -> list[Label]:
