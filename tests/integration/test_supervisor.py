@@ -146,7 +146,7 @@ def test_a_long_command_is_not_taken_for_nothing_to_do(
     made.append(couriers)
     owner.put("a", sink="hook")
     serve([couriers], lambda: not owner.rows)
-    assert (got.read_text(), owner.outbox.ledger.counts["hook", "delivered"]) == ("\n", 1)
+    assert (got.read_text(), owner.outbox.rows.ledger.counts["hook", "delivered"]) == ("\n", 1)
 
 
 def test_a_courier_with_old_orders_is_replaced(tmp_path: Path, owner: Owner, made: list[Supervisor]) -> None:

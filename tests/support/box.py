@@ -53,12 +53,12 @@ class Box:
         return self.outbox.exchange(results, room or {"chat": 100, "hub": 100}, now)
 
     def rows(self, **chosen: Any) -> list[Row]:
-        return list(self.outbox.rows(**chosen))
+        return self.outbox.rows.chosen(**chosen)
 
     @property
     def counts(self) -> dict[str, int]:
         found: dict[str, int] = {}
-        for (_, name), count in self.outbox.ledger.counts.items():
+        for (_, name), count in self.outbox.rows.ledger.counts.items():
             found[name] = found.get(name, 0) + count
         return found
 
@@ -69,7 +69,7 @@ class Box:
 def rows_of(store: Store) -> list[Row]:
     """What is in the outbox of an agent, oldest first."""
     with store.outbox.opened() as (outbox, _):
-        return list(outbox.rows())
+        return outbox.rows.chosen()
 
 
 def ids(deliveries: Iterable[Delivery | GivenDelivery | Row]) -> list[str]:

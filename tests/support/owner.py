@@ -63,7 +63,7 @@ class Owner:
 
     @property
     def rows(self) -> list[Row]:
-        return list(self.outbox.rows())
+        return self.outbox.rows.chosen()
 
     @property
     def left(self) -> dict[str, str]:

@@ -17,6 +17,7 @@ from notbefore.core.outbox import (
     Outbox,
     Row,
     SendResult,
+    leave,
 )
 from notbefore.core.record import Record
 from notbefore.core.schedule import Schedule
@@ -154,7 +155,7 @@ def test_pauses_grow_up_to_five_minutes_and_are_diced() -> None:
     for _ in range(11):
         assert outbox.exchange([], {"chat": 1}, now)
         outbox.exchange([failed(one)], {}, now)
-        (row,) = outbox.rows()
+        (row,) = outbox.rows.chosen()
         pauses.append(row.due - now)
         now = row.due
     assert pauses == [0.5, 1, 2, 4, 8, 16, 32, 64, 128, 150, 150]
@@ -179,7 +180,7 @@ def test_what_became_of_each_delivery_is_counted(box: Box) -> None:
     box.put(delivery("a"), delivery("b"), delivery("c"), delivery("d", sink="hub"))
     a, b, c, d = box.lease(1)
     box.lease(2, accepted(a, template_failed=True), failed(b), refused(c), refused(d))
-    assert box.outbox.ledger.counts == {
+    assert box.outbox.rows.ledger.counts == {
         ("chat", "accepted"): 3, ("chat", "fallback"): 1, ("chat", "delivered"): 1, ("chat", "failed"): 1,
         ("chat", "dead"): 1, ("hub", "accepted"): 1, ("hub", "dead"): 1,
     }  # fmt: skip
@@ -190,7 +191,7 @@ def test_latency_is_from_the_change_to_its_acceptance_by_buckets(box: Box) -> No
         box.put(delivery(str(at), created=created, due=0.0))
         (one,) = box.lease(1)
         box.lease(now, accepted(one))
-    counts, total = box.outbox.ledger.latency["chat"]
+    counts, total = box.outbox.rows.ledger.latency["chat"]
     assert counts == (2, 1, 0, 0, 0, 0, 1)
     assert total == pytest.approx(0.09 + 0.11 + 29_999)
 
@@ -230,8 +231,8 @@ def test_of_threads_the_newest_are_remembered() -> None:
     for key in "abca":
         box.put(delivery(key))
         box.lease(1, *[accepted(one, thread=key) for one in box.lease(1)])
-    assert dict(box.outbox.image(1).threads) == {("chat", "c"): "c", ("chat", "a"): "a"}
-    changes = box.outbox.take_changes()
+    assert dict(box.outbox.rows.image(1).threads) == {("chat", "c"): "c", ("chat", "a"): "a"}
+    changes = box.outbox.rows.take_changes()
     assert changes.threads == {("chat", "a"): "a", ("chat", "b"): None, ("chat", "c"): "c"}
 
 
@@ -369,8 +370,8 @@ def test_a_repetition_that_another_outbox_sends_is_counted_nowhere(box: Box) -> 
     box.put(delivery("f"))
     box.lease(2, *[accepted(one, repeat=60.0) for one in box.lease(1)])
     other = Box()
-    other.outbox.adopt(box.outbox.image(3, ["f"]), 3)
-    box.outbox.leave(["f"])
+    other.outbox.restore(box.outbox.rows.image(3, ["f"]), 3)
+    leave(box.outbox.rows, ["f"])
     assert (box.rows(), box.counts) == ([], {"accepted": 1, "delivered": 1})
     assert (len(other.rows()), other.counts) == (1, {})
 
@@ -573,7 +574,7 @@ def test_what_waits_for_a_sink_that_is_gone_goes_where_the_routes_lead_now(box: 
         ("hub", "announced", 0, 1e9), ("ops", "announced", 0, 1e9),
         ("ops", "reminder", 50, 99), ("mail", "reminder", 50, 99),
     ]  # fmt: skip
-    assert box.outbox.ledger.counts[("chat", "withdrawn")] == 2
+    assert box.outbox.rows.ledger.counts[("chat", "withdrawn")] == 2
     assert [one.sink for one in box.lease(5, ops=9, chat=9)] == ["ops"]
 
 
@@ -597,12 +598,12 @@ def test_what_no_route_names_another_sink_for_is_dead_with_that_reason(box: Box)
 def test_what_may_run_once_is_given_after_it_is_written_that_it_has_begun() -> None:
     box = Box(patience=1.0)
     box.put(delivery(once=True))
-    assert box.outbox.written(box.outbox.take_changes().step)
+    assert box.outbox.rows.written(box.outbox.rows.take_changes().step)
     assert box.lease(1) == []
-    changes = box.outbox.take_changes()
+    changes = box.outbox.rows.take_changes()
     assert [row.begun for row in changes.rows.values() if row is not None] == [True]
     assert box.lease(1.5) == []
-    assert box.outbox.written(changes.step)
+    assert box.outbox.rows.written(changes.step)
     (given,) = box.lease(1.5)
     (dead,) = box.outbox.release(2)
     assert (dead.id, dead.state, dead.error) == (given.delivery_id, "dead", INTERRUPTED)
@@ -614,16 +615,16 @@ def test_what_may_run_once_and_failed_may_run_again(box: Box) -> None:
     (one,) = box.lease(1)
     box.lease(2, failed(one), chat=0)
     again = Outbox(lambda: 1.0, patience=0.0)
-    again.restore(box.outbox.image(2), 2)
-    assert [row.state for row in again.rows()] == ["pending"]
+    again.restore(box.outbox.rows.image(2), 2)
+    assert [row.state for row in again.rows.chosen()] == ["pending"]
 
 
 def test_what_may_have_run_when_its_owner_was_killed_is_dead(box: Box) -> None:
     box.put(delivery(once=True))
     box.lease(1)
     again = Outbox(lambda: 1.0, patience=0.0)
-    again.restore(box.outbox.image(2), 2)
-    assert [(row.state, row.error) for row in again.rows()] == [("dead", INTERRUPTED)]
+    again.restore(box.outbox.rows.image(2), 2)
+    assert [(row.state, row.error) for row in again.rows.chosen()] == [("dead", INTERRUPTED)]
 
 
 # ---- what waits to be written
@@ -634,12 +635,12 @@ def test_a_delivery_waits_until_it_is_written_or_a_second_has_passed() -> None:
     one, two = delivery(), delivery("f")
     box.put(one)
     assert box.outbox.next_due() == 1.0
-    step = box.outbox.take_changes().step
+    step = box.outbox.rows.take_changes().step
     box.put(two, now=0.5)
     assert box.lease(0.5) == []
     assert box.outbox.next_due() == 1.0
-    assert box.outbox.written(step)
-    assert not box.outbox.written(step)
+    assert box.outbox.rows.written(step)
+    assert not box.outbox.rows.written(step)
     assert ids(box.lease(0.5)) == [one.delivery_id]
     assert box.outbox.next_due() == 1.5
     assert ids(box.lease(1.5)) == [two.delivery_id]
@@ -649,16 +650,16 @@ def test_the_next_of_an_event_waits_until_the_result_of_the_one_before_is_writte
     box = Box(patience=1.0)
     first, second, third = delivery(), delivery(), delivery("f")
     box.put(first, second, third)
-    box.outbox.written(box.outbox.take_changes().step)
+    box.outbox.rows.written(box.outbox.rows.take_changes().step)
     assert ids(box.lease(5)) == [first.delivery_id, third.delivery_id]
     assert box.lease(6, accepted(first)) == []
-    step = box.outbox.take_changes().step
+    step = box.outbox.rows.take_changes().step
     assert box.lease(6.5, accepted(third)) == []
-    assert box.outbox.written(step)
+    assert box.outbox.rows.written(step)
     assert ids(box.lease(6.5)) == [second.delivery_id]
-    assert box.outbox.changed
-    box.outbox.take_changes()
-    assert not box.outbox.changed
+    assert box.outbox.rows.unwritten.changed
+    box.outbox.rows.take_changes()
+    assert not box.outbox.rows.unwritten.changed
 
 
 def test_an_image_comes_back_as_it_was_on_another_clock(box: Box) -> None:
@@ -666,14 +667,16 @@ def test_an_image_comes_back_as_it_was_on_another_clock(box: Box) -> None:
     box.put(under_way, later, delivery("g"))
     a, b = box.lease(1, chat=2)
     box.lease(2, accepted(b, thread="t"), chat=0)
-    image = msgspec.msgpack.decode(msgspec.msgpack.encode(box.outbox.image(10)), type=type(box.outbox.image(10)))
+    image = msgspec.msgpack.decode(
+        msgspec.msgpack.encode(box.outbox.rows.image(10)), type=type(box.outbox.rows.image(10))
+    )
     again = Outbox(lambda: 1.0, patience=0.0)
     again.restore(image, 1010, passed=3)
-    assert again.ledger == box.outbox.ledger
-    assert [(row.id, row.due, row.expires, row.fallback_at) for row in again.rows()] == [
+    assert again.rows.ledger == box.outbox.rows.ledger
+    assert [(row.id, row.due, row.expires, row.fallback_at) for row in again.rows.chosen()] == [
         (a.delivery_id, 997, 1e9 + 997, 1057), (later.delivery_id, 1017, 1087, None),
     ]  # fmt: skip
-    assert again.changed  # on a clock of its own
+    assert again.rows.unwritten.changed  # on a clock of its own
     assert ids(again.exchange([], {"chat": 9}, 1010)) == [a.delivery_id]
 
 
@@ -682,21 +685,21 @@ def test_what_was_withdrawn_on_its_way_is_not_there_after_a_restart(box: Box) ->
     box.lease(1)
     box.take("finished")
     again = Outbox(lambda: 1.0)
-    again.restore(box.outbox.image(1), 1)
-    assert list(again.rows()) == []
-    assert again.ledger.counts[("chat", "expired")] == 1
+    again.restore(box.outbox.rows.image(1), 1)
+    assert again.rows.chosen() == []
+    assert again.rows.ledger.counts[("chat", "expired")] == 1
 
 
 def test_while_the_time_is_not_known_nothing_expires_and_no_reminder_is_due(box: Box) -> None:
     box.put(delivery(expires=10.0, due=5.0), delivery("f", kind="reminder", due=5.0))
     again = Outbox(lambda: 1.0, patience=0.0)
-    again.restore(box.outbox.image(0), 100, time_known=False)
+    again.restore(box.outbox.rows.image(0), 100, time_known=False)
     (given,) = again.exchange([], {"chat": 9}, 1e6)
     assert given.kind == "announced"
     again.release(1e6)
     again.advance(20)
     assert [one.kind for one in again.exchange([], {"chat": 9}, 106)] == ["reminder"]
-    assert again.ledger.counts[("chat", "expired")] == 1
+    assert again.rows.ledger.counts[("chat", "expired")] == 1
 
 
 # ---- other sinks
@@ -812,23 +815,23 @@ def test_a_part_of_an_outbox_goes_on_in_another_and_is_left_by_the_first(box: Bo
     box.put(said, waits, runs, stays)
     box.lease(1)
     box.lease(2, accepted(said, thread="t"), chat=0)
-    part = box.outbox.image(10, ["a"])
+    part = box.outbox.rows.image(10, ["a"])
     other = Box()
-    other.outbox.adopt(part, 110, passed=5)
-    other.outbox.adopt(part, 110, passed=5)  # what is there already stays as it is
+    other.outbox.restore(part, 110, passed=5)
+    other.outbox.restore(part, 110, passed=5)  # what is there already stays as it is
     assert [(row.id, row.state) for row in other.rows()] == [(waits.delivery_id, "pending"), (runs.delivery_id, "dead")]
     assert other.counts == {"accepted": 2, "dead": 1}
     (given,) = other.lease(111)
     assert (given.delivery_id, given.thread) == (waits.delivery_id, "t")
-    box.outbox.leave(["a"])
+    leave(box.outbox.rows, ["a"])
     assert ids(box.rows()) == [stays.delivery_id]
-    assert (box.count("withdrawn"), box.outbox.image(11).threads) == (2, ())
+    assert (box.count("withdrawn"), box.outbox.rows.image(11).threads) == (2, ())
 
 
 def test_what_goes_to_another_sink_before_the_time_is_known_is_as_old_as_it_was(box: Box) -> None:
     box.put(delivery(record=RECORD, expires=600.0))
     again = Outbox(lambda: 1.0, patience=0.0)
-    again.restore(box.outbox.image(0), 5, time_known=False)
+    again.restore(box.outbox.rows.image(0), 5, time_known=False)
     again.redirect({"ops"}, lambda _row: ("ops",), 5)
     again.advance(300)
-    assert [(row.delivery.sink, row.expires) for row in again.rows()] == [("ops", 305.0)]
+    assert [(row.delivery.sink, row.expires) for row in again.rows.chosen()] == [("ops", 305.0)]

@@ -71,12 +71,12 @@ class Account(RuleBasedStateMachine):
         else:
             self.outbox.take(change(kind, key), b"{}", [one], self.now, self.now)
             self.queued.setdefault(one_lane(one), []).append(one.delivery_id)
-        if len(list(self.outbox.rows())) >= BOUNDS.rows:
-            self.excused |= {row.id for row in self.outbox.rows()} | {one.delivery_id}
+        if len(self.outbox.rows.chosen()) >= BOUNDS.rows:
+            self.excused |= {row.id for row in self.outbox.rows.chosen()} | {one.delivery_id}
 
     def _excuse(self, key: str, kind: str) -> None:
         """What this change makes needless."""
-        for row in self.outbox.rows():
+        for row in self.outbox.rows.chosen():
             made = row.delivery
             over = kind == "finished" and made.expires_with_event
             if made.event_key == key and over:
@@ -122,7 +122,7 @@ class Account(RuleBasedStateMachine):
 
     @rule()
     def disk_writes(self) -> None:
-        changes = self.outbox.take_changes()
+        changes = self.outbox.rows.take_changes()
         for key, row in changes.rows.items():
             if row is None:
                 self.disk.rows.pop(key, None)
@@ -134,12 +134,12 @@ class Account(RuleBasedStateMachine):
             else:
                 self.disk.threads[lane] = thread
         self.disk.ledger, self.disk.clock = changes.ledger, self.now
-        self.outbox.written(changes.step)
+        self.outbox.rows.written(changes.step)
 
     @rule()
     def disk_refuses(self) -> None:
         """After it, all is behind."""
-        _, rows, threads, self.disk.ledger = self.outbox.take_changes(everything=True)
+        _, rows, threads, self.disk.ledger = self.outbox.rows.take_changes(everything=True)
         self.disk.rows = {key: row for key, row in rows.items() if row is not None}
         self.disk.threads = {lane: thread for lane, thread in threads.items() if thread is not None}
         self.disk.clock = self.now
@@ -157,20 +157,20 @@ class Account(RuleBasedStateMachine):
         self.now = uptime if boot else self.now + passed
         image = self.disk.image()
         known = {row.id for row in image.rows}
-        self.excused |= {row.id for row in self.outbox.rows()} - known  # nobody knows of them any more
+        self.excused |= {row.id for row in self.outbox.rows.chosen()} - known  # nobody knows of them any more
         self.excused |= {row.id for row in image.rows if row.begun or row.withdrawn}
         self.outbox, self.under_way = Outbox(lambda: 0.5, BOUNDS), {}
         self.outbox.restore(image, self.now, 0.0 if boot else self.now - image.clock, time_known=not boot)
         self.expired = sum(count for (_, name), count in image.ledger.counts.items() if name == "expired")
 
-    @precondition(lambda self: not self.outbox.time_known)
+    @precondition(lambda self: not self.outbox.rows.time_known)
     @rule(seconds=st.sampled_from([0.0, 60.0, 4_000.0]))
     def imds_says_the_time(self, seconds: float) -> None:
         self.outbox.advance(seconds)
 
     @rule(nth=st.integers(0, 5), again=st.booleans())
     def somebody_retries_or_drops(self, nth: int, *, again: bool) -> None:
-        for row in list(self.outbox.rows())[nth : nth + 1]:
+        for row in self.outbox.rows.chosen()[nth : nth + 1]:
             if again:
                 self.outbox.retry([row.id], self.now, {})
                 continue
@@ -182,17 +182,17 @@ class Account(RuleBasedStateMachine):
     @invariant()
     def each_is_there_or_counted(self) -> None:
         for sink in SINKS:
-            counts = {name: count for (of, name), count in self.outbox.ledger.counts.items() if of == sink}
+            counts = {name: count for (of, name), count in self.outbox.rows.ledger.counts.items() if of == sink}
             gone = ("delivered", "expired", "withdrawn", "overflowed", "dropped")
-            rows = sum(row.state != "repeating" for row in self.outbox.rows(sink=sink))
+            rows = sum(row.state != "repeating" for row in self.outbox.rows.chosen(sink=sink))
             assert counts.get("accepted", 0) == sum(counts.get(name, 0) for name in gone) + rows
 
     @invariant()
     def nothing_is_lost(self) -> None:
         """What has not arrived is there, unless its time was over or something made it needless."""
-        rows = {row.id for row in self.outbox.rows()}
+        rows = {row.id for row in self.outbox.rows.chosen()}
         owed = {one for order in self.queued.values() for one in order} - rows - self.reached - self.excused
-        expired = sum(count for (_, name), count in self.outbox.ledger.counts.items() if name == "expired")
+        expired = sum(count for (_, name), count in self.outbox.rows.ledger.counts.items() if name == "expired")
         assert len(owed) <= expired - self.expired, f"lost: {owed}"
         self.excused |= owed
         self.expired = expired
@@ -200,7 +200,7 @@ class Account(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Whatever the clock did: a courier that can do all gets all, and nothing is left to be sent."""
         self.courier_is_killed()
-        if not self.outbox.time_known:
+        if not self.outbox.rows.time_known:
             self.outbox.advance(0.0)
         for _ in range(200):
             due = self.outbox.next_due()
@@ -213,7 +213,7 @@ class Account(RuleBasedStateMachine):
             self.under_way = {}
             self._give(results, dict.fromkeys(SINKS, 50))
         assert not self.under_way
-        left = [row for row in self.outbox.rows() if row.state == "pending"]
+        left = [row for row in self.outbox.rows.chosen() if row.state == "pending"]
         assert not left, f"stuck: {left}"
 
 

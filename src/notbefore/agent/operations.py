@@ -97,7 +97,7 @@ class Operations:
     def _exercise(self, request: ExerciseRequest) -> ExerciseReply:
         attempts = self._store.outbox.exercise(request.event_key, request.steps)
         with self._store.outbox.opened() as (outbox, now):
-            rows = [row for row in outbox.rows() if row.delivery.event_key == request.event_key]
+            rows = [row for row in outbox.rows.chosen() if row.delivery.event_key == request.event_key]
             if request.end:
                 outbox.drop([row.id for row in rows])
         due = min((row.due for row in rows if row.state == "pending"), default=None)
@@ -106,9 +106,9 @@ class Operations:
     def _outbox(self, request: OutboxRequest) -> OutboxReply:
         listed = self._store.load().tracked.events.keys()
         with self._store.outbox.opened() as (outbox, now):
-            rows = [] if request.ids else list(outbox.rows(request.state, request.sink))
+            rows = [] if request.ids else outbox.rows.chosen(request.state, request.sink)
             for prefix in request.ids:
-                matching = [row for row in outbox.rows() if row.id.startswith(prefix)]
+                matching = [row for row in outbox.rows.chosen() if row.id.startswith(prefix)]
                 if len(matching) != 1:
                     return OutboxReply(unclear=prefix, several=bool(matching))
                 rows += [row for row in matching if row not in rows]  # two of the ids may be of one

@@ -5,8 +5,8 @@ Who owns an outbox gives it changes (``take``) and what a courier says (``exchan
 again (``release``). Within an event and a sink the order is kept: a delivery waits for the one before it, and until the
 result of that one is written, or for ``WRITE_PATIENCE``.
 
-What a row becomes is said by functions, at the end of this module. ``OutboxRows`` holds the rows and knows which may
-go; ``Outbox`` has the rules that concern several of them.
+What a row becomes is said by functions, at the end of this module. ``OutboxRows`` holds the rows, ``Lanes`` knows which
+may go, ``Unwritten`` what waits for the disk; ``Outbox`` has the rules that concern several rows.
 
 Times are seconds on a clock that nobody sets. At any time and for each sink, accepted = delivered + expired + withdrawn
 + overflowed + dropped + the rows that are pending or dead (``core.delivery.RESULTS``).
@@ -30,9 +30,7 @@ from notbefore.core.routing import SEVERITIES, Severity
 from notbefore.core.schedule import Schedule, Urgency
 
 FIRST_PAUSE: Final = 1.0  # seconds: the ceiling of the first pause after a failed attempt
-LONGEST_PAUSE: Final = (
-    300.0  # seconds: the ceiling of all later ones; a fleet that was cut off does not come back at once
-)
+LONGEST_PAUSE: Final = 300.0  # seconds: ... of all later ones; a fleet that was cut off does not come back at once
 LONGEST_ASKED: Final = 3600.0  # seconds: what a Retry-After may ask for at most
 WRITE_PATIENCE: Final = 1.0  # seconds for which a delivery waits until what it depends on is written
 DEAD_SECONDS: Final = 30 * 86_400.0  # how long a dead letter is kept
@@ -169,120 +167,179 @@ class OutboxImage(Struct, frozen=True):
     ledger: Ledger = Ledger()
 
 
-class OutboxRows:
-    """The rows of an outbox, which of them may go and when, what was counted, and what is not written yet.
+class Unwritten:
+    """What changed and is not written down yet, and what waits for that.
 
-    ``patience``: seconds for which deliveries wait to be ``written``; 0 where nobody waits for it.
+    ``patience``: seconds for which a row, or what comes next in a lane, waits; 0 where nobody waits for it.
     """
 
+    def __init__(self, patience: float) -> None:
+        self.changed: set[str | Lane] = set()  # rows and threads that nobody has taken yet
+        self._patience = patience
+        self._step = 0  # of the changes that are to be taken next
+        self._waits: dict[str | Lane, tuple[int, float]] = {}  # row or lane -> its step, until when it waits
+
+    def take(self) -> tuple[int, set[str | Lane]]:
+        """What changed since the last call, and what ``written`` is given once it is written."""
+        changed, self.changed = self.changed, set()
+        self._step += 1
+        return self._step - 1, changed
+
+    def written(self, step: int) -> list[str | Lane]:
+        """What was taken up to this step is on disk; returns the rows and lanes that waited for that."""
+        found = [key for key, (made, _) in self._waits.items() if made <= step]
+        for key in found:
+            del self._waits[key]
+        return found
+
+    def hold(self, key: str | Lane, now: float) -> None:
+        """Let a row, or what comes next in a lane, wait until what changes now is written."""
+        if self._patience > 0:
+            self._waits[key] = (self._step, now + self._patience)
+
+    def forget(self, delivery_id: str) -> None:
+        """The row is gone."""
+        self._waits.pop(delivery_id, None)
+
+    def until(self, row: Row) -> float:
+        """When the row is due, and nothing that it depends on waits to be written."""
+        return max([row.due, *(self._waits[key][1] for key in (row.id, row.lane) if key in self._waits)])
+
+
+class Lanes:
+    """When the next row of each lane may go, and until when a receiver has asked for a pause."""
+
+    def __init__(self) -> None:
+        self._queues: dict[str, Schedule[Lane]] = {}  # by sink
+        self._paused: dict[str, float] = {}  # sink -> until when
+
+    def line_up(self, lane: Lane, at: float, urgent: Urgency) -> None:
+        """The next of this lane may go at this time."""
+        self._queues.setdefault(lane[0], Schedule()).put(lane, at, urgent)
+
+    def drop(self, lane: Lane) -> None:
+        """Nothing of this lane may go."""
+        if lane[0] in self._queues:
+            self._queues[lane[0]].drop(lane)
+
+    def pop(self, sink: str, now: float) -> Lane | None:
+        """The lane of a sink whose next row goes first; ``None``: nothing may go now."""
+        ready = sink in self._queues and now >= self._paused.get(sink, now)
+        return self._queues[sink].pop(now) if ready else None
+
+    def pause(self, sink: str, until: float) -> None:
+        """Nothing is sent to this sink before."""
+        self._paused[sink] = until
+
+    def resume(self, sink: str) -> None:
+        """The receiver accepts again."""
+        self._paused.pop(sink, None)
+
+    def next_due(self) -> float | None:
+        """When something may go next; ``None``: nothing waits."""
+        times = ((sink, queue.first()) for sink, queue in self._queues.items())
+        return min((max(at, self._paused.get(sink, at)) for sink, at in times if at is not None), default=None)
+
+
+class OutboxRows:
+    """The rows of an outbox, what sinks said of their events, and what was counted."""
+
     def __init__(self, patience: float = WRITE_PATIENCE) -> None:
+        self.by_id: dict[str, Row] = {}  # by delivery id, in their order
         self.ledger = Ledger()
         self.time_known = True  # while False nothing expires, and no reminder is due: see ``Outbox.advance``
-        self._patience = patience
-        self._rows: dict[str, Row] = {}  # by delivery id, in their order
+        self.size = 0  # bytes
+        self.threads: dict[Lane, str] = {}  # what sinks said of the first messages of events
+        self.given: set[str] = set()  # the ids that a courier has
+        self.lanes = Lanes()
+        self.expiries = Schedule[str]()
+        self.fallbacks = Schedule[str]()
+        self.unwritten = Unwritten(patience)
         self._of_event: dict[str, dict[str, None]] = {}  # event key -> the ids of its rows
-        self._size = 0  # bytes
-        self._threads: dict[Lane, str] = {}  # what sinks said of the first messages of events
-        self._given: set[str] = set()  # the ids that a courier has
-        self._queues: dict[str, Schedule[Lane]] = {}  # sink -> when the next row of a lane may go
-        self._expiries = Schedule[str]()
-        self._fallbacks = Schedule[str]()
-        self.changed: set[str | Lane] = set()  # rows and threads that ``take_changes`` has not given
-        self._step = 0  # of the changes that are to be taken next
-        self._unwritten: dict[str | Lane, tuple[int, float]] = {}  # row or lane -> its step, until when it waits
 
     # ---- for readers
 
-    def rows(self, state: RowState | None = None, sink: str | None = None) -> Iterator[Row]:
+    def chosen(self, state: RowState | None = None, sink: str | None = None) -> list[Row]:
         """What is in the outbox, oldest first; of one state or one sink where these are given."""
-        for row in self._rows.values():
-            if (state is None or row.state == state) and (sink is None or row.delivery.sink == sink):
-                yield row
+        return [row for row in self.by_id.values() if state in (None, row.state) and sink in (None, row.delivery.sink)]
 
-    def get(self, delivery_id: str) -> Row | None:
-        """The row of this id; ``None``: it is gone."""
-        return self._rows.get(delivery_id)
+    def of_event(self, event_key: str, sink: str | None = None) -> list[Row]:
+        """The rows of an event, and of one sink if that is given, in their order."""
+        found = sorted((self.by_id[one] for one in self._of_event.get(event_key, ())), key=lambda row: row.seq)
+        return found if sink is None else [row for row in found if row.delivery.sink == sink]
 
     def image(self, now: float, event_keys: Collection[str] | None = None) -> OutboxImage:
         """All of it; or what it holds of these events, without what it has counted."""
         if event_keys is None:
-            return OutboxImage(now, tuple(self._rows.values()), tuple(self._threads.items()), self.ledger)
-        rows = tuple(row for key in event_keys for row in self._rows_of(key))
-        threads = tuple((lane, thread) for lane, thread in self._threads.items() if lane[1] in event_keys)
-        return OutboxImage(now, rows, threads)
+            return OutboxImage(now, tuple(self.by_id.values()), tuple(self.threads.items()), self.ledger)
+        rows = tuple(row for key in event_keys for row in self.of_event(key))
+        return OutboxImage(now, rows, tuple((lane, one) for lane, one in self.threads.items() if lane[1] in event_keys))
 
     # ---- what its owner writes down
 
     def take_changes(self, *, everything: bool = False) -> OutboxChanges:
         """What changed since the last call, or all that there is."""
-        self._step, changed, self.changed = self._step + 1, self.changed, set()
+        step, changed = self.unwritten.take()
         if everything:
-            return OutboxChanges(self._step - 1, {**self._rows}, {**self._threads}, self.ledger)
-        return OutboxChanges(
-            self._step - 1,
-            {one: self._rows.get(one) for one in changed if isinstance(one, str)},
-            {lane: self._threads.get(lane) for lane in changed if isinstance(lane, tuple)},
-            self.ledger,
-        )
+            return OutboxChanges(step, {**self.by_id}, {**self.threads}, self.ledger)
+        rows = {one: self.by_id.get(one) for one in changed if isinstance(one, str)}
+        threads = {lane: self.threads.get(lane) for lane in changed if isinstance(lane, tuple)}
+        return OutboxChanges(step, rows, threads, self.ledger)
 
     def written(self, step: int) -> bool:
         """What ``take_changes`` gave up to this step is on disk; returns whether something waited for that."""
-        waited = False
-        for key in [key for key, (made, _) in self._unwritten.items() if made <= step]:
-            del self._unwritten[key]
-            waited = self._line_up(key if isinstance(key, tuple) else self._rows[key].lane) or waited
-        return waited
-
-    def _hold(self, key: str | Lane, now: float) -> None:
-        """Let a row, or what comes next in a lane, wait until what changes now is written."""
-        if self._patience > 0:
-            self._unwritten[key] = (self._step, now + self._patience)
+        waited = self.unwritten.written(step)
+        next_ones = [self._line_up(key if isinstance(key, tuple) else self.by_id[key].lane) for key in waited]
+        return any(next_ones)
 
     # ---- changes
 
-    def _rows_of(self, event_key: str, sink: str | None = None) -> list[Row]:
-        """The rows of an event, and of one sink if that is given, in their order."""
-        found = sorted((self._rows[one] for one in self._of_event.get(event_key, ())), key=lambda row: row.seq)
-        return found if sink is None else [row for row in found if row.delivery.sink == sink]
+    def accept(self, row: Row) -> Row:
+        """Count a row that is new, if it is to be delivered; returns it with its place in the order, if it has none."""
+        if row.state != "repeating":
+            self.count(row.delivery.sink, "accepted")
+        self.ledger = replace(self.ledger, seq=self.ledger.seq + 1)
+        return replace(row, seq=row.seq or self.ledger.seq)
 
-    def _put(self, row: Row) -> None:
+    def put(self, row: Row) -> None:
         """Add a row, or replace it by what it has become."""
-        before = self._rows.get(row.id)
-        self._size += row.size - (before.size if before is not None else 0)
-        self._rows[row.id] = row
+        before = self.by_id.get(row.id)
+        self.size += row.size - (before.size if before is not None else 0)
+        self.by_id[row.id] = row
         self._of_event.setdefault(row.delivery.event_key, {})[row.id] = None
-        self.changed.add(row.id)
-        self._expiries.put(row.id, row.expires)
+        self.unwritten.changed.add(row.id)
+        self.expiries.put(row.id, row.expires)
         if row.fallback_at is None:
-            self._fallbacks.drop(row.id)
+            self.fallbacks.drop(row.id)
         else:
-            self._fallbacks.put(row.id, row.fallback_at)
+            self.fallbacks.put(row.id, row.fallback_at)
         self._line_up(row.lane)
 
-    def _remove(self, row: Row, result: str | None = None) -> None:
+    def remove(self, row: Row, result: str | None = None) -> None:
         """Take a row out, and count what became of it; of one that is repeated that was counted before."""
-        self._size -= self._rows.pop(row.id).size
+        self.size -= self.by_id.pop(row.id).size
         ids = self._of_event[row.delivery.event_key]
         del ids[row.id]
         if not ids:
             del self._of_event[row.delivery.event_key]
-        self._given.discard(row.id)
-        self._unwritten.pop(row.id, None)
-        self._expiries.drop(row.id)
-        self._fallbacks.drop(row.id)
-        self.changed.add(row.id)
+        self.given.discard(row.id)
+        self.unwritten.forget(row.id)
+        self.expiries.drop(row.id)
+        self.fallbacks.drop(row.id)
+        self.unwritten.changed.add(row.id)
         if result is not None and row.state != "repeating":
-            self._count(row.delivery.sink, result)
+            self.count(row.delivery.sink, result)
         self._line_up(row.lane)
 
-    def _remember_thread(self, lane: Lane, thread: str | None) -> None:
+    def remember_thread(self, lane: Lane, thread: str | None) -> None:
         """``None``: forget it."""
-        self._threads.pop(lane, None)
+        self.threads.pop(lane, None)
         if thread is not None:
-            self._threads[lane] = thread
-        self.changed.add(lane)
+            self.threads[lane] = thread
+        self.unwritten.changed.add(lane)
 
-    def _count(self, sink: str, result: str) -> None:
+    def count(self, sink: str, result: str) -> None:
+        """One more of ``core.delivery.RESULTS``, or ``FALLBACK``."""
         counts, key = self.ledger.counts, (sink, result)
         self.ledger = replace(self.ledger, counts={**counts, key: counts.get(key, 0) + 1})
 
@@ -290,14 +347,14 @@ class OutboxRows:
 
     def _line_up(self, lane: Lane) -> bool:
         """Note when the next row of a lane may go; returns whether there is one."""
-        queue, found = self._queues.setdefault(lane[0], Schedule()), self._next_of(lane)
+        found = self.next_of(lane)
         if found is None:
-            queue.drop(lane)
+            self.lanes.drop(lane)
             return False
-        queue.put(lane, found[0], urgency(found[1]))
+        self.lanes.line_up(lane, found[0], urgency(found[1]))
         return True
 
-    def _next_of(self, lane: Lane) -> tuple[float, Row] | None:
+    def next_of(self, lane: Lane) -> tuple[float, Row] | None:
         """The row of a lane that may go first, and when; ``None``: none before a courier has said what came of one.
 
         Its reminders do not wait for what comes after them.
@@ -305,75 +362,55 @@ class OutboxRows:
         sink, event_key = lane
         found: list[tuple[float, Urgency, Row]] = []
         queued = False
-        for row in self._rows_of(event_key, sink):
-            if row.id in self._given:
+        for row in self.of_event(event_key, sink):
+            if row.id in self.given:
                 return None
             if not queued and row.state != "dead" and (self.time_known or not row.is_reminder):
-                found.append((self._free_at(row), urgency(row), row))
+                found.append((self.unwritten.until(row), urgency(row), row))
             queued = queued or row.queued
         at, _, first = min(found, key=lambda one: one[:2], default=(0.0, None, None))
         return (at, first) if first is not None else None
 
-    def _free_at(self, row: Row) -> float:
-        """When it is due, and nothing that it depends on waits to be written."""
-        waits = [self._unwritten[key][1] for key in (row.id, row.lane) if key in self._unwritten]
-        return max([row.due, *waits])
 
-
-class Outbox(OutboxRows):
-    """For one thread at a time. ``dice`` gives random numbers from 0 to 1; ``patience``: see ``OutboxRows``."""
+class Outbox:
+    """For one thread at a time. ``dice`` gives random numbers from 0 to 1; ``patience``: see ``Unwritten``."""
 
     def __init__(
         self, dice: Callable[[], float], bounds: Bounds = OF_AN_AGENT, patience: float = WRITE_PATIENCE
     ) -> None:
-        super().__init__(patience)
+        self.rows = OutboxRows(patience)
         self._bounds = bounds
         self._dice = dice
         self._restored = 0  # the last row that was restored
-        self._paused: dict[str, float] = {}  # sink -> until when its receiver asked for a pause
 
     def restore(self, image: OutboxImage, now: float, passed: float = 0.0, *, time_known: bool = True) -> None:
-        """Begin with what was written down, ``passed`` seconds later, as far as that is known.
+        """Go on with what was written down, ``passed`` seconds later, as far as that is known.
 
-        What may run once and may have been given to a courier is dead: nobody knows how far it came.
+        What is there already stays as it is. What may run once and may have been given to a courier is dead: nobody
+        knows how far it came.
         """
-        self.time_known, self._restored = time_known, image.ledger.seq
-        shift = now - image.clock - passed
-        self.ledger = image.ledger
-        self._threads = dict(image.threads)
-        self._bring_in(sorted(image.rows, key=lambda row: row.seq), shift, now)
-
-    def adopt(self, image: OutboxImage, now: float, passed: float = 0.0) -> None:
-        """Go on with a part of another outbox, ``passed`` seconds later; what is there already stays as it is.
-
-        What may run once and may have been given to a courier is dead, as in ``restore``.
-        """
+        self.rows.time_known, self._restored = time_known, image.ledger.seq
+        counted = image.ledger.seq > 0  # a part of another outbox has no counts
+        if counted:
+            self.rows.ledger = image.ledger
         for lane, thread in image.threads:
-            self._remember_thread(lane, thread)
-        new = sorted((row for row in image.rows if row.id not in self._rows), key=lambda row: row.seq)
-        self._bring_in([replace(row, seq=self._accept(row)) for row in new], now - image.clock - passed, now)
-        self._keep_bounds(now)
-
-    def _bring_in(self, rows: Iterable[Row], shift: float, now: float) -> None:
-        for row in rows:
-            self._put(row.shifted(shift))
-            if row.withdrawn:
-                self._remove(row, "expired")
-            elif row.begun and row.state == "pending":
-                self._bury(self._rows[row.id], INTERRUPTED, now)
-
-    def leave(self, event_keys: Collection[str]) -> None:
-        """Leave these events to another outbox, which has them now: nothing of them is sent any more."""
-        for row in [row for key in event_keys for row in self._rows_of(key)]:
-            self._remove(row, "withdrawn")
-        for lane in [lane for lane in self._threads if lane[1] in event_keys]:
-            self._remember_thread(lane, None)
+            self.rows.remember_thread(lane, thread)
+        for row in sorted(image.rows, key=lambda row: row.seq):
+            if row.id not in self.rows.by_id:
+                here = row if counted else self.rows.accept(replace(row, seq=0))
+                here = here.shifted(now - image.clock - passed)
+                self.rows.put(here)
+                if row.withdrawn:
+                    self.rows.remove(here, "expired")
+                elif row.begun and row.state == "pending":
+                    bury(self.rows, here, INTERRUPTED, now)
+        push_out(self.rows, self._bounds, now)
 
     def advance(self, seconds: float) -> None:
         """So much time had passed unseen when this was restored: from now on the time is known."""
-        self.time_known = True
-        for row in list(self._rows.values()):
-            self._put(row.shifted(-seconds) if row.seq <= self._restored else row)
+        self.rows.time_known = True
+        for row in self.rows.chosen():
+            self.rows.put(row.shifted(-seconds) if row.seq <= self._restored else row)
 
     # ---- what happens to events
 
@@ -388,23 +425,24 @@ class Outbox(OutboxRows):
         elif change.kind == "started":
             self._withdraw(key, lambda row: row.is_reminder)
         elif change.not_before_shift:  # the reminders move, also those to sinks whose route sends nothing of it
-            for row in self._rows_of(key):
+            for row in self.rows.of_event(key):
                 if row.state == "pending" and row.is_reminder:
-                    self._put(moved(row, change.not_before_shift, record))
+                    self.rows.put(moved(row, change.not_before_shift, record))
         if change.no_longer_affected:
             self.no_longer_affected(key)
             over = True
         for one in made:
             self._add(new_row(one, now, wall, final=over), now)
         if over:
-            self._follow(made, now, wall)
-        self._keep_bounds(now)
+            for end in [end for one in made for end in followers(self.rows, one)]:
+                self._add(new_row(end, now, wall, final=True), now)
+        push_out(self.rows, self._bounds, now)
 
     def put(self, made: Iterable[Delivery], now: float, wall: float) -> None:
         """Add deliveries; one whose id is there already is left as it is. ``wall``: Unix seconds of ``now``."""
         for one in made:
             self._add(new_row(one, now, wall), now)
-        self._keep_bounds(now)
+        push_out(self.rows, self._bounds, now)
 
     def no_longer_affected(self, *event_keys: str) -> None:
         """Withdraw the reminders of events, and end their repetitions: they do not affect this VM any longer."""
@@ -413,68 +451,29 @@ class Outbox(OutboxRows):
 
     def _withdraw(self, event_key: str, needless: Callable[[Row], bool], *, over: bool = False) -> None:
         """Withdraw what is ``needless`` now; ``over``: nothing is repeated any more."""
-        for row in self._rows_of(event_key):
+        for row in self.rows.of_event(event_key):
             if row.state == "pending" and needless(row):
-                self._withdraw_row(row)
+                if row.id in self.rows.given:  # it may be delivered at this moment
+                    self.rows.put(replace(row, withdrawn=True, fallback_at=None))
+                else:  # where its own time had not come, and nobody tried to send it, nobody missed anything
+                    self.rows.remove(row, "expired" if row.attempts > 0 or not row.is_reminder else "withdrawn")
             elif over and row.state == "pending":
-                self._put(replace(row, final=True))
+                self.rows.put(replace(row, final=True))
             elif over and row.state == "repeating":
-                self._remove(row)
-
-    def _withdraw_row(self, row: Row) -> None:
-        if row.id in self._given:  # it may be delivered at this moment
-            self._put(replace(row, withdrawn=True, fallback_at=None))
-        else:  # where its own time had not come, and nobody tried to send it, nobody missed anything
-            needed = row.attempts > 0 or not row.is_reminder
-            self._remove(row, "expired" if needed else "withdrawn")
-
-    def _accept(self, row: Row) -> int:
-        """Count a row that is new, if it is to be delivered, and give it its place in the order."""
-        if row.state != "repeating":
-            self._count(row.delivery.sink, "accepted")
-        self.ledger = replace(self.ledger, seq=self.ledger.seq + 1)
-        return self.ledger.seq
+                self.rows.remove(row)
 
     def _add(self, row: Row, now: float) -> None:
-        """Accept a row; it replaces what is repeated of the event, and its reminders.
-
-        One that has a place in the order keeps it.
-        """
+        """Accept a row; it replaces what is repeated of the event, and its reminders."""
         one = row.delivery
-        if row.id in self._rows:
+        if row.id in self.rows.by_id:
             return
-        replaces = one.kind not in ("reminder", *APPROVAL_KINDS)
-        for other in self._rows_of(one.event_key, one.sink):
+        for other in self.rows.of_event(one.event_key, one.sink):
             if other.state == "repeating":
-                self._remove(other)
-            elif replaces and other.state == "pending" and other.is_reminder:
-                self._withdraw_row(other)
-        self._hold(row.id, now)
-        last = self._accept(row)
-        self._put(replace(row, seq=row.seq or last))
-
-    def _follow(self, made: Iterable[Delivery], now: float, wall: float) -> None:
-        """Send the end of an event also to the sinks of the fallback that were given its beginning.
-
-        A sink was given it where a thread of the event is known, or a message of it is still to be sent there.
-        """
-        for one in made:
-            for name in one.fallback:
-                waits = any(row.state == "pending" for row in self._rows_of(one.event_key, name))
-                if waits or (name, one.event_key) in self._threads:
-                    note = f"an earlier message of this event came here instead of {one.sink}"
-                    copy = replace(to_sink(one, name), note=note, due=one.created, **_ALONE)
-                    self._add(new_row(copy, now, wall, final=True), now)
-
-    def _keep_bounds(self, now: float) -> None:
-        """Push out what is too much: repetitions first, then dead letters, then the least severe and oldest."""
-        self._expire(now)
-        if len(self._rows) <= self._bounds.rows and self._size <= self._bounds.size:
-            return
-        for row in sorted((row for row in self._rows.values() if row.id not in self._given), key=worth):
-            if len(self._rows) <= self._bounds.rows and self._size <= self._bounds.size:
-                break
-            self._remove(row, "overflowed")
+                self.rows.remove(other)
+        if one.kind not in ("reminder", *APPROVAL_KINDS):
+            self._withdraw(one.event_key, lambda other: other.is_reminder and other.delivery.sink == one.sink)
+        self.rows.unwritten.hold(row.id, now)
+        self.rows.put(self.rows.accept(row))
 
     # ---- the courier
 
@@ -485,115 +484,59 @@ class Outbox(OutboxRows):
         """
         for result in results:
             self._record(result, now)
-        self._expire(now)
-        self._fall_back(now)
-        found: list[GivenDelivery] = []
-        for sink, count in room.items():
-            if sink in self._queues and now >= self._paused.get(sink, now):
-                found += self._give(self._queues[sink], count, now)
-        return found
+        expire(self.rows, now)
+        while (one := self.rows.fallbacks.pop(now)) is not None:  # it is dead, or has waited for too long
+            row = self.rows.by_id[one]
+            for name in row.delivery.fallback:
+                self._add(fallback_copy(row, name, now), now)
+            self.rows.put(replace(row, fallback_at=None))
+        return [given for sink, count in room.items() for given in give(self.rows, sink, count, now)]
 
     def release(self, now: float) -> list[Row]:
         """The courier has ended: what it had is due again; returns what is dead instead, because it may run once."""
-        left, self._given = [self._rows[one] for one in sorted(self._given)], set()
-        dead = []
+        left, dead = [self.rows.by_id[one] for one in sorted(self.rows.given)], []
+        self.rows.given.clear()
         for row in left:
             if row.withdrawn:
-                self._remove(row, "expired")
+                self.rows.remove(row, "expired")
             elif row.delivery.once:
-                dead.append(self._bury(row, INTERRUPTED, now))
+                dead.append(bury(self.rows, row, INTERRUPTED, now))
             else:
-                self._put(row)
+                self.rows.put(row)
         return dead
 
     def next_due(self) -> float | None:
         """When a courier is needed next; ``None``: nothing waits."""
-        times = [self._fallbacks.first()]
-        for sink, queue in self._queues.items():
-            at = queue.first()
-            times.append(None if at is None else max(at, self._paused.get(sink, at)))
+        times = self.rows.fallbacks.first(), self.rows.lanes.next_due()
         return min((time for time in times if time is not None), default=None)
 
-    def _give(self, queue: Schedule[Lane], count: int, now: float) -> list[GivenDelivery]:
-        found: list[GivenDelivery] = []
-        while (
-            len(found) < count and (lane := queue.pop(now)) is not None and (first := self._next_of(lane)) is not None
-        ):
-            row = first[1]
-            if row.delivery.once and not row.begun:  # written first, and given after it
-                self._hold(row.id, now)
-                self._put(replace(row, begun=True))
-                continue
-            self._given.add(row.id)
-            found.append(opened(row, self._threads.get(lane), now))
-        return found
-
     def _record(self, result: SendResult, now: float) -> None:
-        row = self._rows.get(result.delivery_id)
-        given = result.delivery_id in self._given
-        self._given.discard(result.delivery_id)
+        row, rows = self.rows.by_id.get(result.delivery_id), self.rows
+        given = result.delivery_id in rows.given
+        rows.given.discard(result.delivery_id)
         if row is None or row.state == "dead" or not (given or result.outcome == "accepted"):
             return  # an operator dropped it, a full outbox pushed it out, or its courier was given up
         sink = row.delivery.sink
-        self._hold(row.lane, now)
+        rows.unwritten.hold(row.lane, now)
         if result.template_failed:
-            self._count(sink, FALLBACK)
+            rows.count(sink, FALLBACK)
         if result.retry_after is not None:
-            self._paused[sink] = now + min(result.retry_after, LONGEST_ASKED)
+            rows.lanes.pause(sink, now + min(result.retry_after, LONGEST_ASKED))
         elif result.outcome == "accepted":
-            self._paused.pop(sink, None)
+            rows.lanes.resume(sink)
         if result.outcome == "accepted":
-            self._record_accepted(row, result, now)
+            record_accepted(rows, row, result, now)
+            if len(rows.threads) > self._bounds.rows:
+                rows.remember_thread(next(iter(rows.threads)), None)
         elif row.withdrawn:
-            self._remove(row, "expired")
+            rows.remove(row, "expired")
         elif result.outcome == "refused" and row.state != "repeating":
-            self._bury(row, result.error, now)
+            bury(rows, row, result.error, now)
         elif result.outcome == "returned":
-            self._put(row)
+            rows.put(row)
         else:
-            self._count(sink, "failed")
-            self._put(after_failure(row, result, self._dice(), now))
-
-    def _record_accepted(self, row: Row, result: SendResult, now: float) -> None:
-        # a sink that names no thread, and got this as another one's fallback, is to get the event's end as well
-        thread = "" if result.thread is None and row.delivery.note else result.thread
-        if thread is not None:
-            self._remember_thread(row.lane, thread)
-            if len(self._threads) > self._bounds.rows:
-                self._remember_thread(next(iter(self._threads)), None)
-        if row.state != "repeating":
-            self._count(row.delivery.sink, "delivered")
-            self.ledger = replace(self.ledger, latency=observed(self.ledger.latency, row, now))
-        others = [other for other in self._rows_of(row.delivery.event_key, row.delivery.sink) if other.id != row.id]
-        if result.repeat is None or row.final or row.withdrawn or any(other.queued for other in others):
-            self._remove(row)
-            return
-        for other in others:
-            if other.state == "repeating":
-                self._remove(other)
-        self._put(repeated(row, result.repeat, now))
-
-    def _bury(self, row: Row, error: str, now: float) -> Row:
-        self._count(row.delivery.sink, "dead")
-        dead = buried(row, error, now)
-        self._put(dead)
-        return dead
-
-    # ---- time
-
-    def _expire(self, now: float) -> None:
-        while self.time_known and (one := self._expiries.pop(now)) is not None:
-            row = self._rows[one]
-            if one not in self._given:  # else it is looked at again when it is known what came of it
-                self._remove(row, "expired")
-
-    def _fall_back(self, now: float) -> None:
-        """Add what is dead, or has waited for too long, to the sinks of its fallback as well; each only once."""
-        while (one := self._fallbacks.pop(now)) is not None:
-            row = self._rows[one]
-            for name in row.delivery.fallback:
-                self._add(fallback_copy(row, name, now), now)
-            self._put(replace(row, fallback_at=None))
+            rows.count(sink, "failed")
+            rows.put(after_failure(row, result, self._dice(), now))
 
     # ---- what operators ask
 
@@ -602,20 +545,20 @@ class Outbox(OutboxRows):
 
         ``expire_after``: by sink, in seconds, how long they are kept from now on.
         """
-        found = [self._rows[one] for one in ids if one in self._rows and one not in self._given]
+        found = at_hand(self.rows, ids)
         for row in found:
             again = replace(row, due=now, attempts=0, begun=False)
             if row.state != "repeating":
                 kept = expire_after.get(row.delivery.sink, Terms().expire_after)
                 again = replace(again, state="pending", expires=now + kept)
-            self._put(again)
+            self.rows.put(again)
         return len(found)
 
     def drop(self, ids: Collection[str]) -> int:
         """Delete deliveries, and count them as dropped; returns how many. What a courier has is left alone."""
-        found = [self._rows[one] for one in ids if one in self._rows and one not in self._given]
+        found = at_hand(self.rows, ids)
         for row in found:
-            self._remove(row, "dropped")
+            self.rows.remove(row, "dropped")
         return len(found)
 
     def redirect(self, sinks: Collection[str], targets: Callable[[Row], Sequence[str]], now: float) -> list[Row]:
@@ -625,21 +568,108 @@ class Outbox(OutboxRows):
         """
         left = [
             row
-            for row in self._rows.values()
-            if row.delivery.sink not in sinks and row.state != "dead" and row.id not in self._given
+            for row in at_hand(self.rows, list(self.rows.by_id))
+            if row.delivery.sink not in sinks and row.state != "dead"
         ]
         for row in left:
-            if row.state == "repeating":
-                self._remove(row)
-                continue
             names = [name for name in targets(row) if name in sinks and name not in row.delivery.others]
-            if not names:
-                self._bury(row, f"no sink of the name {row.delivery.sink} is configured", now)
-                continue
-            self._remove(row, "withdrawn")
-            for name in names:  # in its place in the order: else its times would not move with those that were restored
-                self._add(untried(row, to_sink(row.delivery, name)), now)
+            if row.state == "repeating":
+                self.rows.remove(row)
+            elif not names:
+                bury(self.rows, row, f"no sink of the name {row.delivery.sink} is configured", now)
+            else:
+                self.rows.remove(row, "withdrawn")
+                for name in names:  # in its place: else its times would not move with those that were restored
+                    self._add(untried(row, to_sink(row.delivery, name)), now)
         return left
+
+
+# ---- rules about rows
+
+
+def leave(rows: OutboxRows, event_keys: Collection[str]) -> None:
+    """Leave these events to another outbox, which has them now: nothing of them is sent any more."""
+    for row in [row for key in event_keys for row in rows.of_event(key)]:
+        rows.remove(row, "withdrawn")
+    for lane in [lane for lane in rows.threads if lane[1] in event_keys]:
+        rows.remember_thread(lane, None)
+
+
+def expire(rows: OutboxRows, now: float) -> None:
+    """Remove what is too old; of what a courier has it is looked at again when it is known what came of it."""
+    while rows.time_known and (one := rows.expiries.pop(now)) is not None:
+        if one not in rows.given:
+            rows.remove(rows.by_id[one], "expired")
+
+
+def push_out(rows: OutboxRows, bounds: Bounds, now: float) -> None:
+    """Remove what is too much: repetitions first, then dead letters, then the least severe and oldest."""
+    expire(rows, now)
+    if len(rows.by_id) > bounds.rows or rows.size > bounds.size:
+        for row in sorted(at_hand(rows, list(rows.by_id)), key=worth):
+            if len(rows.by_id) > bounds.rows or rows.size > bounds.size:
+                rows.remove(row, "overflowed")
+
+
+def at_hand(rows: OutboxRows, ids: Iterable[str]) -> list[Row]:
+    """Those of these rows that are there, and that no courier has."""
+    return [rows.by_id[one] for one in ids if one in rows.by_id and one not in rows.given]
+
+
+def give(rows: OutboxRows, sink: str, count: int, now: float) -> list[GivenDelivery]:
+    """What a courier is given for a sink."""
+    found: list[GivenDelivery] = []
+    while len(found) < count and (lane := rows.lanes.pop(sink, now)) and (first := rows.next_of(lane)):
+        row = first[1]
+        if row.delivery.once and not row.begun:  # written first, and given after it
+            rows.unwritten.hold(row.id, now)
+            rows.put(replace(row, begun=True))
+            continue
+        rows.given.add(row.id)
+        found.append(opened(row, rows.threads.get(lane), now))
+    return found
+
+
+def record_accepted(rows: OutboxRows, row: Row, result: SendResult, now: float) -> None:
+    """It is delivered: it is over, or repeated while its event lasts."""
+    # a sink that names no thread, and got this as another one's fallback, is to get the event's end as well
+    thread = "" if result.thread is None and row.delivery.note else result.thread
+    if thread is not None:
+        rows.remember_thread(row.lane, thread)
+    if row.state != "repeating":
+        rows.count(row.delivery.sink, "delivered")
+        rows.ledger = replace(rows.ledger, latency=observed(rows.ledger.latency, row, now))
+    others = [other for other in rows.of_event(row.delivery.event_key, row.delivery.sink) if other.id != row.id]
+    if result.repeat is None or row.final or row.withdrawn or any(other.queued for other in others):
+        rows.remove(row)
+        return
+    for other in others:
+        if other.state == "repeating":
+            rows.remove(other)
+    rows.put(repeated(row, result.repeat, now))
+
+
+def bury(rows: OutboxRows, row: Row, error: str, now: float) -> Row:
+    """It is dead: kept, and not sent again unless an operator asks for it."""
+    rows.count(row.delivery.sink, "dead")
+    # a heartbeat is of no use once the next one is due: it is not kept longer
+    expires = row.expires if row.delivery.kind == "heartbeat" else now + DEAD_SECONDS
+    fallback_at = None if row.fallback_at is None else min(row.fallback_at, now)
+    dead = replace(row, state="dead", error=error, expires=expires, fallback_at=fallback_at, begun=False)
+    rows.put(dead)
+    return dead
+
+
+def followers(rows: OutboxRows, one: Delivery) -> Iterator[Delivery]:
+    """The end of an event for those sinks of the fallback that were given its beginning.
+
+    A sink was given it where a thread of the event is known, or a message of it is still to be sent there.
+    """
+    for name in one.fallback:
+        waits = any(row.state == "pending" for row in rows.of_event(one.event_key, name))
+        if waits or (name, one.event_key) in rows.threads:
+            note = f"an earlier message of this event came here instead of {one.sink}"
+            yield replace(to_sink(one, name), note=note, due=one.created, **_ALONE)
 
 
 # ---- what a row becomes, and what is made of it
@@ -680,14 +710,6 @@ def repeated(row: Row, every: float, now: float) -> Row:
     """It is sent again after ``every`` seconds."""
     expires = row.expires if row.state == "repeating" else now + REPEAT_SECONDS
     return replace(row, state="repeating", due=now + every, expires=expires, attempts=0, error="", fallback_at=None)
-
-
-def buried(row: Row, error: str, now: float) -> Row:
-    """It is dead: kept, and not sent again unless an operator asks for it."""
-    # a heartbeat is of no use once the next one is due: it is not kept longer
-    expires = row.expires if row.delivery.kind == "heartbeat" else now + DEAD_SECONDS
-    fallback_at = None if row.fallback_at is None else min(row.fallback_at, now)
-    return replace(row, state="dead", error=error, expires=expires, fallback_at=fallback_at, begun=False)
 
 
 def untried(row: Row, delivery: Delivery) -> Row:

@@ -18,6 +18,7 @@ from notbefore.core.outbox import (
     Row,
     RowState,
     SendResult,
+    leave,
 )
 from notbefore.core.record import Record
 from notbefore.fleet.waves import Notification, known
@@ -72,12 +73,12 @@ class FleetOutbox:
         """What waits of a partition, and what sinks said of its events that are open (``open_keys``)."""
         with self._lock:
             keys = {key for key, name in self._partition_of.items() if name == partition}
-            image = self._outbox.image(time.monotonic(), keys)
+            image = self._outbox.rows.image(time.monotonic(), keys)
             wanted = {row.delivery.event_key for row in image.rows}.union(open_keys)
             for key in keys - wanted:
                 del self._partition_of[key]
-            self._outbox.leave(keys - wanted)
-            self._outbox.take_changes()  # nobody writes them one by one
+            leave(self._outbox.rows, keys - wanted)
+            self._outbox.rows.take_changes()  # nobody writes them one by one
             return image
 
     def adopt(self, partition: str, image: OutboxImage, passed: float) -> None:
@@ -85,7 +86,7 @@ class FleetOutbox:
         with self._lock:
             keys = {row.delivery.event_key for row in image.rows}.union(lane[1] for lane, _ in image.threads)
             self._partition_of |= dict.fromkeys(keys, partition)
-            self._outbox.adopt(image, time.monotonic(), passed)
+            self._outbox.restore(image, time.monotonic(), passed)
         self._wake()
 
     def leave(self, partition: str) -> None:
@@ -93,7 +94,7 @@ class FleetOutbox:
         with self._lock:
             keys = {key for key, name in self._partition_of.items() if name == partition}
             self._partition_of = {key: name for key, name in self._partition_of.items() if name != partition}
-            self._outbox.leave(keys)
+            leave(self._outbox.rows, keys)
 
     # ---- for the courier: see ``supervisor.OutboxOwner``
 
@@ -127,7 +128,7 @@ class FleetOutbox:
     def rows(self, state: RowState | None = None) -> list[Row]:
         """What is in the outbox, oldest first."""
         with self._lock:
-            return list(self._outbox.rows(state))
+            return self._outbox.rows.chosen(state)
 
     def view(self) -> OutboxView:
         """What metrics and the page show of it."""

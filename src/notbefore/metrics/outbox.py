@@ -25,7 +25,7 @@ def view_of(outbox: Outbox, now: float, wall: float) -> OutboxView:
     rows: dict[tuple[str, str], int] = {}
     oldest: dict[tuple[str, str], float] = {}
     errors: dict[str, str] = {}
-    for row in outbox.rows():
+    for row in outbox.rows.chosen():
         one, key = row.delivery, (row.delivery.sink, row.state)
         rows[key] = rows.get(key, 0) + 1
         if row.error:
@@ -33,6 +33,6 @@ def view_of(outbox: Outbox, now: float, wall: float) -> OutboxView:
         if row.state == "pending":
             waits = one.sink, one.severity
             oldest[waits] = min(oldest.get(waits, wall), row.since - now + wall)
-    ledger = outbox.ledger
+    ledger = outbox.rows.ledger
     latency = {sink: Histogram(LATENCY_BOUNDS, *found) for sink, found in ledger.latency.items()}
     return OutboxView(rows, oldest, ledger.counts, latency, errors)

@@ -96,7 +96,7 @@ class Store:
         with self._memory:
             now = self._clock.boot_time()
             counted = self._date_at(now)
-            known = self._outbox.time_known
+            known = self._outbox.rows.time_known
             if date is not None or not known:
                 self._date = (date, now) if date is not None else None
             if not known:
@@ -133,14 +133,14 @@ class Store:
 
     def _stepped(self) -> int:
         """Note that memory has changed, and have it written; returns the newest step."""
-        news = self._records.wait or self._outbox.changed or self._state is not self._written_state
+        news = self._records.wait or self._outbox.rows.unwritten.changed or self._state is not self._written_state
         return self.disk.stepped(news=bool(news))
 
     def _behind(self, everything: bool) -> Writing:  # noqa: FBT001 - it is called by its place
         now = self._clock.boot_time()
         return Writing(
             state=self._state,
-            outbox=self._outbox.take_changes(everything=everything),
+            outbox=self._outbox.rows.take_changes(everything=everything),
             records=self._records.take(again=everything),
             clock=FileClock(self._boot, now, self._date_at(now)),
             everything=everything,
@@ -148,6 +148,6 @@ class Store:
 
     def _written(self, writing: Writing) -> int:
         self._written_state = writing.state
-        if self._outbox.written(writing.outbox.step):
+        if self._outbox.rows.written(writing.outbox.step):
             self._to_deliver()
         return self._records.written()

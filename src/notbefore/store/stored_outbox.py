@@ -78,7 +78,7 @@ class StoredOutbox:
         """The outbox, and the time on its clock, for whoever does not wait meanwhile."""
         with self._memory:
             yield self._outbox, self._clock.boot_time()
-            changed = bool(self._outbox.changed)
+            changed = bool(self._outbox.rows.unwritten.changed)
             self._stepped()
         if changed:
             self._to_deliver()
@@ -113,7 +113,7 @@ class StoredOutbox:
         with self._memory:
             results, now = list(results), self._clock.boot_time()
             for result in results:
-                row = self._outbox.get(result.delivery_id)
+                row = self._outbox.rows.by_id.get(result.delivery_id)
                 if row is not None and row.delivery.event_key in self._exercised:
                     one, took = row.delivery, max(0.0, now - row.since)
                     self._exercised[one.event_key].append(ExerciseAttempt(one.sink, one.kind, result, took))
