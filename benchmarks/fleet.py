@@ -68,7 +68,7 @@ def pure(bodies: list[bytes]) -> None:
     begin = time.process_time()
     found = [one for one in map(read, bodies) if isinstance(one, Report)]
     rate("reading", len(found), time.process_time() - begin)
-    fold = Partition("0", Grouping(), lambda *_: None)
+    fold = Partition("0", Grouping())
     items = [Item(data, number, str(number), 1e9 + number / 1000) for number, data in enumerate(bodies)]
     begin = time.process_time()
     made = sum(1 for item in items for _ in fold.add(item))

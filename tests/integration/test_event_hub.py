@@ -22,7 +22,7 @@ from notbefore.courier.redact import Redactor
 from notbefore.courier.worker import Worker
 from notbefore.errors import SendError
 from support.agent import eventually
-from support.azure import ID, ME, STARTED
+from support.azure import ID, STARTED
 from support.hub import KEY, Hub, Stored
 from support.messages import message, outcomes, recording, sink_of
 from support.peers import ConnectProxy, HttpPeer, Say
@@ -76,15 +76,6 @@ def test_changes_arrive_as_cloud_events_keyed_by_the_group_of_their_vm(hub: Hub)
     assert event.get_source() == one.record.resource_id
     assert event.get_data().items() >= one.record.flat().items()
     assert read(second).get_type() == "notbefore.scheduled_event.started.v1"
-
-
-def test_in_binary_mode_the_envelope_stands_in_the_properties(hub: Hub) -> None:
-    sent(config(hub, format="binary"))
-    (stored,) = hub.stored
-    assert stored.content_type == "application/json"
-    event = read(stored)
-    assert event.get_subject() == ID
-    assert event.get_data()["host.name"] == ME
 
 
 def test_the_connection_is_kept_and_made_anew_after_it_was_lost(hub: Hub) -> None:

@@ -21,8 +21,7 @@ from notbefore.fleet.history import History
 from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.keeper import Parts
 from notbefore.fleet.outbox import FleetOutbox
-from notbefore.fleet.poison import PoisonFile
-from notbefore.fleet.sdk import READ_IN, kept_tags, namespace_of
+from notbefore.fleet.sdk import READ_IN, namespace_of
 from notbefore.fleet.waves import Notification
 from support.agent import eventually
 from support.fleet_instance import configured, send
@@ -50,6 +49,12 @@ class Failing(FleetOutbox):
         return super().commit(partition, made, sent=sent)
 
 
+def kept_tags(client: Any) -> int:
+    """How many delivery tags the SDK keeps now."""
+    readers = [one for each in client._event_processors.values() for one in each._consumers.values()]
+    return sum(len(one._handler._link._received_delivery_tags) for one in readers)
+
+
 @contextmanager
 def consuming(
     directory: Path, hub: Hub, *, fails_at: int = 0, snapshots: FileSnapshots | None = None, **fleet: Any
@@ -65,7 +70,6 @@ def consuming(
         outbox=outbox,
         clock=clock,
         history=History(directory),
-        poison=PoisonFile(directory / "poison.jsonl"),
         write_record=written.append,
     )
     consumer = Consumer(config.fleet, parts)

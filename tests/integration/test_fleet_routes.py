@@ -49,7 +49,7 @@ def deliveries_of(
     path.write_text(yaml.safe_dump({"fleet": {"hub": hub}, "sinks": hooks, "routes": ROUTES}), encoding="utf-8")
     routing = load(path, {}, {}).routing
     outbox = FleetOutbox(routing, lambda: None, lambda _: None, time.time)
-    fold, now = Partition("0", replace(grouping, routes=routing.routes), lambda *_: None), time.time()
+    fold, now = Partition("0", replace(grouping, routes=routing.routes)), time.time()
     found: list[Delivery] = []
     for records in parts:
         made: list[Notification] = []

@@ -8,7 +8,7 @@ from typing import Self
 
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 
-from notbefore.fleet.partition import Snapshot, read_snapshot
+from notbefore.fleet.snapshot import Snapshot, read_snapshot
 from support.agent import PATIENCE, eventually, free_port, get
 from support.needs import needs
 

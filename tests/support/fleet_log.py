@@ -4,7 +4,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from notbefore.core.record import Heartbeat, Vm
-from notbefore.fleet.partition import Item, Partition, Snapshot, compressed, read_snapshot
+from notbefore.fleet.partition import Item, Partition
+from notbefore.fleet.snapshot import Snapshot, compressed, read_snapshot
 from notbefore.fleet.waves import Grouping, Notification
 from support.fleet_records import body, report, vm
 
@@ -30,7 +31,7 @@ class Log:
 
     def __init__(self, grouping: Grouping = EACH, sequence: int = 0) -> None:
         self.grouping = grouping
-        self.fold = Partition("0", grouping, lambda *_: None)
+        self.fold = Partition("0", grouping)
         self.made: list[Notification] = []
         self.sequence = sequence
         self.now = T0.timestamp()

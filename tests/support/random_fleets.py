@@ -83,7 +83,7 @@ def notified(plan: list[Planned], dice: random.Random, group_by: tuple[str, ...]
             for reporter in (event.vm, f"peer-of-{event.vm}"):
                 seen = when + dice.uniform(0, SEEN)
                 records.append((seen, _record(event, reporter, seen, kind, due)))
-    fold = Partition("0", Grouping(group_by), lambda *_: None)
+    fold = Partition("0", Grouping(group_by))
     made: list[Notification] = []
     for number, (seen, body) in enumerate(sorted(records)):
         now = T0.timestamp() + seen

@@ -10,9 +10,6 @@ from pathlib import Path
 import pytest
 
 from notbefore.fleet.checkpoints import FileSnapshots, Position
-from notbefore.fleet.hub_records import Poison
-from notbefore.fleet.partition import Item
-from notbefore.fleet.poison import PoisonFile
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="its access lists are another matter")
 
@@ -59,19 +56,6 @@ def test_a_disk_that_hangs_under_a_snapshot_keeps_no_other_waiting(tmp_path: Pat
     unblock.start()
     assert asyncio.run(read()) == b"late"
     unblock.cancel()
-
-
-def test_what_is_set_aside_waits_for_the_disk_and_whoever_sets_it_aside_does_not(tmp_path: Path) -> None:
-    path = tmp_path / "state" / "poison.jsonl"
-    tmp_path.joinpath("state").write_text("no directory", encoding="utf-8")
-    found = PoisonFile(path)
-    for number in range(2):
-        found.add("0", Item(b"{", number, str(number), 0.0), Poison("not_json", ""))
-    with pytest.raises(OSError, match="exists"):
-        found.write()
-    (tmp_path / "state").unlink()
-    found.write()
-    assert len(path.read_bytes().splitlines()) == 2
 
 
 def test_a_note_is_changed_by_one_at_a_time_and_no_directory_is_made_for_it(tmp_path: Path) -> None:

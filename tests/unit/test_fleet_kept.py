@@ -4,7 +4,6 @@ import asyncio
 import io
 import json
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,20 @@ import pytest
 from notbefore.commands.fleet_events import show_waves
 from notbefore.config.load import load
 from notbefore.core.record import json_line
-from notbefore.fleet import keeper, others
+from notbefore.fleet import others
 from notbefore.fleet.checkpoints import FileSnapshots, Position
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.fleet_view import FleetView
 from notbefore.fleet.history import History, PastEvent, read_past
 from notbefore.fleet.hub_clock import HubClock
-from notbefore.fleet.keeper import Held, Keeper, Parts
-from notbefore.fleet.mutes import NOTE, Mute, write_mutes
+from notbefore.fleet.keeper import Keeper, Parts, write_history
+from notbefore.fleet.mutes import Mute, is_muted
 from notbefore.fleet.others import Others
 from notbefore.fleet.outbox import FleetOutbox
-from notbefore.fleet.partition import MAX_WAITING, compressed
-from notbefore.fleet.poison import PoisonFile
+from notbefore.fleet.partition import MAX_WAITING
 from notbefore.fleet.silence import ExpectedVm
+from notbefore.fleet.snapshot import compressed
 from notbefore.metrics.process import CourierFigures
-from support.agent import eventually
 from support.fleet_log import T0, A, Log
 
 CONFIG = """
@@ -49,8 +47,7 @@ class Kept:
         self.failures: list[tuple[str, Exception]] = []
         self.failed = asyncio.Semaphore(0)
         used = snapshots or FileSnapshots(directory)
-        poison = PoisonFile(directory / "poison.jsonl")
-        self.parts = Parts(used, self.outbox, HubClock(), history or History(directory), poison, lambda _: None)
+        self.parts = Parts(used, self.outbox, HubClock(), history or History(directory), lambda _: None)
         self.keeper = Keeper(config.fleet, self.parts, self._fail)
 
     def _fail(self, where: str, error: Exception) -> None:
@@ -58,20 +55,15 @@ class Kept:
         self.failed.release()
 
 
-@pytest.mark.parametrize(("muted_from", "sent"), [(0, set[str]()), (1, {"finished"})])
-def test_the_end_is_notified_to_those_who_were_notified_before_the_mute(
-    tmp_path: Path, muted_from: int, sent: set[str]
-) -> None:
-    kept, log = Kept(tmp_path), Log()
-    held = Held(log.fold)
-    for number, kind in enumerate(("announced", "started", "finished")):
-        if number == muted_from:
-            kept.keeper.mutes = [Mute("id", {"event_type": "Reboot"}, "me", "why", time.time() + 3600)]
-        before = len(log.made)
+@pytest.mark.parametrize(("muted_from", "sent"), [(0, set[str]()), (1, {"announced", "finished"})])
+def test_the_end_is_notified_to_those_who_were_notified_before_the_mute(muted_from: int, sent: set[str]) -> None:
+    log = Log()
+    for kind in ("announced", "started", "finished"):
         log.add(A, kind)
-        for made in log.made[before:]:
-            kept.keeper.commit(held, made)
-    assert {row.delivery.kind for row in kept.outbox.rows()} == sent
+    mutes, muted = [Mute("id", {"event_type": "Reboot"}, "me", "why", log.now + 3600)], set[str]()
+    for number, made in enumerate(log.made):
+        in_force = mutes if number >= muted_from else []
+        assert is_muted(in_force, log.now, made, muted) is (made.change.kind not in sent)
 
 
 def test_one_snapshot_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,31 +215,6 @@ class Hung(History):
         super().write(past, now)
 
 
-def test_what_is_muted_is_known_while_the_disk_of_the_history_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keeper, "MUTES_EVERY", 0.1)
-    monkeypatch.setattr(keeper, "FILES_EVERY", 0.01)
-    mute = Mute("id", {"event_type": "Reboot"}, "me", "why", time.time() + 3600)
-
-    async def see() -> None:
-        kept, log = Kept(tmp_path, history=(hung := Hung(tmp_path))), Log()
-        log.add(A, "announced")
-        log.add(A, "canceled")
-        kept.keeper.ends = {"0": -1}
-        (await kept.keeper.take("0")).fold.past = log.fold.past
-        running = asyncio.create_task(kept.keeper.run())
-        try:
-            assert await asyncio.to_thread(hung.asked.wait, 20)
-            await FileSnapshots(tmp_path).change(NOTE, lambda _: write_mutes([mute], 0.0))
-            await asyncio.to_thread(eventually, lambda: kept.keeper.mutes == [mute])
-        finally:
-            hung.over.set()
-            running.cancel()
-
-    asyncio.run(see())
-
-
 def test_while_the_disk_of_the_history_hangs_so_many_events_wait_and_each_of_them_is_written(tmp_path: Path) -> None:
     log = Log()
 
@@ -261,7 +228,7 @@ def test_while_the_disk_of_the_history_hangs_so_many_events_wait_and_each_of_the
         kept.keeper.ends = {"0": -1}
         log.fold = (await kept.keeper.take("0")).fold
         end(range(2))
-        writing = asyncio.create_task(kept.keeper.write_files())
+        writing = asyncio.create_task(write_history(kept.parts, kept.keeper.folds))
         try:
             assert await asyncio.to_thread(hung.asked.wait, 20)
             end(range(2, MAX_WAITING + 3))
@@ -271,7 +238,7 @@ def test_while_the_disk_of_the_history_hangs_so_many_events_wait_and_each_of_the
             await writing
         assert [one.event_id for one in log.fold.past] == [f"E{number}" for number in range(2, MAX_WAITING)]
         end(range(MAX_WAITING + 3, MAX_WAITING + 4))
-        await kept.keeper.write_files()
+        await write_history(kept.parts, kept.keeper.folds)
         found = [one.event_id for one in read_past(hung.past(0.0, log.now + 1))]
         assert found == [f"E{number}" for number in (*range(MAX_WAITING), MAX_WAITING + 3)]
         assert log.fold.past == []

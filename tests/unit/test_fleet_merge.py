@@ -15,8 +15,8 @@ from notbefore.core.document import Event
 from notbefore.core.record import Heartbeat, Vm
 from notbefore.fleet import waves
 from notbefore.fleet.hub_records import Report, read
-from notbefore.fleet.partition import FORM, Partition, compressed, read_snapshot
 from notbefore.fleet.shown_waves import coming
+from notbefore.fleet.snapshot import FORM, compressed, read_snapshot
 from notbefore.fleet.story import (
     CANCELED,
     ENDED,
@@ -26,7 +26,7 @@ from notbefore.fleet.story import (
     Story,
 )
 from notbefore.fleet.waves import Grouping
-from support.fleet_log import EACH, LIMIT, T0, VMS, WAVES, A, B, C, D, Log, at, written
+from support.fleet_log import LIMIT, T0, VMS, WAVES, A, B, C, D, Log, at, written
 from support.fleet_records import body, report, vm
 
 
@@ -517,12 +517,10 @@ def test_a_log_that_counts_from_zero_again_is_another_one_and_nothing_of_it_is_p
     ],
 )
 def test_what_cannot_be_read_is_counted_and_set_aside(data: bytes, reason: str) -> None:
-    aside: list[tuple[str, int, str]] = []
     log = Log()
-    log.fold = Partition("7", Grouping(), lambda name, item, why: aside.append((name, item.sequence, why.reason)))
     log.read(data)
     log.add(A, "announced")
-    assert aside == [("7", 0, reason)]
+    assert [(one.partition, one.sequence, one.poison.reason) for one in log.fold.figures.unread] == [("0", 0, reason)]
     assert log.fold.figures.poison == {reason: 1}
     assert log.kinds == ["announced"]
 
@@ -538,13 +536,11 @@ def test_a_record_that_the_fold_fails_on_is_set_aside_and_what_its_batch_made_st
         return add(story, told)
 
     monkeypatch.setattr(Story, "add", fails)
-    aside: list[int] = []
     log = Log()
-    log.fold = Partition("7", EACH, lambda _name, item, _why: aside.append(item.sequence))
     for event in ("E0", "E1", "E2"):
         log.add(A, "announced", event)
     assert [one.change.event.event_id for one in log.made] == ["E0", "E2"]
-    assert aside == [1]
+    assert [one.sequence for one in log.fold.figures.unread] == [1]
     assert log.fold.figures.poison == {"failed": 1}
     assert "nobody foresaw it" in log.fold.figures.failures[0]
 
@@ -569,14 +565,6 @@ def test_a_wave_that_cannot_be_made_a_notification_of_keeps_no_other_one_waiting
     assert len(log.fold.figures.failures) == 1
     monkeypatch.undo()
     assert log.add(A, "started", "E0")[-1] == "started"
-
-
-def test_both_formats_of_the_sink_are_read() -> None:
-    record = report(A, "announced", at=T0)
-    structured = read(body(record))
-    binary = read(record.line(), {b"cloudEvents:type": b"notbefore.scheduled_event.announced.v1"})
-    assert structured == binary
-    assert isinstance(binary, Report)
 
 
 def test_approvals_are_no_step_of_an_event() -> None:

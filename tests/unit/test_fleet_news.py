@@ -12,7 +12,8 @@ from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Match, Route
 from notbefore.courier.message import Message
 from notbefore.courier.wording import Text, built_in
-from notbefore.fleet.partition import MAX_OPEN_OF_ONE, Partition
+from notbefore.fleet.partition import Partition
+from notbefore.fleet.room import MAX_OPEN_OF_ONE
 from notbefore.fleet.silence import LONGEST
 from notbefore.fleet.story import MAX_REPORTERS
 from notbefore.fleet.waves import Grouping
@@ -217,7 +218,7 @@ def test_what_was_canceled_and_is_learnt_late_is_a_correction_as_well() -> None:
 
 def of_backlog(grouping: Grouping, backlog: int) -> Log:
     log = Log(grouping)
-    log.fold = Partition("0", grouping, lambda *_: None, backlog=backlog)
+    log.fold = Partition("0", grouping, backlog=backlog)
     return log
 
 
@@ -271,13 +272,11 @@ def test_a_forged_year_costs_no_other_event_anything(year: int) -> None:
 
 
 def test_one_vm_cannot_open_more_than_so_many_events_and_the_others_are_notified() -> None:
-    aside: list[str] = []
     log = Log()
-    log.fold = Partition("0", Grouping(), lambda _name, _item, why: aside.append(why.reason))
     for number in range(MAX_OPEN_OF_ONE + 10):
         log.add(A, "announced", f"forged-{number}", after=0.001)
     log.add(B, "announced", "true")
-    assert aside == ["too_many"] * 10
+    assert log.fold.figures.poison == {"too_many": 10}
     assert log.last.change.event.event_id == "true"
 
 

@@ -207,7 +207,7 @@ def _records() -> Panel:
     return parts.lines_panel(
         "Records and errors",
         "Records that were read a second, by what they were: news changed an event, beat is a heartbeat, poison was"
-        " set aside. And errors of the hub and of the checkpoint store.",
+        " not used. And errors of the hub and of the checkpoint store.",
         "short",
         over_time(
             f"sum by (result) (rate(notbefore_fleet_records_total{{{JOB}}}[{INTERVAL}]))", "{{result}}/s", "records"

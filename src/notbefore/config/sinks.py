@@ -190,7 +190,6 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
     proxy_port: Port = 8080  # beside `proxy_host`
     endpoint: str | None = None  # another address to connect to: sb://HOST:PORT
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
-    format: Literal["structured", "binary"] = "structured"  # the envelope: around, or in the properties
     heartbeat: HeartbeatInterval | None = None  # 5m and up: each VM sends one so often
     timeout: SendTimeout = Duration("15s")
     expire_after: ExpireAfter = Duration("7d")  # a stream is to be whole

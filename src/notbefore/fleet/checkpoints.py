@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from azure.eventhub.aio import CheckpointStore
 
-from notbefore.fleet.partition import read_snapshot
+from notbefore.fleet.snapshot import read_snapshot
 from notbefore.store.lock import OwnerLock
 from notbefore.store.private import private
 

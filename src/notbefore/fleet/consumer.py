@@ -23,26 +23,28 @@ from typing import Any, Final
 from azure.core.exceptions import AzureError
 from azure.eventhub import CloseReason, EventData
 from azure.eventhub.aio import PartitionContext
-from azure.eventhub.exceptions import EventHubError
 from msgspec import Struct
 
 from notbefore.config.fleet import FleetConfig
 from notbefore.core.duration import back_off
 from notbefore.fleet.hub_errors import explained, store_explained
-from notbefore.fleet.inventory import Inventory, not_heard
-from notbefore.fleet.keeper import STORE_ERRORS, Held, Keeper, Parts, UnreadableSnapshotError
+from notbefore.fleet.inventory import not_heard
+from notbefore.fleet.keeper import STORE_ERRORS, Held, Keeper, Parts, UnreadableSnapshotError, write_history
+from notbefore.fleet.mutes import NOTE, Mute, is_muted, read_mutes
 from notbefore.fleet.others import Others
-from notbefore.fleet.partition import Partition, Snapshot
+from notbefore.fleet.partition import Partition
 from notbefore.fleet.sdk import forget_tags, item_of, make_consumer
+from notbefore.fleet.snapshot import Snapshot
 from notbefore.fleet.waves import Notification
 
 BATCH: Final = 300  # records taken in at once from one partition
 BUFFERED: Final = 3_000  # records of all partitions that the SDK asks for at once; a record is some 5 KB there
 STEP: Final = 0.02  # seconds after which others have their turn, however much is to be notified
 WAIT: Final = 0.5  # seconds after which a partition without records is given the time
+HISTORY_EVERY: Final = 1.0  # seconds between two looks at what is new for the history
+MUTES_EVERY: Final = 10.0  # seconds between two looks at what is muted
 LOOK_EVERY: Final = 10.0  # seconds between two looks at how far the hub is ahead, and how many partitions it has
-COMPARE_EVERY: Final = 15.0  # seconds between two looks at who of the inventory is not heard from
-COMPARE_SOON: Final = 1.0  # seconds until the next look while the first partition is not this instance's
+COMPARE_EVERY: Final = 10.0  # seconds between two looks at who of the inventory is not heard from
 MARGIN: Final = 2.0  # seconds by which another partition's clock may be behind
 ASK_SECONDS: Final = 3.0  # for what other instances have written down
 CLOSE_SECONDS: Final = 5.0
@@ -60,8 +62,14 @@ class NotTakenError(Exception):
 class Lag(Struct, frozen=True):
     """How far a partition is behind the hub."""
 
-    events: int = 0
-    seconds: float = 0.0
+    events: int
+    seconds: float
+
+    @classmethod
+    def of(cls, fold: Partition, end: int, now: float) -> "Lag":
+        """``end``: the last sequence number of the hub; ``now``: its time in Unix seconds."""
+        records = max(0, end - fold.sequence)
+        return cls(records, max(0.0, now - fold.enqueued) if records and fold.enqueued else 0.0)
 
 
 class Consumer:
@@ -73,6 +81,7 @@ class Consumer:
         self._credential = credential
         self.errors: Counter[str] = Counter()
         self.lag: dict[str, Lag] = {}
+        self.mutes: list[Mute] = []
         self.connected = False
         self.trouble = ""  # why the hub could not be read at the last attempt
         self.alive = True
@@ -83,6 +92,7 @@ class Consumer:
         self._stop = asyncio.Event()
         self._over = asyncio.Event()  # this client is to be closed
         self._taken: set[str] = set()  # the partitions that this client reads
+        self._said: set[tuple[str, str]] = set()  # of which partition, and why, an unread record was logged
 
     def others(self) -> dict[str, Snapshot]:
         """What other instances have written down of the other partitions, as of some seconds ago. From any thread."""
@@ -100,16 +110,16 @@ class Consumer:
         """Come to an end. From any thread."""
         self._call(self._end)
 
+    def _end(self) -> None:
+        self._stop.set()
+        self._over.set()
+
     def _call(self, do: Callable[[], None]) -> None:
         if self._loop is None:
             do()
         else:
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(do)
-
-    def _end(self) -> None:
-        self._stop.set()
-        self._over.set()
 
     def run(self) -> None:
         """Read until ``stop``."""
@@ -120,7 +130,7 @@ class Consumer:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        files = asyncio.create_task(self.keeper.run())
+        history = asyncio.create_task(self._regularly(HISTORY_EVERY, "history", self._write_history))
         failures = 0
         try:
             while not self._stop.is_set():
@@ -135,18 +145,28 @@ class Consumer:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), pause)
         finally:
-            files.cancel()
-            await self._ended(self.keeper.write_all(), self.keeper.write_files())  # the hub may be away
+            history.cancel()
+            await ended(self.keeper.write_all(), self._write_history())  # the hub may be away
             for name in list(self.keeper.partitions):
                 self.keeper.forget(name)
-            await self._ended(self._parts.snapshots.close())
+            await ended(self._parts.snapshots.close())
             if self._credential is not None:
-                await self._ended(self._credential.close())
+                await ended(self._credential.close())
 
-    async def _ended(self, *closing: Awaitable[Any]) -> None:
-        for one in closing:
-            with suppress(Exception):
-                await asyncio.wait_for(one, CLOSE_SECONDS)
+    async def _regularly(self, every: float, part: str, do: Callable[[], Awaitable[None]]) -> None:
+        """Do something each so many seconds; less often while it fails."""
+        failures = 0
+        while True:
+            await asyncio.sleep(back_off(failures + 1, every, LONGEST_PAUSE))
+            try:
+                await do()
+                failures = 0
+            except Exception as error:  # noqa: BLE001 - of the hub, a disk or a store, or nobody foresaw it: tried again
+                failures += 1
+                self._note_error(part, error)
+
+    async def _write_history(self) -> None:
+        await write_history(self._parts, self.keeper.folds)
 
     async def _read(self) -> None:
         """With one client, until it fails or the consumer is stopped. Meanwhile it raises what nobody foresaw."""
@@ -156,9 +176,20 @@ class Consumer:
         failed: list[asyncio.Task[None]] = []
         try:
             positions = await self._look_at_hub(client)
-            doing = [self._receive(client, positions), self._watch(client, len(positions))]
+            batch = min(BATCH, BUFFERED // len(positions) + 1)
+            receiving = client.receive_batch(
+                self._on_batch,
+                max_batch_size=batch,
+                max_wait_time=WAIT,
+                starting_position=positions,
+                on_error=self._on_error,
+                on_partition_close=self._on_close,
+                prefetch=batch,
+            )
+            doing = [receiving, self._regularly(LOOK_EVERY, "hub", partial(self._watch, client))]
+            doing.append(self._regularly(MUTES_EVERY, "store", self._read_mutes))
             if self._parts.inventory is not None:
-                doing.append(self._compare(self._parts.inventory, list(positions)))
+                doing.append(self._regularly(COMPARE_EVERY, "fold", self._compare))
             tasks = [asyncio.create_task(one) for one in doing]
             for task in tasks:
                 task.add_done_callback(lambda _: over.set())
@@ -169,7 +200,7 @@ class Consumer:
             self.lag = {}
             for task in tasks:
                 task.cancel()
-            await self._ended(client.close(), *([asyncio.wait(tasks)] if tasks else []))
+            await ended(client.close(), *([asyncio.wait(tasks)] if tasks else []))
         for task in failed:
             task.result()
 
@@ -181,58 +212,45 @@ class Consumer:
         self._parts.snapshots.created = hub["created_at"].timestamp()
         ends = {one["id"]: -1 if one["is_empty"] else int(one["last_enqueued_sequence_number"]) for one in found}
         self.keeper.ends = ends
-        await self.keeper.read_mutes()
+        try:
+            await self._read_mutes()
+        except (*STORE_ERRORS, ValueError) as error:  # they stay as they were
+            self._note_error("store", error)
         now, window = datetime.now(UTC), timedelta(seconds=self._config.window.seconds)
         return {
             one["id"]: "-1" if one["is_empty"] else min(now, one["last_enqueued_time_utc"]) - window for one in found
         }
 
-    async def _watch(self, client: Any, known: int) -> None:
+    async def _read_mutes(self) -> None:
+        """See what is muted. Raises what the store does, and ``ValueError``."""
+        self.mutes = read_mutes(await self._parts.snapshots.read(NOTE))
+
+    async def _watch(self, client: Any) -> None:
         """See how far the hub is ahead, and end this client once it has more partitions: the SDK asks at its start."""
-        while True:
-            await asyncio.sleep(LOOK_EVERY)
-            folds = self.keeper.folds
-            with suppress(EventHubError, TimeoutError, OSError):  # it is noticed elsewhere
-                async with asyncio.timeout(self._config.hub.timeout.seconds):
-                    names = await client.get_partition_ids()
-                    found = await asyncio.gather(*(client.get_partition_properties(fold.name) for fold in folds))
-                if len(names) != known:
-                    log.warning("the hub has %d partitions now, and had %d", len(names), known)
-                    self._over.set()
-                ends = (int(one["last_enqueued_sequence_number"]) for one in found)
-                self.lag = {fold.name: self._lag(fold, end) for fold, end in zip(folds, ends, strict=True)}
+        folds = self.keeper.folds
+        async with asyncio.timeout(self._config.hub.timeout.seconds):
+            names = await client.get_partition_ids()
+            found = await asyncio.gather(*(client.get_partition_properties(fold.name) for fold in folds))
+        if len(names) != len(self.keeper.ends):
+            log.warning("the hub has %d partitions now, and had %d", len(names), len(self.keeper.ends))
+            self._over.set()
+        ends = (int(one["last_enqueued_sequence_number"]) for one in found)
+        now = self._parts.clock.now()
+        self.lag = {fold.name: Lag.of(fold, end, now) for fold, end in zip(folds, ends, strict=True)}
 
-    def _lag(self, fold: Partition, end: int) -> Lag:
-        records = max(0, end - fold.sequence)
-        age = self._parts.clock.now() - fold.enqueued if records and fold.enqueued else 0.0
-        return Lag(records, max(0.0, age))
-
-    async def _compare(self, inventory: Inventory, names: list[str]) -> None:
+    async def _compare(self) -> None:
         """See which VMs of the inventory nobody hears from: the instance does that has the first partition."""
-        first = min(names, key=lambda name: (len(name), name))
-        while True:
-            await asyncio.to_thread(inventory.look)
-            held = self.keeper.partitions.get(first)
-            if held is not None and inventory.vms is not None:
-                await self._others.look()
-                heard = {key for one in self._others.found.values() for key in one.heard}
-                heard |= {key for fold in self.keeper.folds for key in fold.silence.heard}
-                now = max(held.fold.enqueued, self._parts.clock.now() - MARGIN)
-                expected = await asyncio.to_thread(not_heard, inventory.vms, heard)
-                held.fold.missing.expect(expected, now, self._config.missing_after.seconds)
-            await asyncio.sleep(COMPARE_EVERY if held is not None else COMPARE_SOON)
-
-    async def _receive(self, client: Any, positions: dict[str, Any]) -> None:
-        batch = min(BATCH, BUFFERED // len(positions) + 1)
-        await client.receive_batch(
-            self._on_batch,
-            max_batch_size=batch,
-            max_wait_time=WAIT,
-            starting_position=positions,
-            on_error=self._on_error,
-            on_partition_close=self._on_close,
-            prefetch=batch,
-        )
+        inventory, first = self._parts.inventory, min(self.keeper.ends, key=lambda name: (len(name), name))
+        assert inventory is not None  # noqa: S101 - else nobody calls it
+        await asyncio.to_thread(inventory.look)
+        held = self.keeper.partitions.get(first)
+        if held is not None and inventory.vms is not None:
+            await self._others.look()
+            heard = {key for one in self._others.found.values() for key in one.heard}
+            heard |= {key for fold in self.keeper.folds for key in fold.silence.heard}
+            now = max(held.fold.enqueued, self._parts.clock.now() - MARGIN)
+            expected = await asyncio.to_thread(not_heard, inventory.vms, heard)
+            held.fold.missing.expect(expected, now, self._config.missing_after.seconds)
 
     # ---- what the SDK calls
 
@@ -258,11 +276,7 @@ class Consumer:
                     return  # it has gone to another instance
                 began = time.monotonic()
         await asyncio.sleep(0)
-        failures = self.keeper.figures.failures
-        for text in failures[:1]:
-            log.error("an error that nobody foresaw. Please report it. %s", text)
-        self.errors["fold"] += len(failures)
-        failures.clear()
+        self._report_unread()
 
     async def _held(self, name: str) -> Held:
         """A partition of which records came. Raises ``NotTakenError``."""
@@ -288,16 +302,36 @@ class Consumer:
         yield from fold.advance(now)
 
     def _commit(self, held: Held, made: Notification) -> None:
-        """Have it sent. Where that fails, the records are read again, from what is written down."""
+        """Have it sent, unless it is muted. Where that fails, the records are read again, from what is written down."""
+        name, parts = held.fold.name, self._parts
         try:
-            line = self.keeper.commit(held, made)
+            sent = not is_muted(self.mutes, parts.clock.now(), made, held.fold.muted)
+            line = parts.outbox.commit(name, made, sent=sent)
         except Exception:
-            log.exception("partition %s: what is to be sent was not taken: its records are read again", held.fold.name)
+            log.exception("partition %s: what is to be sent was not taken: its records are read again", name)
             self.errors["fold"] += 1
-            self.keeper.forget(held.fold.name)
+            self.keeper.forget(name)
             self._over.set()
             raise
-        self._parts.write_record(line + b"\n")
+        held.news.set()
+        parts.write_record(line + b"\n")
+
+    def _report_unread(self) -> None:
+        """Log what could not be used: of each partition the first record of each kind, and all errors as one."""
+        figures = self.keeper.figures
+        for one in figures.unread:
+            kind = one.partition, one.poison.reason
+            log.log(
+                logging.DEBUG if kind in self._said else logging.WARNING,
+                "partition %s, sequence number %d: a record is not used (%s: %s); more of them are only counted",
+                one.partition, one.sequence, one.poison.reason, one.poison.detail[:200],
+            )  # fmt: skip
+            self._said.add(kind)
+        for text in figures.failures[:1]:
+            log.error("an error that nobody foresaw. Please report it. %s", text)
+        self.errors["fold"] += len(figures.failures)
+        figures.unread.clear()
+        figures.failures.clear()
 
     async def _on_error(self, context: PartitionContext | None, error: Exception) -> None:
         """Of the hub or of the store. Where it is of one partition, the SDK has let go of it, and balances again."""
@@ -318,3 +352,10 @@ class Consumer:
         else:
             text = store_explained(error) if where == "store" else f"{type(error).__name__}: {error}"
         log.warning("%s: %s", where, text, exc_info=error if where == "fold" else None)
+
+
+async def ended(*closing: Awaitable[Any]) -> None:
+    """Wait for each of them, though not for long, whatever comes of it."""
+    for one in closing:
+        with suppress(Exception):
+            await asyncio.wait_for(one, CLOSE_SECONDS)

@@ -142,7 +142,7 @@ class FleetView:
             outbox=self._parts.outbox.view(),
             links=config.messages.links,
         )
-        mutes = tuple(one.words for one in self._consumer.keeper.mutes if one.until > time.time())
+        mutes = tuple(one.words for one in self._consumer.mutes if one.until > time.time())
         status = PageModel(now=datetime.now(UTC), ready=self.ready(), agent=agent)
         return instance_page(status, self.fleet(wanted), self._last_month(), wanted, mutes)
 
@@ -169,7 +169,7 @@ class FleetView:
             for story in list(fold.stories.values()):
                 if story.standing not in OVER:
                     place = story.place
-                    labels = (story.event.event_type, place.region, place.scale_set, story.zone, *self._owner(place))
+                    labels = (story.event.event_type, place.region, place.scale_set, place.zone, *self._owner(place))
                     events[(*labels, story.standing.name.lower())] += 1
                     vms[labels] += len(story.affected)
             for one in list(fold.silence.heard.values()):
@@ -199,7 +199,6 @@ class FleetView:
             metrics.ERRORS: {(part,): count for part, count in errors.items()},
             metrics.GIVEN_UP: {(): figures.given_up},
             metrics.MISSING: {(): figures.missing},
-            metrics.FELL_SILENT: {(): figures.fell_silent},
             metrics.PARTITIONS: {(): len(folds)},
             metrics.CONNECTED: {(): int(consumer.connected)},
             metrics.LAG_RECORDS: {(name,): one.events for name, one in lag.items()},

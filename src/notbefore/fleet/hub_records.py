@@ -1,13 +1,11 @@
 """Bytes of the hub -> ``Report`` (a change that a VM reports), ``Beat`` (its sign of life) or ``Poison``. Pure.
 
-Both formats of the agent's sink are read: the CloudEvent as the body, and its attributes as properties around the
-record. Only the fields that the fleet needs are decoded.
+Only the fields that the fleet needs are decoded.
 """
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
+from typing import Annotated, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -44,16 +42,17 @@ class Place(NamedTuple):
     resource_group: str = ""
     region: str = ""
     scale_set: str = ""
+    zone: str = ""
     tags: Tags = ()
 
     def shared(self, other: "Place") -> "Place":
         """What both have in common."""
         if self == other:
             return self
-        subscription, group, region, scale_set = (
-            one if one == two else "" for one, two in zip(self[:4], other[:4], strict=True)
+        subscription, group, region, scale_set, zone = (
+            one if one == two else "" for one, two in zip(self[:-1], other[:-1], strict=True)
         )
-        return Place(subscription, group, region, scale_set, tuple(tag for tag in self.tags if tag in other.tags))
+        return Place(subscription, group, region, scale_set, zone, tuple(tag for tag in self.tags if tag in other.tags))
 
 
 @lru_cache(maxsize=16_384)
@@ -95,7 +94,7 @@ class _From(Struct, frozen=True, kw_only=True):
     @property
     def place(self) -> Place:
         """Where it is."""
-        return Place(self.subscription, self.resource_group, self.region, self.scale_set, self.tags)
+        return Place(self.subscription, self.resource_group, self.region, self.scale_set, self.zone, self.tags)
 
     @property
     def vm(self) -> str:
@@ -170,32 +169,20 @@ _reports: Final = msgspec.json.Decoder(Report)
 _beats: Final = msgspec.json.Decoder(Beat)
 
 
-def read(body: bytes, properties: Mapping[Any, Any] | None = None) -> Report | Beat | Poison | None:
-    """What a record of the hub says; ``None`` for what is of no use here, such as approvals.
-
-    ``properties``: those of the message, which hold the envelope in the binary format.
-    """
+def read(body: bytes) -> Report | Beat | Poison | None:
+    """What a record of the hub says; ``None`` for what is of no use here, such as approvals."""
     if len(body) > MAX_BYTES:
         return Poison("too_large", f"{len(body)} bytes")
     try:
-        kind = _binary_type(properties) if properties else ""
-        data: bytes | msgspec.Raw = body
-        if not kind:
-            envelope = _envelopes.decode(body)
-            kind, data = envelope.type, envelope.data
-        return _read_data(kind, data, body)
+        envelope = _envelopes.decode(body)
+        return _read_data(envelope.type, envelope.data, body)
     except msgspec.ValidationError as error:
         return Poison("wrong_shape" if b"notbefore." in body[:2000] else "foreign", str(error))
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and msgspec.DecodeError are ValueErrors
         return Poison("not_json", str(error))
 
 
-def _binary_type(properties: Mapping[Any, Any]) -> str:
-    value = properties.get(b"cloudEvents:type") or properties.get("cloudEvents:type") or ""
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _read_data(kind: str, data: bytes | msgspec.Raw, body: bytes) -> Report | Beat | Poison | None:
+def _read_data(kind: str, data: msgspec.Raw, body: bytes) -> Report | Beat | Poison | None:
     if kind.startswith(CHANGE) and kind.endswith(VERSION):
         if kind[len(CHANGE) : -len(VERSION)] in APPROVALS:
             return None
@@ -207,7 +194,7 @@ def _read_data(kind: str, data: bytes | msgspec.Raw, body: bytes) -> Report | Be
     return Poison("foreign", kind[:200])
 
 
-def _complete(found: _Found, data: bytes | msgspec.Raw, body: bytes) -> _Found:
+def _complete(found: _Found, data: msgspec.Raw, body: bytes) -> _Found:
     """With its tags. Raises ``msgspec.ValidationError`` for a time that is not in UTC: others cannot be compared."""
     times = [found.time, *((found.first_seen, found.not_before) if isinstance(found, Report) else ())]
     if any(time is not None and time.tzinfo is not UTC for time in times):

@@ -23,7 +23,6 @@ from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.keeper import Parts
 from notbefore.fleet.outbox import FleetOutbox
-from notbefore.fleet.poison import PoisonFile
 from notbefore.process.main_thread import MainThread, exit_at_once
 from notbefore.process.stdout import StdoutWriter
 from notbefore.process.systemd import SystemdNotifier
@@ -57,7 +56,6 @@ class FleetInstance:
             outbox=outbox,
             clock=clock,
             history=History(directory, fleet.history_keep.seconds if fleet.history_keep is not None else None),
-            poison=PoisonFile(directory / "poison.jsonl"),
             write_record=self._stdout,
             inventory=Inventory(Path(fleet.inventory_file)) if fleet.inventory_file is not None else None,
         )

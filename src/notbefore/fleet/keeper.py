@@ -18,25 +18,21 @@ from msgspec import Struct
 
 from notbefore.config.fleet import FleetConfig
 from notbefore.core.duration import back_off
-from notbefore.core.lifecycle import OUTCOMES
 from notbefore.fleet.checkpoints import LostPartitionError, Position, SnapshotGoneError, Snapshots
 from notbefore.fleet.history import History
 from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.hub_errors import store_explained
 from notbefore.fleet.inventory import Inventory
-from notbefore.fleet.mutes import NOTE, Mute, is_muted, read_mutes
 from notbefore.fleet.outbox import FleetOutbox
-from notbefore.fleet.partition import Partition, PartitionFigures, compressed, read_snapshot
-from notbefore.fleet.poison import PoisonFile
-from notbefore.fleet.waves import Grouping, Notification
+from notbefore.fleet.partition import Partition, PartitionFigures
+from notbefore.fleet.snapshot import compressed, read_snapshot
+from notbefore.fleet.waves import Grouping
 
 SOON: Final = 0.2  # seconds after something was notified or accepted
 EVERY: Final = 5.0  # seconds between two snapshots otherwise
 AT_LEAST: Final = 60.0  # seconds after which one is written though nothing is new: another instance may have written it
 SHARE: Final = 5  # a snapshot that takes long to write is written less often: so many times as long
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds until what could not be written is tried again
-FILES_EVERY: Final = 1.0  # seconds between two looks at what is new for the history and the set aside
-MUTES_EVERY: Final = 10.0  # seconds between two looks at what is muted
 STORE_ERRORS: Final = (AzureError, OSError, TimeoutError)
 
 log = logging.getLogger("notbefore.fleet.keeper")
@@ -53,7 +49,6 @@ class Parts(Struct, frozen=True):
     outbox: FleetOutbox
     clock: HubClock
     history: History
-    poison: PoisonFile
     write_record: Callable[[bytes], None]
     inventory: Inventory | None = None
 
@@ -94,7 +89,6 @@ class Keeper:
         self.figures = PartitionFigures()
         self.partitions: dict[str, Held] = {}
         self.ends: dict[str, int] = {}  # the last record of each partition of the hub as this client began to read
-        self.mutes: list[Mute] = []
 
     @property
     def folds(self) -> list[Partition]:
@@ -162,7 +156,12 @@ class Keeper:
     async def _restored(self, name: str) -> Held:
         body = await self._snapshots.take(name)
         if not body:
-            return await self._begun(name)
+            held = Held(self._fold(name, self.ends.get(name, -1)))
+            try:
+                await self._write(held)  # at once: who reads it next knows what was news then
+            except LostPartitionError:  # another instance was faster
+                return await self._restored(name)
+            return held
         held = Held(self._fold(name))
         try:
             found = read_snapshot(body)
@@ -174,15 +173,6 @@ class Keeper:
             held.fold.missing.forget_all()
         held.written = held.fold.sequence
         self._parts.outbox.adopt(name, found.outbox, max(0.0, self._parts.clock.now() - found.at))
-        return held
-
-    async def _begun(self, name: str) -> Held:
-        """Read a partition for the first time. That is written before: who reads it next knows what was news then."""
-        held = Held(self._fold(name, self.ends.get(name, -1)))
-        try:
-            await self._write(held)
-        except LostPartitionError:  # another instance was faster
-            return await self._restored(name)
         return held
 
     async def _put_aside(self, name: str, body: bytes, error: ValueError) -> None:
@@ -197,28 +187,9 @@ class Keeper:
         )  # fmt: skip
 
     def _fold(self, name: str, backlog: int = -1) -> Partition:
-        poison, partitions = self._parts.poison.add, len(self.ends)
-        return Partition(name, self._grouping, poison, partitions=partitions, backlog=backlog, figures=self.figures)
+        return Partition(name, self._grouping, partitions=len(self.ends), backlog=backlog, figures=self.figures)
 
-    # ---- what is made and written
-
-    def commit(self, held: Held, made: Notification) -> bytes:
-        """Have a notification sent, unless it is muted; returns its record."""
-        line = self._parts.outbox.commit(held.fold.name, made, sent=not self._is_muted(held.fold, made))
-        held.news.set()
-        return line
-
-    def _is_muted(self, fold: Partition, made: Notification) -> bool:
-        """Whether nobody is notified. What ends is muted only where its beginning was."""
-        key = made.change.event.key
-        if made.change.kind in OUTCOMES:
-            return key in fold.muted
-        if not is_muted(self.mutes, self._parts.clock.now(), made):
-            fold.muted.discard(key)
-            return False
-        if made.change.previous is None:
-            fold.muted.add(key)
-        return True
+    # ---- what is written
 
     def note_news(self, names: Iterable[str]) -> None:
         """Something of these partitions was accepted, or refused."""
@@ -264,43 +235,15 @@ class Keeper:
                 raise
             held.written, held.written_at = position.sequence, time.monotonic()
 
-    async def run(self) -> None:
-        """Write the files of this instance, and see what is muted, until this is canceled."""
-        await asyncio.gather(self._keep_files(), self._see_mutes())  # a disk that hangs keeps no mute in force
 
-    async def _see_mutes(self) -> None:
-        while True:
-            await asyncio.sleep(MUTES_EVERY)
-            if self.ends:
-                await self.read_mutes()
+async def write_history(parts: Parts, folds: Iterable[Partition]) -> None:
+    """Write what is not in the history yet; what cannot be written waits.
 
-    async def _keep_files(self) -> None:
-        failures = 0
-        while True:
-            await asyncio.sleep(back_off(failures + 1, FILES_EVERY, LONGEST_PAUSE))
-            try:
-                await self.write_files()
-                failures = 0
-            except Exception as error:  # noqa: BLE001 - of the disk, or nobody foresaw it: tried again
-                failures += 1
-                self._failed("history", error)
-
-    async def read_mutes(self) -> None:
-        """See what is muted; where that fails, it stays as it was."""
-        try:
-            self.mutes = read_mutes(await self._snapshots.read(NOTE))
-        except (*STORE_ERRORS, ValueError) as error:
-            self._failed("store", error)
-
-    async def write_files(self) -> None:
-        """Write what is not in the history yet, and what was set aside. What cannot be written waits.
-
-        Raises ``OSError`` and ``sqlite3.Error``. Not to be called again before it has returned.
-        """
-        lists = [held.fold.past for held in self.partitions.values()]  # meanwhile they grow at their ends alone
-        past = list(map(list, lists))
-        await asyncio.to_thread(self._parts.poison.write)
-        if any(past):
-            await asyncio.to_thread(self._parts.history.write, list(chain(*past)), self._parts.clock.now())
-        for waiting, written in zip(lists, past, strict=True):
-            del waiting[: len(written)]
+    Raises ``OSError`` and ``sqlite3.Error``. Not to be called again before it has returned.
+    """
+    lists = [fold.past for fold in folds]  # meanwhile they grow at their ends alone
+    past = list(map(list, lists))
+    if any(past):
+        await asyncio.to_thread(parts.history.write, list(chain(*past)), parts.clock.now())
+    for waiting, written in zip(lists, past, strict=True):
+        del waiting[: len(written)]

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.record import Vm
 from notbefore.fleet.shown_waves import fits
 from notbefore.fleet.waves import Notification
@@ -60,7 +61,17 @@ def write_mutes(mutes: Iterable[Mute], now: float) -> bytes:
     return msgspec.json.encode(left)
 
 
-def is_muted(mutes: Iterable[Mute], now: float, made: Notification) -> bool:
-    """Whether one of them applies to a notification now."""
+def is_muted(mutes: Iterable[Mute], now: float, made: Notification, muted: set[str]) -> bool:
+    """Whether nobody is notified now. What ends is muted only where its beginning was.
+
+    ``muted``: the event keys of what nobody was notified of so far; it is kept up to date.
+    """
     event = made.change.event
-    return any(one.until > now and one.applies(event.event_type, made.vm, event.resources) for one in mutes)
+    if made.change.kind in OUTCOMES:
+        return event.key in muted
+    if not any(one.until > now and one.applies(event.event_type, made.vm, event.resources) for one in mutes):
+        muted.discard(event.key)
+        return False
+    if made.change.previous is None:
+        muted.add(event.key)
+    return True

@@ -9,7 +9,7 @@ from typing import Final
 from azure.core.exceptions import AzureError
 
 from notbefore.fleet.checkpoints import Snapshots
-from notbefore.fleet.partition import Snapshot, read_snapshot
+from notbefore.fleet.snapshot import Snapshot, read_snapshot
 
 EVERY: Final = 5.0  # seconds between two looks at most
 FAILURES: Final = (AzureError, OSError, TimeoutError, ValueError)

@@ -5,11 +5,10 @@ A snapshot holds what is not over yet, and is taken between two records: who goe
 """
 
 import traceback
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime, timedelta
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -18,22 +17,13 @@ from notbefore.core.document import VANISHING
 from notbefore.core.outbox import OutboxImage
 from notbefore.fleet.history import PastEvent
 from notbefore.fleet.hub_records import NOBODY, Beat, Poison, Report, one_place, read
-from notbefore.fleet.silence import Heard, Silence
-from notbefore.fleet.story import (
-    CANCELED,
-    ENDED,
-    NEW,
-    OVER,
-    STARTED,
-    STRENGTH,
-    Standing,
-    Story,
-    from_unix,
-)
-from notbefore.fleet.waves import Grouping, Notification, Wave, Waves
+from notbefore.fleet.room import Room, weight
+from notbefore.fleet.silence import Silence
+from notbefore.fleet.snapshot import FORM, Closed, Snapshot
+from notbefore.fleet.story import CANCELED, ENDED, NEW, OVER, STARTED, STRENGTH, Story, from_unix
+from notbefore.fleet.waves import Grouping, Notification, Waves
 from notbefore.metrics.fleet import Measured
 
-FORM: Final = 4  # of a snapshot
 CLOSED_SECONDS: Final = 86_400.0  # how long an event that is over is remembered: for late and repeated records
 MAX_CLOSED: Final = 20_000
 MAX_WAITING: Final = 5_000  # events that wait for the disk of the history; what is over then is not in it
@@ -41,11 +31,6 @@ UNWATCHED: Final = 120.0  # seconds between two looks, above which nobody read t
 MAX_AHEAD: Final = 60.0  # seconds by which the clock of a VM may be ahead of the hub's
 YEAR: Final = timedelta(days=366)  # no time that a VM reports is further away
 LOOK_EVERY: Final = 30.0  # seconds of the hub's clock between two looks for stories beyond their limit
-MAX_SNAPSHOT: Final = 256 * 1024 * 1024  # bytes of one that is not compressed
-MAX_OPEN: Final = 20_000  # events that are open
-MAX_OPEN_OF_GROUP: Final = 5_000  # of them in one resource group, whose VMs can report what they like of each other
-MAX_OPEN_OF_ONE: Final = 1_000  # of them reported by one VM first
-NAMES_OF_ONE: Final = 4_096  # characters of affected VMs' names: an event with more of them counts as several
 
 RESULTS: Final = ("news", "known", "late", "beat", "skipped", "poison")
 """What a record was: it changed a story; it did not; its event is over; a sign of life; of no use here; unreadable."""
@@ -58,39 +43,14 @@ class Item(Struct, frozen=True):
     sequence: int
     offset: str
     enqueued: float  # Unix seconds, by the hub's clock
-    properties: dict[Any, Any] | None = None
 
 
-class Closed(Struct, array_like=True):
-    """An event that is over."""
+class Unread(Struct, frozen=True):
+    """A record that could not be used, and where it is in the hub."""
 
-    event_key: str
-    standing: Standing  # its own, whatever the rest of its wave did
-    at: float  # Unix seconds of the hub's clock
-    nth: int
-    over: datetime  # by the last VM's word
-
-
-class Snapshot(Struct, array_like=True):
-    """All that whoever has the partition next needs."""
-
-    form: int
-    at: float  # when it was taken: this, and the times below, are Unix seconds of the hub's clock
+    partition: str
     sequence: int
-    offset: str
-    enqueued: float  # of the last record
-    partitions: int  # of the hub
-    backlog: int  # see ``Partition``
-    waves: list[Wave] = []
-    silent: list[Wave] = []
-    missing: list[Wave] = []
-    closed: dict[str, Closed] = {}
-    vanished: dict[str, float] = {}  # VMs that an event has deleted, and when
-    heard: dict[str, Heard] = {}
-    expected: dict[str, Heard] = {}  # VMs of the inventory that are not heard from
-    outbox: OutboxImage = OutboxImage()
-    past: list[PastEvent] = []  # that are not in the history yet
-    muted: list[str] = []  # event keys of open waves that nobody was notified of
+    poison: Poison
 
 
 class PartitionFigures(Struct):
@@ -99,8 +59,8 @@ class PartitionFigures(Struct):
     records: Counter[str] = msgspec.field(default_factory=Counter)  # by RESULTS
     poison: Counter[str] = msgspec.field(default_factory=Counter)  # by reason
     given_up: int = 0
-    fell_silent: int = 0
     missing: int = 0  # records that were gone before they were read
+    unread: list[Unread] = []  # until somebody logs them
     failures: list[str] = []  # errors that nobody foresaw, with their tracebacks, until somebody logs them
     measured: Measured = msgspec.field(default_factory=Measured)
 
@@ -112,11 +72,10 @@ class Partition:
     time: what is over by then is history, and no news; -1 without one.
     """
 
-    def __init__(  # noqa: PLR0913 - what it is told of its hub, and whom it tells
+    def __init__(
         self,
         name: str,
         grouping: Grouping,
-        on_poison: Callable[[str, Item, Poison], None],
         *,
         partitions: int = 0,
         backlog: int = -1,
@@ -137,42 +96,44 @@ class Partition:
         self.closed: dict[str, Closed] = {}
         self._backlog = backlog
         self._limit = grouping.over_after
-        self._on_poison = on_poison
         self._looked = 0.0
         self._vanished: dict[str, float] = {}  # VM -> when it was deleted, by an event
         self._by_id: dict[str, str] = {}  # EventId -> the key of the first event that has it
-        self._open: Counter[str] = Counter()  # in all, by group, and by the VM that reported it first
+        self._room = Room()
 
     # ---- snapshots
 
     def event_keys(self) -> set[str]:
         """What the notifications of all that is open are known by."""
-        every = (self.waves, self.silence.waves, self.missing.waves)
-        return {wave.event_key for waves in every for wave in waves.open.values()}
+        return {wave.event_key for waves in self._every for wave in waves.open.values()}
+
+    @property
+    def _every(self) -> tuple[Waves, ...]:
+        return self.waves, self.silence.waves, self.missing.waves
 
     def snapshot(self, at: float, outbox: OutboxImage | None = None) -> bytes:
         """All that is needed to go on from here, as MessagePack: see ``read_snapshot``."""
-        return msgspec.msgpack.encode(
-            Snapshot(
-                form=FORM,
-                at=at,
-                sequence=self.sequence,
-                offset=self.offset,
-                enqueued=self.enqueued,
-                partitions=self.partitions,
-                backlog=self._backlog,
-                waves=list(self.waves.open.values()),
-                silent=list(self.silence.waves.open.values()),
-                missing=list(self.missing.waves.open.values()),
-                closed=self.closed,
-                vanished=self._vanished,
-                heard=self.silence.heard,
-                expected=self.missing.heard,
-                outbox=outbox or OutboxImage(),
-                past=self.past,
-                muted=list(self.muted),
-            )
+        waves, silent, missing = (list(one.open.values()) for one in self._every)
+        found = Snapshot(
+            form=FORM,
+            at=at,
+            sequence=self.sequence,
+            offset=self.offset,
+            enqueued=self.enqueued,
+            partitions=self.partitions,
+            backlog=self._backlog,
+            waves=waves,
+            silent=silent,
+            missing=missing,
+            closed=self.closed,
+            vanished=self._vanished,
+            heard=self.silence.heard,
+            expected=self.missing.heard,
+            outbox=outbox or OutboxImage(),
+            past=self.past,
+            muted=list(self.muted),
         )
+        return msgspec.msgpack.encode(found)
 
     def restore(self, found: Snapshot) -> None:
         """Go on from a snapshot.
@@ -186,6 +147,7 @@ class Partition:
         self.waves.restore(found.waves)
         for wave in found.waves:
             for story in wave.stories.values():
+                self._room.take(story.sender, weight(story.event.resources))
                 self._keep(story.group + story.event.key, story)
         self.closed, self._vanished = found.closed, found.vanished
         self.past, self.muted = found.past, set(found.muted)
@@ -216,10 +178,8 @@ class Partition:
             yield from self.advance(item.enqueued)
         self.sequence, self.offset, self.enqueued = item.sequence, item.offset, item.enqueued
         try:
-            found = read(item.body, item.properties)
-            if isinstance(found, Report):
-                found = _in_time(found, item.enqueued)
-            result = self._take(found, item)
+            found = read(item.body)
+            result = self._take(_in_time(found, item.enqueued) if isinstance(found, Report) else found, item)
         except Exception as error:  # noqa: BLE001 - nobody foresaw it: set aside, it keeps no other record waiting
             self.figures.failures.append(f"partition {self.name}: {traceback.format_exc()}")
             result = self._set_aside(Poison("failed", f"{type(error).__name__}: {error}"), item)
@@ -228,8 +188,7 @@ class Partition:
     @property
     def next_due(self) -> float:
         """Unix seconds of the hub's clock: before, ``advance`` has nothing to do."""
-        every = (self.waves, self.silence.waves, self.missing.waves)
-        return min(self._looked + LOOK_EVERY, *(waves.next_due for waves in every))
+        return min(self._looked + LOOK_EVERY, *(waves.next_due for waves in self._every))
 
     def advance(self, now: float) -> Iterator[Notification | None]:
         """Nothing older than ``now``, in Unix seconds of the hub's clock, will come; yields what is due by then.
@@ -273,7 +232,7 @@ class Partition:
 
     def _set_aside(self, poison: Poison, item: Item) -> str:
         self.figures.poison[poison.reason] += 1
-        self._on_poison(self.name, item, poison)
+        self.figures.unread.append(Unread(self.name, item.sequence, poison))
         return "poison"
 
     def _key_of(self, group: str, event_id: str) -> str:
@@ -293,13 +252,13 @@ class Partition:
             return self._begin(key, report, item)
         if story.began is not None and report.time < story.began:
             return "late"  # of the event before
-        weight = _weight(story.event.resources)
-        more = _weight(report.resources) - weight
-        if more > 0 and not self._has_room(story.sender, more):
+        before = weight(story.event.resources)
+        reserved = max(0, weight(report.resources) - before)
+        if not self._room.take(story.sender, reserved):
             return self._set_aside(Poison("too_many", f"VMs of open events of {story.sender}"), item)
         story.heard_at = now
         news = story.add(report)
-        self._count(story.sender, _weight(story.event.resources) - weight)
+        self._room.take(story.sender, weight(story.event.resources) - before - reserved)
         if news:
             if not story.by_affected:
                 self._locate(story)
@@ -312,7 +271,7 @@ class Partition:
         if closed is not None and not _reopens(closed, report):
             return "late"
         sender = report.group + report.vm
-        if not self._has_room(sender, _weight(report.resources)):
+        if not self._room.take(sender, weight(report.resources)):
             return self._set_aside(Poison("too_many", f"open events of {sender}"), item)
         story, notified = Story.begin(report), NEW
         story.heard_at = item.enqueued
@@ -333,25 +292,13 @@ class Partition:
     def _keep(self, key: str, story: Story) -> None:
         self.stories[key] = story
         story.shares_id = self._by_id.setdefault(story.event.key, key) != key
-        self._count(story.sender, _weight(story.event.resources))
-
-    def _count(self, sender: str, more: int) -> None:
-        """Count an open event for the VM that reported it first, wherever it turns out to be."""
-        for whose in _counted(sender):
-            self._open[whose] += more
-            if not self._open[whose]:
-                del self._open[whose]
-
-    def _has_room(self, sender: str, more: int) -> bool:
-        bounds = zip(_counted(sender), (MAX_OPEN, MAX_OPEN_OF_GROUP, MAX_OPEN_OF_ONE), strict=True)
-        return all(self._open[whose] + more <= bound for whose, bound in bounds)
 
     def _locate(self, story: Story) -> None:
         """The affected VMs are where their heartbeats say, whoever reports the event first."""
         for name in story.vms:
             heard = self.silence.heard.get(name)
             if heard is not None:
-                story.locate(heard.place, heard.zone, affected=True)
+                story.locate(heard.place, affected=True)
 
     def _look(self, now: float) -> Iterator[None]:
         """End what is long overdue, and forget what is long over."""
@@ -365,7 +312,7 @@ class Partition:
                     self.figures.given_up += 1
                     self.waves.note(story, now)
                     yield
-        self.figures.fell_silent += yield from self.silence.look(now, unwatched)
+        yield from self.silence.look(now, unwatched)
         yield from self.missing.look(now, unwatched)
         forgotten = [key for key, one in self.closed.items() if now - one.at > CLOSED_SECONDS]
         self._vanished = {vm: at for vm, at in self._vanished.items() if now - at < CLOSED_SECONDS}
@@ -396,7 +343,7 @@ class Partition:
 
     def _close(self, key: str, story: Story, now: float) -> None:
         self.stories.pop(key, None)
-        self._count(story.sender, -_weight(story.event.resources))
+        self._room.take(story.sender, -weight(story.event.resources))
         if len(self.past) < MAX_WAITING:  # who writes them deletes what is written, the first ones
             self.past.append(PastEvent.of(story, now))
         for one in story.measured.values():
@@ -404,17 +351,6 @@ class Partition:
         if story.event.event_type in VANISHING and story.standing is not CANCELED:
             self._vanished |= dict.fromkeys(story.vms, now)
         self.closed[key] = Closed(story.event.key, story.standing, now, story.nth, story.over or from_unix(now))
-
-
-def _weight(resources: tuple[str, ...]) -> int:
-    """As how many open events one counts that affects these VMs."""
-    return 1 + sum(map(len, resources)) // NAMES_OF_ONE
-
-
-def _counted(sender: str) -> tuple[str, str, str]:
-    """What an open event is counted for: all, the group of the VM that reported it first, and this one."""
-    subscription, group, _ = sender.split("/", 2)
-    return "", f"{subscription}/{group}/", sender
 
 
 def _reopens(closed: Closed, report: Report) -> bool:
@@ -438,23 +374,3 @@ def _in_time(report: Report, now: float) -> Report:
         first_seen=max(earliest, min(report.first_seen, time)),
         not_before=due if due is not None and abs(due - latest) < YEAR else None,
     )
-
-
-def compressed(snapshot: bytes) -> bytes:
-    """A snapshot as it is written down. It may take some 10 ms: not for an event loop."""
-    return zlib.compress(snapshot, 1)
-
-
-def read_snapshot(body: bytes) -> Snapshot:
-    """Read what was written down; raises ``ValueError`` for what is no snapshot, or one of another form."""
-    try:
-        expanded = zlib.decompressobj()
-        data = expanded.decompress(body, MAX_SNAPSHOT)
-        if expanded.unconsumed_tail or not expanded.eof:
-            raise ValueError("it is cut off, or too large")
-        found = msgspec.msgpack.decode(data, type=Snapshot)
-    except (zlib.error, msgspec.MsgspecError, OverflowError) as error:
-        raise ValueError(str(error)) from None
-    if found.form != FORM:
-        raise ValueError(f"a snapshot of form {found.form}, expected {FORM}")
-    return found

@@ -17,7 +17,6 @@ from notbefore.fleet.checkpoints import Snapshots
 from notbefore.fleet.partition import Item
 
 READ_IN: Final = "5.15.1"  # the version of azure-eventhub in which the private attributes were read
-MAX_VALUE: Final = 8 * 1024  # bytes that are kept of a record that has no octets
 
 
 def make_consumer(config: FleetConfig, credential: Any, snapshots: Snapshots) -> EventHubConsumerClient:
@@ -64,24 +63,13 @@ def forget_tags(client: Any, context: PartitionContext) -> None:
             consumer._handler._link._received_delivery_tags.clear()  # noqa: SLF001
 
 
-def kept_tags(client: Any) -> int:
-    """How many delivery tags the SDK keeps now."""
-    readers = [one for each in client._event_processors.values() for one in each._consumers.values()]  # noqa: SLF001
-    return sum(len(one._handler._link._received_delivery_tags) for one in readers)  # noqa: SLF001
-
-
 def item_of(event: EventData) -> Item:
     """One record, as the fold takes it."""
-    body = event.body
-    if event.body_type is AmqpMessageBodyType.DATA:
-        data = body if isinstance(body, bytes) else b"".join(body)  # type: ignore[arg-type]
-    else:  # of another product: no agent sends values
-        data = repr(body)[:MAX_VALUE].encode(errors="replace")
+    octets: Any = event.body if event.body_type is AmqpMessageBodyType.DATA else ()  # else of another product
     enqueued = event.enqueued_time
     return Item(
-        data,
+        b"".join(octets),
         event.sequence_number or 0,
         str(event.offset),
         enqueued.timestamp() if enqueued is not None else 0.0,
-        event.properties or None,
     )

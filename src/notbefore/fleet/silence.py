@@ -7,7 +7,7 @@ same rules. Times are Unix seconds of the hub's clock.
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from sys import intern
 from typing import Final
@@ -38,7 +38,6 @@ class Heard(Struct, array_like=True):
     at: float  # the last sign of life
     interval: float  # seconds between its heartbeats
     place: Place  # with its tags
-    zone: str = ""
     silent: bool = False  # or missing
 
 
@@ -106,14 +105,14 @@ class Silence:
         if known is not None:
             known.at = max(known.at, now)
             if isinstance(found, Beat):
-                known.interval, known.zone = _interval(found), found.zone
+                known.interval = _interval(found)
                 if found.place != known.place:  # its tags are others by now, or it is another VM of this name
                     known.place = one_place(found.place)
         elif isinstance(found, Beat):
             if len(self.heard) >= MAX_HEARD or self._groups[found.group] >= MAX_HEARD_OF_GROUP:
                 return False
             name = intern(found.vm_name or found.vm)  # stories have the same
-            self._add(key, Heard(name, now, _interval(found), found.place, found.zone))
+            self._add(key, Heard(name, now, _interval(found), found.place))
         return True
 
     def _add(self, key: str, one: Heard) -> None:
@@ -125,13 +124,13 @@ class Silence:
         place = self.heard.pop(key).place
         self._groups[group_of(place.subscription, place.resource_group)] -= 1
 
-    def look(self, now: float, unwatched: float = 0.0) -> Generator[None, None, int]:
-        """See who has fallen silent by now, and who is back; returns how many fell silent.
+    def look(self, now: float, unwatched: float = 0.0) -> Iterator[None]:
+        """See who has fallen silent by now, and who is back.
 
         Others may have their turn at each step. ``unwatched``: seconds before ``now`` in which nothing could be heard;
         they are nobody's silence.
         """
-        fell_silent, explained = 0, None
+        explained: set[str] | None = None
         silent: dict[Place, list[Heard]] = {}
         for key, one in list(self.heard.items()):
             one.at = min(now, one.at + unwatched)
@@ -142,7 +141,6 @@ class Silence:
             if late and not one.silent:
                 explained = self._explained() if explained is None else explained
                 late = key not in explained
-                fell_silent += late
             one.silent = late
             if late:
                 silent.setdefault(one.place, []).append(one)
@@ -150,7 +148,6 @@ class Silence:
         for place in {**self._stories, **silent}:
             self._note(place, silent.get(place, []), now)
             yield
-        return fell_silent
 
     def flush(self, now: float) -> Iterator[Notification]:
         """What is to be notified by now."""
@@ -185,7 +182,7 @@ class Silence:
         event = Event(f"{kind}-{now:.0f}-{where}", SILENT, STATUS_STARTED, "VirtualMachine", (), description=why)
         mark = (began, "", "")
         group = group_of(place.subscription, place.resource_group)
-        return Story(event, place, "", began, group, "", mark, mark, started=began)
+        return Story(event, place, began, group, "", mark, mark, started=began)
 
 
 def _interval(found: Beat) -> float:

@@ -48,33 +48,21 @@ OVER: Final = frozenset(OUTCOMES)
 ENDS_AS: Final = {SCHEDULED: ENDED, STARTED: FINISHED}
 """Once it is over: of an event that nobody has seen ending. Azure knows one way out of Started. Else as is claimed."""
 
-STEPS: Final[dict[tuple[Standing, Standing], LifecycleKind]] = {
-    (NEW, SCHEDULED): "announced",
-    (NEW, STARTED): "started",
-    (NEW, CANCELED): "canceled",
-    (NEW, FINISHED): "finished",
-    (NEW, ENDED): "ended",
-    (SCHEDULED, SCHEDULED): "updated",
-    (SCHEDULED, STARTED): "started",
-    (SCHEDULED, CANCELED): "canceled",
-    (SCHEDULED, FINISHED): "finished",
-    (SCHEDULED, ENDED): "ended",
-    (STARTED, STARTED): "updated",
-    (STARTED, FINISHED): "finished",
-    (STARTED, CANCELED): "finished",  # of a wave alone: the rest of it was canceled
-    (STARTED, ENDED): "ended",
-    (CANCELED, STARTED): "started",  # what looked canceled was not
-    (CANCELED, FINISHED): "finished",
-    (ENDED, STARTED): "started",  # as far as was known it was over, and it starts only now
-    (ENDED, FINISHED): "finished",
-    (ENDED, CANCELED): "canceled",  # learnt late
+_ENDS: Final[dict[Standing, LifecycleKind]] = {CANCELED: "canceled", FINISHED: "finished", ENDED: "ended"}
+STEPS: Final[dict[Standing, dict[Standing, LifecycleKind]]] = {
+    NEW: {SCHEDULED: "announced", STARTED: "started", **_ENDS},
+    SCHEDULED: {SCHEDULED: "updated", STARTED: "started", **_ENDS},
+    STARTED: {STARTED: "updated", **_ENDS, CANCELED: "finished"},  # of a wave: the rest of it was canceled
+    CANCELED: {STARTED: "started", FINISHED: "finished"},  # what looked canceled was not
+    ENDED: {STARTED: "started", FINISHED: "finished", CANCELED: "canceled"},  # learnt late
+    FINISHED: {},
 }
 """From what was notified last to how it stands now: what to notify of. Of other pairs nobody is notified."""
 
 MAX_REPORTERS: Final = 256 * 1024  # bytes of the names of the VMs that report one event: a scale set has 1,000 VMs
 
 
-class Measures(Struct):
+class Measures(Struct, frozen=True):
     """What one affected VM measured, in seconds; ``None`` where it did not."""
 
     notice: float | None = None
@@ -86,8 +74,7 @@ class Story(Struct, array_like=True):
     """One event, as the VMs of one group report it. Mutable: only ``add``, ``Partition`` and ``Waves`` change it."""
 
     event: Event  # the newest content that was reported
-    place: Place  # this and the next one: what its VMs have in common, by those that were heard from
-    zone: str
+    place: Place  # what its VMs have in common, by those that were heard from
     first_seen: datetime  # by the first VM
     group: str  # subscription and resource group, as ``group_of`` writes them
     sender: str  # the VM that reported it first, with its group as it was known then
@@ -110,7 +97,7 @@ class Story(Struct, array_like=True):
     labels: tuple[str, ...] = ()  # the wave that it is in; it stays there, whatever becomes of it
     named: bool = False  # a notification of its wave has named it
     shares_id: bool = False  # an event of another resource group has its EventId: they are not mixed up
-    by_affected: bool = False  # `place` and `zone` are those of affected VMs; until one is heard from, of the others
+    by_affected: bool = False  # `place` is that of affected VMs; until one is heard from, of the others
 
     @classmethod
     def begin(cls, report: Report) -> "Story":
@@ -119,7 +106,6 @@ class Story(Struct, array_like=True):
         return cls(
             event=event_of(report),
             place=NOWHERE,
-            zone="",
             first_seen=report.first_seen,
             group=report.group,
             sender=report.group + report.vm,
@@ -160,17 +146,16 @@ class Story(Struct, array_like=True):
         stood, self.standing = self.standing, self._stands()
         return changed or stood is not self.standing
 
-    def locate(self, place: Place, zone: str, *, affected: bool) -> None:
+    def locate(self, place: Place, *, affected: bool) -> None:
         """Keep what this VM has in common with those before it; affected VMs count before others."""
         if place == NOWHERE:  # IMDS has not said yet who it is
             return
         if self.group == NOBODY:
             self.group = group_of(place.subscription, place.resource_group)
         if self.place == NOWHERE or (affected and not self.by_affected):
-            self.place, self.zone, self.by_affected = place, zone, affected
+            self.place, self.by_affected = place, affected
         elif affected == self.by_affected:
             self.place = self.place.shared(place)
-            self.zone = zone if zone == self.zone else ""
 
     def give_up(self) -> None:
         """The limit has passed: it is over as far as is known."""
@@ -207,9 +192,9 @@ class Story(Struct, array_like=True):
         if report.change == "started":
             self.started = min(self.started or report.time, report.time)
         affected = report.scope != "peer"
-        self.locate(report.place, report.zone, affected=affected)
+        self.locate(report.place, affected=affected)
         if affected:
-            self._measure(report, vm)
+            self._measure(report)
         when = (report.time, vm, report.change_id)
         if report.not_before is not None and (self.not_before is None or when >= self.dated):
             self.not_before, self.dated = report.not_before, when
@@ -223,14 +208,17 @@ class Story(Struct, array_like=True):
             self.by_affected = False  # other VMs are affected now
         return content(self.event) != content(before) and STRENGTH[report.change] not in OVER
 
-    def _measure(self, report: Report, vm: str) -> None:
-        old = self.measured.setdefault(vm, Measures())
-        if report.notice is not None:
-            old.notice = report.notice if old.notice is None else min(old.notice, report.notice)
-        if report.started_for is not None:
-            old.started_for = max(old.started_for or 0.0, report.started_for)
-        if report.interruption is not None:
-            old.interruption = max(old.interruption or 0.0, report.interruption)
+    def _measure(self, report: Report) -> None:
+        old = self.measured.get(report.vm, Measures())
+        self.measured[report.vm] = Measures(
+            min(_known(old.notice, report.notice), default=None),
+            max(_known(old.started_for, report.started_for), default=None),
+            max(_known(old.interruption, report.interruption), default=None),
+        )
+
+
+def _known(*values: float | None) -> list[float]:
+    return [one for one in values if one is not None]
 
 
 def _last_word(before: int, report: Report) -> int:

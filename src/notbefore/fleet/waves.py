@@ -19,11 +19,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import Change, Gap, LifecycleKind, Reason, change_id, quiet
-from notbefore.core.document import PREEMPT, REBOOT, REDEPLOY, TERMINATE, Event
 from notbefore.core.document import SCHEDULED as STATUS_SCHEDULED
 from notbefore.core.document import STARTED as STATUS_STARTED
+from notbefore.core.document import Event
 from notbefore.core.record import FleetFacts, Spread, Vm
-from notbefore.core.routing import Route
+from notbefore.core.routing import SEVERITIES, Route, severity_of
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.story import (
     CANCELED,
@@ -48,9 +48,6 @@ SHARE_OF_NOTICE: Final = 3  # news waits for a third of the notice at most: a Pr
 SHARE_OF_DIGEST: Final = 2  # or for the next digest, if at least half of the notice is left then
 
 WAVE: Final = "wave-"  # begins the key of several events
-
-SEVEREST: Final = (PREEMPT, TERMINATE, REDEPLOY, REBOOT)
-"""The types of a wave by which it is named, in this order; then any other."""
 
 _REASONS: Final[dict[LifecycleKind, Reason]] = {
     "announced": "first_seen_scheduled",
@@ -214,7 +211,7 @@ class Waves:
         standing, now = wave.standing, from_unix(moment)
         if wave.notified is STARTED and standing is SCHEDULED:  # it stays started
             standing = STARTED
-        kind = STEPS.get((wave.notified, standing))
+        kind = STEPS[wave.notified].get(standing)
         event = event_of_wave(wave, standing, now)
         before = wave.notified_event
         if kind is None or (kind == "updated" and before is not None and content(event) == content(before)):
@@ -238,12 +235,12 @@ def _is_urgent(wave: Wave, story: Story, now: float) -> bool:
         return True
     due = known.not_before if known.not_before is not None and known.not_before.timestamp() > now else None
     earlier = story.not_before is not None and (due is None or story.not_before < due)
-    return earlier or _severity(story.event.event_type) < _severity(known.event_type)
+    return earlier or _severity(story.event) < _severity(known)
 
 
-def _severity(event_type: str) -> int:
-    """Which type names a wave: the smallest."""
-    return SEVEREST.index(event_type) if event_type in SEVEREST else len(SEVEREST)
+def _severity(event: Event) -> int:
+    """Which event names a wave: the smallest."""
+    return SEVERITIES.index(severity_of(event.event_type, None, event.duration))
 
 
 def ways_of(story: Story, routes: tuple[Route, ...]) -> str:
@@ -268,7 +265,7 @@ def _label(name: str, story: Story) -> str:
     """Of an event, by a name of ``group_by``: one of its fields, of its place, or ``tags.NAME``."""
     if name.startswith("tags."):
         return dict(story.place.tags).get(name.removeprefix("tags.").casefold(), "")
-    own = {"event_id": story.event.key, "event_type": story.event.event_type, "zone": story.zone}
+    own = {"event_id": story.event.key, "event_type": story.event.event_type}
     if name == "event_source":
         return story.event.event_source or ""
     return own[name] if name in own else str(getattr(story.place, name))
@@ -298,7 +295,7 @@ def event_of_wave(wave: Wave, standing: Standing, now: datetime) -> Event:
 
 
 def _urgency(story: Story) -> tuple[int, datetime, str]:
-    return _severity(story.event.event_type), story.not_before or story.first_seen, story.event.key
+    return _severity(story.event), story.not_before or story.first_seen, story.event.key
 
 
 def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Standing, now: datetime) -> Notification:
@@ -366,14 +363,13 @@ def vm_of(stories: Collection[Story]) -> Vm:
     """What the VMs have in common, and the name where there is one alone."""
     place = reduce(Place.shared, (story.place for story in stories))
     names = {name for story in stories for name in story.affected}
-    zones = {story.zone for story in stories}
     tags = dict(place.tags)
     return Vm(
         name=next(iter(names)) if len(names) == 1 else "",
         subscription_id=place.subscription,
         resource_group=place.resource_group,
         location=place.region,
-        zone=zones.pop() if len(zones) == 1 else "",
+        zone=place.zone,
         scale_set=place.scale_set,
         tags=tags,
         record_tags=tuple(tags),

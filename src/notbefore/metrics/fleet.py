@@ -22,9 +22,6 @@ SILENT: Final = Metric(
 MISSING_VMS: Final = Metric(
     "notbefore_fleet_vms_missing", "gauge", "VMs of the inventory that were never heard from, or not for a day.", _VMS
 )
-FELL_SILENT: Final = Metric(
-    "notbefore_fleet_vms_fell_silent", "counter", "VMs that fell silent without an event that explains it."
-)
 RECORDS: Final = Metric("notbefore_fleet_records", "counter", "Records of the hub by what they were.", ("result",))
 POISON: Final = Metric("notbefore_fleet_poison_records", "counter", "Records that could not be read.", ("reason",))
 GIVEN_UP: Final = Metric(

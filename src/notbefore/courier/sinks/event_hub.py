@@ -106,7 +106,7 @@ class Sink(BaseSink):
         batch = await client.create_batch(partition_key=partition_key(content, message.event_key))
         for one in (content, *(cut(content) if isinstance(content, Record) else ())):
             with suppress(ValueError):  # it is too large
-                batch.add(event_data(message, one, self._settings.format))
+                batch.add(event_data(message, one))
                 break
         else:
             raise SendError("too large for the hub, even cut down", permanent=True)
@@ -125,17 +125,11 @@ class Sink(BaseSink):
         self._client = self._credential = None
 
 
-def event_data(message: Message, record: Record | Heartbeat, form: str) -> EventData:
-    """The change as a CloudEvent: the envelope in the body, or in the application's properties."""
+def event_data(message: Message, record: Record | Heartbeat) -> EventData:
+    """The change as a CloudEvent."""
     values = record.flat() | {"notbefore.delivery.id": message.delivery_id}
-    envelope = cloud_event(record, message.delivery_id, values)
-    if form == "structured":
-        data = EventData(json_line(envelope))
-        data.content_type = STRUCTURED
-    else:
-        data = EventData(json_line(envelope.pop("data")))
-        data.content_type = envelope.pop("datacontenttype")
-        data.properties = {f"cloudEvents:{name}": value for name, value in envelope.items()}
+    data = EventData(json_line(cloud_event(record, message.delivery_id, values)))
+    data.content_type = STRUCTURED
     data.message_id = message.delivery_id
     return data
 

@@ -1,0 +1,69 @@
+"""``Snapshot``: all of a partition that whoever has it next needs, and the bytes that are written of it. Pure."""
+
+import zlib
+from datetime import datetime
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from notbefore.core.outbox import OutboxImage
+from notbefore.fleet.history import PastEvent
+from notbefore.fleet.silence import Heard
+from notbefore.fleet.story import Standing
+from notbefore.fleet.waves import Wave
+
+FORM: Final = 5  # of a snapshot
+MAX_SNAPSHOT: Final = 256 * 1024 * 1024  # bytes of one that is not compressed
+
+
+class Closed(Struct, array_like=True):
+    """An event that is over."""
+
+    event_key: str
+    standing: Standing  # its own, whatever the rest of its wave did
+    at: float  # Unix seconds of the hub's clock
+    nth: int
+    over: datetime  # by the last VM's word
+
+
+class Snapshot(Struct, array_like=True):
+    """All that whoever has the partition next needs."""
+
+    form: int
+    at: float  # when it was taken: this, and the times below, are Unix seconds of the hub's clock
+    sequence: int
+    offset: str
+    enqueued: float  # of the last record
+    partitions: int  # of the hub
+    backlog: int  # see ``Partition``
+    waves: list[Wave] = []
+    silent: list[Wave] = []
+    missing: list[Wave] = []
+    closed: dict[str, Closed] = {}
+    vanished: dict[str, float] = {}  # VMs that an event has deleted, and when
+    heard: dict[str, Heard] = {}
+    expected: dict[str, Heard] = {}  # VMs of the inventory that are not heard from
+    outbox: OutboxImage = OutboxImage()
+    past: list[PastEvent] = []  # that are not in the history yet
+    muted: list[str] = []  # event keys of open waves that nobody was notified of
+
+
+def compressed(snapshot: bytes) -> bytes:
+    """A snapshot as it is written down. It may take some 10 ms: not for an event loop."""
+    return zlib.compress(snapshot, 1)
+
+
+def read_snapshot(body: bytes) -> Snapshot:
+    """Read what was written down; raises ``ValueError`` for what is no snapshot, or one of another form."""
+    try:
+        expanded = zlib.decompressobj()
+        data = expanded.decompress(body, MAX_SNAPSHOT)
+        if expanded.unconsumed_tail or not expanded.eof:
+            raise ValueError("it is cut off, or too large")
+        found = msgspec.msgpack.decode(data, type=Snapshot)
+    except (zlib.error, msgspec.MsgspecError, OverflowError) as error:
+        raise ValueError(str(error)) from None
+    if found.form != FORM:
+        raise ValueError(f"a snapshot of form {found.form}, expected {FORM}")
+    return found
