@@ -14,7 +14,7 @@ from notbefore.agent.tracker import Tracker
 from notbefore.config.model import Config
 from notbefore.core.duration import back_off
 from notbefore.errors import ImdsError
-from notbefore.imds.client import ImdsClient, may_be_elsewhere
+from notbefore.imds.client import USUAL, ImdsClient
 from notbefore.imds.identity import fetch_vm
 from notbefore.imds.poller import Poll, Poller
 
@@ -40,7 +40,7 @@ class Polling:
         self._state = state
         self._clock = state.clock
         self._configured, self._api_version = config.imds.endpoint, config.imds.api_version
-        self._may_search = config.imds.discover and may_be_elsewhere(self._configured)
+        self._may_search = config.imds.discover and self._configured == USUAL
         self.endpoint = self._configured  # where IMDS is asked now
         self._client = ImdsClient(self.endpoint)
         self.poller = Poller(self._client, self._api_version, config.imds.interval.seconds)
@@ -114,30 +114,27 @@ class Polling:
 
     def _search(self) -> None:
         """Look for IMDS at one place after the other, and ask the first that answers from now on."""
-        from notbefore.imds.elsewhere import search  # noqa: PLC0415 - in a VNet nobody needs it
+        from notbefore.imds.elsewhere import candidates, why_not  # noqa: PLC0415 - in a VNet nobody needs it
 
         self._searches += 1
         self._next_search = self._clock.monotonic() + back_off(self._searches, SEARCH_PAUSE, LONGEST_SEARCH_PAUSE)
-        self.poller.due = self._clock.monotonic()
-        for step in search(self._configured, self._api_version):
+        level = logging.INFO if self._searches == 1 else logging.DEBUG
+        for place, endpoint in candidates():
             self.poller.due = self._clock.monotonic()  # places that are silent are no thread that hangs
             if self._stop.is_set():
                 return
-            log.log(logging.INFO if step.answers else logging.DEBUG, "where is IMDS? %s", step)
-            if step.answers:
+            why = why_not(endpoint, self._api_version)
+            log.log(level, "is IMDS at %s (%s)? %s", endpoint, place, why or "yes")
+            if not why:
                 self._searches = 0
-                if step.found != self.endpoint:
-                    self._use(step.found)
+                if endpoint != self.endpoint:
+                    self.endpoint = endpoint
+                    self._client.use(endpoint)
+                    self.poller.forget()
+                    self._next_identity = 0.0
                 return
         if self._searches == 1 and not self._answered:
             log.warning(
-                "This does not look like an Azure VM: IMDS is nowhere to be found. `notbefore discover` shows where it"
-                " was looked for, `notbefore demo` shows what the agent does. The agent goes on asking"
+                "This does not look like an Azure VM: IMDS is nowhere to be found. `notbefore demo` shows what the"
+                " agent does. The agent goes on asking"
             )
-
-    def _use(self, endpoint: str) -> None:
-        self.endpoint = endpoint
-        self._client.use(endpoint)
-        self.poller.forget()
-        self._next_identity = 0.0
-        log.info("IMDS is asked at %s from now on", endpoint)

@@ -46,7 +46,6 @@ COMMANDS: Final = {
         "read a configuration: show what is wrong with it, or all values in use",
         "notbefore check-config --connect /etc/notbefore/notbefore.yml",
     ),
-    "discover": ("look for IMDS, and show what was found where", "notbefore discover"),
     "events": ("show what is listed now, as a running agent knows it", "notbefore events"),
     "history": ("show the last changes", "notbefore history --since 1h"),
     "health": ("ask a running agent whether it is healthy: exit code 0 if it is", "notbefore health --ready"),

@@ -146,11 +146,6 @@ class _Connection:
         self._complete = True
 
 
-def may_be_elsewhere(endpoint: str) -> bool:
-    """Return whether discovery may look elsewhere: nobody configured another address than the usual one."""
-    return endpoint == USUAL
-
-
 class ImdsClient:
     """Asks one endpoint (``http://host[:port][/prefix]``). Only ``abort`` may be called from other threads.
 
