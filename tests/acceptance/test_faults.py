@@ -2,26 +2,21 @@
 
 import json
 import os
-import shutil
 import signal
-import sqlite3
 from collections.abc import Sequence
-from contextlib import closing, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
 
 from notbefore.simulator.server import Simulator
-from notbefore.store.file import FILE_NAME
 from support.agent import RunningAgent, eventually, get, notbefore
 from support.azure import listed
 from support.file import read_records
 from support.hanging_disk import EVERYTHING, WRITES, HangingDisk
 from support.needs import needs
-from support.peers import HttpPeer, Say
-from support.wall_clock import WallClock
+from support.peers import HttpPeer
 
 
 class AgentOnSmallDisk(RunningAgent):
@@ -141,81 +136,6 @@ def test_an_agent_that_starts_on_a_read_only_disk_knows_what_is_there(
     assert len(read_records(state)) == 2
 
 
-def test_a_lock_that_another_process_holds_keeps_nobody_from_being_notified(
-    imds: Simulator, hook: HttpPeer, config: str, state: Path
-) -> None:
-    with RunningAgent(imds.endpoint, state, config) as agent:
-        agent.ready()
-        imds.set_document(listed("a"))
-        eventually(lambda: delivered(agent) == 1)  # what is not written down yet would be sent again
-        with closing(sqlite3.connect(state / FILE_NAME, isolation_level=None)) as holder:
-            holder.execute("BEGIN EXCLUSIVE")
-            imds.set_document(listed("a", "b"))
-            eventually(lambda: delivered(agent) == 2)
-            assert events(hook) == ["a", "b"]
-            assert b"database is locked" in not_ready(agent)
-            agent.process.kill()
-            agent.stop()
-            with RunningAgent(imds.endpoint, state, config) as second:  # b is news to it: nothing was written of it
-                imds.set_document(listed("a", "b", "c"))
-                eventually(lambda: once(hook) == ["a", "b", "c"])
-                assert b"database is locked" in not_ready(second)
-                eventually(lambda: delivered(second) == 3)
-                shown = notbefore("outbox", "list", "--state-dir", str(state))
-                assert shown.stdout == "The outbox is empty.\n", shown.stderr
-                holder.execute("ROLLBACK")
-                second.ready()
-                imds.set_document(listed("a", "b", "c", "d"))
-                eventually(lambda: delivered(second) == 4)
-    assert once(hook) == ["a", "b", "c", "d"]
-    assert len(read_records(state)) == 4
-
-
-def test_a_clock_that_is_two_years_ahead_for_a_moment_loses_nothing(
-    imds: Simulator, hook: HttpPeer, config: str, state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = WallClock(state.parent)
-    for name, value in clock.variables.items():
-        monkeypatch.setenv(name, value)
-    hook.answers.append(Say(503))
-    with RunningAgent(imds.endpoint, state, config) as agent:
-        agent.ready()
-        imds.set_document(listed("a"))
-        eventually(lambda: events(hook) == ["a"])  # it is refused, and tried again later
-        clock.jump(63_072_000)
-        imds.set_document(listed("a", "b"))
-        eventually(lambda: "b" in events(hook))
-        clock.jump(0)
-        imds.set_document(listed("a", "b", "c"))
-        eventually(lambda: delivered(agent) == 3)
-        assert agent.metric('notbefore_deliveries_total{result="expired",sink="hook"}') == 0
-        times = [change["time"] for change in agent.json("/api/v1/history")["changes"]]
-    assert len(times) == 3
-    assert times[1] > times[2]  # it did jump
-    assert sorted(events(hook)) == ["a", "a", "b", "c"]
-
-
-def test_a_state_directory_that_is_deleted_is_written_anew_and_the_courier_goes_on(
-    imds: Simulator, hook: HttpPeer, config: str, state: Path
-) -> None:
-    with RunningAgent(imds.endpoint, state, config) as agent:
-        agent.ready()
-        imds.set_document(listed("a"))
-        eventually(lambda: delivered(agent) == 1)
-        shutil.rmtree(state)
-        eventually((state / FILE_NAME).exists)
-        imds.set_document(listed("a", "b"))
-        eventually(lambda: delivered(agent) == 2)
-        assert agent.metric('notbefore_courier_starts_total{reason="crashed"}') == 0
-        agent.ready()
-        assert "was deleted or replaced" in agent.log
-    assert events(hook) == ["a", "b"]
-    assert len(read_records(state)) == 2
-    with RunningAgent(imds.endpoint, state, config) as agent:  # it knows all of it, and announces nothing again
-        agent.ready()
-        assert agent.records == []
-
-
 @pytest.fixture
 def disk(state: Path, monkeypatch: pytest.MonkeyPatch) -> HangingDisk:
     made = HangingDisk(state, state.parent)
@@ -287,25 +207,3 @@ def test_an_agent_that_starts_on_a_disk_that_hangs_knows_what_is_there(
         eventually(lambda: delivered(agent) == 3)
     assert events(hook) == ["a", "b", "c"]
     assert len(read_records(state)) == 3
-
-
-def failed_often(agent: RunningAgent, metric: str) -> bool:
-    return (agent.metric(metric) or 0) >= 16
-
-
-def test_a_sink_that_fails_for_long_is_logged_once_and_then_counted(
-    imds: Simulator, tmp_path: Path, state: Path
-) -> None:
-    path = tmp_path / "notbefore.yaml"
-    webhook = {"url": "http://127.0.0.1:9", "allow_private": True}
-    sinks = {"any": {"apprise": {"url": "json://127.0.0.1:9"}}, "hook": {"webhook": webhook}}
-    path.write_text(yaml.safe_dump({"sinks": sinks}), encoding="utf-8")
-    with RunningAgent(imds.endpoint, state, str(path)) as agent:
-        agent.ready()
-        imds.set_document(listed(*"abcdefgh"))
-        for sink in sinks:
-            failed = f'notbefore_deliveries_total{{result="failed",sink="{sink}"}}'
-            eventually(partial(failed_often, agent, failed))
-    lines = [line for line in agent.log.splitlines() if "did not accept" in line or "onnection" in line]
-    assert [sum(f"sink {sink} did not accept" in line for line in lines) for sink in sinks] == [1, 1]
-    assert len(lines) <= 4, lines  # one for each sink, and the count of the others at the end

@@ -129,17 +129,6 @@ def test_a_sick_disk_is_waited_for_no_longer_than_a_second(tmp_path: Path) -> No
     assert len(read_records(tmp_path)) == 1
 
 
-def test_what_only_memory_knew_is_forgotten_by_who_is_killed(tmp_path: Path) -> None:
-    with store_in(tmp_path) as store:
-        store.disk.wait_written(store.commit(ME, [stored(1, delivery("e1"))]), 20)
-        shutil.copytree(tmp_path, tmp_path / "killed")
-        with SickDisk(store):
-            store.commit(ME, [stored(2, delivery("e2"))])
-            assert events(store) == ["e1", "e2"]
-    with store_in(tmp_path / "killed") as store:
-        assert events(store) == ["e1"]
-
-
 @pytest.mark.parametrize("how", ["deleted", "replaced", "overwritten", "truncated", "emptied", "directory"])
 def test_a_file_that_is_not_ours_any_more_is_written_anew(tmp_path: Path, how: str) -> None:
     path = tmp_path / "state" / FILE_NAME
@@ -393,33 +382,6 @@ def test_the_age_of_what_waits_is_right_whatever_the_wall_clock_does(tmp_path: P
         assert clock.time() - view.oldest[("chat", "info")] == pytest.approx(60.0)
         settle(store)
         assert len(store.outbox.exchange([], {"chat": 9})) == 1
-
-
-def test_what_comes_while_the_disk_recovers_is_written_without_another_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, go, write = threading.Event(), threading.Event(), StateFile.write
-    with store_in(tmp_path) as store:
-        settle(store)
-
-        def fails(_file: StateFile, _writing: Writing) -> None:
-            raise OSError(errno.ENOSPC, "full")
-
-        def recovers(file: StateFile, writing: Writing) -> None:
-            begun.set()
-            assert go.wait(20)
-            write(file, writing)
-
-        monkeypatch.setattr(StateFile, "write", fails)
-        store.commit(ME)
-        eventually(lambda: store.disk.degraded)
-        monkeypatch.setattr(StateFile, "write", recovers)
-        assert begun.wait(20)
-        store.commit(ME, [stored(1)])
-        go.set()
-        eventually(lambda: store.disk.degraded is None)
-        eventually(lambda: store.disk.behind == 0, 5)
-    assert len(read_records(tmp_path)) == 1
 
 
 def test_what_is_not_on_disk_is_on_the_first_page_of_the_history(tmp_path: Path) -> None:

@@ -49,26 +49,6 @@ def test_of_a_key_what_was_said_last_counts() -> None:
     assert (schedule.first(), schedule.pop(9.0)) == (None, None)
 
 
-def test_what_is_given_is_not_given_again_until_its_courier_has_ended(box: Box) -> None:
-    one = delivery()
-    box.put(one)
-    assert ids(box.lease(1)) == [one.delivery_id]
-    assert box.lease(1e6) == []
-    assert box.outbox.next_due() is None
-    assert box.outbox.release(1e6) == []
-    assert box.outbox.next_due() is not None
-    assert ids(box.lease(1e6)) == [one.delivery_id]
-
-
-def test_nothing_is_sent_before_what_comes_before_it(box: Box) -> None:
-    first, second = delivery(), delivery(kind="started")
-    box.put(first, second)
-    assert ids(box.lease(1)) == [first.delivery_id]
-    assert box.lease(2, failed(first)) == []
-    assert ids(box.lease(3)) == [first.delivery_id]
-    assert ids(box.lease(4, accepted(first))) == [second.delivery_id]
-
-
 def test_what_was_returned_is_due_at_once_and_is_no_attempt(box: Box) -> None:
     one = delivery()
     box.put(one)
@@ -77,31 +57,11 @@ def test_what_was_returned_is_due_at_once_and_is_no_attempt(box: Box) -> None:
     assert (box.rows()[0].attempts, box.count("failed")) == (0, 0)
 
 
-def test_a_dead_delivery_holds_nothing_back(box: Box) -> None:
-    first, second = delivery(), delivery(kind="started")
-    box.put(first, second)
-    box.lease(1)
-    assert ids(box.lease(2, refused(first, error="404"))) == [second.delivery_id]
-    assert [(one.state, one.error) for one in box.rows(state="dead")] == [("dead", "404")]
-
-
-def test_a_sink_that_is_stuck_holds_no_other_back(box: Box) -> None:
-    box.put(delivery(), delivery(sink="hub"), delivery("f", sink="hub"))
-    assert len(box.lease(1, chat=0, hub=9)) == 2
-
-
 def test_the_most_severe_goes_first_then_the_earliest_not_before_then_the_oldest(box: Box) -> None:
     keys = {"a": ("info", 5.0), "b": ("critical", 70.0), "c": ("critical", 20.0), "d": ("critical", 20.0)}
     box.put(*[delivery(key, severity=severity, not_before=time) for key, (severity, time) in keys.items()])
     assert [one.event_key for one in box.lease(1, chat=3)] == ["c", "d", "b"]
     assert [one.event_key for one in box.lease(1, chat=3)] == ["a"]
-
-
-def test_nothing_is_sent_before_it_is_due(box: Box) -> None:
-    box.put(delivery(due=20.0))
-    assert box.lease(19) == []
-    assert box.outbox.next_due() == 20
-    assert len(box.lease(20)) == 1
 
 
 def test_a_reminder_waits_for_its_time_and_nothing_waits_for_it(box: Box) -> None:
@@ -323,13 +283,6 @@ def test_an_event_that_is_anothers_is_neither_repeated_nor_reminded_of(box: Box)
     assert [row.lane for row in box.rows()] == [("chat", "f")]
 
 
-def test_a_dead_letter_stays_when_its_event_ends(box: Box) -> None:
-    box.put(delivery())
-    box.lease(2, *[refused(one) for one in box.lease(1)])
-    box.take("finished")
-    assert [row.state for row in box.rows()] == ["dead"]
-
-
 # ---- repetition
 
 
@@ -427,12 +380,6 @@ def test_a_repetition_lasts_for_a_year_at_most_and_is_counted_nowhere(box: Box) 
 
 
 # ---- time, bounds
-
-
-def test_a_delivery_that_is_too_old_expires(box: Box) -> None:
-    box.put(delivery(expires=10.0))
-    assert box.lease(10) == []
-    assert box.count("expired") == 1
 
 
 def test_a_dead_letter_is_kept_for_a_month_and_a_heartbeat_no_longer_than_before(box: Box) -> None:
@@ -726,28 +673,12 @@ def test_what_is_not_accepted_in_time_goes_to_the_fallback_as_well(box: Box) -> 
     assert box.lease(1000, accepted(one), chat=9, mail=9, hub=9) == []
 
 
-def test_what_waits_for_its_sink_says_how_long_it_has_waited(box: Box) -> None:
-    box.put(critical(created=5.0))
-    assert [one.note for one in box.lease(61, mail=1)] == ["chat has not accepted it within 56 s"]
-
-
 def test_what_may_run_once_and_goes_to_another_sink_is_written_as_begun_there_too() -> None:
     box = Box(patience=1.0)
     box.put(delivery(once=True, record=RECORD))
     box.lease(1)  # it is marked as begun
     box.outbox.redirect({"ops"}, lambda _row: ("ops",), 1)
     assert [row.begun for row in box.rows()] == [False]
-
-
-def test_what_is_dead_goes_to_the_fallback_at_once(box: Box) -> None:
-    one = critical()
-    box.put(one)
-    box.lease(1, chat=9)
-    found = box.lease(2, refused(one, error="401"), mail=9, hub=9)
-    assert [(copy.sink, copy.note) for copy in found] == [
-        ("mail", "chat refused it: 401"),
-        ("hub", "chat refused it: 401"),
-    ]
 
 
 def test_what_was_accepted_has_no_fallback_and_what_two_sinks_refuse_is_one_message(box: Box) -> None:

@@ -13,6 +13,7 @@ Times are seconds on a clock that nobody sets. At any time and for each sink, ac
 """
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
@@ -210,22 +211,20 @@ class Lanes:
     """When the next row of each lane may go, and until when a receiver has asked for a pause."""
 
     def __init__(self) -> None:
-        self._queues: dict[str, Schedule[Lane]] = {}  # by sink
+        self._queues: defaultdict[str, Schedule[Lane]] = defaultdict(Schedule)  # by sink
         self._paused: dict[str, float] = {}  # sink -> until when
 
     def line_up(self, lane: Lane, at: float, urgent: Urgency) -> None:
         """The next of this lane may go at this time."""
-        self._queues.setdefault(lane[0], Schedule()).put(lane, at, urgent)
+        self._queues[lane[0]].put(lane, at, urgent)
 
     def drop(self, lane: Lane) -> None:
         """Nothing of this lane may go."""
-        if lane[0] in self._queues:
-            self._queues[lane[0]].drop(lane)
+        self._queues[lane[0]].drop(lane)
 
     def pop(self, sink: str, now: float) -> Lane | None:
         """The lane of a sink whose next row goes first; ``None``: nothing may go now."""
-        ready = sink in self._queues and now >= self._paused.get(sink, now)
-        return self._queues[sink].pop(now) if ready else None
+        return self._queues[sink].pop(now) if now >= self._paused.get(sink, now) else None
 
     def pause(self, sink: str, until: float) -> None:
         """Nothing is sent to this sink before."""
