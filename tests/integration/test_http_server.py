@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -292,21 +291,10 @@ def test_an_address_that_cannot_be_listened_at_is_said(view: Shown, listen: str)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", ""])
-def test_of_several_that_begin_at_once_one_has_the_port_and_the_others_say_so(view: Shown, host: str) -> None:
-    listen, together = f"{host}:{free_port()}", threading.Barrier(4)
-
-    def begin() -> HttpServer | None:
-        together.wait()
-        try:
-            return HttpServer(listen, make_app(view), Access(insecure=True))
-        except ListenError:
-            return None
-
-    with ThreadPoolExecutor(4) as pool:
-        servers = [one for one in pool.map(lambda _: begin(), range(4)) if one is not None]
-    for one in servers:
-        one.stop()
-    assert len(servers) == 1
+def test_of_two_at_one_address_the_second_says_so(view: Shown, host: str) -> None:
+    listen = f"{host}:{free_port()}"
+    with serving(listen=listen, insecure=True), pytest.raises(ListenError, match="is another notbefore running"):
+        HttpServer(listen, make_app(view), Access(insecure=True))
 
 
 ADDRESSES = {"[::1]": ("::1",), "127.0.0.1": ("127.0.0.1",), "": ("127.0.0.1", "::1")}

@@ -118,10 +118,6 @@ def test_of_each_ending_it_is_said_why_it_is_claimed() -> None:
     assert "finished it was Started, and is no longer listed; nobody saw when it ended" in said(agent.model(5001))
 
 
-def test_a_not_before_that_has_passed_is_said() -> None:
-    assert "0:05 past its NotBefore" in said(Agent().sees(0).sees(1, item()).model(905))
-
-
 def test_this_vms_events_come_before_those_of_others() -> None:
     mine, theirs = item("mine", NotBefore="Sun, 01 Mar 2026 13:00:00 GMT"), item("theirs", Resources=[PEER], **STARTED)
     assert [event.event_id for event in Agent().sees(0).sees(1, theirs, mine).model(2).pending] == ["mine", "theirs"]

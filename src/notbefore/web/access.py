@@ -131,8 +131,6 @@ class Access:
             self._load(self._path)
         except ConfigError as error:
             log.warning("the new web configuration is not used, the old one stays: %s", error)
-        except Exception:  # whatever it is, the listener goes on
-            log.exception("the new web configuration is not used, the old one stays")
         else:
             log.info("web configuration reloaded: %s", ", ".join(sorted(self._protections)) or "no protection")
 
