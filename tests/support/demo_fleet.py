@@ -24,7 +24,7 @@ from notbefore.commands.fleet_report import show as show_report
 from notbefore.core.record import Heartbeat, Record, Vm
 from notbefore.errors import NotBeforeError
 from notbefore.fleet.history import History, read_past
-from notbefore.fleet.report import Report
+from notbefore.fleet.report import report as make_report
 from support.fleet_instance import RunningFleet, configured, send
 from support.fleet_records import report, vm
 from support.hub import Hub
@@ -153,11 +153,11 @@ class Demo:
         now = datetime.now(UTC)
         since = now - timedelta(seconds=time.monotonic() - self._begun)
         history = History(self._directory / "state")
-        found = Report.of(read_past(history.past(since.timestamp(), now.timestamp())), since, now)
+        found = make_report(read_past(history.past(since.timestamp(), now.timestamp())))
         self._say("\nnotbefore fleet report:")
         show_report(found)
         waves = self._seen.count(("Freeze", "announced"))
-        complete = waves == 1 and len(found.events) == events and ("Silent", "started") in self._seen
+        complete = waves == 1 and sum(row.events for row in found) == events and ("Silent", "started") in self._seen
         self._say("\nThe demo is complete." if complete else "\nSomething was expected that did not come: see above.")
         return complete
 

@@ -4,7 +4,7 @@ import argparse
 import csv
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
@@ -21,11 +21,12 @@ from notbefore.core.record import Spread
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.fleet.history import read_past
-from notbefore.fleet.report import COLUMNS, USUAL, Report, ReportRow
+from notbefore.fleet.report import COLUMNS, USUAL, ReportRow, report
 
 IN_TABLE: Final = (
     "events", "vms", "notice_min", "notice_median", "notice_max", "short_notice",
     "interruption_min", "interruption_median", "interruption_max", "finished", "canceled", "unknown",
+    "as_far_as_known",
 )  # fmt: skip
 
 
@@ -48,8 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the report; returns the exit code. Raises ``NotBeforeError``."""
-    until = datetime.now(UTC)
-    since = start_time(options.since, until)
+    since = start_time(options.since, datetime.now(UTC))
     by = tuple(options.by.split(","))
     for name in by:
         if name not in COLUMNS and not (name.startswith("tags.") and name != "tags."):
@@ -59,16 +59,17 @@ def run(options: argparse.Namespace) -> int:
     first = agent_client(options)
     asked = [first, *(replace(first, url=url, own_cert_file=None) for url in others)]
     found = [event for client in asked for one in _instances(client) for event in _past(one, since)]
-    report = Report.of(read_past(found), since, until, by)
-    rows = [_flat(row, by) for row in report.rows]
+    rows = report(read_past(found), by)
+    flat = [_flat(row, by) for row in rows]
     if options.json:
-        print_json(rows, sys.stdout)
+        print_json(flat, sys.stdout)
     elif options.csv:
-        writer = csv.DictWriter(sys.stdout, rows[0] if rows else by, lineterminator="\n")
+        writer = csv.DictWriter(sys.stdout, flat[0] if flat else by, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(flat)
     else:
-        show(report, by)
+        sys.stdout.write(f"Events that were over since {since:%Y-%m-%d %H:%M} UTC, without exercises.\n")
+        show(rows, by)
     return 0
 
 
@@ -103,22 +104,16 @@ def _flat(row: ReportRow, by: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def show(report: Report, by: tuple[str, ...] = USUAL) -> None:
+def show(rows: Iterable[ReportRow], by: tuple[str, ...] = USUAL) -> None:
     """Print a report as a table for people."""
-    rows, columns = [_flat(row, by) for row in report.rows], (*by, *IN_TABLE)
-    out, vms = sys.stdout, sum(row.vms for row in report.rows)
-    days = span((report.until - report.since).total_seconds())
-    out.write(f"{len(report.events)} events of {vms} VMs in {days}, since {report.since:%Y-%m-%d %H:%M} UTC.\n")
-    if report.exercises:
-        out.write(f"{report.exercises} exercises are left out.\n")
+    columns = (*by, *IN_TABLE)
     head = tuple(name.removeprefix("event_").replace("_", " ").upper() for name in columns)
-    table(head, [tuple(_cell(row[name]) for name in columns) for row in rows], out)
-    guessed = sum(row.as_far_as_known for row in report.rows)
-    if guessed:
-        out.write(f"{guessed} events are over as far as is known: not every VM said so.\n")
-    if rows:
-        out.write(
+    flat = [_flat(row, by) for row in rows]
+    table(head, [tuple(_cell(row[name]) for name in columns) for row in flat], sys.stdout)
+    if flat:
+        sys.stdout.write(
             "Notice and interruption are of each affected VM; short notice: less than nine tenths of the promise.\n"
+            "As far as known: of these events not every VM said that they were over.\n"
         )
 
 

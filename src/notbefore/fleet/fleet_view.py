@@ -19,7 +19,7 @@ from notbefore.fleet.history import read_past
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.keeper import Parts
 from notbefore.fleet.partition import Partition
-from notbefore.fleet.report import Report
+from notbefore.fleet.report import ReportRow, report
 from notbefore.fleet.shown_waves import FleetEvents, ShownPartition, coming, names_of
 from notbefore.fleet.story import OVER
 from notbefore.metrics import fleet as metrics
@@ -49,8 +49,8 @@ class FleetView:
         self._parts = parts
         self._courier = courier  # its figures, and why it does not work
         self._began = datetime.now(UTC)
-        self._month: Report | None = None
-        self._month_at = 0.0  # monotonic seconds
+        self._month: list[ReportRow] = []
+        self._month_at = float("-inf")  # monotonic seconds
 
     @cached_property
     def _text(self) -> "MetricsText":
@@ -121,8 +121,9 @@ class FleetView:
         ready = self.ready()
         if not ready.ok:
             return ready.reasons[0]
-        unread = len(self._consumer.keeper.ends.keys() - known)
-        return f"{unread} of the hub's partitions are not read yet" if unread else ""
+        partitions = self._consumer.keeper.ends.keys()
+        unread = len(partitions - known)
+        return f"of the hub's {len(partitions)} partitions {unread} could not be read yet" if unread else ""
 
     def calendar(self, wanted: Mapping[str, str]) -> bytes:
         """What is planned, as ``/api/v1/calendar.ics``."""
@@ -146,11 +147,10 @@ class FleetView:
         status = PageModel(now=datetime.now(UTC), ready=self.ready(), agent=agent)
         return instance_page(status, self.fleet(wanted), self._last_month(), wanted, mutes)
 
-    def _last_month(self) -> Report:
-        if self._month is None or time.monotonic() - self._month_at > MONTH_EVERY:
+    def _last_month(self) -> list[ReportRow]:
+        if time.monotonic() - self._month_at > MONTH_EVERY:
             until = datetime.now(UTC)
-            since = until - timedelta(days=DAYS)
-            self._month = Report.of(read_past(self._read_past(since, until)), since, until)
+            self._month = report(read_past(self._read_past(until - timedelta(days=DAYS), until)))
             self._month_at = time.monotonic()
         return self._month
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from jinja2 import Environment
 
-from notbefore.fleet.report import Report
+from notbefore.fleet.report import ReportRow
 from notbefore.fleet.shown_waves import FleetEvents, under_way
 from notbefore.web.app import FLEET_FILTERS
 from notbefore.web.page import render
@@ -17,7 +17,7 @@ TEMPLATES: Final = Path(__file__).with_name("templates")
 
 
 def instance_page(
-    status: PageModel, fleet: FleetEvents, month: Report, wanted: Mapping[str, str], mutes: Iterable[str]
+    status: PageModel, fleet: FleetEvents, month: Iterable[ReportRow], wanted: Mapping[str, str], mutes: Iterable[str]
 ) -> bytes:
     """The page of an instance, in UTF-8.
 
@@ -34,7 +34,7 @@ def instance_page(
             ahead=[one for one in fleet.waves if one.to_come],  # what can still be prepared for
             most=MAX_PENDING,
             lines=under_way(fleet.waves),
-            report=month,
+            month=month,
             wanted=wanted,
             filters=FLEET_FILTERS,
             mutes=mutes,

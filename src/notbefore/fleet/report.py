@@ -1,8 +1,7 @@
-"""``Report``: how Azure treated a fleet over some time, by type and region of the events, or otherwise. Pure."""
+"""``report``: how Azure treated a fleet, by type and region of its events, or otherwise. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable
-from datetime import datetime
 from typing import Final
 
 from msgspec import Struct
@@ -12,8 +11,6 @@ from notbefore.core.record import Spread
 from notbefore.fleet.history import PastEvent
 
 KEPT: Final = 0.9  # share of the promise from which on it counts as kept: an agent sees an event up to a second later
-
-
 COLUMNS: Final = ("event_type", "region", "subscription", "resource_group", "scale_set", "zone", "event_source")
 """What a report may be made by, beside ``tags.NAME``."""
 USUAL: Final = ("event_type", "region")
@@ -36,52 +33,41 @@ class ReportRow(Struct, frozen=True):
     measured_interruption: int  # VMs
     interruption: Spread | None
 
-
-class Report(Struct, frozen=True):
-    """What became of the events that were over in this time."""
-
-    since: datetime
-    until: datetime
-    events: tuple[PastEvent, ...]  # without exercises
-    exercises: int
-    rows: tuple[ReportRow, ...]  # by type and region
-
     @classmethod
-    def of(cls, past: Iterable[PastEvent], since: datetime, until: datetime, by: tuple[str, ...] = USUAL) -> "Report":
-        """The report of these events, by ``COLUMNS`` or ``tags.NAME``."""
-        past = list(past)
-        events = tuple(one for one in past if not one.exercise)
-        groups: dict[tuple[str, ...], list[PastEvent]] = {}
-        for one in events:
+    def of(cls, key: tuple[str, ...], events: list[PastEvent]) -> "ReportRow":
+        """The row of these events."""
+        measured = [one for event in events for one in event.measured.values()]
+        notices = [one.notice for one in measured if one.notice is not None]
+        interruptions = [one.interruption for one in measured if one.interruption is not None]
+        promises = {PROMISED.get(event.event_type) for event in events}
+        promised = promises.pop() if len(promises) == 1 else None  # of several types there is no one promise
+        outcomes = Counter(event.outcome for event in events)
+        return cls(
+            key=key,
+            events=len(events),
+            vms=sum(len(event.vms) for event in events),
+            finished=outcomes["finished"],
+            canceled=outcomes["canceled"],
+            unknown=outcomes["unknown"],
+            as_far_as_known=sum(event.as_far_as_known for event in events),
+            promised=promised,
+            measured_notice=len(notices),
+            short_notice=sum(one < KEPT * promised for one in notices) if promised is not None else None,
+            notice=Spread.of(notices),
+            measured_interruption=len(interruptions),
+            interruption=Spread.of(interruptions),
+        )
+
+
+def report(past: Iterable[PastEvent], by: tuple[str, ...] = USUAL) -> list[ReportRow]:
+    """The rows, by ``COLUMNS`` or ``tags.NAME``. Exercises are left out."""
+    groups: dict[tuple[str, ...], list[PastEvent]] = {}
+    for one in past:
+        if not one.exercise:
             groups.setdefault(tuple(_value(one, name) for name in by), []).append(one)
-        rows = tuple(_row(key, group) for key, group in sorted(groups.items()))
-        return cls(since, until, events, len(past) - len(events), rows)
+    return [ReportRow.of(key, group) for key, group in sorted(groups.items())]
 
 
 def _value(event: PastEvent, name: str) -> str:
     tag = name.removeprefix("tags.")
     return str(getattr(event, name) or "") if tag == name else event.tags.get(tag.casefold(), "")
-
-
-def _row(key: tuple[str, ...], events: list[PastEvent]) -> ReportRow:
-    measured = [one for event in events for one in event.measured.values()]
-    notices = [one.notice for one in measured if one.notice is not None]
-    interruptions = [one.interruption for one in measured if one.interruption is not None]
-    promises = {PROMISED.get(event.event_type) for event in events}
-    promised = promises.pop() if len(promises) == 1 else None  # of several types there is no one promise
-    outcomes = Counter(event.outcome for event in events)
-    return ReportRow(
-        key=key,
-        events=len(events),
-        vms=sum(len(event.vms) for event in events),
-        finished=outcomes["finished"],
-        canceled=outcomes["canceled"],
-        unknown=outcomes["unknown"],
-        as_far_as_known=sum(event.as_far_as_known for event in events),
-        promised=promised,
-        measured_notice=len(notices),
-        short_notice=sum(one < KEPT * promised for one in notices) if promised is not None else None,
-        notice=Spread.of(notices),
-        measured_interruption=len(interruptions),
-        interruption=Spread.of(interruptions),
-    )
