@@ -7,7 +7,6 @@ from email.utils import format_datetime
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.config.messages import Links, Messages
@@ -42,98 +41,67 @@ VM: Final = Vm(
     zone="2",
     scale_set="web",
 )
-TABLE: Final = """## Every kind
+TABLE: Final = """## The kinds
 
 The subject, and how the sinks mark the message.
 
-| event | message | subject | Slack | PagerDuty | Alertmanager |
-|---|---|---|---|---|---|
+| message | subject | Slack | PagerDuty | Alertmanager |
+|---|---|---|---|---|
 """
 
 
-class Example(Struct, frozen=True):
-    """A type of event, as Azure lists it; times in seconds."""
-
-    event_type: str
-    notice: int
-    duration: int
-    measured: float | None
-    source: str
-    description: str
-    resources: tuple[str, ...] = ("web_0",)
-
-    def item(self, **fields: Any) -> dict[str, Any]:
-        """The event in the document."""
-        return {
-            "EventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
-            "EventStatus": "Scheduled",
-            "EventType": self.event_type,
-            "ResourceType": "VirtualMachine",
-            "Resources": list(self.resources),
-            "NotBefore": format_datetime(BEGIN + timedelta(seconds=self.notice), usegmt=True),
-            "Description": self.description,
-            "EventSource": self.source,
-            "DurationInSeconds": self.duration,
-            **fields,
-        }
+MEASURED: Final = 95.0  # seconds of interruption
+APART: Final = ("approved", "approval_failed", "approval_skipped")  # they change no alert
 
 
-REBOOT: Final = Example(
-    event_type="Reboot",
-    notice=900,
-    duration=-1,
-    measured=95.0,
-    source="User",
-    description="Virtual machine is going to be restarted as requested by authorized user.",
-)
-FREEZE: Final = Example(
-    event_type="Freeze",
-    notice=900,
-    duration=5,
-    measured=4.2,
-    source="Platform",
-    description="Virtual machine is being paused because of a memory-preserving Live Migration operation.",
-)
-PREEMPT: Final = Example(event_type="Preempt", notice=30, duration=-1, measured=None, source="Platform", description="")
-MANY: Final = replace(REBOOT, resources=tuple(f"web_{number}" for number in range(5)))
-LIFE: Final = ("Announced", "Started", "Finished")
-NO_ALERTS: Final = ("approved", "approval_failed", "approval_skipped")
-STARTED: Final = {"EventStatus": "Started", "NotBefore": ""}
+def listed(event_type: str, notice: float = 900, **fields: Any) -> dict[str, Any]:
+    """The event in the document, ``notice`` seconds before NotBefore."""
+    return {
+        "EventId": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+        "EventStatus": "Scheduled",
+        "EventType": event_type,
+        "ResourceType": "VirtualMachine",
+        "Resources": ["web_0"],
+        "NotBefore": format_datetime(BEGIN + timedelta(seconds=notice), usegmt=True),
+        "Description": "Virtual machine is going to be restarted as requested by authorized user.",
+        "EventSource": "User",
+        "DurationInSeconds": -1,
+        **fields,
+    }
+
+
+REBOOT: Final = listed("Reboot")
+STARTED: Final = {**REBOOT, "EventStatus": "Started", "NotBefore": ""}
 
 
 # ---- the messages
 
 
-def messages(example: Example) -> Iterator[tuple[str, tuple[Message, datetime]]]:
-    """Every kind of message of an event: a heading, and the message with the time at which it is sent."""
-    listed, started = (2, example.item()), (example.notice, example.item(**STARTED))
-    end = (example.notice + 600, None)
-    later = format_datetime(BEGIN + timedelta(seconds=3 * example.notice), usegmt=True)
-    longer = f"{example.description} It takes longer.".strip()
-    yield "Announced", _message(example, listed)
-    yield "Updated: NotBefore moved", _message(example, listed, (60, example.item(NotBefore=later)))
-    yield "Updated: not NotBefore", _message(example, listed, (60, example.item(Description=longer)))
-    yield "Updated: it no longer affects this VM", _message(example, listed, (60, example.item(Resources=["web_7"])))
-    yield "Reminder", _as("reminder", *_message(example, listed), after=example.notice * 2 // 3)
-    yield "Started", _message(example, listed, started)
-    yield "Started without notice", _message(example, (2, started[1]))
-    yield "Finished", _message(example, listed, started, end)
-    if example.measured is not None:
-        yield "Finished, and nothing was measured", _message(replace(example, measured=None), listed, started, end)
-    yield "Canceled", _message(example, listed, (120, None))
-    yield "Ended: nobody saw how", _message(example, listed, end, silence=7_200.0)
-    approvals: tuple[tuple[str, MessageKind, str], ...] = (
-        ("Approved", "approved", "accepted"),
-        ("Approval failed", "approval_failed", "refused"),
-        ("Approval skipped", "approval_skipped", "several_resources"),
-    )
-    for heading, kind, reason in approvals:
-        fields: dict[str, Any] = {"change": kind, "reason": reason, "approval_rule": "drained", "approval_by": "rule"}
-        yield heading, _as(kind, *_message(example, listed, **fields))
+def messages() -> Iterator[tuple[str, tuple[Message, datetime]]]:
+    """The kinds of messages: a heading, and the message with the time at which it is sent."""
+    first = (2, REBOOT)
+    yield "Announced", _message(first)
+    yield "Announced, of another type", _message((2, listed("Freeze", DurationInSeconds=5)))
+    yield "Announced, of several VMs", _message((2, listed("Reboot", Resources=[f"web_{one}" for one in range(5)])))
+    yield "Updated: NotBefore moved", _message(first, (60, listed("Reboot", 2_700)))
+    yield "Updated: it no longer affects this VM", _message(first, (60, {**REBOOT, "Resources": ["web_7"]}))
+    yield "Reminder", _as("reminder", *_message(first), after=600)
+    yield "Started", _message(first, (900, STARTED))
+    yield "Started without notice", _message((2, STARTED))
+    yield "Finished", _message(first, (900, STARTED), (1_500, None))
+    yield "Canceled", _message(first, (120, None))
+    yield "Ended: nobody saw how", _message(first, (1_500, None), silence=7_200.0)
+    fields: dict[str, Any] = {
+        "change": "approved",
+        "reason": "accepted",
+        "approval_rule": "drained",
+        "approval_by": "rule",
+    }
+    yield "Approved", _as("approved", *_message(first, **fields))
 
 
 def _message(
-    example: Example, *looks: tuple[int, dict[str, Any] | None], silence: float = 1.0, **fields: Any
+    *looks: tuple[int, dict[str, Any] | None], silence: float = 1.0, **fields: Any
 ) -> tuple[Message, datetime]:
     """The message about the last of the steps that IMDS shows, each with its second; ``fields``: of the record."""
     tracked, last = Tracked(), None
@@ -145,7 +113,7 @@ def _message(
     if last is None:
         raise SystemExit("these steps make no change")
     if last.outcome == "finished":
-        fields["interruption_seconds"] = example.measured
+        fields["interruption_seconds"] = MEASURED
     record = replace(Record.of(last, VM), **fields)
     routing = Routing((Route(sinks=("it",), announce_by="all"),), {"it": Terms()})
     (delivery,) = deliveries(last, record.line(), routing, VM)
@@ -181,19 +149,19 @@ def pager(message: Message, now: datetime) -> dict[str, Any]:
     return pagerduty.event(said, Renderer(MessageSettings(), SETTINGS)(said, now))
 
 
-def row(event_type: str, heading: str, message: Message, now: datetime) -> str:
+def row(heading: str, message: Message, now: datetime) -> str:
     """One line of the table."""
     text = Renderer(MessageSettings(), SETTINGS)(message, now)
     (attachment,) = slack.content(message, text, now)["attachments"]
     colors = {color: name for name, color in slack.COLORS.items()} | {slack.OVER: "over"}
     color = {"critical": "red", "warning": "orange", "info": "blue", "over": "green"}[colors[attachment["color"]]]
     incident = alert = "-"
-    if message.kind not in NO_ALERTS:
+    if message.kind not in APART:
         event = pager(message, now)
         incident = f"{event['event_action']}, {event['payload']['severity']}"
         made = alertmanager.alerts(message, text, Alertmanager(urls=("http://am-0:9093",)))[0]
         alert = f"{'resolved' if message.over else 'firing'}, {made['labels']['severity']}"
-    return f"| {event_type} | {heading} | {text.title} | {color} | {incident} | {alert} |\n"
+    return f"| {heading} | {text.title} | {color} | {incident} | {alert} |\n"
 
 
 # ---- the page
@@ -201,24 +169,15 @@ def row(event_type: str, heading: str, message: Message, now: datetime) -> str:
 
 def page() -> str:
     """What is generated in docs/messages.md."""
-    of_the_reboot = dict(messages(REBOOT))
+    found = dict(messages())
     parts = ["## One Reboot\n"]
-    shown = ("Announced", "Started", "Finished")  # a reminder has the text of the announcement
-    parts += [f"### {heading}\n\n{mail(*of_the_reboot[heading])}" for heading in shown]
+    parts += [f"### {heading}\n\n{mail(*found[heading])}" for heading in ("Announced", "Started", "Finished")]
     parts.append("## One pager\n\nWhat PagerDuty is sent of this Reboot; its end is a `resolve` with the same key.\n")
-    parts.append(_json(pager(*of_the_reboot["Announced"])))
+    parts.append(_json(pager(*found["Announced"])))
     parts.append("## One drill\n\n`notbefore drill` sends this through the real routes and sinks.\n")
-    announced, when = of_the_reboot["Announced"]
-    exercise = replace(announced, content=replace(announced.record, exercise=True))
-    parts.append(mail(exercise, when))
-    rows = (
-        row(example.event_type, heading, *one)
-        for example in (REBOOT, FREEZE, PREEMPT)
-        for heading, one in messages(example)
-        if example is REBOOT or one[0].kind not in NO_ALERTS  # these are the same for each type
-    )
-    several = (row("Reboot of 5 VMs", heading, *one) for heading, one in messages(MANY) if heading in LIFE)
-    parts.append(TABLE + "".join((*rows, *several)))
+    announced, when = found["Announced"]
+    parts.append(mail(replace(announced, content=replace(announced.record, exercise=True)), when))
+    parts.append(TABLE + "".join(row(heading, *one) for heading, one in found.items()))
     return "\n".join(parts)
 
 
