@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import yaml
 from notbefore.simulator.server import Simulator
 from peers.pagerduty import ROUTING_KEY, PagerDuty
 from peers.slack import CHANNEL, TOKEN, SlackServer
-from support.agent import RunningAgent, eventually, get, notbefore
+from support.agent import RunningAgent, eventually, notbefore
 from support.azure import FUTURE, body, item
 from support.peers import HttpPeer, Say
 
@@ -76,12 +75,6 @@ def rows(agent: RunningAgent, state: str, sink: str = "hook") -> float:
     return agent.metric(f'notbefore_outbox_deliveries{{sink="{sink}",state="{state}"}}') or 0.0
 
 
-def courier_starts(agent: RunningAgent) -> dict[str, float]:
-    lines = get(agent.port, "/metrics")[1].decode().splitlines()
-    found = [re.fullmatch(r'notbefore_courier_starts_total\{reason="(\w+)"\} (\S+)', line) for line in lines]
-    return {match[1]: float(match[2]) for match in found if match is not None and float(match[2])}
-
-
 def test_each_change_reaches_the_sink_once_and_in_order(imds: Simulator, hook: HttpPeer, place: Place) -> None:
     config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
@@ -102,23 +95,6 @@ def test_each_change_reaches_the_sink_once_and_in_order(imds: Simulator, hook: H
         assert agent.metric('notbefore_courier_starts_total{reason="due"}') == 1
         assert agent.metric('notbefore_delivery_latency_seconds_count{sink="hook"}') == 5
         assert agent.metric('notbefore_outbox_oldest_pending_seconds{severity="info",sink="hook"}') is None
-
-
-def test_a_courier_that_is_killed_is_replaced_and_repeats_itself_under_the_same_id(
-    imds: Simulator, hook: HttpPeer, place: Place
-) -> None:
-    hook.default = Say(how="hang")
-    config = place.write({"hook": webhook(hook.url, timeout="60s")})
-    with RunningAgent(imds.endpoint, place.state, config) as agent:
-        agent.ready()
-        imds.set_document(body(announced()))
-        eventually(lambda: len(hook.requests) == 1)
-        hook.default = Say()
-        os.kill(agent.courier(), signal.SIGKILL)
-        eventually(lambda: count(agent, "delivered") == 1)
-        assert len(hook.requests) == 2
-        assert len(set(ids(hook))) == 1
-        assert courier_starts(agent) == {"due": 1, "crashed": 1}
 
 
 def test_what_a_receiver_that_was_down_missed_comes_after_a_kill_and_a_restart(
@@ -166,16 +142,6 @@ def test_a_refusal_is_kept_shown_and_sent_again_when_the_cause_is_mended(
         eventually(lambda: count(agent, "dropped") == 1)
         assert place.outbox("list") == "The outbox is empty.\n"
         assert count(agent, "accepted") == count(agent, "delivered") + count(agent, "dropped") == 2
-
-
-def test_what_is_due_is_sent_before_the_machine_goes_down(imds: Simulator, hook: HttpPeer, place: Place) -> None:
-    config = place.write({"hook": webhook(hook.url)})
-    with RunningAgent(imds.endpoint, place.state, config) as agent:
-        agent.ready()
-        imds.set_document(body(*(announced(str(number)) for number in range(20))))
-        eventually(lambda: len(agent.records) == 20)
-        assert agent.stop() == 0
-    assert len(set(ids(hook))) == 20
 
 
 def test_an_agent_that_stops_reloads_nothing(imds: Simulator, hook: HttpPeer, place: Place) -> None:
@@ -292,21 +258,6 @@ def test_a_drill_closes_what_it_opens_and_says_what_is_left_open(imds: Simulator
                 place.write({"pager": pager(found)}, [{"match": {"change": "updated"}, "sinks": ["pager"]}])
             )
             assert (done.returncode, "No route matches this event" in done.stdout) == (1, True)
-
-
-def test_check_config_tries_what_can_be_tried_without_sending(hook: HttpPeer, place: Place) -> None:
-    secret = "hunter2-hunter2"
-    for settings, said in (
-        ({"slack": {"url": hook.url, "title": "{% if %}"}}, "sinks.it.slack.title: this is not a template"),
-        ({"apprise": {"url": f"nosuch://me:{secret}@x/"}}, "sinks.it.apprise: apprise does not know this address"),
-    ):
-        done = notbefore("check-config", place.write({"it": settings}))
-        assert done.returncode == 2
-        assert said in done.stderr
-        assert secret not in done.stdout + done.stderr
-    done = notbefore("check-config", place.write({"it": {"slack": {"url": hook.url}}}, [{"sinks": []}]))
-    assert (done.returncode, "no route leads to the sink it" in done.stderr) == (0, True)
-    assert hook.requests == []
 
 
 @pytest.mark.parametrize(

@@ -97,15 +97,3 @@ def test_while_the_package_is_removed_or_half_installed_an_agent_watches_on_and_
         assert arrived(hook) == []
         with agent_of(installed, imds, hook, tmp_path).ready():
             eventually(lambda: arrived(hook) == ["E1"])
-
-
-def test_the_same_version_installed_again_is_gone_on_with(installed: Installed, hook: HttpPeer, tmp_path: Path) -> None:
-    with Simulator((ME,)) as imds:
-        imds.set_document(listed("E1"))
-        with agent_of(installed, imds, hook, tmp_path).ready() as agent:
-            eventually(lambda: arrived(hook) == ["E1"])
-            installed.remove()
-            installed.install(installed.older)
-            imds.set_document(listed("E1", "E2"))
-            eventually(lambda: arrived(hook) == ["E1", "E2"])
-            assert agent.metric("notbefore_restart_needed") == 0

@@ -17,7 +17,6 @@ from notbefore.courier.message import Message, Receipt, Sink
 from notbefore.courier.orders import DONE, HUNG, Orders
 from notbefore.courier.sinks import make
 from notbefore.errors import ConfigError, SendError
-from support.agent import eventually
 from support.owner import CourierHere, Owner
 from support.peers import HttpPeer, Say
 
@@ -227,21 +226,6 @@ def test_a_sink_that_asks_for_a_pause_is_left_alone_with_all_that_is_due(owner: 
     assert due > 50
 
 
-def test_a_sink_is_used_again_once_the_pause_is_over(owner: Owner) -> None:
-    answers = iter([SendError("429", retry_after=0.5)])
-
-    def act(_message: Message) -> Receipt:
-        for error in answers:
-            raise error
-        return Receipt()
-
-    owner.put(*map(str, range(20)))
-    sink = Recording(act)
-    with CourierHere(owner, orders(), lambda _name: sink) as courier:
-        courier.until(lambda: not owner.rows)
-    assert len(sink.sent) == 21
-
-
 def test_a_secret_that_was_changed_is_used_from_the_next_refusal_on(owner: Owner, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("old", encoding="utf-8")
@@ -314,15 +298,6 @@ def test_asked_to_leave_it_waits_no_longer_than_it_was_given_but_for_a_command(
     assert owner.left == ({} if runs_once else {"a": "pending"})
 
 
-def test_it_ends_when_its_agent_is_gone(owner: Owner) -> None:
-    courier = CourierHere(owner, orders(), lambda _name: Recording())
-    with courier:
-        courier.until(lambda: owner.rooms)
-        courier.channel.close()
-        eventually(lambda: not courier._thread.is_alive())
-    assert courier.code is None
-
-
 def test_it_asks_at_least_once_a_second_also_where_nothing_happens(owner: Owner) -> None:
     with CourierHere(owner, orders(), lambda _name: Recording()) as courier:
         courier.until(lambda: len(owner.rooms) >= 3)
@@ -350,11 +325,3 @@ def test_a_refusal_that_may_pass_is_final_for_what_is_critical_only_when_the_tim
             courier.until(lambda: owner.results)
     (row,) = owner.rows
     assert (row.state, row.error) == (state, "403: no such channel")
-
-
-def test_what_was_accepted_is_in_the_log_for_who_wants_to_know(owner: Owner, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    owner.put("a")
-    with CourierHere(owner, orders(), lambda _name: Recording()) as courier:
-        courier.to_end()
-    assert "sink chat accepted `announced` of event e-a (a)" in caplog.text

@@ -79,15 +79,6 @@ def test_what_is_due_when_the_agent_stops_is_sent_first(tmp_path: Path, owner: O
     assert (owner.left, got.read_text()) == ({}, "\n\n\n")
 
 
-def test_whoever_is_impatient_ends_the_courier_at_once(owner: Owner) -> None:
-    couriers = Supervisor(Orders(sinks(hook="sleep 60")), owner, lambda: None)
-    owner.put("a", sink="hook")
-    couriers.tick()
-    assert couriers.figures.running
-    couriers.stop(AT_ONCE)
-    assert (couriers.figures.running, owner.left) == (False, {"a": "pending"})
-
-
 def test_an_agent_that_stops_waits_for_no_receiver_that_hangs(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.5)
     couriers = Supervisor(Orders(sinks(hook="sleep 600")), owner, lambda: None)
