@@ -190,7 +190,7 @@ class Supervisor:
                     return
             courier.channel.flush()
             was_due, self._due = self._due, self._is_due()
-            if woken or (self._due and not was_due):
+            if self._works and (woken or (self._due and not was_due)):  # else it may have said why not, and ended
                 courier.channel.send(Wake())
         except ConnectionError:
             self._ended(self._reap(courier, kill=False), courier)
