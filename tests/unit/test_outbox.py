@@ -139,9 +139,9 @@ def test_a_pause_that_the_receiver_asks_for_is_for_the_sink(box: Box) -> None:
 def test_what_became_of_each_delivery_is_counted(box: Box) -> None:
     box.put(delivery("a"), delivery("b"), delivery("c"), delivery("d", sink="hub"))
     a, b, c, d = box.lease(1)
-    box.lease(2, accepted(a, template_failed=True), failed(b), refused(c), refused(d))
+    box.lease(2, accepted(a), failed(b), refused(c), refused(d))
     assert box.outbox.rows.ledger.counts == {
-        ("chat", "accepted"): 3, ("chat", "fallback"): 1, ("chat", "delivered"): 1, ("chat", "failed"): 1,
+        ("chat", "accepted"): 3, ("chat", "delivered"): 1, ("chat", "failed"): 1,
         ("chat", "dead"): 1, ("hub", "accepted"): 1, ("hub", "dead"): 1,
     }  # fmt: skip
 

@@ -307,9 +307,9 @@ def test_what_comes_from_azure_is_harmless_in_a_template() -> None:
         "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
     ],
 )
-def test_a_template_that_fails_falls_back_and_says_so(template: str) -> None:
+def test_a_template_that_fails_falls_back_and_says_so(template: str, caplog: pytest.LogCaptureFixture) -> None:
     text = rendering(template, None)(message(), EARLY)
-    assert text.trouble
+    assert "the built-in text is sent" in caplog.text
     assert text.title == text_of(message()).title
 
 

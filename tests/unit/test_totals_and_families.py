@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from notbefore.core.change import Change, Gap
-from notbefore.core.delivery import FALLBACK
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Tracked
 from notbefore.metrics import fleet
@@ -218,14 +217,12 @@ def test_what_became_of_deliveries_comes_out_with_zeros_for_the_sinks_that_are_c
     view = OutboxView(
         rows={("chat", "pending"): 3, ("gone", "dead"): 1},
         oldest={("chat", "info"): at(0).timestamp()},
-        counts={("chat", "accepted"): 5, ("chat", "delivered"): 2, ("chat", FALLBACK): 1},
+        counts={("chat", "accepted"): 5, ("chat", "delivered"): 2},
     )
     found = samples(Snapshot(Tracked(), Totals(), Figures(), at(60), view, ("chat", "hub")))
     by_name = {family.metric.name: family.samples for family in found}
     assert by_name["notbefore_deliveries"][("chat", "delivered")] == 2
     assert by_name["notbefore_deliveries"][("hub", "dead")] == 0
-    assert ("chat", FALLBACK) not in by_name["notbefore_deliveries"]
-    assert by_name["notbefore_template_errors"] == {("chat",): 1.0, ("hub",): 0.0, ("gone",): 0.0}
     assert by_name["notbefore_outbox_deliveries"][("chat", "pending")] == 3
     assert by_name["notbefore_outbox_deliveries"][("gone", "dead")] == 1
     assert by_name["notbefore_outbox_oldest_pending_seconds"] == {("chat", "info"): 60.0}

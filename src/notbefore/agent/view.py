@@ -85,8 +85,7 @@ class AgentView:
             read_figures(),
             polling=poll,
             store_degraded=self._store.disk.degraded is not None,
-            store_damaged=self._store.disk.file.damaged,
-            store_unreadable_rows=self._store.disk.file.unreadable_rows,
+            store_damaged=self._store.disk.file.damaged + self._store.disk.file.unreadable_rows,
             vm=_labels(known.vm),
         )
         return Snapshot(

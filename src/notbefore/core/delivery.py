@@ -31,7 +31,6 @@ withdrawn + overflowed + dropped + the rows that are pending or dead.
 """
 
 
-FALLBACK: Final = "fallback"  # counted as well: messages whose template failed
 STATES: Final = ("pending", "dead", "repeating")
 
 

@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import APPROVAL_KINDS, Change
-from notbefore.core.delivery import EXPIRING_KINDS, FALLBACK, PATIENCE, Delivery, MessageKind, Terms, delivery_id
+from notbefore.core.delivery import EXPIRING_KINDS, PATIENCE, Delivery, MessageKind, Terms, delivery_id
 from notbefore.core.duration import back_off
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.record import Record, view
@@ -85,7 +85,6 @@ class SendResult(Struct, frozen=True):
     retry_after: float | None = None  # seconds, asked for by the receiver: nothing is sent to this sink before
     thread: str | None = None  # what the sink is given again with later deliveries of this event
     repeat: float | None = None  # seconds after which it is to be sent again while the event lasts
-    template_failed: bool = False  # the user's template failed, and the built-in text was sent
 
 
 class Row(Struct, frozen=True):
@@ -146,7 +145,7 @@ class Ledger(Struct, frozen=True):
     """What is counted."""
 
     seq: int = 0
-    counts: dict[tuple[str, str], int] = {}  # (sink, result of core.delivery.RESULTS, or FALLBACK)
+    counts: dict[tuple[str, str], int] = {}  # (sink, result of core.delivery.RESULTS)
     latency: dict[str, Latency] = {}  # by sink
 
 
@@ -338,7 +337,7 @@ class OutboxRows:
         self.unwritten.changed.add(lane)
 
     def count(self, sink: str, result: str) -> None:
-        """One more of ``core.delivery.RESULTS``, or ``FALLBACK``."""
+        """One more of ``core.delivery.RESULTS``."""
         counts, key = self.ledger.counts, (sink, result)
         self.ledger = replace(self.ledger, counts={**counts, key: counts.get(key, 0) + 1})
 
@@ -517,8 +516,6 @@ class Outbox:
             return  # an operator dropped it, a full outbox pushed it out, or its courier was given up
         sink = row.delivery.sink
         rows.unwritten.hold(row.lane, now)
-        if result.template_failed:
-            rows.count(sink, FALLBACK)
         if result.retry_after is not None:
             rows.lanes.pause(sink, now + min(result.retry_after, LONGEST_ASKED))
         elif result.outcome == "accepted":

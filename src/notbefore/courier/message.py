@@ -101,7 +101,6 @@ class Receipt(Struct, frozen=True):
 
     thread: str | None = None  # given to the sink again with later messages of the same event
     repeat: float | None = None  # seconds after which it is to be sent again while the event lasts
-    fallback: bool = False  # a template failed, and the built-in text was sent
 
 
 class Asked(Struct, frozen=True):

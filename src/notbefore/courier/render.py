@@ -45,7 +45,7 @@ class Renderer:
             body = _rendered(settings.body, self._escape, values) if settings.body is not None else ""
         except Exception as error:  # noqa: BLE001 - a template may raise anything; the message must go out
             log.warning("the template of sink %s failed (%s): the built-in text is sent", message.sink, error)
-            return replace(text, trouble=str(error) or type(error).__name__)
+            return text
         return replace(text, title=marked(title, message.record) if title else text.title, body=body or None)
 
 

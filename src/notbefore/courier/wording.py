@@ -43,7 +43,6 @@ class Text(Struct, frozen=True):
     links: tuple[Fact, ...] = ()  # name and address
     time: datetime | None = None
     body: str | None = None  # the user's, instead of summary, advice and facts
-    trouble: str = ""  # why the user's template failed, where it did; this is the built-in text
 
     @property
     def plain(self) -> str:

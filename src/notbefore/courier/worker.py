@@ -135,7 +135,6 @@ class Worker:
             outcome="accepted",
             thread=receipt.thread,
             repeat=receipt.repeat,
-            template_failed=receipt.fallback,
         )
 
     def _failed(self, delivery: GivenDelivery, error: SendError) -> SendResult:

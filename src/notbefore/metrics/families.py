@@ -17,7 +17,6 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.core.delivery import FALLBACK
 from notbefore.core.document import SCHEDULED, STARTED
 from notbefore.core.outbox import LATENCY_BOUNDS
 from notbefore.core.text import escaped
@@ -196,12 +195,11 @@ FLAWS: Final = Metric(
 DEGRADED: Final = Metric(
     "notbefore_store_degraded", "gauge", "1 while the state file cannot be written: new data do not survive a reboot."
 )
-UNREADABLE_ROWS: Final = Metric(
-    "notbefore_store_unreadable_rows",
+DAMAGED: Final = Metric(
+    "notbefore_store_damaged_files",
     "counter",
-    "Rows of the state file that could not be read. Each is named in the log, and dropped.",
+    "Damaged state files, or rows of one, that were set aside.",
 )
-DAMAGED: Final = Metric("notbefore_store_damaged_files", "counter", "Damaged state files that were set aside.")
 RELOADS: Final = Metric(
     "notbefore_config_reloads", "counter", "Reloads of the configuration (SIGHUP), by result.", ("result",)
 )
@@ -254,12 +252,6 @@ OLDEST_PENDING: Final = Metric(
     "gauge",
     "Age of the oldest pending delivery that is due; absent if there is none.",
     ("sink", "severity"),
-)
-TEMPLATE_ERRORS: Final = Metric(
-    "notbefore_template_errors",
-    "counter",
-    "Messages sent with the built-in text because their template failed.",
-    ("sink",),
 )
 COURIER_RUNNING: Final = Metric("notbefore_courier_running", "gauge", "1 while the courier process runs.")
 COURIER_STARTS: Final = Metric(
@@ -418,11 +410,9 @@ def by_name(metric: Metric, stored: Mapping[Named, Value]) -> dict[Labels, Value
 def _outbox(view: Snapshot) -> Iterator[Family]:
     outbox = view.outbox
     sinks = [*view.sinks, *sorted({sink for sink, _ in (*outbox.rows, *outbox.counts)} - set(view.sinks))]
-    counts = {labels: count for labels, count in outbox.counts.items() if labels[1] != FALLBACK}
-    yield Family(DELIVERIES, _by_labels(dict.fromkeys(product(sinks, _RESULTS), 0) | counts))
+    yield Family(DELIVERIES, _by_labels(dict.fromkeys(product(sinks, _RESULTS), 0) | outbox.counts))
     yield Family(LATENCY, {(sink,): outbox.latency.get(sink, _NO_LATENCY) for sink in sinks})
     yield Family(OUTBOX, _by_labels(dict.fromkeys(product(sinks, _STATES), 0) | outbox.rows))
-    yield Family(TEMPLATE_ERRORS, {(sink,): float(outbox.counts.get((sink, FALLBACK), 0)) for sink in sinks})
 
 
 def _polls(view: Snapshot) -> Iterator[Family]:
@@ -442,7 +432,6 @@ def _agent(view: Snapshot) -> Iterator[Family]:
     yield Family(FLAWS, _by_one(polling.flaws))
     yield Family(DEGRADED, _once(float(figures.store_degraded)))
     yield Family(DAMAGED, _once(float(figures.store_damaged)))
-    yield Family(UNREADABLE_ROWS, _once(float(figures.store_unreadable_rows)))
     yield Family(COURIER_RUNNING, _once(float(courier.running)))
     yield Family(COURIER_STARTS, _by_one(courier.starts, _STARTS if view.sinks else ()))
     yield Family(OTLP_EXPORTS, _by_labels(figures.otlp_exports))

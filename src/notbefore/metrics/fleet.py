@@ -66,7 +66,6 @@ COMMON: Final = frozenset(
         families.LATENCY,
         families.OUTBOX,
         families.OLDEST_PENDING,
-        families.TEMPLATE_ERRORS,
         families.DEGRADED,
         families.DAMAGED,
         families.COURIER_RUNNING,

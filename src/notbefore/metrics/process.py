@@ -71,8 +71,7 @@ class Figures(Struct, frozen=True):
     courier: CourierFigures = field(default_factory=CourierFigures)
     config: ConfigFigures = field(default_factory=ConfigFigures)
     store_degraded: bool = False
-    store_damaged: int = 0  # files set aside
-    store_unreadable_rows: int = 0  # found since the start
+    store_damaged: int = 0  # files and rows set aside
     otlp_exports: dict[tuple[str, str], int] = {}  # (signal, result)
     unforeseen: dict[str, int] = field(default_factory=lambda: _zeros(THREADS))  # errors by thread
     courier_trouble: str = ""  # why notifications wait for a courier, in words

@@ -62,7 +62,7 @@ class Sink(BaseSink):
         # of an event that no longer affects this VM, those repeat it which it still affects
         lasts = not (message.over or message.record.no_longer_affected or message.record.fleet_events is not None)
         repeat = self._settings.resolve_timeout.seconds / REPEATS if lasts else None
-        return Receipt(json_line(sent[0]["labels"]).decode(), repeat=repeat, fallback=bool(text.trouble))
+        return Receipt(json_line(sent[0]["labels"]).decode(), repeat=repeat)
 
     def connect(self) -> Asked:
         """Ask each member whether it is ready; one is enough, as for an alert."""

@@ -97,7 +97,7 @@ class Sink(BaseSink):
             raise SendError(
                 f"apprise has sent nothing: it knows of no open alert of this event; {todo}", permanent=True
             )
-        return Receipt(fallback=bool(text.trouble))
+        return Receipt()
 
 
 def notification(message: Message, text: Text) -> dict[str, str]:

@@ -45,7 +45,7 @@ class Sink(BaseSink):
         # the key comes last: who quotes a request in an error quotes its beginning
         body = json_line(event(said, text) | {"routing_key": self._key})
         _check(self._http.post(self._url, body, {"Content-Type": "application/json"}))
-        return Receipt(thread=message.alert_key, fallback=bool(text.trouble))
+        return Receipt(thread=message.alert_key)
 
     def close(self) -> None:
         """Close the connection."""

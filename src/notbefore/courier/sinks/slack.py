@@ -67,7 +67,7 @@ class Sink(BaseSink):
             self._in_full(self._post_webhook, text, payload)
         else:
             thread = self._post_to_channel(message, text, payload)
-        return Receipt(thread=thread, fallback=bool(text.trouble))
+        return Receipt(thread=thread)
 
     def _post_to_channel(self, message: Message, text: Text, payload: Payload) -> str | None:
         """Bring the event's message up to date, or post one; returns the name of its thread."""
