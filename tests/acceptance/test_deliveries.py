@@ -313,13 +313,16 @@ def test_a_command_ends_with_its_courier_and_does_not_run_again(imds: Simulator,
 
 def test_a_command_ends_also_with_a_courier_that_is_killed_in_the_moment_of_its_start() -> None:
     program = """
-import os, signal
+import os, signal, subprocess
 from notbefore.courier import program
-class Killed(program._Group):
-    def start(self, command, **settings):
-        print(super().start(command, **settings).pid, flush=True)
+start = subprocess.Popen
+def killed(command, **settings):
+    process = start(command, **settings)
+    if "sleep 600" in command:
+        print(process.pid, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-program._Group = Killed
+    return process
+subprocess.Popen = killed
 program.run(["/bin/sh", "-c", "sleep 600"], b"", {}, 300)
 """
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=False, timeout=60)
