@@ -826,7 +826,7 @@ def test_what_another_endpoint_does_not_list_was_not_canceled(agents: Agents) ->
     agents.sees(MINE, OTHERS)
     agents.now.tracker.use("http://elsewhere", "2020-07-01")
     agents.sees()
-    assert not agents.now.listed.readable(ID.casefold())  # so it is not approved either
+    assert not agents.now.listed.certain(ID.casefold())  # so it is not approved either
     agents.now.tracker.use("http://imds", "2020-07-01")
     agents.sees(MINE)
     agents.sees(MINE)

@@ -88,7 +88,7 @@ class Agent:
         self._operations = Operations(self._store, lambda: self._config.routing)
         self._control = ControlSocket(self._store.path.parent, self._answer)
         self._heartbeats = Heartbeats(self._state, lambda: self._config.sinks)
-        self._view = AgentView(self._state, self._store, self._approver.preview, self._in_use)
+        self._view = AgentView(self._state, self._store, self._approval_settings, self._in_use)
         self._pings: Pings | None = None  # where a heartbeat is configured
         self._server = HttpServer(config.server.listen, make_app(self._view), access(config.server))
         self._systemd = SystemdNotifier()

@@ -5,7 +5,8 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from notbefore.agent.state import AgentSnapshot
-from notbefore.core.approval import ApprovalAttempt, ApprovalContext, Policy
+from notbefore.core.approval import ApprovalAttempt, ApprovalContext, Decision, Policy, judge
+from notbefore.core.listing import PendingApproval
 from notbefore.core.tracked import WATCHED, Tracked, TrackedEvent
 from notbefore.process.clock import ClockReading
 
@@ -65,9 +66,30 @@ class ListedEvents(Struct, frozen=True):
             flawed=frozenset(flaw.event_id.casefold() for flaw in poll.flaws if flaw.event_id is not None),
         )
 
-    def readable(self, key: str) -> bool:
-        """Whether an event is listed, and could be read in the last document."""
-        return key in self.events and not self.events[key].unread
+    def certain(self, key: str) -> bool:
+        """IMDS has just listed an event, and it could be read."""
+        return self.fresh and key in self.events and not self.events[key].unread
+
+
+def decide(settings: ApprovalSettings, tracked: TrackedEvent, listed: ListedEvents) -> Decision:
+    """What the rules say of a listed event."""
+    return judge(settings.policy, tracked, listed.context.vm, flawed=tracked.event.key in listed.flawed)
+
+
+def preview(settings: ApprovalSettings, tracked: TrackedEvent, listed: ListedEvents) -> PendingApproval | None:
+    """What the rules would do with a listed event, and why; ``None`` if there are no rules and no switch is on."""
+    if not (settings.policy.rules or settings.policy.enabled or settings.allowed):
+        return None
+    decision, attempt = decide(settings, tracked, listed), listed.attempts.get(tracked.event.key)
+    return PendingApproval(
+        action=decision.action,
+        rule=decision.rule,
+        reason=decision.why,
+        at=decision.at,
+        mode=settings.mode,
+        off=settings.off,
+        state="" if attempt is None else attempt.outcome or attempt.state,
+    )
 
 
 def without_old(attempts: dict[str, ApprovalAttempt], tracked: Tracked) -> dict[str, ApprovalAttempt]:

@@ -11,24 +11,23 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.agent.approvals import ApprovalSettings, ListedEvents
+from notbefore.agent.approvals import ApprovalSettings, ListedEvents, decide, preview
 from notbefore.agent.control_socket import ControlReply, ControlRequest
 from notbefore.agent.state import WRITE_PATIENCE, AgentState
 from notbefore.agent.thread_guard import ThreadGuard
-from notbefore.core.approval import ApprovalAttempt, Decision, content_of, judge, next_attempt, unreadable
+from notbefore.core.approval import ApprovalAttempt, content_of, next_attempt, unreadable
 from notbefore.core.change import OPERATOR, ApprovalKind, Change, Reason
 from notbefore.core.document import SCHEDULED, parse
 from notbefore.core.duration import back_off
-from notbefore.core.listing import PendingApproval, PendingEvent
+from notbefore.core.listing import PendingEvent
 from notbefore.core.tracked import TrackedEvent
 from notbefore.errors import DocumentError, ImdsError
-from notbefore.imds.client import TIMEOUT, ImdsClient
+from notbefore.imds.client import ImdsClient
 from notbefore.store.file import StoredState
 
 SHORT_WAIT: Final = 0.5  # seconds to the next decision: something is due, and waits for IMDS or the disk
@@ -36,26 +35,23 @@ LONG_WAIT: Final = 60.0  # seconds to the next decision where nothing happens
 OPERATOR_PATIENCE: Final = 45.0  # seconds after which what an operator asked for is not begun any more
 STOP_PATIENCE: Final = 0.5  # seconds for the thread to end
 CONFIRM_TIMEOUT: Final = 5.0  # seconds for the answer right before a request
-SHORTEST: Final = 1.0  # seconds that a request has, however near NotBefore is
 PAUSE: Final = 1.0  # seconds after the first unusable answer, doubled with each,
 LONGEST_PAUSE: Final = 60.0  # to so many seconds
-LOGGED_FAILURES: Final = 4  # each of them is logged; later ones now and then
-WOULD_APPROVE: Final = "it would be approved now"
 INTERRUPTED: Final = "the agent ended before it had the answer: ask again"
 UNDECIDED: Final = ControlReply(done=False, words="it is not decided: see `notbefore history`")
 
 log = logging.getLogger("notbefore.approval")
 
 
-class Unanswered(Struct, frozen=True):
+class Unanswered(NamedTuple):
     """IMDS gave no usable answer about an event."""
 
-    count: int = 0  # in a row
+    failures: int = 0  # in a row
     error: str = ""  # the last one
     again: float = 0.0  # monotonic seconds: it is not asked sooner
 
 
-class OperatorOrder(Struct, frozen=True):
+class OperatorOrder(NamedTuple):
     """What an operator asks for; the thread puts one reply."""
 
     tracked: TrackedEvent
@@ -145,7 +141,7 @@ class Approver:
         tracked, before = listed.events.get(key), listed.attempts.get(key)
         if tracked is None or settings.off or self._stop.is_set():
             return LONG_WAIT
-        decision = _decision(settings, tracked, listed)
+        decision = decide(settings, tracked, listed)
         dry_run = settings.mode == "dry_run"
         step = f"{decision.step} dry run" if dry_run else decision.step
         nothing_to_do = decision.action == "leave" and decision.skipped is None
@@ -155,16 +151,13 @@ class Approver:
         if wait > 0 or not self._may_ask(key, listed):
             return min(max(wait, SHORT_WAIT), LONG_WAIT)
         attempt = next_attempt(before, tracked, decision.rule, step)
-        if decision.skipped is None and not dry_run:
-            return self._send(attempt)
-        return self._give_up(
-            attempt, decision.skipped or "dry_run", decision.why if decision.skipped else WOULD_APPROVE
-        )
+        if decision.skipped is not None:
+            return self._end(attempt, decision.skipped, decision.why)
+        return self._end(attempt, "dry_run", "it would be approved now") if dry_run else self._send(attempt)
 
     def _may_ask(self, key: str, listed: ListedEvents) -> bool:
         """IMDS has just listed the event, and answers."""
-        again = self._unanswered.get(key, Unanswered()).again
-        return listed.fresh and listed.readable(key) and self._clock.monotonic() >= again
+        return listed.certain(key) and self._clock.monotonic() >= self._unanswered.get(key, Unanswered()).again
 
     def _go_on(self, key: str) -> float:
         """Go on with what was begun: IMDS has not answered it, or it could not be written down."""
@@ -176,9 +169,9 @@ class Approver:
         if objection is not None:
             reason, words = objection
             error = self._unanswered.get(key, Unanswered()).error
-            return self._give_up(attempt, reason, "; ".join(filter(None, (words, error))))
+            return self._end(attempt, reason, "; ".join(filter(None, (words, error))))
         if attempt.rule == OPERATOR:
-            return self._give_up(attempt, "no_answer", INTERRUPTED)
+            return self._end(attempt, "no_answer", INTERRUPTED)
         return self._send(attempt) if self._may_ask(key, listed) else SHORT_WAIT
 
     # ---- doing
@@ -192,7 +185,7 @@ class Approver:
             except ImdsError as error:
                 return self._not_answered(attempt, error)
             if why:  # the next poll sees it as well
-                return self._give_up(attempt, "changed", why) if attempt.rule == OPERATOR else SHORT_WAIT
+                return self._end(attempt, "changed", why) if attempt.rule == OPERATOR else SHORT_WAIT
             return self._post(attempt, client, settings)
 
     def _post(self, attempt: ApprovalAttempt, client: ImdsClient, settings: ApprovalSettings) -> float:
@@ -201,44 +194,39 @@ class Approver:
         written = self._write(counted)
         current, listed = self._settings(), self.listed()
         objection = _objection(attempt, current, listed)  # the last look
+        if objection is None and not written and attempt.rule == OPERATOR:
+            objection = "state_not_written", "the state cannot be written, so nothing was sent"
         if objection is not None:
-            return self._give_up(attempt, *objection)
-        if not written and attempt.rule == OPERATOR:
-            return self._give_up(attempt, "state_not_written", "the state cannot be written, so nothing was sent")
-        certain = listed.fresh and listed.readable(attempt.tracked.event.key) and current.endpoint == settings.endpoint
+            return self._end(attempt, *objection)
+        certain = listed.certain(attempt.tracked.event.key) and current.endpoint == settings.endpoint
         if not written or not certain or self._stop.is_set():
             self._write(attempt)  # nothing was done of what was written ahead
             return SHORT_WAIT
+        body = msgspec.json.encode({"StartRequests": [{"EventId": attempt.tracked.event.event_id}]})
         try:
-            _request_start(client, settings, attempt.tracked, listed)
-        except ImdsError as refusal:
-            if refusal.reason == "bad_request":
-                return self._end(counted, "approval_failed", "refused", str(refusal))
-            return self._not_answered(counted, refusal)
-        return self._end(counted.accepted(attempt.tracked, self._clock.now()), "approved", "accepted", "")
+            client.post(_path(settings), body)
+        except ImdsError as failure:
+            if failure.reason == "bad_request":
+                return self._end(counted, "refused", str(failure))
+            return self._not_answered(counted, failure)
+        return self._end(counted.accepted(attempt.tracked, self._clock.now()), "accepted", "")
 
     def _not_answered(self, attempt: ApprovalAttempt, failure: ImdsError) -> float:
         """IMDS gave no usable answer; returns seconds until it is asked again. An operator is notified at once."""
         if attempt.rule == OPERATOR:
-            return self._give_up(attempt, "no_answer", str(failure))
+            return self._end(attempt, "no_answer", str(failure))
         key = attempt.tracked.event.key
-        count = self._unanswered.get(key, Unanswered()).count + 1
-        pause = back_off(count, PAUSE, LONGEST_PAUSE)
-        if failure.retry_after is not None:
-            pause = min(max(failure.retry_after, PAUSE), LONGEST_PAUSE)
-        self._unanswered[key] = Unanswered(count, str(failure), self._clock.monotonic() + pause)
-        if count <= LOGGED_FAILURES or count % 60 == 0:
-            log.warning("approval of %s: %s; again in %g s", attempt.tracked.event.event_id, failure, pause)
+        failures = self._unanswered.get(key, Unanswered()).failures + 1
+        pause = back_off(failures, PAUSE, LONGEST_PAUSE)
+        self._unanswered[key] = Unanswered(failures, str(failure), self._clock.monotonic() + pause)
+        log.warning("approval of %s: %s; again in %g s", attempt.tracked.event.event_id, failure, pause)
         return pause
 
-    def _give_up(self, attempt: ApprovalAttempt, reason: Reason, words: str) -> float:
-        """Record that it ended without an answer: as skipped, or as failed if IMDS was asked."""
-        if attempt.requests:
-            return self._end(attempt, "approval_failed", "no_answer", words)
-        return self._end(attempt, "approval_skipped", reason, words)
-
-    def _end(self, attempt: ApprovalAttempt, kind: ApprovalKind, reason: Reason, words: str) -> float:
-        """Record how it ended."""
+    def _end(self, attempt: ApprovalAttempt, reason: Reason, words: str) -> float:
+        """Record how it ended: approved; failed, if IMDS was asked; else skipped."""
+        kind: ApprovalKind = "approved" if reason == "accepted" else "approval_skipped"
+        if attempt.requests and reason != "accepted":
+            kind, reason = "approval_failed", reason if reason == "refused" else "no_answer"
         change = attempt.change(kind, reason, words, self.listed().context)
         outcome = f"{kind} ({reason})" + (f": {words}" if words else "")
         self._unanswered.pop(attempt.tracked.event.key, None)
@@ -246,36 +234,17 @@ class Approver:
         log.warning("%s %s, %s: %s", change.event.event_type, change.event.event_id, attempt.rule, outcome)
         return SHORT_WAIT
 
-    # ---- what people ask
-
-    def preview(self, tracked: TrackedEvent, listed: ListedEvents) -> PendingApproval | None:
-        """What the rules would do with a listed event, and why; ``None`` if there are no rules and no switch is on."""
-        settings = self._settings()
-        if not (settings.policy.rules or settings.policy.enabled or settings.allowed):
-            return None
-        decision = _decision(settings, tracked, listed)
-        attempt = listed.attempts.get(tracked.event.key)
-        return PendingApproval(
-            action=decision.action,
-            rule=decision.rule,
-            reason=decision.why,
-            at=decision.at,
-            mode=settings.mode,
-            off=settings.off,
-            state="" if attempt is None else attempt.outcome or attempt.state,
-        )
+    # ---- what an operator asks
 
     def answer(self, request: ControlRequest, user: str) -> ControlReply:
         """Answer what came in through the agent's own socket from ``user``; may take as long as IMDS does."""
-        listed, key = self.listed(), request.event_id.casefold()
-        tracked = listed.events.get(key)
+        listed, key, settings = self.listed(), request.event_id.casefold(), self._settings()
+        tracked, before = listed.events.get(key), listed.attempts.get(key)
         if tracked is None:
             return ControlReply(done=False, words=f"no event {request.event_id} is listed: see `notbefore events`")
         if not request.content:
-            words = _approved(listed.attempts.get(key), tracked)
-            event = PendingEvent.of(tracked, listed.context.now, self.preview(tracked, listed))
-            return ControlReply(done=True, words=words, event=event, content=content_of(tracked))
-        settings = self._settings()
+            event = PendingEvent.of(tracked, listed.context.now, preview(settings, tracked, listed))
+            return ControlReply(done=True, words=_approved(before, tracked), event=event, content=content_of(tracked))
         if settings.mode != "on":
             return ControlReply(done=False, words=f"nothing is sent: {settings.off or 'approval.dry_run is true'}")
         if content_of(tracked) != request.content:
@@ -300,11 +269,10 @@ class Approver:
             order.reply.put(ControlReply(done=False, words="an approval of it is under way: see `notbefore events`"))
         else:
             attempt = replace(next_attempt(before, order.tracked, OPERATOR, by=order.user), reason=order.reason)
-            objection = _objection(attempt, self._settings(), listed)
-            if objection is not None:
-                self._give_up(attempt, *objection)
-            elif not listed.fresh or not listed.readable(key):
-                self._give_up(attempt, "no_answer", "IMDS does not answer: nothing was sent")
+            if (objection := _objection(attempt, self._settings(), listed)) is not None:
+                self._end(attempt, *objection)
+            elif not listed.certain(key):
+                self._end(attempt, "no_answer", "IMDS does not answer: nothing was sent")
             else:
                 self._send(attempt)
             outcome = self.listed().attempts[key].outcome
@@ -312,10 +280,6 @@ class Approver:
 
 
 # ---- what is decided, of frozen values
-
-
-def _decision(settings: ApprovalSettings, tracked: TrackedEvent, listed: ListedEvents) -> Decision:
-    return judge(settings.policy, tracked, listed.context.vm, flawed=tracked.event.key in listed.flawed)
 
 
 def _objection(attempt: ApprovalAttempt, settings: ApprovalSettings, listed: ListedEvents) -> tuple[Reason, str] | None:
@@ -339,10 +303,9 @@ def _changed(attempt: ApprovalAttempt, tracked: TrackedEvent, settings: Approval
         return "the event has changed"
     if attempt.rule == OPERATOR:
         return unreadable(tracked, flawed=tracked.event.key in listed.flawed)
-    decision = _decision(settings, tracked, listed)
-    if decision.action != "approve" or decision.step != attempt.step:
-        return f"the rules say {decision.action} now: {decision.why}"
-    return "it is another VM's turn now" if decision.at is not None and listed.context.now < decision.at else ""
+    decision = decide(settings, tracked, listed)
+    same = decision.action == "approve" and decision.step == attempt.step
+    return "" if same else f"the rules say {decision.action} now: {decision.why}"
 
 
 def _approved(attempt: ApprovalAttempt | None, tracked: TrackedEvent) -> str:
@@ -370,14 +333,6 @@ def _why_not_listed(client: ImdsClient, settings: ApprovalSettings, tracked: Tra
         return "a part of it cannot be read now"
     same = any(one.key == event.key and one.digest() == event.digest() for one in document.events)
     return "" if same else "IMDS does not list it like this any more"
-
-
-def _request_start(client: ImdsClient, settings: ApprovalSettings, tracked: TrackedEvent, listed: ListedEvents) -> None:
-    """Send one start request; raises ``ImdsError`` for everything but 200."""
-    body: dict[str, object] = {"StartRequests": [{"EventId": tracked.event.event_id}]}
-    left = tracked.seconds_to(listed.context.now)
-    timeout = TIMEOUT if left is None else max(SHORTEST, min(TIMEOUT, left))
-    client.post(_path(settings), msgspec.json.encode(body), timeout=timeout)
 
 
 def _path(settings: ApprovalSettings) -> str:

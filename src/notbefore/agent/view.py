@@ -13,13 +13,12 @@ import msgspec
 from msgspec.structs import replace
 
 from notbefore import __version__
-from notbefore.agent.approvals import ListedEvents
+from notbefore.agent.approvals import ApprovalSettings, ListedEvents, preview
 from notbefore.agent.polling import Polling
 from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.config.model import Config
-from notbefore.core.listing import PendingApproval, PendingEvent, PendingView
+from notbefore.core.listing import PendingEvent, PendingView
 from notbefore.core.record import Vm
-from notbefore.core.tracked import TrackedEvent
 from notbefore.imds.client import TIMEOUT
 from notbefore.metrics.families import Family, Snapshot, parts, samples
 from notbefore.metrics.process import Figures
@@ -41,20 +40,20 @@ class InUse(NamedTuple):
 
 
 class AgentView:
-    """``preview`` says what the rules of approval would do with a listed event."""
+    """``approval`` gives the settings in use, by which it is said what would become of a listed event."""
 
     def __init__(
         self,
         state: AgentState,
         store: Store,
-        preview: Callable[[TrackedEvent, ListedEvents], PendingApproval | None],
+        approval: Callable[[], ApprovalSettings],
         in_use: Callable[[], InUse],
     ) -> None:
         self._state = state
         self._clock = state.clock
         self._since = state.clock.now()
         self._store = store
-        self._preview = preview
+        self._approval = approval
         self._in_use = in_use
 
     @cached_property
@@ -141,7 +140,7 @@ class AgentView:
     def pending(self) -> PendingView:
         """What is listed now, as ``/api/v1/events`` answers it."""
         known, now = self._state.snapshot, self._clock.read()
-        listed, answered = ListedEvents.of(known, now), known.poll.answered
+        listed, answered, settings = ListedEvents.of(known, now), known.poll.answered, self._approval()
         return PendingView(
             incarnation=known.state.tracked.incarnation,
             last_successful_poll=answered.wall if answered is not None else None,
@@ -149,7 +148,7 @@ class AgentView:
             unreadable=known.unreadable,
             silence=self._silence(known),
             events=tuple(
-                PendingEvent.of(event, now.wall, self._preview(event, listed)) for event in listed.events.values()
+                PendingEvent.of(event, now.wall, preview(settings, event, listed)) for event in listed.events.values()
             ),
         )
 

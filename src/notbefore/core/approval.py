@@ -21,7 +21,6 @@ from notbefore.core.text import one_of
 from notbefore.core.tracked import TrackedEvent
 
 MAX_DECISIONS: Final = 100  # decisions of one event that are remembered
-RANK_DELAY: Final = 10.0  # seconds that each next VM of Resources waits for the ones before it to approve
 LONGEST_WAIT: Final = 30 * 86_400.0  # seconds
 
 
@@ -60,20 +59,17 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     action: Literal["approve", "leave"] = "approve"
     name: str = ""  # in metrics and records; default: `rules[0]` and so on
     approve_after: Duration = Duration("0s")  # not earlier than so long after the event was first seen
-    approve_before: Duration | None = None  # not earlier than so long before NotBefore; with `approve_after`, both hold
     for_all_resources: Literal["leader", "each"] | None = None  # needed if the event has several resources
 
     def __post_init__(self) -> None:
-        if self.action == "leave" and (self.approve_after.seconds or self.approve_before):
-            raise ValueError("action: leave has no use for approve_after and approve_before")
+        if self.action == "leave" and self.approve_after.seconds:
+            raise ValueError("action: leave has no use for approve_after")
         if self.action == "leave" and self.for_all_resources:
             raise ValueError("action: leave has no use for for_all_resources")
         if self.action == "approve" and self.match != "all" and not self.match.selects:
             raise ValueError("match: expected event_type, event_source or duration; `match: all` approves every event")
         if self.approve_after.seconds > LONGEST_WAIT:
             raise ValueError("approve_after: expected at most 30d")
-        if self.approve_before is not None and not 1 <= self.approve_before.seconds <= LONGEST_WAIT:
-            raise ValueError("approve_before: expected 1s to 30d")
         if self.name == OPERATOR:
             raise ValueError(f"name: {OPERATOR!r} stands for what is approved by hand")
 
@@ -158,22 +154,15 @@ def _step(name: str, rule: Rule, tracked: TrackedEvent) -> str:
 
 def _approve(rule: Rule, tracked: TrackedEvent, vm: str | None) -> Decision:
     names = list(dict.fromkeys(tracked.event.vms))
-    rank = 0
     if len(names) > 1:
         if rule.for_all_resources is None:
             why = f"it affects {len(names)} VMs, and the rule has no for_all_resources"
             return Decision("leave", why, skipped="several_resources")
-        if rule.for_all_resources == "leader":
-            if vm is None or vm.casefold() not in names:
-                return Decision("leave", "another VM decides for all of them")
-            rank = names.index(vm.casefold())
+        if rule.for_all_resources == "leader" and (vm is None or vm.casefold() != names[0]):
+            return Decision("leave", "another VM decides for all of them")
     at = tracked.first_seen + timedelta(seconds=rule.approve_after.seconds)
-    if rule.approve_before is not None and tracked.not_before is not None:
-        at = max(at, tracked.not_before - timedelta(seconds=rule.approve_before.seconds))
-    if rank:  # the VMs before this one decide first, again for each new content
-        at = max(at, tracked.changed or tracked.first_seen) + timedelta(seconds=rank * RANK_DELAY)
     if tracked.not_before is not None and at >= tracked.not_before:
-        return Decision("leave", "NotBefore comes first", skipped="too_late" if rank == 0 else None)
+        return Decision("leave", "NotBefore comes first", skipped="too_late")
     return Decision("approve", "the rule says so", at=at)
 
 

@@ -122,7 +122,6 @@ def _listed(tracked: Tracked, event: Event, document: Document, now: Observation
     known = _measured(_advanced(old, event, now), now)
     if old.event.digest() == event.digest():  # only the order or case of resources, or what we know of ourselves
         return known, None
-    known = replace(known, changed=now.time)
     known, change = _step(known, TRANSITIONS[Phase.of(old.event), Phase.of(event)], document.incarnation, now)
     if change.kind == "started" and old.start is not None:  # for the second time: it was reported at the first
         change = replace(change, scheduled_seconds=None)

@@ -72,7 +72,6 @@ class TrackedEvent(Struct, frozen=True):
     start_seen: bool = False  # it was not Started at the poll before
     not_before: datetime | None = None  # the last one known
     reported_not_before: datetime | None = None  # the last one that was not a quiet update
-    changed: datetime | None = None  # when its content was seen to change last, by the wall clock
     interruption: Gap | None = None  # the longest measured while Started
     unmeasured: bool = False  # no delays were measured for a part of the time in which it was Started
     unread: bool = False  # it could not be read in the last document
