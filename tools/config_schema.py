@@ -59,8 +59,7 @@ def _object(struct: type[Struct], comments: Comments) -> dict[str, Any]:
     for name, field in fields_of(struct).items():
         said = comments(struct).get(field.name)
         secret = kind_of(field.type).of is Secret
-        # an empty section is probably one that was not written to its end; a kind of sink may need nothing below it
-        nothing = kind_of(field.type).struct is None or getattr(struct, "NAMED", False)
+        nothing = kind_of(field.type).struct is None  # an empty section is probably one that was not written to its end
         properties[name] = _schema(field.type, comments, nothing=nothing) | ({"description": said} if said else {})
         properties |= {f"{name}_{source}": PLACE for source in SOURCES if secret}
         required += [name] if field.required and not secret else []

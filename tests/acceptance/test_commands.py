@@ -234,17 +234,11 @@ def test_check_config_says_what_a_configuration_amounts_to(
     assert out.endswith("is valid, with 1 warning(s): see above.\n")
 
 
-def test_a_configuration_may_come_through_a_pipe_and_what_is_no_file_is_refused_at_once(
-    tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("notbefore.config.open_file.PATIENCE", 0.2)
+def test_a_configuration_may_come_through_a_pipe_and_a_directory_is_refused(tmp_path: Path, typed: Typed) -> None:
     # as `notbefore check-config <(sops --decrypt FILE)`
     assert b"interval: 7s" in shell("check-config <(echo 'imds: {interval: 7s}')").stdout
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    for path, why in ((pipe, "nobody writes into it"), (tmp_path, "Is a directory")):
-        code, out, error = typed("check-config", str(path))
-        assert (code, why in error, out) == (2, True, "")
+    code, out, error = typed("check-config", str(tmp_path))
+    assert (code, "Is a directory" in error, out) == (2, True, "")
 
 
 @pytest.mark.long

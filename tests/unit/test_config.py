@@ -61,7 +61,7 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
         ("- a\n" * 60_000, ": more than 20000 values"),
         ("#" * 300_000, "more than 262144 bytes"),
         ("state: {history_max_bytes: " + "1" * 10_000 + "}\n", ":1: state.history_max_bytes: expected a whole number"),
-        ("state: {history_max_bytes: '100000'}\n", ":1: state.history_max_bytes: expected a whole number, 65536 or"),
+        ("state: {history_max_bytes: 5}\n", ":1: state.history_max_bytes: expected a whole number >= 65536, got '5'"),
         ("[a]: 2\n", "expected one line of text as the name of a section"),
         ("sinks:\n a: {sl\r\rack}\n", "expected one line of text as the name of a section"),
         ("routes: [{sinks: [], match: {}, sinks: []}]\n", ":1: routes[0].sinks: it is given twice: first at "),

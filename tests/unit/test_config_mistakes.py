@@ -135,7 +135,7 @@ routes: [{{sinks: [nobody]}}]
         ),
         (
             "sinks: {m: {email: {host: m, port: 99999, from: a@b, to: [c@d]}}}",
-            "sinks.m.email.port: expected a whole number, 1 or more and 65535 or less, got '99999'",
+            "sinks.m.email.port: expected a whole number <= 65535, got '99999'",
         ),
         ("sinks: {a: {slack: {url_file: x, url_env: Y}}}", "sinks.a.slack.url_env: url is given twice"),
         ("sinks: {a: {pagerduty: {routing_key_file: two}}}", "sinks.a.pagerduty.routing_key_file: expected the 32"),
@@ -169,6 +169,7 @@ def test_a_port_that_speaks_another_tls_is_refused(tmp_path: Path) -> None:
         "imds: {endpoint: 'http://user:hunter2@169.254.169.254'}",
         "imds: {endpoint: 'http://169.254.169.254?key=hunter2'}",
         "sinks: {a: {alertmanager: {urls: ['http://user:hunter2@am:9093']}}}",
+        "otlp: {endpoint: 'http://collector:4318/?key=hunter2'}",
     ],
 )
 def test_a_key_in_an_address_is_refused_and_not_shown(
@@ -176,17 +177,6 @@ def test_a_key_in_an_address_is_refused_and_not_shown(
 ) -> None:
     assert main(["check-config", str(given(tmp_path, text))]) == 2
     assert "hunter2" not in "".join(capsys.readouterr())
-
-
-def test_what_may_be_a_key_in_an_address_is_not_dumped(tmp_path: Path) -> None:
-    text = """\
-otlp: {endpoint: 'http://collector:4318/?key=hunter2'}
-messages: {links: {dashboard: 'https://grafana/d/x?var-vm={vm}'}}
-"""
-    shown = dump(load(given(tmp_path, text), {}, {}))
-    assert "hunter2" not in shown
-    assert yaml.safe_load(shown)["otlp"]["endpoint"] == "http://collector:4318/?***"
-    assert "https://grafana/d/x?var-vm={vm}" in shown, "it goes into every message"
 
 
 def test_a_list_of_one_needs_no_brackets_and_a_variable_takes_commas(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
-from notbefore.config.open_file import open_file
 from notbefore.config.secret import Secret
 from notbefore.core.duration import Duration
 
@@ -99,13 +98,14 @@ def holds(connection_string: str, *names: str) -> bool:
 
 def _readable(name: str) -> None:
     try:
-        open_file(Path(name)).close()
+        Path(name).open("rb").close()
     except OSError as error:
         raise ValueError(f"{name} cannot be read: {error.strerror}") from None
 
 
 Port = Annotated[int, Meta(ge=1, le=MAX_PORT)]
-HttpUrl = Annotated[str, Constraint(check_address, pattern=r"^https?://\S+$")]
+LinkUrl = Annotated[str, Constraint(check_address, pattern=r"^https?://\S+$")]
+HttpUrl = Annotated[LinkUrl, expect(lambda url: "?" not in url, "the address alone: what follows `?` may be a key")]
 HostName = Annotated[str, expect(_is_host, "a name or an address alone: a port stands under its own key")]
 ReadableFile = Annotated[str, Constraint(_readable, looks=True)]
 MailAddress = Annotated[str, matching(r'[^\s@<>,;:"\\]+@[^\s@<>,;:"\\]+', "a mail address such as ops@example.org")]

@@ -1,11 +1,10 @@
 """The section ``fleet``: what ``notbefore fleet`` reads, and how it groups what it reads."""
 
 from typing import Annotated, Final, Literal
-from urllib.parse import urlsplit
 
 from msgspec import Meta, Struct
 
-from notbefore.config.constraints import HttpUrl, StorageConnection, expect, refuse
+from notbefore.config.constraints import HttpUrl, StorageConnection, refuse
 from notbefore.config.sinks import EventHub
 from notbefore.core.duration import Duration
 from notbefore.core.text import one_of
@@ -14,23 +13,13 @@ GROUP_LABELS: Final = (
     *("event_id", "event_type", "event_source", "region", "zone", "subscription", "resource_group", "scale_set"),
     "tags.NAME",
 )
-ContainerUrl = Annotated[
-    HttpUrl,
-    expect(
-        lambda url: not urlsplit(url).query,
-        "https://ACCOUNT.blob.core.windows.net/CONTAINER alone: a signature belongs in `connection_string`, as"
-        " BlobEndpoint=...;SharedAccessSignature=...",
-    ),
-]
 Labels = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
 class Checkpoints(Struct, frozen=True, forbid_unknown_fields=True):
     """Blob Storage, which lets several instances share a hub: ``container_url`` or ``connection_string``."""
 
-    container_url: ContainerUrl | None = (
-        None  # https://ACCOUNT.blob.core.windows.net/CONTAINER, with the identity of `hub`
-    )
+    container_url: HttpUrl | None = None  # https://ACCOUNT.blob.core.windows.net/CONTAINER, with the identity of `hub`
     connection_string: StorageConnection | None = None  # of the storage account, instead of an identity
     container: str | None = None  # beside `connection_string`
 

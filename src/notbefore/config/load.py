@@ -17,7 +17,7 @@ from notbefore.config.libraries import check_installed, missing_otlp
 from notbefore.config.messages import Messages
 from notbefore.config.model import Config, Otlp
 from notbefore.config.reading import Reader
-from notbefore.config.secret import HIDDEN, Secret
+from notbefore.config.secret import Secret
 from notbefore.config.sinks import EventHub, SinkConfig
 from notbefore.config.yaml_file import Places, Variable, read
 from notbefore.core.routing import Route
@@ -129,25 +129,15 @@ def _wrong_hub(hub: EventHub, environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def values(config: Config) -> dict[str, Any]:
-    """Return the configuration in use, without secrets, for ``check-config``."""
-    found: dict[str, Any] = msgspec.to_builtins(config, enc_hook=_encode)
-    for name, sink in found["sinks"].items():
-        found["sinks"][name] = {kind: settings for kind, settings in sink.items() if settings is not None}
-    links = found["messages"]["links"]
-    shown: dict[str, Any] = _without_queries({section: value for section, value in found.items() if value is not None})
-    shown["messages"]["links"] = links  # they go into every message
+    """Return the configuration in use, without secrets and without what is not given, for ``check-config``."""
+    shown: dict[str, Any] = _given_alone(msgspec.to_builtins(config, enc_hook=_encode))
     return shown
 
 
-def _without_queries(value: Any) -> Any:
-    """Leave out what follows ``?`` in an address: it may be a key."""
+def _given_alone(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_queries(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_queries(one) for one in value]
-    if isinstance(value, str) and "://" in value and "?" in value:
-        return f"{value.partition('?')[0]}?{HIDDEN}"
-    return value
+        return {key: _given_alone(one) for key, one in value.items() if one is not None}
+    return [_given_alone(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def dump(config: Config) -> str:

@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from msgspec import Struct
 
-from notbefore.config.constraints import Constraint, HttpUrl, at_most
+from notbefore.config.constraints import Constraint, LinkUrl, at_most
 
 NO_TZDATA: Final = "install the Debian package `tzdata`, or the Python package: pip install tzdata"
 
@@ -27,9 +27,9 @@ Advice = Annotated[str, at_most(2_000)]
 class Links(Struct, frozen=True, forbid_unknown_fields=True):
     """Where a message leads. `{vm}` stands for the name of the VM that sends it, `{event_type}` for Azure's type."""
 
-    dashboard: HttpUrl | None = None
-    runbook: HttpUrl | None = None
-    page: HttpUrl | None = None  # of the agent, such as https://{vm}.example.org:10169/
+    dashboard: LinkUrl | None = None
+    runbook: LinkUrl | None = None
+    page: LinkUrl | None = None  # of the agent, such as https://{vm}.example.org:10169/
 
 
 class Messages(Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from notbefore.config.constraints import Constraint
 from notbefore.config.secret import SOURCES, Secret
-from notbefore.config.yaml_file import Places, Plain, Variable, read
+from notbefore.config.yaml_file import Places, Variable, read
 from notbefore.core.duration import Duration
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, Mistake
@@ -27,7 +27,15 @@ LONGEST_SHOWN: Final = 40  # characters of a mistaken text; what is longer may b
 NEAR: Final = 0.85  # from 0 to 1; from here on an unknown key is a known one, misspelt
 SECTION: Final = "keys with values below it, `key: value`"
 LIST: Final = "a list, [ONE, TWO] or lines that begin with `- `"
-_EXPECTED: Final[dict[Any, str]] = {int: "a whole number", float: "a number", bool: "true or false"}
+WORDS: Final = {  # what msgspec says -> what is said here
+    "Expected ": "",
+    " | null": "",
+    "Integer value out of range": "a whole number",
+    "`int`": "a whole number",
+    "`bool`": "true or false",
+    "`str`": "text",
+    "`object`": SECTION,
+}
 
 
 class Kind(NamedTuple):
@@ -75,13 +83,10 @@ class Reader:
     def read(self, value: Any, annotation: Any, path: str = "") -> Any:
         """Return the value as its type says, or ``WRONG``."""
         kind = kind_of(annotation)
-        if value is None and type(None) in get_args(annotation) and (kind.struct is None or "." in path):
+        if value is None and type(None) in get_args(annotation) and kind.struct is None:
             return None  # a section that is empty is probably one that was not written to its end
         found = self._converted(value, kind, annotation, path)
-        for one in kind.constraints:
-            if found is not WRONG and not (self._environment is None and (one.looks or kind.of is Secret)):
-                found = self._checked(found, one, path)
-        return found
+        return found if found is WRONG else self._checked(found, kind, path)
 
     def _converted(self, value: Any, kind: Kind, annotation: Any, path: str) -> Any:
         if kind.struct is not None and (isinstance(value, dict) or kind.of is kind.struct):
@@ -92,37 +97,36 @@ class Reader:
             return self._list(value, get_args(kind.of)[0], annotation, path)
         if get_origin(kind.of) is dict and isinstance(value, dict):
             return self._mapping(value, kind, path)
-        return self._leaf(value, kind, annotation, path)
-
-    def _mapping(self, values: dict[str, Any], kind: Kind, path: str) -> dict[Any, Any]:
-        of_key, of_value = get_args(kind.of)
-        found = {
-            self._key(key, of_key, path): self.read(one, of_value, _below(path, key)) for key, one in values.items()
-        }
-        return {key: one for key, one in found.items() if key is not WRONG and one is not WRONG}
-
-    def _leaf(self, value: Any, kind: Kind, annotation: Any, path: str) -> Any:
-        try:  # a text in quotes is no number
-            return msgspec.convert(_text(value), annotation, strict=not isinstance(value, Plain), dec_hook=_decode)
-        except msgspec.ValidationError as error:
-            said = str(error).partition(" - at `")[0] if kind.of is Duration and value is not None else ""
-            return self.mistake(path, said or _mistaken(value, kind, annotation))
-
-    def _checked(self, value: Any, constraint: Constraint, path: str) -> Any:
         try:
-            constraint.check(value.reveal(self._environment or {}) if isinstance(value, Secret) else value)
+            text = str(value) if isinstance(value, Variable) else value
+            return msgspec.convert(text, annotation, strict=False, dec_hook=_decode)
+        except msgspec.ValidationError as error:
+            return self.mistake(path, _mistaken(value, kind, str(error).partition(" - at `")[0]))
+
+    def _checked(self, value: Any, kind: Kind, path: str) -> Any:
+        try:
+            for one in kind.constraints:
+                if self._environment is not None:
+                    one.check(value.reveal(self._environment) if isinstance(value, Secret) else value)
+                elif not (one.looks or isinstance(value, Secret)):
+                    one.check(value)
         except (ValueError, ConfigError) as error:
             return self.mistake(path, str(error))
         return value
 
-    def _key(self, key: str, annotation: Any, path: str) -> Any:
-        own = kind_of(annotation)
-        known = list(_choices(own.of))
+    def _mapping(self, values: dict[str, Any], kind: Kind, path: str) -> dict[Any, Any]:
+        of_key, of_value = get_args(kind.of)
+        found = {
+            self._key(key, kind_of(of_key), path): self.read(one, of_value, _below(path, key))
+            for key, one in values.items()
+        }
+        return {key: one for key, one in found.items() if key is not WRONG and one is not WRONG}
+
+    def _key(self, key: str, kind: Kind, path: str) -> Any:
+        known = list(_choices(kind.of))
         if known and key not in known:
             return self.mistake(path, f"there is no {key!r} here{one_of(key, known)}")
-        for one in own.constraints:
-            key = self._checked(key, one, _below(path, key))
-        return key
+        return self._checked(key, kind, _below(path, key))
 
     def _struct(self, values: Any, kind: type[Struct], path: str) -> Any:
         if not isinstance(values, dict):
@@ -131,8 +135,6 @@ class Reader:
         found: dict[str, Any] = {}
         for key, value in values.items():
             name, given = self._named(key, value, fields)
-            if given is None and getattr(kind, "NAMED", False):
-                given = {}  # `otlp_logs:` needs nothing below it
             if name not in fields:
                 found[key] = self.mistake(_below(path, key), _unknown(key, kind, path))
             elif name in found:
@@ -180,7 +182,7 @@ class Reader:
     def _list(self, value: Any, item: Any, annotation: Any, path: str) -> Any:
         """Make a tuple. One text may stand without brackets."""
         if isinstance(value, Variable):
-            value = [Variable(one.strip()) for one in value.split(",")]
+            value = [one.strip() for one in value.split(",")]
         elif isinstance(value, str) and kind_of(item).struct is None:
             value = [value]
         if not isinstance(value, list):
@@ -218,11 +220,6 @@ def _is_union(annotation: Any) -> bool:
     return get_origin(annotation) is Union or type(annotation).__name__ == "UnionType"
 
 
-def _text(value: Any) -> Any:
-    """Return a text as one of no class of ours."""
-    return str(value) if isinstance(value, Plain) else value
-
-
 def _below(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
@@ -239,26 +236,26 @@ def _unknown(key: str, kind: type[Struct], path: str) -> str:
 
     fields = fields_of(kind)
     own = path.rpartition(".")[2]
-    if getattr(kind, "NAMED", False) and own in fields:
+    if own in fields:
         return f"a name of yours stands before the kind: `sinks: {{NAME: {{{own}: ...}}}}`"
     inner = [name for name, one in fields.items() if (of := kind_of(one.type).struct) and key in fields_of(of)]
     if len(inner) == 1 and not get_close_matches(key, fields, cutoff=NEAR):
         return f"this key belongs below `{inner[0]}`"
     secrets = [name for name, one in fields.items() if kind_of(one.type).of is Secret]
-    return (
-        f"there is no such key here{one_of(key, [*fields, *(f'{name}_{one}' for name in secrets for one in SOURCES)])}"
-    )
+    known = [*fields, *(f"{name}_{one}" for name in secrets for one in SOURCES)]
+    return f"there is no such key here{one_of(key, known)}"
 
 
-def _mistaken(value: Any, kind: Kind, annotation: Any) -> str:
-    """Say what was expected instead of a value that is no list and no section."""
-    if get_origin(kind.of) is dict:
-        return _unlike(value, SECTION)
+def _mistaken(value: Any, kind: Kind, said: str) -> str:
+    """Say what was expected instead of a value that is no list and no section; ``said``: by msgspec."""
     known = [str(one) for one in _choices(kind.of)]
     if known and isinstance(value, str):
         return f"there is no {str(value)!r} here{one_of(value, known)}"
-    bounds = "" if value is None else " and ".join(_bounds(annotation))
-    return _unlike(value, f"{_EXPECTED.get(kind.of, 'text')}{f', {bounds}' if bounds else ''}", secret=False)
+    if said.startswith("expected") and value is not None:  # a type of ours
+        return said
+    for word, ours in WORDS.items():
+        said = said.replace(word, ours)
+    return _unlike(value, said.partition(", got ")[0], secret=get_origin(kind.of) is dict)
 
 
 def _unlike(value: Any, expected: str, *, secret: bool = True) -> str:
@@ -276,11 +273,3 @@ def _unlike(value: Any, expected: str, *, secret: bool = True) -> str:
 def _choices(kind: Any) -> Iterator[Any]:
     parts = (kind, *get_args(kind)) if _is_union(kind) else (kind,)
     return (one for part in parts if get_origin(part) is Literal for one in get_args(part))
-
-
-def _bounds(annotation: Any) -> Iterator[str]:
-    for one in get_args(annotation):
-        yield from _bounds(one)
-        if isinstance(one, msgspec.Meta):
-            limits = ((one.ge, "more"), (one.le, "less"))
-            yield from (f"{limit} or {word}" for limit, word in limits if limit is not None)

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from notbefore.config.open_file import open_file
 from notbefore.errors import ConfigError
 
 MAX_SECRET: Final = 64 * 1024  # bytes
@@ -93,7 +92,7 @@ def _installed(name: str) -> str:
 
 def _read(path: Path) -> str:
     try:
-        with open_file(path) as file:
+        with path.open("rb") as file:
             data = file.read(MAX_SECRET + 1)
         text = data.decode().rstrip("\r\n")
     except OSError as error:

@@ -240,8 +240,6 @@ class OtlpConnection(SinkSettings, frozen=True, kw_only=True):
 class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """One entry of ``sinks``: exactly one kind with its settings."""
 
-    NAMED: ClassVar[bool] = True  # it stands below a name of the user's
-
     slack: Slack | None = None
     email: Email | None = None
     pagerduty: PagerDuty | None = None

@@ -1,6 +1,6 @@
 """A YAML file -> values, and the place of each; every mistake names line and column.
 
-A text without quotes is a ``Plain``: whether it is a number or a text, the type of its key decides. So `name: no` is a
+Every value is a text, or nothing: whether it is a number or a truth, the type of its key decides. So `name: no` is a
 name, and `api_version: 2020-07-01` is no date.
 """
 
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from notbefore.config.open_file import open_file
 from notbefore.errors import ConfigError, Mistake, Place
 
 MAX_FILE: Final = 256 * 1024  # bytes; a configuration with a hundred sinks has 30 KiB
@@ -19,13 +18,7 @@ LONGEST_KEY: Final = 200  # characters
 NOTHING: Final = ("", "~", "null", "Null", "NULL")  # YAML's words for no value
 
 
-class Plain(str):
-    """A text without quotes."""
-
-    __slots__ = ()
-
-
-class Variable(Plain):
+class Variable(str):
     """A text from the environment or the command line: there a list is one text with commas."""
 
     __slots__ = ()
@@ -106,9 +99,7 @@ class _Document:
             return self._sequence(dotted, depth + 1)
         if "\0" in event.value:
             self.mistakes.append(Mistake(self._place(event), dotted, "it holds a NUL byte"))
-        if event.style:
-            return event.value
-        return None if event.value in NOTHING else Plain(event.value)
+        return None if event.value in NOTHING and not event.style else event.value
 
     def _sequence(self, dotted: str, depth: int) -> list[Any]:
         found: list[Any] = []
@@ -155,7 +146,7 @@ def _not_yaml(error: Any, text: str, path: Path) -> Mistake:
 
 def _read_text(path: Path) -> str:
     try:
-        with open_file(path) as file:
+        with path.open("rb") as file:
             content = file.read(MAX_FILE + 1)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
