@@ -90,6 +90,7 @@ def said(model: PageModel) -> str:
 
 def test_an_event_is_shown_with_its_countdown_and_what_is_known_of_it() -> None:
     text = said(Agent().sees(0).sees(1, item()).model(10.5))
+    assert "Without JavaScript this page does not refresh: load it again for what is new." in text
     for part in ("Freeze of this VM is next, not before 12:15:00 UTC.", "14:49 to NotBefore", ME, ID, "14m59s", "5.0s"):
         assert part in text
     assert "off" in text

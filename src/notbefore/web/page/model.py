@@ -14,7 +14,7 @@ from msgspec import Struct
 from notbefore.core.change import ENDINGS
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.listing import PendingEvent, PendingView
-from notbefore.core.record import Record, Vm
+from notbefore.core.record import Record, Vm, view
 from notbefore.core.routing import SEVERITIES, severity_of
 from notbefore.web.view import AgentStatus, CheckResult
 
@@ -41,22 +41,9 @@ class TimelineEvent(Struct, frozen=True):
     ended: datetime | None = None
     outcome: str | None = None
     why: str = ""  # it is said to have ended so
-    notice: float | None = None  # this and the next two: seconds
-    started_for: float | None = None
-    interruption: float | None = None  # as measured
-
-    @classmethod
-    def of(cls, event: PendingEvent) -> "TimelineEvent":
-        """A listed event, as far as it has come."""
-        return cls(
-            event_id=event.event_id,
-            event_type=event.event_type,
-            scope=event.scope,
-            first_seen=event.first_seen,
-            not_before=event.not_before,
-            started=event.started,
-            notice=event.notice_seconds,
-        )
+    notice_seconds: float | None = None
+    started_seconds: float | None = None
+    interruption_seconds: float | None = None  # as measured
 
     @property
     def anchor(self) -> datetime:
@@ -209,17 +196,11 @@ def ended_events(changes: Iterable[Record]) -> list[TimelineEvent]:
 def _ended(change: Record, started: datetime | None) -> TimelineEvent:
     if started is None and change.started_seconds is not None:  # the record of its start is no longer kept
         started = change.time - timedelta(seconds=change.started_seconds)
-    return TimelineEvent(
-        event_id=change.event_id,
-        event_type=change.event_type,
-        scope=change.scope,
-        first_seen=change.first_seen,
-        not_before=change.not_before,
+    return view(
+        TimelineEvent,
+        change,
         started=started,
         ended=change.time,
         outcome=change.outcome or "unknown",
         why=ENDINGS.get(change.reason, ""),
-        notice=change.notice_seconds,
-        started_for=change.started_seconds,
-        interruption=change.interruption_seconds,
     )

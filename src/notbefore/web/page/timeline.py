@@ -12,6 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from notbefore.core.duration import span
+from notbefore.core.record import view
 from notbefore.web.page.model import PageModel, TimelineEvent
 
 LINEAR: Final = 20.0  # seconds around NotBefore within which the scale is linear
@@ -90,7 +91,7 @@ class Timeline(Struct, frozen=True):
     @classmethod
     def of(cls, model: PageModel) -> "Timeline":
         """The timeline of a page."""
-        events = [*map(TimelineEvent.of, model.shown), *model.ended]
+        events = [*(view(TimelineEvent, event) for event in model.shown), *model.ended]
         scale = Scale.over(events, model.now)
         rows = tuple(_row(event, scale, model.now) for event in events)
         return cls(tuple(_labels(scale)), rows)
@@ -115,8 +116,10 @@ def _row(event: TimelineEvent, scale: Scale, now: datetime) -> TimelineRow:
     end = x(event.ended or now)
     started = x(event.started) if event.started is not None else None
     interruption = None
-    if event.started is not None and started is not None and event.interruption:
-        interruption = round(max(x(event.started + timedelta(seconds=event.interruption)), started + THINNEST), 2)
+    if event.started is not None and started is not None and event.interruption_seconds:
+        interruption = round(
+            max(x(event.started + timedelta(seconds=event.interruption_seconds)), started + THINNEST), 2
+        )
     return TimelineRow(
         event=event,
         text=describe(event, now),
@@ -134,8 +137,8 @@ def describe(event: TimelineEvent, now: datetime) -> str:
     parts = [f"{event.event_type}: first seen {_from_anchor(event, event.first_seen)}"]
     if event.started is not None:
         parts.append(f"started {_from_anchor(event, event.started)}")
-    if event.interruption is not None:
-        parts.append(f"measured interruption {span(event.interruption)}")
+    if event.interruption_seconds is not None:
+        parts.append(f"measured interruption {span(event.interruption_seconds)}")
     if event.ended is None:
         parts.append(f"now {_from_anchor(event, now)}")
     else:
