@@ -95,7 +95,7 @@ class Pings:
             parts = urlsplit(heartbeat.ping_url.reveal())
             if status.signal != "success":
                 parts = parts._replace(path=f"{parts.path.rstrip('/')}/{status.signal}")
-            answer = self._http.post(urlunsplit(parts), body, HEADERS)
+            answer = self._http.request("POST", urlunsplit(parts), HEADERS, body)
         except (ConfigError, SendError) as error:  # a secret that cannot be read; nobody there
             return str(error)
         except ValueError:  # its text may show the address

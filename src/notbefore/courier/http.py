@@ -8,7 +8,7 @@ import io
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http import client
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
@@ -91,13 +91,6 @@ class Http:
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, _Adapter(guarded=guarded))
 
-    def post(self, url: str, body: bytes, headers: Mapping[str, str], timeout: float | None = None) -> HttpResponse:
-        """Send, and return the answer, whatever it is; raises ``SendError`` where there is none.
-
-        ``timeout`` in seconds, instead of the usual one.
-        """
-        return self.request("POST", url, headers, body, timeout)
-
     def request(
         self,
         method: Literal["GET", "HEAD", "POST"],
@@ -106,7 +99,10 @@ class Http:
         body: bytes = b"",
         timeout: float | None = None,
     ) -> HttpResponse:
-        """As ``post``; by another method it asks for what changes nothing."""
+        """Send, and return the answer, whatever it is; raises ``SendError`` where there is none.
+
+        ``timeout`` in seconds, instead of the usual one.
+        """
         timeout = timeout or self._timeout
         proxies = get_environ_proxies(url)
         try:
@@ -162,18 +158,16 @@ def _receiver(url: str) -> str:
 
 def _reason(error: BaseException) -> str:
     """The innermost reason that says something: ``Connection refused``."""
-    seen: BaseException = error
-    while True:
-        inner: Any = getattr(seen, "reason", None) or seen.__cause__ or seen.__context__
-        if isinstance(inner, BaseException):
-            seen = inner
-        elif seen.args and isinstance(seen.args[0], BaseException):
-            seen = seen.args[0]
-        else:
-            break
+    seen = error
+    while inner := [one for one in _causes(seen) if isinstance(one, BaseException)]:
+        seen = inner[0]
     if isinstance(seen, (requests.RequestException, urllib3.exceptions.HTTPError)):
         return type(seen).__name__
     return getattr(seen, "strerror", None) or f"{type(seen).__name__}: {seen}"
+
+
+def _causes(error: BaseException) -> Iterator[object]:
+    yield from (getattr(error, "reason", None), error.__cause__, error.__context__, *error.args[:1])
 
 
 # ---- connections

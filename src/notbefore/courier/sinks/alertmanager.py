@@ -51,7 +51,8 @@ class Sink(BaseSink):
         text = self._render(message.shared)
         sent = alerts(message, text, self._settings)
         body = json_line(sent)
-        failures = self._ask_all(lambda url: _check(self._http.post(f"{url}/api/v2/alerts", body, self._headers)))
+        http, headers = self._http, self._headers
+        failures = self._ask_all(lambda url: _check(http.request("POST", f"{url}/api/v2/alerts", headers, body)))
         if len(failures) == len(self._urls):
             raise SendError(
                 "; ".join(map(str, failures.values())),

@@ -44,7 +44,7 @@ class Sink(BaseSink):
         text = self._render(said)
         # the key comes last: who quotes a request in an error quotes its beginning
         body = json_line(event(said, text) | {"routing_key": self._key})
-        _check(self._http.post(self._url, body, {"Content-Type": "application/json"}))
+        _check(self._http.request("POST", self._url, {"Content-Type": "application/json"}, body))
         return Receipt(thread=message.alert_key)
 
     def close(self) -> None:

@@ -30,6 +30,7 @@ from notbefore.errors import SendError
 T = TypeVar("T")
 Payload = dict[str, Any]
 
+HEADERS: Final = {"Content-Type": "application/json"}
 MAX_HEADER: Final = 150  # characters; Slack's limits
 MAX_SECTION: Final = 3_000
 MAX_FIELD: Final = 2_000
@@ -109,14 +110,14 @@ class Sink(BaseSink):
         return name
 
     def _post_webhook(self, payload: Payload) -> None:
-        answer = self._http.post(self._url, json_line(payload), {"Content-Type": "application/json"})
+        answer = self._http.request("POST", self._url, HEADERS, json_line(payload))
         answer.check()
         if answer.body.strip() != b"ok":  # such as a captive portal
             raise SendError(f"this is not an answer of Slack: {answer.cause}")
 
     def _call(self, method: str, payload: Payload) -> dict[str, Any]:
         headers = {"Content-Type": "application/json; charset=utf-8", "Authorization": f"Bearer {self._token}"}
-        answer = self._http.post(f"{self._api}/{method}", json_line(payload), headers)
+        answer = self._http.request("POST", f"{self._api}/{method}", headers, json_line(payload))
         answer.check()
         try:
             said = msgspec.convert(answer.said(), dict[str, Any])
@@ -134,7 +135,7 @@ class Sink(BaseSink):
             said = self._call("auth.test", {})
             whose = f"{said.get('user')} of {said.get('team')}"
             return Asked(remark=f"the token of {whose}; `notbefore drill` shows whether it may write to the channel")
-        answer = self._http.post(self._url, b'{"text": ""}', {"Content-Type": "application/json"})
+        answer = self._http.request("POST", self._url, HEADERS, b'{"text": ""}')
         if answer.body.strip() in WITHOUT_TEXT:
             return Asked()
         if answer.status == HTTPStatus.BAD_REQUEST:  # another service that takes Slack's messages

@@ -32,7 +32,8 @@ class Sink(BaseSink):
 
     def send(self, message: Message) -> Receipt:
         """POST it; 2xx is accepted."""
-        self._http.post(self._url, *self._request(message)).check()
+        body, headers = self._request(message)
+        self._http.request("POST", self._url, headers, body).check()
         return Receipt()
 
     def connect(self) -> Asked:
