@@ -94,7 +94,7 @@ class DiskThread:
             self._end()
             raise
         except (sqlite3.Error, OSError) as error:
-            self._failed(error)
+            self._doubt(error)
             return None
         self._everything = not self.file.known  # it was damaged, or another process has locked it
         if self._everything:
@@ -137,15 +137,6 @@ class DiskThread:
             job.cancel()  # where it has not begun
         raise DiskHangsError(f"the disk has not answered for {patience:g} s")
 
-    def history(self, since: float, limit: int, max_bytes: int, before: int | None) -> list[tuple[int, bytes]]:
-        """As of ``StateFile``, for ``do``; a damaged page that nothing else has read is noticed."""
-        try:
-            return self.file.history(since, limit, max_bytes, before)
-        except FileReplacedError as error:
-            self.file.forget()
-            self._failed(error)
-            raise
-
     def close(self) -> None:
         """Write what is behind, close the file, and leave the directory to others; a sick disk is not waited for."""
         self.wait_written(None, SLOW)
@@ -172,7 +163,7 @@ class DiskThread:
                     return
             self._since = time.monotonic()
             if job is not None:
-                _do(*job)
+                self._do(*job)
             elif self._trouble is not None or self._is_behind():
                 self._write()
             else:
@@ -197,7 +188,6 @@ class DiskThread:
             self.lock.hold()
             self.file.write(writing)
         except Exception as error:  # noqa: BLE001 - without memory, say: what it held is behind again in any case
-            self.file.forget()
             self._failed(error)
             return
         took = time.monotonic() - begun
@@ -212,7 +202,20 @@ class DiskThread:
         if missing:
             log.warning("%d records are missing in the history: too many waited for the disk", missing)
 
+    def _do(self, job: Future[Any], action: Callable[[], Any]) -> None:
+        if job.set_running_or_notify_cancel():
+            try:
+                job.set_result(action())
+            except Exception as error:  # noqa: BLE001 - whoever waits for it is to get it
+                if isinstance(error, FileReplacedError):  # a damaged page that nothing else has read
+                    self._failed(error)
+                job.set_exception(error)
+
     def _failed(self, error: Exception) -> None:
+        self.file.forget()
+        self._doubt(error)
+
+    def _doubt(self, error: Exception) -> None:
         with self._memory:
             first, self._trouble = self._trouble is None, str(error) or type(error).__name__
             self._everything = True
@@ -227,13 +230,4 @@ class DiskThread:
         try:
             self.file.check()
         except OSError as error:
-            self.file.forget()
             self._failed(error)
-
-
-def _do(job: Future[Any], action: Callable[[], Any]) -> None:
-    if job.set_running_or_notify_cancel():
-        try:
-            job.set_result(action())
-        except Exception as error:  # noqa: BLE001 - whoever waits for it is to get it
-            job.set_exception(error)

@@ -122,7 +122,7 @@ class Store:
             with self._memory:
                 unwritten = self._records.since(start)
         with suppress(sqlite3.Error, OSError, StoreError):  # what is in memory is all there is
-            read = self.disk.do(lambda: self.disk.history(start, limit, max_bytes, before), ANSWER_PATIENCE)
+            read = self.disk.do(lambda: self.disk.file.history(start, limit, max_bytes, before), ANSWER_PATIENCE)
         return HistoryAnswer.of(unwritten, read, limit, max_bytes)
 
     def close(self) -> None:
