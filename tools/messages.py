@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from notbefore.config.messages import Links, Messages
-from notbefore.config.sinks import Alertmanager, Email, MessageSettings
+from notbefore.config.sinks import Alertmanager, Email
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import MessageKind, Routing, Terms, deliveries, delivery_id
 from notbefore.core.document import Document, parse
@@ -19,8 +19,8 @@ from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Route
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.courier.message import Message
-from notbefore.courier.render import Renderer
 from notbefore.courier.sinks import alertmanager, email, pagerduty, slack
+from notbefore.courier.wording import text_of
 
 BEGIN: Final = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)  # three in the morning, in Berlin
 SETTINGS: Final = Messages(
@@ -136,7 +136,7 @@ def _document(number: int, item: dict[str, Any] | None) -> Document:
 def mail(message: Message, now: datetime) -> str:
     """The e-mail as text."""
     account = Email(host="mail.example.org", sender="vm@example.org", to=("ops@example.org",))
-    found = email.compose(message, Renderer(MessageSettings(), SETTINGS)(message, now), account, now)
+    found = email.compose(message, text_of(message, now, SETTINGS), account, now)
     body = found.get_body(("plain",))
     if body is None:
         raise SystemExit("the e-mail has no text")
@@ -146,12 +146,12 @@ def mail(message: Message, now: datetime) -> str:
 def pager(message: Message, now: datetime) -> dict[str, Any]:
     """The request to PagerDuty, without its routing key."""
     said = message if message.record.no_longer_affected else message.shared
-    return pagerduty.event(said, Renderer(MessageSettings(), SETTINGS)(said, now))
+    return pagerduty.event(said, text_of(said, now, SETTINGS))
 
 
 def row(heading: str, message: Message, now: datetime) -> str:
     """One line of the table."""
-    text = Renderer(MessageSettings(), SETTINGS)(message, now)
+    text = text_of(message, now, SETTINGS)
     (attachment,) = slack.content(message, text, now)["attachments"]
     colors = {color: name for name, color in slack.COLORS.items()} | {slack.OVER: "over"}
     color = {"critical": "red", "warning": "orange", "info": "blue", "over": "green"}[colors[attachment["color"]]]

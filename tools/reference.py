@@ -23,7 +23,7 @@ from notbefore.config.constraints import Constraint
 from notbefore.config.model import Config
 from notbefore.config.reading import fields_of
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import KINDS, MessageSettings, SinkSettings
+from notbefore.config.sinks import KINDS, SinkSettings
 from notbefore.core.clock import Instant
 from notbefore.core.document import parse
 from notbefore.core.duration import Duration
@@ -69,17 +69,13 @@ def configuration() -> str:
 
 
 def _sinks() -> str:
-    common, texts = _table("", SinkSettings), _table("", MessageSettings)
-    people = ", ".join(f"`{kind}`" for kind, struct in KINDS.items() if issubclass(struct, MessageSettings))
-    shared = common.splitlines(keepends=True)[2:]
-    words = "".join(row for row in texts.splitlines(keepends=True) if row not in shared)
+    common = _table("", SinkSettings)
     parts = [
         "## `sinks.NAME`\n\nChoose a name, then one kind with its keys. See [notifications](notifications.md).\n",
         f"Every kind has these keys:\n\n{common}",
-        f"Those that people read ({people}) have these as well:\n\n{words}",
     ]
     for kind, struct in KINDS.items():
-        rows = {*common.splitlines()[2:], *(texts.splitlines() if issubclass(struct, MessageSettings) else ())}
+        rows = common.splitlines()[2:]
         own = [row for row in _table("", struct).splitlines(keepends=True) if row.rstrip() not in rows]
         parts.append(f"### `sinks.NAME.{kind}`\n\n{_text(struct)}\n\n{''.join(own)}")
     return "\n".join(parts)

@@ -206,12 +206,10 @@ def test_a_bot_in_slack_keeps_one_message_up_to_date_over_a_restart(imds: Simula
     assert slack.faults == []
 
 
-def test_a_drill_says_who_was_reached_and_the_log_which_template_failed(
-    imds: Simulator, hook: HttpPeer, place: Place
-) -> None:
+def test_a_drill_says_who_was_reached(imds: Simulator, hook: HttpPeer, place: Place) -> None:
     with HttpPeer() as refusing, HttpPeer() as chat:
         refusing.default = Say(401)
-        slack = {"slack": {"url": chat.url, "title": "{{ event.tpye }}"}}
+        slack = {"slack": {"url": chat.url}}
         config = place.write({"hook": webhook(hook.url), "bad": webhook(refusing.url), "chat": slack})
         assert "no agent listens" in place.drill(config).stderr
         with RunningAgent(imds.endpoint, place.state, config) as agent:
@@ -226,7 +224,6 @@ def test_a_drill_says_who_was_reached_and_the_log_which_template_failed(
             assert done.returncode == 1
             assert "Reached: chat, hook." in done.stdout
             assert "NOT reached: bad." in done.stdout
-            assert "the template of sink chat failed" in agent.log
             report = json.loads(place.drill(config, "--wait", "1s", "--json").stdout)
             assert (report["reached"], report["not_reached"], report["still_open"]) == (["chat", "hook"], ["bad"], [])
             refused = [row for row in report["results"] if row["sink"] == "bad"]

@@ -90,16 +90,8 @@ def test_the_longest_event_of_all_is_within_the_limits(pager: PagerDuty) -> None
         "Description": "\U0001f525" * MAX_DESCRIPTION,
         "Resources": [f"{number:04}".ljust(MAX_NAME, "x") for number in range(MAX_RESOURCES)],
     }
-    body = "{{ event.resources }}{{ event.description }}"
-    sent(pager, message(longest), message(longest, STARTED | longest), message(longest, None), body=body)
+    sent(pager, message(longest), message(longest, STARTED | longest), message(longest, None))
     assert pager.effects == ["opened", "added", "resolved"]
-
-
-def test_a_template_is_the_message(pager: PagerDuty) -> None:
-    sent(pager, message(REBOOT), title="!{{ event.type }}", body="look at {{ vm.name }}")
-    payload = pager.steps[0].event["payload"]
-    assert payload["summary"] == "!Reboot"
-    assert payload["custom_details"]["message"] == "look at WestNO_0"
 
 
 @pytest.mark.parametrize(

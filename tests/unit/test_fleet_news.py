@@ -11,7 +11,7 @@ from notbefore.core.delivery import Routing, Terms, deliveries
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Match, Route
 from notbefore.courier.message import Message
-from notbefore.courier.wording import Text, built_in
+from notbefore.courier.wording import Text, text_of
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.room import MAX_OPEN_OF_ONE
 from notbefore.fleet.silence import LONGEST
@@ -171,7 +171,7 @@ def texts(log: Log) -> list[Text]:
     routing = Routing((Route(sinks=("it",)),), {"it": Terms()})
     made = [(one, Record.of(one.change, one.vm, fleet=one.facts).line()) for one in log.made]
     found = [deliveries(one.change, line, routing, one.vm)[0] for one, line in made]
-    return [built_in(Message.of(one), datetime.fromtimestamp(one.created, UTC), Messages()) for one in found]
+    return [text_of(Message.of(one), datetime.fromtimestamp(one.created, UTC), Messages()) for one in found]
 
 
 def test_a_message_says_whose_the_vms_are() -> None:

@@ -28,7 +28,6 @@ IMPURE = {
 }  # fmt: skip
 # modules that are imported where they are needed, and may import much
 LATE = (
-    "courier.sandbox",
     "fleet.blob_snapshots",
     "fleet.checkpoints",
     "fleet.consumer",

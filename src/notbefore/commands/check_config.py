@@ -18,15 +18,13 @@ from notbefore.commands.main import WRONG
 from notbefore.commands.options import add_configuration, add_json, overrides
 from notbefore.commands.tables import print_json, table
 from notbefore.config.load import dump, examine, values
-from notbefore.config.messages import Messages
 from notbefore.config.model import Config
-from notbefore.config.sinks import SinkConfig
 from notbefore.config.warnings import broken, plain_secrets, warnings
 from notbefore.core.text import escaped
 from notbefore.courier.http import Http
-from notbefore.courier.message import Asked, Sink
+from notbefore.courier.message import Asked
 from notbefore.courier.redact import Redactor, known_secrets
-from notbefore.courier.sinks import check_templates, make, try_out
+from notbefore.courier.sinks import make, try_out
 from notbefore.errors import ConfigError, Mistake, SendError
 from notbefore.logs import set_up
 from notbefore.otlp.exporter import learn
@@ -128,7 +126,7 @@ def connect(config: Config, path: Path | None) -> list[Answer]:
     redact = Redactor(known_secrets(config.sinks))
     set_up("text", "critical", redact)  # errors are shown in the table
     receivers: list[tuple[str, str, Callable[[], Any]]] = [
-        (name, sink.kind, partial(_sink, name, sink, config.messages)) for name, sink in config.sinks.items()
+        (name, sink.kind, partial(make, name, sink, config.messages)) for name, sink in config.sinks.items()
     ]
     if config.otlp is not None:
         from notbefore.otlp.sender import Sender  # noqa: PLC0415 - needs a library that few have
@@ -148,11 +146,6 @@ def _show(answers: list[Answer]) -> None:
     words = {True: "yes", False: "no", None: "-"}
     rows = [(one.sink, one.kind, words[one.accepts], one.reason) for one in answers]
     table(("SINK", "KIND", "ACCEPTS", "REMARK"), rows, sys.stdout)
-
-
-def _sink(name: str, settings: SinkConfig, messages: Messages) -> Sink:
-    check_templates(settings)
-    return make(name, settings, messages)
 
 
 def _ask(make_sink: Callable[[], Any], drill: str) -> Asked:

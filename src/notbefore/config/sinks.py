@@ -18,7 +18,6 @@ from notbefore.config.constraints import (
     ReadableFile,
     SecretUrl,
     SendTimeout,
-    at_most,
     between,
     expect,
     matching,
@@ -35,7 +34,6 @@ LabelName = Annotated[str, matching(r"[a-zA-Z_][a-zA-Z0-9_]*", "the name of a la
 HeartbeatInterval = Annotated[Duration, between("5m")]
 Namespace = Annotated[str, matching(r"[A-Za-z0-9.-]+", "its name alone, such as fleet.servicebus.windows.net")]
 ResolveTimeout = Annotated[Duration, between("1s", "1d")]
-TemplateText = Annotated[str, at_most(10_000, "a template")]
 RoutingKey = Annotated[  # PagerDuty answers 400 to any other length
     Secret, matching(r"[A-Za-z0-9]{32}", "the 32 letters and digits of an integration of Events API v2")
 ]
@@ -74,14 +72,7 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         )
 
 
-class MessageSettings(SinkSettings, frozen=True, kw_only=True):
-    """What the kinds that people read have in common: templates (Jinja2) instead of the built-in texts."""
-
-    title: TemplateText | None = None  # a template (Jinja2) instead of the built-in text
-    body: TemplateText | None = None  # as `title`
-
-
-class Slack(MessageSettings, frozen=True, kw_only=True):
+class Slack(SinkSettings, frozen=True, kw_only=True):
     """An incoming webhook (``url``), or a bot's ``token`` and the ``channel`` it writes to."""
 
     url: SecretUrl | None = None  # an incoming webhook's address
@@ -97,7 +88,7 @@ class Slack(MessageSettings, frozen=True, kw_only=True):
         )
 
 
-class Email(MessageSettings, frozen=True, kw_only=True):
+class Email(SinkSettings, frozen=True, kw_only=True):
     """A mail server and the recipients."""
 
     host: HostName  # the mail server's name or address
@@ -119,7 +110,7 @@ class Email(MessageSettings, frozen=True, kw_only=True):
         )
 
 
-class PagerDuty(MessageSettings, frozen=True, kw_only=True):
+class PagerDuty(SinkSettings, frozen=True, kw_only=True):
     """An integration of PagerDuty's Events API v2: one incident an event, resolved when it is over."""
 
     APPROVALS: ClassVar[bool] = False  # an incident is the event's state, and they are none
@@ -130,7 +121,7 @@ class PagerDuty(MessageSettings, frozen=True, kw_only=True):
     expire_after: ExpireAfter = Duration("7d")  # what is open is to be closed
 
 
-class Apprise(MessageSettings, frozen=True, kw_only=True):
+class Apprise(SinkSettings, frozen=True, kw_only=True):
     """Any service that apprise knows, by its address."""
 
     NEEDS: ClassVar[tuple[str, str] | None] = ("apprise", "apprise")
@@ -154,7 +145,7 @@ class Webhook(SinkSettings, frozen=True, kw_only=True):
         refuse((self.key_file and not self.cert_file, "expected `cert_file` beside `key_file`"))
 
 
-class Alertmanager(MessageSettings, frozen=True, kw_only=True):
+class Alertmanager(SinkSettings, frozen=True, kw_only=True):
     """Every member of a cluster; one that accepts is enough."""
 
     APPROVALS: ClassVar[bool] = False  # an alert is the event's state, and they are none

@@ -1,4 +1,4 @@
-"""The built-in texts of messages: what happens, when, to whom, and what to do. Pure.
+"""The texts of messages: what happens, when, to whom, and what to do. Pure.
 
 What comes from Azure is made one line, without control characters and marks that change the direction of text.
 """
@@ -42,13 +42,10 @@ class Text(Struct, frozen=True):
     facts: tuple[Fact, ...] = ()
     links: tuple[Fact, ...] = ()  # name and address
     time: datetime | None = None
-    body: str | None = None  # the user's, instead of summary, advice and facts
 
     @property
     def plain(self) -> str:
         """Everything but title and footer, with a line for each fact."""
-        if self.body is not None:
-            return self.body
         advice = f"What to do: {self.advice}" if self.advice else ""
         return "\n\n".join(filter(None, (self.summary, advice, _lines(self.facts))))
 
@@ -67,8 +64,8 @@ def _lines(facts: Iterable[Fact]) -> str:
     return "\n".join(f"{fact.name}: {fact.value}" for fact in facts)
 
 
-def built_in(message: Message, now: datetime, settings: Messages) -> Text:
-    """The built-in texts, as of ``now``."""
+def text_of(message: Message, now: datetime, settings: Messages) -> Text:
+    """The message in words, as of ``now``."""
     record = message.record
     advice, facts, time = _advice(message, settings.advice), _facts(message, now, settings.time_zone), None
     if record.event_type == SILENT:
@@ -86,11 +83,6 @@ def built_in(message: Message, now: datetime, settings: Messages) -> Text:
         links=tuple(_links(settings.links, record)),
         time=time,
     )
-
-
-def marked(title: str, record: Record) -> str:
-    """The title, with a mark in front where nothing of it is real."""
-    return EXERCISE + title if record.exercise and EXERCISE.strip() not in title else title
 
 
 # ---- the title
@@ -111,7 +103,8 @@ def _title(message: Message, now: datetime) -> str:
         title = f"{record.event_type} no longer affects {record.vm_name or 'this VM'}"
     else:
         title = f"{record.event_type} of {subject(record)} {_state(message, now)}"
-    return one_line(marked(title, record)) + (" (correction)" if record.reason == "corrected" else "")
+    exercise = EXERCISE if record.exercise else ""
+    return one_line(exercise + title) + (" (correction)" if record.reason == "corrected" else "")
 
 
 def _state(message: Message, now: datetime) -> str:

@@ -12,23 +12,10 @@ from notbefore.courier.message import Sink
 from notbefore.errors import ConfigError
 
 
-def check_templates(config: SinkConfig) -> None:
-    """Raise ``ConfigError`` for a template that cannot be compiled. A wrong name shows when it is rendered."""
-    for key in ("title", "body"):
-        if (source := getattr(config.settings, key, None)) is not None:
-            from notbefore.courier.sandbox import compile_template  # noqa: PLC0415 - only who writes templates needs it
-
-            try:
-                compile_template(source, str)
-            except ConfigError as error:
-                raise ConfigError(f"{key}: {error}") from None
-
-
 def try_out(name: str, config: SinkConfig, messages: Messages) -> None:
     """Make the sink as the courier would, and send nothing; raises ``ConfigError``. It imports what the sink needs."""
     from notbefore.courier.redact import Redactor, known_secrets  # noqa: PLC0415 - as above
 
-    check_templates(config)
     try:
         make(name, config, messages).close()
     except (ConfigError, OSError, ValueError) as error:  # a file that holds no certificate, say

@@ -25,8 +25,7 @@ from notbefore.core.text import escaped, natural, one_line, some_of
 from notbefore.courier.http import Http, HttpResponse
 from notbefore.courier.message import Asked, Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
-from notbefore.courier.render import Renderer
-from notbefore.courier.wording import Text
+from notbefore.courier.wording import Text, text_of
 from notbefore.errors import SendError
 
 ALERT_NAME: Final = "AzureScheduledEvent"
@@ -41,14 +40,14 @@ class Sink(BaseSink):
     def __init__(self, _name: str, settings: Alertmanager, messages: Messages) -> None:
         self._settings = settings
         self._urls = [url.rstrip("/") for url in dict.fromkeys(settings.urls)]
-        self._render = Renderer(settings, messages)
+        self._messages = messages
         # one connection pool a member; the timeout is for all of them together
         self._http = Http(settings.timeout.seconds / len(settings.urls), ca_file=settings.ca_file)
         self._headers = {"Content-Type": "application/json"} | _authorization(settings)
 
     def send(self, message: Message) -> Receipt:
         """POST it to every member; one that accepts is enough, the cluster hands it on."""
-        text = self._render(message.shared)
+        text = text_of(message.shared, datetime.now(UTC), self._messages)
         sent = alerts(message, text, self._settings)
         body = json_line(sent)
         http, headers = self._http, self._headers

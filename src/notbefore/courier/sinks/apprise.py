@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import threading
+from datetime import UTC, datetime
 from typing import Any, Final, Self
 from urllib.parse import parse_qs, urlsplit
 
@@ -16,8 +17,7 @@ from notbefore.config.sinks import Apprise
 from notbefore.courier.http_status import error_of_status
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
-from notbefore.courier.render import Renderer
-from notbefore.courier.wording import Text
+from notbefore.courier.wording import Text, text_of
 from notbefore.errors import ConfigError, SendError
 
 _STATUS: Final = re.compile(r"error[ =:]*\(?(\d{3})\b|\bstatus[ =:]*(\d{3})\b", re.IGNORECASE)
@@ -64,7 +64,7 @@ class Sink(BaseSink):
 
         # its plugins would send what a .netrc holds for the host, instead of the token in the address
         os.environ["NETRC"] = os.devnull
-        self._render = Renderer(settings, messages)
+        self._messages = messages
         asset = apprise.AppriseAsset(
             app_id="notbefore",
             app_desc="Azure Scheduled Events",
@@ -83,7 +83,7 @@ class Sink(BaseSink):
 
     def send(self, message: Message) -> Receipt:
         """Send it through apprise."""
-        text = self._render(message)
+        text = text_of(message, datetime.now(UTC), self._messages)
         said = notification(message, text)
         if self._key is not None:
             setattr(self._service, self._key, message.alert_key)

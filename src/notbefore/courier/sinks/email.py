@@ -20,8 +20,7 @@ from notbefore.config.messages import Messages
 from notbefore.config.sinks import Email
 from notbefore.courier.message import Asked, Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
-from notbefore.courier.render import Renderer
-from notbefore.courier.wording import Text
+from notbefore.courier.wording import Text, text_of
 from notbefore.errors import SendError
 
 DOMAIN: Final = "notbefore.invalid"  # of message ids: a domain that cannot exist, RFC 2606
@@ -40,13 +39,13 @@ class Sink(BaseSink):
         self._name = name
         self._zone = ZoneInfo(messages.time_zone) if messages.time_zone is not None else UTC
         self._account = settings
-        self._render = Renderer(settings, messages)
+        self._messages = messages
         self._tls = ssl.create_default_context(cafile=settings.ca_file)
         self._accepted: dict[str, set[str]] = {}  # delivery -> recipients that have it already
 
     def send(self, message: Message) -> Receipt:
         """Send it; it is accepted when the server has accepted it for every recipient."""
-        text = self._render(message)
+        text = text_of(message, datetime.now(UTC), self._messages)
         mail = compose(message, text, self._account, datetime.now(self._zone))
         with self._session() as server:
             self._transfer(server, mail, message.delivery_id)
@@ -153,8 +152,6 @@ def _html(text: Text) -> str:
 
 
 def _inner_html(text: Text) -> str:
-    if text.body is not None:
-        return f"<p>{_lines(text.body)}</p>"
     rows = "".join(
         f'<tr><td style="padding:2px 12px 2px 0;color:#666;vertical-align:top">{escape(fact.name)}</td>'
         f'<td style="padding:2px 0;vertical-align:top">{escape(fact.value)}</td></tr>\n'

@@ -4,6 +4,7 @@ The API: https://developer.pagerduty.com/docs/events-api-v2-overview. It accepts
 ``"status": "success"``, wants a repetition after 429 and 5xx, and refuses the rest.
 """
 
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -16,8 +17,7 @@ from notbefore.core.text import one_line
 from notbefore.courier.http import Http, HttpResponse
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
-from notbefore.courier.render import Renderer
-from notbefore.courier.wording import Text
+from notbefore.courier.wording import Text, text_of
 from notbefore.errors import SendError
 
 MAX_SUMMARY: Final = 1024  # characters
@@ -34,14 +34,14 @@ class Sink(BaseSink):
     def __init__(self, _name: str, settings: PagerDuty, messages: Messages) -> None:
         self._url = settings.url
         self._key = settings.routing_key.reveal()
-        self._render = Renderer(settings, messages)
+        self._messages = messages
         self._http = Http(settings.timeout.seconds, ca_file=settings.ca_file)
 
     def send(self, message: Message) -> Receipt:
         """Trigger the incident of the event, add to it, or resolve it."""
         # what is said of several VMs is the same whichever of them says it; the last word of one is its own
         said = message if message.record.no_longer_affected else message.shared
-        text = self._render(said)
+        text = text_of(said, datetime.now(UTC), self._messages)
         # the key comes last: who quotes a request in an error quotes its beginning
         body = json_line(event(said, text) | {"routing_key": self._key})
         _check(self._http.request("POST", self._url, {"Content-Type": "application/json"}, body))
@@ -65,11 +65,7 @@ def _check(answer: HttpResponse) -> None:
 def event(message: Message, text: Text) -> dict[str, Any]:
     """The body of the request, but for the routing key."""
     record = message.record
-    details = (
-        {"message": text.body} if text.body is not None else {"What happens": text.summary, "What to do": text.advice}
-    )
-    if text.body is None:
-        details |= {fact.name: fact.value for fact in text.facts}
+    details = {"What happens": text.summary, "What to do": text.advice, **{one.name: one.value for one in text.facts}}
     payload = {
         "summary": text.title[:MAX_SUMMARY],
         "source": _source(record),

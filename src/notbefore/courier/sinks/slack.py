@@ -23,8 +23,7 @@ from notbefore.core.text import one_line
 from notbefore.courier.http import Http
 from notbefore.courier.message import Asked, Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
-from notbefore.courier.render import Renderer
-from notbefore.courier.wording import Fact, Text
+from notbefore.courier.wording import Fact, Text, text_of
 from notbefore.errors import SendError
 
 T = TypeVar("T")
@@ -57,12 +56,12 @@ class Sink(BaseSink):
         self._api = settings.api.rstrip("/")
         self._token = settings.token.reveal() if settings.token is not None else None
         self._url = settings.url.reveal() if settings.url is not None else ""
-        self._render = Renderer(settings, messages, inert)
+        self._messages = messages
         self._http = Http(settings.timeout.seconds)
 
     def send(self, message: Message) -> Receipt:
         """Post it, as text alone where Slack refuses the blocks. It is accepted when Slack says `ok`."""
-        text = self._render(message)
+        text = text_of(message, datetime.now(UTC), self._messages)
         payload, thread = content(message, text, datetime.now(UTC)), None
         if self._token is None:
             self._in_full(self._post_webhook, text, payload)
@@ -154,7 +153,7 @@ def content(message: Message, text: Text, now: datetime) -> Payload:
     The header stands above the attachment, which has the colour: a text beside blocks is not shown.
     """
     header = {"type": "header", "text": {"type": "plain_text", "text": text.title[:MAX_HEADER], "emoji": False}}
-    blocks = [_section(text.body)] if text.body is not None else list(_built_in_blocks(text, now))
+    blocks = list(_blocks(text, now))
     footer = [f"<{link.value.replace('>', '%3E').replace('|', '%7C')}|{link.name}>" for link in text.links]
     footer.append(f"Delivery {message.delivery_id}")
     blocks.append({"type": "context", "elements": [{"type": "mrkdwn", "text": " · ".join(footer)[:MAX_SECTION]}]})
@@ -167,7 +166,7 @@ def content(message: Message, text: Text, now: datetime) -> Payload:
     }
 
 
-def _built_in_blocks(text: Text, now: datetime) -> Iterator[dict[str, Any]]:
+def _blocks(text: Text, now: datetime) -> Iterator[dict[str, Any]]:
     if text.time is not None:
         utc = f"{text.time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
         date = f"<!date^{int(text.time.timestamp())}^{{date_short_pretty}} {{time_secs}}|{utc}>"
@@ -182,8 +181,7 @@ def _built_in_blocks(text: Text, now: datetime) -> Iterator[dict[str, Any]]:
 
 def step(text: Text) -> Payload:
     """A step of an event, as it stands in the thread: the event's message above has everything else."""
-    summary = f"\n{inert(text.summary)}" if text.body is None else ""
-    return {"text": f"*{inert(text.title[:MAX_HEADER])}*{summary}"[:MAX_TEXT], "unfurl_links": False}
+    return {"text": f"*{inert(text.title[:MAX_HEADER])}*\n{inert(text.summary)}"[:MAX_TEXT], "unfurl_links": False}
 
 
 def inert(text: str) -> str:

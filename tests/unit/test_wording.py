@@ -1,4 +1,4 @@
-"""The words of a message: the built-in texts, and the user's templates."""
+"""The words of a message."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -6,14 +6,12 @@ from typing import Any
 import pytest
 
 from notbefore.config.messages import Links, Messages
-from notbefore.config.sinks import Slack
 from notbefore.core.change import ChangeKind
 from notbefore.core.record import Vm
+from notbefore.courier import wording
 from notbefore.courier.message import Message
-from notbefore.courier.render import Renderer
 from notbefore.courier.sinks import apprise, slack
-from notbefore.courier.sinks.slack import inert
-from notbefore.courier.wording import Text, built_in
+from notbefore.courier.wording import Text
 from support.azure import ME, PEER, STARTED, T0, at
 from support.messages import message, recording
 
@@ -23,11 +21,7 @@ LATER = {"NotBefore": "Sun, 01 Mar 2026 12:30:00 GMT"}
 
 
 def text_of(one: Message, now: datetime = EARLY, **settings: Any) -> Text:
-    return built_in(one, now, Messages(**settings))
-
-
-def rendering(title: str | None = None, body: str | None = None, escape: Any = str) -> Renderer:
-    return Renderer(Slack(url="https://x", title=title, body=body), Messages(), escape)  # type: ignore[arg-type] # its url is not used
+    return wording.text_of(one, now, Messages(**settings))
 
 
 # ---- the title
@@ -83,8 +77,6 @@ def test_an_exercise_says_so_first() -> None:
     text = text_of(message(exercise=True))
     assert text.title.startswith("[EXERCISE] Freeze")
     assert text.plain.startswith("This is an exercise: nothing has happened, and nothing will. The VM will be paused")
-    assert rendering("GO {{ event.type }}")(message(exercise=True), EARLY).title == "[EXERCISE] GO Freeze"
-    assert rendering("{{ title }}")(message(exercise=True), EARLY).title == text.title
 
 
 # ---- several VMs
@@ -277,47 +269,3 @@ def test_links_are_filled_in_and_left_out_where_a_name_is_missing() -> None:
         "Agent's page": "https://p/",
     }
     assert [link.name for link in text_of(message(vm=Vm()), links=links).links] == ["Runbook", "Agent's page"]
-
-
-# ---- templates
-
-
-def test_a_template_has_the_facts_at_hand() -> None:
-    text = rendering("{{ vm.name }} {{ event.type|upper }}", "{{ countdown }}: {{ event.description }}")(
-        message(), EARLY
-    )
-    assert text.title == "WestNO_0 FREEZE"
-    assert text.plain.startswith("in 14 min: Virtual machine is being paused")
-
-
-def test_what_comes_from_azure_is_harmless_in_a_template() -> None:
-    one = message({"Description": "<!channel> & <b>"})
-    assert rendering(None, "*{{ event.description }}*", inert)(one, EARLY).body == "*&lt;!channel&gt; &amp; &lt;b&gt;*"
-    assert "\n" not in rendering("{{ event.description }}", None)(message({"Description": "a\nBcc: x"}), EARLY).title
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ nothing.at.all }}",
-        "{{ 1 / 0 }}",
-        "{% if %}",
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ record.update({'x': 1}) }}",
-        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
-    ],
-)
-def test_a_template_that_fails_falls_back_and_says_so(template: str, caplog: pytest.LogCaptureFixture) -> None:
-    text = rendering(template, None)(message(), EARLY)
-    assert "the built-in text is sent" in caplog.text
-    assert text.title == text_of(message()).title
-
-
-def test_what_a_template_makes_is_bounded() -> None:
-    assert len(rendering(None, "{% for _ in range(100000) %}xxxxxxxxxx{% endfor %}")(message(), EARLY).plain) == 8_000
-
-
-def test_a_template_shows_what_is_over_as_information() -> None:
-    over = message(REBOOT, REBOOT | STARTED, None)
-    assert over.severity == "critical"
-    assert rendering("{{ severity }}")(over, EARLY).title == "info"
