@@ -16,6 +16,7 @@ from notbefore.core.record import json_line
 from notbefore.fleet import others
 from notbefore.fleet.checkpoints import FileSnapshots, Position
 from notbefore.fleet.consumer import Consumer
+from notbefore.fleet.events import MAX_WAITING
 from notbefore.fleet.fleet_view import FleetView
 from notbefore.fleet.history import History, PastEvent, read_past
 from notbefore.fleet.hub_clock import HubClock
@@ -23,7 +24,6 @@ from notbefore.fleet.keeper import Keeper, Parts, write_history
 from notbefore.fleet.mutes import Mute, is_muted
 from notbefore.fleet.others import Others
 from notbefore.fleet.outbox import FleetOutbox
-from notbefore.fleet.partition import MAX_WAITING
 from notbefore.fleet.silence import ExpectedVm
 from notbefore.fleet.snapshot import compressed
 from notbefore.metrics.process import CourierFigures
@@ -162,7 +162,7 @@ def test_that_nothing_is_coming_is_said_where_each_partition_of_the_hub_is_known
         assert kept.config.fleet
         consumer = Consumer(kept.config.fleet, kept.parts)
         view = FleetView(kept.config, consumer, kept.parts, lambda: (CourierFigures(), ""))
-        consumer.connected, consumer.keeper.ends = True, {"0": -1, "1": -1, "2": -1}
+        consumer.reader.connected, consumer.keeper.ends = True, {"0": -1, "1": -1, "2": -1}
         for name, said in (
             ("0", "It is not known what is coming: of the hub's 3 partitions 2 could not be read yet."),
             ("1", "It is not known what is coming: of the hub's 3 partitions 1 could not be read yet."),
@@ -232,15 +232,15 @@ def test_while_the_disk_of_the_history_hangs_so_many_events_wait_and_each_of_the
         try:
             assert await asyncio.to_thread(hung.asked.wait, 20)
             end(range(2, MAX_WAITING + 3))
-            assert len(log.fold.past) == MAX_WAITING
+            assert len(log.fold.events.past) == MAX_WAITING
         finally:
             hung.over.set()
             await writing
-        assert [one.event_id for one in log.fold.past] == [f"E{number}" for number in range(2, MAX_WAITING)]
+        assert [one.event_id for one in log.fold.events.past] == [f"E{number}" for number in range(2, MAX_WAITING)]
         end(range(MAX_WAITING + 3, MAX_WAITING + 4))
         await write_history(kept.parts, kept.keeper.folds)
         found = [one.event_id for one in read_past(hung.past(0.0, log.now + 1))]
         assert found == [f"E{number}" for number in (*range(MAX_WAITING), MAX_WAITING + 3)]
-        assert log.fold.past == []
+        assert log.fold.events.past == []
 
     asyncio.run(write())

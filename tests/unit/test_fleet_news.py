@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from notbefore.config.messages import Messages
 from notbefore.core.delivery import Routing, Terms, deliveries
-from notbefore.core.record import Record, Vm
+from notbefore.core.record import Record
 from notbefore.core.routing import Match, Route
 from notbefore.courier.message import Message
 from notbefore.courier.wording import Text, text_of
@@ -67,15 +67,6 @@ def test_one_eventid_of_two_resource_groups_is_two_events() -> None:
     assert found == [("payments", "announced"), ("lab", "announced"), ("lab", "canceled"), ("payments", "started")]
     assert len({one.change.event.key for one in log.made}) == 2
     assert len({one.change.id for one in log.made}) == 4
-
-
-def test_who_does_not_know_yet_where_it_is_reports_the_event_that_the_others_do() -> None:
-    log = Log()
-    log.add(Vm(name="web01"), "announced")
-    log.add(PROD, "announced")
-    log.add(Vm(name="web01"), "started")
-    assert log.kinds == ["announced", "started"]
-    assert log.last.vm.resource_group == "payments"
 
 
 # ---- what belongs together
@@ -200,7 +191,7 @@ def test_what_was_cut_off_corrects_the_story_once() -> None:
     assert log.kinds == ["announced", "ended", "finished"]
     assert (log.last.change.reason, log.last.change.outcome) == ("corrected", "finished")
     assert log.last.change.over_since == at(1200)
-    assert [one.outcome for one in log.fold.past] == ["unknown", "finished"]
+    assert [one.outcome for one in log.fold.events.past] == ["unknown", "finished"]
     assert titles(log)[2:] == ["Reboot of web_0 is over (correction)"]
 
 
@@ -235,7 +226,7 @@ def test_what_was_over_before_the_first_reading_is_history(grouping: Grouping) -
     assert {one.event_id for made in log.made for one in [made.change.event]} <= {"E2", "E3", *_waves(log)}
     assert log.kinds[0] == "announced"
     assert set(log.kinds) <= {"announced", "updated"}
-    closed = [one.event_id for one in log.fold.past]
+    closed = [one.event_id for one in log.fold.events.past]
     assert sorted(closed) == ["E0", "E1"]
 
 
@@ -251,7 +242,7 @@ def test_who_takes_over_in_the_middle_of_the_backlog_notifies_nobody_of_it_eithe
     second.add(A, "finished")
     second.wait(60)
     assert second.made == []
-    assert [(one.event_id, one.outcome) for one in second.fold.past] == [("EVENT-1", "finished")]
+    assert [(one.event_id, one.outcome) for one in second.fold.events.past] == [("EVENT-1", "finished")]
 
 
 # ---- what one bad record may do
@@ -297,19 +288,16 @@ def test_the_names_of_those_that_report_one_event_have_a_bound_in_bytes() -> Non
     log = Log()
     for number in range(MAX_REPORTERS // 1000 + 10):
         log.add(vm(f"{number:03}" + "\N{GRINNING FACE}" * 250), "announced", resources=[A.name], after=0.001)
-    (story,) = log.fold.stories.values()
+    (story,) = log.fold.events.open.values()
     assert MAX_REPORTERS - 2000 < sum(len(name.encode()) for name in story.reported) <= MAX_REPORTERS
 
 
-def test_events_that_are_over_count_no_longer_although_their_place_was_learnt_later() -> None:
-    nobody = replace(A, subscription_id="", resource_group="", location="", scale_set="")
+def test_events_that_are_over_count_no_longer() -> None:
     log = Log()
     for number in range(MAX_OPEN_OF_ONE + 1):
-        log.add(nobody, "announced", f"E{number}", after=0.001)
-        log.add(A, "announced", f"E{number}", after=0.001)
-        for who in (nobody, A):
-            log.add(who, "canceled", f"E{number}", after=0.001)
-    assert not log.fold.stories
+        for kind in ("announced", "canceled"):
+            log.add(A, kind, f"E{number}", after=0.001)
+    assert not log.fold.events.open
     assert log.fold.figures.poison == {}
 
 

@@ -21,7 +21,7 @@ from support.fleet_records import vm
 
 
 def waves_of(log: Log) -> tuple[ShownWave, ...]:
-    return coming(log.fold.waves.open.values(), at(60))
+    return coming(log.fold.events.waves.open.values(), at(60))
 
 
 def many(started: int, scheduled: int) -> Log:

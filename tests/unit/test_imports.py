@@ -34,6 +34,7 @@ LATE = (
     "fleet.keeper",
     "fleet.instance",
     "fleet.others",
+    "fleet.reader",
     "fleet.page",
     "fleet.sdk",
     "fleet.fleet_view",

@@ -70,7 +70,7 @@ class FleetView:
     def ready(self) -> CheckResult:
         """The hub is being read, and notifications go out."""
         reasons = []
-        if not self._consumer.connected:
+        if not self._consumer.reader.connected:
             reasons.append(": ".join(("the hub is not being read", *filter(None, [self._consumer.trouble]))))
         _, trouble = self._courier()
         stored = self._consumer.keeper.trouble
@@ -81,7 +81,7 @@ class FleetView:
     def status_line(self) -> str:
         """How the instance is, in one line for ``systemctl status``."""
         folds = self._consumer.keeper.folds
-        events = sum(len(fold.stories) for fold in folds)
+        events = sum(len(fold.events.open) for fold in folds)
         return "; ".join((f"{len(folds)} partitions, {events} events", *self.ready().reasons))
 
     def past(self, since: datetime, until: datetime) -> bytes:
@@ -101,7 +101,7 @@ class FleetView:
         folds, others = self._consumer.keeper.folds, self._consumer.others()
         partitions = [ShownPartition(fold.name, None) for fold in folds]
         partitions += [ShownPartition(name, max(0.0, now.timestamp() - one.at)) for name, one in others.items()]
-        waves = [wave for fold in folds for wave in list(fold.waves.open.values())]
+        waves = [wave for fold in folds for wave in list(fold.events.waves.open.values())]
         waves += [wave for one in others.values() for wave in one.waves]
         heard = [one for fold in folds for one in list(fold.silence.heard.values())]
         heard += [one for found in others.values() for one in found.heard.values()]
@@ -143,7 +143,7 @@ class FleetView:
             outbox=self._parts.outbox.view(),
             links=config.messages.links,
         )
-        mutes = tuple(one.words for one in self._consumer.mutes if one.until > time.time())
+        mutes = tuple(one.words for one in self._consumer.reader.mutes if one.until > time.time())
         status = PageModel(now=datetime.now(UTC), ready=self.ready(), agent=agent)
         return instance_page(status, self.fleet(wanted), self._last_month(), wanted, mutes)
 
@@ -166,7 +166,7 @@ class FleetView:
         """The events that are not over, and the VMs, by place."""
         events, vms, heard, silent, missing = (Counter[Labels]() for _ in range(5))
         for fold in folds:
-            for story in list(fold.stories.values()):
+            for story in list(fold.events.open.values()):
                 if story.standing not in OVER:
                     place = story.place
                     labels = (story.event.event_type, place.region, place.scale_set, place.zone, *self._owner(place))
@@ -188,7 +188,7 @@ class FleetView:
 
     def _families(self) -> Iterator[Family]:
         consumer, parts = self._consumer, self._parts
-        folds, figures, lag = consumer.keeper.folds, consumer.keeper.figures, dict(consumer.lag)
+        folds, figures, lag = consumer.keeper.folds, consumer.keeper.figures, dict(consumer.reader.lag)
         errors = dict(consumer.errors)
         if parts.inventory is not None:
             errors["inventory"] = parts.inventory.failures
@@ -200,7 +200,7 @@ class FleetView:
             metrics.GIVEN_UP: {(): figures.given_up},
             metrics.MISSING: {(): figures.missing},
             metrics.PARTITIONS: {(): len(folds)},
-            metrics.CONNECTED: {(): int(consumer.connected)},
+            metrics.CONNECTED: {(): int(consumer.reader.connected)},
             metrics.LAG_RECORDS: {(name,): one.events for name, one in lag.items()},
             metrics.LAG_SECONDS: {(name,): one.seconds for name, one in lag.items()},
             metrics.NOTICE: figures.measured.notice,

@@ -71,9 +71,6 @@ def group_of(subscription: str, resource_group: str) -> str:
     return f"{subscription.replace('/', '_')}/{resource_group.replace('/', '_')}/".casefold()
 
 
-NOBODY: Final = group_of("", "")
-"""The group of VMs of which IMDS has not said yet who they are."""
-
 NOWHERE: Final = Place()
 """Of a VM of which IMDS has not said yet who it is."""
 

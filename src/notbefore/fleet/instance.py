@@ -58,8 +58,9 @@ class FleetInstance:
             history=History(directory, fleet.history_keep.seconds if fleet.history_keep is not None else None),
             write_record=self._stdout,
             inventory=Inventory(Path(fleet.inventory_file)) if fleet.inventory_file is not None else None,
+            credential=credential,
         )
-        self._consumer = Consumer(fleet, parts, credential)
+        self._consumer = Consumer(fleet, parts)
         self._thread = threading.Thread(target=self._consumer.run, name="consumer", daemon=True)
         self._view = FleetView(
             config, self._consumer, parts, lambda: (self._supervisor.figures, self._supervisor.trouble)

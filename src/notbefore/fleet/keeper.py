@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from azure.core.exceptions import AzureError
 from msgspec import Struct
@@ -19,12 +19,13 @@ from msgspec import Struct
 from notbefore.config.fleet import FleetConfig
 from notbefore.core.duration import back_off
 from notbefore.fleet.checkpoints import LostPartitionError, Position, SnapshotGoneError, Snapshots
+from notbefore.fleet.figures import PartitionFigures
 from notbefore.fleet.history import History
 from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.hub_errors import store_explained
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.outbox import FleetOutbox
-from notbefore.fleet.partition import Partition, PartitionFigures
+from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import compressed, read_snapshot
 from notbefore.fleet.waves import Grouping
 
@@ -51,6 +52,7 @@ class Parts(Struct, frozen=True):
     history: History
     write_record: Callable[[bytes], None]
     inventory: Inventory | None = None
+    credential: Any = None  # for the hub, and perhaps for the snapshots; ``None`` where there is a key
 
 
 class Held:
@@ -241,7 +243,7 @@ async def write_history(parts: Parts, folds: Iterable[Partition]) -> None:
 
     Raises ``OSError`` and ``sqlite3.Error``. Not to be called again before it has returned.
     """
-    lists = [fold.past for fold in folds]  # meanwhile they grow at their ends alone
+    lists = [fold.events.past for fold in folds]  # meanwhile they grow at their ends alone
     past = list(map(list, lists))
     if any(past):
         await asyncio.to_thread(parts.history.write, list(chain(*past)), parts.clock.now())

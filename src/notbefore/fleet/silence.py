@@ -63,12 +63,13 @@ class Silence:
     def __init__(
         self,
         grouping: Grouping,
+        heard: dict[str, Heard],
         gone: Callable[[str], bool],
-        explained: Callable[[], set[str]],
+        explained: Callable[[float], set[str]],
         *,
         missing: bool = False,
     ) -> None:
-        self.heard: dict[str, Heard] = {}
+        self.heard = heard
         self.waves = Waves(replace(grouping, group_by=_TOGETHER))
         self._stories: dict[Place, Story] = {}  # of the places of which people are notified
         self._groups: Counter[str] = Counter()
@@ -85,7 +86,8 @@ class Silence:
 
     def forget_all(self) -> None:
         """Nobody is expected, until he is heard from again."""
-        self.heard, self._groups = {}, Counter()
+        self.heard.clear()
+        self._groups.clear()
 
     def expect(self, vms: Mapping[str, ExpectedVm], now: float, patience: float) -> None:
         """These are to be heard from, by their keys, and are not: missing in ``patience`` seconds.
@@ -139,7 +141,7 @@ class Silence:
                 self._forget(key)
                 continue
             if late and not one.silent:
-                explained = self._explained() if explained is None else explained
+                explained = self._explained(now) if explained is None else explained
                 late = key not in explained
             one.silent = late
             if late:

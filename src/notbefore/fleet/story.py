@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from notbefore.core.change import LifecycleKind, Outcome
 from notbefore.core.document import VANISHING, Event
-from notbefore.fleet.hub_records import NOBODY, NOWHERE, Place, Report, group_of
+from notbefore.fleet.hub_records import NOWHERE, Place, Report
 
 
 class Standing(IntEnum):
@@ -120,6 +120,11 @@ class Story(Struct, array_like=True):
         return self.event.resources
 
     @property
+    def key(self) -> str:
+        """It is known by its resource group and EventId."""
+        return self.group + self.event.key
+
+    @property
     def vms(self) -> list[str]:
         """The VMs that it affects, each with its group."""
         return [self.group + name for name in self.event.vms]
@@ -148,10 +153,6 @@ class Story(Struct, array_like=True):
 
     def locate(self, place: Place, *, affected: bool) -> None:
         """Keep what this VM has in common with those before it; affected VMs count before others."""
-        if place == NOWHERE:  # IMDS has not said yet who it is
-            return
-        if self.group == NOBODY:
-            self.group = group_of(place.subscription, place.resource_group)
         if self.place == NOWHERE or (affected and not self.by_affected):
             self.place, self.by_affected = place, affected
         elif affected == self.by_affected:
