@@ -301,10 +301,13 @@ def test_a_file_that_could_not_be_read_at_the_start_is_not_overwritten(
 ) -> None:
     with store_in(tmp_path) as store:
         store.disk.wait_written(store.commit(ME), 20)
-    monkeypatch.setattr("notbefore.store.disk.START_PATIENCE", 0.0)  # as on a disk that answers too late
+    load, answers = StateFile.load, threading.Event()
+    monkeypatch.setattr(StateFile, "load", lambda file: answers.wait(20) and load(file))
+    monkeypatch.setattr("notbefore.store.disk.START_PATIENCE", 0.1)
     with store_in(tmp_path) as store:
-        assert store.disk.degraded is not None
+        assert (store.disk.degraded is not None, store.load()) == (True, StoredState())
         store.outbox.put([delivery("e1")])
+        answers.set()  # too late
         settle(store)
     (aside,) = (path for path in tmp_path.glob(FILE_NAME + ".unread-*") if not path.name.endswith("-journal"))
     with closing(sqlite3.connect(aside)) as db:

@@ -57,6 +57,7 @@ class DiskThread:
         self._written = written
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._step = self._written_step = 0
+        self._unread = True  # what is in the file is not in memory: it is not to be overwritten
         self._everything = False  # nobody knows what is in the file: all of memory is behind
         self._trouble: str | None = None  # why the last transaction failed
         self._next = time.monotonic() + LOOK_INTERVAL  # when to look at the disk again, or to try it
@@ -88,14 +89,20 @@ class DiskThread:
 
     def load(self) -> Loaded | None:
         """What the file holds; ``None``: it cannot be read, and is kept aside. Raises ``StoreError``."""
+
+        def read() -> Loaded:
+            self.lock.hold()
+            return self.file.load()
+
         try:
-            loaded = self.do(self._load, START_PATIENCE)
+            loaded = self.do(read, START_PATIENCE)
         except StoreError:
-            self._end()
+            self.close()
             raise
         except (sqlite3.Error, OSError) as error:
-            self._doubt(error)
+            self._failed(error)
             return None
+        self._unread = False
         self._everything = not self.file.known  # it was damaged, or another process has locked it
         if self._everything:
             with self._memory:
@@ -142,12 +149,8 @@ class DiskThread:
         self.wait_written(None, SLOW)
         with suppress(DiskHangsError):
             self.do(self.file.forget, CLOSE_PATIENCE)
-        self._end()
-
-    def _end(self) -> None:
-        """End the thread, once it has done what it was given; one that hangs ends with the process."""
         with self._memory:
-            self._ends = True
+            self._ends = True  # one that hangs ends with the process
             self._memory.notify_all()
         self.lock.release()
 
@@ -156,7 +159,8 @@ class DiskThread:
     def _run(self) -> None:
         while True:
             with self._memory:
-                self._memory.wait_for(self._is_wanted, max(0.0, self._next - time.monotonic()))
+                pause = max(0.0, self._next - time.monotonic())
+                self._memory.wait_for(lambda: self._jobs or self._ends or self._is_behind(), pause)
                 first = self._is_behind() or time.monotonic() >= self._next  # then a reader finds it
                 job = None if first or not self._jobs else self._jobs.popleft()
                 if self._ends and not self._jobs and job is None:
@@ -173,26 +177,23 @@ class DiskThread:
     def _is_behind(self) -> bool:
         return self._trouble is None and self._step > self._written_step
 
-    def _is_wanted(self) -> bool:
-        return bool(self._jobs) or self._ends or self._is_behind()
-
-    def _load(self) -> Loaded:
-        self.lock.hold()
-        return self.file.load()
-
     def _write(self) -> None:
         begun = time.monotonic()
         try:
             with self._memory:
                 step, writing = self._step, self._collect(self._everything)
             self.lock.hold()
+            if writing.everything:  # maybe another file is there by now
+                self.file.forget()
+            if self._unread:
+                self.file.set_aside_unread()
             self.file.write(writing)
         except Exception as error:  # noqa: BLE001 - without memory, say: what it held is behind again in any case
             self._failed(error)
             return
         took = time.monotonic() - begun
         with self._memory:
-            self._everything, self._written_step = False, step
+            self._everything, self._unread, self._written_step = False, False, step
             before, self._trouble = self._trouble, f"it took {took:.1f} s" if took >= SLOW else None
             self._next = time.monotonic() + (LOOK_INTERVAL if self._trouble is None else RETRY_INTERVAL)
             missing = self._written(writing)
@@ -212,10 +213,6 @@ class DiskThread:
                 job.set_exception(error)
 
     def _failed(self, error: Exception) -> None:
-        self.file.forget()
-        self._doubt(error)
-
-    def _doubt(self, error: Exception) -> None:
         with self._memory:
             first, self._trouble = self._trouble is None, str(error) or type(error).__name__
             self._everything = True

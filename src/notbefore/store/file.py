@@ -133,7 +133,6 @@ class StateFile:
         self._inode: Inode | None = None  # of the open file
         self._stamp: bytes | None = None  # of the last writing; None: it is not known
         self._written: dict[Key, Any] = {}  # the rows of the state, as they stand in the file
-        self._ours = False  # what was in it at the start is in memory, or it was written since
 
     def load(self) -> Loaded:
         """What was written last; empty where there is no file. A damaged one is set aside, and read as far as it goes.
@@ -150,7 +149,7 @@ class StateFile:
         else:
             if not loaded.unreadable:
                 self._stamp, self._written = loaded.clock.stamp, _rows_of_state(loaded.state)
-        self._ours, self.unreadable_rows = True, loaded.unreadable
+        self.unreadable_rows = loaded.unreadable
         return loaded
 
     @property
@@ -159,18 +158,12 @@ class StateFile:
         return self._stamp is not None
 
     def write(self, writing: Writing) -> None:
-        """Write it in one transaction. Raises ``FileReplacedError`` where another file is there by now.
-
-        A file that could not be read at the start is set aside first, so that nothing in it is overwritten.
-        """
-        if not self._ours and self.path.exists():
-            self._set_aside("unread", "it could not be read at the start")
+        """Write it in one transaction. Raises ``FileReplacedError`` where another file is there by now."""
         with self._damage_noticed():
             db = self._open()
             self.check()
             self._transact(db, writing)
             self.check()
-        self._ours = True
 
     @contextmanager
     def _damage_noticed(self) -> Iterator[None]:
@@ -252,6 +245,11 @@ class StateFile:
         if db is not None:
             with suppress(sqlite3.Error):
                 db.close()
+
+    def set_aside_unread(self) -> None:
+        """Rename a file that could not be read at the start, so that nothing in it is overwritten."""
+        if self.path.exists():
+            self._set_aside("unread", "it could not be read at the start")
 
     def _open(self) -> sqlite3.Connection:
         if self._db is None:
