@@ -8,6 +8,7 @@ from typing import Final
 from notbefore.core.document import MAX_NAME
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.silence import ExpectedVm
+from notbefore.web.access import Signature, signature
 
 MAX_BYTES: Final = 64 * 1024 * 1024  # of the file
 MAX_VMS: Final = 200_000
@@ -51,32 +52,25 @@ class Inventory:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: tuple[int, int, int] | None = None  # of the file that was read last
-        self._trouble = ""
+        self._seen: Signature | str = "never"  # of the file that was read last
         self.vms: dict[str, ExpectedVm] | None = None  # None until the file could be read once
         self.failures = 0
 
     def look(self) -> None:
         """Read the file if it is another one than at the last look."""
-        try:
-            status = self._path.stat()
-            seen = (status.st_mtime_ns, status.st_size, status.st_ino)
-            if seen == self._seen:
-                return
-            with self._path.open("rb") as file:
-                vms = read_inventory(file.read(MAX_BYTES + 1))
-        except (OSError, ValueError) as error:  # UnicodeDecodeError is a ValueError
-            self._fail(str(error))
+        seen = signature(self._path)
+        if seen == self._seen:
             return
-        self._seen, self._trouble, self.vms = seen, "", vms
-        log.info("%s: %d VMs are to be heard from", self._path, len(vms))
-
-    def _fail(self, why: str) -> None:
-        self.failures += 1
-        if why != self._trouble:
+        self._seen = seen  # one that is wrong is said once
+        try:
+            with self._path.open("rb") as file:
+                self.vms = read_inventory(file.read(MAX_BYTES + 1))
+        except (OSError, ValueError) as error:  # UnicodeDecodeError is a ValueError
+            self.failures += 1
             kept = "nothing is compared" if self.vms is None else f"the {len(self.vms)} VMs that it named before stay"
-            log.warning("the inventory %s cannot be read (%s): %s", self._path, why, kept)
-        self._trouble = why
+            log.warning("the inventory %s cannot be read (%s): %s", self._path, error, kept)
+        else:
+            log.info("%s: %d VMs are to be heard from", self._path, len(self.vms))
 
 
 def not_heard(vms: Mapping[str, ExpectedVm], heard: Iterable[str]) -> dict[str, ExpectedVm]:

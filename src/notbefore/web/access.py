@@ -125,7 +125,7 @@ class Access:
     # ---- the file
 
     def _refresh(self) -> None:
-        if self._path is None or all(_signature(file) == seen for file, seen in self._loaded.seen.items()):
+        if self._path is None or all(signature(file) == seen for file, seen in self._loaded.seen.items()):
             return
         try:
             self._load(self._path)
@@ -137,10 +137,10 @@ class Access:
     def _load(self, path: str) -> None:
         """Read the file and its certificates. The signatures are taken first: a later change is found the next time."""
         before = self._loaded
-        seen = {file: _signature(file) for file in {path, *before.seen}}
+        seen = {file: signature(file) for file in {path, *before.seen}}
         self._loaded = replace(before, seen=seen)  # what cannot be used is said once
         config = load_web_config(Path(path))
-        seen = {path: seen[path]} | {file: _signature(file) for file in config.files}
+        seen = {path: seen[path]} | {file: signature(file) for file in config.files}
         self._loaded = replace(before, seen=seen)
         lost = self._protections - config.protections
         if lost:  # a file that is being written may be empty
@@ -156,7 +156,8 @@ def access(server: Server) -> Access:
     return Access(server.web_config_file, insecure=server.insecure, allowed_hosts=server.allowed_hosts)
 
 
-def _signature(file: str) -> Signature:
+def signature(file: str | Path) -> Signature:
+    """What changes when a file does."""
     try:
         found = Path(file).stat()
     except (OSError, ValueError):

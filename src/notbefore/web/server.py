@@ -187,12 +187,6 @@ def _bind(listen: str) -> socket.socket:
 
 
 def _connection_limit() -> int:
-    """How many connections there may be: each is a file, and the usual soft limit is 1,024, which is raised."""
-    if resource is None:
-        return MAX_CONNECTIONS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS + OTHER_FILES
-    if 0 <= soft < wanted:  # -1 is no limit
-        soft = wanted if hard < 0 else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    """How many connections there may be: each is a file."""
+    soft = -1 if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # -1 is no limit
     return MAX_CONNECTIONS if soft < 0 else max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, soft - OTHER_FILES))
