@@ -65,16 +65,11 @@ def decoded(request: Request) -> Any:
 
 
 class GrpcReceiver:
-    """Over gRPC, with TLS and client certificates where an authority is given; ``abort`` is a code to answer with.
-
-    ``body`` is the answer otherwise.
-    """
+    """Over gRPC, with TLS and client certificates where an authority is given; ``abort`` is a code to answer with."""
 
     def __init__(self, authority: trustme.CA | None = None) -> None:
         self.requests: list[tuple[str, bytes, dict[str, Any]]] = []
         self.abort: grpc.StatusCode | None = None
-        self.trailer: Any = ()  # metadata behind an answer
-        self.body = b""
         self._server = grpc.server(ThreadPoolExecutor(2))
         self._server.add_generic_rpc_handlers((_Handler(self),))
         if authority is None:
@@ -105,9 +100,8 @@ class _Handler(grpc.GenericRpcHandler):
         def answer(body: bytes, context: Any) -> bytes:
             self._receiver.requests.append((path, body, metadata))
             if self._receiver.abort is not None:
-                context.set_trailing_metadata(self._receiver.trailer)
                 context.abort(self._receiver.abort, "as the test wants it")
-            return self._receiver.body
+            return b""
 
         return grpc.unary_unary_rpc_method_handler(answer)
 

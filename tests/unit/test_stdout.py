@@ -26,7 +26,7 @@ def test_too_much_is_left_out_and_said_once(monkeypatch: pytest.MonkeyPatch, cap
     teller = StdoutWriter(out)
     for number in range(5):
         teller(b"%d\n" % number)
-    assert caplog.text.count("nobody reads standard output") == 1
+    assert caplog.text.count("standard output: nobody reads it") == 1
     teller.stop(0)  # it was never started: nothing to wait for
 
 

@@ -19,7 +19,7 @@ class StdoutWriter:
         self._out = out or sys.stdout.buffer
         self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._write, name="stdout", daemon=True)
-        self._full = self._broken = False
+        self._missing = False  # the newest line was left out, or could not be written
 
     def start(self) -> None:
         """Begin to write."""
@@ -36,11 +36,8 @@ class StdoutWriter:
         """Have the line written soon."""
         try:
             self._lines.put_nowait(line)
-            self._full = False
         except queue.Full:
-            if not self._full:
-                log.warning("nobody reads standard output: records are missing there, and kept in the history")
-            self._full = True
+            self._warn("nobody reads it")
 
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
@@ -49,8 +46,11 @@ class StdoutWriter:
                 self._out.write(line)
                 self._out.flush()
             except (OSError, ValueError) as error:
-                if not self._broken:
-                    log.warning("standard output: %s: records are missing there, and kept in the history", error)
-                self._broken = True
+                self._warn(str(error))
             else:
-                self._broken = False
+                self._missing = False
+
+    def _warn(self, why: str) -> None:
+        if not self._missing:
+            log.warning("standard output: %s: records are missing there, and kept in the history", why)
+        self._missing = True

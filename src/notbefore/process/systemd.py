@@ -21,7 +21,8 @@ class SystemdNotifier:
     """``ready`` once, then ``notify`` from the supervising thread; ``patience`` says when the next one is needed."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        self._address = _address(environment.get("NOTIFY_SOCKET", ""))
+        given = environment.get("NOTIFY_SOCKET", "")
+        self._address = f"\0{given[1:]}" if given.startswith("@") else given  # systemd writes abstract names with ``@``
         self._every = _watchdog_seconds(environment) / PINGS
         self._pinged = time.monotonic()
         self._status = ""
@@ -68,14 +69,6 @@ class SystemdNotifier:
                 sender.sendto(text.encode(), self._address)
         except OSError as error:
             log.debug("systemd could not be sent %r: %s", text, error)
-
-
-def _address(given: str) -> str:
-    """A path, or a name in the abstract namespace, which systemd writes with ``@``."""
-    if given and not given.startswith(("/", "@")):
-        log.warning("NOTIFY_SOCKET: expected a path or an abstract name, got %r: nothing is sent to systemd", given)
-        return ""
-    return "\0" + given[1:] if given.startswith("@") else given
 
 
 def _watchdog_seconds(environment: Mapping[str, str]) -> float:
