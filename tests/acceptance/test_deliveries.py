@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -174,24 +172,6 @@ def test_a_reload_brings_other_sinks(imds: Simulator, hook: HttpPeer, place: Pla
             assert kinds(hook) == ["announced"]
 
 
-def test_a_reminder_says_the_new_not_before_also_where_the_update_is_not_sent(
-    imds: Simulator, hook: HttpPeer, place: Place
-) -> None:
-    routes = [{"match": {"change": "announced"}, "sinks": ["hook"], "remind_before": "1h"}]
-    late, soon = (
-        format_datetime(datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1, seconds=seconds), usegmt=True)
-        for seconds in (600, 5)
-    )
-    with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(hook.url)}, routes)) as agent:
-        agent.ready()
-        imds.set_document(body(announced(NotBefore=late)))
-        eventually(lambda: kinds(hook) == ["announced"])
-        imds.set_document(body(announced(NotBefore=soon), incarnation=2))
-        eventually(lambda: kinds(hook) == ["announced", "reminder"])
-    first, second = (json.loads(request.body)["azure.scheduled_event.not_before"] for request in hook.requests)
-    assert second < first
-
-
 def test_a_bot_in_slack_keeps_one_message_up_to_date_over_a_restart(imds: Simulator, place: Place) -> None:
     with SlackServer() as slack:
         config = place.write({"chat": {"slack": {"token": TOKEN, "channel": CHANNEL, "api": f"{slack.url}/api"}}})
@@ -325,24 +305,3 @@ program.run(["/bin/sh", "-c", "sleep 600"], b"", {}, 300)
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=False, timeout=60)
     assert done.returncode == -signal.SIGKILL
     eventually(lambda: not running(int(done.stdout)))
-
-
-def test_an_incident_that_the_fallback_opened_is_closed_there_and_a_chat_hears_of_the_end(
-    imds: Simulator, hook: HttpPeer, place: Place
-) -> None:
-    with PagerDuty() as found, HttpPeer() as chat:
-        routes = [{"sinks": ["hook"], "severity": "critical", "fallback": ["pager", "chat"], "fallback_after": "1s"}]
-        sinks = {"hook": webhook(hook.url), "pager": pager(found), "chat": {"slack": {"url": chat.url}}}
-        config = place.write(sinks, routes)
-        hook.default = Say(503)
-        with RunningAgent(imds.endpoint, place.state, config) as agent:
-            agent.ready()
-            imds.set_document(body(announced(EventType="Reboot")))
-            eventually(lambda: found.effects == ["opened"] and len(chat.requests) == 1)
-            hook.default = Say()
-            eventually(lambda: kinds(hook)[-1:] == ["announced"] and rows(agent, "pending") == 0)
-            imds.set_document(body(incarnation=3))
-            eventually(lambda: kinds(hook)[-1] == "canceled")
-            eventually(lambda: found.effects == ["opened", "resolved"] and len(chat.requests) == 2)
-        assert b"canceled" in chat.requests[1].body
-        assert not found.wrong

@@ -55,6 +55,7 @@ def test_for_a_version_that_refuses_the_configuration_no_agent_ends(hook: HttpPe
             imds.set_document(listed("E1"))
             agent.reported("announced")
             eventually(lambda: b"records" in get(agent.port, "/readyz")[1])
+            assert agent.metric("notbefore_restart_needed") == 1
             assert agent.process.poll() is None
             installed.install(installed.older)
             eventually(lambda: arrived(hook) == ["E1"])
@@ -77,23 +78,3 @@ def test_an_agent_ends_for_another_version_that_works_and_that_one_goes_on(
             assert newer.metric("notbefore_restart_needed") == 0
             eventually(lambda: newer.metric('notbefore_deliveries_total{result="delivered",sink="hook"}') == 2)
     assert arrived(hook) == ["E1", "E2"]
-
-
-def test_while_the_package_is_removed_or_half_installed_an_agent_watches_on_and_notifications_wait(
-    installed: Installed, hook: HttpPeer, tmp_path: Path
-) -> None:
-    with Simulator((ME,)) as imds:
-        imds.set_document(listed())
-        with agent_of(installed, imds, hook, tmp_path).ready() as agent:
-            assert agent.metric("notbefore_restart_needed") == 0  # what a scrape imports is imported
-            installed.remove()
-            imds.set_document(listed("E1"))
-            agent.reported("announced")
-            eventually(lambda: b"was replaced or removed" in get(agent.port, "/readyz")[1])
-            assert agent.metric("notbefore_restart_needed") == 1
-            assert "notifications wait" in agent.log
-            installed.install(installed.newer)
-            assert agent.process.wait(PATIENCE) == 0
-        assert arrived(hook) == []
-        with agent_of(installed, imds, hook, tmp_path).ready():
-            eventually(lambda: arrived(hook) == ["E1"])
