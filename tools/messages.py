@@ -137,10 +137,7 @@ def mail(message: Message, now: datetime) -> str:
     """The e-mail as text."""
     account = Email(host="mail.example.org", sender="vm@example.org", to=("ops@example.org",))
     found = email.compose(message, text_of(message, now, SETTINGS), account, now)
-    body = found.get_body(("plain",))
-    if body is None:
-        raise SystemExit("the e-mail has no text")
-    return f"```text\nSubject: {found['Subject']}\n\n{body.get_content()}```\n"
+    return f"```text\nSubject: {found['Subject']}\n\n{found.get_content()}```\n"
 
 
 def pager(message: Message, now: datetime) -> dict[str, Any]:

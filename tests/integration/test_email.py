@@ -52,22 +52,18 @@ def test_the_mails_of_one_event_are_one_thread(peer: MailPeer) -> None:
     assert first["Message-ID"] != second["Message-ID"]
     assert first["References"] == second["References"] != stranger["References"]
     assert first["Subject"].startswith("Freeze of WestNO_0 was due ")
-    text, html = (part.get_content() for part in first.iter_parts())
+    text = first.get_content()
     assert "Expected interruption: 5 s" in text
     assert "Runbook: https://wiki.example.org/r" in text
-    assert "<td" in html
     assert first["From"] == "notbefore <vm@example.org>"
     assert first["Auto-Submitted"] == "auto-generated"
-    for part in (text, html):
-        assert f"Delivery: {one.delivery_id}" in part
+    assert f"Delivery: {one.delivery_id}" in text
 
 
 def test_a_mail_has_the_reader_s_time(peer: MailPeer) -> None:
     sink_of(keys(peer), Messages(time_zone="Asia/Kolkata")).send(message())
     (found,) = mails(peer)
-    assert str(found["Date"]).endswith("+0530")
-    for part in found.iter_parts():
-        assert "2026-03-01 12:15:00 UTC (17:45:00 Asia/Kolkata)" in part.get_content()
+    assert "2026-03-01 12:15:00 UTC (17:45:00 Asia/Kolkata)" in found.get_content()
 
 
 def test_only_what_is_critical_and_not_over_is_urgent(peer: MailPeer) -> None:
@@ -81,7 +77,7 @@ def test_a_mail_is_one_mail_whatever_azure_says(peer: MailPeer) -> None:
     (found,) = mails(peer)
     assert recipients(peer) == [["ops@example.org"]]
     assert found["Bcc"] is None
-    assert "<script>" not in list(found.iter_parts())[1].get_content()
+    assert found.get_content_type() == "text/plain"
 
 
 @pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")  # the whole connection is TLS

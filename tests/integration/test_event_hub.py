@@ -23,9 +23,9 @@ from notbefore.courier.worker import Worker
 from notbefore.errors import SendError
 from support.agent import eventually
 from support.azure import ID, STARTED
-from support.hub import KEY, Hub, Stored
+from support.hub import Hub, Stored
 from support.messages import message, outcomes, recording, sink_of
-from support.peers import ConnectProxy, HttpPeer, Say
+from support.peers import HttpPeer, Say
 
 # an attempt that is cut off in the middle leaves the SDK's socket to the garbage collector
 pytestmark = [
@@ -246,16 +246,3 @@ def test_without_an_identity_the_message_says_so(tmp_path: Path, monkeypatch: py
         error = failure(SinkConfig(event_hub=settings))
     assert not error.permanent
     assert str(error)
-
-
-def test_websockets_go_through_the_proxy_by_the_name_of_the_namespace(hub: Hub) -> None:
-    text = f"Endpoint=sb://fleet.servicebus.example/;SharedAccessKeyName=root;SharedAccessKey={KEY};EntityPath=changes"
-    with ConnectProxy(hub.port) as proxy:  # which speaks no TLS: it ends there
-        way: Any = {
-            "transport": "websockets",
-            "proxy_host": "127.0.0.1",
-            "proxy_port": proxy.port,
-            "timeout": Duration("2s"),
-        }
-        assert not failure(config(hub, text, **way)).permanent
-        assert set(proxy.asked) == {"fleet.servicebus.example:443"}

@@ -57,16 +57,6 @@ def test_a_webhook_gets_the_record_signed_and_the_delivery_id() -> None:
     assert hmac.new(b"s3cret", seconds.encode() + b"." + request.body, hashlib.sha256).hexdigest() == digest
 
 
-def test_a_webhook_takes_cloud_events() -> None:
-    with HttpPeer() as peer:
-        sent(webhook(peer, format="cloudevents"))
-        (request,) = peer.requests
-    envelope = json.loads(request.body)
-    assert request.headers["content-type"] == "application/cloudevents+json"
-    assert (envelope["specversion"], envelope["subject"], envelope["source"]) == ("1.0", ID, VM.resource_id)
-    assert envelope["id"] == envelope["data"]["azure.scheduled_event.change_id"]
-
-
 def test_an_idempotency_key_names_one_body() -> None:
     other = msgspec.structs.replace(VM, vm_id="another", name=PEER)
     both = {"Resources": [ME, PEER]}

@@ -49,7 +49,7 @@ def _slack(one: Message, text: Text) -> Any:
 
 def _email(one: Message, text: Text) -> Any:
     mail = email.compose(one, text, ACCOUNT, NOW)
-    return dict(mail.items()), [part.get_content() for part in mail.iter_parts()]
+    return dict(mail.items()), mail.get_content()
 
 
 def _alertmanager(one: Message, text: Text) -> Any:

@@ -37,7 +37,7 @@ class Checkpoints(Struct, frozen=True, forbid_unknown_fields=True):
 class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The section ``fleet``."""
 
-    hub: EventHub  # where it is, and as whom to read; `format` and `expire_...` are for sinks
+    hub: EventHub  # where it is, and as whom to read; `expire_...` is for sinks
     consumer_group: str = "$Default"
     checkpoints: Checkpoints | None = None  # without it one instance reads alone, and keeps them in `state.dir`
     window: Duration = Duration("2h")  # how far back it reads at the first start, or where a snapshot is lost

@@ -51,15 +51,11 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     NEEDS: ClassVar[tuple[str, str] | None] = None  # a module beyond the base, and the extra that installs it
     APPROVALS: ClassVar[bool] = True  # it is notified of approvals as well
+    ONCE: ClassVar[bool] = False  # an attempt whose end nobody has seen is not made again
 
     timeout: SendTimeout = Duration("10s")  # for one attempt
     expire_after: ExpireAfter = Duration("24h")  # what is older is not sent any more, and counted as expired
     expire_on_end: bool = True  # what was announced is not sent once the event is over
-
-    @property
-    def repeatable(self) -> bool:
-        """An attempt whose end nobody has seen may be made again."""
-        return True
 
     @property
     def terms(self) -> Terms:
@@ -68,7 +64,7 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
             expire_after=self.expire_after.seconds,
             expire_on_end=self.expire_on_end,
             approvals=self.APPROVALS,
-            once=not self.repeatable,
+            once=self.ONCE,
         )
 
 
@@ -135,7 +131,6 @@ class Webhook(SinkSettings, frozen=True, kw_only=True):
     url: SecretUrl
     secret: Password | None = None  # the key of the signature
     headers: Headers = {}  # name: text, or {file: ...}, {env: ...}
-    format: Literal["json", "cloudevents"] = "json"  # the bare record, or in the envelope of CloudEvents
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
     cert_file: ReadableFile | None = None  # the client's certificate
     key_file: ReadableFile | None = None  # the key of `cert_file`, if that file does not contain it
@@ -174,11 +169,7 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
     hub: str | None = None  # the name of the hub
     auth: Literal["managed_identity", "default"] = "managed_identity"  # default: azure-identity's chain
     client_id: str | None = None  # of a user-assigned identity
-    authority: str | None = None  # of another cloud: login.microsoftonline.us, beside `auth: default`
-    audience: str | None = None  # of another cloud: https://eventhubs.azure.us
     transport: Literal["amqp", "websockets"] = "amqp"  # port 5671, or 443
-    proxy_host: HostName | None = None  # for websockets
-    proxy_port: Port = 8080  # beside `proxy_host`
     endpoint: str | None = None  # another address to connect to: sb://HOST:PORT
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
     heartbeat: HeartbeatInterval | None = None  # 5m and up: each VM sends one so often
@@ -187,26 +178,19 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
     expire_on_end: bool = False
 
     def __post_init__(self) -> None:
-        own = self.authority is not None and self.auth == "managed_identity"
         refuse(
             ((self.connection_string is None) == (self.namespace is None), _EITHER_HUB),
             (self.namespace is not None and not self.hub, "expected `hub` beside `namespace`"),
-            (own, "authority: expected beside `auth: default`; the VM's own identity has no use for it"),
-            (self.proxy_host and self.transport != "websockets", "proxy_host: expected beside `transport: websockets`"),
         )
 
 
 class Command(SinkSettings, frozen=True, kw_only=True):
     """An executable of the user's, with its arguments; no shell."""
 
+    ONCE: ClassVar[bool] = True  # two drains at once may do harm
+
     command: Arguments  # the absolute path of an executable, and its arguments
     timeout: SendTimeout = Duration("60s")  # it is ended then, with all that it started
-    rerun: bool = False  # run it again if its courier ended while it was running
-
-    @property
-    def repeatable(self) -> bool:
-        """Only what the user calls so: two drains at once may do harm."""
-        return self.rerun
 
 
 class OtlpConnection(SinkSettings, frozen=True, kw_only=True):

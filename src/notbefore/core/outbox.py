@@ -39,7 +39,7 @@ REPEAT_SECONDS: Final = 400 * 86_400.0  # how long a delivery is repeated at mos
 FAILED_REPEAT_SECONDS: Final = 60.0  # after which a repetition is tried again that the receiver refused
 ROW_BYTES: Final = 600  # of a row beside its record and its texts
 LATENCY_BOUNDS: Final = (0.1, 1.0, 5.0, 30.0, 300.0, 3_600.0)  # seconds from a change to its acceptance
-INTERRUPTED: Final = "interrupted: its courier ended while it ran; it is not run again (`rerun: true` would)"
+INTERRUPTED: Final = "interrupted: its courier ended while it ran; it is not run again"
 
 RowState = Literal["pending", "dead", "repeating"]
 Latency = tuple[tuple[int, ...], float]  # counts by LATENCY_BOUNDS and beyond; the sum of seconds

@@ -43,7 +43,7 @@ class Courier:
             end.settimeout(0)
         self._workers: dict[str, Worker] = {}
         self._under_way: dict[str, dict[str, GivenDelivery]] = {name: {} for name in orders.sinks}  # by sink and id
-        self._run_once = {name for name, sink in orders.sinks.items() if not sink.settings.repeatable}
+        self._run_once = {name for name, sink in orders.sinks.items() if sink.settings.ONCE}
         self._results: list[SendResult] = []  # that the agent is to be told
         self._gathering = 0.0  # monotonic seconds: since when
         self._asked = False  # and not answered yet

@@ -1,7 +1,7 @@
 """An executable of the user's: the record as JSON on standard input and in ``NOTBEFORE_*`` variables; no shell.
 
 Exit codes: 0 delivered, 75 (``EX_TEMPFAIL``) try again, anything else refused for good; ended by a signal: try again.
-A command that was running when its courier ended is not run again, unless the sink says ``rerun: true``.
+A command that was running when its courier ended is not run again.
 """
 
 from typing import Final

@@ -12,9 +12,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.utils import format_datetime, formataddr
-from html import escape
 from typing import Final
-from zoneinfo import ZoneInfo
 
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import Email
@@ -37,7 +35,6 @@ class Sink(BaseSink):
 
     def __init__(self, name: str, settings: Email, messages: Messages) -> None:
         self._name = name
-        self._zone = ZoneInfo(messages.time_zone) if messages.time_zone is not None else UTC
         self._account = settings
         self._messages = messages
         self._tls = ssl.create_default_context(cafile=settings.ca_file)
@@ -45,8 +42,8 @@ class Sink(BaseSink):
 
     def send(self, message: Message) -> Receipt:
         """Send it; it is accepted when the server has accepted it for every recipient."""
-        text = text_of(message, datetime.now(UTC), self._messages)
-        mail = compose(message, text, self._account, datetime.now(self._zone))
+        now = datetime.now(UTC)
+        mail = compose(message, text_of(message, now, self._messages), self._account, now)
         with self._session() as server:
             self._transfer(server, mail, message.delivery_id)
         return Receipt()
@@ -124,7 +121,7 @@ def _words(text: bytes | str) -> str:
 
 
 def compose(message: Message, text: Text, account: Email, now: datetime) -> EmailMessage:
-    """The mail: text and HTML. All mails of one event refer to the same root, so that they are one thread."""
+    """The mail. All mails of one event refer to the same root, so that they are one thread."""
     mail = EmailMessage()
     # a title is one line; EmailMessage would refuse another one, and not let it begin a header
     mail["Subject"] = text.title[:200]
@@ -138,28 +135,4 @@ def compose(message: Message, text: Text, account: Email, now: datetime) -> Emai
     if message.shown_severity == "critical":
         mail["X-Priority"] = "1"
     mail.set_content(f"{text.whole}\n")
-    mail.add_alternative(_html(text), subtype="html")
     return mail
-
-
-def _html(text: Text) -> str:
-    links = " · ".join(f'<a href="{escape(link.value)}">{escape(link.name)}</a>' for link in text.links)
-    return (
-        '<!doctype html>\n<html><body style="font-family:sans-serif;font-size:14px">'
-        f'<h2 style="font-size:18px">{escape(text.title)}</h2>\n{_inner_html(text)}\n<p>{links}</p>\n'
-        f'<p style="color:#666;font-size:12px">Delivery: {text.delivery_id}</p></body></html>\n'
-    )
-
-
-def _inner_html(text: Text) -> str:
-    rows = "".join(
-        f'<tr><td style="padding:2px 12px 2px 0;color:#666;vertical-align:top">{escape(fact.name)}</td>'
-        f'<td style="padding:2px 0;vertical-align:top">{escape(fact.value)}</td></tr>\n'
-        for fact in text.facts
-    )
-    advice = f"<p><b>What to do:</b> {_lines(text.advice)}</p>\n" if text.advice else ""
-    return f"<p>{_lines(text.summary)}</p>\n{advice}<table>\n{rows}</table>"
-
-
-def _lines(text: str) -> str:
-    return escape(text).replace("\n", "<br>\n")

@@ -126,7 +126,7 @@ class Sink(BaseSink):
 
 
 def event_data(message: Message, record: Record | Heartbeat) -> EventData:
-    """The change as a CloudEvent."""
+    """The change as a CloudEvent, with the envelope in the body."""
     values = record.flat() | {"notbefore.delivery.id": message.delivery_id}
     data = EventData(json_line(cloud_event(record, message.delivery_id, values)))
     data.content_type = STRUCTURED
@@ -154,9 +154,6 @@ def client_options(settings: EventHub) -> dict[str, Any]:
         "user_agent": "notbefore",
         "transport_type": TransportType.AmqpOverWebsocket if settings.transport == "websockets" else TransportType.Amqp,
     }
-    if settings.proxy_host:
-        # the SDK's aio client hands the name on to aiohttp, which asks for an address
-        options["http_proxy"] = {"proxy_hostname": f"http://{settings.proxy_host}", "proxy_port": settings.proxy_port}
     if settings.ca_file:
         options["connection_verify"] = settings.ca_file
     if settings.endpoint:
@@ -166,11 +163,6 @@ def client_options(settings: EventHub) -> dict[str, Any]:
 
 def make_credential(settings: EventHub) -> Any:
     """The identity that the settings name, for the SDK; it is to be closed."""
-    credential = _credential(settings)
-    return _Audience(credential, settings.audience) if settings.audience else credential
-
-
-def _credential(settings: EventHub) -> Any:
     from azure.identity.aio import (  # noqa: PLC0415 - 14 MB that a connection string does not need
         DefaultAzureCredential,
         ManagedIdentityCredential,
@@ -178,24 +170,8 @@ def _credential(settings: EventHub) -> Any:
 
     if settings.auth == "managed_identity":
         return ManagedIdentityCredential(client_id=settings.client_id)
-    options: dict[str, Any] = {"authority": settings.authority} if settings.authority else {}
-    if settings.client_id:
-        options["managed_identity_client_id"] = settings.client_id
-    return DefaultAzureCredential(**options)
-
-
-class _Audience:
-    """A credential for another cloud's audience than the SDK would ask for."""
-
-    def __init__(self, credential: Any, audience: str) -> None:
-        self._credential = credential
-        self._scope = audience.rstrip("/") + "/.default"
-
-    async def get_token(self, *_scopes: str, **options: Any) -> Any:
-        return await self._credential.get_token(self._scope, **options)
-
-    async def close(self) -> None:
-        await self._credential.close()
+    own = {"managed_identity_client_id": settings.client_id} if settings.client_id else {}
+    return DefaultAzureCredential(**own)
 
 
 # ---- what the SDK raises

@@ -1,4 +1,4 @@
-"""POST of the record as JSON or as a CloudEvent, signed where a secret is given.
+"""POST of the record as JSON, signed where a secret is given.
 
 ``Idempotency-Key`` names this body, ``X-Notbefore-Delivery-Id`` the delivery, whichever VM sends it.
 ``X-Notbefore-Signature: t=<Unix seconds>,v1=<hex>``: HMAC-SHA256, keyed with the secret, over ``<t>.`` and the body.
@@ -10,7 +10,6 @@ import time
 
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import Webhook
-from notbefore.core.envelope import cloud_event
 from notbefore.core.record import json_line
 from notbefore.courier.http import Http
 from notbefore.courier.message import Asked, Message, Receipt
@@ -24,7 +23,6 @@ class Sink(BaseSink):
         self._url = settings.url.reveal()
         self._headers = {name: value.reveal() for name, value in settings.headers.items()}
         self._secret = settings.secret.reveal().encode() if settings.secret is not None else None
-        self._format = settings.format
         cert = (settings.cert_file, settings.key_file) if settings.cert_file else None
         self._http = Http(
             settings.timeout.seconds, ca_file=settings.ca_file, cert=cert, guarded=not settings.allow_private
@@ -50,14 +48,9 @@ class Sink(BaseSink):
         delivery = {"id": message.delivery_id, "kind": message.kind, "severity": message.severity, "note": message.note}
         named = {f"notbefore.delivery.{name}": value for name, value in delivery.items() if value}
         values = message.content.flat() | named
-        content_type = "application/json"
-        if self._format == "cloudevents":
-            content_type = "application/cloudevents+json"
-            body = json_line(cloud_event(message.content, message.delivery_id, values))
-        else:
-            body = json_line(values)
+        body = json_line(values)
         headers = self._headers | {
-            "Content-Type": content_type,
+            "Content-Type": "application/json",
             "Idempotency-Key": _body_key(message),
             "X-Notbefore-Delivery-Id": message.delivery_id,
         }
