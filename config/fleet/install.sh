@@ -123,7 +123,7 @@ if [ -n "$config" ]; then
     checked=$new
 fi
 export CREDENTIALS_DIRECTORY="$etc/credentials" # it is read with its secrets
-said=$("$prefix/bin/notbefore" check-config --strict ${config:+--no-inline-secrets} "$checked" 2>&1 >/dev/null) || wrong=yes
+said=$("$prefix/bin/notbefore" check-config --strict "$checked" 2>&1 >/dev/null) || wrong=yes
 [ -z "$said" ] || echo "$said" | replace "$new:" "$config:" | replace "$new" "$etc/notbefore.yml" >&2
 [ -z "$wrong" ] || exit 1
 [ -z "$config" ] || chmod 0644 "$new"

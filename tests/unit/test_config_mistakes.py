@@ -77,24 +77,6 @@ def test_the_command_shows_them_all_as_lines_and_as_json(tmp_path: Path, capsys:
     assert [(one["line"], one["column"], one["key"]) for one in said["mistakes"]] == FOUND
 
 
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ("log: {level: info}\n---\nlog: {level: debug}\n", (2, 1)),
-        ("log: &a {level: info}\nvm: *a\n", (2, 5)),
-        ("log: {level: !!str info}\n", (1, 14)),
-        ("log: " + "[" * 40, (1, 38)),
-        ("- log\n", (1, 1)),
-    ],
-)
-def test_what_ends_the_reading_of_a_file_is_a_mistake_with_a_place_as_well(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, place: tuple[int, int]
-) -> None:
-    assert main(["check-config", "--json", str(given(tmp_path, text))]) == 2
-    said = json.loads(capsys.readouterr().out)
-    assert [(one["line"], one["column"]) for one in said["mistakes"]] == [place]
-
-
 def test_a_password_that_begins_with_an_exclamation_mark_is_not_shown(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="quote what is to be text") as caught:
         load(given(tmp_path, "sinks: {a: {slack: {token: !hunter2, channel: c}}}"), {}, {})

@@ -19,7 +19,7 @@ from notbefore.commands.options import add_configuration, add_json, overrides
 from notbefore.commands.tables import print_json, table
 from notbefore.config.load import dump, examine, values
 from notbefore.config.model import Config
-from notbefore.config.warnings import broken, plain_secrets, warnings
+from notbefore.config.warnings import broken, warnings
 from notbefore.core.text import escaped
 from notbefore.courier.http import Http
 from notbefore.courier.message import Asked
@@ -47,7 +47,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--connect", action="store_true", help="ask each sink whether it would accept a message; send none"
     )
     parser.add_argument("--strict", action="store_true", help="exit with 2 if there is a warning")
-    parser.add_argument("--no-inline-secrets", action="store_true", help="fail if a secret stands in the file itself")
     add_json(parser, "one JSON object")
 
 
@@ -67,8 +66,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     config, notes = _examined(options)
-    if options.no_inline_secrets:
-        _refuse_inline_secrets(config)
     found = warnings(config, options.config)
     if not options.json:
         sys.stderr.writelines(f"notbefore: warning: {escaped(text)}\n" for text in found)
@@ -109,16 +106,6 @@ def _verdict(options: argparse.Namespace, found: list[str]) -> str:
     """The last line: whether an agent would start with it."""
     name = options.config or "The configuration (no file: defaults, environment and command line)"
     return f"{name} is valid{f', with {len(found)} warning(s): see above' if found else ''}."
-
-
-def _refuse_inline_secrets(config: Config) -> None:
-    """Raise ``ConfigError`` that says where each secret is to be moved."""
-    if plain := plain_secrets(config):
-        raise ConfigError(
-            f"these secrets stand in the configuration, which every user of this machine can read: {', '.join(plain)}."
-            " Write each into a file of root's (install -m 0600 /dev/stdin /etc/notbefore/credentials/NAME) and name it"
-            " instead: KEY_credential: NAME, or for a header {credential: NAME}"
-        )
 
 
 def connect(config: Config, path: Path | None) -> list[Answer]:

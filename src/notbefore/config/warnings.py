@@ -31,15 +31,16 @@ def warnings(config: Config, path: Path | None) -> list[str]:
     """Return one text for each finding; ``path`` is the file that ``config`` was read from."""
     places = read(path)[1] if path is not None else Places()
     doubtful = [*broken(config), *_of_state_and_sinks(config), *_of_routes(config)]
+    doubtful += [(key, text) for key, text in _plain_secrets(config) if key in places]  # not those of variables
     return [
         *_misspelt_variables(os.environ),
-        *_of_files(config, path, places),
+        *_writable(path, config.server.web_config_file),
         *(str(Mistake(places.nearest(key), key, text)) if places else f"{key}: {text}" for key, text in doubtful),
     ]
 
 
-def plain_secrets(config: Config) -> list[str]:
-    """Return the keys under which a secret stands as plain text, without the addresses of webhooks that hold no key."""
+def _plain_secrets(config: Config) -> Iterator[Finding]:
+    """Yield each key under which a secret stands as plain text; an address of a webhook that holds no key is none."""
     found = {"heartbeat.ping_url": config.heartbeat.ping_url} if config.heartbeat is not None else {}
     for name, sink in config.sinks.items():
         found |= {f"sinks.{name}.{sink.kind}.{key}": secret for key, secret in sink.secrets.items()}
@@ -47,7 +48,11 @@ def plain_secrets(config: Config) -> list[str]:
             del found[f"sinks.{name}.webhook.url"]
     if config.otlp is not None:
         found |= {f"otlp.headers.{name}": secret for name, secret in config.otlp.headers.items()}
-    return [key for key, secret in found.items() if secret.source == "inline"]
+    text = (
+        "a secret stands in the file itself: write it to /etc/notbefore/credentials/NAME, which only root can read, and"
+        " name it instead: KEY_credential: NAME (for a header {credential: NAME}), or KEY_file"
+    )
+    yield from ((key, text) for key, secret in found.items() if secret.source == "inline")
 
 
 def broken(config: Config) -> Iterator[Finding]:
@@ -143,19 +148,9 @@ def _misspelt_variables(environment: Mapping[str, str]) -> Iterator[str]:
             yield f"{name}: this variable is ignored: two underscores stand after the section, {meant}"
 
 
-def _of_files(config: Config, path: Path | None, places: Places) -> Iterator[str]:
-    """Who else may read or write the files that are read."""
-    # a secret may also come from the environment
-    plain = [key for key in plain_secrets(config) if key in places]
-    if path is not None and plain and path.stat().st_mode & stat.S_IROTH:
-        yield (
-            f"{path} can be read by every user of this machine, and holds secrets: {', '.join(plain)}. Move each to"
-            " a file that only the service may read, and name it: KEY_file, or KEY_credential under systemd"
-        )
-    web = config.server.web_config_file
-    posix = hasattr(os, "geteuid")  # Windows: its access lists are another matter
-    for file in filter(None, (path, Path(web) if web is not None else None)) if posix else ():
-        # one that is not there is an error elsewhere
+def _writable(*paths: Path | str | None) -> Iterator[str]:
+    """Which of the files every user may write; one that is not there is an error elsewhere."""
+    for file in [Path(one) for one in paths if one] if hasattr(os, "geteuid") else ():  # Windows has access lists
         if file.exists() and file.stat().st_mode & stat.S_IWOTH:
             yield (
                 f"{file} can be written by every user of this machine: who writes it decides which commands the agent"
