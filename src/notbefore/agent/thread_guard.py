@@ -22,7 +22,6 @@ class ThreadGuard:
         self.given_up = False  # the process is to end with an exit code that has it restarted
         self.counts: dict[str, int] = dict.fromkeys(THREADS, 0)  # by thread, since the start of the process
         self._give_up = give_up
-        self._lock = threading.Lock()
         self._in_a_row: dict[str, int] = {}
         self._logged: set[tuple[str, str]] = set()  # bounded by the places of the code that can raise
 
@@ -52,17 +51,15 @@ class ThreadGuard:
     def _caught(self, thread: str, name: str, error: Exception) -> None:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = (name, f"{type(error).__name__} {frame.filename}:{frame.lineno}")
-        with self._lock:
-            self.counts = increased(self.counts, thread if thread in THREADS else "other")
-            self._in_a_row[name] = self._in_a_row.get(name, 0) + 1
-            new = place not in self._logged
+        # without a lock: two threads in the same moment may cost a count, or a second line
+        self.counts = increased(self.counts, thread if thread in THREADS else "other")
+        self._in_a_row[name] = self._in_a_row.get(name, 0) + 1
+        if place not in self._logged:  # the same error is counted, and not logged again
             self._logged.add(place)
-        if new:  # the same error is counted, and not logged again
             log.error("unforeseen error in %s (%s): please report it", name, type(error).__name__, exc_info=error)
 
     def _end(self, why: str) -> None:
-        with self._lock:
-            first, self.given_up = not self.given_up, True
-        if first:
+        if not self.given_up:
+            self.given_up = True
             log.error("%s: the agent ends with exit code 1, so that its service manager restarts it", why)
             self._give_up()
