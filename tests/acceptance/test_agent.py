@@ -194,24 +194,6 @@ def test_sighup_takes_a_good_configuration_over_and_refuses_a_bad_one(imds: Simu
         assert record["azure.scheduled_event.scope"] == "self"
 
 
-def test_a_configuration_that_cannot_be_read_at_once_stops_no_beat(imds: Simulator, tmp_path: Path) -> None:
-    config = tmp_path / "notbefore.yml"
-    config.write_text("vm: {name: first}\n", encoding="utf-8")
-    with RunningAgent(imds.endpoint, tmp_path / "state", str(config)) as agent:
-        agent.ready()
-        config.unlink()
-        os.mkfifo(config)  # as a file on a server that does not answer: opening it waits
-        agent.process.send_signal(signal.SIGHUP)
-        polls = imds.requests
-        eventually(lambda: imds.requests > polls + 10)
-        imds.set_document(scheduled(Resources=["first"]))
-        agent.reported("announced")
-        agent.ready()
-        config.write_text("vm: {name: second}\n", encoding="utf-8")  # opening it ends the wait
-        eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 1)
-        eventually(lambda: (agent.json("/api/v1/events")["vm"] or {}).get("name") == "second")
-
-
 def test_without_a_state_directory_it_goes_on_in_memory_and_says_so(imds: Simulator, tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file where the directory should be", encoding="utf-8")
     with RunningAgent(imds.endpoint, tmp_path / "state") as agent:

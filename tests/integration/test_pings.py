@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from notbefore.agent import pings
-from notbefore.agent.pings import Pings, PingStatus
+from notbefore.agent.pings import Pings
 from notbefore.agent.thread_guard import ThreadGuard
+from notbefore.agent.view import PingStatus
 from notbefore.config.model import HeartbeatConfig
 from notbefore.config.secret import Secret
 from notbefore.core.duration import Duration
@@ -33,7 +34,7 @@ def peer() -> Iterator[HttpPeer]:
 def pinged(url: str, *statuses: PingStatus) -> None:
     """A ping of each status."""
     heartbeat, left = HeartbeatConfig(ping_url=Secret(url)), list(statuses or [WELL])
-    found = Pings(lambda: left.pop(0), lambda: heartbeat, ThreadGuard())
+    found = Pings(heartbeat, lambda: left.pop(0), ThreadGuard())
     for _ in range(len(left)):
         found.ping()
 
@@ -68,7 +69,7 @@ def test_nobody_there_and_a_secret_that_cannot_be_read_are_said_as_well(
 ) -> None:
     pinged("http://127.0.0.1:9/secret")
     heartbeat = HeartbeatConfig(ping_url=Secret(str(tmp_path / "gone"), "file"))
-    Pings(lambda: WELL, lambda: heartbeat, ThreadGuard()).ping()
+    Pings(heartbeat, lambda: WELL, ThreadGuard()).ping()
     refused, unreadable = caplog.messages
     assert "Connection refused" in refused
     assert "gone" in unreadable
@@ -95,28 +96,10 @@ def test_who_drips_or_hangs_is_left(
     assert "in time" in said or "timed out" in said
 
 
-def test_the_thread_pings_at_each_interval_and_a_reload_begins_and_ends_it(peer: HttpPeer) -> None:
-    heartbeat: Any = None
-    found = Pings(lambda: WELL, lambda: heartbeat, ThreadGuard())
-    found.reconfigure()
-    assert "pings" not in {thread.name for thread in threading.enumerate()}
-    quick = SimpleNamespace(every=Duration("100ms"), ping_url=Secret(peer.url))  # less than a user may set
-    heartbeat = quick
-    found.reconfigure()
+def test_the_thread_pings_at_each_interval_until_it_is_stopped(peer: HttpPeer) -> None:
+    quick: Any = SimpleNamespace(every=Duration("100ms"), ping_url=Secret(peer.url))  # less than a user may set
+    found = Pings(quick, lambda: WELL, ThreadGuard())
+    found.start()
     eventually(lambda: len(peer.requests) >= 3)
-    heartbeat = None
-    found.reconfigure()
-    settled = _settled(lambda: len(peer.requests))
-    heartbeat = quick
-    found.reconfigure()
-    eventually(lambda: len(peer.requests) > settled)
     found.stop()
     eventually(lambda: "pings" not in {thread.name for thread in threading.enumerate()})
-
-
-def _settled(count: Callable[[], int]) -> int:
-    """The count, once it has stood still for ten intervals."""
-    while True:
-        before = count()
-        if not threading.Event().wait(1.0) and count() == before:
-            return before

@@ -2,8 +2,7 @@
 
 Threads: main (signals, the courier, a note that the agent runs), disk (the state file), poll (IMDS), freeze (only while
 one may start or is started), stdout (records), control (commands), approve (only with ``--allow-approval``), otlp and
-pings (only where they are configured), reload (only after SIGHUP), and those of the HTTP server. None waits for
-another's network.
+pings (only where they are configured), and those of the HTTP server. None waits for another's network.
 """
 
 import logging
@@ -11,7 +10,7 @@ import platform
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
@@ -27,7 +26,7 @@ from notbefore.agent.state import AgentState, ChangeListeners, ChangeSettings
 from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.tracker import Tracker
 from notbefore.agent.view import AgentView, InUse
-from notbefore.config.model import Config, Otlp
+from notbefore.config.model import Config, HeartbeatConfig, Otlp
 from notbefore.core.delivery import sinks_of
 from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.errors import ConfigError
@@ -44,9 +43,8 @@ from notbefore.web.app import make_app
 from notbefore.web.server import HttpServer
 
 if TYPE_CHECKING:  # most agents send no pings
-    from notbefore.agent.pings import Pings, PingStatus
+    from notbefore.agent.pings import Pings
 
-FIRST_ANSWER: Final = 150.0  # seconds in which an agent that has just started may be without an answer of IMDS
 STOP_PATIENCE: Final = 1.0  # seconds for a thread to end; what it has not committed then, it never will
 
 log = logging.getLogger("notbefore.agent")
@@ -68,9 +66,6 @@ class Agent:
         self._exports = ExportFigures()
         self._telemetry: Any = None  # otlp.exporter.Telemetry, where OTLP is configured
         self._stopping = False
-        self._reload_wanted = False  # a SIGHUP came
-        self._reading = False  # the configuration
-        self._read: Config | Exception | None = None  # what came of it
         self._main = MainThread(self._hang_up)
 
         self._errors = ThreadGuard(self._main.wake)
@@ -80,7 +75,12 @@ class Agent:
         )
         self._stdout = StdoutWriter()
         listeners = ChangeListeners(self._stdout, self._changed)
-        self._state = AgentState(self._store, clock, self._change_settings, listeners)
+        self._state = AgentState(
+            self._store,
+            clock,
+            lambda: ChangeSettings(self._config.routing, self._config.vm.name, self._config.records.tags),
+            listeners,
+        )
         self._freeze_meter = FreezeMeter(clock)
         self._tracker = Tracker(self._state, self._store, self._freeze_meter)
         self._polling = Polling(config, self._tracker, self._state, self._errors)
@@ -88,18 +88,16 @@ class Agent:
         self._operations = Operations(self._store, lambda: self._config.routing)
         self._control = ControlSocket(self._store.path.parent, self._answer)
         self._heartbeats = Heartbeats(self._state, lambda: self._config.sinks)
-        self._view = AgentView(self._state, self._store, self._approval_settings, self._in_use)
+
+        def in_use() -> InUse:
+            return InUse(self._config, self._polling, self._figures)
+
+        self._view = AgentView(self._state, self._store, self._approval_settings, in_use)
         self._pings: Pings | None = None  # where a heartbeat is configured
         self._server = HttpServer(config.server.listen, make_app(self._view), access(config.server))
         self._systemd = SystemdNotifier()
 
     # ---- what the parts ask for, and how they reach each other
-
-    def _in_use(self) -> InUse:
-        return InUse(self._config, self._polling, self._figures)
-
-    def _change_settings(self) -> ChangeSettings:
-        return ChangeSettings(self._config.routing, self._config.vm.name, self._config.records.tags)
 
     def _approval_settings(self) -> ApprovalSettings:
         config = self._config
@@ -125,24 +123,16 @@ class Agent:
             since=self._started,
         )
 
-    def _send_pings(self) -> None:
-        """Start, keep or stop the pings, as the configuration says."""
-        if self._pings is None and self._config.heartbeat is not None:
+    def _ping(self, heartbeat: HeartbeatConfig | None) -> None:
+        """From now on ping as this says; ``None``: not at all."""
+        if self._pings is not None:
+            self._pings.stop()
+            self._pings = None
+        if heartbeat is not None:
             from notbefore.agent.pings import Pings  # noqa: PLC0415 - only where it is configured
 
-            self._pings = Pings(self._status, lambda: self._config.heartbeat, self._errors)
-        if self._pings is not None:
-            self._pings.reconfigure()
-
-    def _status(self) -> "PingStatus":
-        """What a ping says: no failure while IMDS may take its time for the first answer."""
-        from notbefore.agent.pings import PingStatus  # noqa: PLC0415 - as above
-
-        known, ready = self._state.snapshot, self._view.ready()
-        waiting = (self._clock.now() - self._started).total_seconds() < FIRST_ANSWER
-        begins = known.poll.answered is None and waiting
-        signal: Literal["start", "success", "fail"] = "start" if begins else "success" if ready.ok else "fail"
-        return PingStatus(signal, self._view.status_line(), known.vm_name)
+            self._pings = Pings(heartbeat, self._view.ping_status, self._errors)
+            self._pings.start()
 
     def _changed(self) -> None:
         """There was a change. From any thread; never waits."""
@@ -192,7 +182,7 @@ class Agent:
         self._polling.start()
         self._approver.start()
         self._control.start()
-        self._send_pings()
+        self._ping(self._config.heartbeat)
         self._use_sinks()
         self._systemd.ready()
 
@@ -205,7 +195,6 @@ class Agent:
                 ("heartbeats", self._heartbeats.send_due),
                 ("courier", self._supervisor.tick),  # the first one sends what was left by the boot before
                 ("systemd", self._notify_systemd),
-                ("reload", self._reload_configuration),
             ):
                 with self._errors.guarded("main", name):  # one that fails does not keep the others from their work
                     work()
@@ -225,49 +214,29 @@ class Agent:
         return min(self._supervisor.patience, self._systemd.patience, idle)
 
     def _hang_up(self) -> None:
-        """Take a SIGHUP, in the main thread."""
+        """Take a SIGHUP, in the main thread: read the configuration, and use it or refuse it."""
         if self._stopping:
             log.info("SIGHUP: not reloaded, the agent is stopping")
-        else:
-            self._systemd.reloading()
-            self._reload_wanted = True
-
-    def _reload_configuration(self) -> None:
-        """Begin to read the configuration if a SIGHUP asked for it, or take over what was read.
-
-        It is read in a thread of its own: a file system that hangs, or a file that is a pipe, must not stop this one.
-        """
-        if (read := self._read) is not None:
-            self._reading, self._read = False, None
-            self._reconfigure(read)
-            self._systemd.ready()
-        if self._reload_wanted and not self._reading:
-            self._reload_wanted, self._reading = False, True
-            threading.Thread(target=self._read_configuration, name="reload", daemon=True).start()
-
-    def _read_configuration(self) -> None:
+            return
+        self._systemd.reloading()
         try:
-            config = self._reload()
-            self._read = config
-        except Exception as error:  # noqa: BLE001 - refused, in the main thread
-            self._read = error
-        self._main.wake()
-
-    def _reconfigure(self, config: Config | Exception) -> None:
-        before, figures = self._config, self._config_figures
-        try:
-            if isinstance(config, Exception):
-                raise config
-            polling = Polling(config, self._tracker, self._state, self._errors)
+            self._reconfigure(self._reload())
         except ConfigError as error:
+            figures = self._config_figures
             self._config_figures = replace(figures, refused=True, reloads=increased(figures.reloads, "failure"))
             log.error("the new configuration is refused, the old one stays in use: %s", error)  # noqa: TRY400 - its text says all
-            return
+        finally:
+            self._systemd.ready()
+
+    def _reconfigure(self, config: Config) -> None:
+        """Use another configuration; raises ``ConfigError`` before anything has changed."""
+        before, orders = self._config, make_orders(config)
+        polling = Polling(config, self._tracker, self._state, self._errors)
         if (config.server, config.state) != (before.server, before.state):
             log.warning("changes of server and state take effect at the next start")
         set_up(config.log.format, config.log.level)
         # first: a courier with the old orders knows no new sinks
-        self._supervisor.reconfigure(make_orders(config))
+        self._supervisor.reconfigure(orders)
         self._config = config  # from here on nothing is approved that the new rules leave alone
         self._use_sinks()
         self._export(config.otlp)
@@ -276,8 +245,10 @@ class Agent:
             self._polling = polling
             self._polling.start()
         self._approver.start()
-        self._send_pings()
-        self._config_figures = ConfigFigures(loaded=self._clock.time(), reloads=increased(figures.reloads, "success"))
+        if config.heartbeat != before.heartbeat:
+            self._ping(config.heartbeat)
+        reloads = increased(self._config_figures.reloads, "success")
+        self._config_figures = ConfigFigures(loaded=self._clock.time(), reloads=reloads)
         log.info("configuration reloaded")
 
     def _export(self, otlp: Otlp | None) -> None:
@@ -297,8 +268,7 @@ class Agent:
     def _stop(self) -> None:
         self._stopping = True
         self._systemd.stopping()
-        if self._pings is not None:
-            self._pings.stop()
+        self._ping(None)
         self._polling.stop()
         self._control.stop()
         self._approver.stop()

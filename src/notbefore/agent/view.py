@@ -7,9 +7,10 @@ which reads the state file).
 from collections.abc import Callable
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore import __version__
@@ -28,7 +29,16 @@ from notbefore.web.view import AgentStatus, CheckResult
 if TYPE_CHECKING:  # imported at the first scrape
     from notbefore.web.exposition import MetricsText
 
+FIRST_ANSWER: Final = 150.0  # seconds in which an agent that has just started may be without an answer of IMDS
 READY_INTERVALS: Final = 3  # intervals of polling without a good answer after which the agent is not ready
+
+
+class PingStatus(Struct, frozen=True):
+    """What a ping says."""
+
+    signal: Literal["start", "success", "fail"]  # success: IMDS was polled well, and the state is written
+    line: str  # in words
+    vm: str | None  # its name
 
 
 class InUse(NamedTuple):
@@ -136,6 +146,12 @@ class AgentView:
         """How the agent is, in one line for ``systemctl status``."""
         count = len(self._state.snapshot.state.tracked.events)
         return "; ".join((f"{count} event{'' if count == 1 else 's'} listed", *self.ready().reasons))
+
+    def ping_status(self) -> PingStatus:
+        """What a ping says: no failure while IMDS may take its time for the first answer."""
+        known, ready = self._state.snapshot, self.ready().ok
+        begins = known.poll.answered is None and (self._clock.now() - self._since).total_seconds() < FIRST_ANSWER
+        return PingStatus("start" if begins else "success" if ready else "fail", self.status_line(), known.vm_name)
 
     def pending(self) -> PendingView:
         """What is listed now, as ``/api/v1/events`` answers it."""
