@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,6 @@ from notbefore.fleet.history import History, PastEvent, read_past
 from support.past import THEN, past
 
 NOW = THEN.timestamp()
-ALWAYS = (0.0, datetime(2100, 1, 1, tzinfo=UTC).timestamp())
 
 
 def write(directory: Path, *events: PastEvent) -> History:
@@ -29,45 +28,45 @@ def test_an_event_that_is_written_again_stays_one(tmp_path: Path) -> None:
     history = write(
         tmp_path, past("a", closed=THEN + timedelta(seconds=5)), past("B", closed=THEN + timedelta(hours=1))
     )
-    assert ids(read_past(history.past(*ALWAYS))) == ["a", "B"]
+    assert ids(read_past(history.past(0.0))) == ["a", "B"]
 
 
 def test_an_event_that_came_back_or_is_of_another_group_is_another_one(tmp_path: Path) -> None:
     history = write(tmp_path, past("A"), past("A", nth=1), past("A", resource_group="lab"))
-    assert len(history.past(*ALWAYS)) == 3
+    assert len(history.past(0.0)) == 3
 
 
 def test_what_is_learnt_late_replaces_the_outcome(tmp_path: Path) -> None:
     write(tmp_path, past("A", outcome="unknown"))
     history = write(tmp_path, past("A", closed=THEN + timedelta(hours=1)))
-    assert [one.outcome for one in read_past(history.past(*ALWAYS))] == ["finished"]
+    assert [one.outcome for one in read_past(history.past(0.0))] == ["finished"]
 
 
 def test_several_instances_histories_are_read_together_and_the_newest_counts(tmp_path: Path) -> None:
     one = write(tmp_path / "one", past("A"), past("B", outcome="unknown"))
     two = write(tmp_path / "two", past("B", closed=THEN + timedelta(seconds=9)), past("C"))
-    found = read_past([*one.past(*ALWAYS), b"{", *two.past(*ALWAYS)])
+    found = read_past([*one.past(0.0), b"{", *two.past(0.0)])
     assert ids(found) == ["A", "C", "B"]
     assert found[-1].outcome == "finished"
 
 
 def test_only_what_was_over_in_the_time_is_read(tmp_path: Path) -> None:
     history = write(tmp_path, past("A"), past("B", closed=THEN + timedelta(hours=1)))
-    assert ids(read_past(history.past(NOW + 60, NOW + 86_400))) == ["B"]
-    assert History(tmp_path / "nothing").past(*ALWAYS) == []
+    assert ids(read_past(history.past(NOW + 60))) == ["B"]
+    assert History(tmp_path / "nothing").past(0.0) == []
 
 
 def test_what_is_older_than_is_to_be_kept_is_deleted(tmp_path: Path) -> None:
     history = History(tmp_path, keep=86_400.0)
     history.write([past("A", closed=THEN - timedelta(days=2)), past("B")], NOW)
-    assert ids(read_past(history.past(*ALWAYS))) == ["B"]
+    assert ids(read_past(history.past(0.0))) == ["B"]
 
 
 def test_a_damaged_file_is_put_aside_and_begun_anew(tmp_path: Path) -> None:
     history = write(tmp_path, past("A"))
     history.path.write_bytes(b"no database" * 100)
     write(tmp_path, past("B"))
-    assert ids(read_past(history.past(*ALWAYS))) == ["B"]
+    assert ids(read_past(history.past(0.0))) == ["B"]
     assert history.path.with_suffix(".damaged").exists()
 
 

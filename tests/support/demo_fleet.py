@@ -153,7 +153,7 @@ class Demo:
         now = datetime.now(UTC)
         since = now - timedelta(seconds=time.monotonic() - self._begun)
         history = History(self._directory / "state")
-        found = make_report(read_past(history.past(since.timestamp(), now.timestamp())))
+        found = make_report(read_past(history.past(since.timestamp())))
         self._say("\nnotbefore fleet report:")
         show_report(found)
         waves = self._seen.count(("Freeze", "announced"))

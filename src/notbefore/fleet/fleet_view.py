@@ -5,7 +5,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -32,7 +32,7 @@ from notbefore.web.view import AgentStatus, CheckResult
 if TYPE_CHECKING:  # imported at the first scrape
     from notbefore.web.exposition import MetricsText
 
-DAYS: Final = 30  # of the table on the page
+DAYS: Final = 30 * 86_400.0  # seconds: of the table on the page
 MONTH_EVERY: Final = 60.0  # seconds between two readings of it
 
 log = logging.getLogger("notbefore.fleet.fleet_view")
@@ -84,13 +84,13 @@ class FleetView:
         events = sum(len(fold.events.open) for fold in folds)
         return "; ".join((f"{len(folds)} partitions, {events} events", *self.ready().reasons))
 
-    def past(self, since: datetime, until: datetime) -> bytes:
-        """The events that were over in this time, as far as this instance has read them: ``/api/v1/fleet/history``."""
-        return b'{"events":[%b]}' % b",".join(self._read_past(since, until))
+    def past(self, since: datetime | None) -> bytes:
+        """The events that were over since then, as far as this instance has read them: ``/api/v1/fleet/history``."""
+        return b'{"events":[%b]}' % b",".join(self._read_past(since.timestamp() if since else 0.0))
 
-    def _read_past(self, since: datetime, until: datetime) -> list[bytes]:
+    def _read_past(self, since: float) -> list[bytes]:
         try:
-            return self._parts.history.past(since.timestamp(), until.timestamp())
+            return self._parts.history.past(since)
         except sqlite3.Error as error:
             log.warning("the history cannot be read: %s", error)
             return []
@@ -149,8 +149,7 @@ class FleetView:
 
     def _last_month(self) -> list[ReportRow]:
         if time.monotonic() - self._month_at > MONTH_EVERY:
-            until = datetime.now(UTC)
-            self._month = report(read_past(self._read_past(until - timedelta(days=DAYS), until)))
+            self._month = report(read_past(self._read_past(time.time() - DAYS)))
             self._month_at = time.monotonic()
         return self._month
 

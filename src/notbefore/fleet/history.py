@@ -97,13 +97,13 @@ class History:
             if self._keep is not None:
                 db.execute("DELETE FROM past WHERE closed < ?", (now - self._keep,))
 
-    def past(self, since: float, until: float) -> list[bytes]:
-        """The events that were closed in this time (Unix seconds), as JSON, the oldest first."""
+    def past(self, since: float) -> list[bytes]:
+        """The events that were closed since then (Unix seconds), as JSON, the oldest first."""
         if not self.path.exists():
             return []
         with closing(self._connected()) as db:
-            query = "SELECT event FROM past WHERE closed BETWEEN ? AND ? ORDER BY closed DESC LIMIT ?"
-            return [event for (event,) in db.execute(query, (since, until, MAX_ANSWER))][::-1]
+            query = "SELECT event FROM past WHERE closed >= ? ORDER BY closed DESC LIMIT ?"
+            return [event for (event,) in db.execute(query, (since, MAX_ANSWER))][::-1]
 
     def _connected(self) -> sqlite3.Connection:
         return sqlite3.connect(self.path, timeout=BUSY_SECONDS)

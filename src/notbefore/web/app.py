@@ -97,7 +97,7 @@ def make_fleet_app(view: FleetPages) -> App:
             **_routes(view),
             "/": lambda environ: _html(view.page(_filters(environ))),
             "/api/v1/fleet/events": lambda environ: Response(json_line(view.fleet(_filters(environ)))),
-            "/api/v1/fleet/history": lambda environ: Response(view.past(*_period(environ))),
+            "/api/v1/fleet/history": lambda environ: Response(view.past(_since(_query(environ, "since")))),
             "/api/v1/calendar.ics": lambda environ: Response(view.calendar(_filters(environ)), CALENDAR),
         }
     )
@@ -106,12 +106,6 @@ def make_fleet_app(view: FleetPages) -> App:
 def _filters(environ: Environ) -> dict[str, str]:
     """What is asked for of the fleet: field -> value."""
     return {name: values[-1] for name, values in _query(environ, *FLEET_FILTERS).items() if values[-1]}
-
-
-def _period(environ: Environ) -> tuple[datetime, datetime]:
-    query = _query(environ, "since", "until")
-    since, until = (_since(query.get(name, [""])[-1]) for name in ("since", "until"))
-    return since or datetime.fromtimestamp(0, UTC), until or datetime.now(UTC)
 
 
 def _routes(view: ProcessView) -> dict[str, Route]:
@@ -232,10 +226,11 @@ def _history_query(environ: Environ) -> tuple[datetime | None, int]:
     limit = query.get("limit", [str(DEFAULT_LIMIT)])[-1]
     if not (limit.isascii() and limit.isdigit() and len(limit) <= len(str(MAX_LIMIT)) and 1 <= int(limit) <= MAX_LIMIT):
         raise _BadRequestError(f"limit: expected a number from 1 to {MAX_LIMIT}, got {limit[:40]!r}")
-    return _since(query.get("since", [""])[-1]), int(limit)
+    return _since(query), int(limit)
 
 
-def _since(text: str) -> datetime | None:
+def _since(query: dict[str, list[str]]) -> datetime | None:
+    text = query.get("since", [""])[-1]
     if not text:
         return None
     try:

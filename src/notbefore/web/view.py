@@ -69,7 +69,7 @@ class FleetPages(ProcessView, Protocol):
     def calendar(self, wanted: Mapping[str, str]) -> bytes:
         """The body of ``/api/v1/calendar.ics``."""
 
-    def past(self, since: datetime, until: datetime) -> bytes:
+    def past(self, since: datetime | None) -> bytes:
         """The body of ``/api/v1/fleet/history``."""
 
     def page(self, wanted: Mapping[str, str]) -> bytes:

@@ -11,7 +11,6 @@ from typing import Final
 
 from msgspec import Struct
 
-from notbefore.core.duration import span
 from notbefore.core.record import view
 from notbefore.web.page.model import PageModel, TimelineEvent
 
@@ -73,7 +72,6 @@ class TimelineRow(Struct, frozen=True):
     """An event and the positions of what happened to it; ``None`` where it did not happen."""
 
     event: TimelineEvent
-    text: str  # the drawing in words
     first_seen: float
     scheduled_until: float
     started: float | None
@@ -122,7 +120,6 @@ def _row(event: TimelineEvent, scale: Scale, now: datetime) -> TimelineRow:
         )
     return TimelineRow(
         event=event,
-        text=describe(event, now),
         first_seen=x(event.first_seen),
         scheduled_until=end if started is None else started,
         started=started,
@@ -130,26 +127,3 @@ def _row(event: TimelineEvent, scale: Scale, now: datetime) -> TimelineRow:
         not_before=scale.x(0) if event.not_before is not None else None,
         end=end,
     )
-
-
-def describe(event: TimelineEvent, now: datetime) -> str:
-    """What is drawn of an event, in words."""
-    parts = [f"{event.event_type}: first seen {_from_anchor(event, event.first_seen)}"]
-    if event.started is not None:
-        parts.append(f"started {_from_anchor(event, event.started)}")
-    if event.interruption_seconds is not None:
-        parts.append(f"measured interruption {span(event.interruption_seconds)}")
-    if event.ended is None:
-        parts.append(f"now {_from_anchor(event, now)}")
-    else:
-        end = "gone, its end was not seen" if event.outcome == "unknown" else str(event.outcome)
-        parts.append(f"{end} {_from_anchor(event, event.ended)}")
-    return ", ".join(parts)
-
-
-def _from_anchor(event: TimelineEvent, time: datetime) -> str:
-    seconds = (time - event.anchor).total_seconds()
-    what = "NotBefore" if event.not_before else "its start" if event.started else "its first sight"
-    if abs(seconds) < 1:
-        return f"at {what}"
-    return f"{span(abs(seconds))} {'before' if seconds < 0 else 'after'} {what}"
