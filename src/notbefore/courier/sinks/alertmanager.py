@@ -56,7 +56,6 @@ class Sink(BaseSink):
             raise SendError(
                 "; ".join(map(str, failures.values())),
                 permanent=all(error.permanent for error in failures.values()),
-                may_pass=any(error.may_pass for error in failures.values()),
                 retry_after=max(error.retry_after or 0.0 for error in failures.values()) or None,
             )
         # of an event that no longer affects this VM, those repeat it which it still affects
