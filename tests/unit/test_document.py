@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from notbefore.core import document as module
 from notbefore.core.document import MAX_BYTES, MAX_DESCRIPTION, MAX_NAME, MAX_RESOURCES, parse, read_time
 from notbefore.errors import DOCUMENT_REASONS, DocumentError
-from support.azure import ID, body, document, event, item
+from support.azure import ID, STARTED, body, document, event, item
 
 CAPTURED = datetime(2022, 4, 11, 22, 26, 58, tzinfo=UTC)
 
@@ -125,10 +125,11 @@ def test_an_event_that_is_not_even_text_is_rejected_without_a_name() -> None:
     assert [(flaw.reason, flaw.event_id) for flaw in read.flaws] == [("not_an_event", None)]
 
 
-def test_the_first_of_two_events_with_one_id_counts() -> None:
-    read = document(item("A", EventType="Reboot"), item("a", EventType="Freeze"))
-    assert [event.event_type for event in read.events] == ["Reboot"]
-    assert [flaw.reason for flaw in read.flaws] == ["duplicate_event_id"]
+def test_of_two_events_with_one_id_the_started_one_counts_else_the_first() -> None:
+    for second, counts in (({}, "Reboot"), (STARTED, "Freeze")):
+        read = document(item("A", EventType="Reboot"), item("a", EventType="Freeze", **second))
+        assert [event.event_type for event in read.events] == [counts]
+        assert [flaw.reason for flaw in read.flaws] == ["duplicate_event_id"]
 
 
 @pytest.mark.parametrize(
