@@ -40,7 +40,7 @@ def refuse(store: Store, *refused: Delivery, listed: tuple[str, ...] = ()) -> No
     events = {key: TrackedEvent(event(EventId=key), "self", Instant(T0), beginning_seen=True) for key in listed}
     store.commit(StoredState(tracked=Tracked(events=events)))
     store.outbox.put(refused)
-    eventually(lambda: store.disk.behind == 0)
+    assert store.disk.wait_written(None, 20)
     store.outbox.exchange([], {one.sink: 100 for one in refused})
     store.outbox.exchange([SendResult(one.delivery_id, "refused", "404") for one in refused], {})
 

@@ -76,7 +76,7 @@ def test_only_what_is_news_is_written_again(tmp_path: Path) -> None:
         before = store.commit(ME)
         assert store.commit(ME) == before
         store.outbox.exchange([], {"chat": 1})
-        assert store.disk.behind == 0
+        assert store.disk.wait_written(None, 0)
 
 
 def test_a_delivery_goes_once_it_is_written_and_who_may_send_is_called(tmp_path: Path) -> None:
@@ -394,8 +394,9 @@ def test_what_is_not_on_disk_is_on_the_first_page_of_the_history(tmp_path: Path)
         disk.heal()
 
 
-def test_the_history_is_bounded_in_bytes_and_given_in_pages(tmp_path: Path) -> None:
-    with store_in(tmp_path, history_bytes=4_000) as store:
+def test_the_history_is_bounded_in_bytes_and_given_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("notbefore.store.file.HISTORY_BYTES", 4_000)
+    with store_in(tmp_path) as store:
         for number in range(10):
             store.disk.wait_written(store.commit(ME, [stored(number)]), 20)
         size = len(stored(9).record)

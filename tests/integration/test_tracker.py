@@ -22,7 +22,6 @@ from notbefore.core.routing import Route
 from notbefore.errors import ImdsError
 from notbefore.imds.poller import Poll
 from notbefore.store.store import Store
-from support.agent import eventually
 from support.azure import ID, ME, PEER, STARTED, body, item
 from support.box import rows_of
 from support.sick import SickDisk
@@ -332,7 +331,7 @@ def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_
 
 def given(store: Store, *results: SendResult, **room: int) -> Sequence[GivenDelivery]:
     """What a courier is given, once all that was known before is on disk."""
-    eventually(lambda: store.disk.behind == 0)
+    assert store.disk.wait_written(None, 20)
     return store.outbox.exchange(results, room)
 
 

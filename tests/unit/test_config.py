@@ -60,8 +60,8 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
         ("a: {<<: {b: 1}}\n", ":1: aliases (*name) and merge keys (<<) are not supported"),
         ("- a\n" * 60_000, ": more than 20000 values"),
         ("#" * 300_000, "more than 262144 bytes"),
-        ("state: {history_max_bytes: " + "1" * 10_000 + "}\n", ":1: state.history_max_bytes: expected a whole number"),
-        ("state: {history_max_bytes: 5}\n", ":1: state.history_max_bytes: expected a whole number >= 65536, got '5'"),
+        ("sinks: {m: {email: {port: " + "1" * 10_000 + "}}}\n", ":1: sinks.m.email.port: expected a whole number"),
+        ("sinks: {m: {email: {port: 0}}}\n", ":1: sinks.m.email.port: expected a whole number"),
         ("[a]: 2\n", "expected one line of text as the name of a section"),
         ("sinks:\n a: {sl\r\rack}\n", "expected one line of text as the name of a section"),
         ("routes: [{sinks: [], match: {}, sinks: []}]\n", ":1: routes[0].sinks: it is given twice: first at "),
@@ -79,12 +79,13 @@ def test_what_stands_without_quotes_is_what_its_key_expects(tmp_path: Path) -> N
     text = """\
 vm: {name: 0123}
 imds: {api_version: 2020-07-01, discover: false}
-state: {history_max_bytes: 100000}
+sinks: {m: {email: {host: h, from: a@example.org, to: [b@example.org], port: 2525}}}
 routes: [{match: {zone: 1, tags: {env: [no, 1:30]}, duration: {min: 9}}}]
 """
     config = load(_written(tmp_path, text), {}, NONE, sending=False)
     assert (config.vm.name, config.imds.api_version, config.imds.discover) == ("0123", "2020-07-01", False)
-    assert config.state.history_max_bytes == 100_000
+    assert config.sinks["m"].email is not None
+    assert config.sinks["m"].email.port == 2525
     match = config.routes[0].match
     assert (match.zone, match.tags) == (("1",), {"env": ("no", "1:30")})
     assert match.duration is not None

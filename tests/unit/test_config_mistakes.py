@@ -179,11 +179,11 @@ def test_what_comes_from_variables_can_be_shown(tmp_path: Path) -> None:
         "NOTBEFORE_SINKS__B__WEBHOOK__URL": "https://example.org",
         "NOTBEFORE_SINKS__B__WEBHOOK__HEADERS__KEY__ENV": "URL",
         "NOTBEFORE_SINKS__B__WEBHOOK__CA_FILE": "ca.pem",
-        "NOTBEFORE_STATE__HISTORY_MAX_BYTES": "100000",
+        "NOTBEFORE_IMDS__DISCOVER": "false",
         "URL": "https://hooks.slack.com/services/x",
     }
     (tmp_path / "ca.pem").touch()
     shown = yaml.safe_load(dump(load(given(tmp_path, "{}"), variables, {"imds.endpoint": "http://127.0.0.1"})))
     assert shown["sinks"]["a"]["slack"]["url"] == {"env": "URL"}
     assert shown["sinks"]["b"]["webhook"]["ca_file"] == str(tmp_path / "ca.pem")
-    assert (shown["state"]["history_max_bytes"], shown["imds"]["endpoint"]) == (100_000, "http://127.0.0.1")
+    assert (shown["imds"]["discover"], shown["imds"]["endpoint"]) == (False, "http://127.0.0.1")

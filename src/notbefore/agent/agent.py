@@ -69,7 +69,7 @@ class Agent:
         self._main = MainThread(self._hang_up)
 
         self._errors = ThreadGuard(self._main.wake)
-        self._store = Store(Path(config.state.dir), clock, config.state.history_max_bytes, self._to_deliver)
+        self._store = Store(Path(config.state.dir), clock, self._to_deliver)
         self._supervisor = Supervisor(
             make_orders(config), self._store.outbox, self._main.wake, lambda: self._store.disk.lock.descriptor
         )

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Struct, field
 
 from notbefore.config.constraints import MAX_PORT, Constraint, SecretUrl, between, check_address, expect, matching
 from notbefore.config.fleet import FleetConfig
@@ -61,7 +61,6 @@ StateDir = Annotated[
     str,
     expect(str.isprintable, r"a path: in double quotes a backslash begins an escape: write C:\... in single quotes"),
 ]
-HistoryBytes = Annotated[int, Meta(ge=64 * 1024)]
 HeartbeatInterval = Annotated[Duration, between("10s", "1h")]
 SinkName = Annotated[str, matching(r"[A-Za-z0-9_-]{1,60}", "a name of letters, digits, - and _")]
 ExportInterval = Annotated[Duration, between("1s", "1h")]
@@ -112,10 +111,9 @@ def default_state_dir() -> Path:
 
 
 class State(_Section, frozen=True):
-    """Where the state is kept, and how much of it."""
+    """Where the state is kept."""
 
     dir: StateDir = field(default_factory=lambda: str(default_state_dir()))
-    history_max_bytes: HistoryBytes = 2**26  # of the records of past changes; the oldest are deleted. 64 KiB and up
 
 
 class Log(_Section, frozen=True):

@@ -18,19 +18,6 @@ EXPIRING_KINDS: Final = frozenset({"announced", "updated", "reminder"})  # they 
 SETTLING: Final = 5.0  # seconds
 REMINDER_GRACE: Final = 60.0  # seconds after NotBefore for which a reminder that is late is still sent
 
-RESULTS: Final = (
-    "accepted", "delivered", "failed", "dead", "expired", "withdrawn", "overflowed", "dropped",
-)  # fmt: skip
-"""What is counted of deliveries, by sink.
-
-``accepted``: taken into the outbox. ``failed``: an attempt that will be made again. ``dead``: refused for good, and
-kept. ``expired``: too late, and never delivered. ``withdrawn``: not needed any more before its time came, such as the
-reminder of an event that was canceled, or left to the fleet's instance that has the partition now. ``overflowed``:
-pushed out of a full outbox. ``dropped``: taken out by an operator. At any time accepted = delivered + expired +
-withdrawn + overflowed + dropped + the rows that are pending or dead.
-"""
-
-
 STATES: Final = ("pending", "dead", "repeating")
 
 

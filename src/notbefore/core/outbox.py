@@ -9,7 +9,7 @@ What a row becomes is said by functions, at the end of this module. ``OutboxRows
 may go, ``Unwritten`` what waits for the disk; ``Outbox`` has the rules that concern several rows.
 
 Times are seconds on a clock that nobody sets. At any time and for each sink, accepted = delivered + expired + withdrawn
-+ overflowed + dropped + the rows that are pending or dead (``core.delivery.RESULTS``).
++ overflowed + dropped + the rows that are pending or dead (``Ledger``).
 """
 
 from bisect import bisect_left
@@ -139,10 +139,16 @@ class Row(Struct, frozen=True):
 
 
 class Ledger(Struct, frozen=True):
-    """What is counted."""
+    """What is counted of deliveries, by sink.
+
+    ``accepted``: taken into the outbox. ``failed``: an attempt that will be made again. ``dead``: refused for good, and
+    kept. ``expired``: too late, and never delivered. ``withdrawn``: not needed any more before its time came, such as
+    the reminder of an event that was canceled, or left to the fleet's instance that has the partition now.
+    ``overflowed``: pushed out of a full outbox. ``dropped``: taken out by an operator.
+    """
 
     seq: int = 0
-    counts: dict[tuple[str, str], int] = {}  # (sink, result of core.delivery.RESULTS)
+    counts: dict[tuple[str, str], int] = {}  # (sink, result)
     latency: dict[str, Latency] = {}  # by sink
 
 
@@ -334,7 +340,7 @@ class OutboxRows:
         self.unwritten.changed.add(lane)
 
     def count(self, sink: str, result: str) -> None:
-        """One more of ``core.delivery.RESULTS``."""
+        """One more: see ``Ledger``."""
         counts, key = self.ledger.counts, (sink, result)
         self.ledger = replace(self.ledger, counts={**counts, key: counts.get(key, 0) + 1})
 

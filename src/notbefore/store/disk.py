@@ -45,12 +45,11 @@ class DiskThread:
     def __init__(
         self,
         directory: Path,
-        history_bytes: int,
         memory: threading.Condition,
         collect: Callable[[bool], Writing],
         written: Callable[[Writing], int],
     ) -> None:
-        self.file = StateFile(directory / FILE_NAME, history_bytes)
+        self.file = StateFile(directory / FILE_NAME)
         self.lock = OwnerLock(directory)  # a courier inherits it
         self._memory = memory
         self._collect = collect
@@ -79,11 +78,6 @@ class DiskThread:
         if self.hangs:
             return self._trouble or f"the disk has not answered for {SLOW:g} s"
         return self._trouble
-
-    @property
-    def behind(self) -> int:
-        """Steps that are not on disk."""
-        return self._step - self._written_step
 
     # ---- for the owner of the memory
 

@@ -32,7 +32,7 @@ FILE_NAME: Final = "notbefore.db"
 BUSY_SECONDS: Final = 0.5  # for another's transaction, such as that of a backup
 HISTORY_ROWS: Final = 10_000
 MAX_SEQ: Final = 2**63 - 1
-HISTORY_BYTES: Final = 64 * 1024 * 1024
+HISTORY_BYTES: Final = 64 * 1024 * 1024  # of the records in it; the oldest are deleted
 _SCHEMA: Final = f"""
 BEGIN IMMEDIATE;
 -- What is remembered, as MessagePack. kind: state (a field of StoredState), tracked (an event), delivery, thread,
@@ -124,11 +124,10 @@ class Writing(NamedTuple):
 class StateFile:
     """For one thread at a time. Its methods raise ``sqlite3.Error``, ``OSError`` and ``StoreError``."""
 
-    def __init__(self, path: Path, history_bytes: int = HISTORY_BYTES) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.damaged = 0  # how often it was set aside since it was damaged
         self.unreadable_rows = 0  # found at the start
-        self._history_bytes = history_bytes
         self._db: sqlite3.Connection | None = None
         self._inode: Inode | None = None  # of the open file
         self._stamp: bytes | None = None  # of the last writing; None: it is not known
@@ -216,8 +215,8 @@ class StateFile:
     def _add_history(self, db: sqlite3.Connection, records: Sequence[HistoryRecord]) -> None:
         db.executemany("INSERT OR IGNORE INTO history (change_id, time, record) VALUES (?, ?, ?)", records)
         db.execute("DELETE FROM history WHERE seq <= (SELECT max(seq) FROM history) - ?", (HISTORY_ROWS,))
-        if db.execute("SELECT sum(length(record)) FROM history").fetchone()[0] > self._history_bytes:
-            db.execute(_TOO_MANY_BYTES, (self._history_bytes,))
+        if db.execute("SELECT sum(length(record)) FROM history").fetchone()[0] > HISTORY_BYTES:
+            db.execute(_TOO_MANY_BYTES, (HISTORY_BYTES,))
 
     def history(self, since: float, limit: int, max_bytes: int, before: int | None = None) -> list[tuple[int, bytes]]:
         """The newest records since a Unix time with their numbers, newest first; not many more than ``max_bytes``.

@@ -19,7 +19,6 @@ from notbefore.errors import StoreError
 from notbefore.store.disk import DiskThread
 from notbefore.store.file import (
     FILE_NAME,
-    HISTORY_BYTES,
     FileClock,
     HistoryRecord,
     StoredState,
@@ -43,7 +42,6 @@ class Store:
         self,
         directory: Path,
         clock: StoreClock,
-        history_bytes: int = HISTORY_BYTES,
         to_deliver: Callable[[], None] = lambda: None,
     ) -> None:
         self.path = directory / FILE_NAME
@@ -56,7 +54,7 @@ class Store:
         self._date: tuple[float, float] | None = None  # Unix seconds by IMDS, at a moment since the boot; see ``_boot``
         self._boot = clock.boot_id  # of the machine, up to which the time is known that has passed
         self.outbox = StoredOutbox(self._outbox, self._memory, clock, self._stepped, to_deliver)
-        self.disk = DiskThread(directory, history_bytes, self._memory, self._behind, self._written)
+        self.disk = DiskThread(directory, self._memory, self._behind, self._written)
         self._begin()
 
     def _begin(self) -> None:
