@@ -19,7 +19,7 @@ from notbefore.core.routing import SEVERITIES, severity_of
 from notbefore.web.view import AgentStatus, CheckResult
 
 MAX_PENDING: Final = 100  # events; /api/v1/events has all of them
-MAX_ENDED: Final = 20
+MAX_ENDED: Final = 10
 DOCUMENTS: Final = "https://github.com/notbefore/notbefore/tree/main/docs"
 MANY, SOON = 100, 60.0  # so many deliveries that wait so many seconds are trouble before that
 STUCK: Final = 300.0  # seconds that a delivery may wait before somebody should look; the alert has the same limit
