@@ -181,10 +181,8 @@ def faults(options: argparse.Namespace) -> None:
         "kills": lambda path: fleet_faults.kills(path, options.kills, 2, options.kills // 2),
         "three": lambda path: fleet_faults.kills(path, options.kills, 3, options.kills // 2),
         "store": lambda path: fleet_faults.store_away(path, options.seconds),
-        "disk": lambda path: fleet_faults.disk_full(path, options.seconds),
         "container": fleet_faults.container_deleted,
         "hub": lambda path: fleet_faults.hub_away(path, options.seconds),
-        "tail": fleet_faults.tail_lost,
     }
     failed = False
     for name in options.only or scenes:
@@ -222,9 +220,9 @@ def main() -> None:
     found.add_argument("--changes", type=int, default=100)
     found.set_defaults(run=way)
     found = commands.add_parser("faults", help=faults.__doc__)
-    found.add_argument("only", nargs="*", help="alone, kills, three, store, disk, container, hub, tail")
+    found.add_argument("only", nargs="*", help="alone, kills, three, store, container, hub")
     found.add_argument("--kills", type=int, default=40)
-    found.add_argument("--seconds", type=float, default=60.0, help="for which the hub, the disk or the store is away")
+    found.add_argument("--seconds", type=float, default=60.0, help="for which the hub or the store is away")
     found.set_defaults(run=faults)
     found = commands.add_parser("fleets", help=fleets.__doc__)
     found.add_argument("--fleets", type=int, default=1_000)

@@ -179,25 +179,3 @@ def test_what_no_receiver_has_accepted_is_sent_by_the_instance_that_takes_over(
             eventually(lambda: blobs.unsettled() == [])
             assert one.stop() == 0
     assert len(ids(hook)) <= len(SETS) + 1
-
-
-def test_while_the_checkpoint_store_is_away_notifications_go_on(
-    hub: Hub, hook: HttpPeer, blobs: Azurite, tmp_path: Path
-) -> None:
-    config = shared(tmp_path, hub, hook, blobs)
-    with RunningFleet(config, tmp_path / "state") as fleet:
-        fleet.ready()
-        send(hub, [report(A, "announced")])
-        notified(hook, "announced")
-        blobs.stop()
-        send(hub, [report(A, "started")])
-        notified(hook, "announced", "started")
-        eventually(lambda: fleet.metric('notbefore_fleet_errors_total{part="store"}'))
-        blobs.start()
-        send(hub, [report(A, "finished")])
-        eventually(lambda: "finished" in kinds(hook))
-    # what was sent while the store was away is marked nowhere: if the instance had to take its partition anew, it is
-    # sent once more, under its id
-    steps = dict.fromkeys(zip(ids(hook), kinds(hook), strict=True))
-    assert [kind for _, kind in steps] == ["announced", "started", "finished"]
-    assert len(ids(hook)) <= 2 * len(steps)

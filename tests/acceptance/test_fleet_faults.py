@@ -31,13 +31,3 @@ def test_two_instances_of_which_one_is_killed_again_and_again_lose_nothing(tmp_p
 def test_a_hub_that_is_away_that_throttles_and_that_ends_connections_costs_nothing(tmp_path: Path) -> None:
     account, _ = fleet_faults.hub_away(tmp_path, 3)
     nothing_lost(account)
-
-
-def test_a_full_disk_keeps_no_notification_waiting_and_loses_none(tmp_path: Path) -> None:
-    account, _ = fleet_faults.disk_full(tmp_path, 5)
-    nothing_lost(account)
-
-
-def test_what_the_hub_has_deleted_is_counted_and_the_rest_is_notified_also_by_a_hub_made_anew(tmp_path: Path) -> None:
-    account, _ = fleet_faults.tail_lost(tmp_path)
-    nothing_lost(account)

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -25,11 +25,10 @@ from azure.eventhub import EventData
 from azure.eventhub.aio import EventHubProducerClient
 from azure.eventhub.exceptions import EventHubError
 
-from support.agent import eventually, get
+from support.agent import eventually
 from support.azurite import Azurite
 from support.fleet_instance import RunningFleet, configured
 from support.hub import Hub
-from support.needs import needs
 from support.peers import HttpPeer
 
 STEPS = ("announced", "started", "finished")
@@ -143,15 +142,15 @@ class Account(NamedTuple):
     repeated: int  # under the same delivery id
 
     @classmethod
-    def of(cls, events: list[str], hook: HttpPeer, without: Callable[[str, str], bool] = lambda *_: False) -> "Account":
-        """``without``: of which event and step nothing is wanted."""
+    def of(cls, events: list[str], hook: HttpPeer) -> "Account":
+        """What of these events the receiver was notified of."""
         found = notified(hook)
         first: dict[tuple[str, str], int] = {}
         ids: dict[tuple[str, str], set[str]] = {}
         for place, (event, step, delivery) in enumerate(found):
             first.setdefault((event, step), place)
             ids.setdefault((event, step), set()).add(delivery)
-        wanted = [(event, step) for event in events for step in STEPS if not without(event, step)]
+        wanted = [(event, step) for event in events for step in STEPS]
         places = [[first[event, step] for step in STEPS if (event, step) in first] for event in events]
         return cls(
             wanted=len(wanted),
@@ -181,36 +180,11 @@ def notified(hook: HttpPeer) -> list[tuple[str, str, str]]:
     return found
 
 
-class OnSmallDisk(RunningFleet):
-    """On a disk of its own of 8 MiB, which nobody else sees."""
-
-    @staticmethod
-    def before(state: Path) -> Sequence[str]:
-        needs("the right to mount")
-        state.mkdir(exist_ok=True)
-        mount = 'mount -t tmpfs -o size=8m,mode=0700 tmpfs "$0" && exec "$@"'
-        return ["unshare", "--mount", "sh", "-c", mount, str(state)]
-
-    @property
-    def degraded(self) -> bool:
-        """It says that it cannot write its snapshots."""
-        return b"the snapshots cannot be written" in get(self.port, "/readyz")[1]
-
-    def fill(self) -> Path:
-        """Fill it; returns the file that does."""
-        path = Path(f"/proc/{self.process.pid}/root{self.state}") / "fill"
-        with suppress(OSError), path.open("wb") as file:
-            while True:
-                file.write(b"x" * 65536)
-                file.flush()
-        return path
-
-
 class Scene:
     """A hub, perhaps a checkpoint store, a receiver, a writer and instances, each of which is ended."""
 
-    def __init__(self, directory: Path, stack: ExitStack, *, store: bool, kind: type[RunningFleet]) -> None:
-        self._directory, self._kind = directory, kind
+    def __init__(self, directory: Path, stack: ExitStack, *, store: bool) -> None:
+        self._directory = directory
         self.hub = stack.enter_context(Hub(directory, partitions=8))
         self.hook = stack.enter_context(HttpPeer())
         self.blobs = stack.enter_context(Azurite(directory)) if store else None
@@ -232,7 +206,7 @@ class Scene:
             one.__exit__()
 
     def add(self, state: Path | None = None) -> RunningFleet:
-        made = self._kind(self._config, state or self._directory / f"instance{len(self.instances)}")
+        made = RunningFleet(self._config, state or self._directory / f"instance{len(self.instances)}")
         self.instances.append(made)
         if not self.writer.reading.is_set():
             eventually(lambda: self.metric("notbefore_fleet_hub_connected"), patience=PATIENCE)
@@ -268,15 +242,15 @@ class Scene:
         """How often an instance began to read a partition, by their logs."""
         return sum(one.log.count(": reading from sequence") for one in self.instances + self._ended)
 
-    def settle(self, without: Callable[[str, str], bool] = lambda *_: False) -> Account:
+    def settle(self) -> Account:
         """Have the writer end, wait for what is wanted, and count."""
         self.writer.__exit__(None, None, None)
-        account, since, seen = Account.of(self.writer.begun, self.hook, without), time.monotonic(), 0
+        account, since, seen = Account.of(self.writer.begun, self.hook), time.monotonic(), 0
         while account.lost and time.monotonic() - since < PATIENCE:
             time.sleep(0.5)
             if len(self.hook.requests) > seen:
                 since, seen = time.monotonic(), len(self.hook.requests)
-            account = Account.of(self.writer.begun, self.hook, without)
+            account = Account.of(self.writer.begun, self.hook)
         return account
 
 
@@ -286,9 +260,9 @@ def _removed(path: Path) -> bool:
 
 
 @contextmanager
-def scene(directory: Path, *, store: bool = True, kind: type[RunningFleet] = RunningFleet) -> Iterator[Scene]:
+def scene(directory: Path, *, store: bool = True) -> Iterator[Scene]:
     with ExitStack() as stack:
-        yield Scene(directory, stack, store=store, kind=kind)
+        yield Scene(directory, stack, store=store)
 
 
 # ---- the faults; each returns the account, and what else is to be known
@@ -357,23 +331,6 @@ def container_deleted(directory: Path) -> tuple[Account, str]:
         return at.settle(), "deleted and made again, and an instance killed after it"
 
 
-def disk_full(directory: Path, seconds: float) -> tuple[Account, str]:
-    """The disk of the only instance is full for a while, on which its checkpoints are as well."""
-    with scene(directory, store=False, kind=OnSmallDisk) as at:
-        one = at.add()
-        assert isinstance(one, OnSmallDisk)
-        at.progress()
-        filled, began = one.fill(), at.notified()
-        eventually(lambda: one.degraded)
-        at.progress()  # nothing waits for the disk
-        time.sleep(seconds)
-        said = f"full for {seconds:.0f} s and more, in which {at.notified() - began} were notified"
-        filled.unlink()
-        eventually(lambda: not one.degraded)
-        at.progress()
-        return at.settle(), said
-
-
 def hub_away(directory: Path, seconds: float) -> tuple[Account, str]:
     """The hub is away, throttles, ends connections."""
     with scene(directory, store=False) as at:
@@ -393,38 +350,3 @@ def hub_away(directory: Path, seconds: float) -> tuple[Account, str]:
             at.hub.order(word)
             at.progress()
         return at.settle(), f"away for {seconds:.0f} s, throttling for {seconds:.0f} s, all connections ended twice"
-
-
-def tail_lost(directory: Path) -> tuple[Account, str]:
-    """Retention deletes what no instance has read; then the hub is made anew, so that offsets are beyond its end."""
-    with scene(directory, store=False) as at:
-        begun = at.writer.begun
-
-        def more(turns: int) -> int:
-            wanted = len(begun) + turns
-            eventually(lambda: len(begun) >= wanted, patience=PATIENCE)
-            return len(begun)
-
-        at.add()
-        at.progress()
-        more(4 * LIFE)
-        state, killed = at.kill(), len(begun)
-        more(2 * LIFE)
-        at.hub.order("forget:0")
-        forgotten = len(begun)
-        at.add(state)
-        more(2 * LIFE)
-        eventually(lambda: any(event == f"E{forgotten + 3}" for event, *_ in notified(at.hook)), patience=PATIENCE)
-        missing = at.metric("notbefore_fleet_records_missing_total")
-        anew = len(begun)
-        at.hub.order("anew")
-        made = more(4 * LIFE)
-
-        def touched(event: str, _step: str) -> bool:
-            """Some of what belongs to it may have been in what the hub has lost."""
-            number = int(event[1:])
-            return killed - 3 * LIFE <= number <= forgotten + 2 or anew - 3 * LIFE <= number <= made - 3 * LIFE
-
-        account = at.settle(touched)
-        assert missing > 0
-        return account, f"{missing:.0f} records counted as missing; then a hub that was made anew"

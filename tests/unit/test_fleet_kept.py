@@ -1,6 +1,7 @@
 """What a keeper mutes and writes, and what an instance shows of the others, without a hub."""
 
 import asyncio
+import errno
 import io
 import json
 import threading
@@ -117,28 +118,37 @@ def test_before_a_client_is_closed_all_snapshots_are_written_at_once(tmp_path: P
 
 
 class Broken(FileSnapshots):
-    """Fails from the second writing on, as nobody foresaw it."""
+    """Fails with ``error`` from the second writing on."""
 
     tried = 0
+    error: Exception = OSError()
 
     async def write(self, partition: str, body: bytes, position: Position) -> None:
         self.tried += 1
         if self.tried > 1:
-            raise KeyError("nobody foresaw it")
+            raise self.error
         await super().write(partition, body, position)
 
 
-def test_an_error_that_nobody_foresaw_is_counted_and_what_could_not_be_written_is_tried_again_after_a_pause(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("error", "part"), [(OSError(errno.ENOSPC, "no space left"), "store"), (KeyError("nobody foresaw it"), "fold")]
+)
+def test_what_cannot_be_written_is_counted_and_said_tried_again_and_keeps_nothing_waiting(
+    tmp_path: Path, error: Exception, part: str
 ) -> None:
     async def write() -> None:
-        kept = Kept(tmp_path, snapshots := Broken(tmp_path))
-        await kept.keeper.take("0")
+        snapshots, log = Broken(tmp_path), Log()
+        snapshots.error = error
+        kept = Kept(tmp_path, snapshots)
+        log.fold = (await kept.keeper.take("0")).fold
+        log.add(A, "announced")
+        kept.outbox.commit("0", log.last, sent=True)
         kept.keeper.note_news({"0"})
         for _ in range(2):
             await asyncio.wait_for(kept.failed.acquire(), 30)
-        assert [where for where, _ in kept.failures] == ["fold", "fold"]
-        assert (snapshots.tried, "nobody foresaw it" in kept.keeper.trouble) == (3, True)
+        assert [where for where, _ in kept.failures] == [part, part]
+        assert (snapshots.tried, str(error.args[-1]) in kept.keeper.trouble) == (3, True)
+        assert len(kept.outbox.exchange([], {"hook": 1})) == 1
 
     asyncio.run(write())
 

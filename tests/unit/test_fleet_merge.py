@@ -25,7 +25,7 @@ from notbefore.fleet.story import (
     Standing,
     Story,
 )
-from notbefore.fleet.waves import Grouping
+from notbefore.fleet.waves import Grouping, Notification
 from support.fleet_log import LIMIT, T0, VMS, WAVES, A, B, C, D, Log, at, written
 from support.fleet_records import body, report, vm
 
@@ -113,14 +113,53 @@ def test_no_step_is_notified_twice_whatever_comes(
 # ---- one event
 
 
-def test_the_first_vm_announces_and_the_others_add_themselves() -> None:
-    log = Log()
-    assert log.add(B, "announced", resources=[A.name]) == ["announced"]
-    assert log.add(A, "announced") == ["announced"]
-    assert log.add(C, "announced", resources=[A.name]) == ["announced"]
-    assert log.add(C, "started", resources=[A.name]) == ["announced", "started"]
-    assert log.last.facts.reported_by == 3
-    assert log.last.vm.name == A.name
+def again(number: int = 1) -> dict[str, Any]:
+    """What marks a report of an event that was gone and is listed again; the id is the same on each VM."""
+    return {"reason": "came_back", "id": f"again-{number}"}
+
+
+LOST_SIGHT = "A announced, B announced, C announced, D announced, A canceled, A again"
+BACK = "A announced, B announced, A canceled, A again"
+
+
+@pytest.mark.parametrize("snapshots", [False, True])
+@pytest.mark.parametrize(
+    ("affected", "reports", "notified"),
+    [
+        ("A", "B announced, A announced, C announced, C started", "announced started"),
+        # what looked canceled was not
+        ("A", "A announced, A canceled, B started, B finished", "announced canceled started finished"),
+        # it comes back, under other ids; what is repeated after it is over is nothing
+        ("A", "A announced, A canceled, A again, A canceled2, A again@3", "announced canceled announced canceled"),
+        # what is reported late of the first event ends nothing of the second one
+        ("A", f"{BACK}, B canceled, B again, A canceled@3, B canceled@3", "announced canceled announced"),
+        # one VM loses sight of it for a moment: it has not said that it is over
+        ("A B", f"{LOST_SIGHT}, A started, B started, C started, D started, B finished", "announced started"),
+        ("A B", f"{LOST_SIGHT}, A started, B started, B finished, A finished", "announced started finished"),
+        # what is repeated of an event that came back neither opens nor ends it
+        ("A B", f"{BACK}, A canceled@3, B announced, A canceled2, A again@4", "announced"),
+        ("A B", f"{BACK}, B announced, A canceled2, A again@4, B canceled", "announced canceled"),
+    ],
+)
+def test_the_reports_of_several_vms_are_one_story(affected: str, reports: str, notified: str, snapshots: bool) -> None:
+    """A report a second; ``@``: it is repeated, of that second. ``snapshots``: another instance goes on each time."""
+    log, made = Log(), list[Notification]()
+    vms = {"A": A, "B": B, "C": C, "D": D}
+    resources = [vms[one].name for one in affected.split()]
+    for step in reports.split(", "):
+        who, _, what = step.partition(" ")
+        kind, _, second = what.partition("@")
+        marks: dict[str, Any] = again() if kind == "again" else {"id": f"again-{kind}"} if kind.endswith("2") else {}
+        if second:
+            marks["at"] = at(float(second))
+        kind = "announced" if kind == "again" else kind.removesuffix("2")
+        log.add(vms[who], kind, resources=resources, **marks)
+        if snapshots:
+            made += log.made
+            log = log.taken_over()
+    made += log.made
+    assert " ".join(one.change.kind for one in made) == notified
+    assert len({one.change.id for one in made}) == len(made)
 
 
 def test_it_is_over_when_the_affected_vms_that_were_heard_say_so() -> None:
@@ -155,18 +194,13 @@ def test_what_nobody_ends_is_over_as_far_as_is_known() -> None:
     assert log.fold.figures.records["late"] == 1
 
 
-@pytest.mark.parametrize("end", ["canceled", "ended"])
-def test_what_looked_over_and_starts_is_notified(end: LifecycleKind) -> None:
+def test_what_is_over_as_far_as_known_and_starts_is_notified() -> None:
     log = Log()
     log.add(A, "announced")
-    if end == "canceled":
-        log.add(A, "canceled")
-    else:
-        log.wait(900 + LIMIT + 60)
-    assert log.add(B, "started", resources=[A.name]) == ["announced", end, "started"]
-    assert log.add(B, "finished", resources=[A.name])[-1] == "finished"
+    log.wait(900 + LIMIT + 60)
+    log.add(B, "started", resources=[A.name])
+    assert log.add(B, "finished", resources=[A.name]) == ["announced", "ended", "started", "finished"]
     assert {one.change.reason for one in log.made[2:]} == {"status_started", "gone_after_start"}
-    assert len({one.change.id for one in log.made}) == 4
 
 
 def test_an_event_that_heartbeats_list_is_not_over() -> None:
@@ -187,67 +221,6 @@ def test_a_clock_that_is_years_ahead_keeps_nothing_open_and_hides_no_news() -> N
     assert log.add(B, "updated", resources=[A.name], not_before=at(7200))[-1] == "updated"
     assert log.last.change.first_seen == at(1)
     assert log.wait(7200 + LIMIT + 60)[-1] == "finished"
-
-
-def test_an_event_that_comes_back_is_another_one_under_other_ids() -> None:
-    log = Log()
-    log.add(A, "announced")
-    log.add(A, "canceled")
-    assert log.add(A, "announced", **again()) == ["announced", "canceled", "announced"]
-    log.add(A, "canceled", id="again-canceled")
-    assert len({one.change.id for one in log.made}) == 4
-    log.add(A, "announced", at=at(3), **again())  # repeated, after it is over
-    assert len(log.made) == 4
-
-
-def again(number: int = 1) -> dict[str, Any]:
-    """What marks a report of an event that was gone and is listed again; the id is the same on each VM."""
-    return {"reason": "came_back", "id": f"again-{number}"}
-
-
-def test_what_is_reported_late_of_the_first_event_ends_nothing_of_the_second_one() -> None:
-    log = Log()
-    both: dict[str, Any] = {"resources": [A.name]}
-    for kind in ("announced", "canceled"):
-        for who in (A, B):
-            log.add(who, kind, **both)
-    log.add(A, "announced", **both, **again())
-    log.add(B, "announced", **both, **again())
-    for who in (A, B):
-        log.add(who, "canceled", at=at(4), **both)  # repeated
-    assert log.kinds == ["announced", "canceled", "announced"]
-    assert log.fold.figures.records["late"] == 3  # B's first one came when it was over
-
-
-def test_one_vm_that_loses_sight_of_an_event_for_a_moment_changes_nothing() -> None:
-    log = Log()
-    everyone: dict[str, Any] = {"resources": [A.name, B.name]}
-    for who in VMS:
-        log.add(who, "announced", **everyone)
-    log.add(A, "canceled", **everyone)
-    assert log.add(A, "announced", **everyone, **again()) == ["announced"]
-    for who in VMS:
-        log.add(who, "started", **everyone)
-    log.add(B, "finished", **everyone)
-    assert log.kinds == ["announced", "started"]  # the first VM lists it again, and has not said that it is over
-    assert log.add(A, "finished", **everyone)[-1] == "finished"
-
-
-@pytest.mark.parametrize("repeated_before_the_end", [True, False])
-def test_what_is_repeated_of_an_event_that_came_back_neither_opens_nor_ends_it(repeated_before_the_end: bool) -> None:
-    log = Log()
-    everyone: dict[str, Any] = {"resources": [A.name, B.name]}
-    for who in (A, B):
-        log.add(who, "announced", **everyone)
-    log.add(A, "canceled", **everyone)  # at second 3
-    log.add(A, "announced", **everyone, **again())  # at second 4
-    if repeated_before_the_end:
-        log.add(A, "canceled", at=at(3), **everyone)
-    log.add(B, "announced", **everyone)
-    log.add(A, "canceled", id="again-canceled", **everyone)
-    log.add(A, "announced", at=at(4), **everyone, **again())
-    assert log.kinds == ["announced"]
-    assert log.taken_over().add(B, "canceled", **everyone) == ["canceled"]
 
 
 def test_an_event_that_comes_back_while_its_wave_is_open_is_counted_and_its_wave_goes_on() -> None:
@@ -298,11 +271,6 @@ def test_a_not_before_that_moves_in_small_steps_is_compared_with_what_people_kno
         log.add(A, "updated", not_before=at(seconds))
     assert log.kinds == ["announced", "updated", "updated"]
     assert [one.change.previous_not_before for one in log.made[1:]] == [at(900), at(900)]
-
-
-def test_a_notice_of_centuries_is_an_event_as_well() -> None:
-    log = Log()
-    assert log.add(A, "announced", notice=1e10) == ["announced"]
 
 
 # ---- where its VMs are
