@@ -131,26 +131,6 @@ def test_where_a_thread_takes_nothing_the_message_goes_to_the_channel(slack: Sla
     assert {title(one) for one in slack.channel} == {"Reboot of WestNO_0 has started"}
 
 
-def test_blocks_that_slack_refuses_are_sent_as_text(slack: SlackServer) -> None:
-    slack.refuse["webhook"] = ["invalid_blocks"]
-    sent(hook(slack))
-    slack.refuse["chat.postMessage"] = ["invalid_attachments"]
-    (receipt,) = sent(bot(slack))
-    for content in slack.channel:
-        assert not content.keys() & {"blocks", "attachments"}
-        assert "Expected interruption: 5 s" in content["text"]
-    assert receipt.thread is not None
-
-
-def test_a_message_whose_new_blocks_are_refused_keeps_none_of_the_old_ones(slack: SlackServer) -> None:
-    (first,) = sent(bot(slack), LIFE[0])
-    slack.refuse["chat.update"] = ["invalid_blocks"]
-    sent(bot(slack), msgspec.structs.replace(LIFE[1], thread=first.thread))
-    root = slack.channel[0]
-    assert (root["blocks"], root["attachments"]) == ([], [])
-    assert root["text"].startswith("Reboot of WestNO_0 has started\n")
-
-
 @pytest.mark.parametrize("method", ["chat.postMessage", "chat.update"])
 def test_a_pause_that_slack_asks_for_is_kept_and_no_step_is_lost_or_doubled(slack: SlackServer, method: str) -> None:
     (first,) = sent(bot(slack), LIFE[0])

@@ -26,7 +26,6 @@ def past(  # noqa: PLR0913 - an event has many sides
     measured = {
         name: Measures(
             notice[number] if number < len(notice) else None,
-            None,
             interruption[number] if number < len(interruption) else None,
         )
         for number, name in enumerate(vms)

@@ -125,7 +125,27 @@ def _without_time(event: Event) -> Event:
     return replace(event, not_before=None)
 
 
-class Change(Struct, frozen=True):
+class Step:
+    """What follows from the facts that a change and its record have in common."""
+
+    __slots__ = ()
+    reason: str
+    scope: str
+    previous_scope: str | None
+    notice_seconds: float | None
+
+    @property
+    def no_longer_affected(self) -> bool:
+        """The event was to affect this VM, or might have, and no longer is."""
+        return self.scope == "peer" and self.previous_scope is not None
+
+    @property
+    def without_notice(self) -> bool:
+        """The event was first seen as it had just started: nobody announced it."""
+        return self.reason == "first_seen_started" and self.notice_seconds == 0
+
+
+class Change(Struct, Step, frozen=True):
     """One step in an event's life. Times are UTC; durations are seconds and ``None`` where they were not observed."""
 
     id: str  # the same on every VM that sees the same step; see ``change_id``
@@ -147,16 +167,6 @@ class Change(Struct, frozen=True):
     interruption: Gap | None = None  # measured on this VM; for events of ``self`` that have started
     over_since: datetime | None = None  # where it is known that it was over before ``time``
     approval: "Approval | None" = None  # for the kinds of approval
-
-    @property
-    def no_longer_affected(self) -> bool:
-        """It was to hit this VM, or might have, and no longer is."""
-        return self.scope == "peer" and self.previous_scope is not None
-
-    @property
-    def without_notice(self) -> bool:
-        """It was first seen as it had just started: nobody announced it."""
-        return self.reason == "first_seen_started" and self.notice_seconds == 0
 
     @property
     def not_before_shift(self) -> float:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
-from notbefore.core.change import APPROVALS, BY_RULE, OPERATOR, Approval, Change
+from notbefore.core.change import APPROVALS, BY_RULE, OPERATOR, Approval, Change, Step
 from notbefore.core.sentence import progress, rfc3339, sentence, sentence_of_many, vms_in_words
 from notbefore.core.text import escaped
 
@@ -73,9 +73,7 @@ class FleetFacts(Struct, frozen=True):
     reported_by: int  # VMs
     under_way: int = 0  # of the events
     over: int = 0  # of the events
-    notice: Spread | None = None  # this and the next two: over the affected VMs that measured it
-    started: Spread | None = None
-    interruption: Spread | None = None
+    interruption: Spread | None = None  # over the affected VMs that measured it
 
 
 EXERCISE: Final = "[EXERCISE] "  # begins the sentence of what is not real
@@ -142,7 +140,7 @@ def _attribute(name: str) -> str:
     return f"azure.scheduled_event.{name}"
 
 
-class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
+class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
     """One change. Durations are seconds. Words that may become more in a newer version are plain texts."""
 
     change_id: str
@@ -169,8 +167,6 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
     started_seconds: float | None = None
     over_since: datetime | None = None
     interruption_seconds: float | None = None
-    interruption_wall_seconds: float | None = None
-    interruption_monotonic_seconds: float | None = None
     approval_rule: str | None = field(default=None, name=_attribute("approval.rule"))
     approval_by: str | None = field(default=None, name=_attribute("approval.by"))
     approval_detail: str | None = field(default=None, name=_attribute("approval.detail"))
@@ -182,12 +178,6 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
     fleet_reported_by: int | None = field(default=None, name=_attribute("fleet.reported_by"))
     fleet_under_way: int | None = field(default=None, name=_attribute("fleet.events_under_way"))
     fleet_over: int | None = field(default=None, name=_attribute("fleet.events_over"))
-    fleet_notice_min: float | None = field(default=None, name=_attribute("fleet.notice_seconds.min"))
-    fleet_notice_median: float | None = field(default=None, name=_attribute("fleet.notice_seconds.median"))
-    fleet_notice_max: float | None = field(default=None, name=_attribute("fleet.notice_seconds.max"))
-    fleet_started_min: float | None = field(default=None, name=_attribute("fleet.started_seconds.min"))
-    fleet_started_median: float | None = field(default=None, name=_attribute("fleet.started_seconds.median"))
-    fleet_started_max: float | None = field(default=None, name=_attribute("fleet.started_seconds.max"))
     fleet_interruption_min: float | None = field(default=None, name=_attribute("fleet.interruption_seconds.min"))
     fleet_interruption_median: float | None = field(default=None, name=_attribute("fleet.interruption_seconds.median"))
     fleet_interruption_max: float | None = field(default=None, name=_attribute("fleet.interruption_seconds.max"))
@@ -216,8 +206,6 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
             exercise=exercise or None,
             expected_duration_seconds=event.duration,
             interruption_seconds=round(gap.seconds, 3) if gap else None,
-            interruption_wall_seconds=round(gap.wall, 3) if gap else None,
-            interruption_monotonic_seconds=round(gap.monotonic, 3) if gap else None,
             **_approval_fields(change.approval),
             **_fleet_fields(fleet),
             truncated=("resources",) if event.resources_cut else None,
@@ -243,16 +231,6 @@ class Record(BaseRecord, frozen=True, kw_only=True, rename=_attribute):
     def events_to_come(self) -> int:
         """Events of a wave that have neither started nor ended; 0 without a wave."""
         return (self.fleet_events or 0) - (self.fleet_under_way or 0) - (self.fleet_over or 0)
-
-    @property
-    def without_notice(self) -> bool:
-        """The event was first seen as it had just started: nobody announced it."""
-        return self.reason == "first_seen_started" and self.notice_seconds == 0
-
-    @property
-    def no_longer_affected(self) -> bool:
-        """The event was to affect the VM that reports it, and no longer does."""
-        return self.scope == "peer" and self.previous_scope is not None
 
     @property
     def approval_result(self) -> str:
@@ -286,8 +264,6 @@ _OF_ONE_VM: Final = (
     "scheduled_seconds",
     "started_seconds",
     "interruption_seconds",
-    "interruption_wall_seconds",
-    "interruption_monotonic_seconds",
 )
 
 
@@ -342,11 +318,9 @@ def _fleet_fields(fleet: FleetFacts | None) -> dict[str, Any]:
     if fleet is None:
         return {}
     fields: dict[str, Any] = {f"fleet_{name}": value for name, value in asdict(fleet).items()}
-    for name in ("notice", "started", "interruption"):
-        spread: Spread | None = fields.pop(f"fleet_{name}")
-        if spread is not None:
-            fields |= {f"fleet_{name}_{word}": round(value, 3) for word, value in spread._asdict().items()}
-    return fields
+    spread: Spread | None = fields.pop("fleet_interruption")
+    spreads = spread._asdict() if spread is not None else {}
+    return fields | {f"fleet_interruption_{word}": round(value, 3) for word, value in spreads.items()}
 
 
 def _sentence(change: Change, fleet: FleetFacts | None, vm: Vm | None) -> str:

@@ -111,7 +111,6 @@ _REPORTED: Final = {
     "event_source": "source",
     "duration": "expected_duration_seconds",
     "notice": "notice_seconds",
-    "started_for": "started_seconds",
     "interruption": "interruption_seconds",
 }
 
@@ -133,7 +132,6 @@ class Report(_From, frozen=True, kw_only=True, rename=lambda name: _EVENT + _REP
     not_before: datetime | None = None
     duration: Annotated[int, Meta(ge=0, le=MAX_DURATION)] | None = None
     notice: Seconds | None = None
-    started_for: Seconds | None = None
     interruption: Seconds | None = None
     exercise: bool = False
 

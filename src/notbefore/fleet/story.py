@@ -66,7 +66,6 @@ class Measures(Struct, frozen=True):
     """What one affected VM measured, in seconds; ``None`` where it did not."""
 
     notice: float | None = None
-    started_for: float | None = None
     interruption: float | None = None
 
 
@@ -213,7 +212,6 @@ class Story(Struct, array_like=True):
         old = self.measured.get(report.vm, Measures())
         self.measured[report.vm] = Measures(
             min(_known(old.notice, report.notice), default=None),
-            max(_known(old.started_for, report.started_for), default=None),
             max(_known(old.interruption, report.interruption), default=None),
         )
 

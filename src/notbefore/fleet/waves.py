@@ -35,6 +35,7 @@ from notbefore.fleet.story import (
     SCHEDULED,
     STARTED,
     STEPS,
+    Measures,
     Standing,
     Story,
     content,
@@ -318,7 +319,7 @@ def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Stand
         previous_not_before=wave.not_before,
         outcome=OUTCOMES.get(standing),
         not_before=event.not_before or min((one.not_before for one in stories if one.not_before), default=None),
-        notice_seconds=facts.notice.min if facts.notice is not None else None,
+        notice_seconds=min((one.notice for one in measured_in(stories) if one.notice is not None), default=None),
         scheduled_seconds=_seconds(first_seen, started) if kind == "started" else None,
         started_seconds=_seconds(started, ended) if over else None,
         interruption=Gap(gap, gap) if gap is not None else None,
@@ -337,17 +338,19 @@ def _reason(stories: list[Story], kind: LifecycleKind) -> Reason:
 def facts_of(stories: Iterable[Story]) -> FleetFacts:
     """What many VMs say together."""
     stories = list(stories)
-    measured = [one for story in stories for one in list(story.measured.values())]  # readers have another thread
     return FleetFacts(
         events=len(stories),
         vms=len({name for story in stories for name in story.event.vms}),
         reported_by=len(reporters(stories)),
         under_way=sum(story.standing is STARTED for story in stories),
         over=sum(story.standing in OVER for story in stories),
-        notice=Spread.of(one.notice for one in measured),
-        started=Spread.of(one.started_for for one in measured),
-        interruption=Spread.of(one.interruption for one in measured),
+        interruption=Spread.of(one.interruption for one in measured_in(stories)),
     )
+
+
+def measured_in(stories: Iterable[Story]) -> list[Measures]:
+    """What the affected VMs measured. Readers have another thread."""
+    return [one for story in stories for one in list(story.measured.values())]
 
 
 def reporters(stories: Iterable[Story]) -> set[str]:

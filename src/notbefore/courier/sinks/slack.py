@@ -7,11 +7,10 @@ from Azure cannot mention anybody.
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from functools import partial
 from http import HTTPStatus
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -26,7 +25,6 @@ from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.wording import Fact, Text, text_of
 from notbefore.errors import SendError
 
-T = TypeVar("T")
 Payload = dict[str, Any]
 
 HEADERS: Final = {"Content-Type": "application/json"}
@@ -39,9 +37,7 @@ LOUD: Final = ("started", "reminder")  # kinds that the whole channel is to see,
 COLORS: Final = {"critical": "#c4314b", "warning": "#e8a33d", "info": "#3a7bd5"}
 OVER: Final = "#2e9e5b"
 WITHOUT_TEXT: Final = (b"no_text", b"missing_text", b"ok")  # what an incoming webhook answers to a message without text
-# errors of https://docs.slack.dev/reference/methods/chat.postMessage: the layout is refused, and a text is not
-_LAYOUT: Final = re.compile("blocks|attachment|invalid_payload")
-# ... and those that pass by themselves
+# errors of https://docs.slack.dev/reference/methods/chat.postMessage that pass by themselves
 _PASSING: Final = re.compile("rate_?limited|limit_exceeded|_error$|unavailable|timeout|team_added|accesslimited")
 
 log = logging.getLogger("notbefore.slack")
@@ -60,11 +56,11 @@ class Sink(BaseSink):
         self._http = Http(settings.timeout.seconds)
 
     def send(self, message: Message) -> Receipt:
-        """Post it, as text alone where Slack refuses the blocks. It is accepted when Slack says `ok`."""
+        """Post it. It is accepted when Slack says `ok`."""
         text = text_of(message, datetime.now(UTC), self._messages)
         payload, thread = content(message, text, datetime.now(UTC)), None
         if self._token is None:
-            self._in_full(self._post_webhook, text, payload)
+            self._post_webhook(payload)
         else:
             thread = self._post_to_channel(message, text, payload)
         return Receipt(thread=thread)
@@ -75,7 +71,7 @@ class Sink(BaseSink):
         channel, _, root = (message.thread or "").rpartition(" ")
         if channel == self._channel:
             try:
-                self._in_full(partial(self._update, root), text, payload)
+                self._update(root, payload)
                 self._post(message, {**step(text), "thread_ts": root, "reply_broadcast": message.kind in LOUD})
             except SendError as error:  # it was deleted, say, or the thread is locked
                 if not error.permanent:
@@ -83,22 +79,11 @@ class Sink(BaseSink):
                 log.warning("sink %s: the message of an event cannot be updated (%s): another", self._name, error)
             else:
                 return message.thread
-        began = self._in_full(partial(self._post, message), text, payload)
+        began = self._post(message, payload)
         return f"{self._channel} {began}" if began else None
 
-    def _in_full(self, post: Callable[[Payload], T], text: Text, payload: Payload) -> T:
-        """Post with the blocks, or where Slack refuses those, as text."""
-        try:
-            return post(payload)
-        except SendError as error:
-            if not _LAYOUT.search(str(error)):
-                raise
-            log.warning("sink %s: Slack refused the blocks of a message (%s): sent as text", self._name, error)
-            return post({"text": inert(f"{text.title}\n{text.whole}")[:MAX_TEXT], "unfurl_links": False})
-
     def _update(self, root: str, payload: Payload) -> None:
-        # what is not given stays as it was
-        self._call("chat.update", {"channel": self._channel, "ts": root, "blocks": [], "attachments": []} | payload)
+        self._call("chat.update", {"channel": self._channel, "ts": root} | payload)
 
     def _post(self, message: Message, payload: Payload) -> str | None:
         """Post a message; returns its name."""
