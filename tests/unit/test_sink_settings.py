@@ -108,7 +108,7 @@ def test_no_secret_is_shown_and_where_it_is_found_is(place: Path) -> None:
         ("sinks: {a: {webhook: {url: 'https://me:pa[ss@example.org'}}}", "special characters in a password"),
         ("sinks: {a: {webhook: {url: x, expire_after: 0s}}}", "expire_after: expected 1s or more"),
         ("sinks: {a: {webhook: {url: 'http://x', key_file: slack-url}}}", "expected `cert_file`"),
-        ("sinks: {a: {webhook: {url: x, headers: {'X Y': z}}}}", "is no name of a header"),
+        ("sinks: {a: {webhook: {url: x, headers: {'X Y': z}}}}", "X Y: expected the name of a header"),
         ("sinks: {a: {alertmanager: {urls: ['http://am'], username: u}}}", "expected `username` and `password`"),
         ("sinks: {a: {alertmanager: {urls: ['http://am'], labels: {'a-b': c}}}}", "expected the name of a label"),
         ("sinks: {a: {pagerduty: {routing_key: short}}}", "routing_key: expected the 32 letters and digits"),

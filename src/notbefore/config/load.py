@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import msgspec
 
-from notbefore.config.constraints import holds
 from notbefore.config.libraries import check_installed, missing_otlp
 from notbefore.config.messages import Messages
 from notbefore.config.model import Config, Otlp
@@ -124,7 +123,7 @@ def _wrong_sink(name: str, sink: SinkConfig, trial: Trial | None) -> Iterator[st
 
 def _wrong_hub(hub: EventHub, environment: Mapping[str, str]) -> Iterator[str]:
     text = hub.connection_string.reveal(environment) if hub.connection_string is not None else ""
-    if text and not hub.hub and not holds(text, "entitypath"):
+    if text and not hub.hub and "entitypath=" not in text.lower():
         yield "connection_string: expected EntityPath=HUB in it, or the key `hub` beside it"
 
 
