@@ -457,14 +457,14 @@ def test_an_operator_who_has_waited_too_long_gets_nothing_sent(world: World, mon
 
 def test_an_error_that_nobody_foresaw_is_counted_and_the_next_decision_is_made(world: World) -> None:
     def settings() -> ApprovalSettings:
-        if threading.current_thread().name == "approve" and not world.errors.counts["other"]:
+        if threading.current_thread().name == "approve" and not world.errors.count:
             raise RuntimeError("a bug")
         return world.settings()
 
     approver = Approver(world.agent.state, settings, world.errors)
     approver.start()
     try:
-        eventually(lambda: world.errors.counts["other"] == 1)
+        eventually(lambda: world.errors.count == 1)
         approver.wake()
         eventually(lambda: world.reason == "accepted")
     finally:

@@ -116,7 +116,7 @@ class Agent:
             courier=self._supervisor.figures,
             config=self._config_figures,
             otlp_exports=self._exports.otlp_exports.copy(),
-            unforeseen=self._errors.counts,
+            unforeseen=self._errors.count,
             package_replaced=self._supervisor.trouble if self._supervisor.replaced else "",
             courier_trouble=self._supervisor.trouble,
             auth_failures=self._server.auth_failures,

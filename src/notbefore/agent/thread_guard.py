@@ -7,9 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from notbefore.metrics.process import THREADS
-from notbefore.metrics.totals import increased
-
 MAX_IN_A_ROW: Final = 10  # failures of the same work, with no success between, after which the process ends
 
 log = logging.getLogger("notbefore.agent")
@@ -20,7 +17,7 @@ class ThreadGuard:
 
     def __init__(self, give_up: Callable[[], None] = lambda: None) -> None:
         self.given_up = False  # the process is to end with an exit code that has it restarted
-        self.counts: dict[str, int] = dict.fromkeys(THREADS, 0)  # by thread, since the start of the process
+        self.count = 0  # of what nobody foresaw, since the start of the process
         self._give_up = give_up
         self._in_a_row: dict[str, int] = {}
         self._logged: set[tuple[str, str]] = set()  # bounded by the places of the code that can raise
@@ -32,7 +29,7 @@ class ThreadGuard:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - this is the place for what nobody foresaw
-            self._caught(thread, name, error)
+            self._caught(name, error)
             if vital and self._in_a_row[name] >= MAX_IN_A_ROW:
                 self._end(f"{name} failed {MAX_IN_A_ROW} times in a row")
         else:
@@ -44,15 +41,15 @@ class ThreadGuard:
         name = arguments.thread.name if arguments.thread is not None else "unknown"
         thread = name.partition(" ")[0].partition("-")[0]
         if isinstance(arguments.exc_value, Exception):
-            self._caught(thread, name, arguments.exc_value)
+            self._caught(name, arguments.exc_value)
             if thread != "http":  # what comes from the network may not end the watching
                 self._end(f"the thread {name} has ended")
 
-    def _caught(self, thread: str, name: str, error: Exception) -> None:
+    def _caught(self, name: str, error: Exception) -> None:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = (name, f"{type(error).__name__} {frame.filename}:{frame.lineno}")
         # without a lock: two threads in the same moment may cost a count, or a second line
-        self.counts = increased(self.counts, thread if thread in THREADS else "other")
+        self.count += 1
         self._in_a_row[name] = self._in_a_row.get(name, 0) + 1
         if place not in self._logged:  # the same error is counted, and not logged again
             self._logged.add(place)

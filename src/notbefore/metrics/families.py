@@ -435,12 +435,12 @@ def _agent(view: Snapshot) -> Iterator[Family]:
     yield Family(COURIER_RUNNING, _once(float(courier.running)))
     yield Family(COURIER_STARTS, _by_one(courier.starts, _STARTS if view.sinks else ()))
     yield Family(OTLP_EXPORTS, _by_labels(figures.otlp_exports))
-    yield Family(RELOADS, _by_one(config.reloads, tuple(config.reloads)))
+    yield Family(RELOADS, _by_one(config.reloads, ("success", "failure")))
     yield Family(LAST_RELOAD, _once(float(not config.refused)))
     yield Family(CONFIG_LOADED, _once(config.loaded))
     yield Family(AUTH_FAILURES, _once(figures.auth_failures))
     yield Family(RESTART_NEEDED, _once(float(bool(figures.package_replaced))))
-    yield Family(UNFORESEEN, _once(float(sum(figures.unforeseen.values()))))
+    yield Family(UNFORESEEN, _once(float(figures.unforeseen)))
     yield Family(BUILD, {(figures.version, figures.python, polling.api_version): 1.0})
     vm = tuple(figures.vm.get(label, "") for label in VM_LABELS)
     yield Family(VM, {vm: 1.0} if figures.vm else {})
@@ -452,7 +452,7 @@ def _by_labels(counts: Mapping[Any, int]) -> dict[Labels, float | Histogram]:
 
 def _by_one(counts: dict[str, int], always: tuple[str, ...] = ()) -> dict[Labels, float | Histogram]:
     """Those that have counted anything, and those that are ``always`` shown."""
-    return {(label,): float(count) for label, count in counts.items() if count or label in always}
+    return {(label,): float(count) for label, count in (dict.fromkeys(always, 0) | counts).items()}
 
 
 def _once(value: float | None) -> dict[Labels, float | Histogram]:

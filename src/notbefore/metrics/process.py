@@ -1,38 +1,30 @@
 """Figures of the agent process: polling, store, courier, configuration. They begin again at each start."""
 
+from collections import Counter
 from datetime import datetime
-from typing import Final, get_args
+from typing import Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from notbefore.core.document import FlawReason
-from notbefore.errors import DOCUMENT_REASONS, IMDS_REASONS
 from notbefore.metrics.totals import Histogram, increased
 
-START_REASONS: Final = ("due", "crashed", "hung", "reload", "upgrade")  # why a courier was started
-POLL_RESULTS: Final = ("changed", "unchanged", *IMDS_REASONS)
 # of a poll in seconds: what IMDS usually takes, and what is slow for a poll each second
 POLL_BOUNDS: Final = (0.01, 0.1, 1.0, 5.0)
-THREADS: Final = ("main", "poll", "http", "other")  # of the agent; the label of its unforeseen errors
 OTLP_RESULTS: Final = ("success", "rejected", "failure")
-
-
-def _zeros(names: tuple[str, ...]) -> dict[str, int]:
-    return dict.fromkeys(names, 0)
 
 
 class PollFigures(Struct, frozen=True):
     """The polls of IMDS: their results, durations and delays."""
 
     api_version: str = ""
-    results: dict[str, int] = field(default_factory=lambda: _zeros(POLL_RESULTS))
+    results: dict[str, int] = field(default_factory=Counter)  # `changed`, `unchanged`, or one of ``IMDS_REASONS``
     duration: Histogram = Histogram.empty(POLL_BOUNDS)
     last_success: float | None = None  # Unix seconds
     answering: bool = False  # the last valid answer is at most three intervals old
     delay: float = 0.0  # seconds by which the last poll was late, or the next one is overdue
-    documents_rejected: dict[str, int] = field(default_factory=lambda: _zeros(tuple(DOCUMENT_REASONS)))
-    flaws: dict[str, int] = field(default_factory=lambda: _zeros(get_args(FlawReason)))
+    documents_rejected: dict[str, int] = field(default_factory=Counter)
+    flaws: dict[str, int] = field(default_factory=Counter)
 
     def plus(self, result: str, delay: float, duration: float) -> "PollFigures":
         """With one poll more; ``delay`` and ``duration`` in seconds."""
@@ -45,7 +37,7 @@ class CourierFigures(Struct, frozen=True):
     """The couriers: whether one runs, and how often one was started."""
 
     running: bool = False
-    starts: dict[str, int] = field(default_factory=lambda: _zeros(START_REASONS))
+    starts: dict[str, int] = field(default_factory=Counter)  # by reason: due, crashed, hung, reload, upgrade
 
 
 class ConfigFigures(Struct, frozen=True):
@@ -53,7 +45,7 @@ class ConfigFigures(Struct, frozen=True):
 
     loaded: float | None = None  # Unix seconds at which the one in use was read
     refused: bool = False  # the last reload failed, and the configuration before it is in use
-    reloads: dict[str, int] = field(default_factory=lambda: _zeros(("success", "failure")))
+    reloads: dict[str, int] = field(default_factory=Counter)  # `success`, `failure`
 
 
 class ExportFigures(Struct):
@@ -73,7 +65,7 @@ class Figures(Struct, frozen=True):
     store_degraded: bool = False
     store_damaged: int = 0  # files and rows set aside
     otlp_exports: dict[tuple[str, str], int] = {}  # (signal, result)
-    unforeseen: dict[str, int] = field(default_factory=lambda: _zeros(THREADS))  # errors by thread
+    unforeseen: int = 0  # errors
     courier_trouble: str = ""  # why notifications wait for a courier, in words
     package_replaced: str = ""  # by which version, in words; empty while the one on disk is the one that runs
     auth_failures: int | None = None  # of the listener; None where no password is needed
