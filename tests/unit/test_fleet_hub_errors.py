@@ -1,6 +1,7 @@
 """What the Azure SDK says of a hub that cannot be read becomes a sentence that says what to do."""
 
 import pytest
+from azure.core.exceptions import HttpResponseError
 
 from notbefore.config.fleet import FleetConfig
 from notbefore.config.secret import Secret
@@ -20,7 +21,7 @@ GROUP = "The messaging entity 'amqps://a/changes/ConsumerGroups/oncall/Partition
         (IDENTITY, TimeoutError(), "no answer in 15s: see its address, port 5671"),
         (IDENTITY, ValueError(REFUSED), "the role Azure Event Hubs Data Receiver"),
         (IDENTITY, ValueError("amqp:unauthorized-access"), "the role Azure Event Hubs Data Receiver"),
-        (KEY, ValueError(REFUSED), "the hub refuses the key"),
+        (KEY, ValueError(REFUSED), "a key needs Listen on this hub or namespace"),
         (IDENTITY, ValueError(f"Status code: 404 Description: {GONE}"), "there is no such hub: see `fleet.hub`"),
         (IDENTITY, ValueError(f"{GROUP} Error condition: amqp:not-found"), "the hub has no consumer group oncall"),
         (IDENTITY, OSError("Connection refused"), "OSError: Connection refused"),
@@ -37,14 +38,12 @@ def test_it_is_one_line_that_says_nothing_twice() -> None:
     assert "s3cret" not in said
 
 
-class RefusedError(Exception):
-    status_code = 403
-
-
 def test_a_checkpoint_store_that_refuses_names_the_role() -> None:
-    said = store_explained(RefusedError("Server failed\nErrorCode:AuthorizationFailure\nContent: <?xml"))
-    assert "the role Storage Blob Data Contributor on the container" in said
-    assert said.endswith("(AuthorizationFailure)")
-    assert store_explained(RefusedError("no code")).endswith("(no code)")
+    error = HttpResponseError("Server failed\nContent: <?xml")
+    error.status_code = 403
+    assert "the role Storage Blob Data Contributor on the container" in store_explained(error)
+    assert store_explained(error).endswith("(HttpResponseError: Server failed Content: <?xml)")
+    error.error_code = "AuthorizationFailure"  # type: ignore[attr-defined] # as Blob Storage's SDK sets it
+    assert store_explained(error).endswith("(AuthorizationFailure)")
     assert store_explained(TimeoutError()) == "TimeoutError: no answer in time"
     assert store_explained(OSError("a\nb")) == "OSError: a b"
