@@ -4,7 +4,7 @@ import logging
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -153,30 +153,23 @@ class FleetView:
             self._month_at = time.monotonic()
         return self._month
 
-    def _owner(self, place: Place) -> tuple[str, str]:
-        """The labels by which the metrics are divided, where that is asked for."""
-        by = self._config.fleet.metrics_by if self._config.fleet is not None else ()
-        return (
-            place.subscription if "subscription" in by else "",
-            place.resource_group if "resource_group" in by else "",
-        )
-
     def _gauges(self, folds: list[Partition]) -> dict[Metric, Counter[Labels]]:
         """The events that are not over, and the VMs, by place."""
+        by = self._config.fleet.metrics_by if self._config.fleet is not None else ()
         events, vms, heard, silent, missing = (Counter[Labels]() for _ in range(5))
         for fold in folds:
             for story in list(fold.events.open.values()):
                 if story.standing not in OVER:
                     place = story.place
-                    labels = (story.event.event_type, place.region, place.scale_set, place.zone, *self._owner(place))
+                    labels = (story.event.event_type, place.region, place.scale_set, place.zone, *_owner(place, by))
                     events[(*labels, story.standing.name.lower())] += 1
                     vms[labels] += len(story.affected)
             for one in list(fold.silence.heard.values()):
-                where = (one.place.region, one.place.scale_set, *self._owner(one.place))
+                where = (one.place.region, one.place.scale_set, *_owner(one.place, by))
                 heard[where] += 1
                 silent[where] += one.silent
             for one in fold.missing.silent:
-                missing[one.place.region, one.place.scale_set, *self._owner(one.place)] += 1
+                missing[one.place.region, one.place.scale_set, *_owner(one.place, by)] += 1
         return {
             metrics.EVENTS: events,
             metrics.VMS: vms,
@@ -214,3 +207,9 @@ class FleetView:
             sinks=tuple(self._config.sinks),
         )
         return metrics.samples(counts, process)
+
+
+def _owner(place: Place, by: Collection[str]) -> tuple[str, str]:
+    """The labels by which the metrics are divided, where that is asked for."""
+    subscription = place.subscription if "subscription" in by else ""
+    return subscription, place.resource_group if "resource_group" in by else ""

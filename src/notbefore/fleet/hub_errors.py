@@ -39,7 +39,8 @@ def store_explained(error: BaseException) -> str:
     if getattr(error, "status_code", None) in (401, 403):
         return (
             "the checkpoint store refuses the key or the identity: it needs the role Storage Blob Data Contributor on"
-            f" the container, and the account's firewall has to let it in ({getattr(error, 'error_code', None) or said})"
+            " the container, and the account's firewall has to let it in"
+            f" ({getattr(error, 'error_code', None) or said})"
         )
     if getattr(error, "error_code", "") == "ContainerNotFound":
         return "the container of `fleet.checkpoints` does not exist: make it with `az storage container create`"
