@@ -5,6 +5,7 @@ resident size before the first delivery and after a thousand; 20,000 deliveries 
 resident size meanwhile.
 """
 
+import compileall
 import http.server
 import itertools
 import json
@@ -25,6 +26,7 @@ from typing import Any, Self
 import msgspec
 from _machine import describe, resident
 
+import notbefore
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import SinkConfig, Webhook
 from notbefore.core.outbox import Bounds
@@ -69,6 +71,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 def main() -> None:
     print(describe())
+    compileall.compile_dir(Path(notbefore.__file__).parent, quiet=1)  # as an installation does
     latency()
     size()
     throughput(20_000)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,16 +28,24 @@ NEVER: Callable[[float], bool] = lambda _seconds: False  # noqa: E731 - as short
 AT_ONCE: Callable[[float], bool] = lambda _seconds: True  # noqa: E731
 
 
+Start = Callable[..., Supervisor]
+
+
 @pytest.fixture
 def owner() -> Owner:
     return Owner()
 
 
 @pytest.fixture
-def made() -> Iterator[list[Supervisor]]:
-    """Whose couriers are ended with the test."""
+def start(owner: Owner) -> Iterator[Start]:
+    """Makes a supervisor whose courier is ended with the test."""
     found: list[Supervisor] = []
-    yield found
+
+    def make(orders: Orders, whose: Owner = owner, **options: Any) -> Supervisor:
+        found.append(Supervisor(orders, whose, lambda: None, **options))
+        return found[-1]
+
+    yield make
     for one in found:
         one.stop(AT_ONCE)
 
@@ -101,10 +110,9 @@ def test_nothing_due_starts_nothing(owner: Owner) -> None:
     assert couriers.watched == ([], [])
 
 
-def test_a_courier_is_woken_when_something_is_due(tmp_path: Path, owner: Owner, made: list[Supervisor]) -> None:
+def test_a_courier_is_woken_when_something_is_due(tmp_path: Path, owner: Owner, start: Start) -> None:
     got = tmp_path / "got"
-    couriers = Supervisor(Orders(sinks(hook=f"cat >> {got}")), owner, lambda: None)
-    made.append(couriers)
+    couriers = start(Orders(sinks(hook=f"cat >> {got}")))
     owner.put("a", sink="hook")
     serve([couriers], lambda: not owner.rows)
     asked = len(owner.rooms)
@@ -116,12 +124,9 @@ def test_a_courier_is_woken_when_something_is_due(tmp_path: Path, owner: Owner, 
     assert couriers.figures.starts["due"] == 1
 
 
-def test_a_courier_that_has_nothing_to_do_leaves(
-    owner: Owner, monkeypatch: pytest.MonkeyPatch, made: list[Supervisor]
-) -> None:
+def test_a_courier_that_has_nothing_to_do_leaves(owner: Owner, monkeypatch: pytest.MonkeyPatch, start: Start) -> None:
     monkeypatch.setattr(supervisor, "LINGER", 0.5)
-    couriers = Supervisor(Orders(sinks(hook="true")), owner, lambda: None)
-    made.append(couriers)
+    couriers = start(Orders(sinks(hook="true")))
     owner.put("a", sink="hook")
     serve([couriers], lambda: couriers.figures.running)
     serve([couriers], lambda: not couriers.figures.running)
@@ -129,21 +134,19 @@ def test_a_courier_that_has_nothing_to_do_leaves(
 
 
 def test_a_long_command_is_not_taken_for_nothing_to_do(
-    tmp_path: Path, owner: Owner, monkeypatch: pytest.MonkeyPatch, made: list[Supervisor]
+    tmp_path: Path, owner: Owner, monkeypatch: pytest.MonkeyPatch, start: Start
 ) -> None:
     monkeypatch.setattr(supervisor, "LINGER", 0.2)
     got = tmp_path / "got"
-    couriers = Supervisor(Orders(sinks(hook=f"sleep 1.5; echo >> {got}")), owner, lambda: None)
-    made.append(couriers)
+    couriers = start(Orders(sinks(hook=f"sleep 1.5; echo >> {got}")))
     owner.put("a", sink="hook")
     serve([couriers], lambda: not owner.rows)
     assert (got.read_text(), owner.outbox.rows.ledger.counts["hook", "delivered"]) == ("\n", 1)
 
 
-def test_a_courier_with_old_orders_is_replaced(tmp_path: Path, owner: Owner, made: list[Supervisor]) -> None:
+def test_a_courier_with_old_orders_is_replaced(tmp_path: Path, owner: Owner, start: Start) -> None:
     got = tmp_path / "got"
-    couriers = Supervisor(Orders(sinks(hook="true")), owner, lambda: None)
-    made.append(couriers)
+    couriers = start(Orders(sinks(hook="true")))
     owner.put("a", sink="hook")
     serve([couriers], lambda: not owner.rows)
     couriers.reconfigure(Orders(sinks(other=f"echo >> {got}")))
@@ -174,10 +177,9 @@ def test_a_courier_that_cannot_be_started_is_tried_again_later(
 
 
 def test_couriers_that_die_are_replaced_and_what_they_had_is_due_again(
-    owner: Owner, made: list[Supervisor], tmp_path: Path
+    owner: Owner, start: Start, tmp_path: Path
 ) -> None:
-    couriers = Supervisor(Orders(sinks(hook=f"echo >> {tmp_path}/begun; sleep 60")), owner, lambda: None)
-    made.append(couriers)
+    couriers = start(Orders(sinks(hook=f"echo >> {tmp_path}/begun; sleep 60")))
     owner.put("a", sink="hook")
     for number in range(1, 4):
         serve([couriers], lambda: len(owner.given) == number)  # noqa: B023 - called in this round
@@ -187,9 +189,8 @@ def test_couriers_that_die_are_replaced_and_what_they_had_is_due_again(
     assert couriers.figures.starts == CourierFigures().starts | {"due": 1, "crashed": 3}
 
 
-def test_what_may_run_once_is_dead_when_its_courier_ends(owner: Owner, made: list[Supervisor]) -> None:
-    couriers = Supervisor(Orders(sinks(hook="sleep 60")), owner, lambda: None)
-    made.append(couriers)
+def test_what_may_run_once_is_dead_when_its_courier_ends(owner: Owner, start: Start) -> None:
+    couriers = start(Orders(sinks(hook="sleep 60")))
     owner.put("a", sink="hook", once=True)
     serve([couriers], lambda: owner.given)
     os.kill(pid_of(couriers), signal.SIGKILL)
@@ -199,11 +200,10 @@ def test_what_may_run_once_is_dead_when_its_courier_ends(owner: Owner, made: lis
 
 
 def test_what_a_courier_said_before_its_end_counts_also_where_it_cannot_be_answered(
-    owner: Owner, made: list[Supervisor], tmp_path: Path
+    owner: Owner, start: Start, tmp_path: Path
 ) -> None:
     names = [f"hook-{number}" for number in range(20)]
-    couriers = Supervisor(Orders(sinks(**dict.fromkeys(names, f"echo >> {tmp_path}/ran"))), owner, lambda: None)
-    made.append(couriers)
+    couriers = start(Orders(sinks(**dict.fromkeys(names, f"echo >> {tmp_path}/ran"))))
     for name in names:
         owner.put(name, sink=name, record=RECORD)
     serve([couriers], lambda: owner.given)
@@ -217,11 +217,10 @@ def test_what_a_courier_said_before_its_end_counts_also_where_it_cannot_be_answe
 
 
 def test_a_courier_that_takes_no_turn_is_killed_and_replaced(
-    owner: Owner, made: list[Supervisor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    owner: Owner, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(supervisor, "OVERDUE", 2)
-    couriers = Supervisor(Orders(sinks(hook="sleep 60")), owner, lambda: None)
-    made.append(couriers)
+    couriers = start(Orders(sinks(hook="sleep 60")))
     owner.put("a", sink="hook")
     serve([couriers], lambda: owner.given)
     hangs = pid_of(couriers)
@@ -233,7 +232,7 @@ def test_a_courier_that_takes_no_turn_is_killed_and_replaced(
     serve([couriers], lambda: len(owner.given) == 2)
 
 
-def test_one_that_reads_nothing_keeps_nobody_waiting(made: list[Supervisor]) -> None:
+def test_one_that_reads_nothing_keeps_nobody_waiting(start: Start) -> None:
     class Stopping(Owner):
         def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[GivenDelivery]:
             if not self.given:
@@ -242,8 +241,7 @@ def test_one_that_reads_nothing_keeps_nobody_waiting(made: list[Supervisor]) -> 
 
     owner = Stopping()
     names = [f"hook-{number}" for number in range(20)]
-    couriers = Supervisor(Orders(sinks(**dict.fromkeys(names, "true"))), owner, lambda: None)
-    made.append(couriers)
+    couriers = start(Orders(sinks(**dict.fromkeys(names, "true"))), owner)
     for name in names:
         owner.put(name, sink=name, record=RECORD + b" " * 90_000)
     serve([couriers], lambda: owner.given)
@@ -277,13 +275,12 @@ time.sleep(60)
 
 
 def test_a_courier_holds_the_lock_of_its_agent_and_its_programs_do_not(
-    tmp_path: Path, owner: Owner, made: list[Supervisor]
+    tmp_path: Path, owner: Owner, start: Start
 ) -> None:
     lock = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     script = f"ls -l /proc/self/fd > {tmp_path}/files; sleep 60"
-    couriers = Supervisor(Orders(sinks(hook=script)), owner, lambda: None, lambda: lock)
-    made.append(couriers)
+    couriers = start(Orders(sinks(hook=script)), lock=lambda: lock)
     owner.put("a", sink="hook")
     serve([couriers], lambda: (tmp_path / "files").exists() and (tmp_path / "files").read_text())
     assert f"-> {tmp_path}\n" not in (tmp_path / "files").read_text()
