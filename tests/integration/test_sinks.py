@@ -57,18 +57,6 @@ def test_a_webhook_gets_the_record_signed_and_the_delivery_id() -> None:
     assert hmac.new(b"s3cret", seconds.encode() + b"." + request.body, hashlib.sha256).hexdigest() == digest
 
 
-def test_an_idempotency_key_names_one_body() -> None:
-    other = msgspec.structs.replace(VM, vm_id="another", name=PEER)
-    both = {"Resources": [ME, PEER]}
-    with HttpPeer() as peer:
-        sent(webhook(peer), message(both), message(both), message(both, vm=other))
-        first, again, elsewhere = peer.requests
-    keys = [request.headers["idempotency-key"] for request in peer.requests]
-    assert first.body == again.body != elsewhere.body
-    assert keys[0] == keys[1] != keys[2]
-    assert len({request.headers["x-notbefore-delivery-id"] for request in peer.requests}) == 1
-
-
 def test_a_webhook_over_tls_with_both_sides_known(authority: trustme.CA, tmp_path: Path) -> None:
     ca_file, certificate = tmp_path / "ca.pem", tmp_path / "client.pem"
     authority.cert_pem.write_to_path(ca_file)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from notbefore.core.delivery import Delivery, MessageKind
 from notbefore.core.document import STARTED
 from notbefore.core.outbox import GivenDelivery
-from notbefore.core.record import EXERCISE, Heartbeat, Record
+from notbefore.core.record import Heartbeat, Record, view
 from notbefore.core.routing import Severity
 from notbefore.core.text import escaped
 from notbefore.errors import SendError
@@ -34,17 +34,8 @@ class Message(Struct, frozen=True):
     @classmethod
     def of(cls, delivery: Delivery | GivenDelivery) -> "Message":
         """Open a delivery; raises ``msgspec.DecodeError`` when its record cannot be read."""
-        return cls(
-            delivery_id=delivery.delivery_id,
-            event_key=delivery.event_key,
-            sink=delivery.sink,
-            kind=delivery.kind,
-            severity=delivery.severity,
-            content=(Heartbeat if delivery.kind == "heartbeat" else Record).read(delivery.record),
-            line=delivery.record,
-            thread=delivery.thread if isinstance(delivery, GivenDelivery) else None,
-            note=delivery.note,
-        )
+        content = (Heartbeat if delivery.kind == "heartbeat" else Record).read(delivery.record)
+        return view(cls, delivery, content=content, line=delivery.record)
 
     @property
     def record(self) -> Record:
@@ -58,12 +49,6 @@ class Message(Struct, frozen=True):
         """The name of the event for a receiver that keeps an alert of it; the same from every VM."""
         key = f"notbefore/{escaped(self.event_key)}"
         return key if len(key) <= MAX_KEY else f"notbefore/{hashlib.sha256(key.encode()).hexdigest()}"
-
-    @property
-    def title(self) -> str:
-        """A short title for sinks without texts of their own: the kind, with a mark where nothing of it is real."""
-        exercise = isinstance(self.content, Record) and self.content.exercise
-        return f"{EXERCISE if exercise else ''}notbefore: {self.kind}"
 
     @property
     def shared(self) -> "Message":

@@ -1,6 +1,6 @@
 """What messages say of each type of event, and of each kind of change: the sentences alone.
 
-``wording`` puts them together. Where several VMs are affected, "the VM" becomes "each affected VM".
+``wording`` puts them together. ``{the_vm}``: "the VM", or "each affected VM" of several.
 """
 
 from typing import Final
@@ -32,8 +32,7 @@ class KindPhrases(Struct, frozen=True):
 
 
 _WAIT: Final = (
-    "Wait until the VM is back. If that takes more than half an hour, open a support ticket with Azure and give the"
-    " EventId."
+    "Wait until {the_vm} is back. If that takes more than half an hour, open a support ticket with Azure and {name_it}."
 )
 TYPES: Final = {
     FREEZE: TypePhrases(
@@ -42,37 +41,37 @@ TYPES: Final = {
         ahead="Nothing in most cases. If an application does not tolerate a pause (a cluster, a database), fail it over"
         " now.",
         started="Nothing. The pause takes seconds, but the event usually lasts about ten minutes.",
-        over="Nothing, if the applications on the VM are healthy.",
+        over="Nothing, if the applications on {the_vm} are healthy.",
     ),
     REBOOT: TypePhrases(
         effect="rebooted",
         then="All processes end, and what is in memory is lost.",
-        ahead="Move or stop applications that must not be killed. The VM comes back by itself.",
+        ahead="Move or stop applications that must not be killed. {The_vm} comes back by itself.",
         started=_WAIT,
-        over="Check that all applications on the VM run again.",
+        over="Check that all applications on {the_vm} run again.",
     ),
     REDEPLOY: TypePhrases(
         effect="moved to another host",
         then="This is a reboot, and the temporary disk is lost.",
-        ahead="Move or stop applications that must not be killed. Save what is on the temporary disk. The VM comes back"
-        " by itself.",
+        ahead="Move or stop applications that must not be killed. Save what is on the temporary disk. {The_vm} comes"
+        " back by itself.",
         started=_WAIT,
-        over="Check that all applications on the VM run again. The temporary disk is empty now.",
+        over="Check that all applications on {the_vm} run again. The temporary disk is empty now.",
     ),
     PREEMPT: TypePhrases(
         effect="evicted",
         then="A Spot VM that is evicted is deleted or deallocated.",
-        ahead="You may have only 30 seconds: only automation can react in time. Replace the VM if you need it: it does"
-        " not come back by itself.",
-        started="Do not wait. Replace the VM if you need it: it does not come back by itself.",
-        over="Replace the VM if you need it.",
+        ahead="You may have only 30 seconds: only automation can react in time. Replace {the_vm} if you need it: it"
+        " does not come back by itself.",
+        started="Do not wait. Replace {the_vm} if you need it: it does not come back by itself.",
+        over="Replace {the_vm} if you need it.",
     ),
     TERMINATE: TypePhrases(
         effect="deleted",
         then="It does not come back.",
-        ahead="Remove the VM from everything that depends on it. It does not come back.",
-        started="Remove the VM from everything that depends on it. It does not come back.",
-        over="Remove the VM from everything that still depends on it.",
+        ahead="Remove {the_vm} from everything that depends on it. It does not come back.",
+        started="Remove {the_vm} from everything that depends on it. It does not come back.",
+        over="Remove {the_vm} from everything that still depends on it.",
     ),
 }
 UNKNOWN_TYPE: Final = TypePhrases(
@@ -84,18 +83,18 @@ UNKNOWN_TYPE: Final = TypePhrases(
 )
 
 UNDO: Final = "Nothing. If you moved or stopped something for this event, bring it back."
-_NOT_APPROVED: Final = "If the VM is ready, run `notbefore approve {event}` on {vm}. Otherwise do nothing."
+_NOT_APPROVED: Final = "If {the_vm} is ready, run `notbefore approve {event}` on {vm}. Otherwise do nothing."
 KINDS: Final = {
     "canceled": KindPhrases("canceled", "Azure canceled the event before it started. Nothing happened.", UNDO),
     "ended": KindPhrases(
         "may have happened: Azure no longer lists it",
         "It is not known whether the event happened.",
-        "Check the VM: it may have been interrupted.",
+        "Check {the_vm}: it may have been interrupted.",
     ),
     "approved": KindPhrases(
         "approved: it may start now",
         "{vm} approved the event. Azure may start it now, for all affected VMs.",
-        "Nothing, if the VM is ready: the event may start at any moment.",
+        "Nothing, if {the_vm} is ready: the event may start at any moment.",
     ),
     "approval_failed": KindPhrases(
         "could not be approved",
@@ -109,7 +108,7 @@ KINDS: Final = {
     ),
 }
 MAYBE_GONE: Final = "Check whether the VM still exists."  # instead of the advice of ``ended``
-CRASHED: Final = "Treat the VM as crashed: what was not written to disk is lost. "
+CRASHED: Final = "Treat {the_vm} as crashed: what was not written to disk is lost. "
 
 SOURCES: Final = {PLATFORM: "Azure (Platform)", USER: "a user of your subscription (User)"}
 EXERCISE: Final = "This is an exercise: nothing has happened, and nothing will."

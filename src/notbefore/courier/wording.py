@@ -189,12 +189,14 @@ def _advice(message: Message, own: dict[str, str]) -> str:
     users = {name.casefold(): text for name, text in own.items()}.get(record.event_type.casefold())
     if users is not None and not message.settled and message.kind not in KINDS:
         return users
-    text = _built_in_advice(message)
-    if record.event_id.startswith(WAVE):  # Azure does not know this id
-        text = text.replace("give the EventId", "name the VM")
-    if not record.of_one_vm:
-        text = text.replace("the VM", "each affected VM").replace("The VM", "Each affected VM")
-    return text.format(event=one_line(record.event_id), vm=one_line(record.vm_name or "a VM"))
+    affected = "the VM" if record.of_one_vm else "each affected VM"
+    return _built_in_advice(message).format(
+        the_vm=affected,
+        The_vm=affected[0].upper() + affected[1:],
+        name_it=f"name {affected}" if record.event_id.startswith(WAVE) else "give the EventId",  # Azure knows no wave
+        event=one_line(record.event_id),
+        vm=one_line(record.vm_name or "a VM"),
+    )
 
 
 def _built_in_advice(message: Message) -> str:

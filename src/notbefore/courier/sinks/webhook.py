@@ -1,6 +1,6 @@
 """POST of the record as JSON, signed where a secret is given.
 
-``Idempotency-Key`` names this body, ``X-Notbefore-Delivery-Id`` the delivery, whichever VM sends it.
+``X-Notbefore-Delivery-Id`` is the same whichever VM sends the delivery, and at each attempt.
 ``X-Notbefore-Signature: t=<Unix seconds>,v1=<hex>``: HMAC-SHA256, keyed with the secret, over ``<t>.`` and the body.
 """
 
@@ -51,18 +51,11 @@ class Sink(BaseSink):
         body = json_line(values)
         headers = self._headers | {
             "Content-Type": "application/json",
-            "Idempotency-Key": _body_key(message),
             "X-Notbefore-Delivery-Id": message.delivery_id,
         }
         if self._secret is not None:
             headers["X-Notbefore-Signature"] = sign(self._secret, body, int(time.time()))
         return body, headers
-
-
-def _body_key(message: Message) -> str:
-    """Names one body: several VMs may report the same change, each in its own words and under one delivery id."""
-    vm = message.content.vm_id or message.content.vm_name or ""
-    return hashlib.sha256(f"{message.delivery_id}\n{vm}".encode()).hexdigest()[:32]
 
 
 def sign(secret: bytes, body: bytes, seconds: int) -> str:
