@@ -98,9 +98,6 @@ class DiskThread:
             return None
         self._unread = False
         self._everything = not self.file.known  # it was damaged, or another process has locked it
-        if self._everything:
-            with self._memory:
-                self.stepped()
         return loaded
 
     def stepped(self, *, news: bool = True) -> int:

@@ -62,7 +62,9 @@ class Store:
         if loaded is None:
             return
         with self._memory:
-            self._state = self._written_state = loaded.state
+            self._state = loaded.state
+            if self.disk.file.known:  # else all of it is to be written
+                self._written_state = loaded.state
             self._boot = loaded.clock.boot or self._clock.boot_id
             now, same_boot = self._clock.boot_time(), self._boot == self._clock.boot_id
             passed = now - loaded.clock.clock if loaded.clock.boot and same_boot else 0.0
