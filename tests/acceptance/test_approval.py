@@ -44,11 +44,6 @@ def waited(imds: Simulator, polls: int = 10) -> None:
     eventually(lambda: imds.requests > now + polls)
 
 
-def reload(agent: RunningAgent) -> None:
-    agent.process.send_signal(signal.SIGHUP)
-    eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 1)
-
-
 def last(agent: RunningAgent, kind: str) -> dict[str, Any]:
     def found() -> list[dict[str, Any]]:
         return [record for record in agent.records if record["azure.scheduled_event.change"] == kind]
@@ -180,28 +175,6 @@ def test_by_hand_it_shows_what_it_means_asks_and_records_who(imds: Simulator, tm
         assert (record["rule"], record["by"]) == ("operator", "eve (sudo)")
         assert agent.records[-1]["azure.scheduled_event.approval.reason"] == "CHG-1: ready\n"
         assert agent.json("/api/v1/history")["changes"][-1]["azure.scheduled_event.approval.reason"] == "CHG-1: ready\n"
-
-
-def test_while_vm_name_contradicts_imds_nothing_is_approved(imds: Simulator, tmp_path: Path) -> None:
-    config = Path(configuration(tmp_path, USERS))
-    values = json.loads(config.read_text(encoding="utf-8"))
-    config.write_text(json.dumps(values | {"vm": {"name": PEER}}), encoding="utf-8")
-    with RunningAgent(imds.endpoint, tmp_path / "state", str(config), "--allow-approval") as agent:
-        agent.ready()
-        eventually(lambda: f"vm.name is {PEER}, and IMDS says that this VM is {ME}" in agent.log)
-        imds.set_document(listed(Resources=[PEER]))
-        agent.reported("announced")
-        waited(imds)
-        (event,) = agent.json("/api/v1/events")["events"]
-        assert event["approval"]["mode"] == "off"
-        assert f"IMDS says that this VM is {ME}" in event["approval"]["off"]
-        by_hand = notbefore("approve", ID, "--yes", "--state-dir", str(agent.state))
-        assert (by_hand.returncode, "nothing is sent: vm.name is" in by_hand.stdout) == (1, True)
-        assert imds.start_requests == []
-        config.write_text(json.dumps(values | {"vm": {"name": ME.upper()}}), encoding="utf-8")
-        reload(agent)
-        imds.set_document(listed(3, Resources=[ME]))
-        eventually(lambda: imds.start_requests)
 
 
 def test_only_root_and_the_agents_user_may(imds: Simulator, tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def candidates():
         signal.raise_signal(signal.SIGTERM)
     yield "a lease", "http://127.0.0.1:9"
 elsewhere.candidates = candidates
-polling.SILENCE = polling.SEARCH_PAUSE = polling.LONGEST_SEARCH_PAUSE = 0.2
+polling.SILENCE = polling.SEARCH_PAUSE = 0.2
 sys.exit(main([*sys.argv[1:], "--imds", "http://127.0.0.1:9"]))
 """
 

@@ -61,7 +61,7 @@ class World:
         self.clock = ShiftedClock()
         self.agent = Tracking(directory, self.clock)
         self.agent.tracker.identify(Vm(name=ME))
-        self.policy, self.allowed, self.api_version, self.conflict = ON, True, "2020-07-01", ""
+        self.policy, self.allowed, self.api_version = ON, True, "2020-07-01"
         self.errors = ThreadGuard()
         self.approver = self.successor()
         self.sees(listed())
@@ -74,7 +74,7 @@ class World:
         self.agent.tracker.handle(Poll(0.0, 0.0, document))
 
     def settings(self) -> ApprovalSettings:
-        return ApprovalSettings(self.policy, self.endpoint, self.api_version, self.allowed, self.conflict)
+        return ApprovalSettings(self.policy, self.endpoint, self.api_version, self.allowed)
 
     def decide(self) -> str:
         """Decide once; the reason in the record of the approval, if there is one."""
@@ -180,7 +180,6 @@ MEANWHILE = [
     ({"policy": msgspec.structs.replace(ON, dry_run=True)}, "switched_off: approval.dry_run is true"),
     ({"policy": msgspec.structs.replace(ON, enabled=False)}, "switched_off: approval.enabled is not true"),
     ({"allowed": False}, "switched_off: `notbefore run` was started without --allow-approval"),
-    ({"conflict": "two names"}, "switched_off: two names"),
     (
         {"policy": msgspec.structs.replace(ON, rules=(Rule(FREEZES, action="leave"),))},
         "changed: the rules say leave now: the rule says so",

@@ -106,7 +106,6 @@ class Agent:
             self._polling.endpoint,
             config.imds.api_version,
             self._allow_approval,
-            self._state.snapshot.name_conflict(config.vm.name),
         )
 
     def _figures(self) -> Figures:

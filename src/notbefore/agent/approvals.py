@@ -20,15 +20,9 @@ class ApprovalSettings(Struct, frozen=True):
     endpoint: str
     api_version: str
     allowed: bool  # --allow-approval
-    conflict: str = ""  # why it is not certain which VM this is, in words
 
     @property
     def off(self) -> str:
-        """Why nothing may be approved, in words; empty if it may."""
-        return self.missing or self.conflict
-
-    @property
-    def missing(self) -> str:
         """Which of the two switches is off, in words; empty if both are on."""
         if not self.allowed:
             return "`notbefore run` was started without --allow-approval"

@@ -85,7 +85,7 @@ class Approver:
         elif settings.allowed or settings.policy.enabled:
             log.warning("approval is off, nothing is sent: %s", settings.off)
         left_over = any(attempt.state != "done" for attempt in self.listed().attempts.values())
-        if self._thread.ident is None and (left_over or not settings.missing):
+        if self._thread.ident is None and (left_over or not settings.off):
             self._thread.start()
         self.wake()
 

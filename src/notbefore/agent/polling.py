@@ -12,7 +12,6 @@ from notbefore.agent.state import AgentState
 from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.tracker import Tracker
 from notbefore.config.model import Config
-from notbefore.core.duration import back_off
 from notbefore.errors import ImdsError
 from notbefore.imds.client import USUAL, ImdsClient
 from notbefore.imds.identity import fetch_vm
@@ -20,12 +19,10 @@ from notbefore.imds.poller import Poll, Poller
 
 IDENTITY_REFRESH: Final = 3600.0  # seconds
 IDENTITY_TIMEOUT: Final = 2.0  # seconds; the events are not polled meanwhile
-IDENTITY_RETRY: Final = 1.0  # seconds after the first failure, doubled with each,
-LONGEST_IDENTITY_RETRY: Final = 30.0  # to so many seconds
+IDENTITY_RETRY: Final = 4.0  # seconds after a failure
 FIRST_SILENCE: Final = 5.0  # seconds without a first good answer, after which IMDS is searched for
 SILENCE: Final = 60.0  # seconds without another one; the search delays polls
-SEARCH_PAUSE: Final = 10.0  # seconds after the first search, doubled with each,
-LONGEST_SEARCH_PAUSE: Final = 300.0  # to so many seconds
+SEARCH_PAUSE: Final = 30.0  # seconds
 STOP_PATIENCE: Final = 0.5  # seconds for the thread to end
 
 log = logging.getLogger("notbefore.agent.polling")
@@ -47,7 +44,7 @@ class Polling:
         self._stop = threading.Event()
         self._answered = False  # IMDS has answered this object
         self._last_answer = 0.0  # monotonic seconds; at first when the thread began
-        self._identity_failures = self._searches = 0  # in a row
+        self._unnamed = self._searched = False  # the last question was not answered; a search has found nothing
         self._next_identity = self._next_search = 0.0  # monotonic seconds
         self._thread = threading.Thread(target=self._poll, name="poll", daemon=True)
 
@@ -87,7 +84,7 @@ class Polling:
         now = self._clock.monotonic()
         if poll.error is None:
             self._last_answer = now
-            if not self._answered and self._identity_failures:  # now it can; the first comparison waits for the name
+            if not self._answered and self._unnamed:  # now it can; the first comparison waits for the name
                 self._next_identity = 0.0
             self._answered = True
         if now >= self._next_identity:
@@ -106,19 +103,17 @@ class Polling:
                 self._tracker.identify(fetch_vm(self._client, IDENTITY_TIMEOUT))
                 known = True
             except ImdsError as error:
-                if self._identity_failures == 0 and not self._stop.is_set():
+                if not self._unnamed and not self._stop.is_set():
                     log.warning("IMDS does not say who this VM is (%s); asking again", error)
-        self._identity_failures = 0 if known else self._identity_failures + 1
-        wait = back_off(self._identity_failures, IDENTITY_RETRY, LONGEST_IDENTITY_RETRY)
-        self._next_identity = self._clock.monotonic() + (IDENTITY_REFRESH if known else wait)
+        self._unnamed = not known
+        self._next_identity = self._clock.monotonic() + (IDENTITY_REFRESH if known else IDENTITY_RETRY)
 
     def _search(self) -> None:
         """Look for IMDS at one place after the other, and ask the first that answers from now on."""
         from notbefore.imds.elsewhere import candidates, why_not  # noqa: PLC0415 - in a VNet nobody needs it
 
-        self._searches += 1
-        self._next_search = self._clock.monotonic() + back_off(self._searches, SEARCH_PAUSE, LONGEST_SEARCH_PAUSE)
-        level = logging.INFO if self._searches == 1 else logging.DEBUG
+        self._next_search = self._clock.monotonic() + SEARCH_PAUSE
+        level = logging.DEBUG if self._searched else logging.INFO
         for place, endpoint in candidates():
             self.poller.due = self._clock.monotonic()  # places that are silent are no thread that hangs
             if self._stop.is_set():
@@ -126,15 +121,16 @@ class Polling:
             why = why_not(endpoint, self._api_version)
             log.log(level, "is IMDS at %s (%s)? %s", endpoint, place, why or "yes")
             if not why:
-                self._searches = 0
+                self._searched = False
                 if endpoint != self.endpoint:
                     self.endpoint = endpoint
                     self._client.use(endpoint)
                     self.poller.forget()
                     self._next_identity = 0.0
                 return
-        if self._searches == 1 and not self._answered:
+        if not self._searched and not self._answered:
             log.warning(
                 "This does not look like an Azure VM: IMDS is nowhere to be found. `notbefore demo` shows what the"
                 " agent does. The agent goes on asking"
             )
+        self._searched = True

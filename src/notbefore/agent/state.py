@@ -43,14 +43,7 @@ class AgentSnapshot(Struct, frozen=True):
 
     state: StoredState = StoredState()
     poll: PollStatus = PollStatus()
-    vm: Vm | None = None  # who this VM is, as far as it is known, with the configured name
-
-    def name_conflict(self, configured: str | None) -> str:
-        """Return how the configured ``vm.name`` contradicts IMDS, in words; empty if it does not."""
-        known = name_of(self.state.vm)
-        if configured is None or known is None or configured.casefold() == known.casefold():
-            return ""
-        return f"vm.name is {configured}, and IMDS says that this VM is {known}: remove or correct vm.name"
+    vm: Vm | None = None  # who this VM is, as far as it is known, with the configured name where IMDS gives none
 
     @property
     def vm_name(self) -> str | None:
@@ -67,7 +60,7 @@ class ChangeSettings(Struct, frozen=True):
     """What a reload may change of how a change is handled."""
 
     routing: Routing = Routing()
-    vm_name: str | None = None  # of the configuration; overrides what IMDS says
+    vm_name: str | None = None  # of the configuration; what IMDS says goes before it
     record_tags: tuple[str, ...] = ()  # the names of the tags that records have
 
 
@@ -174,7 +167,7 @@ class AgentState:
     def vm_of(self, state: StoredState) -> Vm | None:
         """Who this VM is by a state and the configuration; ``None`` where neither says it."""
         settings, vm = self._settings(), state.vm
-        if settings.vm_name:
+        if settings.vm_name and name_of(vm) is None:
             vm = replace(vm or Vm(), name=settings.vm_name)
         return replace(vm, record_tags=settings.record_tags) if vm is not None and settings.record_tags else vm
 

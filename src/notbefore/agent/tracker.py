@@ -238,9 +238,6 @@ class Tracker:
         vm = self._state.snapshot.vm
         if vm != self._logged_vm and vm is not None:
             log.info("this VM is %s", vm.name)
-            conflict = self._state.snapshot.name_conflict(vm.name)
-            if conflict:
-                log.warning("%s; nothing is approved while they differ", conflict)
         self._logged_vm = vm
 
 
