@@ -1,14 +1,12 @@
 """What is shown of a fleet: what can still be prepared for first, what is asked for, one line for what is under way."""
 
 import argparse
-import io
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from notbefore.commands import fleet_mute
-from notbefore.commands.fleet_events import show_waves
 from notbefore.core.record import Vm
 from notbefore.errors import ConfigError
 from notbefore.fleet.calendar import calendar
@@ -76,20 +74,6 @@ def test_it_is_shown_what_is_asked_for(wanted: dict[str, str], count: int) -> No
 def test_two_vms_of_one_name_are_shown_with_their_resource_groups() -> None:
     found = [Heard(name, 0.0, 1.0, Place("sub", group)) for name, group in (("a", "x"), ("A", "y"), ("b", "x"))]
     assert names_of(found) == ("b", "sub/x/a", "sub/y/A")
-
-
-@pytest.mark.parametrize(
-    ("trouble", "said"),
-    [
-        ("", "Nothing is coming over the fleet."),
-        ("the hub is not being read", "It is not known what is coming: the hub is not being read."),
-    ],
-)
-def test_that_nothing_is_coming_is_said_where_that_is_known(trouble: str, said: str) -> None:
-    answer = {"waves": [], "silent": [], "missing": [], "trouble": trouble}
-    out = io.StringIO()
-    show_waves(answer, out)
-    assert out.getvalue() == f"{said}\n"
 
 
 def mute(**match: str) -> Mute:

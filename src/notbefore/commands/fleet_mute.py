@@ -70,10 +70,9 @@ def _beginning(options: argparse.Namespace) -> Callable[[list[Mute]], list[Mute]
 
 def _ending(which: str) -> Callable[[list[Mute]], list[Mute]]:
     def end(mutes: list[Mute]) -> list[Mute]:
-        left = [one for one in mutes if one.id != which]
-        if len(left) == len(mutes):
+        if which not in [one.id for one in mutes]:
             raise NotBeforeError(f"there is no mute {which}: `notbefore fleet mute CONFIG` lists them")
-        return left
+        return [one for one in mutes if one.id != which]
 
     return end
 

@@ -61,13 +61,6 @@ def _times(event: TimelineEvent, now: datetime) -> list[datetime]:
     return [time for time in (event.first_seen, event.started, event.ended or now) if time is not None]
 
 
-class Label(Struct, frozen=True):
-    """A word above the lines."""
-
-    x: float
-    text: str
-
-
 class TimelineRow(Struct, frozen=True):
     """An event and the positions of what happened to it; ``None`` where it did not happen."""
 
@@ -83,7 +76,7 @@ class TimelineRow(Struct, frozen=True):
 class Timeline(Struct, frozen=True):
     """The pending and the ended events."""
 
-    labels: tuple[Label, ...]
+    labels: tuple[tuple[float, str], ...]  # above the lines: where, and the word
     rows: tuple[TimelineRow, ...]
 
     @classmethod
@@ -95,14 +88,14 @@ class Timeline(Struct, frozen=True):
         return cls(tuple(_labels(scale)), rows)
 
 
-def _labels(scale: Scale) -> list[Label]:
-    labels = [Label(scale.x(0), "NotBefore")]
+def _labels(scale: Scale) -> list[tuple[float, str]]:
+    labels = [(scale.x(0), "NotBefore")]
     for sign, end in ((-1, scale.before), (1, scale.after)):
         last = scale.x(0) + sign * APART  # the word in the middle is twice as wide as the others
         for seconds, text in TICKS:
             x = scale.x(sign * seconds)
             if seconds <= end and abs(x - last) >= APART and (x - last) * sign > 0:
-                labels.append(Label(x, ("-" if sign < 0 else "+") + text))
+                labels.append((x, ("-" if sign < 0 else "+") + text))
                 last = x
     return labels
 
