@@ -15,23 +15,6 @@ def read(place: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("otlp: {endpoint: 'http://c:99999'}", "otlp.endpoint: not a URL: a port is at most 65535"),
-        ("otlp: {key_file: notbefore.yaml}", "expected `cert_file` beside `key_file`"),
-        ("otlp: {headers: {'a b': c}}", "otlp.headers.a b: expected the name of a header"),
-        ("otlp: {headers: {a: {env: NONE}}}", "otlp.headers.a: the environment variable NONE is not set"),
-        ("otlp: {protocol: http/json}", "otlp.protocol: there is no 'http/json' here: expected one of"),
-        ("otlp:\n  timeout: 0s", "notbefore.yaml:2:3: otlp.timeout: expected 100ms to 5m"),
-    ],
-)
-def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, text: str, expected: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        read(tmp_path, text)
-    assert expected in str(raised.value)
-
-
-@pytest.mark.parametrize(
     ("missing", "text", "extra"),
     [
         ("http", "otlp: {}", "azure-notbefore[otlp]"),
