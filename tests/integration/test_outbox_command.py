@@ -129,6 +129,9 @@ def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
         being_sent = "1 left as they are: they are being sent"
         assert done("retry", "a", "--state-dir", str(tmp_path)).endswith(f"is running, {being_sent}.\n")
         assert done("drop", "a", "--state-dir", str(tmp_path)) == f"0 dropped, {being_sent}.\n"
+        assert (
+            "No delivery id starts with 'b'." in notbefore("outbox", "drop", "b", "--state-dir", str(tmp_path)).stderr
+        )
         store.outbox.courier_ended()
         assert done("drop", "a", "--state-dir", str(tmp_path)) == "1 dropped.\n"
         control.stop()

@@ -139,6 +139,8 @@ class ControlSocket:
         line, uid = _line(connection), peer_uid(connection)
         try:
             return msgspec.json.encode(self._answered(connection, line, uid))
+        except NotBeforeError as error:
+            return msgspec.json.encode(refusal(str(error)))
         except Exception as error:
             log.exception("a command's request failed")
             return msgspec.json.encode(refusal(f"this failed ({type(error).__name__}): the agent's log says why"))

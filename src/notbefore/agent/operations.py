@@ -11,6 +11,7 @@ from msgspec import Raw, Struct
 
 from notbefore.core.delivery import Routing
 from notbefore.core.outbox import Row, RowState
+from notbefore.errors import NotBeforeError
 from notbefore.store.store import Store
 from notbefore.store.stored_outbox import ExerciseAttempt, StoredChange
 
@@ -30,18 +31,13 @@ class OutboxRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="outbox
 
 
 class OutboxReply(Struct, frozen=True):
-    """The deliveries that were meant; of these ``done`` were changed, and the others are being sent just now.
-
-    ``unclear``: one of the ids, for which there is no delivery, or more than one (``several``).
-    """
+    """The deliveries that were meant; of these ``done`` were changed, and the others are being sent just now."""
 
     rows: tuple[Row, ...] = ()
     shift: float = 0.0  # seconds by which Unix time, by the clock of this VM, is ahead of the times of the rows
     listed: tuple[str, ...] = ()  # the keys of the events that are listed now
     done: int = 0
     left_out: int = 0  # dead letters that announce events that are over
-    unclear: str = ""
-    several: bool = False
 
 
 class HistoryRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="history", tag_field="ask"):
@@ -86,7 +82,7 @@ class Operations:
         self._routing = routing
 
     def answer(self, request: Request) -> Reply:
-        """Do what is asked; never raises."""
+        """Do what is asked; raises ``NotBeforeError`` for an id that names no delivery, or more than one."""
         if isinstance(request, OutboxRequest):
             return self._outbox(request)
         if isinstance(request, HistoryRequest):
@@ -110,7 +106,8 @@ class Operations:
             for prefix in request.ids:
                 matching = [row for row in outbox.rows.chosen() if row.id.startswith(prefix)]
                 if len(matching) != 1:
-                    return OutboxReply(unclear=prefix, several=bool(matching))
+                    words = "Several delivery ids start" if matching else "No delivery id starts"
+                    raise NotBeforeError(f"{words} with {prefix!r}. `notbefore outbox list` shows the ids.")
                 rows += [row for row in matching if row not in rows]  # two of the ids may be of one
             done = left_out = 0
             if request.action == "retry" and not request.ids:

@@ -78,9 +78,6 @@ def run(options: argparse.Namespace) -> int:
     )
     with asking(Path(config.state.dir), OutboxReply, config.routing) as ask:
         reply = ask(request)
-    if reply.unclear:
-        words = "Several delivery ids start" if reply.several else "No delivery id starts"
-        raise NotBeforeError(f"{words} with {reply.unclear!r}. `notbefore outbox list` shows the ids.")
     if sink is not None and sink not in config.sinks and not reply.rows:
         raise ConfigError(f"--sink: the outbox holds nothing for {sink!r}, and --config has no such sink")
     if options.action in ("list", "show"):
