@@ -1,14 +1,11 @@
 """``notbefore fleet``: the installed command reads the tests' Event Hub, and notifies a webhook."""
 
 import json
-import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from notbefore.core.change import LIFECYCLE_KINDS
 from support.agent import eventually, notbefore
@@ -134,31 +131,6 @@ def test_what_is_muted_is_notified_to_nobody_and_its_end_neither(hub: Hub, hook:
         assert "scale_set data. moves today" in listed
         ended = notbefore(*mute, "--end", listed.split()[0])
         assert (ended.returncode, ended.stdout) == (0, "")
-
-
-def test_whoever_takes_over_ends_the_alert_that_another_instance_began(
-    hub: Hub, hook: HttpPeer, blobs: Azurite, tmp_path: Path
-) -> None:
-    config = shared(tmp_path, hub, hook, blobs)
-    values = yaml.safe_load(config.read_text(encoding="utf-8"))
-    with HttpPeer() as alertmanager:
-        values["sinks"]["am"] = {"alertmanager": {"urls": [alertmanager.url]}}
-        began = {"match": {"change": ["announced"]}, "severity": "info", "sinks": ["am", "hook"]}
-        values["routes"] = [began, {"sinks": ["am", "hook"]}]
-        config.write_text(yaml.safe_dump(values), encoding="utf-8")
-        with RunningFleet(config, tmp_path / "one") as one:
-            one.ready()
-            send(hub, [report(A, "announced")])
-            eventually(lambda: "am" in blobs.threads())
-            one.stop(signal.SIGKILL)
-        shutil.rmtree(tmp_path / "one")
-        send(hub, [report(A, "started"), report(A, "finished")])
-        with RunningFleet(config, tmp_path / "two"):
-            eventually(lambda: "finished" in kinds(hook))
-            eventually(lambda: len(alertmanager.requests) >= 3)
-        alerts = [alert for request in alertmanager.requests for alert in json.loads(request.body)]
-    first, *later = [alert for alert in alerts if alert["labels"] == alerts[0]["labels"]]
-    assert later[-1]["endsAt"] < first["endsAt"]  # under other labels, were it another alert, it would stay open
 
 
 def test_what_no_receiver_has_accepted_is_sent_by_the_instance_that_takes_over(

@@ -88,10 +88,6 @@ class Azurite:
 
         return asyncio.run(read())
 
-    def threads(self) -> set[str]:
-        """The sinks that have said something of an event, as the instances have written it down."""
-        return {lane[0] for one in self.snapshots() for lane, _ in one.outbox.threads}
-
     def unsettled(self) -> list[str]:
         """The ids of the deliveries that the instances have written down as not accepted."""
         return [row.id for one in self.snapshots() for row in one.outbox.rows]

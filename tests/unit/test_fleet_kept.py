@@ -13,6 +13,7 @@ import pytest
 
 from notbefore.commands.fleet_events import show_waves
 from notbefore.config.load import load
+from notbefore.core.outbox import SendResult
 from notbefore.core.record import json_line
 from notbefore.fleet import others
 from notbefore.fleet.checkpoints import FileSnapshots, Position
@@ -65,6 +66,18 @@ def test_the_end_is_notified_to_those_who_were_notified_before_the_mute(muted_fr
     for number, made in enumerate(log.made):
         in_force = mutes if number >= muted_from else []
         assert is_muted(in_force, log.now, made, muted) is (made.change.kind not in sent)
+
+
+def test_who_takes_over_is_told_what_a_sink_said_of_an_event_that_is_open(tmp_path: Path) -> None:
+    log, one, other = Log(), Kept(tmp_path).outbox, Kept(tmp_path).outbox
+    log.add(A, "announced")
+    one.commit("0", log.last, sent=True)
+    (given,) = one.exchange([], {"hook": 1})
+    one.exchange([SendResult(given.delivery_id, "accepted", thread="thread-1")], {})
+    other.adopt("0", one.part("0", log.fold.event_keys()), 1.0)
+    log.add(A, "started")
+    other.commit("0", log.last, sent=True)
+    assert [later.thread for later in other.exchange([], {"hook": 1})] == ["thread-1"]
 
 
 def test_one_snapshot_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,23 +5,17 @@ Only the fields that the fleet needs are decoded.
 
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Annotated, Final, Literal, NamedTuple, TypeVar
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct, field
 
-from notbefore.core.change import LifecycleKind
+from notbefore.core.change import APPROVAL_KINDS, LIFECYCLE_KINDS, LifecycleKind
 from notbefore.core.document import MAX_DESCRIPTION, MAX_DURATION, MAX_ID, MAX_NAME, MAX_RESOURCES, MAX_WORD
 from notbefore.core.record import MAX_TAGS, TAG, TAG_BYTES, tags_in
 
 MAX_BYTES: Final = 1024 * 1024  # of one record: what a hub accepts by default
-CHANGE: Final = "notbefore.scheduled_event."
-HEARTBEAT: Final = "notbefore.heartbeat."
-VERSION: Final = ".v1"
 _EVENT: Final = "azure.scheduled_event."
-APPROVALS: Final = frozenset(
-    {"approved", "approval_failed", "approval_skipped"}
-)  # what a VM did is no step of an event
 
 PoisonReason = Literal["too_large", "not_json", "foreign", "newer", "wrong_shape", "failed", "too_many"]
 
@@ -29,7 +23,6 @@ Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
 Word = Annotated[str, Meta(max_length=MAX_WORD)]
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Seconds = Annotated[float, Meta(ge=0, le=10_000 * 365 * 86_400.0)]  # a NotBefore has any year
-
 
 Tags = tuple[tuple[str, str], ...]
 """Names in lower case, and values; by name."""
@@ -157,11 +150,16 @@ class _Envelope(Struct):
     data: msgspec.Raw
 
 
-_Found = TypeVar("_Found", "Report", "Beat")
-
 _envelopes: Final = msgspec.json.Decoder(_Envelope)
-_reports: Final = msgspec.json.Decoder(Report)
+_changes: Final = msgspec.json.Decoder(Report)
 _beats: Final = msgspec.json.Decoder(Beat)
+
+_CHANGE: Final = "notbefore.scheduled_event.{}.v1"
+_DECODERS: Final[dict[str, msgspec.json.Decoder[Report] | msgspec.json.Decoder[Beat] | None]] = {
+    **dict.fromkeys(map(_CHANGE.format, LIFECYCLE_KINDS), _changes),
+    **dict.fromkeys(map(_CHANGE.format, APPROVAL_KINDS)),  # what a VM did is no step of an event
+    "notbefore.heartbeat.v1": _beats,
+}
 
 
 def read(body: bytes) -> Report | Beat | Poison | None:
@@ -170,26 +168,17 @@ def read(body: bytes) -> Report | Beat | Poison | None:
         return Poison("too_large", f"{len(body)} bytes")
     try:
         envelope = _envelopes.decode(body)
-        return _read_data(envelope.type, envelope.data, body)
+        if (kind := envelope.type) not in _DECODERS:
+            return Poison("newer" if kind.startswith("notbefore.") else "foreign", kind[:200])
+        decoder = _DECODERS[kind]
+        return None if decoder is None else _complete(decoder.decode(envelope.data), envelope.data, body)
     except msgspec.ValidationError as error:
         return Poison("wrong_shape" if b"notbefore." in body[:2000] else "foreign", str(error))
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and msgspec.DecodeError are ValueErrors
         return Poison("not_json", str(error))
 
 
-def _read_data(kind: str, data: msgspec.Raw, body: bytes) -> Report | Beat | Poison | None:
-    if kind.startswith(CHANGE) and kind.endswith(VERSION):
-        if kind[len(CHANGE) : -len(VERSION)] in APPROVALS:
-            return None
-        return _complete(_reports.decode(data), data, body)
-    if kind.startswith(HEARTBEAT[:-1]) and kind.endswith(VERSION):
-        return _complete(_beats.decode(data), data, body)
-    if kind.startswith("notbefore."):
-        return Poison("newer", kind[:200])
-    return Poison("foreign", kind[:200])
-
-
-def _complete(found: _Found, data: msgspec.Raw, body: bytes) -> _Found:
+def _complete(found: Report | Beat, data: msgspec.Raw, body: bytes) -> Report | Beat:
     """With its tags. Raises ``msgspec.ValidationError`` for a time that is not in UTC: others cannot be compared."""
     times = [found.time, *((found.first_seen, found.not_before) if isinstance(found, Report) else ())]
     if any(time is not None and time.tzinfo is not UTC for time in times):
