@@ -70,12 +70,12 @@ def test_the_end_is_notified_to_those_who_were_notified_before_the_mute(muted_fr
 
 def test_who_takes_over_is_told_what_a_sink_said_of_an_event_that_is_open(tmp_path: Path) -> None:
     log, one, other = Log(), Kept(tmp_path).outbox, Kept(tmp_path).outbox
-    log.add(A, "announced")
+    log.add(A, "announced", after=0)
     one.commit("0", log.last, sent=True)
     (given,) = one.exchange([], {"hook": 1})
     one.exchange([SendResult(given.delivery_id, "accepted", thread="thread-1")], {})
     other.adopt("0", one.part("0", log.fold.event_keys()), 1.0)
-    log.add(A, "started")
+    log.add(A, "started", after=0)
     other.commit("0", log.last, sent=True)
     assert [later.thread for later in other.exchange([], {"hook": 1})] == ["thread-1"]
 
