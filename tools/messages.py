@@ -22,9 +22,8 @@ from notbefore.courier.message import Message
 from notbefore.courier.sinks import alertmanager, email, pagerduty, slack
 from notbefore.courier.wording import text_of
 
-BEGIN: Final = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)  # three in the morning, in Berlin
+BEGIN: Final = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
 SETTINGS: Final = Messages(
-    time_zone="Europe/Berlin",
     links=Links(
         dashboard="https://grafana.example.org/d/notbefore-vm?var-vm={vm}",
         runbook="https://wiki.example.org/scheduled-events#{event_type}",

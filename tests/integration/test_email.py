@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import trustme
 
-from notbefore.config.messages import Messages
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Email, SinkConfig
 from notbefore.core.duration import Duration
@@ -58,12 +57,6 @@ def test_the_mails_of_one_event_are_one_thread(peer: MailPeer) -> None:
     assert first["From"] == "notbefore <vm@example.org>"
     assert first["Auto-Submitted"] == "auto-generated"
     assert f"Delivery: {one.delivery_id}" in text
-
-
-def test_a_mail_has_the_reader_s_time(peer: MailPeer) -> None:
-    sink_of(keys(peer), Messages(time_zone="Asia/Kolkata")).send(message())
-    (found,) = mails(peer)
-    assert "2026-03-01 12:15:00 UTC (17:45:00 Asia/Kolkata)" in found.get_content()
 
 
 def test_only_what_is_critical_and_not_over_is_urgent(peer: MailPeer) -> None:

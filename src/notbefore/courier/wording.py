@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import quote
-from zoneinfo import ZoneInfo
 
 from msgspec import Struct
 
@@ -67,10 +66,10 @@ def _lines(facts: Iterable[Fact]) -> str:
 def text_of(message: Message, now: datetime, settings: Messages) -> Text:
     """The message in words, as of ``now``."""
     record = message.record
-    advice, facts, time = _advice(message, settings.advice), _facts(message, now, settings.time_zone), None
+    advice, facts, time = _advice(message, settings.advice), _facts(message, now), None
     if record.event_type == SILENT:
         title, summary = _silence(message)
-        advice, facts = "" if message.over else phrases.SILENT_ADVICE, _facts_of_silence(message, settings.time_zone)
+        advice, facts = "" if message.over else phrases.SILENT_ADVICE, _facts_of_silence(message)
     else:
         title, summary = _title(message, now), _summary(message)
         time = record.not_before if message.is_ahead else None
@@ -220,10 +219,10 @@ def _built_in_advice(message: Message) -> str:
 Facts = Iterator[tuple[str, str]]
 
 
-def _facts(message: Message, now: datetime, time_zone: str | None) -> Facts:
+def _facts(message: Message, now: datetime) -> Facts:
     record = message.record
     yield "Sent here because", message.note
-    yield from _times(message, now, time_zone)
+    yield from _times(message, now)
     yield "What changed", _what_changed(message)
     yield "Progress", record.progress
     yield "Affected VMs", _names(record)
@@ -239,30 +238,30 @@ def _facts(message: Message, now: datetime, time_zone: str | None) -> Facts:
     yield "Reported by", f"{record.fleet_reported_by} VMs" if record.fleet_reported_by else record.vm_name or ""
 
 
-def _facts_of_silence(message: Message, time_zone: str | None) -> Facts:
+def _facts_of_silence(message: Message) -> Facts:
     record = message.record
     lasting, *_ = _silent_phrases(record)
-    yield f"{lasting.capitalize()} since", _clock(record.first_seen, time_zone)
+    yield f"{lasting.capitalize()} since", _clock(record.first_seen)
     if message.over:
-        yield "Over since", _clock(record.over_since or record.time, time_zone)
+        yield "Over since", _clock(record.over_since or record.time)
     yield "VMs", _names(record)
     yield "Place", _place(record)
     yield "Severity", message.shown_severity
 
 
-def _times(message: Message, now: datetime, time_zone: str | None) -> Facts:
+def _times(message: Message, now: datetime) -> Facts:
     record = message.record
-    planned = _clock(record.not_before, time_zone) if record.not_before is not None else "unknown"
+    planned = _clock(record.not_before) if record.not_before is not None else "unknown"
     if message.is_ahead:
         yield "Not before", planned + (f", {countdown(record.not_before, now)}" if record.not_before else "")
         if record.previous_not_before is not None and _moved(record):
-            yield "Previously", _clock(record.previous_not_before, time_zone)
+            yield "Previously", _clock(record.previous_not_before)
     elif message.over:
-        yield "Over since", _clock(record.over_since or record.time, time_zone)
+        yield "Over since", _clock(record.over_since or record.time)
         yield "Duration of the event", words(record.started_seconds) if record.started_seconds is not None else ""
     elif message.kind == "started" or record.event_status == STARTED:
         name = "Started" if message.kind == "started" else "Changed"
-        yield name, _clock(record.time, time_zone)
+        yield name, _clock(record.time)
     else:
         yield "Not before", planned
 
@@ -323,18 +322,9 @@ def _names(record: Record) -> str:
     return some_of(sorted(record.resources, key=natural), MAX_NAMES) or "unknown (Azure names none)"
 
 
-def _clock(time: datetime, time_zone: str | None) -> str:
-    """``2026-03-01 12:15:00 UTC (13:15:00 Europe/Berlin)``, with the date in that zone where it is another one."""
-    utc = time.astimezone(UTC)
-    text = f"{utc:%Y-%m-%d %H:%M:%S} UTC"
-    if time_zone is None:
-        return text
-    try:
-        local = utc.astimezone(ZoneInfo(time_zone))
-    except OverflowError:  # before the year 1, or after 9999
-        return text
-    day = f"{local:%Y-%m-%d} " if local.date() != utc.date() else ""
-    return f"{text} ({day}{local:%H:%M:%S} {time_zone})"
+def _clock(time: datetime) -> str:
+    """``2026-03-01 12:15:00 UTC``."""
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _links(links: Links, record: Record) -> Iterator[Fact]:
