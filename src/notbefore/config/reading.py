@@ -117,16 +117,10 @@ class Reader:
     def _mapping(self, values: dict[str, Any], kind: Kind, path: str) -> dict[Any, Any]:
         of_key, of_value = get_args(kind.of)
         found = {
-            self._key(key, kind_of(of_key), path): self.read(one, of_value, _below(path, key))
+            self._checked(key, kind_of(of_key), _below(path, key)): self.read(one, of_value, _below(path, key))
             for key, one in values.items()
         }
         return {key: one for key, one in found.items() if key is not WRONG and one is not WRONG}
-
-    def _key(self, key: str, kind: Kind, path: str) -> Any:
-        known = list(_choices(kind.of))
-        if known and key not in known:
-            return self.mistake(path, f"there is no {key!r} here{one_of(key, known)}")
-        return self._checked(key, kind, _below(path, key))
 
     def _struct(self, values: Any, kind: type[Struct], path: str) -> Any:
         if not isinstance(values, dict):
