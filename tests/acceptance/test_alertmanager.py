@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, free_port, get, notbefore
+from support.agent import RunningAgent, eventually, get
 from support.alertmanager import cluster_of_two
 from support.azure import FUTURE, body, item
 from support.peers import HttpPeer
@@ -39,23 +39,6 @@ def members(tmp_path: Path, receiver: HttpPeer) -> Iterator[list[int]]:
     }
     with cluster_of_two(tmp_path, configuration) as ports:
         yield ports
-
-
-def test_whether_a_member_is_ready_can_be_asked(members: list[int], tmp_path: Path) -> None:
-    def asked(*ports: int) -> tuple[int, str]:
-        path = tmp_path / "asked.yaml"
-        urls = [f"http://127.0.0.1:{port}" for port in ports]
-        path.write_text(yaml.safe_dump({"sinks": {"am": {"alertmanager": {"urls": urls}}}}), encoding="utf-8")
-        done = notbefore("check-config", str(path), "--connect")
-        return done.returncode, done.stdout.splitlines()[1]
-
-    silent = free_port()
-    assert asked(*members) == (0, "am    alertmanager  yes")
-    code, said = asked(members[0], silent)
-    assert (code, f"yes      http://127.0.0.1:{silent} is not ready" in said) == (0, True)
-    code, said = asked(silent)
-    assert (code, "no " in said, "Connection refused" in said) == (1, True, True)
-    assert alerts(members[0]) == []
 
 
 def alerts(port: int) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, notbefore
 from support.azure import FUTURE, ME, body, item
 from support.fleet_instance import RunningFleet
-from support.hub import KEY, Hub
+from support.hub import Hub
 from support.peers import HttpPeer
 
 
@@ -85,25 +85,6 @@ def test_tags_go_from_imds_into_the_records_that_a_fleet_s_routes_match(hub: Hub
     assert "absent" not in str(hub.stored)
     assert json.loads(ours.requests[0].body)["azure.tag.role"] == "simulated"
     assert not rest.requests
-
-
-def test_whether_the_hub_would_take_a_message_can_be_asked(hub: Hub, tmp_path: Path) -> None:
-    done = notbefore("check-config", configured(tmp_path, hub), "--connect")
-    assert (done.returncode, "yes" in done.stdout, done.stderr) == (0, True, "")
-    done = notbefore("check-config", configured(tmp_path, hub, text=hub.connection_string(name="nobody")), "--connect")
-    assert done.returncode == 1
-    assert "refuses the key or the identity" in done.stdout
-    assert KEY not in done.stdout + done.stderr
-    assert hub.stored == []
-
-
-def test_a_sink_that_cannot_be_asked_says_so(tmp_path: Path) -> None:
-    path = tmp_path / "notbefore.yaml"
-    path.write_text("sinks: {x: {command: {command: [/bin/true]}}}", encoding="utf-8")
-    done = notbefore("check-config", str(path), "--connect")
-    assert (done.returncode, "notbefore drill" in done.stdout) == (0, True)
-    path.write_text("", encoding="utf-8")
-    assert "There is no sink" in notbefore("check-config", str(path), "--connect").stdout
 
 
 def test_a_drill_reaches_the_hub(hub: Hub, tmp_path: Path) -> None:

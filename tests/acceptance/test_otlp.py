@@ -11,7 +11,7 @@ import yaml
 
 from notbefore.simulator.server import Simulator
 from peers.otlp import Receiver, attributes, collected, metrics_of, scraped, series, starts
-from support.agent import RunningAgent, eventually, get, notbefore
+from support.agent import RunningAgent, eventually, get
 from support.azure import FUTURE, ID, ME, body, item
 from support.peers import Say
 
@@ -119,23 +119,6 @@ def test_without_it_nothing_of_it_is_loaded_and_a_reload_brings_it_and_takes_it(
             polls = imds.requests
             eventually(lambda: imds.requests > polls + 10)  # two intervals
             assert metrics_of(receiver.metrics[-1]) == last
-
-
-def test_whether_the_receiver_would_accept_an_export_can_be_asked(tmp_path: Path) -> None:
-    with Receiver() as receiver:
-        headers = {"api-key": "hunter2-key"}
-        records = {"endpoint": "http://127.0.0.1:9"}
-        config = configured(tmp_path, receiver.url, records, headers=headers)
-        receiver.answers.append(Say(401, (), b"who is hunter2-key?"))
-        for answer in ("no", "yes"):
-            done = notbefore("check-config", config, "--connect")
-            rows = {tuple(line.split()[:3]) for line in done.stdout.splitlines()}
-            assert rows >= {("rec", "otlp_logs", "no"), ("otlp", "metrics", answer)}
-            assert (done.returncode, "hunter2" in done.stdout) == (1, False)
-        assert receiver.metrics[-1].ByteSize() == 0
-        receiver.requests.clear()
-        assert notbefore("check-config", configured(tmp_path, receiver.url), "--connect").returncode == 0
-        assert len(receiver.requests) == 2
 
 
 def test_the_standard_variables_say_what_the_file_does_not(

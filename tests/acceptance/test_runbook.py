@@ -30,19 +30,19 @@ sys.exit(main())
 def typed() -> list[str]:
     """The commands that read secrets, as they stand in the documents."""
     text = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("runbook.md", "getting-started.md"))
-    found = re.findall(r"notbefore (check-config (?:--connect )?\S*\.yml)", text)
+    found = re.findall(r"notbefore (check-config \S*\.yml)", text)
     return sorted(set(found))
 
 
 def getting_started() -> str:
-    (config,) = re.findall(
+    config, *_ = re.findall(
         r"```yaml\n(sinks:\n  oncall:.*?)```", (DOCS / "getting-started.md").read_text(encoding="utf-8"), re.DOTALL
     )
     return str(config)
 
 
 def test_there_are_commands_that_read_secrets() -> None:
-    assert len(typed()) >= 2
+    assert typed()
 
 
 @pytest.mark.parametrize("line", typed())
@@ -61,4 +61,4 @@ def test_a_command_finds_the_credentials_that_the_service_has(
         done = run(sys.executable, "-c", COMMAND, credentials, *words)
         assert done.returncode == 0, done.stderr
         assert [line for line in done.stderr.splitlines() if "notbefore: note: " not in line] == []
-        assert len(slack.requests) == ("--connect" in words)  # which sends a message without text
+        assert not slack.requests

@@ -10,6 +10,7 @@ import grpc
 import pytest
 import trustme
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.sdk.metrics.export import MetricsData
 
 from notbefore.config.messages import Messages
 from notbefore.config.model import Otlp
@@ -377,7 +378,7 @@ def test_the_sdk_takes_nothing_from_the_environment_for_an_address_of_ours(
         monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{signal.upper()}_{name}", value)
     with Receiver() as web, GrpcReceiver() as grpc_receiver:
         url = web.url if protocol == "http/protobuf" else grpc_receiver.url
-        sender_to(to(url, protocol=protocol), signal).connect()
+        sender_to(to(url, protocol=protocol), signal).send(MetricsData([]) if signal == "metrics" else [])
         headers = [request.headers for request in web.requests] or [sent for _, _, sent in grpc_receiver.requests]
     assert len(headers) == 1
     assert "for-another" not in headers[0].values()

@@ -139,7 +139,7 @@ def test_a_timeout_is_for_all_addresses_of_a_name(monkeypatch: pytest.MonkeyPatc
         leading(monkeypatch, port, *holes.addresses)
         http, begun = Http(1.0), time.monotonic()
         with pytest.raises(SendError) as raised:
-            http.request("POST", f"https://many.example.org:{port}/", {})
+            http.post(f"https://many.example.org:{port}/", {})
         http.close()
         assert time.monotonic() - begun < 4  # a second for each would be eight
     assert not raised.value.permanent
@@ -165,7 +165,7 @@ def test_passwords_of_a_netrc_stay_there(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_header_is_not_replaced_by_the_password_of_an_address() -> None:
     with HttpPeer() as peer:
         http = Http(5.0)
-        http.request("POST", peer.url.replace("://", "://user:password@"), {"Authorization": "Bearer own"}).check()
+        http.post(peer.url.replace("://", "://user:password@"), {"Authorization": "Bearer own"}).check()
         http.close()
         assert peer.requests[0].headers["authorization"] == "Bearer own"
 

@@ -73,7 +73,7 @@ class Pings:
             parts = urlsplit(self._heartbeat.ping_url.reveal())
             if status.signal != "success":
                 parts = parts._replace(path=f"{parts.path.rstrip('/')}/{status.signal}")
-            answer = self._http.request("POST", urlunsplit(parts), HEADERS, body)
+            answer = self._http.post(urlunsplit(parts), HEADERS, body)
         except (ConfigError, SendError) as error:  # a secret that cannot be read; nobody there
             return str(error)
         except ValueError:  # its text may show the address

@@ -44,7 +44,7 @@ COMMANDS: Final = {
     ),
     "check-config": (
         "read a configuration: show what is wrong with it, or all values in use",
-        "notbefore check-config --connect /etc/notbefore/notbefore.yml",
+        "notbefore check-config /etc/notbefore/notbefore.yml",
     ),
     "events": ("show what is listed now, as a running agent knows it", "notbefore events"),
     "history": ("show the last changes", "notbefore history --since 1h"),

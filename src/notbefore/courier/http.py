@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from http import client
-from typing import Any, Final, Literal
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -91,13 +91,8 @@ class Http:
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, _Adapter(guarded=guarded))
 
-    def request(
-        self,
-        method: Literal["GET", "HEAD", "POST"],
-        url: str,
-        headers: Mapping[str, str],
-        body: bytes = b"",
-        timeout: float | None = None,
+    def post(
+        self, url: str, headers: Mapping[str, str], body: bytes = b"", timeout: float | None = None
     ) -> HttpResponse:
         """Send, and return the answer, whatever it is; raises ``SendError`` where there is none.
 
@@ -108,8 +103,7 @@ class Http:
         try:
             if self._guarded:
                 check_target(url, proxied=select_proxy(url, proxies) is not None)
-            with self._session.request(
-                method,
+            with self._session.post(
                 url,
                 data=body,
                 headers={"User-Agent": "notbefore", **headers},

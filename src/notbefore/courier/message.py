@@ -88,23 +88,12 @@ class Receipt(Struct, frozen=True):
     repeat: float | None = None  # seconds after which it is to be sent again while the event lasts
 
 
-class Asked(Struct, frozen=True):
-    """What a receiver answered to the question whether it would accept a message; ``None``: that stays unknown."""
-
-    accepts: bool | None = True
-    remark: str = ""
-
-
 class Sink:
     """One place where messages go. Made and used by one thread; made as ``Sink(name, settings, messages)``."""
 
     def send(self, message: Message) -> Receipt:
         """Send a message: return once the receiver has accepted it, raise ``errors.SendError`` when it has not."""
         raise NotImplementedError
-
-    def connect(self) -> Asked:
-        """Ask whether it would accept a message, and send nothing; raises ``errors.SendError`` where it would not."""
-        return Asked(None)
 
     def rest(self) -> None:
         """Nothing came for a while: close a connection that costs the receiver something. Raises nothing."""

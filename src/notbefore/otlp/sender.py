@@ -18,7 +18,6 @@ from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
-from opentelemetry.sdk.metrics.export import MetricsData
 
 from notbefore.config.sinks import OtlpConnection
 from notbefore.core.text import one_line
@@ -29,7 +28,6 @@ RESPONSES: Final[dict[Signal, type[Message]]] = {
     "metrics": ExportMetricsServiceResponse,
     "logs": ExportLogsServiceResponse,
 }
-EMPTY: Final[dict[Signal, Any]] = {"metrics": MetricsData([]), "logs": []}
 MAX_ANSWER: Final = 1024 * 1024  # bytes; what was rejected stands in it
 PLAIN: Final = (b"", b"{}", b"ok", b"success", b'{"partialsuccess":{}}')  # of receivers that answer no protobuf
 OF_THE_BODY: Final = ("content-type", "content-encoding")
@@ -86,10 +84,6 @@ class Sender:
         self.close()  # the next one reads certificates anew
         raise outcome or SendError(_Said.last.text)
 
-    def connect(self) -> None:
-        """Send an empty request, which OTLP allows; raises ``SendError`` where it is not accepted."""
-        self.send(EMPTY[self._signal])
-
     def close(self) -> None:
         """Close the connection."""
         if self._exporter is not None:
@@ -141,10 +135,17 @@ class _Session(requests.Session):
         self._http: Any = None
 
     def request(
-        self, method: Any, url: Any, *_: Any, data: Any = None, headers: Any = None, timeout: Any = None, **__: Any
+        self,
+        method: Any,  # noqa: ARG002 - OTLP is POST alone
+        url: Any,
+        *_: Any,
+        data: Any = None,
+        headers: Any = None,
+        timeout: Any = None,
+        **__: Any,
     ) -> Any:
         try:
-            self.outcome = self._exchange(method, str(url), data, headers, timeout)
+            self.outcome = self._exchange(str(url), data, headers, timeout)
         except Exception as error:
             self.outcome = error  # what the exporter makes of it says less
             raise
@@ -156,9 +157,7 @@ class _Session(requests.Session):
         if self._http is not None:
             self._http.close()
 
-    def _exchange(
-        self, method: Any, url: str, body: bytes, headers: Mapping[str, str], timeout: float
-    ) -> PartialSuccess:
+    def _exchange(self, url: str, body: bytes, headers: Mapping[str, str], timeout: float) -> PartialSuccess:
         own = self._connection
         if self._http is None:
             ca_file: Any = own.ca_file
@@ -170,7 +169,7 @@ class _Session(requests.Session):
             headers = {name: value for name, value in headers.items() if name.lower() in OF_THE_BODY}
         # read anew: a file may have changed
         headers = {**headers, **{name: secret.reveal() for name, secret in own.headers.items()}}
-        answer = self._http.request(method, url, headers, body, timeout)
+        answer = self._http.post(url, headers, body, timeout)
         answer.check()
         if len(answer.body) >= MAX_ANSWER:  # the count of what was rejected may be in the rest
             raise SendError(f"the answer has more than {MAX_ANSWER} bytes")

@@ -9,7 +9,6 @@ an instance that takes a partition over would have to continue that. Its ``endsA
 """
 
 import base64
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -23,7 +22,7 @@ from notbefore.core.routing import SEVERITIES
 from notbefore.core.sentence import rfc3339
 from notbefore.core.text import escaped, natural, one_line, some_of
 from notbefore.courier.http import Http, HttpResponse
-from notbefore.courier.message import Asked, Message, Receipt
+from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.wording import Text, text_of
 from notbefore.errors import SendError
@@ -50,36 +49,22 @@ class Sink(BaseSink):
         text = text_of(message.shared, datetime.now(UTC), self._messages)
         sent = alerts(message, text, self._settings)
         body = json_line(sent)
-        http, headers = self._http, self._headers
-        failures = self._ask_all(lambda url: _check(http.request("POST", f"{url}/api/v2/alerts", headers, body)))
+        failures: list[SendError] = []
+        for url in self._urls:
+            try:
+                _check(self._http.post(f"{url}/api/v2/alerts", self._headers, body))
+            except SendError as error:
+                failures.append(error)
         if len(failures) == len(self._urls):
             raise SendError(
-                "; ".join(map(str, failures.values())),
-                permanent=all(error.permanent for error in failures.values()),
-                retry_after=max(error.retry_after or 0.0 for error in failures.values()) or None,
+                "; ".join(map(str, failures)),
+                permanent=all(error.permanent for error in failures),
+                retry_after=max(error.retry_after or 0.0 for error in failures) or None,
             )
         # of an event that no longer affects this VM, those repeat it which it still affects
         lasts = not (message.over or message.record.no_longer_affected or message.record.fleet_events is not None)
         repeat = self._settings.resolve_timeout.seconds / REPEATS if lasts else None
         return Receipt(json_line(sent[0]["labels"]).decode(), repeat=repeat)
-
-    def connect(self) -> Asked:
-        """Ask each member whether it is ready; one is enough, as for an alert."""
-        failures = self._ask_all(lambda url: self._http.request("GET", f"{url}/-/ready", self._headers).check())
-        remark = "; ".join(f"{url} is not ready ({error})" for url, error in failures.items())
-        if len(failures) == len(self._urls):
-            raise SendError(remark)
-        return Asked(remark=remark)
-
-    def _ask_all(self, ask: Callable[[str], None]) -> dict[str, SendError]:
-        """Ask every member; returns the errors by address."""
-        failures: dict[str, SendError] = {}
-        for url in self._urls:
-            try:
-                ask(url)
-            except SendError as error:
-                failures[url] = error
-        return failures
 
     def close(self) -> None:
         """Close the connections."""

@@ -16,7 +16,7 @@ from typing import Final
 
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import Email
-from notbefore.courier.message import Asked, Message, Receipt
+from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.wording import Text, text_of
 from notbefore.errors import SendError
@@ -24,7 +24,6 @@ from notbefore.errors import SendError
 DOMAIN: Final = "notbefore.invalid"  # of message ids: a domain that cannot exist, RFC 2606
 PORTS: Final = {"starttls": 587, "tls": 465, "none": 25}
 PERMANENT: Final = range(500, 600)  # SMTP replies that are final
-ACCEPTED, FORWARDED = 250, 251  # ... and that accept a sender or a recipient
 REMEMBERED: Final = 100  # deliveries that some recipients have, and others do not have yet
 
 log = logging.getLogger("notbefore.email")
@@ -47,20 +46,6 @@ class Sink(BaseSink):
         with self._session() as server:
             self._transfer(server, mail, message.delivery_id)
         return Receipt()
-
-    def connect(self) -> Asked:
-        """Log in, and name sender and recipients as for a mail; then take that back, so that none is sent."""
-        sender = self._account.sender
-        with self._session() as server:
-            server.ehlo_or_helo_if_needed()
-            code, said = server.mail(sender)
-            if code != ACCEPTED:
-                raise smtplib.SMTPSenderRefused(code, said, sender)
-            answers = {address: server.rcpt(address) for address in self._account.to}
-            server.rset()
-            if refused := {address: said for address, said in answers.items() if said[0] not in (ACCEPTED, FORWARDED)}:
-                raise _refused(refused)
-        return Asked()
 
     @contextmanager
     def _session(self) -> Iterator[smtplib.SMTP]:

@@ -28,7 +28,7 @@ from notbefore.config.sinks import EventHub
 from notbefore.core.envelope import cloud_event, cut, partition_key
 from notbefore.core.record import Heartbeat, Record, json_line
 from notbefore.courier.http_status import error_of_status
-from notbefore.courier.message import Asked, Message, Receipt
+from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
 from notbefore.errors import SendError
 
@@ -71,11 +71,6 @@ class Sink(BaseSink):
         self._runner.run(self._within(self._send(message)))
         return Receipt()
 
-    def connect(self) -> Asked:
-        """Open the link and send nothing; raises ``SendError`` where the hub would not take a message."""
-        self._runner.run(self._within(self._connect()))
-        return Asked()
-
     def rest(self) -> None:
         """Close the connection: a namespace has a limit of them, and each agent of a fleet needs one."""
         self._runner.run(self._drop())
@@ -97,9 +92,6 @@ class Sink(BaseSink):
         except Exception as error:  # noqa: BLE001 - the SDK raises many; `outcome_of` sorts them
             await self._drop()
             raise outcome_of(error) from None
-
-    async def _connect(self) -> None:
-        await self._open().create_batch()
 
     async def _send(self, message: Message) -> None:
         client, content = self._open(), message.content

@@ -13,7 +13,7 @@ from notbefore.config.messages import Messages
 from notbefore.config.sinks import OtlpConnection
 from notbefore.core.record import is_of_resource
 from notbefore.courier.http import Http
-from notbefore.courier.message import Asked, Message, Receipt
+from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
 from notbefore.errors import SendError
 from notbefore.otlp.sender import Sender
@@ -40,11 +40,6 @@ class Sink(BaseSink):
         if partial.reason:
             log.warning("sink %s: the receiver accepted the record, and warns: %s", self._name, partial.reason)
         return Receipt()
-
-    def connect(self) -> Asked:
-        """Send an empty request; raises ``SendError`` where it is not accepted."""
-        self._sender.connect()
-        return Asked()
 
     def close(self) -> None:
         """Close the connection."""

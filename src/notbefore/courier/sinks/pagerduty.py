@@ -44,7 +44,7 @@ class Sink(BaseSink):
         text = text_of(said, datetime.now(UTC), self._messages)
         # the key comes last: who quotes a request in an error quotes its beginning
         body = json_line(event(said, text) | {"routing_key": self._key})
-        _check(self._http.request("POST", self._url, {"Content-Type": "application/json"}, body))
+        _check(self._http.post(self._url, {"Content-Type": "application/json"}, body))
         return Receipt(thread=message.alert_key)
 
     def close(self) -> None:

@@ -9,7 +9,6 @@ import logging
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +19,7 @@ from notbefore.core.duration import countdown
 from notbefore.core.record import json_line
 from notbefore.core.text import one_line
 from notbefore.courier.http import Http
-from notbefore.courier.message import Asked, Message, Receipt
+from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.wording import Fact, Text, text_of
 from notbefore.errors import SendError
@@ -36,7 +35,6 @@ MAX_TEXT: Final = 4_000
 LOUD: Final = ("started", "reminder")  # kinds that the whole channel is to see, not the thread alone
 COLORS: Final = {"critical": "#c4314b", "warning": "#e8a33d", "info": "#3a7bd5"}
 OVER: Final = "#2e9e5b"
-WITHOUT_TEXT: Final = (b"no_text", b"missing_text", b"ok")  # what an incoming webhook answers to a message without text
 # errors of https://docs.slack.dev/reference/methods/chat.postMessage that pass by themselves
 _PASSING: Final = re.compile("rate_?limited|limit_exceeded|_error$|unavailable|timeout|team_added|accesslimited")
 
@@ -94,14 +92,14 @@ class Sink(BaseSink):
         return name
 
     def _post_webhook(self, payload: Payload) -> None:
-        answer = self._http.request("POST", self._url, HEADERS, json_line(payload))
+        answer = self._http.post(self._url, HEADERS, json_line(payload))
         answer.check()
         if answer.body.strip() != b"ok":  # such as a captive portal
             raise SendError(f"this is not an answer of Slack: {answer.cause}")
 
     def _call(self, method: str, payload: Payload) -> dict[str, Any]:
         headers = {"Content-Type": "application/json; charset=utf-8", "Authorization": f"Bearer {self._token}"}
-        answer = self._http.request("POST", f"{self._api}/{method}", headers, json_line(payload))
+        answer = self._http.post(f"{self._api}/{method}", headers, json_line(payload))
         answer.check()
         try:
             said = msgspec.convert(answer.said(), dict[str, Any])
@@ -112,20 +110,6 @@ class Sink(BaseSink):
             passing = _PASSING.search(error) is not None
             raise SendError(f"Slack says {error}", permanent=not passing, retry_after=answer.retry_after)
         return said
-
-    def connect(self) -> Asked:
-        """Ask whose token it is; or post a message without text, which a webhook in use refuses as ``no_text``."""
-        if self._token is not None:
-            said = self._call("auth.test", {})
-            whose = f"{said.get('user')} of {said.get('team')}"
-            return Asked(remark=f"the token of {whose}; `notbefore drill` shows whether it may write to the channel")
-        answer = self._http.request("POST", self._url, HEADERS, b'{"text": ""}')
-        if answer.body.strip() in WITHOUT_TEXT:
-            return Asked()
-        if answer.status == HTTPStatus.BAD_REQUEST:  # another service that takes Slack's messages
-            return Asked(None, f"it answers {answer.cause}; `notbefore drill` shows whether it accepts a message")
-        answer.check()
-        raise SendError(f"this is not an answer of Slack: {answer.cause}")
 
     def close(self) -> None:
         """Close the connection."""

@@ -12,7 +12,7 @@ from notbefore.config.messages import Messages
 from notbefore.config.sinks import Webhook
 from notbefore.core.record import json_line
 from notbefore.courier.http import Http
-from notbefore.courier.message import Asked, Message, Receipt
+from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
 
 
@@ -31,13 +31,8 @@ class Sink(BaseSink):
     def send(self, message: Message) -> Receipt:
         """POST it; 2xx is accepted."""
         body, headers = self._request(message)
-        self._http.request("POST", self._url, headers, body).check()
+        self._http.post(self._url, headers, body).check()
         return Receipt()
-
-    def connect(self) -> Asked:
-        """Ask for the head of the page, which changes nothing: whether a record is accepted stays unknown."""
-        answer = self._http.request("HEAD", self._url, self._headers)
-        return Asked(None, f"it answers ({answer.status} to HEAD); `notbefore drill` shows whether it accepts a record")
 
     def close(self) -> None:
         """Close the connection."""
