@@ -10,8 +10,7 @@ disk with ``--store``, so that it survives a kill. It is not Azure: what it says
 Faults are ordered on standard input, a word a line: ``reject:CONDITION``, ``noack``, ``freeze``, ``refuse:STATUS``
 (what ``$cbs`` says to a token) until ``calm``; ``cut:N`` ends the connection in the middle of each of the next N
 transfers; ``drop`` and ``close`` end the connections of the moment. ``busy``: receivers are throttled, until ``calm``.
-``forget:N`` deletes all but the last N events of each partition, as retention does; ``anew`` all, with their numbers,
-as where a hub is made anew; ``resize:N`` gives it N partitions.
+``resize:N`` gives it N partitions.
 """
 
 import argparse

@@ -361,7 +361,7 @@ def _described(hub: Hub, properties: dict[str, str]) -> dict[str, Any] | None:
         "name": hub.name,
         "type": kind,
         "partition": str(number),
-        "begin_sequence_number": hub.begins[number],
+        "begin_sequence_number": 0,
         "last_enqueued_sequence_number": len(log) - 1,
         "last_enqueued_offset": str(log[-1].offset if log else -1),
         "last_enqueued_time_utc": timestamp(log[-1].enqueued if log else 0),

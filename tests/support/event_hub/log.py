@@ -27,7 +27,6 @@ class Hub:
         self.name = name
         self.created = int(time.time() * 1000)
         self.logs: list[list[Entry]] = [[] for _ in range(partitions)]
-        self.begins = [0] * partitions  # index of the first event that retention has left
         self._file: BinaryIO | None = None
         self._next = 0  # partition for events without a key
         if store is not None and store.exists():
@@ -39,22 +38,9 @@ class Hub:
         self.created = min([self.created, *(log[0].enqueued for log in self.logs if log)])
         self._file = store.open("ab") if store is not None else None
 
-    def change(self, how: str, number: int) -> None:
-        """``forget``: leave so many events in each partition. ``resize``: to so many. ``anew``: count from 0 again."""
-        if how == "resize":
-            self._resize(number)
-        elif how == "forget":
-            self.begins = [max(0, len(log) - number) for log in self.logs]
-        else:
-            self.logs, self.begins = [[] for _ in self.logs], [0] * len(self.logs)
-            self.created = int(time.time() * 1000)
-            if self._file is not None:
-                self._file.truncate(0)
-
-    def _resize(self, partitions: int) -> None:
-        more = max(0, partitions - len(self.logs))  # Azure takes none away either
-        self.logs += [[] for _ in range(more)]
-        self.begins += [0] * more
+    def resize(self, partitions: int) -> None:
+        """To so many partitions; Azure takes none away either."""
+        self.logs += [[] for _ in range(partitions - len(self.logs))]
 
     def refusal(self, partition: int, selector: str | None) -> str | None:
         """Why a receiver is refused: its offset is beyond the last one; the words are Event Hubs'."""
@@ -68,7 +54,7 @@ class Hub:
 
     def _put(self, partition: int, enqueued: int, key: str | None, message: bytes) -> None:
         if partition >= len(self.logs):  # it was resized, and read again
-            self._resize(partition + 1)
+            self.resize(partition + 1)
         log = self.logs[partition]
         offset = log[-1].offset + len(log[-1].message) + 40 if log else 0
         log.append(Entry(offset, enqueued, key, message))
@@ -103,7 +89,7 @@ class Hub:
             value = {"offset": entry.offset, "enqueued-time": entry.enqueued}.get(kind, index)
             return value > bound or (inclusive and value == bound)
 
-        return next(filter(passes, range(self.begins[partition], len(log))), len(log))
+        return next(filter(passes, range(len(log))), len(log))
 
 
 def _bound(selector: str | None) -> tuple[str | None, int]:

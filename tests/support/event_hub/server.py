@@ -99,7 +99,6 @@ class HubServer:
     def pump(self, reader: Reader) -> None:
         """Send a receiver what it has credit for."""
         log = reader.hub.logs[reader.partition]
-        reader.next = max(reader.next, reader.hub.begins[reader.partition])
         while reader.link.credit > 0 and reader.next < len(log):
             entry = log[reader.next]
             values: dict[str, str | int] = {
@@ -124,22 +123,17 @@ class HubServer:
         """A fault from now on, or one at once."""
         name, _, number = word.partition(":")
         if word in ("drop", "close"):
-            self._end_all(abruptly=word == "drop")
+            for client in list(self.clients):
+                client.end(abruptly=word == "drop")
         elif name == "cut":
             self.cuts = int(number)
-        elif name in ("forget", "resize", "anew"):
+        elif name == "resize":
             for hub in self.hubs.values():
-                hub.change(name, int(number or 0))
-            if name == "anew":
-                self._end_all(abruptly=True)
+                hub.resize(int(number))
         else:
             self.fault = "" if word == "calm" else word
             if word == "busy":
                 self._throttle()
-
-    def _end_all(self, *, abruptly: bool) -> None:
-        for client in list(self.clients):
-            client.end(abruptly=abruptly)
 
     def _throttle(self) -> None:
         for readers in self.readers.values():
