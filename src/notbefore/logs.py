@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
 from notbefore.core.record import json_line
 from notbefore.core.sentence import rfc3339
@@ -18,59 +18,32 @@ _PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (0, 
 Redact = Callable[[str], str]
 
 
-class TextFormatter(logging.Formatter):
-    """One line of text, without secrets."""
+class LogFormatter(logging.Formatter):
+    """A record as text or as JSON, without secrets; JSON has the names of OpenTelemetry's log data model.
 
-    def __init__(self, redact: Redact) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(message)s")
-        self._redact = redact
+    ``journal``: with its priority before each line, as sd-daemon(3) has it: ``<4>`` is a warning.
+    """
 
-    def formatTime(self, record: logging.LogRecord, _datefmt: str | None = None) -> str:  # noqa: N802 - as below
-        """Return date and time with the zone of this machine, as in RFC 3339."""
-        return datetime.fromtimestamp(record.created, UTC).astimezone().isoformat(timespec="seconds")
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is the base class's
-        """Return time, level and message as one line, whatever the message holds."""
-        record.message = escaped(self._redact(record.message))
-        return super().formatMessage(record)
-
-    def formatException(self, ei: Any) -> str:  # noqa: N802 - as above
-        """Return the traceback; its lines begin with a bar, so that none can be taken for a line of the log."""
-        text = self._redact(super().formatException(ei))
-        return "\n".join(f"  | {escaped(line)}" for line in text.splitlines())
-
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object a line, with the names of OpenTelemetry's log data model, without secrets."""
-
-    def __init__(self, redact: Redact = str) -> None:
+    def __init__(self, redact: Redact = str, *, as_json: bool = False, journal: bool = False) -> None:
         super().__init__()
         self._redact = redact
+        self._as_json = as_json
+        self._journal = journal
 
     def format(self, record: logging.LogRecord) -> str:
-        """Message and, where there is one, the exception, on one line."""
-        values = {
-            "time": rfc3339(datetime.fromtimestamp(record.created, UTC)),
-            "severity": _SEVERITIES.get(record.levelno, record.levelname),
-            "logger": record.name,
-            "body": self._redact(record.getMessage()),
-        }
-        if record.exc_info:
-            values["exception"] = self._redact(self.formatException(record.exc_info))
-        return json_line(values).decode()
-
-
-class JournalFormatter(logging.Formatter):
-    """The lines of another formatter, each with its priority before it: ``<4>`` is a warning (sd-daemon(3))."""
-
-    def __init__(self, inner: logging.Formatter) -> None:
-        super().__init__()
-        self._inner = inner
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Every line has the priority: each is an entry of its own in the journal, also one of a traceback."""
-        prefix = next(f"<{priority}>" for level, priority in _PRIORITIES if record.levelno >= level)
-        return "\n".join(prefix + line for line in self._inner.format(record).splitlines())
+        """Return one line, whatever the message holds; in text, each line of a traceback follows behind a bar."""
+        time, message = datetime.fromtimestamp(record.created, UTC), self._redact(record.getMessage())
+        exception = self._redact(self.formatException(record.exc_info)) if record.exc_info else None
+        if self._as_json:
+            severity = _SEVERITIES.get(record.levelno, record.levelname)
+            values = {"time": rfc3339(time), "severity": severity, "logger": record.name, "body": message}
+            lines = [json_line(values | ({"exception": exception} if exception else {})).decode()]
+        else:
+            local = time.astimezone().isoformat(timespec="seconds")
+            lines = [f"{local} {record.levelname:<7} {escaped(message)}"]
+            lines += [f"  | {escaped(line)}" for line in (exception or "").splitlines()]
+        priority = next(priority for level, priority in _PRIORITIES if record.levelno >= level)
+        return "\n".join(f"<{priority}>{line}" if self._journal else line for line in lines)
 
 
 def goes_to_journal(environment: Mapping[str, str] = os.environ) -> bool:
@@ -88,12 +61,8 @@ def set_up(form: Literal["auto", "json", "text"], level: str, redact: Redact = s
     ``redact`` replaces the secrets in every text, also in those that libraries log. The root's handlers are replaced.
     """
     handler = logging.StreamHandler(sys.stderr)
-    if form == "json" or (form == "auto" and not sys.stderr.isatty()):
-        handler.setFormatter(JsonFormatter(redact))
-    else:
-        handler.setFormatter(TextFormatter(redact))
-    if goes_to_journal() and handler.formatter is not None:
-        handler.setFormatter(JournalFormatter(handler.formatter))
+    as_json = form == "json" or (form == "auto" and not sys.stderr.isatty())
+    handler.setFormatter(LogFormatter(redact, as_json=as_json, journal=goes_to_journal()))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

@@ -21,7 +21,7 @@ from notbefore.core.document import Event
 from notbefore.core.duration import span
 from notbefore.core.listing import PendingEvent
 from notbefore.core.tracked import TrackedEvent
-from notbefore.logs import JsonFormatter, TextFormatter, set_up
+from notbefore.logs import LogFormatter, set_up
 from support.fleet_records import report, vm
 
 
@@ -115,13 +115,13 @@ def log_record(**fields: object) -> logging.LogRecord:
 
 def test_a_log_line_holds_its_exception() -> None:
     error = RuntimeError("broken")
-    line = JsonFormatter().format(log_record(exc_info=(RuntimeError, error, None)))
+    line = LogFormatter(as_json=True).format(log_record(exc_info=(RuntimeError, error, None)))
     assert "\n" not in line
     assert "RuntimeError: broken" in json.loads(line)["exception"]
 
 
 def test_a_text_line_has_date_time_and_zone() -> None:
-    line = TextFormatter(str).format(log_record(created=1_800_000_000.0, levelname="WARNING"))
+    line = LogFormatter().format(log_record(created=1_800_000_000.0, levelname="WARNING"))
     assert datetime.fromisoformat(line.split()[0]) == datetime.fromtimestamp(1_800_000_000, UTC)
     assert line.split()[1] == "WARNING"
 
@@ -146,7 +146,7 @@ FORGED = "vm_0\n12:00:00 WARNING approved (accepted)\x1b[2J\u202etxt\x85\u2028en
 
 
 def test_a_text_line_is_one_line_whatever_a_name_holds() -> None:
-    line = TextFormatter(str).format(log_record(args=(FORGED,)))
+    line = LogFormatter().format(log_record(args=(FORGED,)))
     assert len(line.splitlines()) == 1
     assert line.isprintable()
     assert r"vm_0\u000a12:00:00 WARNING" in line
@@ -154,14 +154,14 @@ def test_a_text_line_is_one_line_whatever_a_name_holds() -> None:
 
 def test_no_line_of_a_traceback_can_be_taken_for_a_line_of_the_log() -> None:
     error = RuntimeError(FORGED)
-    first, *others = TextFormatter(str).format(log_record(exc_info=(RuntimeError, error, None))).splitlines()
+    first, *others = LogFormatter().format(log_record(exc_info=(RuntimeError, error, None))).splitlines()
     assert first.endswith(r"a b\u000ac")
     assert others
     assert all(line.startswith("  | ") and line.isprintable() for line in others)
 
 
 def test_what_is_secret_is_cut_out_of_both_parts_of_a_text_line() -> None:
-    redact = TextFormatter(lambda text: text.replace("s3cret", "***"))
+    redact = LogFormatter(lambda text: text.replace("s3cret", "***"))
     line = redact.format(log_record(args=("s3cret",), exc_info=(RuntimeError, RuntimeError("s3cret"), None)))
     assert (line.count("***"), "s3cret" in line) == (2, False)
 
