@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, notbefore
+from support.agent import RunningAgent, eventually
 from support.azure import FUTURE, ME, body, item
 from support.fleet_instance import RunningFleet
 from support.hub import Hub
@@ -85,13 +85,3 @@ def test_tags_go_from_imds_into_the_records_that_a_fleet_s_routes_match(hub: Hub
     assert "absent" not in str(hub.stored)
     assert json.loads(ours.requests[0].body)["azure.tag.role"] == "simulated"
     assert not rest.requests
-
-
-def test_a_drill_reaches_the_hub(hub: Hub, tmp_path: Path) -> None:
-    config, state = configured(tmp_path, hub), tmp_path / "state"
-    with Simulator((ME,)) as imds, RunningAgent(imds.endpoint, state, config) as agent:
-        agent.ready()
-        done = notbefore("drill", config, "--state-dir", state)
-    assert done.returncode == 0, done.stdout
-    assert len(hub.stored) == 3
-    assert all(one.envelope["data"]["azure.scheduled_event.exercise"] for one in hub.stored)

@@ -2,7 +2,6 @@
 
 import email
 import email.policy
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from email.message import EmailMessage
@@ -59,20 +58,6 @@ def test_the_mails_of_one_event_are_one_thread(peer: MailPeer) -> None:
     assert f"Delivery: {one.delivery_id}" in text
 
 
-def test_only_what_is_critical_and_not_over_is_urgent(peer: MailPeer) -> None:
-    sent(keys(peer), message(REBOOT), message(), message(REBOOT, REBOOT | STARTED, None))
-    assert [one["X-Priority"] for one in mails(peer)] == ["1", None, None]
-
-
-def test_a_mail_is_one_mail_whatever_azure_says(peer: MailPeer) -> None:
-    evil = "x\r\nBcc: eve@example.org\r\n.\r\n<script>alert(1)</script>"
-    sent(keys(peer), message({"EventType": evil, "Description": evil, "Resources": [evil]}))
-    (found,) = mails(peer)
-    assert recipients(peer) == [["ops@example.org"]]
-    assert found["Bcc"] is None
-    assert found.get_content_type() == "text/plain"
-
-
 @pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")  # the whole connection is TLS
 @pytest.mark.parametrize(("peer_tls", "tls"), [("starttls", "starttls"), ("smtps", "tls")])
 def test_mail_over_tls_with_a_password(tmp_path: Path, authority: trustme.CA, peer_tls: str, tls: str) -> None:
@@ -126,21 +111,3 @@ def test_a_server_without_starttls_gets_nothing(peer: MailPeer) -> None:
         sent(keys(peer, tls="starttls"))
     assert peer.mails == []
     assert raised.value.permanent
-
-
-@pytest.mark.parametrize(("reply", "permanent"), [("421 too busy", False), ("554 no", True)])
-def test_what_the_server_says_decides_whether_it_is_tried_again(peer: MailPeer, reply: str, *, permanent: bool) -> None:
-    peer.replies.append(reply)
-    with pytest.raises(SendError, match=reply[:3]) as raised:
-        sent(keys(peer))
-    assert raised.value.permanent == permanent
-    sent(keys(peer))
-    assert len(peer.mails) == 1
-
-
-def test_the_sink_needs_no_apprise(peer: MailPeer, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "apprise"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "apprise", None)  # an import of it fails
-    sent(keys(peer))
-    assert len(peer.mails) == 1

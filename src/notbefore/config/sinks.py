@@ -151,7 +151,6 @@ class Alertmanager(SinkSettings, frozen=True, kw_only=True):
     token: HeaderValue | None = None  # bearer
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
     resolve_timeout: ResolveTimeout = Duration("5m")  # Alertmanager's own; alerts are sent again in a third of it
-    generator_url: str = ""  # the link `generatorURL` of each alert
     labels: dict[LabelName, str] = {}  # beside our own, the same on every VM
 
     def __post_init__(self) -> None:

@@ -181,9 +181,8 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
     fleet_interruption_min: float | None = field(default=None, name=_attribute("fleet.interruption_seconds.min"))
     fleet_interruption_median: float | None = field(default=None, name=_attribute("fleet.interruption_seconds.median"))
     fleet_interruption_max: float | None = field(default=None, name=_attribute("fleet.interruption_seconds.max"))
-    truncated: tuple[str, ...] | None = field(
-        default=None, name="notbefore.truncated"
-    )  # what was cut away to fit, or not read
+    # what was cut away to fit, or not read
+    truncated: tuple[str, ...] | None = field(default=None, name="notbefore.truncated")
 
     @classmethod
     def of(cls, change: Change, vm: Vm | None, *, exercise: bool = False, fleet: FleetFacts | None = None) -> Self:
@@ -255,15 +254,8 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
 
 
 _OF_ONE_VM: Final = (
-    "zone",
-    "resource_id",
-    "vm_id",
-    "vm_name",
-    "vm_size",
-    "notice_seconds",
-    "scheduled_seconds",
-    "started_seconds",
-    "interruption_seconds",
+    *("zone", "resource_id", "vm_id", "vm_name", "vm_size"),
+    *("notice_seconds", "scheduled_seconds", "started_seconds", "interruption_seconds"),
 )
 
 

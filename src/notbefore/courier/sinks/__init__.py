@@ -14,7 +14,7 @@ from notbefore.errors import ConfigError
 
 def try_out(name: str, config: SinkConfig, messages: Messages) -> None:
     """Make the sink as the courier would, and send nothing; raises ``ConfigError``. It imports what the sink needs."""
-    from notbefore.courier.redact import Redactor, known_secrets  # noqa: PLC0415 - as above
+    from notbefore.courier.redact import Redactor, known_secrets  # noqa: PLC0415 - only who tries a sink out needs it
 
     try:
         make(name, config, messages).close()
@@ -25,7 +25,7 @@ def try_out(name: str, config: SinkConfig, messages: Messages) -> None:
 
 def make(name: str, config: SinkConfig, messages: Messages) -> Sink:
     """The sink of that name; raises ``ConfigError`` when it cannot be made, a secret that cannot be read included."""
-    from importlib import import_module  # noqa: PLC0415 - as above
+    from importlib import import_module  # noqa: PLC0415 - only a courier makes sinks
 
     try:
         module: Any = import_module(f"{__name__}.{config.kind}")

@@ -95,9 +95,9 @@ def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[st
     """The alert; and the end of the one before, where the event has become more severe."""
     first = _first_labels(message)
     if first is None:
-        return [_alert(message, text, _labels(message, settings), settings)]
+        return [_alert(message, text, _labels(message, settings))]
     severity = next(one for one in SEVERITIES if one in (message.severity, first["severity"]))
-    now = _alert(message, text, first | {"severity": severity}, settings)
+    now = _alert(message, text, first | {"severity": severity})
     before = now | {"labels": first, "endsAt": rfc3339(datetime.now(UTC))}
     return [now] if severity == first["severity"] else [now, before]
 
@@ -128,7 +128,7 @@ def _labels(message: Message, settings: Alertmanager) -> dict[str, str]:
     return {name: escaped(value) for name, value in labels.items() if value}
 
 
-def _alert(message: Message, text: Text, labels: dict[str, str], settings: Alertmanager) -> dict[str, Any]:
+def _alert(message: Message, text: Text, labels: dict[str, str]) -> dict[str, Any]:
     """The alert. ``startsAt`` is the first sight of the event, ``endsAt`` the sight of its end."""
     record = message.record
     links = {link.name: link.value for link in text.links}
@@ -147,7 +147,7 @@ def _alert(message: Message, text: Text, labels: dict[str, str], settings: Alert
         "labels": labels,
         "annotations": {name: value for name, value in annotations.items() if value},
         "startsAt": rfc3339(record.first_seen),
-        "generatorURL": settings.generator_url or links.get("Dashboard", ""),
+        "generatorURL": links.get("Dashboard", ""),
     }
     if message.over:
         values["endsAt"] = rfc3339(record.time)

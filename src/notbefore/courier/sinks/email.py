@@ -117,7 +117,5 @@ def compose(message: Message, text: Text, account: Email, now: datetime) -> Emai
     root = hashlib.sha256(f"{message.event_key}\n{message.sink}".encode()).hexdigest()[:32]
     mail["References"] = mail["In-Reply-To"] = f"<{root}@{DOMAIN}>"
     mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: no absence note in return
-    if message.shown_severity == "critical":
-        mail["X-Priority"] = "1"
     mail.set_content(f"{text.whole}\n")
     return mail
