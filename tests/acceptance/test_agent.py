@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, free_port, get, notbefore
 from support.azure import FUTURE, ID, ME, body, item
 from support.file import change_state, read_records, read_state
-from support.raw_server import answer, serving
 
 PENDING = 'azure_scheduled_events_pending{event_status="%s",event_type="%s",scope="%s"}'
 CHANGES = 'azure_scheduled_event_changes_total{change="%s",event_type="%s"}'
@@ -76,20 +74,6 @@ def test_a_dead_imds_makes_the_agent_unready_but_not_unhealthy(tmp_path: Path) -
         assert b"IMDS has given no valid answer yet: refused" in reasons
 
 
-def test_an_imds_that_does_not_name_the_vm_is_waited_for_and_then_done_without(tmp_path: Path) -> None:
-    nameless, listed = answer("404 Not Found", b"{}"), answer(body=scheduled())
-
-    def talk(connection: socket.socket, head: bytes) -> None:
-        (nameless if b"/metadata/instance" in head else listed)(connection, head)
-
-    with serving(talk) as (endpoint, _), RunningAgent(endpoint, tmp_path) as agent:
-        eventually(lambda: agent.answers("/healthz"))
-        eventually(lambda: b"IMDS has not said yet which VM this is" in get(agent.port, "/readyz")[1])
-        agent.reported("announced")  # ten seconds later
-        assert agent.metric(PENDING % ("Scheduled", "Freeze", "unknown")) == 1
-        assert get(agent.port, "/readyz")[0] == 200
-
-
 @pytest.mark.alone
 @pytest.mark.parametrize("hanging", [False, True])
 def test_sigterm_stops_it_within_two_seconds(imds: Simulator, tmp_path: Path, *, hanging: bool) -> None:
@@ -102,22 +86,6 @@ def test_sigterm_stops_it_within_two_seconds(imds: Simulator, tmp_path: Path, *,
         begun = time.monotonic()
         assert agent.stop() == 0
         assert time.monotonic() - begun < 2
-
-
-def test_a_killed_agent_goes_on_where_it_was(imds: Simulator, tmp_path: Path) -> None:
-    with RunningAgent(imds.endpoint, tmp_path) as first:
-        first.ready()
-        imds.set_document(scheduled())
-        first.reported("announced")
-        eventually(lambda: len(read_records(tmp_path)) == 1)
-        first.stop(signal.SIGKILL)
-    with RunningAgent(imds.endpoint, tmp_path) as second:
-        second.ready()
-        assert second.metric(CHANGES % ("announced", "Freeze")) == 1
-        assert second.metric('azure_scheduled_event_initial_notice_seconds_count{event_type="Freeze"}') == 1
-        assert len(second.json("/api/v1/history")["changes"]) == 1
-        imds.set_document(started())
-        second.reported("started")  # and the announcement is not reported again
 
 
 def test_a_reboot_is_reported_by_the_agent_that_it_killed(imds: Simulator, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, free_port
+from support.agent import RunningAgent, eventually
 from support.azure import body, item
 from support.elsewhere import python_elsewhere, without_posix
 from support.peers import HttpPeer, Say
@@ -32,26 +32,6 @@ first.release()
 second.acquire(0.1)
 print("held")
 """
-RUN = """
-import _thread, threading, time
-from notbefore.commands.main import main
-from notbefore.errors import NotBeforeError
-from notbefore.commands.client import AgentClient
-
-def end():
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            AgentClient("http://" + sys.argv[-1]).ask("/readyz")
-            print("ready")
-            break
-        except NotBeforeError:
-            time.sleep(0.05)
-    signal.raise_signal(signal.SIGINT)  # as a service's wrapper does: Ctrl-C
-
-threading.Thread(target=end, daemon=True).start()
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 def test_every_module_is_imported_and_a_state_has_one_owner_where_posix_is_not(tmp_path: Path) -> None:
@@ -60,16 +40,6 @@ def test_every_module_is_imported_and_a_state_has_one_owner_where_posix_is_not(t
     assert (done.returncode, done.stderr) == (0, "")
     assert "held" in done.stdout
     assert "ProgramData" in done.stdout
-
-
-def test_the_agent_watches_serves_and_stops_where_posix_is_not(tmp_path: Path) -> None:
-    with Simulator() as imds:
-        imds.set_document(body())
-        words = ("--imds", imds.endpoint, "--state-dir", str(tmp_path), "--listen", f"127.0.0.1:{free_port()}")
-        done = without_posix(RUN, "run", *words)
-    assert done.returncode == 0, done.stderr
-    assert "ready" in done.stdout
-    assert "Traceback" not in done.stderr
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import notbefore
 def import_all(names):
     return [importlib.import_module(name) for name in names]
 
-LIGHT = ["commands.main", "commands.run", "courier.main", "courier.sinks.webhook", "courier.render"]
+LIGHT = ["commands.main", "commands.run", "courier.main", "courier.sinks.webhook", "courier.wording"]
 EVERYTHING = [module.name for module in pkgutil.walk_packages(notbefore.__path__, "notbefore.")]
 names = EVERYTHING if everything else [f"notbefore.{name}" for name in LIGHT]
 names = [name for name in names if not name.endswith("__main__")]

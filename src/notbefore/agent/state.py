@@ -92,23 +92,26 @@ class AgentState:
         if state.boot_id != clock.boot_id:  # the state may come from an image: IMDS has to say it again
             state = replace(state, vm=None)
         since = state.totals.since or clock.now()
-        self._newest = replace(state, totals=replace(state.totals, since=since))
+        state = replace(state, totals=replace(state.totals, since=since))
         self.was_unanswered = state.unanswered  # an earlier process ended before IMDS answered it
         if state.tracked.events and not state.unanswered:  # this one may as well
-            self._newest = replace(self._newest, unanswered=True)
-            store.commit(self._newest)
-        self._snapshot = AgentSnapshot(self._newest, vm=self.vm_of(self._newest))
-        self.poll = self._snapshot.poll  # how the last poll ended; published with what it led to
+            state = replace(state, unanswered=True)
+            store.commit(state)
+        self._snapshot = AgentSnapshot(state, vm=self.vm_of(state))
 
     @property
     def snapshot(self) -> AgentSnapshot:
         """What is known: as written, or kept in memory while nothing can be written."""
         return self._snapshot
 
+    @property
+    def poll(self) -> PollStatus:
+        """How the last poll ended; published with what it led to."""
+        return self._snapshot.poll
+
     def publish(self, poll: PollStatus) -> None:
         """How the last poll ended, from now on."""
         with self._lock:
-            self.poll = poll
             self._snapshot = AgentSnapshot(self._snapshot.state, poll, self._snapshot.vm)
 
     def commit(self, step: Step, poll: PollStatus | None = None, on_disk: float = 0.0) -> bool:
@@ -118,46 +121,47 @@ class AgentState:
         published with the state. Returns whether all of it is on disk, after so many seconds at the latest.
         """
         with self._lock:
-            made = step(self._newest)
-            self.poll = poll or self.poll
+            made = step(self._snapshot.state)
             if made is None:
-                self._publish()
+                self._publish(self._snapshot.state, poll)
                 return True
             state, changes = made
             for change in changes:
                 state = replace(state, totals=state.totals.plus(change))
             stored = self._stored(state, changes)
-            self._newest = self._with_times(state, poll)
-            if poll is not None and self._newest.seen is not None:
-                date = self._newest.seen.date
+            state = self._with_times(state, poll)
+            if poll is not None and state.seen is not None:
+                date = state.seen.date
                 self._store.know_time(date.timestamp() if date is not None else None)
-            number = self._store.commit(self._newest, stored)
-            self._publish()
+            number = self._store.commit(state, stored)
+            self._publish(state, poll)
             for one in stored:
                 self._listeners.write_record(one.record + b"\n")
         if stored:
             self._listeners.changed()
         return self._store.disk.wait_written(number, on_disk)
 
-    def _publish(self) -> None:
-        self._snapshot = AgentSnapshot(self._newest, self.poll, self.vm_of(self._newest))
+    def _publish(self, state: StoredState, poll: PollStatus | None = None) -> None:
+        self._snapshot = AgentSnapshot(state, poll or self.poll, self.vm_of(state))
 
     def note_running(self) -> None:
         """Write down when the last good answer came, and that the machine runs, while an event is listed."""
         with self._lock:
-            state = self._newest
+            state = self._snapshot.state
             # before the first good answer of this boot it is not known whether the events are still there
             if not state.tracked.events or state.boot_id != self.clock.boot_id:
                 return
-            self._newest = replace(self._with_times(state), last_running=self._now())
-            self._store.commit(self._newest)
+            state = replace(self._with_times(state), last_running=self._now())
+            self._store.commit(state)
+            self._publish(state)
 
     def write_stop(self) -> None:
         """Write down that the agent stopped in order, and when; not if it has seen nothing."""
         if self._snapshot.poll.answered is not None:
             with self._lock:
-                self._newest = replace(self._with_times(self._newest), clean=True, last_running=self._now())
-                number = self._store.commit(self._newest)
+                state = self._with_times(self._snapshot.state)
+                state = replace(state, clean=True, last_running=self._now())
+                number = self._store.commit(state)
             self._store.disk.wait_written(number, WRITE_PATIENCE)
 
     def put(self, delivery: Delivery) -> None:
