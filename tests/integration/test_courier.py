@@ -301,3 +301,27 @@ def test_asked_to_leave_it_waits_no_longer_than_it_was_given_but_for_a_command(
 def test_it_asks_at_least_once_a_second_also_where_nothing_happens(owner: Owner) -> None:
     with CourierHere(owner, orders(), lambda _name: Recording()) as courier:
         courier.until(lambda: len(owner.rooms) >= 3)
+
+
+@pytest.mark.parametrize(
+    ("severity", "not_before", "age", "state"),
+    [
+        ("critical", 600.0, 400.0, "pending"),  # NotBefore is ahead
+        ("critical", -600.0, 10.0, "pending"),  # within five minutes of the change
+        ("critical", -600.0, 400.0, "dead"),
+        ("warning", 600.0, 10.0, "dead"),
+    ],
+)
+def test_a_refusal_that_may_pass_is_final_for_what_is_critical_only_when_the_time_is_over(
+    owner: Owner, severity: str, not_before: float, age: float, state: str
+) -> None:
+    now = time.time()
+    owner.put("a", severity=severity, not_before=now + not_before, created=now - age, due=now - age)
+    with HttpPeer() as peer:
+        peer.default = Say(403, body=b"no such channel")
+        settings = Webhook(url=Secret(peer.url), allow_private=True)
+        given = Orders({"chat": SinkConfig(webhook=settings)})
+        with CourierHere(owner, given, lambda name: make(name, given.sinks[name], given.messages)) as courier:
+            courier.until(lambda: owner.results)
+    (row,) = owner.rows
+    assert (row.state, row.error) == (state, "403: no such channel")

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from notbefore.core.delivery import Delivery, delivery_id
+from notbefore.core.delivery import PATIENCE, Delivery, delivery_id
 from notbefore.core.outbox import (
     DEAD_SECONDS,
     FAILED_REPEAT_SECONDS,
@@ -87,7 +87,12 @@ def test_a_delivery_is_given_with_all_that_its_text_needs(box: Box) -> None:
     box.put(one, now=10)
     (given,) = box.lease(30)
     assert (given.record, given.note, given.severity) == (b"{}", "why", "critical")
-    assert not given.repetition
+    assert (given.patience, given.repetition) == (870.0, False)
+    cases: list[tuple[dict[str, Any], float]] = [({"patient": False}, 0), ({"not_before": 11.0}, PATIENCE - 20)]
+    for number, (fields, patience) in enumerate(cases):
+        other = msgspec.structs.replace(one, delivery_id=str(number), event_key=str(number), **fields)
+        box.put(other, now=10)
+        assert box.lease(30)[0].patience == patience
 
 
 # ---- results
@@ -244,7 +249,7 @@ def test_a_reminder_moves_with_not_before_also_where_its_sink_is_not_notified(bo
     moved, other, approved = box.rows()
     assert approved.due == 500
     assert (moved.since, moved.due, moved.expires) == (100 + seconds, 100 + seconds, 160 + seconds)
-    assert (moved.delivery.record, other.due) == (b'{"moved":1}', 100)
+    assert (moved.delivery.record, moved.patient_until, other.due) == (b'{"moved":1}', 0, 100)
 
 
 def test_an_approval_replaces_neither_a_reminder_nor_anything_of_another_sink_or_event(box: Box) -> None:
@@ -716,7 +721,7 @@ def test_what_is_made_for_another_sink_is_the_same_but_for_what_that_one_must_no
         structs.replace(
             one, sink="hub", delivery_id=delivery_id(change_id, "hub"), note="chat refused it: 401", **alone
         ),
-        since=5, due=30, expires=30 + 86_400, seq=2,
+        since=5, due=30, expires=30 + 86_400, patient_until=900, seq=2,
     )  # fmt: skip
     assert (dead.state, dead.seq, dead.fallback_at) == ("dead", 1, None)
     box.outbox.drop(ids(box.rows()))
@@ -727,7 +732,7 @@ def test_what_is_made_for_another_sink_is_the_same_but_for_what_that_one_must_no
     box.outbox.redirect({"ops"}, lambda _row: ("ops",), 25)
     first, second = box.rows()
     moved = structs.replace(one, sink="ops", delivery_id=delivery_id(change_id, "ops"))
-    assert first == Row(moved, since=5, due=22, expires=1e9, fallback_at=60, seq=3)
+    assert first == Row(moved, since=5, due=22, expires=1e9, patient_until=900, fallback_at=60, seq=3)
     assert second.delivery == structs.replace(
         reminder, sink="ops", delivery_id=delivery_id(reminder.delivery_id, "ops")
     )

@@ -158,7 +158,8 @@ class Exercise:
 def _step(change: Change, routing: Routing, vm: Vm) -> StoredChange:
     line = Record.of(change, vm, exercise=True).line()
     made = deliveries(change, line, routing, vm)
-    return StoredChange(change, line, tuple(one for one in made if one.kind == change.kind))  # without reminders
+    kept = tuple(msgspec.structs.replace(one, patient=False) for one in made if one.kind == change.kind)  # no reminders
+    return StoredChange(change, line, kept)
 
 
 class DrillRow(Struct, frozen=True):

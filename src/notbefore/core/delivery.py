@@ -40,6 +40,10 @@ class Delivery(Struct, frozen=True):
     others: tuple[str, ...] = ()  # the other sinks that the change goes to
     note: str = ""  # why it goes to this sink, where that is not by its route
     once: bool = False  # it may run once, such as a command
+    patient: bool = True  # a refusal that may pass is tried again for a while, where it is critical
+
+
+PATIENCE: Final = 300.0  # seconds for which a refusal of something critical that may pass is tried again at least
 
 
 class Terms(Struct, frozen=True):

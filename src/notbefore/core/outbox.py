@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import APPROVAL_KINDS, Change
-from notbefore.core.delivery import EXPIRING_KINDS, Delivery, MessageKind, Terms, delivery_id
+from notbefore.core.delivery import EXPIRING_KINDS, PATIENCE, Delivery, MessageKind, Terms, delivery_id
 from notbefore.core.duration import back_off
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.record import Record, view
@@ -68,6 +68,7 @@ class GivenDelivery(Struct, frozen=True):
     record: bytes  # the change as JSON
     thread: str | None = None  # what the sink said of the first message of this event
     note: str = ""  # why it goes to this sink, where that is not by its route
+    patience: float = 0.0  # seconds for which a refusal that may pass is to be reported as ``failed``
     repetition: bool = False  # it was delivered before, and is sent again while the event lasts
 
 
@@ -94,6 +95,7 @@ class Row(Struct, frozen=True):
     due: float  # not to be sent before
     expires: float  # not to be sent after
     seq: int = 0  # the order in which they came
+    patient_until: float = 0.0  # until when a refusal that may pass is tried again
     fallback_at: float | None = None  # when it goes to the sinks of its fallback as well
     attempts: int = 0  # that have failed
     state: RowState = "pending"
@@ -134,6 +136,7 @@ class Row(Struct, frozen=True):
             since=self.since + seconds,
             due=self.due + seconds,
             expires=self.expires + seconds,
+            patient_until=self.patient_until + seconds,
             fallback_at=None if self.fallback_at is None else self.fallback_at + seconds,
         )
 
@@ -625,7 +628,7 @@ def give(rows: OutboxRows, sink: str, count: int, now: float) -> list[GivenDeliv
             rows.put(replace(row, begun=True))
             continue
         rows.given.add(row.id)
-        found.append(opened(row, rows.threads.get(lane)))
+        found.append(opened(row, rows.threads.get(lane), now))
     return found
 
 
@@ -676,12 +679,13 @@ def followers(rows: OutboxRows, one: Delivery) -> Iterator[Delivery]:
 
 def new_row(one: Delivery, now: float, wall: float, *, final: bool = False) -> Row:
     """The row of a delivery. ``wall``: Unix seconds of ``now``; ``final``: the event is over."""
-    shift = now - wall
+    shift, patient = now - wall, one.patient and one.severity == "critical"
     return Row(
         delivery=one,
         since=one.created + shift,
         due=one.due + shift,
         expires=one.expires + shift,
+        patient_until=max(one.not_before, one.created + PATIENCE) + shift if patient else now,
         fallback_at=None if one.fallback_at is None else one.fallback_at + shift,
         final=final,
     )
@@ -689,7 +693,8 @@ def new_row(one: Delivery, now: float, wall: float, *, final: bool = False) -> R
 
 def moved(row: Row, seconds: float, record: bytes) -> Row:
     """A reminder after NotBefore has moved by so many seconds, as this record says."""
-    return replace(row.shifted(seconds), delivery=replace(row.delivery, record=record))
+    later = row.shifted(seconds)
+    return replace(later, patient_until=row.patient_until, delivery=replace(row.delivery, record=record))
 
 
 def after_failure(row: Row, result: SendResult, dice: float, now: float) -> Row:
@@ -722,12 +727,13 @@ def fallback_copy(row: Row, sink: str, now: float) -> Row:
     return replace(untried(row, copy), seq=0, due=now, expires=now + Terms().expire_after, fallback_at=None)
 
 
-def opened(row: Row, thread: str | None) -> GivenDelivery:
+def opened(row: Row, thread: str | None, now: float) -> GivenDelivery:
     """What a courier is given of it."""
     return view(
         GivenDelivery,
         row.delivery,
         thread=thread,
+        patience=max(0.0, row.patient_until - now),
         repetition=row.state == "repeating",
     )
 

@@ -5,6 +5,7 @@ from typing import Final
 from notbefore.errors import SendError
 
 RETRYABLE: Final = frozenset({408, 425, 429})  # of the 4xx: try again; every other 4xx is a refusal for good
+MAY_PASS: Final = frozenset({403, 404, 409, 421, 423})  # ... which somebody may put right while there is still time
 
 
 def error_of_status(status: int, cause: str, retry_after: float | None = None) -> SendError | None:
@@ -16,4 +17,4 @@ def error_of_status(status: int, cause: str, retry_after: float | None = None) -
         return None
     if 500 <= status < 600 or status in RETRYABLE:  # noqa: PLR2004 - as above
         return SendError(cause, retry_after=retry_after)
-    return SendError(cause, permanent=True)
+    return SendError(cause, permanent=True, may_pass=status in MAY_PASS)

@@ -139,17 +139,18 @@ class Worker:
 
     def _failed(self, delivery: GivenDelivery, error: SendError) -> SendResult:
         cause = shortened(self._redact(str(error)), MAX_ERROR)
+        again = not error.permanent or (error.may_pass and delivery.patience > 0)
         level, text = logging.WARNING, f"did not accept {_what(delivery)} ({cause}): it will be tried again"
-        if error.permanent and not delivery.repetition:
+        if not (again or delivery.repetition):
             level = logging.ERROR
             way_out = f"correct the cause, then, on an agent, `notbefore outbox retry {delivery.delivery_id[:8]}`"
             text = f"refused {_what(delivery)} for good ({cause}): {way_out}"
         if time.monotonic() - self._logged.get(level, -LOG_EVERY) >= LOG_EVERY:
             self._logged[level] = time.monotonic()
             log.log(level, "sink %s %s", self.name, text)
-        if error.permanent:
-            return SendResult(delivery.delivery_id, "refused", cause)
-        return SendResult(delivery.delivery_id, "failed", cause, error.retry_after)
+        if again:
+            return SendResult(delivery.delivery_id, "failed", cause, error.retry_after)
+        return SendResult(delivery.delivery_id, "refused", cause)
 
 
 def _what(delivery: GivenDelivery) -> str:

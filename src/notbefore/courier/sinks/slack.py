@@ -108,7 +108,7 @@ class Sink(BaseSink):
         if said.get("ok") is not True:
             error = str(said.get("error", "no reason given"))
             passing = _PASSING.search(error) is not None
-            raise SendError(f"Slack says {error}", permanent=not passing, retry_after=answer.retry_after)
+            raise SendError(f"Slack says {error}", permanent=not passing, may_pass=True, retry_after=answer.retry_after)
         return said
 
     def close(self) -> None:
