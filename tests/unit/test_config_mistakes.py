@@ -75,6 +75,10 @@ def test_the_command_shows_them_all_as_lines_and_as_json(tmp_path: Path, capsys:
     assert main(["check-config", "--json", str(path)]) == 2
     said = json.loads(capsys.readouterr().out)
     assert [(one["line"], one["column"], one["key"]) for one in said["mistakes"]] == FOUND
+    assert (said["ok"], str(path) in said["error"]) == (False, True)
+    assert main(["check-config", "--json", str(given(tmp_path, "log: {level: debug}"))]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["ok"], said["config"]["log"]["level"]) == (True, "debug")
 
 
 def test_a_password_that_begins_with_an_exclamation_mark_is_not_shown(tmp_path: Path) -> None:
