@@ -41,20 +41,13 @@ class Snapshots(CheckpointStore):
     takeover = 0.0  # seconds after which the partitions of who is gone are others'
     created = 0.0  # when the hub was made, in Unix seconds of its clock: an earlier position is of another one
 
-    async def list_checkpoints(
-        self, fully_qualified_namespace: str, eventhub_name: str, consumer_group: str, **_: Any
-    ) -> Iterable[dict[str, Any]]:
+    async def list_checkpoints(self, *_names: str, **_: Any) -> Iterable[dict[str, Any]]:
         """For the SDK: where to go on, of the partitions that have a position of this hub. Raises what the store does.
 
         Whatever is left out is read from the window on.
         """
-        whose = {
-            "fully_qualified_namespace": fully_qualified_namespace,
-            "eventhub_name": eventhub_name,
-            "consumer_group": consumer_group,
-        }
         return [
-            whose | {"partition_id": name, "offset": one.offset, "sequence_number": one.sequence}
+            {"partition_id": name, "offset": one.offset, "sequence_number": one.sequence}
             for name, one in (await self.positions()).items()
             if one.offset and one.enqueued >= self.created
         ]
@@ -92,7 +85,6 @@ class Snapshots(CheckpointStore):
         Raises what ``change`` does.
         """
 
-    @abstractmethod
     async def close(self) -> None:
         """Close the connections."""
 
@@ -167,6 +159,3 @@ class FileSnapshots(Snapshots):
             file.flush()
             os.fsync(file.fileno())
         new.replace(self._directory / name)
-
-    async def close(self) -> None:
-        """Nothing is open."""

@@ -48,7 +48,6 @@ class FleetOutbox:
         self._lock = threading.Lock()  # of all below; held over nothing that waits
         self._outbox = Outbox(random.random, OF_A_FLEET, patience=0.0)
         self._partition_of: dict[str, str] = {}  # event key -> partition
-        self._given: dict[str, str] = {}  # id of a delivery that the courier has -> its event key
 
     # ---- for the partitions
 
@@ -72,12 +71,10 @@ class FleetOutbox:
     def part(self, partition: str, open_keys: Collection[str]) -> OutboxImage:
         """What waits of a partition, and what sinks said of its events that are open (``open_keys``)."""
         with self._lock:
-            keys = {key for key, name in self._partition_of.items() if name == partition}
+            keys = self._keys(partition)
             image = self._outbox.rows.image(time.monotonic(), keys)
             wanted = {row.delivery.event_key for row in image.rows}.union(open_keys)
-            for key in keys - wanted:
-                del self._partition_of[key]
-            leave(self._outbox.rows, keys - wanted)
+            self._leave(keys - wanted)
             self._outbox.rows.take_changes()  # nobody writes them one by one
             return image
 
@@ -92,9 +89,15 @@ class FleetOutbox:
     def leave(self, partition: str) -> None:
         """Another instance has this partition: nothing of it is sent any more."""
         with self._lock:
-            keys = {key for key, name in self._partition_of.items() if name == partition}
-            self._partition_of = {key: name for key, name in self._partition_of.items() if name != partition}
-            leave(self._outbox.rows, keys)
+            self._leave(self._keys(partition))
+
+    def _keys(self, partition: str) -> set[str]:
+        return {key for key, name in self._partition_of.items() if name == partition}
+
+    def _leave(self, keys: Collection[str]) -> None:
+        for key in keys:
+            del self._partition_of[key]
+        leave(self._outbox.rows, keys)
 
     # ---- for the courier: see ``supervisor.OutboxOwner``
 
@@ -102,10 +105,10 @@ class FleetOutbox:
         """Take in results, and give what is due."""
         results = list(results)
         with self._lock:
-            keys = {self._given.pop(one.delivery_id, "") for one in results if one.outcome != "returned"}
+            tried = (self._outbox.rows.by_id.get(one.delivery_id) for one in results if one.outcome != "returned")
+            keys = {row.delivery.event_key for row in tried if row is not None}
             settled = {self._partition_of[key] for key in keys if key in self._partition_of}
             given = self._outbox.exchange(results, room, time.monotonic())
-            self._given |= {one.delivery_id: one.event_key for one in given}
         if settled:
             self._settled(settled)
         return given
@@ -113,7 +116,6 @@ class FleetOutbox:
     def courier_ended(self) -> None:
         """What the courier had is due again."""
         with self._lock:
-            self._given = {}
             self._outbox.release(time.monotonic())
 
     def next_due(self) -> float | None:
