@@ -36,7 +36,6 @@ ONE_PROCESS = {
 # fifths of the CPU time
 MEASURED = {
     "test_agent.py",
-    "test_check_config.py",
     "test_commands.py",
     "test_event_hub.py",
     "test_fleet.py",
@@ -48,7 +47,7 @@ MEASURED = {
 UNMEASURED = {"test_bundle.py", "test_deployment.py", "test_package.py", "test_supervisor.py"}
 
 # the acceptance tests for which an everyday loop has time: -m "not long"
-QUICK = {"test_agent.py", "test_check_config.py", "test_commands.py"}
+QUICK = {"test_agent.py", "test_commands.py"}
 
 # what is imported and collected is no garbage: each of the processes would search it again and again, for half of the
 # time that it collects tests
