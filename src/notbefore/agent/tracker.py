@@ -6,6 +6,7 @@ The polling thread calls ``handle``, the thread that asks who this VM is calls `
 import logging
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
+from math import inf
 from typing import Final
 
 from msgspec.structs import replace
@@ -54,8 +55,8 @@ class Tracker:
         self._logged_vm = state.snapshot.vm
         self._first_answer: float | None = None  # monotonic seconds
         self._checked: Instant | None = None  # when ``Date`` was looked at last, without it if it was not believed
-        self._expected: Tracked | None = None  # what `_imminent_from` was computed of, once and not each second
-        self._imminent_from: datetime | None = None
+        self._expected: Tracked | None = None  # what `_imminent_at` was computed of, once and not each second
+        self._imminent_at = inf  # seconds since the boot
 
     # ---- what the polling thread calls
 
@@ -159,12 +160,10 @@ class Tracker:
     def _expect(self, tracked: Tracked, now: ClockReading, date: str) -> None:
         """Measure freezes closely from shortly before an event may start until it is over."""
         if tracked is not self._expected:
-            self._expected, self._imminent_from = tracked, tracked.imminent_from
-        imminent = False
-        if self._imminent_from is not None:
-            at = self._clock.instant(now, date)
-            imminent = (at.date or at.wall) >= self._imminent_from
-        self._freeze_meter.switch(on=imminent)
+            at, begins = self._clock.instant(now, date), tracked.imminent_from
+            self._expected = tracked
+            self._imminent_at = now.boot + (begins - (at.date or at.wall)).total_seconds() if begins else inf
+        self._freeze_meter.switch(on=now.boot >= self._imminent_at)
 
     def _observation(self, state: StoredState, at: Instant, gap: Gap) -> Observation:
         poll = self._state.poll
