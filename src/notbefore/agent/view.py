@@ -132,7 +132,7 @@ class AgentView:
         """Why it is not known what is listed now, in words; empty while IMDS answers."""
         error = f": {known.poll.failure}" if known.poll.failure is not None else ""
         if known.poll.answered is None:
-            unnamed = known.poll.failure is None and known.poll.figures.results["changed"]
+            unnamed = known.poll.failure is None and known.poll.figures.results.get("changed")
             return "IMDS has not said yet which VM this is" if unnamed else f"IMDS has given no valid answer yet{error}"
         age, limit = self._age(known), READY_INTERVALS * self._in_use().polling.poller.interval
         return f"the last good answer of IMDS is {age:.1f} s old, more than {limit:g} s{error}" if age > limit else ""

@@ -112,6 +112,4 @@ def _observed(
 
 def increased(counts: dict[Key, int], key: Key) -> dict[Key, int]:
     """The counts with one more of ``key``, in a dict of its own."""
-    found = counts.copy()
-    found[key] = counts.get(key, 0) + 1
-    return found
+    return {**counts, key: counts.get(key, 0) + 1}
