@@ -96,7 +96,7 @@ def subject(record: Record) -> str:
 
 
 def _title(message: Message, now: datetime) -> str:
-    """``Reboot of web_0 in 14 min``, ``Freeze of web_0 is over: 4.2 s of interruption (5 s expected)``."""
+    """``Reboot of web_0 in 14 min``, ``Freeze of web_0 is over``."""
     record = message.record
     if record.no_longer_affected:
         title = f"{record.event_type} no longer affects {record.vm_name or 'this VM'}"
@@ -114,7 +114,7 @@ def _state(message: Message, now: datetime) -> str:
     if message.is_ahead and record.not_before is not None:
         return ("was due " if record.not_before < now else "") + countdown(record.not_before, now) + mark
     if record.outcome == "finished":
-        return f"is over{_measured(record)}"
+        return "is over"
     return (KINDS[message.kind].title if message.kind in KINDS else _under_way(message)) + mark
 
 
@@ -125,15 +125,6 @@ def _under_way(message: Message) -> str:
     if message.record.events_to_come and message.record.progress:
         return f"has begun: {message.record.progress}"
     return "has started" + (" without notice" if message.record.without_notice else "")
-
-
-def _measured(record: Record) -> str:
-    """The interruption of the one VM that the event affects: of several, this VM measures only its own."""
-    if record.interruption_seconds is None or not record.of_one_vm or record.event_type in VANISHING:
-        return ""
-    expected = record.expected_duration_seconds
-    beside = f" ({words(expected)} expected)" if expected is not None else ""
-    return f": {words(record.interruption_seconds)} of interruption{beside}"
 
 
 # ---- what happens

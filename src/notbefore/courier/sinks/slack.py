@@ -55,8 +55,9 @@ class Sink(BaseSink):
 
     def send(self, message: Message) -> Receipt:
         """Post it. It is accepted when Slack says `ok`."""
-        text = text_of(message, datetime.now(UTC), self._messages)
-        payload, thread = content(message, text, datetime.now(UTC)), None
+        now = datetime.now(UTC)
+        text = text_of(message, now, self._messages)
+        payload, thread = content(message, text, now), None
         if self._token is None:
             self._post_webhook(payload)
         else:
