@@ -3,7 +3,6 @@
 import email
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -78,12 +77,6 @@ class Receivers:
         found: list[dict[str, Any]] = json.loads(done.stdout)
         return found
 
-    def say(self, what: str) -> None:
-        sys.stdout.write(
-            f"{what}: webhook {len(self.steps)}, PagerDuty {self.pager.effects}, Alertmanager {self.alerts}, Slack"
-            f" {len(self.slack.channel)} in the channel and {len(self.slack.messages)}, mails {len(self.mail.mails)}\n"
-        )
-
 
 @pytest.fixture
 def receivers(tmp_path: Path) -> Iterator[Receivers]:
@@ -126,7 +119,6 @@ def test_a_wave_of_500_vms_is_one_incident_and_a_handful_of_messages(receivers: 
         eventually(lambda: len(receivers.mail.mails) == len(receivers.steps), PATIENCE)
         eventually(lambda: receivers.listed() == [], PATIENCE)
         assert fleet.stop() == 0
-    receivers.say("a wave of 500 VMs")
     digests = [step for step in receivers.steps if step == "updated"]
     assert [step for step in receivers.steps if step != "updated"] == ["announced", "started", "finished"]
     assert 1 <= len(digests) <= 10, "one in each group_interval"
