@@ -202,8 +202,6 @@ class Agent:
             stop = stop or bool(self._supervisor.successor)
 
     def _notify_systemd(self) -> None:
-        if not self._systemd.listens:
-            return
         self._systemd.notify(self._view.status_line(), alive=self._view.health().ok)
 
     def _patience(self) -> float:

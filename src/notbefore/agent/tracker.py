@@ -55,7 +55,8 @@ class Tracker:
         self._logged_vm = state.snapshot.vm
         self._first_answer: float | None = None  # monotonic seconds
         self._checked: Instant | None = None  # when ``Date`` was looked at last, without it if it was not believed
-        self._expected: Tracked | None = None  # what `_imminent_at` was computed of, once and not each second
+        self._expected: Tracked | None = None  # what the next two were computed of, once and not each second
+        self._each_counts = False  # a poll that brings nothing new says something: of an interruption, how long unread
         self._imminent_at = inf  # seconds since the boot
 
     # ---- what the polling thread calls
@@ -114,9 +115,9 @@ class Tracker:
         gap = self._freeze_meter.take() if self._freeze_meter.running else Gap(poll.wall_lag, poll.lag)
         date = self._believed_date(now, poll.date, changed=poll.body is not None)
         tracked = self._state.snapshot.state.tracked
-        if document is None or (poll.body is None and last.answered is not None and not _must_count(tracked)):
+        self._expect(tracked, now, date)
+        if document is None or (poll.body is None and last.answered is not None and not self._each_counts):
             self._state.publish(PollStatus(figures, now, date, flaws=last.flaws))
-            self._expect(tracked, now, date)
             return
         at = self._clock.instant(now, date)
 
@@ -161,7 +162,7 @@ class Tracker:
         """Measure freezes closely from shortly before an event may start until it is over."""
         if tracked is not self._expected:
             at, begins = self._clock.instant(now, date), tracked.imminent_from
-            self._expected = tracked
+            self._expected, self._each_counts = tracked, tracked.interrupting or bool(tracked.unread)
             self._imminent_at = now.boot + (begins - (at.date or at.wall)).total_seconds() if begins else inf
         self._freeze_meter.switch(on=now.boot >= self._imminent_at)
 
@@ -238,11 +239,6 @@ class Tracker:
         if vm != self._logged_vm and vm is not None:
             log.info("this VM is %s", vm.name)
         self._logged_vm = vm
-
-
-def _must_count(tracked: Tracked) -> bool:
-    """Also a poll that brings nothing new says something: of an interruption, or how long an event was not readable."""
-    return tracked.interrupting or bool(tracked.unread)
 
 
 def _with_flaws(figures: PollFigures, flaws: Iterable[Flaw]) -> PollFigures:

@@ -28,11 +28,6 @@ class SystemdNotifier:
         self._status = ""
 
     @property
-    def listens(self) -> bool:
-        """Whether there is a systemd that is sent anything."""
-        return bool(self._address)
-
-    @property
     def patience(self) -> float:
         """Seconds until ``notify`` is to be called at the latest."""
         return max(0.0, self._pinged + self._every - time.monotonic())
