@@ -11,8 +11,8 @@
 #
 # The script in an unpacked bundle needs no --bundle. PYTHON=python3.12 takes another Python than `python3`.
 #
-# A configuration that is there stays unless --config gives another; one that is wrong, holds a secret, or names what the
-# service cannot read, changes nothing. Each file of /etc/notbefore/credentials becomes a credential of the service:
+# A configuration that is there stays unless --config gives another; one that is wrong, or holds a secret, changes nothing.
+# What it names is read as root: the service says at its start what it cannot read. Each file of /etc/notbefore/credentials becomes a credential of the service:
 # `url_credential: slack-url`. --uninstall removes the service, and keeps its configuration, credentials and state, which
 # --purge removes as well. A link in /usr/local/bin leads to the command. DESTDIR is put before every path that is written to,
 # and nothing is started then.

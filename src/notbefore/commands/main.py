@@ -146,7 +146,7 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         command = commands.add_parser(
             name,
             help=text,
-            prog=f"notbefore {'fleet report' if name == 'fleet-report' else name}",
+            prog=f"notbefore {name.replace('fleet-', 'fleet ')}",
             description=f"{text[0].upper()}{text[1:]}.",
             epilog=f"example:\n  {example}\n\n{DOCUMENTS}",
             allow_abbrev=False,
