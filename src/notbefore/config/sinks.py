@@ -33,6 +33,7 @@ ExpireAfter = Annotated[Duration, between("1s")]
 LabelName = Annotated[str, matching(r"[a-zA-Z_][a-zA-Z0-9_]*", "the name of a label: letters, digits and _")]
 HeartbeatInterval = Annotated[Duration, between("5m")]
 Namespace = Annotated[str, matching(r"[A-Za-z0-9.-]+", "its name alone, such as fleet.servicebus.windows.net")]
+HubAddress = Annotated[str, matching(r"sb://[A-Za-z0-9.:\[\]-]+/?", "sb://HOST:PORT alone: a key is no part of it")]
 ResolveTimeout = Annotated[Duration, between("1s", "1d")]
 RoutingKey = Annotated[  # PagerDuty answers 400 to any other length
     Secret, matching(r"[A-Za-z0-9]{32}", "the 32 letters and digits of an integration of Events API v2")
@@ -169,7 +170,7 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
     auth: Literal["managed_identity", "default"] = "managed_identity"  # default: azure-identity's chain
     client_id: str | None = None  # of a user-assigned identity
     transport: Literal["amqp", "websockets"] = "amqp"  # port 5671, or 443
-    endpoint: str | None = None  # another address to connect to: sb://HOST:PORT
+    endpoint: HubAddress | None = None  # another address to connect to: sb://HOST:PORT
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
     heartbeat: HeartbeatInterval | None = None  # 5m and up: each VM sends one so often
     timeout: SendTimeout = Duration("15s")
