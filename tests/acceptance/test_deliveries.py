@@ -213,6 +213,16 @@ def test_a_drill_says_who_was_reached(imds: Simulator, hook: HttpPeer, place: Pl
         assert place.outbox("list") == "The outbox is empty.\n"
 
 
+def test_nothing_of_a_drill_that_was_killed_is_sent_later(imds: Simulator, hook: HttpPeer, place: Place) -> None:
+    hook.default = Say(503)
+    config = place.write({"hook": webhook(hook.url)})
+    with RunningAgent(imds.endpoint, place.state, config) as agent:
+        agent.ready()
+        with pytest.raises(subprocess.TimeoutExpired):
+            notbefore("drill", config, "--state-dir", place.state, "--wait", "5s", timeout=4)
+        eventually(lambda: count(agent, "expired") == 3)
+
+
 def pager(found: PagerDuty) -> dict[str, Any]:
     return {"pagerduty": {"routing_key": ROUTING_KEY, "url": f"{found.url}/v2/enqueue"}}
 

@@ -358,7 +358,11 @@ def test_a_command_s_last_words_are_the_cause() -> None:
     assert not raised.value.permanent  # somebody or something else ended it
 
 
-def test_a_command_and_its_children_end_with_their_time(tmp_path: Path) -> None:
+@pytest.mark.parametrize("guard", ["/bin/sh", "/nowhere/sh"])  # an image may have no shell
+def test_a_command_and_its_children_end_with_their_time(
+    tmp_path: Path, guard: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notbefore.courier.program.GUARD", (guard, "-c", "read -r _; kill -s KILL 0"))
     out = tmp_path / "pid"
     command = ("/bin/sh", "-c", f"sleep 60 & echo $! > {out}; wait")  # a shell starts in less than its time
     with pytest.raises(SendError, match="not done after 2 s") as raised:

@@ -1,7 +1,7 @@
 """``notbefore drill``: an exercise through the real routes and sinks, to test that the people are reached.
 
 It goes through the outbox and the courier of the agent that runs with this configuration, as a real change does. What
-it opens is closed again, also where the routes would not.
+it opens is closed again, also where the routes would not. What it leaves behind when it is killed expires.
 """
 
 import argparse
@@ -42,6 +42,7 @@ from notbefore.store.stored_outbox import ExerciseAttempt, StoredChange
 
 NOT_SENT: Final = SendResult("", "returned", "nobody has tried to send it")
 LOOK_INTERVAL: Final = 0.1  # seconds between two looks at what has become of it
+SPARE: Final = 5.0  # seconds beyond ``--wait`` after which nothing of it is sent any more, whoever has killed the drill
 WORDS: Final = {"accepted": "delivered", "failed": "failed", "refused": "refused", "returned": "not sent"}
 SCENARIOS: Final = {event_type.lower(): event_type for event_type in EVENT_TYPES}
 FREEZE_SECONDS: Final = 9  # the interruption that Azure is made to expect of a Freeze; of the others it says none
@@ -64,11 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Send the exercise; returns 0 if every sink was reached. Raises ``NotBeforeError``."""
     config = load(options.config, os.environ, {"state.dir": options.state_dir}, sending=False)
-    routing = _routing(config, options.sink)
     try:
         patience = Duration(options.wait).seconds
     except ValueError as error:
         raise ConfigError(f"--wait: {error}") from None
+    routing = _routing(config, options.sink, patience + SPARE)
     exercise = Exercise(routing, _vm(config), options.scenario)
     report = DrillReport.of(exercise, exercise.send(Path(config.state.dir), patience), config, routed=not options.sink)
     if options.json:
@@ -78,11 +79,12 @@ def run(options: argparse.Namespace) -> int:
     return 0 if report.results and not report.not_reached and not report.still_open else 1
 
 
-def _routing(config: Config, sink: str | None) -> Routing:
+def _routing(config: Config, sink: str | None, lasts: float) -> Routing:
     if not config.sinks:
         raise ConfigError("there is no sink in this configuration: nobody would be notified")
     # every step of an exercise is sent, also when the event is over already
-    terms = {name: msgspec.structs.replace(one, expire_on_end=False) for name, one in config.routing.sinks.items()}
+    own = {"expire_on_end": False, "expire_after": lasts}
+    terms = {name: msgspec.structs.replace(one, **own) for name, one in config.routing.sinks.items()}
     if sink is None:
         return Routing(config.routes or (Route(Match(scope=("self",)), tuple(config.sinks)),), terms)
     if sink not in config.sinks:

@@ -25,7 +25,7 @@ INHERITED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER")
 _PREFIX: Final = "azure.scheduled_event."
 # the leader of the command's group waits for the end of a pipe, whose other end is held by who runs the command: the
 # group ends however that one dies. (PR_SET_PDEATHSIG would end the command alone, and not what it has started.)
-_GUARD: Final = ("/bin/sh", "-c", "read -r _; kill -s KILL 0")
+GUARD: Final = ("/bin/sh", "-c", "read -r _; kill -s KILL 0")
 
 
 def run(command: Sequence[str], line: bytes, environment: dict[str, str], timeout: float) -> tuple[int, str]:
@@ -66,12 +66,12 @@ def ending(code: int, output: str) -> str:
 
 @contextmanager
 def _group() -> Iterator[int]:
-    """The number of a process group that ends when this process does; -1: here there is none."""
+    """The number of a process group that ends when this process does; 0: without a shell each command has its own."""
     guard: subprocess.Popen[bytes] | None = None
     if os.name == "posix":
         with suppress(OSError):  # no shell
             guard = subprocess.Popen(  # noqa: S603 - constant
-                _GUARD,
+                GUARD,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -79,7 +79,7 @@ def _group() -> Iterator[int]:
                 process_group=0,
             )
     try:
-        yield guard.pid if guard is not None else -1
+        yield guard.pid if guard is not None else 0
     finally:
         if guard is not None:
             guard.kill()
@@ -87,10 +87,10 @@ def _group() -> Iterator[int]:
 
 
 def _end(process: subprocess.Popen[bytes], group: int) -> None:
-    """End it, and all that it started where it has a group."""
-    if hasattr(os, "killpg") and group > 0:
+    """End it, and all that it started; on Windows it alone."""
+    if hasattr(os, "killpg"):
         with suppress(ProcessLookupError):
-            os.killpg(group, signal.SIGKILL)
+            os.killpg(group or process.pid, signal.SIGKILL)
     process.kill()
     process.wait()
     if process.stdin is not None:  # open where its time was over before it had read everything
