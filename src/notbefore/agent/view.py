@@ -107,10 +107,10 @@ class AgentView:
         )
 
     def health(self) -> CheckResult:
-        """Both threads that ask IMDS run, and none hangs in a request beyond its deadline."""
+        """The thread that asks IMDS runs, and does not hang in a request beyond its deadline."""
         polling = self._in_use().polling
         if not polling.alive:
-            return CheckResult(ok=False, reasons=("a thread that asks IMDS has ended",))
+            return CheckResult(ok=False, reasons=("the thread that asks IMDS has ended",))
         if polling.overdue > polling.poller.timeout + TIMEOUT:
             return CheckResult(ok=False, reasons=(f"IMDS has not been asked for {polling.overdue:.0f} s",))
         return CheckResult(ok=True)
