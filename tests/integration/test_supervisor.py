@@ -225,7 +225,7 @@ def test_a_courier_that_takes_no_turn_is_killed_and_replaced(
     serve([couriers], lambda: owner.given)
     hangs = pid_of(couriers)
     os.kill(hangs, signal.SIGSTOP)
-    serve([couriers], lambda: couriers.figures.starts["hung"])
+    serve([couriers], lambda: couriers.figures.starts.get("hung"))
     with pytest.raises(ProcessLookupError):
         os.kill(hangs, 0)
     assert "has taken no turn for 2 s: it is killed" in caplog.text

@@ -62,7 +62,7 @@ class PastVm:
         if now < self.deaf_from:
             self._poll(now, step)
         else:
-            self.polling.results["timeout"] += round(step)
+            self.polling.results["timeout"] = self.polling.results.get("timeout", 0) + round(step)
             self.polling = replace(self.polling, answering=False)
         vm = {
             "name": self.name,

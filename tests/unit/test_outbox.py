@@ -484,10 +484,13 @@ def test_a_row_that_changes_often_is_given_once_and_due_once(box: Box) -> None:
 def test_what_waits_is_told_by_sink_and_severity(box: Box) -> None:
     box.put(delivery(created=5.0), delivery("f", created=2.0))
     box.put(delivery("h", severity="critical", sink="hub"))
+    box.put(delivery("k", sink="mail"))
+    box.lease(5, *[refused(one) for one in box.lease(5, mail=9)], mail=9)
     box.lease(6, *[failed(one, error="503") for one in box.lease(5, hub=9)])
     view = view_of(box.outbox, 10, 1_010.0)
     assert view.oldest == {("chat", "info"): 1_002.0, ("hub", "critical"): 1_000.0}
-    assert (view.rows, view.errors) == ({("chat", "pending"): 2, ("hub", "pending"): 1}, {"hub": "503"})
+    assert view.rows == {("chat", "pending"): 2, ("hub", "pending"): 1, ("mail", "dead"): 1}
+    assert view.errors["hub"] == "503"
 
 
 def test_what_is_gone_leaves_nothing_behind_until_its_time_would_have_come() -> None:
