@@ -196,7 +196,7 @@ def _cell(text: str) -> str:
 
 def metrics() -> str:
     """docs/metrics.md."""
-    found = [value for value in vars(families).values() if isinstance(value, Metric)]
+    found = families.METRICS
     known = {family.metric.name: list(family.samples) for family in families.samples(_nothing())}
     parts = []
     for title, start in (("Scheduled events", "azure_"), ("The agent itself", "notbefore_")):
