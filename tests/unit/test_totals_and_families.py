@@ -252,13 +252,3 @@ def test_a_fleet_of_many_scale_sets_shows_the_largest_and_adds_up_the_rest() -> 
     assert ("westeurope", f"set{2 * MAX_SERIES - 1}") in found
     assert ("westeurope", "set1") not in found
     assert found["other", "other"] > 1  # type: ignore[operator]
-
-
-def test_what_the_vms_of_a_fleet_measured_stays_bounded_and_nothing_is_left_out() -> None:
-    measured = fleet.Measured()
-    for number in range(MAX_SERIES):
-        measured.add((f"Type{number}", "westeurope"), notice=60.0, interruption=None)
-    measured.add(("Reboot", "westeurope"), notice=None, interruption=9.0)
-    assert len(measured.notice) == MAX_SERIES // 4 + 1
-    assert sum(sum(one.counts) for one in measured.notice.values()) == MAX_SERIES
-    assert measured.interruption["Reboot", "westeurope"].sum == 9.0

@@ -9,7 +9,7 @@ from grafana_foundation_sdk.models.dashboard import Panel
 
 from boards import parts
 from boards.parts import GOOD, NONE_IS_CALM, NONE_IS_GOOD, Annotation, Column, Variable, now, over_time, rows
-from boards.queries import INTERVAL, RANGE
+from boards.queries import INTERVAL
 
 PLACE: Final = 'job=~"$job", region=~"$region", scale_set=~"$scale_set"'
 REGION: Final = 'job=~"$job", region=~"$region"'  # of histograms, which have no more
@@ -29,8 +29,7 @@ def build() -> str:
         (3, [(4, panel) for panel in _figures()]),
         (8, [(14, _coming()), (10, _heard())]),
         (7, [(6, _by_type()), (6, _silent()), (6, _lag("seconds", "s")), (6, _lag("records", "short"))]),
-        (8, [(6, _measured("notice", "Notice")), (6, _measured("interruption", "Interruption")),
-             (6, _records()), (6, _instances())]),
+        (8, [(12, _records()), (12, _instances())]),
     )  # fmt: skip
     return parts.dashboard_json(
         "notbefore-event-hub",
@@ -169,36 +168,6 @@ def _lag(what: str, unit: str) -> Panel:
         f"{said}, by partition.",
         unit,
         over_time(f"max by (job, partition) (notbefore_fleet_lag_{what}{{{JOB}}})", "{{job}} {{partition}}"),
-    )
-
-
-def _measured(what: str, title: str) -> Panel:
-    by, metric = "event_type, region", f"notbefore_fleet_{what}_seconds"
-    buckets = _grown(f"{metric}_bucket", REGION, f"le, {by}", RANGE)
-    count = _grown(f"{metric}_count", REGION, by, RANGE)
-    asked = [
-        rows(count, "count"),
-        rows(f"{_grown(f'{metric}_sum', REGION, by, RANGE)} / ({count} > 0)", "mean"),
-        *(rows(f"histogram_quantile({one:g}, {buckets}) >= 0", f"p{one * 100:.0f}") for one in (0.5, 0.95)),
-    ]
-    columns = [
-        Column("event_type", "Type"),
-        Column("region", "Region"),
-        Column("Value #count", "VMs", "short", decimals=0, width=60),
-        Column("Value #mean", "Mean", "s", decimals=1, width=80),
-        Column("Value #p50", "Median", "s", decimals=1, width=80),
-        Column("Value #p95", "95 %", "s", decimals=1, width=80),
-    ]
-    said = {
-        "notice": "Notice that affected VMs had of the events that were over in the time range",
-        "interruption": "Interruption that affected VMs measured, of the events that were over in the time range",
-    }[what]
-    return parts.table_panel(
-        f"{title} by type and region",
-        f"{said}. Median and 95 % are estimates from the histogram's buckets.",
-        asked,
-        columns,
-        none="no event was over",
     )
 
 

@@ -154,8 +154,6 @@ class Events:
         self._room.take(story.sender, -weight(story.event.resources))
         if len(self.past) < MAX_WAITING:  # who writes them deletes what is written, the first ones
             self.past.append(PastEvent.of(story, now))
-        for one in story.measured.values():
-            self._figures.measured.add((story.event.event_type, story.place.region), one.notice, one.interruption)
         if story.event.event_type in VANISHING and story.standing is not CANCELED:
             self.vanished |= dict.fromkeys(story.vms, now)
         self.closed[story.key] = Closed(story.event.key, story.standing, now, story.nth, story.over or from_unix(now))

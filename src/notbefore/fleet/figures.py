@@ -7,7 +7,6 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.fleet.hub_records import Poison
-from notbefore.metrics.fleet import Measured
 
 RESULTS: Final = ("news", "known", "late", "beat", "skipped", "poison")
 """What a record was: it changed a story; it did not; its event is over; a sign of life; of no use here; unreadable."""
@@ -30,4 +29,3 @@ class PartitionFigures(Struct):
     missing: int = 0  # records that were gone before they were read
     unread: list[Unread] = []  # until somebody logs them
     failures: list[Exception] = []  # errors that nobody foresaw, until somebody logs them
-    measured: Measured = msgspec.field(default_factory=Measured)

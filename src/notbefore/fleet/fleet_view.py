@@ -195,8 +195,6 @@ class FleetView:
             metrics.CONNECTED: {(): int(consumer.reader.connected)},
             metrics.LAG_RECORDS: {(name,): one.events for name, one in lag.items()},
             metrics.LAG_SECONDS: {(name,): one.seconds for name, one in lag.items()},
-            metrics.NOTICE: figures.measured.notice,
-            metrics.INTERRUPTION: figures.measured.interruption,
         }
         process = Snapshot(
             tracked=Tracked(),

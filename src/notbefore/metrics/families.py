@@ -44,7 +44,7 @@ class Family(Struct, frozen=True):
     """A metric with its samples at one moment: label values -> value."""
 
     metric: Metric
-    samples: dict[Labels, float | Histogram]
+    samples: Mapping[Labels, float | Histogram]
     since: datetime | None = None  # when counting began, for counters and histograms
     created: dict[Labels, float] = {}  # of a counter: Unix time of the first count, where it is shown
 

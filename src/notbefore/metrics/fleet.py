@@ -1,11 +1,11 @@
 """The metrics of ``notbefore fleet``. Each instance has those of its partitions: over all instances, sums are right."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from notbefore.metrics import families
 from notbefore.metrics.families import Family, Metric, Snapshot
-from notbefore.metrics.totals import INTERRUPTION_BOUNDS, MAX_SERIES, NOTICE_BOUNDS, OTHER, Histogram, Labels
+from notbefore.metrics.totals import MAX_SERIES, OTHER, Labels
 
 _OWNER: Final = ("subscription", "resource_group")  # empty, unless the configuration asks for them
 _VMS: Final = ("region", "scale_set", *_OWNER)
@@ -50,15 +50,6 @@ CHANGES: Final = Metric(
     "Steps of events, or of waves of them, that people were notified of.",
     ("change", "event_type"),
 )
-NOTICE: Final = Metric(
-    "notbefore_fleet_notice_seconds", "histogram", "Notice that affected VMs had.", ("event_type", "region")
-)
-INTERRUPTION: Final = Metric(
-    "notbefore_fleet_interruption_seconds",
-    "histogram",
-    "Interruption that affected VMs measured.",
-    ("event_type", "region"),
-)
 
 COMMON: Final = frozenset(
     {
@@ -76,45 +67,21 @@ COMMON: Final = frozenset(
 """What an agent has as well: of the outbox, the courier and the process."""
 
 
-Counts = Mapping[Metric, Mapping[Labels, Any]]
-"""By metric, label values -> a number, or a histogram."""
-
-
-class Measured:
-    """Histograms of what VMs measured, by (event_type, region); bounded. Of one thread."""
-
-    def __init__(self) -> None:
-        self.notice: dict[Labels, Histogram] = {}
-        self.interruption: dict[Labels, Histogram] = {}
-
-    def add(self, labels: Labels, notice: float | None, interruption: float | None) -> None:
-        """Take in what one VM measured of one event, in seconds; ``None``: it did not."""
-        self.notice = _observed(self.notice, labels, NOTICE_BOUNDS, notice)
-        self.interruption = _observed(self.interruption, labels, INTERRUPTION_BOUNDS, interruption)
-
-
-def _observed(
-    found: dict[Labels, Histogram], labels: Labels, bounds: tuple[float, ...], value: float | None
-) -> dict[Labels, Histogram]:
-    if value is None:
-        return found
-    if labels not in found and len(found) >= MAX_SERIES // 4:  # a histogram is a series a bucket
-        labels = (OTHER, OTHER)
-    return {**found, labels: (found.get(labels) or Histogram.empty(bounds)).plus(value)}
+Counts = Mapping[Metric, Mapping[Labels, float]]
+"""By metric, label values -> a number."""
 
 
 def samples(counts: Counts, process: Snapshot) -> Iterator[Family]:
     """Every family with its samples; ``process``: of the outbox, the courier and the process."""
     for metric, values in counts.items():
-        is_gauge = metric.kind == "gauge"
-        yield Family(metric, bounded(values) if is_gauge else dict(values), None if is_gauge else process.figures.since)
+        yield Family(metric, bounded(values), None if metric.kind == "gauge" else process.figures.since)
     totals = process.totals
     changes = {labels: float(count) for labels, count in families.by_name(CHANGES, totals.changes).items()}
     yield Family(CHANGES, bounded(changes), totals.since)
     yield from (family for family in families.samples(process) if family.metric in COMMON)
 
 
-def bounded(found: Mapping[Labels, Any]) -> dict[Labels, Any]:
+def bounded(found: Mapping[Labels, float]) -> dict[Labels, float]:
     """At most ``MAX_SERIES`` series: the smallest ones are added up under `other`."""
     if len(found) <= MAX_SERIES:
         return dict(found)
