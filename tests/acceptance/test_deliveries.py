@@ -13,7 +13,6 @@ import yaml
 
 from notbefore.simulator.server import Simulator
 from peers.pagerduty import ROUTING_KEY, PagerDuty
-from peers.slack import CHANNEL, TOKEN, SlackServer
 from support.agent import RunningAgent, eventually, notbefore
 from support.azure import FUTURE, body, item
 from support.peers import HttpPeer, Say
@@ -170,20 +169,6 @@ def test_a_reload_brings_other_sinks(imds: Simulator, hook: HttpPeer, place: Pla
             imds.set_document(body(started(), incarnation=2))
             eventually(lambda: kinds(other) == ["started"])
             assert kinds(hook) == ["announced"]
-
-
-def test_a_bot_in_slack_keeps_one_message_up_to_date_over_a_restart(imds: Simulator, place: Place) -> None:
-    with SlackServer() as slack:
-        config = place.write({"chat": {"slack": {"token": TOKEN, "channel": CHANNEL, "api": f"{slack.url}/api"}}})
-        for number, event in enumerate((announced(), started()), 1):
-            with RunningAgent(imds.endpoint, place.state, config) as agent:
-                agent.ready()
-                imds.set_document(body(event, incarnation=number))
-                eventually(lambda: count(agent, "delivered", "chat") == number)  # noqa: B023 - of this round
-    (root, *steps) = slack.messages.values()
-    assert root["blocks"][0]["text"]["text"].endswith(" has started")
-    assert [step["thread_ts"] for step in steps] == list(slack.messages)[:1]
-    assert slack.faults == []
 
 
 def test_a_drill_says_who_was_reached(imds: Simulator, hook: HttpPeer, place: Place) -> None:

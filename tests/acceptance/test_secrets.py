@@ -82,8 +82,6 @@ class Zoo:
         signed = {**self.found("secret", self.secret()), "headers": {"Authorization": f"Bearer {self.secret()}"}}
         self.add(f"webhook-{way}", "webhook", {**hook, **signed, "allow_private": True})
         self.add(f"slack-{way}", "slack", self.found("url", f"{url}/services/T0/B0/{self.secret()}"))
-        bot = {**self.found("token", f"xoxb-{self.secret()}"), "channel": "C1", "api": url}
-        self.add(f"bot-{way}", "slack", bot)
         address = f"json://me:{self.secret()}@{host}/{self.secret()}/?+X-Key={self.secret()}"
         self.add(f"apprise-{way}", "apprise", self.found("url", address))
         user = {"username": "oper", **self.found("password", self.secret())}

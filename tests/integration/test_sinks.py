@@ -433,7 +433,7 @@ def test_interim_answers_before_the_answer_are_no_answer() -> None:
 def test_an_answer_that_is_no_json_of_any_kind_is_an_answer_of_something_else(body: bytes) -> None:
     with HttpPeer() as peer:
         peer.default = Say(202, body=body)
-        slack = Slack(token=Secret("t"), channel="C1", api=peer.url)
+        slack = Slack(url=Secret(peer.url))
         pager = PagerDutySettings(routing_key=Secret("e" * 32), url=f"{peer.url}/v2/enqueue")
         for config in (alertmanager(peer.url), SinkConfig(slack=slack), SinkConfig(pagerduty=pager)):
             with pytest.raises(SendError, match="this is not an answer of"):

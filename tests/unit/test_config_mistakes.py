@@ -18,7 +18,7 @@ imds:
 sinkz: {}
 sinks:
   slack: {url_file: hook}
-  oncall: {slack: {url: 'ftp://x', channel: 5}}
+  oncall: {slack: {url: 'ftp://x', timeout: 5s}}
   mail:
     email:
       host: mail.example.org:587
@@ -83,7 +83,7 @@ def test_the_command_shows_them_all_as_lines_and_as_json(tmp_path: Path, capsys:
 
 def test_a_password_that_begins_with_an_exclamation_mark_is_not_shown(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="quote what is to be text") as caught:
-        load(given(tmp_path, "sinks: {a: {slack: {token: !hunter2, channel: c}}}"), {}, {})
+        load(given(tmp_path, "sinks: {a: {pagerduty: {routing_key: !hunter2, expire_after: 1d}}}"), {}, {})
     assert "hunter2" not in str(caught.value)
 
 

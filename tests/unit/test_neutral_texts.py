@@ -44,7 +44,7 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def _slack(one: Message, text: Text) -> Any:
-    return slack.content(one, text, NOW), slack.step(text)
+    return slack.content(one, text, NOW)
 
 
 def _email(one: Message, text: Text) -> Any:

@@ -70,19 +70,9 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Slack(SinkSettings, frozen=True, kw_only=True):
-    """An incoming webhook (``url``), or a bot's ``token`` and the ``channel`` it writes to."""
+    """An incoming webhook."""
 
-    url: SecretUrl | None = None  # an incoming webhook's address
-    token: HeaderValue | None = None  # a bot's: xoxb-...
-    channel: str | None = None  # its id, beside `token`
-    api: HttpUrl = "https://slack.com/api"  # where a bot writes to
-
-    def __post_init__(self) -> None:
-        either = (self.url is None) == (self.token is None)
-        refuse(
-            (either, "expected either `url` (an incoming webhook) or `token` (a bot's)"),
-            (self.token is not None and not self.channel, "expected `channel` beside `token`"),
-        )
+    url: SecretUrl
 
 
 class Email(SinkSettings, frozen=True, kw_only=True):
