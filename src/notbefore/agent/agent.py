@@ -90,7 +90,7 @@ class Agent:
         self._heartbeats = Heartbeats(self._state, lambda: self._config.sinks)
 
         def in_use() -> InUse:
-            return InUse(self._config, self._polling, self._figures)
+            return InUse(self._config, self._polling, self._figures, self._supervisor.trouble)
 
         self._view = AgentView(self._state, self._store, self._approval_settings, in_use)
         self._pings: Pings | None = None  # where a heartbeat is configured
@@ -117,7 +117,6 @@ class Agent:
             otlp_exports=self._exports.otlp_exports.copy(),
             unforeseen=self._errors.count,
             package_replaced=self._supervisor.trouble if self._supervisor.replaced else "",
-            courier_trouble=self._supervisor.trouble,
             auth_failures=self._server.auth_failures,
             since=self._started,
         )
@@ -206,8 +205,8 @@ class Agent:
 
     def _patience(self) -> float:
         # idle, only signals need attention here; where an event may start soon, a note is made each second
-        tracked = self._state.snapshot.state.tracked
-        idle = 1.0 if self._freeze_meter.running or tracked.interrupting else 5.0 if tracked.events else 10.0
+        imminent = self._freeze_meter.running or self._state.snapshot.state.tracked.interrupting
+        idle = 1.0 if imminent else 10.0
         return min(self._supervisor.patience, self._systemd.patience, idle)
 
     def _hang_up(self) -> None:

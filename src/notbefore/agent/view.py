@@ -47,6 +47,7 @@ class InUse(NamedTuple):
     config: Config
     polling: Polling
     figures: Callable[[], Figures]  # of the process: without those of the polling and the store
+    courier_trouble: str  # why notifications wait for a courier, in words; empty while one works
 
 
 class AgentView:
@@ -81,7 +82,7 @@ class AgentView:
         return list(samples(self._snapshot()))
 
     def _snapshot(self) -> Snapshot:
-        config, polling, read_figures = self._in_use()
+        config, polling, read_figures, _ = self._in_use()
         known = self._state.snapshot
         answered = known.poll.answered
         poll = replace(
@@ -117,8 +118,8 @@ class AgentView:
 
     def ready(self) -> CheckResult:
         """The last good answer of IMDS is new, and the state is written where it survives the end of the machine."""
-        figures, known = self._in_use().figures(), self._state.snapshot
-        reasons = [figures.courier_trouble] if figures.courier_trouble else []
+        known, trouble = self._state.snapshot, self._in_use().courier_trouble
+        reasons = [trouble] if trouble else []
         if (degraded := self._store.disk.degraded) is not None:
             reasons.append(f"the state cannot be written, what is new does not survive a restart: {degraded}")
         if known.unreadable:
@@ -175,7 +176,7 @@ class AgentView:
 
     def agent_status(self) -> AgentStatus:
         """The state of the agent itself, for its page."""
-        config, polling, read_figures = self._in_use()
+        config, polling, read_figures, _ = self._in_use()
         return AgentStatus(
             version=__version__,
             endpoint=polling.endpoint,

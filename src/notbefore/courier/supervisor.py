@@ -10,7 +10,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
@@ -262,7 +261,7 @@ class Supervisor:
 def _package() -> tuple[int, int] | None:
     """Which package is on disk: an installation makes new files, whatever it writes into them."""
     try:
-        found = Path(notbefore.__file__).stat()
+        found = os.stat(notbefore.__file__)  # noqa: PTH116 - ten times cheaper than a Path, at each turn of the main loop
     except OSError:
         return None
     return found.st_dev, found.st_ino

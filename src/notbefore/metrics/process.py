@@ -66,7 +66,6 @@ class Figures(Struct, frozen=True):
     store_damaged: int = 0  # files and rows set aside
     otlp_exports: dict[tuple[str, str], int] = {}  # (signal, result)
     unforeseen: int = 0  # errors
-    courier_trouble: str = ""  # why notifications wait for a courier, in words
     package_replaced: str = ""  # by which version, in words; empty while the one on disk is the one that runs
     auth_failures: int | None = None  # of the listener; None where no password is needed
     vm: dict[str, str] = {}  # label -> value; empty until the identity is known
