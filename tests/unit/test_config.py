@@ -61,7 +61,7 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
         ("- a\n" * 60_000, ": more than 20000 values"),
         ("#" * 300_000, "more than 262144 bytes"),
         ("sinks: {m: {email: {port: " + "1" * 10_000 + "}}}\n", ":1: sinks.m.email.port: expected a whole number"),
-        ("sinks: {m: {email: {port: 0}}}\n", ":1: sinks.m.email.port: expected a whole number"),
+        ("sinks: {m: {email: {port: 0}}}\n", ":1: sinks.m.email.port: expected a port from 1 to 65535"),
         ("[a]: 2\n", "expected one line of text as the name of a section"),
         ("sinks:\n a: {sl\r\rack}\n", "expected one line of text as the name of a section"),
         ("routes: [{sinks: [], match: {}, sinks: []}]\n", ":1: routes[0].sinks: it is given twice: first at "),

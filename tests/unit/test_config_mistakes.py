@@ -90,25 +90,20 @@ def test_a_password_that_begins_with_an_exclamation_mark_is_not_shown(tmp_path: 
 def test_what_only_a_library_or_this_machine_can_say_is_among_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "state").touch()
-    text = f"""\
-state: {{dir: {tmp_path}/state}}
-server: {{listen: '0.0.0.0:1'}}
+    text = """\
+server: {listen: '0.0.0.0:1'}
 sinks:
-  a: {{slack: {{url: https://hooks.slack.com/services/x, title: '{{% if %}}'}}}}
-  b: {{command: {{command: [/no/such]}}}}
-  c: {{webhook: {{url: http://10.0.0.1/}}}}
-routes: [{{sinks: [nobody]}}]
+  a: {slack: {url: https://hooks.slack.com/services/x, title: '{% if %}'}}
+  b: {apprise: {url: 'nosuch://x'}}
+routes: [{sinks: [nobody]}]
 """
     assert main(["check-config", "--json", str(given(tmp_path, text))]) == 2
     said = json.loads(capsys.readouterr().out)
     assert [(one["line"], one["key"]) for one in said["mistakes"]] == [
-        (1, "state.dir"),
-        (2, "server.listen"),
-        (4, "sinks.a.slack.title"),
-        (5, "sinks.b.command.command"),
-        (6, "sinks.c.webhook.url"),
-        (7, "routes[0].sinks"),
+        (1, "server.listen"),
+        (3, "sinks.a.slack.title"),
+        (4, "sinks.b.apprise"),
+        (5, "routes[0].sinks"),
     ]
 
 

@@ -11,7 +11,8 @@ from urllib.parse import quote, quote_plus
 import pytest
 import yaml
 
-from notbefore.config.load import dump, examine, load
+from notbefore.commands.main import main
+from notbefore.config.load import dump, load
 from notbefore.config.model import Config
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Alertmanager, SinkConfig
@@ -19,7 +20,6 @@ from notbefore.config.warnings import warnings
 from notbefore.core.routing import DurationRange, Match
 from notbefore.courier.orders import Orders, seal, unseal
 from notbefore.courier.redact import Redactor, known_secrets, plain
-from notbefore.courier.sinks import try_out
 from notbefore.errors import ConfigError
 
 FULL = """
@@ -195,13 +195,17 @@ def test_a_secret_that_cannot_be_one_is_a_mistake(place: Path, settings: str, fo
         ("email: {host: x, from: a@x, to: [a@x], user: me, password: hunter2, ca_file: slack-url}", "sinks.a.email: "),
     ],
 )
-def test_what_only_a_library_can_say_is_asked_where_somebody_tries(place: Path, settings: str, said: str) -> None:
+@pytest.mark.usefixtures("log_as_before")
+def test_what_only_a_library_can_say_is_asked_where_somebody_checks(
+    place: Path, settings: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = place / "notbefore.yaml"
     path.write_text(f"sinks: {{a: {{{settings}}}}}", encoding="utf-8")
     load(path, {}, {})  # the agent would carry the library for good
-    (mistake,) = examine(path, {}, {}, trial=try_out)[2]
-    assert said in f"{mistake.key}: {mistake.text}"
-    assert "hunter2" not in str(mistake)
+    assert main(["check-config", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "hunter2" not in error
 
 
 def test_orders_arrive_with_what_the_courier_needs(place: Path) -> None:

@@ -12,7 +12,7 @@ from notbefore.commands.options import add_configuration, add_json, overrides
 from notbefore.commands.tables import print_json
 from notbefore.config.load import dump, examine, values
 from notbefore.config.model import Config
-from notbefore.config.warnings import broken, warnings
+from notbefore.config.warnings import warnings
 from notbefore.core.text import escaped
 from notbefore.courier.sinks import try_out
 from notbefore.errors import ConfigError, Mistake
@@ -59,8 +59,13 @@ def _run(options: argparse.Namespace) -> int:
 
 def _examined(options: argparse.Namespace) -> tuple[Config, list[str]]:
     """Return the configuration, and notes about who may read; raises ``ConfigError`` with all that is wrong."""
-    config, places, mistakes = examine(options.config, os.environ, overrides(options), trial=try_out)
-    mistakes += [Mistake(places.nearest(key), key, text) for key, text in broken(config)]
+    config, places, mistakes = examine(options.config, os.environ, overrides(options))
+    for name, sink in config.sinks.items():
+        try:
+            try_out(name, sink)
+        except ConfigError as error:
+            key = f"sinks.{name}.{sink.kind}"
+            mistakes.append(Mistake(places.nearest(key), key, str(error)))
     notes: list[str] = []
     try:
         notes = access(config.server).check_listen(config.server.listen)  # raises where it would let everybody read

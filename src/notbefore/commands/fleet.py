@@ -5,12 +5,9 @@ import logging
 from pathlib import Path
 
 from notbefore.commands.options import load_configuration
-from notbefore.config.libraries import installed
+from notbefore.config.libraries import check_extra
 from notbefore.config.warnings import warnings
-from notbefore.errors import ConfigError
 from notbefore.logs import set_up
-
-LIBRARY = "azure.eventhub.extensions.checkpointstoreblobaio"  # the extra `fleet` installs it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Read until SIGTERM or SIGINT; returns the exit code. Raises ``NotBeforeError`` where it cannot start."""
     config = load_configuration(options)
-    if not installed(LIBRARY):
-        raise ConfigError("notbefore fleet needs more libraries: pip install 'azure-notbefore[fleet]'")
+    check_extra("fleet")
     set_up(config.log.format, config.log.level)
     for text in warnings(config, options.config):
         logging.getLogger("notbefore.config").warning(text)

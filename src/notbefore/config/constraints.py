@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
 from notbefore.config.secret import Secret
 from notbefore.core.duration import Duration
@@ -77,7 +77,7 @@ def _readable(name: str) -> None:
         raise ValueError(f"{name} cannot be read: {error.strerror}") from None
 
 
-Port = Annotated[int, Meta(ge=1, le=MAX_PORT)]
+Port = Annotated[int, expect(lambda port: 1 <= port <= MAX_PORT, f"a port from 1 to {MAX_PORT}")]
 LinkUrl = Annotated[str, Constraint(check_address, pattern=r"^https?://\S+$")]
 HttpUrl = Annotated[LinkUrl, expect(lambda url: "?" not in url, "the address alone: what follows `?` may be a key")]
 HostName = Annotated[

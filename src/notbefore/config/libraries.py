@@ -1,35 +1,33 @@
-"""Which libraries a configuration needs, and which of them are not installed."""
+"""Whether the libraries are installed that a configuration needs."""
 
-from collections.abc import Iterator
+from typing import Final
 
-from notbefore.config.sinks import OTLP_LIBRARY, OtlpConnection, SinkConfig
+from notbefore.config.sinks import OtlpConnection, SinkSettings
 from notbefore.errors import ConfigError
 
+MODULES: Final = {  # that the extras of the package install
+    "apprise": "apprise",
+    "eventhub": "azure.eventhub",
+    "fleet": "azure.eventhub.extensions.checkpointstoreblobaio",
+    "otlp": "opentelemetry.exporter.otlp.proto.http",
+    "otlp-grpc": "opentelemetry.exporter.otlp.proto.grpc",
+}
 
-def installed(module: str) -> bool:
-    """Return whether a module is installed; imports at most the packages around it."""
+
+def check_extra(extra: str) -> None:
+    """Raise ``ConfigError`` if the library of an extra is not installed; imports at most the packages around it."""
     from importlib.util import find_spec  # noqa: PLC0415 - only where a library is needed
 
     try:
-        return find_spec(module) is not None
+        found = find_spec(MODULES[extra])
     except ModuleNotFoundError:  # the package around it is not there
-        return False
+        found = None
+    if found is None:
+        raise ConfigError(f"{MODULES[extra]} is not installed: pip install 'azure-notbefore[{extra}]'")
 
 
-def check_installed(config: SinkConfig) -> None:
-    """Raise ``ConfigError`` if a library that the sink needs is not installed; imports none of them."""
-    settings = config.settings
-    if settings.NEEDS is not None:
-        module, extra = settings.NEEDS
-        if not installed(module):
-            raise ConfigError(f"{config.kind} needs {module}: pip install 'azure-notbefore[{extra}]'")
-    if isinstance(settings, OtlpConnection) and (text := next(missing_otlp(settings.protocol), "")):
-        raise ConfigError(text)
-
-
-def missing_otlp(protocol: str) -> Iterator[str]:
-    """Yield which library is missing that a protocol of OTLP needs, and how to install it."""
-    if not installed(OTLP_LIBRARY):
-        yield "otlp needs OpenTelemetry's SDK: pip install 'azure-notbefore[otlp]'"
-    if protocol == "grpc" and not installed("opentelemetry.exporter.otlp.proto.grpc"):
-        yield "protocol grpc needs an exporter of its own: pip install 'azure-notbefore[otlp-grpc]'"
+def check_installed(settings: SinkSettings) -> None:
+    """Raise ``ConfigError`` if the library is not installed that a sink, or the export over OTLP, needs."""
+    grpc = isinstance(settings, OtlpConnection) and settings.protocol == "grpc"
+    if extra := "otlp-grpc" if grpc else settings.EXTRA:
+        check_extra(extra)

@@ -6,26 +6,23 @@ Later wins: defaults, the file, ``NOTBEFORE_SECTION__KEY`` in the environment, t
 working agent.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from notbefore.config.libraries import check_installed, missing_otlp
-from notbefore.config.messages import Messages
-from notbefore.config.model import Config, Otlp
+from notbefore.config.libraries import check_installed
+from notbefore.config.model import Config
 from notbefore.config.reading import Reader
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import EventHub, SinkConfig
+from notbefore.config.sinks import EventHub, SinkSettings
 from notbefore.config.yaml_file import Places, Variable, read
 from notbefore.core.routing import Route
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, Mistake, Place
 
 ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
-Trial = Callable[[str, SinkConfig, Messages], None]
-"""Makes the sink of that name without sending anything; raises ``ConfigError`` if it cannot be made."""
 
 
 def load(
@@ -52,28 +49,35 @@ def examine(
     overrides: Mapping[str, str | None],
     *,
     sending: bool = True,
-    trial: Trial | None = None,
 ) -> tuple[Config, Places, list[Mistake]]:
     """Return what is right of the configuration, the place of each key, and what is wrong; raises where it is no YAML.
 
-    ``trial`` makes each sink, for checks that only its library can do; the agent gives none, because the library would
-    stay in its memory.
+    The parameters are those of ``load``.
     """
     base = path.absolute().parent if path is not None else Path.cwd()
     values, places = _given(path, environment, overrides)
-    names = list(values["sinks"]) if isinstance(values.get("sinks"), dict) else []
+    sinks = list(values["sinks"]) if isinstance(values.get("sinks"), dict) else []  # mistaken ones as well
 
     def wrong(at: str, made: Any) -> Iterator[str]:
-        if isinstance(made, SinkConfig):
-            yield from _wrong_sink(at.removeprefix("sinks."), made, trial)
-        elif isinstance(made, EventHub):
-            yield from _wrong_hub(made, environment)
-        elif isinstance(made, Otlp):
-            yield from missing_otlp(made.protocol)
-        elif isinstance(made, Route):
-            yield from _unknown_sinks(made, names)
+        if not sending:
+            return
+        if isinstance(made, SinkSettings) and not at.startswith("fleet"):
+            try:
+                check_installed(made)
+            except ConfigError as error:
+                yield str(error)
+        if isinstance(made, EventHub) and not made.hub and made.connection_string is not None:
+            named = "entitypath=" in made.connection_string.reveal(environment).lower()
+            yield from (
+                () if named else ("connection_string: expected EntityPath=HUB in it, or the key `hub` beside it",)
+            )
+        if isinstance(made, Route):
+            for key, names in (("sinks", made.sinks), ("fallback", made.fallback)):
+                for name in (one for one in names if one not in sinks):
+                    known = one_of(name, sinks) if sinks else ": write it under `sinks`"
+                    yield f"{key}: there is no sink {name!r}{known}"
 
-    reader = Reader(places, base, environment if sending else None, wrong if sending else None)
+    reader = Reader(places, base, environment if sending else None, wrong)
     config: Config = reader.read(values, Config)
     return config, places, reader.mistakes
 
@@ -100,31 +104,6 @@ def _put(values: dict[str, Any], places: Places, keys: list[str], text: str, ori
         values = section
     values[keys[-1]] = Variable(text)
     places[".".join(keys)] = Place(origin)
-
-
-def _unknown_sinks(route: Route, sinks: Collection[str]) -> Iterator[str]:
-    """Yield what is wrong with the names in a route; ``sinks``: all names, also of mistaken sinks."""
-    for key, names in (("sinks", route.sinks), ("fallback", route.fallback)):
-        for name in names:
-            if name not in sinks:
-                known = one_of(name, sinks) if sinks else ": write it under `sinks`"
-                yield f"{key}: there is no sink {name!r}{known}"
-
-
-def _wrong_sink(name: str, sink: SinkConfig, trial: Trial | None) -> Iterator[str]:
-    try:
-        check_installed(sink)
-        if trial is not None:
-            trial(name, sink, Messages())
-    except ConfigError as error:
-        key = str(error).partition(": ")[0].partition(".")[0]
-        yield f"{sink.kind}.{error}" if key in sink.settings.__struct_fields__ else f"{sink.kind}: {error}"
-
-
-def _wrong_hub(hub: EventHub, environment: Mapping[str, str]) -> Iterator[str]:
-    text = hub.connection_string.reveal(environment) if hub.connection_string is not None else ""
-    if text and not hub.hub and "entitypath=" not in text.lower():
-        yield "connection_string: expected EntityPath=HUB in it, or the key `hub` beside it"
 
 
 def values(config: Config) -> dict[str, Any]:

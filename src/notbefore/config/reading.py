@@ -5,9 +5,10 @@ text for a list of one, and a path relative to the file that names it.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import msgspec
@@ -24,18 +25,10 @@ Part = TypeVar("Part")
 Made = Callable[[str, Any], Iterable[str]]
 WRONG: Final[Any] = object()  # in place of a value that is mistaken
 LONGEST_SHOWN: Final = 40  # characters of a mistaken text; what is longer may be a key of somebody's
-NEAR: Final = 0.85  # from 0 to 1; from here on an unknown key is a known one, misspelt
+NOTHING: Final = "nothing stands here: write what belongs there, or leave the line out for the default"
 SECTION: Final = "keys with values below it, `key: value`"
 LIST: Final = "a list, [ONE, TWO] or lines that begin with `- `"
-WORDS: Final = {  # what msgspec says -> what is said here
-    "Expected ": "",
-    " | null": "",
-    "Integer value out of range": "a whole number",
-    "`int`": "a whole number",
-    "`bool`": "true or false",
-    "`str`": "text",
-    "`object`": SECTION,
-}
+WORDS: Final = {str: "text", int: "a whole number", bool: "true or false"}
 
 
 class Kind(NamedTuple):
@@ -43,7 +36,9 @@ class Kind(NamedTuple):
 
     of: Any
     constraints: tuple[Constraint, ...]
+    least: int  # items of a list
     struct: type[Struct] | None  # that it is, or that it may be
+    choices: tuple[str, ...]  # of a ``Literal``, which it is or may be
 
 
 def read_struct(path: Path, kind: type[Part]) -> Part:
@@ -64,7 +59,11 @@ class Reader:
     """
 
     def __init__(
-        self, places: Places, base: Path, environment: Mapping[str, str] | None = None, made: Made | None = None
+        self,
+        places: Places,
+        base: Path,
+        environment: Mapping[str, str] | None = None,
+        made: Made = lambda _path, _struct: (),
     ) -> None:
         self.mistakes: list[Mistake] = []
         self._places = places
@@ -72,7 +71,20 @@ class Reader:
         self._environment = environment
         self._made = made
 
-    def mistake(self, path: str, text: str) -> Any:
+    def read(self, value: Any, annotation: Any, path: str = "") -> Any:
+        """Return the value as its type says, or ``WRONG``."""
+        kind = kind_of(annotation)
+        if value is None and kind.struct is None and NoneType in get_args(annotation):
+            return None  # a section that is empty is probably one that was not written to its end
+        try:
+            found = self._converted(value, kind, path)
+            if found is not WRONG:
+                self._check(found, kind)
+        except (ValueError, ConfigError) as error:
+            return self._mistake(path, str(error))
+        return found
+
+    def _mistake(self, path: str, text: str) -> Any:
         """Note what is wrong at a path; ``text`` may begin with the name of a key below it and ``: ``."""
         name, colon, rest = text.partition(": ")
         if colon and re.fullmatch(r"[a-z]\w*(?:\.\w+)*", name, re.ASCII):
@@ -80,65 +92,50 @@ class Reader:
         self.mistakes.append(Mistake(self._places.nearest(path), path, text))
         return WRONG
 
-    def read(self, value: Any, annotation: Any, path: str = "") -> Any:
-        """Return the value as its type says, or ``WRONG``."""
-        kind = kind_of(annotation)
-        if value is None and type(None) in get_args(annotation) and kind.struct is None:
-            return None  # a section that is empty is probably one that was not written to its end
-        found = self._converted(value, kind, annotation, path)
-        return found if found is WRONG else self._checked(found, kind, path)
-
-    def _converted(self, value: Any, kind: Kind, annotation: Any, path: str) -> Any:
+    def _converted(self, value: Any, kind: Kind, path: str) -> Any:
+        """Raises ``ValueError`` for what has another form."""
         if kind.struct is not None and (isinstance(value, dict) or kind.of is kind.struct):
             return self._struct(value, kind.struct, path)
-        if kind.of is Secret:
-            return self._secret(value, path)
         if get_origin(kind.of) is tuple:
-            return self._list(value, get_args(kind.of)[0], annotation, path)
-        if get_origin(kind.of) is dict and isinstance(value, dict):
+            return self._list(value, kind, path)
+        if get_origin(kind.of) is dict:
             return self._mapping(value, kind, path)
-        try:
-            text = str(value) if isinstance(value, Variable) else value
-            return msgspec.convert(text, annotation, strict=False, dec_hook=_decode)
-        except msgspec.ValidationError as error:
-            return self.mistake(path, _mistaken(value, kind, str(error).partition(" - at `")[0]))
+        return self._secret(value) if kind.of is Secret else _scalar(value, kind)
 
-    def _checked(self, value: Any, kind: Kind, path: str) -> Any:
-        try:
-            for one in kind.constraints:
-                if self._environment is not None:
-                    one.check(value.reveal(self._environment) if isinstance(value, Secret) else value)
-                elif not (one.looks or isinstance(value, Secret)):
-                    one.check(value)
-        except (ValueError, ConfigError) as error:
-            return self.mistake(path, str(error))
-        return value
+    def _check(self, value: Any, kind: Kind) -> None:
+        for one in kind.constraints:
+            if self._environment is not None:
+                one.check(value.reveal(self._environment) if isinstance(value, Secret) else value)
+            elif not (one.looks or isinstance(value, Secret)):
+                one.check(value)
 
-    def _mapping(self, values: dict[str, Any], kind: Kind, path: str) -> dict[Any, Any]:
+    def _mapping(self, values: Any, kind: Kind, path: str) -> dict[Any, Any]:
+        if not isinstance(values, dict):
+            raise _unlike(values, SECTION)
         of_key, of_value = get_args(kind.of)
         found = {
-            self._checked(key, kind_of(of_key), _below(path, key)): self.read(one, of_value, _below(path, key))
+            self.read(key, of_key, _below(path, key)): self.read(one, of_value, _below(path, key))
             for key, one in values.items()
         }
         return {key: one for key, one in found.items() if key is not WRONG and one is not WRONG}
 
     def _struct(self, values: Any, kind: type[Struct], path: str) -> Any:
         if not isinstance(values, dict):
-            return self.mistake(path, _unlike(values, SECTION))
+            raise _unlike(values, SECTION)
         fields = fields_of(kind)
         found: dict[str, Any] = {}
         for key, value in values.items():
             name, given = self._named(key, value, fields)
             if name not in fields:
-                found[key] = self.mistake(_below(path, key), _unknown(key, kind, path))
+                found[key] = self._mistake(_below(path, key), f"there is no such key here{one_of(key, _keys(kind))}")
             elif name in found:
-                found[name] = self.mistake(_below(path, key), f"{name} is given twice: leave one of the two out")
+                found[name] = self._mistake(_below(path, key), f"{name} is given twice: leave one of the two out")
             else:
                 found[name] = self.read(given, fields[name].type, _below(path, key))
         for name, one in fields.items():
             if one.required and name not in found and found.keys() <= fields.keys():  # else it may be the misspelt one
-                found[name] = self.mistake(path, f"the key `{name}` is missing")
-        if path and any(one is WRONG for one in found.values()):
+                found[name] = self._mistake(path, f"the key `{name}` is missing")
+        if path and WRONG in found.values():
             return WRONG
         # the whole configuration is made of what is right
         return self._make(kind, {fields[name].name: one for name, one in found.items() if one is not WRONG}, path)
@@ -155,36 +152,34 @@ class Reader:
     def _make(self, kind: type[Struct], given: dict[str, Any], path: str) -> Any:
         try:
             made = kind(**given)
-            texts = list(self._made(path, made)) if self._made is not None else []
+            texts = list(self._made(path, made))
         except ValueError as error:  # what its keys say together
             texts = str(error).splitlines()
         for text in texts:
-            self.mistake(path, text)
+            self._mistake(path, text)
         return WRONG if texts else made
 
-    def _secret(self, value: Any, path: str) -> Any:
+    def _secret(self, value: Any) -> Secret:
         if isinstance(value, dict) and isinstance(value.get("file"), str):
             value = value | {"file": str(self._base / value["file"])}
-        try:
-            secret = Secret.read(value)
-            if self._environment is not None:
-                secret.reveal(self._environment)
-        except (ValueError, ConfigError) as error:
-            return self.mistake(path, str(error))
+        secret = Secret.read(value)
+        if self._environment is not None:
+            secret.reveal(self._environment)
         return secret
 
-    def _list(self, value: Any, item: Any, annotation: Any, path: str) -> Any:
+    def _list(self, value: Any, kind: Kind, path: str) -> Any:
         """Make a tuple. One text may stand without brackets."""
+        item = get_args(kind.of)[0]
         if isinstance(value, Variable):
             value = [one.strip() for one in value.split(",")]
         elif isinstance(value, str) and kind_of(item).struct is None:
             value = [value]
         if not isinstance(value, list):
-            return self.mistake(path, _unlike(value, LIST))
-        if not value and any(getattr(one, "min_length", 0) for one in get_args(annotation)):
-            return self.mistake(path, "expected at least one")
+            raise _unlike(value, LIST)
+        if len(value) < kind.least:
+            raise ValueError("expected at least one")
         found = tuple(self.read(one, item, f"{path}[{number}]") for number, one in enumerate(value))
-        return WRONG if any(one is WRONG for one in found) else found
+        return WRONG if WRONG in found else found
 
 
 @cache
@@ -196,74 +191,50 @@ def fields_of(kind: type[Struct]) -> dict[str, msgspec.structs.FieldInfo]:
 @cache
 def kind_of(annotation: Any) -> Kind:
     """Return what an annotation says."""
-    constraints: tuple[Constraint, ...] = ()
-    while True:
-        if get_origin(annotation) is Annotated:
-            annotation, *more = get_args(annotation)
-            constraints += tuple(one for one in more if isinstance(one, Constraint))
-            continue
-        parts = [one for one in get_args(annotation) if one is not type(None)] if _is_union(annotation) else []
-        if len(parts) != 1:
-            break
-        annotation = parts[0]
-    struct = next((one for one in (annotation, *parts) if isinstance(one, type) and issubclass(one, Struct)), None)
-    return Kind(annotation, constraints, struct)
+    union = get_origin(annotation) in (Union, UnionType)
+    parts = [one for one in get_args(annotation) if one is not NoneType] if union else [annotation]
+    of, notes = parts[0] if len(parts) == 1 else annotation, list[Any]()
+    if get_origin(of) is Annotated:
+        of, *notes = get_args(of)
+    constraints = tuple(one for one in notes if isinstance(one, Constraint))
+    least = max((getattr(one, "min_length", 0) for one in notes), default=0)
+    struct = next((one for one in (of, *parts) if isinstance(one, type) and issubclass(one, Struct)), None)
+    choices = next((get_args(one) for one in parts if get_origin(one) is Literal), ())
+    return Kind(of, constraints, least, struct, choices)
 
 
-def _is_union(annotation: Any) -> bool:
-    return get_origin(annotation) is Union or type(annotation).__name__ == "UnionType"
+def _scalar(value: Any, kind: Kind) -> Any:
+    if not isinstance(value, str):
+        raise _unlike(value, WORDS.get(kind.of, "text"))
+    if kind.choices and value not in kind.choices:
+        raise ValueError(f"there is no {str(value)!r} here{one_of(value, kind.choices)}")
+    if kind.of is Duration:
+        return Duration(value)
+    if kind.of not in (int, bool):
+        return str(value)
+    try:
+        return msgspec.convert(str(value), kind.of, strict=False)
+    except msgspec.ValidationError:
+        raise _unlike(value, WORDS[kind.of]) from None
 
 
 def _below(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def _decode(kind: type, value: object) -> object:
-    if kind is Duration:
-        return Duration(value)
-    raise NotImplementedError(kind)  # a new type in a struct, and this function does not know it: a bug
-
-
-def _unknown(key: str, kind: type[Struct], path: str) -> str:
-    """Say what was probably meant by an unknown key of a struct."""
-    from difflib import get_close_matches  # noqa: PLC0415 - only for who mistypes
-
+def _keys(kind: type[Struct]) -> list[str]:
+    """What may stand in a section."""
     fields = fields_of(kind)
-    own = path.rpartition(".")[2]
-    if own in fields:
-        return f"a name of yours stands before the kind: `sinks: {{NAME: {{{own}: ...}}}}`"
-    inner = [name for name, one in fields.items() if (of := kind_of(one.type).struct) and key in fields_of(of)]
-    if len(inner) == 1 and not get_close_matches(key, fields, cutoff=NEAR):
-        return f"this key belongs below `{inner[0]}`"
     secrets = [name for name, one in fields.items() if kind_of(one.type).of is Secret]
-    known = [*fields, *(f"{name}_{one}" for name in secrets for one in SOURCES)]
-    return f"there is no such key here{one_of(key, known)}"
+    return [*fields, *(f"{name}_{one}" for name in secrets for one in SOURCES)]
 
 
-def _mistaken(value: Any, kind: Kind, said: str) -> str:
-    """Say what was expected instead of a value that is no list and no section; ``said``: by msgspec."""
-    known = [str(one) for one in _choices(kind.of)]
-    if known and isinstance(value, str):
-        return f"there is no {str(value)!r} here{one_of(value, known)}"
-    if said.startswith("expected") and value is not None:  # a type of ours
-        return said
-    for word, ours in WORDS.items():
-        said = said.replace(word, ours)
-    return _unlike(value, said.partition(", got ")[0], secret=get_origin(kind.of) is dict)
-
-
-def _unlike(value: Any, expected: str, *, secret: bool = True) -> str:
-    """Say what was expected; a text that may be a ``secret`` is not shown."""
+def _unlike(value: Any, expected: str) -> ValueError:
+    """What to raise where something else was expected; a long text may be a secret, and is not shown."""
     if value is None:
-        return "nothing stands here: write what belongs there, or leave the line out for the default"
-    if isinstance(value, dict):
-        return f"expected {expected}, got keys with values"
-    if isinstance(value, list):
-        return f"expected {expected}, got a list"
-    hidden = secret or len(value) > LONGEST_SHOWN
-    return f"expected {expected}, got {'text' if hidden else repr(str(value))}"
-
-
-def _choices(kind: Any) -> Iterator[Any]:
-    parts = (kind, *get_args(kind)) if _is_union(kind) else (kind,)
-    return (one for part in parts if get_origin(part) is Literal for one in get_args(part))
+        return ValueError(NOTHING)
+    if isinstance(value, str):
+        got = repr(str(value)) if expected in WORDS.values() and len(value) <= LONGEST_SHOWN else "text"
+    else:
+        got = "a list" if isinstance(value, list) else "keys with values"
+    return ValueError(f"expected {expected}, got {got}")

@@ -27,7 +27,6 @@ from notbefore.config.secret import Secret
 from notbefore.core.delivery import Terms
 from notbefore.core.duration import Duration
 
-OTLP_LIBRARY: Final = "opentelemetry.exporter.otlp.proto.http"  # the module that the extra `otlp` installs
 _EITHER_HUB: Final = "expected either `connection_string`, or `namespace` and `hub`"
 ExpireAfter = Annotated[Duration, between("1s")]
 LabelName = Annotated[str, matching(r"[a-zA-Z_][a-zA-Z0-9_]*", "the name of a label: letters, digits and _")]
@@ -50,7 +49,7 @@ Arguments = Annotated[
 class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What all kinds have in common."""
 
-    NEEDS: ClassVar[tuple[str, str] | None] = None  # a module beyond the base, and the extra that installs it
+    EXTRA: ClassVar[str] = ""  # of the package, which installs a library that it needs
     APPROVALS: ClassVar[bool] = True  # it is notified of approvals as well
     ONCE: ClassVar[bool] = False  # an attempt whose end nobody has seen is not made again
 
@@ -111,7 +110,7 @@ class PagerDuty(SinkSettings, frozen=True, kw_only=True):
 class Apprise(SinkSettings, frozen=True, kw_only=True):
     """Any service that apprise knows, by its address."""
 
-    NEEDS: ClassVar[tuple[str, str] | None] = ("apprise", "apprise")
+    EXTRA: ClassVar[str] = "apprise"
 
     url: Password
 
@@ -152,7 +151,7 @@ class Alertmanager(SinkSettings, frozen=True, kw_only=True):
 class EventHub(SinkSettings, frozen=True, kw_only=True):
     """An Azure Event Hub: a ``connection_string``, or ``namespace`` and ``hub`` with the VM's own identity."""
 
-    NEEDS: ClassVar[tuple[str, str] | None] = ("azure.eventhub", "eventhub")
+    EXTRA: ClassVar[str] = "eventhub"
 
     connection_string: HubConnection | None = None  # with a key, instead of an identity
     namespace: Namespace | None = None  # such as fleet.servicebus.windows.net
@@ -186,7 +185,7 @@ class Command(SinkSettings, frozen=True, kw_only=True):
 class OtlpConnection(SinkSettings, frozen=True, kw_only=True):
     """Where OTLP goes, and how. The sink ``otlp_logs``: each change as a log record."""
 
-    NEEDS: ClassVar[tuple[str, str] | None] = (OTLP_LIBRARY, "otlp")
+    EXTRA: ClassVar[str] = "otlp"
 
     endpoint: HttpUrl | None = None  # /v1/metrics or /v1/logs is added; without one, the OTEL_* variables decide
     protocol: Literal["http/protobuf", "grpc"] = "http/protobuf"

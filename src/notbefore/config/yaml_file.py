@@ -5,7 +5,7 @@ name, and `api_version: 2020-07-01` is no date.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,12 +38,14 @@ def read(path: Path) -> tuple[dict[str, Any], Places]:
     """Return a YAML file's values and their places; raises ``ConfigError``."""
     import yaml  # noqa: PLC0415 - half a megabyte that an agent without a file does not need
 
-    text = _read_text(path)
-    document = _Document(path, yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    text, loader = _read_text(path), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    document = _Document(path)
     try:
-        values = document.read()
+        document.check(yaml.parse(text, Loader=loader))
+        root = yaml.compose(text, Loader=loader)
     except yaml.YAMLError as error:
         raise ConfigError.of([_not_yaml(error, text, path)]) from error
+    values = document.value(root, "") if root is not None else None
     if document.mistakes:
         raise ConfigError.of(document.mistakes)
     if values is not None and not isinstance(values, dict):
@@ -53,82 +55,66 @@ def read(path: Path) -> tuple[dict[str, Any], Places]:
 
 
 class _Document:
-    """Makes values of the parser's events, within bounds.
+    """The values of a file, their places, and its mistakes."""
 
-    The events need no recursion in libyaml; its composer does, and crashes the process where the stack ends. Aliases
-    and merge keys can make gigabytes out of a few hundred bytes, and tags can make objects: all are refused.
-    """
-
-    def __init__(self, path: Path, events: Iterator[Any]) -> None:
+    def __init__(self, path: Path) -> None:
         self.places = Places({"": Place(str(path))})
         self.mistakes: list[Mistake] = []
         self._path = path
-        self._events = enumerate(events)
 
-    def read(self) -> Any:
-        """Return the value of the only document, or ``None``; raises ``YAMLError`` and ``ConfigError``."""
-        values = None
-        for number, event in self._events:
+    def check(self, events: Iterable[Any]) -> None:
+        """Raise ``ConfigError`` for what is not to be composed.
+
+        libyaml's composer crashes the process where the stack ends. Aliases and merge keys can make gigabytes out of a
+        few hundred bytes, and tags can make objects.
+        """
+        depth = -2  # the stream and the document are no values
+        for number, event in enumerate(events):
             kind = type(event).__name__
-            if kind == "DocumentStartEvent":
-                if number > 1:
-                    raise self._wrong(event, "one file holds one configuration: remove the line `---`")
-                values = self._value(self._next(), "", 0)
-        return values
+            depth += kind.endswith("StartEvent") - kind.endswith("EndEvent")
+            wrong = ""
+            if number > MAX_EVENTS:
+                wrong = f"more than {MAX_EVENTS} values: is this the right file?"
+            elif depth > MAX_DEPTH:
+                wrong = f"lists and mappings are nested more than {MAX_DEPTH} deep"
+            elif kind == "DocumentStartEvent" and number > 1:
+                wrong = "one file holds one configuration: remove the line `---`"
+            elif kind == "AliasEvent" or getattr(event, "value", "") == "<<":
+                wrong = "aliases (*name) and merge keys (<<) are not supported: write the values out"
+            elif getattr(event, "tag", None) is not None:
+                wrong = "tags (!name) are not supported: quote what is to be text"  # it may be a password
+            if wrong:
+                raise ConfigError.of([Mistake(self._place(event), "", wrong)])
 
-    def _next(self) -> Any:
-        number, event = next(self._events)
-        wrong = ""
-        if number > MAX_EVENTS:
-            wrong = f"more than {MAX_EVENTS} values: is this the right file?"
-        elif type(event).__name__ == "AliasEvent" or getattr(event, "value", "") == "<<":
-            wrong = "aliases (*name) and merge keys (<<) are not supported: write the values out"
-        elif getattr(event, "tag", None) is not None:
-            wrong = "tags (!name) are not supported: quote what is to be text"  # it may be a password
-        if wrong:
-            raise self._wrong(event, wrong)
-        return event
-
-    def _value(self, event: Any, dotted: str, depth: int) -> Any:
-        if depth > MAX_DEPTH:
-            raise self._wrong(event, f"lists and mappings are nested more than {MAX_DEPTH} deep")
-        kind = type(event).__name__
-        if kind == "MappingStartEvent":
-            return self._mapping(dotted, depth + 1)
-        if kind == "SequenceStartEvent":
-            return self._sequence(dotted, depth + 1)
-        if "\0" in event.value:
-            self.mistakes.append(Mistake(self._place(event), dotted, "it holds a NUL byte"))
-        return None if event.value in NOTHING and not event.style else event.value
-
-    def _sequence(self, dotted: str, depth: int) -> list[Any]:
-        found: list[Any] = []
-        while type(event := self._next()).__name__ != "SequenceEndEvent":
-            path = f"{dotted}[{len(found)}]"
-            self.places[path] = self._place(event)
-            found.append(self._value(event, path, depth))
-        return found
-
-    def _mapping(self, dotted: str, depth: int) -> dict[str, Any]:
+    def value(self, node: Any, path: str) -> Any:
+        """Return the value of a node."""
+        if isinstance(node.value, str):
+            if "\0" in node.value:
+                self.mistakes.append(Mistake(self._place(node), path, "it holds a NUL byte"))
+            return None if node.value in NOTHING and not node.style else node.value
+        if node.id == "sequence":
+            return [self._below(f"{path}[{number}]", one, one) for number, one in enumerate(node.value)]
         found: dict[str, Any] = {}
-        while type(event := self._next()).__name__ != "MappingEndEvent":
-            place, key = self._place(event), self._value(event, dotted, depth)
-            path = f"{dotted}.{key}".lstrip(".")
-            if not isinstance(key, str) or not key.isprintable() or len(key) > LONGEST_KEY:
-                text = f"expected one line of text as the name of a section or key, got {key!r:.80}"
-                self.mistakes.append(Mistake(place, "", text))
-            elif key in found:
-                self.mistakes.append(Mistake(place, path, f"it is given twice: first at {self.places[path]}"))
-            self.places.setdefault(path, place)
-            found[str(key)] = self._value(self._next(), path, depth)
+        for key, one in node.value:
+            name = str(key.value)
+            below = f"{path}.{name}".lstrip(".")
+            if key.id != "scalar" or not name.isprintable() or not 0 < len(name) <= LONGEST_KEY:
+                text = "expected one line of text as the name of a section or key"
+                self.mistakes.append(Mistake(self._place(key), "", text))
+            elif name in found:
+                self.mistakes.append(
+                    Mistake(self._place(key), below, f"it is given twice: first at {self.places[below]}")
+                )
+            else:
+                found[name] = self._below(below, key, one)
         return found
 
-    def _wrong(self, event: Any, text: str) -> ConfigError:
-        """Return the error after which nothing is read, with the mistakes before it."""
-        return ConfigError.of([*self.mistakes, Mistake(self._place(event), "", text)])
+    def _below(self, path: str, begin: Any, node: Any) -> Any:
+        self.places[path] = self._place(begin)
+        return self.value(node, path)
 
-    def _place(self, event: Any) -> Place:
-        return Place(str(self._path), event.start_mark.line + 1, event.start_mark.column + 1)
+    def _place(self, begin: Any) -> Place:
+        return Place(str(self._path), begin.start_mark.line + 1, begin.start_mark.column + 1)
 
 
 def _not_yaml(error: Any, text: str, path: Path) -> Mistake:

@@ -68,7 +68,7 @@ def _problem(frame: bytes) -> str:
         orders = unseal(frame)
         for config in orders.sinks.values():
             import_module(f"notbefore.courier.sinks.{config.kind}")
-            check_installed(config)
+            check_installed(config.settings)
         # it is all there, up to the command that starts the agent, and that takes the configuration
         options = import_module("notbefore.commands.main").make_parser(orders.command).parse_args(orders.command)
         import_module(f"notbefore.commands.{options.command}")

@@ -12,12 +12,12 @@ from notbefore.courier.message import Sink
 from notbefore.errors import ConfigError
 
 
-def try_out(name: str, config: SinkConfig, messages: Messages) -> None:
+def try_out(name: str, config: SinkConfig) -> None:
     """Make the sink as the courier would, and send nothing; raises ``ConfigError``. It imports what the sink needs."""
     from notbefore.courier.redact import Redactor, known_secrets  # noqa: PLC0415 - only who tries a sink out needs it
 
     try:
-        make(name, config, messages).close()
+        make(name, config, Messages()).close()
     except (ConfigError, OSError, ValueError) as error:  # a file that holds no certificate, say
         redact = Redactor(known_secrets({name: config}))
         raise ConfigError(redact(str(error))) from None
@@ -33,6 +33,6 @@ def make(name: str, config: SinkConfig, messages: Messages) -> Sink:
     except ImportError:
         from notbefore.config.libraries import check_installed  # noqa: PLC0415 - says which package is missing
 
-        check_installed(config)
+        check_installed(config.settings)
         raise
     return sink
