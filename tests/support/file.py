@@ -11,15 +11,16 @@ import msgspec
 def read_state(directory: Path, key: str) -> Any:
     """A field of the state, as it is written; ``None`` where it is not."""
     with closing(sqlite3.connect(directory / "notbefore.db", timeout=10)) as db:
-        row = db.execute("SELECT body FROM rows WHERE kind = 'state' AND key = ?", (key,)).fetchone()
-        return msgspec.msgpack.decode(row[0]) if row else None
+        row = db.execute("SELECT body FROM rows WHERE kind = 'state'").fetchone()
+        return msgspec.msgpack.decode(row[0])[key] if row else None
 
 
 def change_state(directory: Path, key: str, **values: Any) -> None:
     """Give parts of a field other values."""
-    changed = msgspec.msgpack.encode(read_state(directory, key) | values)
     with closing(sqlite3.connect(directory / "notbefore.db", timeout=10)) as db, db:
-        db.execute("UPDATE rows SET body = ? WHERE kind = 'state' AND key = ?", (changed, key))
+        state = msgspec.msgpack.decode(db.execute("SELECT body FROM rows WHERE kind = 'state'").fetchone()[0])
+        changed = msgspec.msgpack.encode(state | {key: state[key] | values})
+        db.execute("UPDATE rows SET body = ? WHERE kind = 'state'", (changed,))
 
 
 def read_records(directory: Path) -> list[dict[str, Any]]:

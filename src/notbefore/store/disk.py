@@ -56,7 +56,7 @@ class DiskThread:
         self._written = written
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._step = self._written_step = 0
-        self._unread = True  # what is in the file is not in memory: it is not to be overwritten
+        self._unread = True  # what is in the file is not in memory
         self._everything = False  # nobody knows what is in the file: all of memory is behind
         self._trouble: str | None = None  # why the last transaction failed
         self._next = time.monotonic() + LOOK_INTERVAL  # when to look at the disk again, or to try it
@@ -159,29 +159,31 @@ class DiskThread:
             self._since = time.monotonic()
             if job is not None:
                 self._do(*job)
-            elif self._trouble is not None or self._is_behind():
-                self._write()
             else:
-                self._look()
+                try:
+                    self._write_or_look()
+                except Exception as error:  # noqa: BLE001 - without memory, say: what it held is behind again in any case
+                    self._failed(error)
             self._since = None
 
     def _is_behind(self) -> bool:
         return self._trouble is None and self._step > self._written_step
 
-    def _write(self) -> None:
+    def _write_or_look(self) -> None:
+        """Write what is behind, or try to; where nothing is, look whether the file is there."""
         begun = time.monotonic()
-        try:
-            with self._memory:
-                step, writing = self._step, self._collect(self._everything)
-            self.lock.hold()
-            if writing.everything:  # maybe another file is there by now
-                self.file.forget()
-            if self._unread:
-                self.file.set_aside_unread()
-            self.file.write(writing)
-        except Exception as error:  # noqa: BLE001 - without memory, say: what it held is behind again in any case
-            self._failed(error)
+        if self._trouble is None and not self._is_behind():
+            self._next = begun + LOOK_INTERVAL
+            self.file.check()
             return
+        with self._memory:
+            step, writing = self._step, self._collect(self._everything)
+        self.lock.hold()
+        if writing.everything:  # maybe another file is there by now
+            self.file.forget()
+        if self._unread and self.file.path.exists():  # what is in it is not to be overwritten
+            self.file.set_aside("unread", "it could not be read at the start")
+        self.file.write(writing)
         took = time.monotonic() - begun
         with self._memory:
             self._everything, self._unread, self._written_step = False, False, step
@@ -212,10 +214,3 @@ class DiskThread:
             self._memory.notify_all()
         if first:
             log.error("the state file cannot be written (%s): all that is known is written anew when it can be", error)
-
-    def _look(self) -> None:
-        self._next = time.monotonic() + LOOK_INTERVAL
-        try:
-            self.file.check()
-        except OSError as error:
-            self._failed(error)

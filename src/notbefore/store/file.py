@@ -8,11 +8,10 @@ file that was restored or overwritten meanwhile is noticed, and everything is wr
 import logging
 import os
 import sqlite3
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple, get_type_hints
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -22,7 +21,7 @@ from notbefore.core.approval import ApprovalAttempt
 from notbefore.core.clock import Instant
 from notbefore.core.outbox import Ledger, OutboxChanges, OutboxImage, Row
 from notbefore.core.record import Vm
-from notbefore.core.tracked import Tracked, TrackedEvent
+from notbefore.core.tracked import Tracked
 from notbefore.errors import StoreError
 from notbefore.metrics.totals import Totals
 from notbefore.store import SCHEMA_VERSION
@@ -30,13 +29,13 @@ from notbefore.store.private import prepare_file
 
 FILE_NAME: Final = "notbefore.db"
 BUSY_SECONDS: Final = 0.5  # for another's transaction, such as that of a backup
+OPENING_SECONDS: Final = 10.0  # the same where the file is opened: at the start it is all that is known
 HISTORY_ROWS: Final = 10_000
 MAX_SEQ: Final = 2**63 - 1
 HISTORY_BYTES: Final = 64 * 1024 * 1024  # of the records in it; the oldest are deleted
 _SCHEMA: Final = f"""
 BEGIN IMMEDIATE;
--- What is remembered, as MessagePack. kind: state (a field of StoredState), tracked (an event), delivery, thread,
--- ledger, file
+-- What is remembered, as MessagePack. kind: state, delivery, thread, ledger, file
 CREATE TABLE rows (
     kind TEXT NOT NULL, key TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (kind, key)
 ) WITHOUT ROWID;
@@ -51,6 +50,7 @@ CREATE INDEX history_time ON history (time);
 PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
+_ROWS: Final = "SELECT kind, key, body FROM rows"
 _TOO_MANY_BYTES: Final = """
     DELETE FROM history WHERE seq <= (SELECT max(seq) FROM (
         SELECT seq, sum(length(record)) OVER (ORDER BY seq DESC) AS bytes FROM history) WHERE bytes > ?)
@@ -58,7 +58,6 @@ _TOO_MANY_BYTES: Final = """
 
 log = logging.getLogger("notbefore.store")
 
-Key = tuple[str, str]  # kind and key of a row
 Inode = tuple[int, int]  # device and number: what a path leads to
 
 
@@ -130,8 +129,8 @@ class StateFile:
         self.unreadable_rows = 0  # found at the start
         self._db: sqlite3.Connection | None = None
         self._inode: Inode | None = None  # of the open file
-        self._stamp: bytes | None = None  # of the last writing; None: it is not known
-        self._written: dict[Key, Any] = {}  # the rows of the state, as they stand in the file
+        self._stamp: bytes | None = None  # of the last writing; None: it is not known what is in the file
+        self._state: StoredState | None = None  # as it stands in the file
 
     def load(self) -> Loaded:
         """What was written last; empty where there is no file. A damaged one is set aside, and read as far as it goes.
@@ -139,15 +138,13 @@ class StateFile:
         Raises ``StoreError`` where a newer version of notbefore wrote it.
         """
         try:
-            loaded = _read(_rows_in(self._open()))
+            loaded = _read(self._open().execute(_ROWS))
         except sqlite3.Error as error:
-            if _code_of(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                loaded = _read_aside(self.path, "mode=ro&immutable=1", damaged=False)
-            else:
-                loaded = _read_aside(self._damaged(error), "mode=ro", damaged=True)
+            self._set_aside_damaged(error)
+            loaded = _salvaged(self._aside("damaged"))
         else:
             if not loaded.unreadable:
-                self._stamp, self._written = loaded.clock.stamp, _rows_of_state(loaded.state)
+                self._stamp, self._state = loaded.clock.stamp, loaded.state
         self.unreadable_rows = loaded.unreadable
         return loaded
 
@@ -169,23 +166,16 @@ class StateFile:
         try:
             yield
         except sqlite3.Error as error:
-            self._damaged(error)
+            self._set_aside_damaged(error)
             raise FileReplacedError(f"{self.path} is damaged") from error
-
-    def _damaged(self, error: sqlite3.Error) -> Path:
-        """Set it aside; of a disk that damages whatever is written one file is kept. Raises any other error."""
-        if _code_of(error) not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise error
-        self.damaged += 1
-        if self.damaged == 1:
-            return self._set_aside("damaged", f"it is damaged ({error})")
-        self.forget()
-        _move(self.path, None)
-        return self.path
 
     def _transact(self, db: sqlite3.Connection, writing: Writing) -> None:
         stamp = os.urandom(16)
-        rows = _rows_of_state(writing.state)
+        rows: dict[tuple[str, str], Any] = {("delivery", one): row for one, row in writing.outbox.rows.items()}
+        rows |= {("thread", "\n".join(lane)): thread for lane, thread in writing.outbox.threads.items()}
+        rows |= {("ledger", ""): writing.outbox.ledger, ("file", ""): replace(writing.clock, stamp=stamp)}
+        if writing.everything or writing.state is not self._state:
+            rows["state", ""] = writing.state
         db.execute("BEGIN IMMEDIATE")
         try:
             known = writing.everything if self._stamp is None else _stamp_in(db) == self._stamp
@@ -193,16 +183,10 @@ class StateFile:
                 raise FileReplacedError(f"{self.path} was overwritten")  # noqa: TRY301 - the transaction is rolled back
             if writing.everything:
                 db.execute("DELETE FROM rows")
-                self._written = {}
-            news: dict[Key, Any] = dict.fromkeys(self._written.keys() - rows.keys())
-            for key, value in rows.items():
-                before = self._written.get(key)
-                if before is not value and before != value:
-                    news[key] = value
-            news |= {("delivery", one): row for one, row in writing.outbox.rows.items()}
-            news |= {("thread", "\n".join(lane)): thread for lane, thread in writing.outbox.threads.items()}
-            news |= {("ledger", ""): writing.outbox.ledger, ("file", ""): replace(writing.clock, stamp=stamp)}
-            _put(db, news)
+            gone = [key for key, value in rows.items() if value is None]
+            db.executemany("DELETE FROM rows WHERE kind = ? AND key = ?", gone)
+            kept = [(*key, msgspec.msgpack.encode(value)) for key, value in rows.items() if value is not None]
+            db.executemany("REPLACE INTO rows VALUES (?, ?, ?)", kept)
             if writing.records:
                 self._add_history(db, writing.records)
             db.execute("COMMIT")
@@ -210,7 +194,7 @@ class StateFile:
             with suppress(sqlite3.Error):  # the first error is the one to report
                 db.execute("ROLLBACK")
             raise
-        self._stamp, self._written = stamp, rows
+        self._stamp, self._state = stamp, writing.state
 
     def _add_history(self, db: sqlite3.Connection, records: Sequence[HistoryRecord]) -> None:
         db.executemany("INSERT OR IGNORE INTO history (change_id, time, record) VALUES (?, ?, ?)", records)
@@ -240,22 +224,17 @@ class StateFile:
 
     def forget(self) -> None:
         """After a failure: close the file; the next ``write`` opens what is there, and has to write everything."""
-        db, self._db, self._stamp, self._written = self._db, None, None, {}
+        db, self._db, self._stamp = self._db, None, None
         if db is not None:
             with suppress(sqlite3.Error):
                 db.close()
-
-    def set_aside_unread(self) -> None:
-        """Rename a file that could not be read at the start, so that nothing in it is overwritten."""
-        if self.path.exists():
-            self._set_aside("unread", "it could not be read at the start")
 
     def _open(self) -> sqlite3.Connection:
         if self._db is None:
             prepare_file(self.path)
             self._inode = _inode_of(self.path)
             # autocommit: transactions are begun and ended here alone
-            db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
+            db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=OPENING_SECONDS)
             try:
                 _prepare(db, self.path)
             except BaseException:
@@ -264,15 +243,26 @@ class StateFile:
             self._db = db
         return self._db
 
-    def _set_aside(self, mark: str, why: str) -> Path:
+    def _set_aside_damaged(self, error: sqlite3.Error) -> None:
+        """Raises any other error."""
+        if _code_of(error) not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            raise error
+        self.damaged += 1
+        self.set_aside("damaged", f"it is damaged ({error})")
+
+    def set_aside(self, mark: str, why: str) -> None:
+        """Rename the file, with what belongs to it: SQLite would take that for the next file's."""
         self.forget()
-        aside = self.path.with_name(f"{self.path.name}.{mark}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
-        _move(self.path, aside)
+        aside = self._aside(mark)
+        for suffix in ("", "-journal", "-wal", "-shm"):
+            there, kept = (path.with_name(path.name + suffix) for path in (self.path, aside))
+            kept.unlink(missing_ok=True)
+            if there.exists():
+                there.replace(kept)
         log.error("the state file is set aside: %s. It is kept as %s, and a new one is used", why, aside)
-        return aside
 
-
-# ---- files
+    def _aside(self, mark: str) -> Path:
+        return self.path.with_name(f"{self.path.name}.{mark}")
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
@@ -300,94 +290,49 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
             with suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
             raise
-
-
-def _move(path: Path, aside: Path | None) -> None:
-    """Rename a file, or delete it, with what belongs to it: SQLite would take that for the next file's."""
-    for suffix in ("", "-journal", "-wal", "-shm"):
-        found = path.with_name(path.name + suffix)
-        with suppress(FileNotFoundError):
-            if aside is None:
-                found.unlink()
-            else:
-                found.replace(aside.with_name(aside.name + suffix))
-
-
-# ---- rows
-
-
-def _rows_of_state(state: StoredState) -> dict[Key, Any]:
-    rows: dict[Key, Any] = {("state", name): getattr(state, name) for name in StoredState.__struct_fields__}
-    rows["state", "tracked"] = replace(state.tracked, events={})  # each event is a row of its own
-    return rows | {("tracked", key): event for key, event in state.tracked.events.items()}
-
-
-def _put(db: sqlite3.Connection, rows: Mapping[Key, Any]) -> None:
-    """Write rows; ``None``: delete one."""
-    db.executemany("DELETE FROM rows WHERE kind = ? AND key = ?", [key for key, value in rows.items() if value is None])
-    db.executemany(
-        "INSERT INTO rows VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET body = excluded.body",
-        [(*key, msgspec.msgpack.encode(value)) for key, value in rows.items() if value is not None],
-    )
-
-
-def _stamp_in(db: sqlite3.Connection) -> bytes | None:
-    row = db.execute("SELECT body FROM rows WHERE kind = 'file'").fetchone()
-    return msgspec.msgpack.decode(row[0], type=FileClock).stamp if row is not None else b""
+    db.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000:.0f}")
 
 
 # ---- reading
 
-_TYPES: Final[dict[str, Any]] = {  # by kind; those of the state by its fields
-    "tracked": TrackedEvent,
+_TYPES: Final[dict[str, Any]] = {
+    "state": StoredState,
     "delivery": Row,
     "thread": str,
     "ledger": Ledger,
     "file": FileClock,
 }
-_FIELDS: Final = get_type_hints(StoredState)
 
 
 def _read(rows: Iterable[tuple[str, str, bytes]]) -> Loaded:
-    """What rows say; a row that cannot be read costs that row.
-
-    An error of the iteration ends it: what was read before counts.
-    """
-    found: dict[str, dict[str, Any]] = {kind: {} for kind in (*_TYPES, "state")}
+    """What rows say; a row that cannot be read costs that row."""
+    found: dict[str, dict[str, Any]] = {kind: {} for kind in _TYPES}
     unreadable = 0
     for kind, key, body in rows:
         try:
-            type_ = _FIELDS[key] if kind == "state" else _TYPES[kind]
-            found[kind][key] = msgspec.msgpack.decode(body, type=type_)
-        except (ValueError, TypeError, KeyError) as error:  # MsgspecError is a ValueError
+            found[kind][key] = msgspec.msgpack.decode(body, type=_TYPES[kind])
+        except (ValueError, KeyError) as error:  # MsgspecError is a ValueError
             log.warning("a row of the state file cannot be read (%s %s): %s", kind, key, error)
             unreadable += 1
-    tracked: Tracked = found["state"].get("tracked", Tracked())
-    state = StoredState(**found["state"] | {"tracked": replace(tracked, events=found["tracked"])})
     clock = found["file"].get("", FileClock())
     # the key of a thread is a sink and an event
     threads = tuple((key.partition("\n")[::2], thread) for key, thread in found["thread"].items())
-    ledger = found["ledger"].get("", Ledger())
-    image = OutboxImage(clock.clock, tuple(found["delivery"].values()), threads, ledger)
-    return Loaded(state, image, clock, unreadable)
+    image = OutboxImage(clock.clock, tuple(found["delivery"].values()), threads, found["ledger"].get("", Ledger()))
+    return Loaded(found["state"].get("", StoredState()), image, clock, unreadable)
 
 
-def _rows_in(db: sqlite3.Connection) -> Iterator[tuple[str, str, bytes]]:
-    yield from db.execute("SELECT kind, key, body FROM rows")
+def _salvaged(path: Path) -> Loaded:
+    """What a damaged file holds, up to a row that cannot be read."""
+    rows: list[tuple[str, str, bytes]] = []
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db, suppress(sqlite3.Error):
+        for row in db.execute(_ROWS):
+            rows.append(row)  # noqa: PERF402 - `extend` would lose those before the damage
+    return _read(rows)
 
 
-def _until_damage(rows: Iterator[tuple[str, str, bytes]]) -> Iterator[tuple[str, str, bytes]]:
-    with suppress(sqlite3.Error):
-        yield from rows
-
-
-def _read_aside(path: Path, how: str, *, damaged: bool) -> Loaded:
-    """What a file holds that is not to be written: row by row, of a damaged one up to one that cannot be read.
-
-    Raises ``sqlite3.Error`` for one that is not damaged.
-    """
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True)) as db:
-        return _read(_until_damage(_rows_in(db)) if damaged else _rows_in(db))
+def _stamp_in(db: sqlite3.Connection) -> bytes | None:
+    row = db.execute("SELECT body FROM rows WHERE kind = 'file'").fetchone()
+    return msgspec.msgpack.decode(row[0], type=FileClock).stamp if row is not None else b""
 
 
 def _code_of(error: sqlite3.Error) -> int:

@@ -38,41 +38,37 @@ class HistoryAnswer(NamedTuple):
 
 
 class RecentRecords:
-    """Those that wait for the disk, and those of the last seconds."""
+    """``waiting``: those that are not on disk, oldest first. Those of the last seconds are kept as well."""
 
     def __init__(self) -> None:
-        self._waiting: list[HistoryRecord] = []  # that no transaction has tried to write, oldest first
-        self._writing: list[HistoryRecord] = []  # that one has, and maybe has not
+        self.waiting: list[HistoryRecord] = []
+        self._taken = 0  # how many of them a transaction writes, or could not write
         self._written: deque[tuple[float, HistoryRecord]] = deque()  # in the last seconds, and when
         self._dropped = 0  # they are missing in the history
 
-    @property
-    def wait(self) -> bool:
-        """There are some that are not on disk."""
-        return bool(self._waiting or self._writing)
-
     def add(self, record: HistoryRecord) -> None:
         """It is to be written."""
-        self._waiting.append(record)
-        if len(self._writing) + len(self._waiting) > MAX_RECORDS:
-            del (self._writing or self._waiting)[0]
+        self.waiting.append(record)
+        if len(self.waiting) > MAX_RECORDS:
+            del self.waiting[0]
+            self._taken = max(0, self._taken - 1)
             self._dropped += 1
 
     def take(self, *, again: bool) -> list[HistoryRecord]:
         """What is to be written now; ``again``: also what was written in the last seconds."""
         while self._written and self._written[0][0] < time.monotonic() - KEEP_SECONDS:
             self._written.popleft()
-        self._writing, self._waiting = [*self._writing, *self._waiting], []
-        return [*(one for _, one in self._written if again), *self._writing]
+        self._taken = len(self.waiting)
+        return [*(one for _, one in self._written if again), *self.waiting]
 
     def written(self) -> int:
         """What was taken is on disk; returns how many were dropped since the last time."""
-        self._written.extend((time.monotonic(), one) for one in self._writing)
-        self._writing = []
-        dropped, self._dropped = self._dropped, 0
+        self._written.extend((time.monotonic(), one) for one in self.waiting[: self._taken])
+        del self.waiting[: self._taken]
+        dropped, self._dropped, self._taken = self._dropped, 0, 0
         return dropped
 
     def since(self, start: float) -> list[bytes]:
         """Those since a Unix time, newest first."""
-        known = [*(one for _, one in self._written), *self._writing, *self._waiting]
+        known = [*(one for _, one in self._written), *self.waiting]
         return [one.record for one in reversed(known) if one.time >= start]

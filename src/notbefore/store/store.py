@@ -17,13 +17,7 @@ from typing import Final
 from notbefore.core.outbox import Outbox
 from notbefore.errors import StoreError
 from notbefore.store.disk import DiskThread
-from notbefore.store.file import (
-    FILE_NAME,
-    FileClock,
-    HistoryRecord,
-    StoredState,
-    Writing,
-)
+from notbefore.store.file import FILE_NAME, FileClock, HistoryRecord, StoredState, Writing
 from notbefore.store.history import HistoryAnswer, RecentRecords
 from notbefore.store.stored_outbox import StoreClock, StoredChange, StoredOutbox
 
@@ -48,7 +42,7 @@ class Store:
         self._clock = clock
         self._to_deliver = to_deliver
         self._memory = threading.Condition()  # of all below; never held over the disk
-        self._state = self._written_state = StoredState()
+        self._state = StoredState()
         self._outbox = Outbox(random.random)
         self._records = RecentRecords()
         self._date: tuple[float, float] | None = None  # Unix seconds by IMDS, at a moment since the boot; see ``_boot``
@@ -63,8 +57,6 @@ class Store:
             return
         with self._memory:
             self._state = loaded.state
-            if self.disk.file.known:  # else all of it is to be written
-                self._written_state = loaded.state
             self._boot = loaded.clock.boot or self._clock.boot_id
             now, same_boot = self._clock.boot_time(), self._boot == self._clock.boot_id
             passed = now - loaded.clock.clock if loaded.clock.boot and same_boot else 0.0
@@ -82,11 +74,11 @@ class Store:
         """Remember a state, and the changes that led to it with their deliveries; returns the number of this step."""
         now, wall = self._clock.boot_time(), self._clock.time()
         with self._memory:
-            self._state = state
+            news, self._state = state is not self._state, state
             for one in changes:
                 self._outbox.take(one.change, one.record, one.deliveries, now, wall)
                 self._records.add(HistoryRecord(one.change.id, one.change.time.timestamp(), one.record))
-            step = self._stepped()
+            step = self._stepped(news=news)
         if any(one.deliveries for one in changes):
             self._to_deliver()
         return step
@@ -131,10 +123,9 @@ class Store:
 
     # ---- behind; with ``_memory`` held
 
-    def _stepped(self) -> int:
+    def _stepped(self, *, news: bool = False) -> int:
         """Note that memory has changed, and have it written; returns the newest step."""
-        news = self._records.wait or self._outbox.rows.unwritten.changed or self._state is not self._written_state
-        return self.disk.stepped(news=bool(news))
+        return self.disk.stepped(news=bool(news or self._records.waiting or self._outbox.rows.unwritten.changed))
 
     def _behind(self, everything: bool) -> Writing:  # noqa: FBT001 - it is called by its place
         now = self._clock.boot_time()
@@ -147,7 +138,6 @@ class Store:
         )
 
     def _written(self, writing: Writing) -> int:
-        self._written_state = writing.state
         if self._outbox.rows.written(writing.outbox.step):
             self._to_deliver()
         return self._records.written()

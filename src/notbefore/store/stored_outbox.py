@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol
@@ -74,13 +75,13 @@ class StoredOutbox:
         self._targets: Callable[[Row], Sequence[str]] = lambda _row: ()
 
     @contextmanager
-    def opened(self) -> Iterator[tuple[Outbox, float]]:
+    def opened(self, *, by_courier: bool = False) -> Iterator[tuple[Outbox, float]]:
         """The outbox, and the time on its clock, for whoever does not wait meanwhile."""
         with self._memory:
             yield self._outbox, self._clock.boot_time()
             changed = bool(self._outbox.rows.unwritten.changed)
             self._stepped()
-        if changed:
+        if changed and not by_courier:
             self._to_deliver()
 
     def put(self, deliveries: Sequence[Delivery]) -> None:
@@ -110,25 +111,22 @@ class StoredOutbox:
 
     def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[GivenDelivery]:
         """Take in results, and give what is due; ``room``: how many deliveries a sink can take."""
-        with self._memory:
-            results, now = list(results), self._clock.boot_time()
+        results = list(results)
+        with self.opened(by_courier=True) as (outbox, now):
             for result in results:
-                row = self._outbox.rows.by_id.get(result.delivery_id)
+                row = outbox.rows.by_id.get(result.delivery_id)
                 if row is not None and row.delivery.event_key in self._exercised:
                     one, took = row.delivery, max(0.0, now - row.since)
                     self._exercised[one.event_key].append(ExerciseAttempt(one.sink, one.kind, result, took))
-            given = self._outbox.exchange(results, room, now)
-            self._stepped()
-            return given
+            return outbox.exchange(results, room, now)
 
     def courier_ended(self) -> None:
         """What the courier had is due again; what may run once is dead."""
-        with self._memory:
-            for row in self._outbox.release(self._clock.boot_time()):
+        with self.opened(by_courier=True) as (outbox, now):
+            for row in outbox.release(now):
                 one = row.delivery
                 log.error("sink %s: `%s` of event %s: %s", one.sink, one.kind, one.event_key, row.error)
-            self._redirect()
-            self._stepped()
+            self._redirect(outbox, now)
 
     def next_due(self) -> float | None:
         """Seconds until a courier is needed, 0 or less: now; ``None``: nothing waits."""
@@ -138,17 +136,14 @@ class StoredOutbox:
 
     def use_sinks(self, sinks: Collection[str], targets: Callable[[Row], Sequence[str]]) -> None:
         """From now on these are configured; ``targets``: where a delivery to another sink would go by the routes."""
-        with self._memory:
+        with self.opened(by_courier=True) as (outbox, now):
             self._sinks, self._targets = sinks, targets
-            self._redirect()
-            self._stepped()
+            self._redirect(outbox, now)
 
-    def _redirect(self) -> None:
+    def _redirect(self, outbox: Outbox, now: float) -> None:
         if self._sinks is None:
             return
-        left: dict[str, int] = {}
-        for row in self._outbox.redirect(self._sinks, self._targets, self._clock.boot_time()):
-            left[row.delivery.sink] = left.get(row.delivery.sink, 0) + 1
+        left = Counter(row.delivery.sink for row in outbox.redirect(self._sinks, self._targets, now))
         for sink, count in left.items():
             log.warning(
                 "sink %s is not configured any more: %d deliveries that wait for it go where the routes lead now, and"
