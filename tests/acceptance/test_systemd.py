@@ -20,11 +20,11 @@ WATCHDOG = 2.0  # seconds
 # an agent whose polling thread hangs at its third poll, and which notices after a second instead of twenty
 HANGING = """
 import sys, threading
-import notbefore.agent.agent, notbefore.imds.poller
+import notbefore.agent.polling
 from notbefore.commands.main import main
 from notbefore.agent.tracker import Tracker
 
-notbefore.agent.agent.TIMEOUT = notbefore.imds.poller.TIMEOUT = 0.5
+notbefore.agent.polling.TIMEOUT = 0.5
 handle, polls = Tracker.handle, []
 
 def hang(self, poll):

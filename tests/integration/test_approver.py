@@ -17,11 +17,11 @@ from notbefore.agent.approver import LONG_WAIT, SHORT_WAIT, Approver
 from notbefore.agent.control_socket import ControlReply, ControlRequest
 from notbefore.agent.state import AgentState, PollStatus, Step
 from notbefore.agent.thread_guard import ThreadGuard
+from notbefore.agent.tracker import Poll
 from notbefore.core.approval import ApprovalAttempt, Policy, Rule, RuleMatch, content_of
 from notbefore.core.record import Vm
 from notbefore.errors import ImdsError
 from notbefore.imds.client import ImdsAnswer, ImdsClient
-from notbefore.imds.poller import Poll
 from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
 from support.agent import eventually

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notbefore.agent import polling
+from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.config.load import load
 from notbefore.imds import elsewhere
 from notbefore.imds.elsewhere import address_in, candidates, why_not
@@ -100,7 +101,7 @@ def watching(directory: Path, **settings: str) -> Iterator[tuple[Tracking, polli
     """The polling of an agent, with its state."""
     imds = {f"imds.{name}": value for name, value in {"interval": "200ms", **settings}.items()}
     agent = Tracking(directory, Clock())
-    watcher = polling.Polling(load(None, {}, imds), agent.tracker, agent.state)
+    watcher = polling.Polling(load(None, {}, imds), agent.tracker, agent.clock, ThreadGuard())
     watcher.start()
     try:
         yield agent, watcher
@@ -134,7 +135,7 @@ def test_who_is_only_late_is_not_looked_for_elsewhere(tmp_path: Path, monkeypatc
         imds.fault("status", times=2)
         with watching(tmp_path, endpoint=imds.endpoint) as (agent, watcher):
             eventually(lambda: agent.known.vm is not None and agent.known.poll.answered)
-            assert watcher.alive
+            assert not watcher.trouble
 
 
 def test_places_that_are_silent_are_no_thread_that_hangs(

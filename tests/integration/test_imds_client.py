@@ -5,13 +5,19 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
+from notbefore.agent.polling import SLOWEST_RETRY, Polling
+from notbefore.agent.thread_guard import ThreadGuard
+from notbefore.agent.tracker import Poll, Tracker
+from notbefore.config.load import load
+from notbefore.core.record import Vm
 from notbefore.errors import ConfigError, ImdsError
 from notbefore.imds.client import MAX_ANSWER, ImdsClient
 from notbefore.imds.identity import fetch_vm, vm_of
-from notbefore.imds.poller import SLOWEST_RETRY, Poll, Poller
+from notbefore.process.clock import Clock
 from support.agent import free_port
 from support.azure import FUTURE
 from support.raw_server import Talk, answer, raw, serving
@@ -261,29 +267,47 @@ def test_the_tags_of_a_vm_are_read_and_bounded() -> None:
     assert (len(name), len(value), len(others)) == (512, 512, 49)
 
 
-# ---- the poller
+# ---- the polls
 
 
-def polled(*talks: Talk, interval: float = 0.1) -> tuple[list[Poll], float]:
+class Takes:
+    """A tracker that takes so many polls."""
+
+    def __init__(self, most: int) -> None:
+        self.polls: list[Poll] = []
+        self.most = most
+        self.done = threading.Event()
+
+    def use(self, *_: object) -> None:
+        pass
+
+    def identify(self, _: Vm | None) -> None:
+        pass
+
+    def handle(self, poll: Poll) -> None:
+        self.polls.append(poll)
+        if len(self.polls) == self.most:
+            self.done.set()
+
+
+def polled(*talks: Talk, interval: str = "200ms") -> tuple[list[Poll], float]:
     """As many polls as there are answers, and in how many seconds the next one is due."""
-    polls: list[Poll] = []
-    stop = threading.Event()
-
-    def handle(poll: Poll) -> None:
-        polls.append(poll)
-        if len(polls) == len(talks):
-            stop.set()
-
-    with serving(*talks) as (endpoint, _):
-        poller = Poller(connect(endpoint), "2020-07-01", interval)
-        poller.run(handle, stop)
-        return polls, poller.due - time.monotonic()
+    taken = Takes(len(talks))
+    with serving(answer(body=b'{"compute":{"name":"n"}}'), *talks) as (endpoint, _):
+        config = load(None, {}, {"imds.endpoint": endpoint, "imds.interval": interval})
+        polling = Polling(config, cast("Tracker", taken), Clock(), ThreadGuard())
+        polling.start()
+        assert taken.done.wait(10)
+        time.sleep(0.02)
+        due = -polling.overdue
+        polling.stop()
+        return taken.polls[: len(talks)], due
 
 
 def test_a_body_that_equals_the_last_one_is_nothing_new() -> None:
     polls, due = polled(answer(body=b"a"), answer(body=b"a"), answer(body=b"b"))
     assert [(poll.body, poll.error) for poll in polls] == [(b"a", None), (None, None), (b"b", None)]
-    assert due <= 0.1
+    assert due <= 0.2
 
 
 def test_polls_that_became_due_during_a_slow_answer_are_left_out() -> None:
@@ -291,7 +315,7 @@ def test_polls_that_became_due_during_a_slow_answer_are_left_out() -> None:
         time.sleep(0.35)
         answer()(connection, head)
 
-    assert 0 < polled(slow, interval=0.2)[1] <= 0.2
+    assert 0 < polled(slow, interval="200ms")[1] <= 0.2
 
 
 def throttled(seconds: int) -> Talk:
@@ -304,13 +328,13 @@ BUSY = answer("503 Service Unavailable")
 @pytest.mark.parametrize(
     ("talks", "interval", "expected"),
     [
-        ([BUSY], 1.0, 1.0),
-        ([BUSY] * 3, 0.1, 0.4),
-        ([BUSY], 60.0, 60.0),
-        ([throttled(20)], 1.0, 20.0),
-        ([throttled(3600)], 1.0, SLOWEST_RETRY),
-        ([throttled(0)], 1.0, 1.0),
+        ([BUSY], "1s", 1.0),
+        ([BUSY] * 3, "200ms", 0.8),
+        ([BUSY], "10s", 10.0),
+        ([throttled(20)], "1s", 20.0),
+        ([throttled(3600)], "1s", SLOWEST_RETRY),
+        ([throttled(0)], "1s", 1.0),
     ],
 )
-def test_it_backs_off_and_never_above_half_a_minute(talks: list[Talk], interval: float, expected: float) -> None:
+def test_it_backs_off_and_never_above_half_a_minute(talks: list[Talk], interval: str, expected: float) -> None:
     assert polled(*talks, interval=interval)[1] == pytest.approx(expected, abs=0.2)

@@ -64,11 +64,11 @@ def test_what_met_an_unforeseen_error_is_taken_in_at_the_next_poll(
     with Simulator((ME,)) as imds:
         imds.set_document(body(item("E1")))
         config = load(None, {}, {"imds.endpoint": imds.endpoint, "imds.interval": "200ms"})
-        watcher = polling.Polling(config, agent.tracker, agent.state, errors)
+        watcher = polling.Polling(config, agent.tracker, agent.clock, errors)
         watcher.start()
         try:
             eventually(lambda: agent.said and agent.known.vm_name == ME)
-            assert watcher.alive
+            assert not watcher.trouble
         finally:
             watcher.stop()
             agent.close()

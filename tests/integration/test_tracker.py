@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from notbefore.agent.state import ChangeSettings
+from notbefore.agent.tracker import Poll
 from notbefore.core.approval import ApprovalAttempt
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import Routing, Terms
@@ -20,7 +21,6 @@ from notbefore.core.outbox import GivenDelivery, SendResult
 from notbefore.core.record import Vm
 from notbefore.core.routing import Route
 from notbefore.errors import ImdsError
-from notbefore.imds.poller import Poll
 from notbefore.store.store import Store
 from support.azure import ID, ME, PEER, STARTED, body, item
 from support.box import rows_of

@@ -13,11 +13,10 @@ import pytest
 
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.state import AgentState, ChangeListeners, ChangeSettings
-from notbefore.agent.tracker import Tracker
+from notbefore.agent.tracker import Poll, Tracker
 from notbefore.core.change import Gap
 from notbefore.core.record import Vm
 from notbefore.errors import ImdsError
-from notbefore.imds.poller import Poll
 from notbefore.process.clock import Clock
 from notbefore.store.disk import DiskThread
 from notbefore.store.file import StoredState

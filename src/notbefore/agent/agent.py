@@ -83,7 +83,7 @@ class Agent:
         )
         self._freeze_meter = FreezeMeter(clock)
         self._tracker = Tracker(self._state, self._store, self._freeze_meter)
-        self._polling = Polling(config, self._tracker, self._state, self._errors)
+        self._polling = Polling(config, self._tracker, self._clock, self._errors)
         self._approver = Approver(self._state, self._approval_settings, self._errors)
         self._operations = Operations(self._store, lambda: self._config.routing)
         self._control = ControlSocket(self._store.path.parent, self._answer)
@@ -227,7 +227,7 @@ class Agent:
     def _reconfigure(self, config: Config) -> None:
         """Use another configuration; raises ``ConfigError`` before anything has changed."""
         before, orders = self._config, make_orders(config)
-        polling = Polling(config, self._tracker, self._state, self._errors)
+        polling = Polling(config, self._tracker, self._clock, self._errors)
         if (config.server, config.state) != (before.server, before.state):
             log.warning("changes of server and state take effect at the next start")
         set_up(config.log.format, config.log.level)

@@ -27,7 +27,7 @@ from notbefore.core.duration import back_off
 from notbefore.core.listing import PendingEvent
 from notbefore.core.tracked import TrackedEvent
 from notbefore.errors import DocumentError, ImdsError
-from notbefore.imds.client import ImdsClient
+from notbefore.imds.client import ImdsClient, events_path
 from notbefore.store.file import StoredState
 
 SHORT_WAIT: Final = 0.5  # seconds to the next decision: something is due, and waits for IMDS or the disk
@@ -204,7 +204,7 @@ class Approver:
             return SHORT_WAIT
         body = msgspec.json.encode({"StartRequests": [{"EventId": attempt.tracked.event.event_id}]})
         try:
-            client.post(_path(settings), body)
+            client.post(events_path(settings.api_version), body)
         except ImdsError as failure:
             if failure.reason == "bad_request":
                 return self._end(counted, "refused", str(failure))
@@ -324,7 +324,7 @@ def _why_not_listed(client: ImdsClient, settings: ApprovalSettings, tracked: Tra
     Raises ``ImdsError`` where there is no usable answer.
     """
     event = tracked.event
-    answer = client.get(_path(settings), timeout=CONFIRM_TIMEOUT)
+    answer = client.get(events_path(settings.api_version), timeout=CONFIRM_TIMEOUT)
     try:
         document = parse(answer.body)
     except DocumentError as error:
@@ -333,7 +333,3 @@ def _why_not_listed(client: ImdsClient, settings: ApprovalSettings, tracked: Tra
         return "a part of it cannot be read now"
     same = any(one.key == event.key and one.digest() == event.digest() for one in document.events)
     return "" if same else "IMDS does not list it like this any more"
-
-
-def _path(settings: ApprovalSettings) -> str:
-    return f"/metadata/scheduledevents?api-version={settings.api_version}"

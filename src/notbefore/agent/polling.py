@@ -1,22 +1,25 @@
 """``Polling``: the thread that asks one endpoint for the events, and now and then who this VM is.
 
-Where the endpoint is silent, IMDS is searched for. All of that is one thread: a question about the VM that hangs delays
-the next poll, by ``IDENTITY_TIMEOUT`` at most.
+One poll each interval, without drift, never overlapping; slower while IMDS fails, at most 30 s apart. A question about
+the VM that hangs delays the next poll, by ``IDENTITY_TIMEOUT`` at most. Where the endpoint is silent, IMDS is searched
+for.
 """
 
 import logging
 import threading
 from typing import Final
 
-from notbefore.agent.state import AgentState
 from notbefore.agent.thread_guard import ThreadGuard
-from notbefore.agent.tracker import Tracker
+from notbefore.agent.tracker import Poll, Tracker
 from notbefore.config.model import Config
+from notbefore.core.duration import back_off
 from notbefore.errors import ImdsError
-from notbefore.imds.client import USUAL, ImdsClient
+from notbefore.imds.client import FIRST_TIMEOUT, TIMEOUT, USUAL, ImdsClient, events_path
 from notbefore.imds.identity import fetch_vm
-from notbefore.imds.poller import Poll, Poller
+from notbefore.process.clock import Clock
 
+SLOWEST_RETRY: Final = 30.0  # seconds; a Preempt gives only so much notice
+USUAL_RETRY: Final = 8.0  # seconds; the slowest without a Retry-After: 30 s of notice then have several polls
 IDENTITY_REFRESH: Final = 3600.0  # seconds
 IDENTITY_TIMEOUT: Final = 2.0  # seconds; the events are not polled meanwhile
 IDENTITY_RETRY: Final = 4.0  # seconds after a failure
@@ -31,26 +34,30 @@ log = logging.getLogger("notbefore.agent.polling")
 class Polling:
     """The thread ``poll`` of one endpoint. A reload of the configuration makes a new one."""
 
-    def __init__(self, config: Config, tracker: Tracker, state: AgentState, errors: ThreadGuard | None = None) -> None:
-        self._errors = errors or ThreadGuard()
+    def __init__(self, config: Config, tracker: Tracker, clock: Clock, errors: ThreadGuard) -> None:
         self._tracker = tracker
-        self._state = state
-        self._clock = state.clock
+        self._clock = clock
+        self._errors = errors
         self._configured, self._api_version = config.imds.endpoint, config.imds.api_version
         self._may_search = config.imds.discover and self._configured == USUAL
+        self.interval = config.imds.interval.seconds
         self.endpoint = self._configured  # where IMDS is asked now
         self._client = ImdsClient(self.endpoint)
-        self.poller = Poller(self._client, self._api_version, config.imds.interval.seconds)
+        self._path = events_path(self._api_version)
+        self._timeout = FIRST_TIMEOUT  # seconds for the next answer
+        self._due, self._due_wall = clock.monotonic(), clock.time()  # the next poll, in seconds on two clocks
+        self._failures = 0  # in a row
+        self._body: bytes | None = None  # the last one that was taken in
         self._stop = threading.Event()
         self._answered = False  # IMDS has answered this object
         self._last_answer = 0.0  # monotonic seconds; at first when the thread began
         self._unnamed = self._searched = False  # the last question was not answered; a search has found nothing
         self._next_identity = self._next_search = 0.0  # monotonic seconds
-        self._thread = threading.Thread(target=self._poll, name="poll", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="poll", daemon=True)
 
     def start(self) -> None:
         """Begin to ask."""
-        self._tracker.use(self._configured, self._api_version, self.poller.interval)
+        self._tracker.use(self._configured, self._api_version, self.interval)
         self._last_answer = self._clock.monotonic()
         self._thread.start()
 
@@ -63,30 +70,53 @@ class Polling:
         self._client.close()
 
     @property
-    def alive(self) -> bool:
-        """The thread runs."""
-        return self._thread.is_alive()
-
-    @property
     def overdue(self) -> float:
         """Seconds since the next poll was due, negative before it; 0 once it is stopped."""
-        return 0.0 if self._stop.is_set() else self._clock.monotonic() - self.poller.due
+        return 0.0 if self._stop.is_set() else self._clock.monotonic() - self._due
 
-    def _poll(self) -> None:
+    @property
+    def trouble(self) -> str:
+        """Why IMDS is not asked, in words; empty while it is."""
+        if not self._thread.is_alive():
+            return "the thread that asks IMDS has ended"
+        overdue = self.overdue
+        return f"IMDS has not been asked for {overdue:.0f} s" if overdue > self._timeout + TIMEOUT else ""
+
+    def _run(self) -> None:
         with self._errors.guarded("poll", "identity", vital=False):
             self._tracker.identify(None)
         self._ask_identity()
-        self.poller.run(self._handle, self._stop, lambda: self._errors.guarded("poll"))
+        while not self._stop.wait(max(0.0, self._due - self._clock.monotonic())):
+            error = None
+            with self._errors.guarded("poll"):
+                error = self._poll()
+            self._due = self._next(error)
+            self._due_wall = self._clock.time() + self._due - self._clock.monotonic()
 
-    def _handle(self, poll: Poll) -> None:
-        if poll.error is not None and self._stop.is_set():  # cut off by `stop`; the state may be closed by now
-            return
+    def _poll(self) -> ImdsError | None:
+        """Ask once, and have the answer taken in; returns why there is none."""
+        begun = self._clock.monotonic()
+        lag, wall_lag = max(0.0, begun - self._due), max(0.0, self._clock.time() - self._due_wall)
+        try:
+            answer = self._client.get(self._path, timeout=self._timeout)
+        except ImdsError as error:
+            if not self._stop.is_set():  # else it was cut off by `stop`, and the state may be closed
+                self._not_answered(Poll(lag, self._clock.monotonic() - begun, error=error))
+            return error
         now = self._clock.monotonic()
-        if poll.error is None:
-            self._last_answer = now
-            if not self._answered and self._unnamed:  # now it can; the first comparison waits for the name
-                self._next_identity = 0.0
-            self._answered = True
+        if not self._answered and self._unnamed:  # now it can; the first comparison waits for the name
+            self._next_identity = 0.0
+        self._answered, self._last_answer, self._timeout = True, now, TIMEOUT
+        if now >= self._next_identity:
+            self._ask_identity()
+        body = answer.body if answer.body != self._body else None
+        self._body = None  # where it is not taken in, the next one is new, even if it is the same
+        self._tracker.handle(Poll(lag, now - begun, body, date=answer.date, wall_lag=wall_lag))
+        self._body = answer.body
+        return None
+
+    def _not_answered(self, poll: Poll) -> None:
+        now = self._clock.monotonic()
         if now >= self._next_identity:
             self._ask_identity()
         self._tracker.handle(poll)
@@ -94,6 +124,19 @@ class Polling:
         if self._may_search and now - self._last_answer > silence and now >= self._next_search:
             with self._errors.guarded("poll", "search", vital=False):
                 self._search()
+
+    def _next(self, error: ImdsError | None) -> float:
+        """When the next poll is due: a whole number of intervals later, or after a back-off."""
+        now = self._clock.monotonic()
+        if error is None:
+            self._failures = 0
+            missed = max(0.0, now - self._due) // self.interval  # what became due during a slow answer is left out
+            return self._due + (missed + 1) * self.interval
+        self._failures += 1
+        delay = back_off(self._failures, self.interval, USUAL_RETRY)
+        if error.retry_after is not None:
+            delay = min(error.retry_after, SLOWEST_RETRY)
+        return now + max(self.interval, delay)
 
     def _ask_identity(self) -> None:
         """Ask who this VM is; the events are polled without it."""
@@ -115,7 +158,7 @@ class Polling:
         self._next_search = self._clock.monotonic() + SEARCH_PAUSE
         level = logging.DEBUG if self._searched else logging.INFO
         for place, endpoint in candidates():
-            self.poller.due = self._clock.monotonic()  # places that are silent are no thread that hangs
+            self._due = self._clock.monotonic()  # places that are silent are no thread that hangs
             if self._stop.is_set():
                 return
             why = why_not(endpoint, self._api_version)
@@ -125,7 +168,7 @@ class Polling:
                 if endpoint != self.endpoint:
                     self.endpoint = endpoint
                     self._client.use(endpoint)
-                    self.poller.forget()
+                    self._body = None
                     self._next_identity = 0.0
                 return
         if not self._searched and not self._answered:

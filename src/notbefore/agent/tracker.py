@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from math import inf
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.agent.approvals import without_old
@@ -20,8 +21,7 @@ from notbefore.core.document import Document, Flaw, parse
 from notbefore.core.lifecycle import as_another_vm, diff, with_scopes
 from notbefore.core.record import Vm
 from notbefore.core.tracked import Observation, Tracked
-from notbefore.errors import DocumentError
-from notbefore.imds.poller import Poll
+from notbefore.errors import DocumentError, ImdsError
 from notbefore.metrics.process import PollFigures
 from notbefore.metrics.totals import increased
 from notbefore.process.clock import ClockReading
@@ -33,6 +33,17 @@ DATE_CHECK: Final = 60.0  # seconds; looking at each one would be a third of wha
 NAME_PATIENCE: Final = 10.0  # seconds: a Preempt has 30 s of notice
 
 log = logging.getLogger("notbefore.agent.tracker")
+
+
+class Poll(Struct, frozen=True):
+    """One poll: a new ``body``, nothing new (``body`` and ``error`` are None), or an error."""
+
+    lag: float  # seconds by which the poll began late, on the monotonic clock
+    duration: float  # seconds until the answer or the error
+    body: bytes | None = None
+    error: ImdsError | None = None
+    date: str = ""  # the ``Date`` header of the answer, as it came: IMDS's clock
+    wall_lag: float = 0.0  # seconds by which the poll began late, on the wall clock: over a freeze one may stand still
 
 
 class Tracker:

@@ -20,7 +20,6 @@ from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.config.model import Config
 from notbefore.core.listing import PendingEvent, PendingView
 from notbefore.core.record import Vm
-from notbefore.imds.client import TIMEOUT
 from notbefore.metrics.families import Family, Snapshot, parts, samples
 from notbefore.metrics.process import Figures
 from notbefore.store.store import Store
@@ -89,7 +88,7 @@ class AgentView:
             known.poll.figures,
             delay=max(known.poll.figures.delay, polling.overdue),
             last_success=answered.wall.timestamp() if answered is not None else None,
-            answering=self._age(known) <= READY_INTERVALS * polling.poller.interval,
+            answering=self._age(known) <= READY_INTERVALS * polling.interval,
         )
         figures = replace(
             read_figures(),
@@ -109,12 +108,8 @@ class AgentView:
 
     def health(self) -> CheckResult:
         """The thread that asks IMDS runs, and does not hang in a request beyond its deadline."""
-        polling = self._in_use().polling
-        if not polling.alive:
-            return CheckResult(ok=False, reasons=("the thread that asks IMDS has ended",))
-        if polling.overdue > polling.poller.timeout + TIMEOUT:
-            return CheckResult(ok=False, reasons=(f"IMDS has not been asked for {polling.overdue:.0f} s",))
-        return CheckResult(ok=True)
+        trouble = self._in_use().polling.trouble
+        return CheckResult(ok=not trouble, reasons=(trouble,) if trouble else ())
 
     def ready(self) -> CheckResult:
         """The last good answer of IMDS is new, and the state is written where it survives the end of the machine."""
@@ -135,7 +130,7 @@ class AgentView:
         if known.poll.answered is None:
             unnamed = known.poll.failure is None and known.poll.figures.results.get("changed")
             return "IMDS has not said yet which VM this is" if unnamed else f"IMDS has given no valid answer yet{error}"
-        age, limit = self._age(known), READY_INTERVALS * self._in_use().polling.poller.interval
+        age, limit = self._age(known), READY_INTERVALS * self._in_use().polling.interval
         return f"the last good answer of IMDS is {age:.1f} s old, more than {limit:g} s{error}" if age > limit else ""
 
     def _age(self, known: AgentSnapshot) -> float:

@@ -42,6 +42,11 @@ _BY_STATUS: Final[dict[int, ImdsReason]] = {
 }
 
 
+def events_path(api_version: str) -> str:
+    """Where the Scheduled Events are."""
+    return f"/metadata/scheduledevents?api-version={api_version}"
+
+
 class ImdsAnswer(Struct, frozen=True):
     """A good answer."""
 

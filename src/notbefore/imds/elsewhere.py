@@ -14,7 +14,7 @@ from typing import Final
 
 from notbefore.core.document import parse
 from notbefore.errors import ConfigError, DocumentError, ImdsError
-from notbefore.imds.client import USUAL, ImdsClient
+from notbefore.imds.client import USUAL, ImdsClient, events_path
 
 VARIABLE: Final = "SCHEDULEDEVENTSIP"  # the name in Microsoft's sample
 PROBE_TIMEOUT: Final = 10.0  # seconds
@@ -45,8 +45,7 @@ def why_not(endpoint: str, api_version: str) -> str:
     """Return why IMDS is not at an endpoint, in words; empty if it is."""
     try:
         with closing(ImdsClient(endpoint)) as client:
-            path = f"/metadata/scheduledevents?api-version={api_version}"
-            parse(client.get(path, timeout=PROBE_TIMEOUT).body)
+            parse(client.get(events_path(api_version), timeout=PROBE_TIMEOUT).body)
     except (ConfigError, ImdsError) as error:
         return str(error)
     except DocumentError as error:
