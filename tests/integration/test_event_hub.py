@@ -15,13 +15,9 @@ from cloudevents.core.bindings.amqp import AMQPMessage, from_amqp_event
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import EventHub, SinkConfig
 from notbefore.core.duration import Duration
-from notbefore.core.outbox import GivenDelivery, SendResult
-from notbefore.courier import worker
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.redact import Redactor
-from notbefore.courier.worker import Worker
 from notbefore.errors import SendError
-from support.agent import eventually
 from support.azure import ID, STARTED
 from support.hub import Hub, Stored
 from support.messages import message, outcomes, recording, sink_of
@@ -92,28 +88,6 @@ def test_the_connection_is_kept_and_made_anew_after_it_was_lost(hub: Hub) -> Non
             outcomes.append(str(error))
     sink.close()
     assert outcomes[-1] == "accepted"
-
-
-def connections(hub: Hub) -> int:
-    """To the hub, by what Linux says."""
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
-    established = "01"
-    return sum(1 for row in rows if row[2].endswith(f":{hub.port:04X}") and row[3] == established)
-
-
-def test_the_connection_is_closed_where_nothing_comes_for_a_while_and_opened_again(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker, "REST_AFTER", 0.5)
-    results: list[SendResult] = []
-    carrier = Worker("hub", lambda: sink_of(config(hub)), lambda _name, one: results.append(one), str)
-    for number in (1, 2):
-        one = message()
-        carrier.give([GivenDelivery("d", one.event_key, "hub", one.kind, one.severity, one.line)])
-        eventually(lambda: len(results) == number)  # noqa: B023 - of this turn
-        eventually(lambda: connections(hub) == 0)
-    assert [one.outcome for one in results] == ["accepted", "accepted"]
-    assert len(hub.stored) == 2
 
 
 def test_what_is_cut_off_in_the_middle_is_sent_again_by_the_outbox_alone(hub: Hub) -> None:

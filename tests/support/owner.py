@@ -91,7 +91,7 @@ class CourierHere:
         self.code: int | None = None
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
-        self.courier = Courier(Channel(theirs), orders, make, Redactor(["s3cret"]))
+        self.courier = Courier(Channel(theirs), orders, Redactor(["s3cret"]), lambda name, *_: make(name))
         self._theirs = theirs
         self._thread = threading.Thread(target=self._run, daemon=True)
 

@@ -13,15 +13,11 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Final
 
-import msgspec
-
 from notbefore import __version__
 from notbefore.courier.channel import Channel, wait
 from notbefore.courier.main import Courier
-from notbefore.courier.message import Sink
-from notbefore.courier.orders import DONE, LOCK, Hello, unseal, version_of
-from notbefore.courier.redact import Redactor, known_secrets
-from notbefore.courier.sinks import make
+from notbefore.courier.orders import DONE, LOCK, Hello, Orders, unseal
+from notbefore.courier.redact import Redactor
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up
 from notbefore.store import SCHEMA_VERSION
@@ -59,52 +55,44 @@ def _first_frame(channel: Channel) -> bytes:
         wait(60.0, channel)
 
 
-def _problem(frame: bytes) -> str:
-    """Why this version cannot work in place of the agent's, in words; empty: it can."""
+def _check(orders: Orders) -> None:
+    """Raise an error if this version cannot work in place of the agent's."""
     from notbefore.config.libraries import check_installed  # noqa: PLC0415 - a courier of the same version does without
     from notbefore.config.load import load  # noqa: PLC0415 - as above
 
-    try:
-        orders = unseal(frame)
-        for config in orders.sinks.values():
-            import_module(f"notbefore.courier.sinks.{config.kind}")
-            check_installed(config.settings)
-        # it is all there, up to the command that starts the agent, and that takes the configuration
-        options = import_module("notbefore.commands.main").make_parser(orders.command).parse_args(orders.command)
-        import_module(f"notbefore.commands.{options.command}")
-        load(options.config, orders.variables, {}, sending=False)
-    except SystemExit:
-        return f"it does not understand: notbefore {' '.join(orders.command)}"
-    except (ImportError, ConfigError, msgspec.MsgspecError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+    for config in orders.sinks.values():
+        import_module(f"notbefore.courier.sinks.{config.kind}")
+        check_installed(config.settings)
+    # it is all there, up to the command that starts the agent, and that takes the configuration
+    options = import_module("notbefore.commands.main").make_parser(orders.command).parse_args(orders.command)
+    import_module(f"notbefore.commands.{options.command}")
+    load(options.config, orders.variables, {}, sending=False)
 
 
 def main() -> int:
     """Deliver what the agent gives; returns the exit code. Raises ``ConnectionError`` once the agent has ended."""
     channel = _channel()
     _end_with_agent()
-    frame = _first_frame(channel)
-    if version_of(frame) != __version__:
-        channel.send(Hello(__version__, SCHEMA_VERSION, _problem(frame)))
+    problem = ""
+    try:
+        orders = unseal(_first_frame(channel))
+        if another := orders.version != __version__:
+            _check(orders)
+    except SystemExit:
+        problem = f"it does not understand: notbefore {' '.join(orders.command)}"
+    except (ImportError, ConfigError, ValueError) as error:
+        another, problem = True, f"{type(error).__name__}: {error}"
+    channel.send(Hello(__version__, SCHEMA_VERSION, problem))
+    if another:
         return DONE
-    orders = unseal(frame)
     for number in (signal.SIGTERM, signal.SIGINT):  # they are for the agent, which ends its courier
         signal.signal(number, lambda *_: None)
-    redact = Redactor(known_secrets(orders.sinks))
+    redact = Redactor()
     set_up(orders.log_format, orders.log_level, redact)
     # it logs each failure; the sink takes these lines as the cause, which is logged once a minute
     logging.getLogger("apprise").propagate = orders.log_level == "debug"
-
-    def sink(name: str) -> Sink:
-        config = orders.sinks[name]
-        for secret in known_secrets({name: config}):  # a file may hold another one by now
-            redact.add(secret)
-        return make(name, config, orders.messages)
-
-    channel.send(Hello(__version__, SCHEMA_VERSION))
     try:
-        return Courier(channel, orders, sink, redact).run()
+        return Courier(channel, orders, redact).run()
     finally:
         channel.close()  # the agent sees the end of a process that a thread keeps from ending
 

@@ -13,17 +13,18 @@ _LENGTH: Final = struct.Struct("!I")
 
 
 class Channel:
-    """One end of it. Never waits, and takes no frame of more than ``MAX_FRAME`` bytes. For one thread at a time."""
+    """One end of it. Never waits, and takes no frame of more than ``MAX_FRAME`` bytes. For one thread at a time.
+
+    Every method raises ``ConnectionError`` where the other end is gone.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         end.settimeout(0)
         self._end = end
         self._received = bytearray()
         self._unsent = bytearray()
-
-    def fileno(self) -> int:
-        """For ``select``."""
-        return self._end.fileno()
+        self.fileno = end.fileno  # for ``select``
+        self.close = end.close
 
     @property
     def unsent(self) -> bool:
@@ -31,13 +32,13 @@ class Channel:
         return bool(self._unsent)
 
     def send(self, message: object) -> None:
-        """Send as much as the socket takes now. Raises ``ConnectionError`` where the other end is gone."""
+        """Send as much as the socket takes now."""
         frame = message if isinstance(message, bytes) else msgspec.msgpack.encode(message)
         self._unsent += _LENGTH.pack(len(frame)) + frame
         self.flush()
 
     def flush(self) -> None:
-        """Send more of what waits; as ``send``."""
+        """Send more of what waits."""
         try:
             while self._unsent:
                 del self._unsent[: self._end.send(self._unsent)]
@@ -45,17 +46,12 @@ class Channel:
             return
 
     def receive(self) -> Iterator[bytes]:
-        """The whole frames that are there. Raises ``ConnectionError``: the other end is gone, or sends too much."""
-        gone = False
+        """The whole frames that are there."""
         try:
-            while data := self._end.recv(256 * 1024):
-                self._received += data
-                if len(self._received) > MAX_FRAME:
-                    break
-            else:
-                gone = True
+            data = self._end.recv(1024 * 1024)
         except BlockingIOError:
-            pass
+            return
+        self._received += data
         while len(self._received) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._received)
             if length > MAX_FRAME:
@@ -66,12 +62,8 @@ class Channel:
             frame = bytes(self._received[_LENGTH.size : end])
             del self._received[:end]
             yield frame
-        if gone:
+        if not data:
             raise ConnectionError("the other end is gone")
-
-    def close(self) -> None:
-        """Close this end."""
-        self._end.close()
 
 
 def wait(seconds: float, channel: Channel, *readers: Any) -> None:

@@ -11,18 +11,13 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Any, Final
 
 from notbefore.courier.channel import Channel
 from notbefore.courier.orders import LOCK, TURN_INTERVAL, Leave, Orders
 
 REAP_SECONDS: Final = 1.0  # for the end of a process that was killed
 _OTLP_HEADERS: Final = re.compile("OTEL_EXPORTER_OTLP_(.*_)?HEADERS")  # whether they are used or not
-
-
-def command() -> list[str]:
-    """The courier's command line. -P: no module is imported from the working directory."""
-    return [sys.executable, "-P", "-m", "notbefore.courier"]
 
 
 def environment(orders: Orders) -> dict[str, str]:
@@ -44,15 +39,16 @@ class CourierProcess:
     def __init__(self, frame: bytes, variables: Mapping[str, str], lock: int | None = None) -> None:
         ours, theirs = socket.socketpair()
         try:
-            self._process = _popen(theirs, variables) if sys.platform == "win32" else _spawn(theirs, variables, lock)
+            self._process = _popen(theirs, variables) if sys.platform == "win32" else _Spawned(theirs, variables, lock)
         except OSError:
             ours.close()
             raise
         finally:
             theirs.close()
-        self.pid = self._process.pid
+        self.pid: Final[int] = self._process.pid
         self.channel = Channel(ours)
-        self.started = self._counted = time.monotonic()  # seconds
+        self.works = False  # it has said that it does
+        self.started = self.last_busy = self._counted = time.monotonic()  # seconds
         self.silent = 0  # seconds in a row without a frame of it
         with suppress(ConnectionError):  # it has ended: `frames` says so
             self.channel.send(frame)
@@ -80,23 +76,24 @@ class CourierProcess:
         deadline = time.monotonic() + REAP_SECONDS
         while time.monotonic() < deadline:
             if (code := self._process.poll()) is not None:
-                return code
+                return int(code)
             time.sleep(0.002)
         self._process.kill()
         return -9  # a thread of it hangs in a disk: it is gone when that answers
 
 
-class _Process(Protocol):
-    pid: int
-
-    def kill(self) -> None: ...
-
-    def poll(self) -> int | None: ...
+def _command() -> list[str]:
+    return [sys.executable, "-P", "-m", "notbefore.courier"]  # -P: no module is imported from the working directory
 
 
 class _Spawned:
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
+    """As much of ``subprocess.Popen`` as is needed."""
+
+    def __init__(self, end: socket.socket, variables: Mapping[str, str], lock: int | None) -> None:
+        actions = [(os.POSIX_SPAWN_DUP2, end.fileno(), 0)]
+        if lock is not None:
+            actions.append((os.POSIX_SPAWN_DUP2, lock, LOCK))
+        self.pid = os.posix_spawn(sys.executable, _command(), dict(variables), file_actions=actions)
 
     def kill(self) -> None:
         with suppress(ProcessLookupError):
@@ -107,19 +104,12 @@ class _Spawned:
         return os.waitstatus_to_exitcode(status) if pid else None
 
 
-def _spawn(end: socket.socket, variables: Mapping[str, str], lock: int | None) -> _Process:
-    actions = [(os.POSIX_SPAWN_DUP2, end.fileno(), 0)]
-    if lock is not None:
-        actions.append((os.POSIX_SPAWN_DUP2, lock, LOCK))
-    return _Spawned(os.posix_spawn(sys.executable, command(), dict(variables), file_actions=actions))
-
-
-def _popen(end: socket.socket, variables: Mapping[str, str]) -> _Process:  # pragma: no cover - the tests run on POSIX
+def _popen(end: socket.socket, variables: Mapping[str, str]) -> Any:  # pragma: no cover - the tests run on POSIX
     """Windows takes no socket as a file: it is handed over as text, through a pipe."""
     import subprocess  # noqa: PLC0415 - it would cost half a megabyte elsewhere
 
     process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-        command(),
+        _command(),
         env=dict(variables),
         stdin=subprocess.PIPE,
         # a console of its own: Ctrl-C is for the agent, which ends the courier; and no window

@@ -95,8 +95,5 @@ class Sink:
         """Send a message: return once the receiver has accepted it, raise ``errors.SendError`` when it has not."""
         raise NotImplementedError
 
-    def rest(self) -> None:
-        """Nothing came for a while: close a connection that costs the receiver something. Raises nothing."""
-
     def close(self) -> None:
         """Close the connections."""

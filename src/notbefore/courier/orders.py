@@ -35,7 +35,7 @@ class Orders(Struct, frozen=True):
     # how the agent was started, and its variables NOTBEFORE_*: another version looks whether it can be started so
     command: tuple[str, ...] = ("run",)
     variables: dict[str, str] = {}
-    deadline_grace: float = 5.0  # seconds beyond a sink's timeout after which an attempt counts as hanging
+    version: str = __version__
 
 
 class Hello(Struct, frozen=True):
@@ -79,24 +79,13 @@ def seal(orders: Orders, environment: Mapping[str, str]) -> bytes:
     def encode(value: object) -> Any:
         return value.sealed(environment) if isinstance(value, Secret) else str(value)
 
-    return msgspec.msgpack.encode({"version": __version__, **msgspec.structs.asdict(orders)}, enc_hook=encode)
+    return msgspec.msgpack.encode(orders, enc_hook=encode)
 
 
 def unseal(frame: bytes) -> Orders:
-    """The orders, read; raises ``msgspec.MsgspecError`` or ``ValueError``."""
+    """The orders, read; raises ``ValueError``."""
 
     def decode(kind: type, value: object) -> object:
         return Secret.read(value) if kind is Secret else Duration(value)
 
     return msgspec.msgpack.decode(frame, type=Orders, dec_hook=decode)
-
-
-def version_of(frame: bytes) -> str:
-    """Which version has sealed these orders; raises ``msgspec.MsgspecError``."""
-    return msgspec.msgpack.decode(frame, type=_Origin).version
-
-
-class _Origin(Struct, frozen=True):
-    """What orders of every version have."""
-
-    version: str = ""

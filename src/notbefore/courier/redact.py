@@ -8,8 +8,7 @@ quoting is undone (``plain``): of addresses, JSON, HTML and Python.
 import base64
 import re
 import string
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from html import unescape
 from typing import Final
@@ -19,44 +18,37 @@ from notbefore.config.secret import HIDDEN
 from notbefore.config.sinks import SinkConfig
 from notbefore.errors import ConfigError
 
-SHORTEST_WHOLE: Final = 3  # characters; a shorter "secret" would blacken the log and protect nothing
+SHORTEST: Final = 3  # characters; a shorter "secret" would blacken the log and protect nothing
 SHORTEST_PART: Final = 6  # characters of a part of an address that is taken for secret by itself
 PIECE: Final = 8  # characters of a secret that are recognised without the rest
+_SIZES: Final = range(PIECE, SHORTEST - 1, -1)
 QUOTED: Final = 5  # times that a text is taken out of its quoting at most
 _PLAIN_SCHEMES: Final = ("http", "https", "mailto", "mailtos")  # their host names are no secret; in others they may be
 # tokens that are made from a secret, and are one for as long as they last: of Event Hubs, and of a managed identity
 _TOKEN: Final = re.compile(r"(?<=SharedAccessSignature )\S+|\beyJ[\w-]{10,}\.[\w-]+\.?[\w-]*", re.IGNORECASE)
 _SECRET_NAME: Final = re.compile("(key|signature|password|secret)$", re.IGNORECASE)
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)  # begins an address; a connection string holds some
-_ESCAPE: Final = re.compile(
-    r"(?P<bytes>(?:\\x[0-9a-f]{2})+)|\\u(?P<u>[0-9a-f]{4})|\\U(?P<U>[0-9a-f]{8})|\\(?P<itself>.)",
-    re.IGNORECASE | re.DOTALL,
-)
+_ESCAPE: Final = re.compile(r"((?:\\x[0-9a-f]{2})+)|\\u([0-9a-f]{4})|\\(.)", re.IGNORECASE | re.DOTALL)
 _LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)  # the places of the letters stay
 
 
 class Redactor:
     """Call it with a text; it returns the text without the secrets that were added, whatever the case of their letters.
 
-    Safe from several threads: its sets only grow.
+    Safe from several threads: what it knows only grows.
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        self._exact: set[str] = set()  # whole secrets, and what is shorter than a piece
         self._pieces: set[str] = set()
-        self._compiled = (0, _TOKEN)  # how many of ``_exact`` the pattern knows
         for secret in secrets:
             self.add(secret)
 
     def add(self, secret: str) -> None:
         """Hide this from now on, and its parts."""
-        parts = list(_parts(secret))
-        if not parts and not secret.startswith(("http://", "https://")):
-            parts = [secret]  # it only looks like a connection string, or an address
-        forms = {form.translate(_LOWER) for part in parts for form in _forms(part)}
-        exact = {*_forms(secret), *(form for form in forms if len(form) < PIECE)}
-        self._pieces.update({form[at : at + PIECE] for form in forms for at in range(len(form) - PIECE + 1)})
-        self._exact.update({form for form in exact if len(form) >= SHORTEST_WHOLE})
+        for form in (form for part in _parts(secret) for form in _forms(part)):
+            low = form.translate(_LOWER)
+            if len(low) >= SHORTEST:
+                self._pieces.update([low[at : at + PIECE] for at in range(max(1, len(low) - PIECE + 1))])
 
     def __call__(self, text: str) -> str:
         """The text without secrets; where one of them is quoted in any way, all quoting in the text is undone."""
@@ -65,31 +57,25 @@ class Redactor:
         return self._hidden(text) if left == said else left
 
     def _hidden(self, text: str) -> str:
-        known, pattern = self._compiled
-        if known != len(self._exact):
-            longest_first = sorted(self._exact, key=len, reverse=True)
-            pattern = re.compile("|".join((*map(re.escape, longest_first), _TOKEN.pattern)), re.IGNORECASE)
-            self._compiled = len(longest_first), pattern
-        text = pattern.sub(HIDDEN, text)
-        low, parts, end = text.translate(_LOWER), list[str](), 0
-        for at in range(len(text) - PIECE + 1):
-            if low[at : at + PIECE] in self._pieces:
-                if at >= end:  # not the next one within the same piece
-                    parts += (text[end:at], HIDDEN)
-                end = at + PIECE
-        return "".join((*parts, text[end:]))
+        text = _TOKEN.sub(HIDDEN, text)
+        low, kept, end = text.translate(_LOWER), list[str](), 0
+        for at in range(len(text)):
+            size = next((size for size in _SIZES if low[at : at + size] in self._pieces), 0)
+            if size and at >= end:  # not the next one within the same piece
+                kept += (text[end:at], HIDDEN)
+            end = max(end, at + size) if size else end
+        return "".join((*kept, text[end:]))
 
 
-def known_secrets(sinks: Mapping[str, SinkConfig]) -> list[str]:
-    """The secrets of the sinks, and what is made of them to be sent; one that cannot be read now cannot leak either."""
+def known_secrets(sink: SinkConfig) -> list[str]:
+    """The secrets of a sink, and what is made of them to be sent; one that cannot be read now cannot leak either."""
     found: list[str] = []
-    for sink in sinks.values():
-        user = getattr(sink.settings, "username", None) or getattr(sink.settings, "user", None) or ""
-        for name, secret in sink.secrets.items():
-            with suppress(ConfigError):
-                found.append(secret.reveal())
-                if name == "password":
-                    found += _authorizations(user, found[-1])
+    user = getattr(sink.settings, "username", None) or getattr(sink.settings, "user", None) or ""
+    for name, secret in sink.secrets.items():
+        with suppress(ConfigError):
+            found.append(secret.reveal())
+            if name == "password":
+                found += _authorizations(user, found[-1])
     return found
 
 
@@ -99,26 +85,22 @@ def _authorizations(user: str, password: str) -> Iterator[str]:
         yield base64.b64encode(pair.encode()).decode()
 
 
-def _parts(secret: str) -> Iterator[str]:
+def _parts(secret: str) -> list[str]:
     """What of it is secret by itself: of an address or a connection string not all is."""
     scheme, _, token = secret.partition(" ")
+    found = [secret]
     if _URL.match(secret):
-        yield from _parts_of_url(secret)
-    elif ";" in secret:  # a connection string: KEY=VALUE;...
+        found = list(_parts_of_url(secret))
+    elif "sharedaccess" in secret.lower():  # a connection string: KEY=VALUE;...
         pairs = (pair.partition("=") for pair in secret.split(";"))
-        yield from (value for name, _, value in pairs if _SECRET_NAME.search(name))
+        found = [value for name, _, value in pairs if len(value) >= SHORTEST and _SECRET_NAME.search(name)]
     elif scheme.isalpha() and len(token) >= SHORTEST_PART:  # Bearer ..., Basic ...: of an Authorization header
-        yield from (token, *_unwrapped(token))
-    else:
-        yield secret
-
-
-def _unwrapped(token: str) -> Iterator[str]:
-    """What Basic authentication wraps: user and password, and the password by itself."""
-    with suppress(ValueError):
-        text = base64.b64decode(token, validate=True).decode()
-        if ":" in text and text.isprintable():
-            yield from (text, text.partition(":")[2])
+        found = [token]
+        with suppress(ValueError):  # user and password, and the password by itself
+            text = base64.b64decode(token, validate=True).decode()
+            found += [text, text.partition(":")[2]] if ":" in text and text.isprintable() else []
+    # without any it only looks like one of these
+    return found or ([] if secret.startswith(("http://", "https://")) else [secret])
 
 
 def _parts_of_url(secret: str) -> Iterator[str]:
@@ -154,11 +136,11 @@ def plain(text: str) -> str:
 
 def _letter(escape: re.Match[str]) -> str:
     """What stands behind a backslash."""
-    if escape["bytes"]:
-        octets = bytes.fromhex(escape["bytes"].replace("\\x", "").replace("\\X", ""))
-        try:
-            return octets.decode()
-        except UnicodeDecodeError:
-            return octets.decode("latin-1")
-    code = int(escape["u"] or escape["U"] or "0", 16)
-    return escape["itself"] or (chr(code) if code <= sys.maxunicode else "")
+    octets, code, itself = escape.groups()
+    if octets is None:
+        return itself or chr(int(code, 16))
+    data = bytes.fromhex(re.sub(r"\\x", "", octets, flags=re.IGNORECASE))
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data.decode("latin-1")

@@ -30,7 +30,7 @@ from notbefore.store import SCHEMA_VERSION
 
 OVERDUE: Final = 15  # seconds without a turn after which a courier counts as hanging
 START_AHEAD: Final = 1.0  # seconds before something is due: it takes its time to start, and the disk to write
-LINGER: Final = 60.0  # seconds with nothing to do after which a courier leaves
+LINGER: Final = 10.0  # seconds with nothing to do after which a courier leaves
 LEAVE_SECONDS: Final = 2.0  # for what is under way before it leaves; the successor sends the rest again
 STOP_SECONDS: Final = 10.0  # to send what is due before the agent ends
 LONGEST_PAUSE: Final = 60.0  # seconds between starts of couriers that end unexpectedly
@@ -87,10 +87,8 @@ class Supervisor:
         self._wake_main = wake_main
         self._lock = lock
         self._courier: CourierProcess | None = None
-        self._works = False  # it has said that it does
-        self._idle_since = 0.0  # monotonic seconds: when it last had something to do
-        self._due = False  # something was, at the last look
-        self._woken = False
+        self._to_wake = False  # something is due since the last look
+        self._was_due = False
         self._reason = "due"  # why the next one is started
         self._failures = 0
         self._not_before = 0.0  # monotonic seconds: no start before
@@ -100,7 +98,7 @@ class Supervisor:
 
     def wake(self) -> None:
         """There is something to deliver. From any thread; never waits."""
-        self._woken = True
+        self._to_wake = True
         self._wake_main()
 
     @property
@@ -112,9 +110,9 @@ class Supervisor:
     @property
     def patience(self) -> float:
         """Seconds after which ``tick`` is needed at the latest."""
+        due = self._outbox.next_due()
         if self.successor:
             return 0.0
-        due = self._outbox.next_due()
         if self._courier is not None:
             return due if due is not None and 0 < due < TURN_INTERVAL else TURN_INTERVAL
         if self.replaced:
@@ -125,15 +123,12 @@ class Supervisor:
 
     def tick(self) -> None:
         """Answer the courier, end it if it hangs; start one when something is due."""
-        woken, self._woken = self._woken, False
         if (found := _package()) != self._package:
             # what is imported late would be of another version: a courier of it says whether it works
             self._package, self.replaced, self._not_before = found, True, 0.0
-            self._reason = "upgrade"
-            if self._courier is not None:
-                self._courier.leave(LEAVE_SECONDS)
+            self._let_go("upgrade")
         if self._courier is not None:
-            self._attend(self._courier, woken=woken)
+            self._attend(self._courier)
         if self._courier is None and not self.successor and (self.replaced or self._is_due(START_AHEAD)):
             self._start()
 
@@ -141,8 +136,7 @@ class Supervisor:
         """Use other orders from now on; a courier with the old ones leaves."""
         self._orders = orders
         if self._courier is not None:
-            self._reason = "reload"
-            self._courier.leave(LEAVE_SECONDS)
+            self._let_go("reload")
 
     def stop(self, interrupted: Callable[[float], bool]) -> None:
         """Give it time to send what is due, then end it; at once when ``interrupted(seconds)`` says so."""
@@ -172,58 +166,62 @@ class Supervisor:
         except (OSError, ConfigError) as error:
             self._pause(f"the courier cannot be started ({error})")
             return
-        self._works, self._idle_since = False, time.monotonic()
         self.figures = CourierFigures(running=True, starts=increased(self.figures.starts, self._reason))
         log.debug("courier %d started: %s", self._courier.pid, self._reason)
         self._reason = "due"
 
-    def _attend(self, courier: CourierProcess, *, woken: bool = False) -> None:
+    def _let_go(self, reason: str) -> None:
+        """Have another one started, for this reason."""
+        self._reason = reason
+        if self._courier is not None:
+            self._courier.leave(LEAVE_SECONDS)
+
+    def _attend(self, courier: CourierProcess) -> None:
         """Take what it has sent, and answer; note its end."""
         try:
             for frame in courier.frames():
-                if self._works:
+                if courier.works:
                     self._serve(courier, msgspec.msgpack.decode(frame, type=Turn))
-                else:
-                    self._greet(courier, msgspec.msgpack.decode(frame, type=Hello))
-                if self._courier is not courier:
+                elif not self._greet(courier, msgspec.msgpack.decode(frame, type=Hello)):
                     return
             courier.channel.flush()
-            was_due, self._due = self._due, self._is_due()
-            if self._works and (woken or (self._due and not was_due)):  # else it may have said why not, and ended
+            was_due, self._was_due = self._was_due, self._is_due()
+            if courier.works and (self._to_wake or (self._was_due and not was_due)):
+                self._to_wake = False
                 courier.channel.send(Wake())
         except ConnectionError:
-            self._ended(self._reap(courier, kill=False), courier)
-            return
+            self._ended(courier, self._reap(courier, kill=False))
         except msgspec.MsgspecError as error:
             log.error("the courier is not understood (%s): it is killed and replaced", error)  # noqa: TRY400 - its text says all
-            self._ended(self._reap(courier), courier)
-            return
-        if courier.silent >= OVERDUE:
-            log.error("the courier has taken no turn for %d s: it is killed and replaced", courier.silent)
-            self._reap(courier)
-            self._ended(HUNG, courier)
+            self._ended(courier, self._reap(courier))
+        else:
+            if courier.silent >= OVERDUE:
+                log.error("the courier has taken no turn for %d s: it is killed and replaced", courier.silent)
+                self._reap(courier)
+                self._ended(courier, HUNG)
 
-    def _greet(self, courier: CourierProcess, hello: Hello) -> None:
+    def _greet(self, courier: CourierProcess, hello: Hello) -> bool:
         """It works; or it is of another version, and its agent is to be started instead of this one if that works."""
         if (hello.version, hello.schema) == (__version__, SCHEMA_VERSION):
-            self._works, self.replaced, self.trouble = True, False, ""
-            return
+            courier.works, self.replaced, self.trouble = True, False, ""
+            return True
         self._reap(courier)
         problem = hello.problem
         if hello.schema < SCHEMA_VERSION:
             problem = f"it cannot read what {__version__} has written"
         if problem:
             self._pause(f"notbefore {hello.version} is installed instead of {__version__}: {problem}")
-            return
-        self.successor, self.trouble = hello.version, f"notbefore {hello.version} is installed: {__version__} ends"
-        log.warning("notbefore %s is installed, and works: this one (%s) ends for it", hello.version, __version__)
+        else:
+            self.successor, self.trouble = hello.version, f"notbefore {hello.version} is installed: {__version__} ends"
+            log.warning("notbefore %s is installed, and works: this one (%s) ends for it", hello.version, __version__)
+        return False
 
     def _serve(self, courier: CourierProcess, turn: Turn) -> None:
         given = self._outbox.exchange(turn.results, turn.room)
         courier.channel.send(Given(given))
         if given or turn.results or turn.busy:
-            self._idle_since = time.monotonic()
-        elif time.monotonic() - self._idle_since > LINGER:
+            courier.last_busy = time.monotonic()
+        elif time.monotonic() - courier.last_busy > LINGER:
             courier.leave(0.0)
 
     def _reap(self, courier: CourierProcess, *, kill: bool = True) -> int:
@@ -232,10 +230,10 @@ class Supervisor:
         self._outbox.courier_ended()
         return code
 
-    def _ended(self, code: int, courier: CourierProcess) -> None:
-        if (self._works and code in (DONE, HUNG)) or time.monotonic() - courier.started > LONG_LIFE:
+    def _ended(self, courier: CourierProcess, code: int) -> None:
+        if (courier.works and code in (DONE, HUNG)) or time.monotonic() - courier.started > LONG_LIFE:
             self._failures = 0
-        if not self._works:
+        if not courier.works:
             self._pause(f"the courier does not start (exit code {code})")
         elif code == HUNG:
             self._reason = "hung"

@@ -19,7 +19,7 @@ def try_out(name: str, config: SinkConfig) -> None:
     try:
         make(name, config, Messages()).close()
     except (ConfigError, OSError, ValueError) as error:  # a file that holds no certificate, say
-        redact = Redactor(known_secrets({name: config}))
+        redact = Redactor(known_secrets(config))
         raise ConfigError(redact(str(error))) from None
 
 

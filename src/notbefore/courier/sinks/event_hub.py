@@ -71,13 +71,9 @@ class Sink(BaseSink):
         self._runner.run(self._within(self._send(message)))
         return Receipt()
 
-    def rest(self) -> None:
-        """Close the connection: a namespace has a limit of them, and each agent of a fleet needs one."""
-        self._runner.run(self._drop())
-
     def close(self) -> None:
         """Close the connection."""
-        self.rest()
+        self._runner.run(self._drop())
         self._runner.close()
 
     # ---- inside the loop
