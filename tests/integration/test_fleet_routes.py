@@ -61,7 +61,7 @@ def deliveries_of(
         now += 2 * after
         for one in made:
             outbox.commit("0", one, sent=True)
-        found += [row.delivery for row in outbox.rows()]
+        found += outbox.rows()
         outbox.leave("0")
     return found
 

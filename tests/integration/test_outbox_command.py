@@ -15,7 +15,7 @@ from notbefore.agent.operations import Operations, OutboxReply, OutboxRequest, R
 from notbefore.commands.owner import asking, open_store
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery, Routing
-from notbefore.core.outbox import Row, SendResult
+from notbefore.core.outbox import SendResult
 from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.errors import StoreError
 from notbefore.process.clock import Clock
@@ -52,9 +52,9 @@ def left(directory: Path, *refused: Delivery, listed: tuple[str, ...] = ()) -> P
     return directory
 
 
-def rows(directory: Path) -> dict[str, Row]:
+def rows(directory: Path) -> dict[str, Delivery]:
     with closing(Store(directory, Clock())) as store:
-        return {row.id[0]: row for row in rows_of(store)}
+        return {row.delivery_id[0]: row for row in rows_of(store)}
 
 
 def done(*words: str) -> str:

@@ -56,7 +56,7 @@ def delivery(event_key: str = "e", **fields: Any) -> Delivery:
 
 
 def events(store: Store) -> list[str]:
-    return [row.delivery.event_key for row in rows_of(store)]
+    return [row.event_key for row in rows_of(store)]
 
 
 def test_what_was_remembered_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_a_row_that_cannot_be_read_costs_that_row(tmp_path: Path) -> None:
         store.disk.wait_written(store.commit(ME, [stored(1, delivery("e1"), delivery("e2"))]), 20)
         (first, _) = rows_of(store)
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as db, db:
-        db.execute("UPDATE rows SET body = x'ff' WHERE key = ?", (first.id,))
+        db.execute("UPDATE rows SET body = x'ff' WHERE key = ?", (first.delivery_id,))
     for found in (1, 0):
         with store_in(tmp_path) as store:
             assert (events(store), store.disk.file.unreadable_rows) == (["e2"], found)
@@ -444,6 +444,6 @@ def test_what_waits_for_a_sink_that_is_configured_no_more_leaves_it_also_from_a_
         settle(store)
         assert len(store.outbox.exchange([], {"chat": 1})) == 1
         store.outbox.use_sinks({"ops"}, lambda _row: ("ops",))
-        assert sorted(row.delivery.sink for row in rows_of(store)) == ["chat", "ops"]
+        assert sorted(row.sink for row in rows_of(store)) == ["chat", "ops"]
         store.outbox.courier_ended()
-        assert {row.delivery.sink for row in rows_of(store)} == {"ops"}
+        assert {row.sink for row in rows_of(store)} == {"ops"}

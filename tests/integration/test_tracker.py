@@ -365,7 +365,7 @@ def test_of_an_event_that_left_this_vm_nobody_is_reminded_and_nothing_is_repeate
     assert [one.kind for one in announced] == ["announced", "announced"]
     given(store, *[SendResult(one.delivery_id, "accepted", repeat=60) for one in announced])
     assert (
-        sorted((one.delivery.kind, one.state) for one in rows_of(store))
+        sorted((one.kind, one.state) for one in rows_of(store))
         == [("announced", "repeating")] * 2 + [("reminder", "pending")] * 2
     )
     agents.sees({**MINE, "Resources": [PEER]})

@@ -90,7 +90,7 @@ class Azurite:
 
     def unsettled(self) -> list[str]:
         """The ids of the deliveries that the instances have written down as not accepted."""
-        return [row.id for one in self.snapshots() for row in one.outbox.rows]
+        return [row.delivery_id for one in self.snapshots() for row in one.outbox.rows]
 
     def __enter__(self) -> Self:
         self.start().make_container()

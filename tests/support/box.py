@@ -6,7 +6,7 @@ from typing import Any
 
 from notbefore.core.change import Change, ChangeKind
 from notbefore.core.delivery import Delivery
-from notbefore.core.outbox import OF_AN_AGENT, Bounds, GivenDelivery, Outbox, Row, SendResult
+from notbefore.core.outbox import OF_AN_AGENT, Bounds, GivenDelivery, Outbox, SendResult
 from notbefore.store.store import Store
 from support.azure import T0, event
 
@@ -52,7 +52,7 @@ class Box:
     def lease(self, now: float = 1.0, *results: SendResult, **room: int) -> list[GivenDelivery]:
         return self.outbox.exchange(results, room or {"chat": 100, "hub": 100}, now)
 
-    def rows(self, **chosen: Any) -> list[Row]:
+    def rows(self, **chosen: Any) -> list[Delivery]:
         return self.outbox.rows.chosen(**chosen)
 
     @property
@@ -66,14 +66,14 @@ class Box:
         return self.counts.get(result, 0)
 
 
-def rows_of(store: Store) -> list[Row]:
+def rows_of(store: Store) -> list[Delivery]:
     """What is in the outbox of an agent, oldest first."""
     with store.outbox.opened() as (outbox, _):
         return outbox.rows.chosen()
 
 
-def ids(deliveries: Iterable[Delivery | GivenDelivery | Row]) -> list[str]:
-    return [one.id if isinstance(one, Row) else one.delivery_id for one in deliveries]
+def ids(deliveries: Iterable[Delivery | GivenDelivery]) -> list[str]:
+    return [one.delivery_id for one in deliveries]
 
 
 def accepted(one: Delivery | GivenDelivery, **fields: Any) -> SendResult:

@@ -10,7 +10,8 @@ from typing import Self
 
 import msgspec
 
-from notbefore.core.outbox import OF_AN_AGENT, Bounds, GivenDelivery, Outbox, Row, SendResult
+from notbefore.core.delivery import Delivery
+from notbefore.core.outbox import OF_AN_AGENT, Bounds, GivenDelivery, Outbox, SendResult
 from notbefore.courier.channel import Channel
 from notbefore.courier.main import Courier
 from notbefore.courier.message import Sink
@@ -62,13 +63,13 @@ class Owner:
         return None if due is None else due - self.now
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Delivery]:
         return self.outbox.rows.chosen()
 
     @property
     def left(self) -> dict[str, str]:
         """What is in the outbox: states by id."""
-        return {row.id: row.state for row in self.rows}
+        return {row.delivery_id: row.state for row in self.rows}
 
 
 def serve(couriers: Sequence[Supervisor], reached: Callable[[], object], seconds: float = 30.0) -> None:

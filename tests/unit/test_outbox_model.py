@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from notbefore.core.delivery import Delivery
-from notbefore.core.outbox import Bounds, GivenDelivery, Ledger, Outbox, OutboxImage, Row, SendResult
+from notbefore.core.outbox import Bounds, GivenDelivery, Ledger, Outbox, OutboxImage, SendResult
 from support.box import change, delivery
 
 SINKS = ("chat", "hub")
@@ -23,7 +23,7 @@ class Disk:
     """What was written: rows by key, as whoever owns an outbox writes it."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, Delivery] = {}
         self.threads: dict[tuple[str, str], str] = {}
         self.ledger = Ledger()
         self.clock = 0.0
@@ -72,15 +72,13 @@ class Account(RuleBasedStateMachine):
             self.outbox.take(change(kind, key), b"{}", [one], self.now, self.now)
             self.queued.setdefault(one_lane(one), []).append(one.delivery_id)
         if len(self.outbox.rows.chosen()) >= BOUNDS.rows:
-            self.excused |= {row.id for row in self.outbox.rows.chosen()} | {one.delivery_id}
+            self.excused |= {row.delivery_id for row in self.outbox.rows.chosen()} | {one.delivery_id}
 
     def _excuse(self, key: str, kind: str) -> None:
         """What this change makes needless."""
         for row in self.outbox.rows.chosen():
-            made = row.delivery
-            over = kind == "finished" and made.expires_with_event
-            if made.event_key == key and over:
-                self.excused.add(row.id)
+            if row.event_key == key and kind == "finished" and row.expires_with_event:
+                self.excused.add(row.delivery_id)
 
     @rule(outcomes=st.lists(st.sampled_from(OUTCOMES), max_size=4), room=st.integers(0, 3), repeat=st.booleans())
     def courier_takes_a_turn(self, outcomes: list[Any], room: int, *, repeat: bool) -> None:
@@ -147,8 +145,8 @@ class Account(RuleBasedStateMachine):
     @rule()
     def courier_is_killed(self) -> None:
         for row in self.outbox.release(self.now):
-            assert row.delivery.once
-            self.excused.add(row.id)
+            assert row.once
+            self.excused.add(row.delivery_id)
         self.under_way = {}
 
     @rule(boot=st.booleans(), uptime=st.sampled_from([0.0, 5.0, 1e6]), passed=st.sampled_from([0.0, 30.0]))
@@ -156,9 +154,9 @@ class Account(RuleBasedStateMachine):
         """What only its memory knew is gone; another boot has another clock."""
         self.now = uptime if boot else self.now + passed
         image = self.disk.image()
-        known = {row.id for row in image.rows}
-        self.excused |= {row.id for row in self.outbox.rows.chosen()} - known  # nobody knows of them any more
-        self.excused |= {row.id for row in image.rows if row.begun or row.withdrawn}
+        known = {row.delivery_id for row in image.rows}
+        self.excused |= {row.delivery_id for row in self.outbox.rows.chosen()} - known  # nobody knows of them any more
+        self.excused |= {row.delivery_id for row in image.rows if row.begun}
         self.outbox, self.under_way = Outbox(lambda: 0.5, BOUNDS), {}
         self.outbox.restore(image, self.now, 0.0 if boot else self.now - image.clock, time_known=not boot)
         self.expired = sum(count for (_, name), count in image.ledger.counts.items() if name == "expired")
@@ -172,10 +170,10 @@ class Account(RuleBasedStateMachine):
     def somebody_retries_or_drops(self, nth: int, *, again: bool) -> None:
         for row in self.outbox.rows.chosen()[nth : nth + 1]:
             if again:
-                self.outbox.retry([row.id], self.now, {})
+                self.outbox.retry([row.delivery_id], self.now, {})
                 continue
-            if self.outbox.drop([row.id]):
-                self.excused.add(row.id)
+            if self.outbox.drop([row.delivery_id]):
+                self.excused.add(row.delivery_id)
 
     # ---- what holds
 
@@ -190,7 +188,7 @@ class Account(RuleBasedStateMachine):
     @invariant()
     def nothing_is_lost(self) -> None:
         """What has not arrived is there, unless its time was over or something made it needless."""
-        rows = {row.id for row in self.outbox.rows.chosen()}
+        rows = {row.delivery_id for row in self.outbox.rows.chosen()}
         owed = {one for order in self.queued.values() for one in order} - rows - self.reached - self.excused
         expired = sum(count for (_, name), count in self.outbox.rows.ledger.counts.items() if name == "expired")
         assert len(owed) <= expired - self.expired, f"lost: {owed}"

@@ -9,8 +9,7 @@ from typing import Final, Literal
 
 from msgspec import Raw, Struct
 
-from notbefore.core.delivery import Routing
-from notbefore.core.outbox import Row, RowState
+from notbefore.core.delivery import Delivery, DeliveryState, Routing
 from notbefore.errors import NotBeforeError
 from notbefore.store.store import Store
 from notbefore.store.stored_outbox import ExerciseAttempt, StoredChange
@@ -26,14 +25,14 @@ class OutboxRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="outbox
 
     action: Literal["show", "retry", "drop"]
     ids: tuple[str, ...] = ()
-    state: RowState | None = None
+    state: DeliveryState | None = None
     sink: str | None = None
 
 
 class OutboxReply(Struct, frozen=True):
     """The deliveries that were meant; of these ``done`` were changed, and the others are being sent just now."""
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[Delivery, ...] = ()
     shift: float = 0.0  # seconds by which Unix time, by the clock of this VM, is ahead of the times of the rows
     listed: tuple[str, ...] = ()  # the keys of the events that are listed now
     done: int = 0
@@ -93,9 +92,9 @@ class Operations:
     def _exercise(self, request: ExerciseRequest) -> ExerciseReply:
         attempts = self._store.outbox.exercise(request.event_key, request.steps)
         with self._store.outbox.opened() as (outbox, now):
-            rows = [row for row in outbox.rows.chosen() if row.delivery.event_key == request.event_key]
+            rows = [row for row in outbox.rows.chosen() if row.event_key == request.event_key]
             if request.end:
-                outbox.drop([row.id for row in rows])
+                outbox.drop([row.delivery_id for row in rows])
         due = min((row.due for row in rows if row.state == "pending"), default=None)
         return ExerciseReply(tuple(attempts), None if due is None else due - now)
 
@@ -104,7 +103,7 @@ class Operations:
         with self._store.outbox.opened() as (outbox, now):
             rows = [] if request.ids else outbox.rows.chosen(request.state, request.sink)
             for prefix in request.ids:
-                matching = [row for row in outbox.rows.chosen() if row.id.startswith(prefix)]
+                matching = [row for row in outbox.rows.chosen() if row.delivery_id.startswith(prefix)]
                 if len(matching) != 1:
                     words = "Several delivery ids start" if matching else "No delivery id starts"
                     raise NotBeforeError(f"{words} with {prefix!r}. `notbefore outbox list` shows the ids.")
@@ -112,9 +111,9 @@ class Operations:
             done = left_out = 0
             if request.action == "retry" and not request.ids:
                 # they could wake somebody, and no later message corrects them
-                over = [row for row in rows if row.delivery.expires_with_event and row.delivery.event_key not in listed]
+                over = [row for row in rows if row.expires_with_event and row.event_key not in listed]
                 rows, left_out = [row for row in rows if row not in over], len(over)
-            ids = [row.id for row in rows]
+            ids = [row.delivery_id for row in rows]
             if request.action == "retry":
                 expire_after = {sink: terms.expire_after for sink, terms in self._routing().sinks.items()}
                 done = outbox.retry(ids, now, expire_after)

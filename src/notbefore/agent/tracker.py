@@ -244,8 +244,8 @@ class Tracker:
 
         self._state.commit(step)
         # what was announced as if it might be this VM's is not repeated
-        with self._store.outbox.opened() as (outbox, _):
-            outbox.no_longer_affected(*others)
+        with self._store.outbox.opened() as (outbox, now):
+            outbox.no_longer_affected(others, now)
         vm = self._state.snapshot.vm
         if vm != self._logged_vm and vm is not None:
             log.info("this VM is %s", vm.name)

@@ -160,7 +160,9 @@ class Exercise:
 def _step(change: Change, routing: Routing, vm: Vm) -> StoredChange:
     line = Record.of(change, vm, exercise=True).line()
     made = deliveries(change, line, routing, vm)
-    kept = tuple(msgspec.structs.replace(one, patient=False) for one in made if one.kind == change.kind)  # no reminders
+    kept = tuple(
+        msgspec.structs.replace(one, patient_until=0.0) for one in made if one.kind == change.kind
+    )  # no reminders
     return StoredChange(change, line, kept)
 
 

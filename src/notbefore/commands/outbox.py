@@ -13,9 +13,8 @@ from notbefore.agent.operations import OutboxReply, OutboxRequest
 from notbefore.commands.options import add_json, add_state, load_state_configuration
 from notbefore.commands.owner import asking
 from notbefore.commands.tables import print_json, table
-from notbefore.core.delivery import STATES
+from notbefore.core.delivery import STATES, Delivery
 from notbefore.core.duration import span
-from notbefore.core.outbox import Row
 from notbefore.core.record import json_line
 from notbefore.core.sentence import rfc3339
 from notbefore.errors import ConfigError, NotBeforeError
@@ -115,19 +114,18 @@ def _print_table(reply: OutboxReply) -> None:
     now = time.time() - reply.shift
     shown = []
     for row in reply.rows:
-        one = row.delivery
         due = "now" if row.due <= now else f"in {span(row.due - now)}"
         shown.append(
             (
-                row.id[:8],
+                row.delivery_id[:8],
                 row.state,
-                one.sink,
-                one.kind,
-                one.severity,
-                span(now - row.since),
+                row.sink,
+                row.kind,
+                row.severity,
+                span(now - row.created),
                 "-" if row.state == "dead" else due,
                 str(row.attempts),
-                one.event_key,
+                row.event_key,
                 row.error[:80],
             )
         )
@@ -137,14 +135,14 @@ def _print_table(reply: OutboxReply) -> None:
     table(head, shown, sys.stdout)
 
 
-def _fields(row: Row, reply: OutboxReply) -> dict[str, Any]:
-    one, times = row.delivery, {"created": row.since, "due": row.due, "expires": row.expires}
+def _fields(row: Delivery, reply: OutboxReply) -> dict[str, Any]:
+    times = {"created": row.created, "due": row.due, "expires": row.expires}
     return {
-        **{name: getattr(one, name) for name in SHOWN},
+        **{name: getattr(row, name) for name in SHOWN},
         **{name: rfc3339(datetime.fromtimestamp(time + reply.shift, UTC)) for name, time in times.items()},
         "state": row.state,
         "attempts": row.attempts,
         "error": row.error,
-        "listed": one.event_key in reply.listed,
-        "record": msgspec.json.decode(one.record),
+        "listed": row.event_key in reply.listed,
+        "record": msgspec.json.decode(row.record),
     }

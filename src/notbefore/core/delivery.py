@@ -1,7 +1,7 @@
 """``Delivery``: one change that is to go to one sink; ``deliveries(change, ...)`` makes them. Pure."""
 
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -17,39 +17,74 @@ MessageKind = ChangeKind | Literal["reminder", "heartbeat"]
 EXPIRING_KINDS: Final = frozenset({"announced", "updated", "reminder"})  # they are of no use once the event has ended
 SETTLING: Final = 5.0  # seconds
 REMINDER_GRACE: Final = 60.0  # seconds after NotBefore for which a reminder that is late is still sent
+PATIENCE: Final = 300.0  # seconds for which a refusal of something critical that may pass is tried again at least
+A_DAY: Final = 86_400.0  # seconds
 
-STATES: Final = ("pending", "dead", "repeating")
+DeliveryState = Literal["pending", "dead", "repeating"]
+STATES: tuple[DeliveryState, ...] = get_args(DeliveryState)
+Lane = tuple[str, str]  # a sink and the key of an event: what is in it goes in order
 
 
 class Delivery(Struct, frozen=True):
-    """One change that is to go to one sink. Times are Unix seconds."""
+    """One change that is to go to one sink. Times are Unix seconds; in an outbox they are on its clock."""
 
     delivery_id: str  # the same on every VM for the same step of the same event; the receiver may deduplicate by it
-    event_key: str  # the order is kept within an event and a sink
+    event_key: str
     sink: str
     kind: MessageKind
     severity: Severity
-    created: float  # when the change was seen
+    created: float  # when the change was seen; of a reminder, when it is worth sending
     due: float  # not to be sent before
     expires: float  # not to be sent after
-    expires_with_event: bool  # it expires when the event ends
     record: bytes  # the change as JSON
-    not_before: float = 0.0  # of the event; 0 where it is not known: of one severity the smallest is sent first
+    change_id: str = ""  # of the change itself, where it is one
+    expires_with_event: bool = False  # it expires when the event ends
+    not_before: float = 0.0  # of the event, in Unix seconds; 0 where it is not known: the smallest is sent first
+    patient_until: float = 0.0  # until when a refusal that may pass is tried again
     fallback: tuple[str, ...] = ()  # sinks that it goes to from ``fallback_at`` on, or once it is dead
     fallback_at: float | None = None
     others: tuple[str, ...] = ()  # the other sinks that the change goes to
     note: str = ""  # why it goes to this sink, where that is not by its route
     once: bool = False  # it may run once, such as a command
-    patient: bool = True  # a refusal that may pass is tried again for a while, where it is critical
+    # what the outbox knows of it
+    seq: int = 0  # the order in which they came
+    state: DeliveryState = "pending"
+    attempts: int = 0  # that have failed
+    error: str = ""  # why the last attempt failed
+    begun: bool = False  # it runs once, and may have been given to a courier
+    final: bool = False  # its event is over: it is not repeated
 
+    @property
+    def lane(self) -> Lane:
+        """In which order it goes."""
+        return self.sink, self.event_key
 
-PATIENCE: Final = 300.0  # seconds for which a refusal of something critical that may pass is tried again at least
+    @property
+    def is_reminder(self) -> bool:
+        """It has a time of its own, and is of use only until the event starts."""
+        return self.kind == "reminder"
+
+    @property
+    def queued(self) -> bool:
+        """Later ones of its lane wait for it. Nothing waits for a reminder."""
+        return self.state == "pending" and not self.is_reminder
+
+    def shifted(self, seconds: float) -> "Delivery":
+        """The same on a clock that is ahead by ``seconds``."""
+        return replace(
+            self,
+            created=self.created + seconds,
+            due=self.due + seconds,
+            expires=self.expires + seconds,
+            patient_until=self.patient_until + seconds,
+            fallback_at=None if self.fallback_at is None else self.fallback_at + seconds,
+        )
 
 
 class Terms(Struct, frozen=True):
     """How long a sink's deliveries are worth sending."""
 
-    expire_after: float = 86_400.0  # seconds
+    expire_after: float = A_DAY
     expire_on_end: bool = True
     approvals: bool = True  # it is notified of approvals as well
     once: bool = False  # what it is sent may run once
@@ -72,24 +107,27 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
     found: list[Delivery] = []
     targets = route(change, routing.routes, vm, tuple(routing.sinks))
     names = {target.sink for target in targets}  # these have it by their own routes
+    created, not_before = change.time.timestamp(), change.not_before.timestamp() if change.not_before else 0.0
     for target in targets:
         terms = routing.sinks.get(target.sink, Terms())
         if change.approval is not None and not terms.approvals:
             continue
-        created, severity = change.time.timestamp(), target.severity
-        fallback = tuple(name for name in target.fallback if name not in names) if severity == "critical" else ()
+        critical = target.severity == "critical"
+        fallback = tuple(name for name in target.fallback if name not in names) if critical else ()
         message = Delivery(
             delivery_id=delivery_id(change.id, target.sink),
             event_key=change.event.key,
             sink=target.sink,
             kind=change.kind,
-            severity=severity,
+            severity=target.severity,
             created=created,
             due=created + _settling(change, terms),
             expires=created + terms.expire_after,
-            expires_with_event=terms.expire_on_end and change.kind in EXPIRING_KINDS,
             record=record,
-            not_before=change.not_before.timestamp() if change.not_before else 0.0,
+            change_id=change.id,
+            expires_with_event=terms.expire_on_end and change.kind in EXPIRING_KINDS,
+            not_before=not_before,
+            patient_until=max(not_before, created + PATIENCE) if critical else 0.0,
             fallback=fallback,
             fallback_at=created + target.fallback_after if fallback else None,
             others=tuple(sorted(names - {target.sink})),
@@ -121,18 +159,8 @@ def _settling(change: Change, terms: Terms) -> float:
 
 def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: float) -> Delivery:
     """A sign of life of this VM, worth nothing once the next one is due."""
-    return Delivery(
-        delivery_id=delivery_id(f"{vm} {now}", sink, "heartbeat"),
-        event_key=f"heartbeat {vm}".casefold(),
-        sink=sink,
-        kind="heartbeat",
-        severity="info",
-        created=now,
-        due=now,
-        expires=now + interval,
-        expires_with_event=False,
-        record=record,
-    )
+    identity, key = delivery_id(f"{vm} {now}", sink, "heartbeat"), f"heartbeat {vm}".casefold()
+    return Delivery(identity, key, sink, "heartbeat", "info", now, now, now + interval, record)
 
 
 def _reminders(change: Change, target: Target, message: Delivery) -> Iterator[Delivery]:
@@ -140,20 +168,23 @@ def _reminders(change: Change, target: Target, message: Delivery) -> Iterator[De
     not_before = change.event.not_before
     if target.last or change.kind not in ("announced", "updated") or not_before is None:
         return
-    start, now = not_before.timestamp(), change.time.timestamp()
+    start = not_before.timestamp()
     # a notice that is shorter than that: the change itself says it
-    times = [start - seconds for seconds in target.remind_before if start - seconds > now]
-    end = start + REMINDER_GRACE
-    for number, (due, expires) in enumerate(zip(times, [*times[1:], end], strict=False)):  # the next one replaces it
+    times = [start - seconds for seconds in target.remind_before if start - seconds > message.created]
+    ends = [*times[1:], start + REMINDER_GRACE]  # the next one replaces it
+    for number, (due, expires) in enumerate(zip(times, ends, strict=False)):
+        severity = target.near_severity if due >= start - NEAR else message.severity
         yield replace(
             message,
             delivery_id=delivery_id(change.id, target.sink, f"reminder {number}" if number else "reminder"),
             kind="reminder",
-            severity=target.near_severity if due >= start - NEAR else message.severity,
+            severity=severity,
             created=due,
             due=due,
             expires=expires,
+            change_id="",
             expires_with_event=True,
+            patient_until=max(message.not_before, due + PATIENCE) if severity == "critical" else 0.0,
             fallback=(),
             fallback_at=None,
             others=(),

@@ -9,17 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from notbefore.core.delivery import Delivery, Routing, deliveries
-from notbefore.core.outbox import (
-    OF_A_FLEET,
-    GivenDelivery,
-    Outbox,
-    OutboxImage,
-    Row,
-    RowState,
-    SendResult,
-    leave,
-)
+from notbefore.core.delivery import Delivery, DeliveryState, Routing, deliveries
+from notbefore.core.outbox import OF_A_FLEET, GivenDelivery, Outbox, OutboxImage, SendResult
 from notbefore.core.record import Record
 from notbefore.fleet.waves import Notification, known
 from notbefore.metrics.outbox import OutboxView, view_of
@@ -73,7 +64,7 @@ class FleetOutbox:
         with self._lock:
             keys = self._keys(partition)
             image = self._outbox.rows.image(time.monotonic(), keys)
-            wanted = {row.delivery.event_key for row in image.rows}.union(open_keys)
+            wanted = {row.event_key for row in image.rows}.union(open_keys)
             self._leave(keys - wanted)
             self._outbox.rows.take_changes()  # nobody writes them one by one
             return image
@@ -81,7 +72,7 @@ class FleetOutbox:
     def adopt(self, partition: str, image: OutboxImage, passed: float) -> None:
         """Go on with what a snapshot holds, which was taken ``passed`` seconds ago."""
         with self._lock:
-            keys = {row.delivery.event_key for row in image.rows}.union(lane[1] for lane, _ in image.threads)
+            keys = {row.event_key for row in image.rows}.union(lane[1] for lane, _ in image.threads)
             self._partition_of |= dict.fromkeys(keys, partition)
             self._outbox.restore(image, time.monotonic(), passed)
         self._wake()
@@ -97,7 +88,7 @@ class FleetOutbox:
     def _leave(self, keys: Collection[str]) -> None:
         for key in keys:
             del self._partition_of[key]
-        leave(self._outbox.rows, keys)
+        self._outbox.leave(keys)
 
     # ---- for the courier: see ``supervisor.OutboxOwner``
 
@@ -106,7 +97,7 @@ class FleetOutbox:
         results = list(results)
         with self._lock:
             tried = (self._outbox.rows.by_id.get(one.delivery_id) for one in results if one.outcome != "returned")
-            keys = {row.delivery.event_key for row in tried if row is not None}
+            keys = {row.event_key for row in tried if row is not None}
             settled = {self._partition_of[key] for key in keys if key in self._partition_of}
             given = self._outbox.exchange(results, room, time.monotonic())
         if settled:
@@ -127,7 +118,7 @@ class FleetOutbox:
 
     # ---- for readers
 
-    def rows(self, state: RowState | None = None) -> list[Row]:
+    def rows(self, state: DeliveryState | None = None) -> list[Delivery]:
         """What is in the outbox, oldest first."""
         with self._lock:
             return self._outbox.rows.chosen(state)

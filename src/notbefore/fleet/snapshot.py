@@ -13,7 +13,7 @@ from notbefore.fleet.silence import Heard
 from notbefore.fleet.story import Standing
 from notbefore.fleet.waves import Wave
 
-FORM: Final = 5  # of a snapshot
+FORM: Final = 6  # of a snapshot
 MAX_SNAPSHOT: Final = 256 * 1024 * 1024  # bytes of one that is not compressed
 
 

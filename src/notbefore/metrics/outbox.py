@@ -26,13 +26,13 @@ def view_of(outbox: Outbox, now: float, wall: float) -> OutboxView:
     oldest: dict[tuple[str, str], float] = {}
     errors: dict[str, str] = {}
     for row in outbox.rows.chosen():
-        one, key = row.delivery, (row.delivery.sink, row.state)
+        key = row.sink, row.state
         rows[key] = rows.get(key, 0) + 1
         if row.error:
-            errors[one.sink] = row.error
+            errors[row.sink] = row.error
         if row.state == "pending":
-            waits = one.sink, one.severity
-            oldest[waits] = min(oldest.get(waits, wall), row.since - now + wall)
+            waits = row.sink, row.severity
+            oldest[waits] = min(oldest.get(waits, wall), row.created - now + wall)
     ledger = outbox.rows.ledger
     latency = {sink: Histogram(LATENCY_BOUNDS, *found) for sink, found in ledger.latency.items()}
     return OutboxView(rows, oldest, ledger.counts, latency, errors)

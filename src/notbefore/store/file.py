@@ -19,7 +19,8 @@ from msgspec.structs import replace
 
 from notbefore.core.approval import ApprovalAttempt
 from notbefore.core.clock import Instant
-from notbefore.core.outbox import Ledger, OutboxChanges, OutboxImage, Row
+from notbefore.core.delivery import Delivery
+from notbefore.core.outbox import Ledger, OutboxChanges, OutboxImage
 from notbefore.core.record import Vm
 from notbefore.core.tracked import Tracked
 from notbefore.errors import StoreError
@@ -297,7 +298,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
 
 _TYPES: Final[dict[str, Any]] = {
     "state": StoredState,
-    "delivery": Row,
+    "delivery": Delivery,
     "thread": str,
     "ledger": Ledger,
     "file": FileClock,

@@ -125,7 +125,7 @@ class Store:
 
     def _stepped(self, *, news: bool = False) -> int:
         """Note that memory has changed, and have it written; returns the newest step."""
-        return self.disk.stepped(news=bool(news or self._records.waiting or self._outbox.rows.unwritten.changed))
+        return self.disk.stepped(news=bool(news or self._records.waiting or self._outbox.rows.changed))
 
     def _behind(self, everything: bool) -> Writing:  # noqa: FBT001 - it is called by its place
         now = self._clock.boot_time()

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from notbefore.core.change import Change
 from notbefore.core.delivery import Delivery, MessageKind
-from notbefore.core.outbox import GivenDelivery, Outbox, Row, SendResult
+from notbefore.core.outbox import GivenDelivery, Outbox, SendResult
 from notbefore.metrics.outbox import OutboxView, view_of
 
 MAX_EXERCISES: Final = 10  # whose attempts are remembered
@@ -72,14 +72,14 @@ class StoredOutbox:
         self._to_deliver = to_deliver
         self._exercised: dict[str, list[ExerciseAttempt]] = {}  # event key -> its attempts; of the last exercises
         self._sinks: Collection[str] | None = None  # those that are configured
-        self._targets: Callable[[Row], Sequence[str]] = lambda _row: ()
+        self._targets: Callable[[Delivery], Sequence[str]] = lambda _row: ()
 
     @contextmanager
     def opened(self, *, by_courier: bool = False) -> Iterator[tuple[Outbox, float]]:
         """The outbox, and the time on its clock, for whoever does not wait meanwhile."""
         with self._memory:
             yield self._outbox, self._clock.boot_time()
-            changed = bool(self._outbox.rows.unwritten.changed)
+            changed = bool(self._outbox.rows.changed)
             self._stepped()
         if changed and not by_courier:
             self._to_deliver()
@@ -115,17 +115,16 @@ class StoredOutbox:
         with self.opened(by_courier=True) as (outbox, now):
             for result in results:
                 row = outbox.rows.by_id.get(result.delivery_id)
-                if row is not None and row.delivery.event_key in self._exercised:
-                    one, took = row.delivery, max(0.0, now - row.since)
-                    self._exercised[one.event_key].append(ExerciseAttempt(one.sink, one.kind, result, took))
+                if row is not None and row.event_key in self._exercised:
+                    attempt = ExerciseAttempt(row.sink, row.kind, result, max(0.0, now - row.created))
+                    self._exercised[row.event_key].append(attempt)
             return outbox.exchange(results, room, now)
 
     def courier_ended(self) -> None:
         """What the courier had is due again; what may run once is dead."""
         with self.opened(by_courier=True) as (outbox, now):
             for row in outbox.release(now):
-                one = row.delivery
-                log.error("sink %s: `%s` of event %s: %s", one.sink, one.kind, one.event_key, row.error)
+                log.error("sink %s: `%s` of event %s: %s", row.sink, row.kind, row.event_key, row.error)
             self._redirect(outbox, now)
 
     def next_due(self) -> float | None:
@@ -134,7 +133,7 @@ class StoredOutbox:
             due = self._outbox.next_due()
             return None if due is None else due - self._clock.boot_time()
 
-    def use_sinks(self, sinks: Collection[str], targets: Callable[[Row], Sequence[str]]) -> None:
+    def use_sinks(self, sinks: Collection[str], targets: Callable[[Delivery], Sequence[str]]) -> None:
         """From now on these are configured; ``targets``: where a delivery to another sink would go by the routes."""
         with self.opened(by_courier=True) as (outbox, now):
             self._sinks, self._targets = sinks, targets
@@ -143,7 +142,7 @@ class StoredOutbox:
     def _redirect(self, outbox: Outbox, now: float) -> None:
         if self._sinks is None:
             return
-        left = Counter(row.delivery.sink for row in outbox.redirect(self._sinks, self._targets, now))
+        left = Counter(row.sink for row in outbox.redirect(self._sinks, self._targets, now))
         for sink, count in left.items():
             log.warning(
                 "sink %s is not configured any more: %d deliveries that wait for it go where the routes lead now, and"
