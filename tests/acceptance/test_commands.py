@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from notbefore import __version__
 from notbefore.commands.main import main
@@ -218,25 +217,9 @@ sys.exit(main([*sys.argv[1:], "--imds", "http://127.0.0.1:9"]))
 """
 
 
-def test_check_config_says_what_a_configuration_amounts_to(
-    tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "notbefore.yml"
-    path.write_text("imds: {interval: 5s}\n", encoding="utf-8")
-    monkeypatch.setenv("NOTBEFORE_VM__NAME", "me")
-    code, out, error = typed("check-config", str(path))
-    assert (code, out.splitlines()[-1], error) == (0, f"# {path} is valid.", "")
-    shown = yaml.safe_load(out)  # what is printed is a configuration
-    assert (shown["imds"]["interval"], shown["vm"]["name"]) == ("5s", "me")
-    monkeypatch.setenv("NOTBEFORE_STATE__DIR", "relative")
-    code, out, _ = typed("check-config", str(path), "--strict")
-    assert code == 2
-    assert out.endswith("is valid, with 1 warning(s): see above.\n")
-
-
 def test_a_configuration_may_come_through_a_pipe_and_a_directory_is_refused(tmp_path: Path, typed: Typed) -> None:
     # as `notbefore check-config <(sops --decrypt FILE)`
-    assert b"interval: 7s" in shell("check-config <(echo 'imds: {interval: 7s}')").stdout
+    assert b"is valid." in shell("check-config <(echo 'imds: {interval: 7s}')").stdout
     code, out, error = typed("check-config", str(tmp_path))
     assert (code, "Is a directory" in error, out) == (2, True, "")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from notbefore.config.load import dump, load
+from notbefore.config.load import load
 from notbefore.config.model import Config, Server, default_state_dir, host_and_port
 from notbefore.config.secret import Secret
 from notbefore.core.duration import Duration
@@ -107,11 +107,6 @@ def test_who_may_ask_is_configured_in_the_file_or_in_the_environment(tmp_path: P
     assert (server.allowed_hosts, server.insecure) == (("a", "*.b"), True)
     with pytest.raises(ConfigError, match=r"server\.insecure: expected true or false, got 'yes'"):
         read(tmp_path, "server: {insecure: 'yes'}\n")
-
-
-def test_what_is_dumped_can_be_read_again(tmp_path: Path) -> None:
-    config = read(tmp_path, "imds: {interval: 5s}\nvm: {name: me}\n")
-    assert read(tmp_path, dump(config)) == config
 
 
 def test_systemd_says_where_the_state_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from notbefore.commands.main import main
-from notbefore.config.load import dump, examine, load
+from notbefore.config.load import examine, load
+from notbefore.config.secret import Secret
 from notbefore.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("log_as_before")
@@ -77,8 +77,7 @@ def test_the_command_shows_them_all_as_lines_and_as_json(tmp_path: Path, capsys:
     assert [(one["line"], one["column"], one["key"]) for one in said["mistakes"]] == FOUND
     assert (said["ok"], str(path) in said["error"]) == (False, True)
     assert main(["check-config", "--json", str(given(tmp_path, "log: {level: debug}"))]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert (said["ok"], said["config"]["log"]["level"]) == (True, "debug")
+    assert json.loads(capsys.readouterr().out)["ok"] is True
 
 
 def test_a_password_that_begins_with_an_exclamation_mark_is_not_shown(tmp_path: Path) -> None:
@@ -156,7 +155,7 @@ def test_a_list_of_one_needs_no_brackets_and_a_variable_takes_commas(tmp_path: P
     assert config.server.allowed_hosts == ("a", "b")
 
 
-def test_what_comes_from_variables_can_be_shown(tmp_path: Path) -> None:
+def test_every_key_may_come_from_a_variable(tmp_path: Path) -> None:
     variables = {
         "NOTBEFORE_SINKS__A__SLACK__URL_ENV": "URL",
         "NOTBEFORE_SINKS__B__WEBHOOK__URL": "https://example.org",
@@ -166,7 +165,8 @@ def test_what_comes_from_variables_can_be_shown(tmp_path: Path) -> None:
         "URL": "https://hooks.slack.com/services/x",
     }
     (tmp_path / "ca.pem").touch()
-    shown = yaml.safe_load(dump(load(given(tmp_path, "{}"), variables, {"imds.endpoint": "http://127.0.0.1"})))
-    assert shown["sinks"]["a"]["slack"]["url"] == {"env": "URL"}
-    assert shown["sinks"]["b"]["webhook"]["ca_file"] == str(tmp_path / "ca.pem")
-    assert (shown["imds"]["discover"], shown["imds"]["endpoint"]) == (False, "http://127.0.0.1")
+    config = load(given(tmp_path, "{}"), variables, {"imds.endpoint": "http://127.0.0.1"})
+    assert config.sinks["a"].secrets == {"url": Secret("URL", "env")}
+    assert config.sinks["b"].webhook is not None
+    assert config.sinks["b"].webhook.ca_file == str(tmp_path / "ca.pem")
+    assert (config.imds.discover, config.imds.endpoint) == (False, "http://127.0.0.1")

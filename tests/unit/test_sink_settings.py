@@ -9,10 +9,9 @@ from pathlib import Path
 from urllib.parse import quote, quote_plus
 
 import pytest
-import yaml
 
 from notbefore.commands.main import main
-from notbefore.config.load import dump, load
+from notbefore.config.load import load
 from notbefore.config.model import Config
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Alertmanager, SinkConfig
@@ -82,17 +81,6 @@ def test_all_kinds_are_taken(place: Path) -> None:
     assert (first.go_on, first.announce_by, second.match.change) == (True, "all", ("announced",))
     assert config.routing.sinks["hook"].expire_after == 7 * 86_400
     assert not config.routing.sinks["run"].expire_on_end
-
-
-def test_no_secret_is_shown_and_where_it_is_found_is(place: Path) -> None:
-    text = dump(read(place, FULL))
-    for secret in ("hooks.slack.com", "e93facc0", "bot-secret", "example.org/hook", "mail-secret", "json://"):
-        assert secret not in text
-    shown = yaml.safe_load(text)["sinks"]
-    assert shown["oncall"]["slack"]["url"] == {"file": str(place / "slack-url")}
-    assert shown["hook"]["webhook"]["url"] == "***"
-    assert shown["hook"]["webhook"]["headers"] == {"X-Key": {"env": "BOT"}}
-    assert "***" in repr(read(place, FULL))
 
 
 def test_what_to_do_is_a_text_of_some_length(place: Path) -> None:
@@ -228,12 +216,10 @@ def test_a_secret_s_file_that_holds_none_is_refused(tmp_path: Path, content: byt
 def test_a_credential_is_systemd_s_or_for_a_command_by_hand_the_installed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("notbefore.config.secret.INSTALLED", tmp_path)
-    with pytest.raises(ConfigError, match=r"LoadCredential.*No such file.*sudo"):
-        Secret("x", "credential").reveal({})
+    monkeypatch.setattr("notbefore.config.secret.INSTALLED", str(tmp_path))
     (tmp_path / "x").write_text("installed", encoding="utf-8")
     assert Secret("x", "credential").reveal({}) == "installed"
-    with pytest.raises(ConfigError, match="No such file"):  # systemd's own are all that its service has
+    with pytest.raises(ConfigError, match="elsewhere/x cannot be read: No such file"):
         Secret("x", "credential").reveal({"CREDENTIALS_DIRECTORY": str(tmp_path / "elsewhere")})
 
 
@@ -272,7 +258,7 @@ def test_a_piece_of_a_secret_is_hidden_where_somebody_cut_a_text_within_it(cut: 
 
 def test_a_secret_never_prints() -> None:
     secret = Secret("hunter2")
-    assert "hunter2" not in f"{secret} {secret!r} {[secret]} {secret.shown()}"
+    assert "hunter2" not in f"{secret} {secret!r} {[secret]}"
     assert secret == Secret("hunter2") != Secret("hunter3")
     assert len({secret, Secret("hunter2")}) == 1
     assert secret.reveal(os.environ) == "hunter2"

@@ -1,4 +1,4 @@
-"""``notbefore check-config``: what is wrong with a configuration, or what it amounts to.
+"""``notbefore check-config``: what is wrong with a configuration, and what is doubtful.
 
 Nothing is connected to: ``notbefore drill`` shows whether a receiver accepts a message.
 """
@@ -10,7 +10,7 @@ import sys
 from notbefore.commands.main import WRONG
 from notbefore.commands.options import add_configuration, add_json, overrides
 from notbefore.commands.tables import print_json
-from notbefore.config.load import dump, examine, values
+from notbefore.config.load import examine
 from notbefore.config.model import Config
 from notbefore.config.warnings import warnings
 from notbefore.core.text import escaped
@@ -49,11 +49,10 @@ def _run(options: argparse.Namespace) -> int:
         sys.stderr.writelines(f"notbefore: note: {escaped(text)}\n" for text in notes)
     strict = options.strict and bool(found)
     if options.json:
-        print_json(
-            [{"ok": not strict, "error": None, "warnings": found, "notes": notes, "config": values(config)}], sys.stdout
-        )
+        print_json([{"ok": not strict, "error": None, "warnings": found, "notes": notes}], sys.stdout)
     else:
-        sys.stdout.write(f"{dump(config)}# {_verdict(options, found)}\n")  # a comment: what is printed stays YAML
+        name = options.config or "The configuration (no file: defaults, environment and command line)"
+        sys.stdout.write(f"{name} is valid{f', with {len(found)} warning(s): see above' if found else ''}.\n")
     return WRONG if strict else 0
 
 
@@ -76,9 +75,3 @@ def _examined(options: argparse.Namespace) -> tuple[Config, list[str]]:
     if mistakes:
         raise ConfigError.of(mistakes)
     return config, notes
-
-
-def _verdict(options: argparse.Namespace, found: list[str]) -> str:
-    """The last line: whether an agent would start with it."""
-    name = options.config or "The configuration (no file: defaults, environment and command line)"
-    return f"{name} is valid{f', with {len(found)} warning(s): see above' if found else ''}."

@@ -10,12 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from notbefore.config.libraries import check_installed
 from notbefore.config.model import Config
 from notbefore.config.reading import Reader
-from notbefore.config.secret import Secret
 from notbefore.config.sinks import EventHub, SinkSettings
 from notbefore.config.yaml_file import Places, Variable, read
 from notbefore.core.routing import Route
@@ -104,26 +101,3 @@ def _put(values: dict[str, Any], places: Places, keys: list[str], text: str, ori
         values = section
     values[keys[-1]] = Variable(text)
     places[".".join(keys)] = Place(origin)
-
-
-def values(config: Config) -> dict[str, Any]:
-    """Return the configuration in use, without secrets and without what is not given, for ``check-config``."""
-    shown: dict[str, Any] = _given_alone(msgspec.to_builtins(config, enc_hook=_encode))
-    return shown
-
-
-def _given_alone(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _given_alone(one) for key, one in value.items() if one is not None}
-    return [_given_alone(one) for one in value] if isinstance(value, (list, tuple)) else value
-
-
-def dump(config: Config) -> str:
-    """Return ``values`` as YAML."""
-    import yaml  # noqa: PLC0415 - half a megabyte that an agent without a file does not need
-
-    return yaml.safe_dump(values(config), sort_keys=False)
-
-
-def _encode(value: object) -> object:
-    return value.shown() if isinstance(value, Secret) else str(value)

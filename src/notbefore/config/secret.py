@@ -9,7 +9,7 @@ from notbefore.errors import ConfigError
 
 MAX_SECRET: Final = 64 * 1024  # bytes
 HIDDEN: Final = "***"
-INSTALLED: Final = Path("/etc/notbefore/credentials")  # where the systemd unit loads them from; only root may read it
+INSTALLED: Final = "/etc/notbefore/credentials"  # where systemd loads them from for its service; only root may read it
 Source = Literal["inline", "file", "env", "credential"]
 SOURCES: Final[tuple[Source, ...]] = get_args(Source)[1:]
 
@@ -46,13 +46,8 @@ class Secret:
                 raise ConfigError(f"the environment variable {self._reference} is not set, or empty")
             return text
         if self.source == "credential":
-            directory = environment.get("CREDENTIALS_DIRECTORY")
-            return _read(Path(directory) / self._reference) if directory else _installed(self._reference)
+            return _read(Path(environment.get("CREDENTIALS_DIRECTORY", INSTALLED)) / self._reference)
         return _read(Path(self._reference))
-
-    def shown(self) -> str | dict[str, str]:
-        """Return what ``check-config`` shows: the place of the secret, never its value."""
-        return HIDDEN if self.source == "inline" else {self.source: self._reference}
 
     def sealed(self, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
         """Return what goes through the pipe to the courier: a file by its path, everything else revealed.
@@ -77,17 +72,6 @@ class Secret:
     def variable(self) -> str | None:
         """The environment variable that holds it, or ``None``."""
         return self._reference if self.source == "env" else None
-
-
-def _installed(name: str) -> str:
-    """Read a credential for a command that an operator types: systemd gives credentials to its service only."""
-    try:
-        return _read(INSTALLED / name)
-    except ConfigError as error:
-        raise ConfigError(
-            f"the credential {name} cannot be read: CREDENTIALS_DIRECTORY is not set (LoadCredential= in the unit"
-            f" sets it for the service), and {error}. Only root can read that file: use sudo"
-        ) from None
 
 
 def _read(path: Path) -> str:
