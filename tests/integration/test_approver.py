@@ -12,8 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from notbefore.agent.approvals import ApprovalSettings, ListedEvents
-from notbefore.agent.approver import LONG_WAIT, SHORT_WAIT, Approver
+from notbefore.agent.approver import LONG_WAIT, SHORT_WAIT, ApprovalSettings, Approver, ListedEvents
 from notbefore.agent.control_socket import ControlReply, ControlRequest
 from notbefore.agent.state import AgentState, PollStatus, Step
 from notbefore.agent.thread_guard import ThreadGuard
@@ -108,7 +107,7 @@ class World:
 
     @property
     def listed(self) -> ListedEvents:
-        return self.approver.listed()
+        return self.agent.listed
 
     @property
     def attempt(self) -> ApprovalAttempt:

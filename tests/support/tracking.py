@@ -6,7 +6,7 @@ from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
-from notbefore.agent.approvals import ListedEvents
+from notbefore.agent.approver import ListedEvents
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.state import AgentSnapshot, AgentState, ChangeListeners, ChangeSettings
 from notbefore.agent.tracker import Tracker

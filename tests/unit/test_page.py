@@ -7,14 +7,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from notbefore.core.change import Gap
 from notbefore.core.lifecycle import diff
-from notbefore.core.listing import PendingApproval, PendingEvent, PendingView
+from notbefore.core.listing import PendingEvent, PendingView
 from notbefore.core.record import Record, Vm
 from notbefore.core.tracked import Tracked
 from notbefore.metrics.outbox import OutboxView
@@ -32,16 +31,12 @@ TABLES = {"table", "caption", "thead", "tbody", "tr", "th", "td", "svg", "line",
 ELEMENTS = HEAD | FLOW | WORDS | TABLES
 
 
-NO_APPROVAL = {"action": "leave", "rule": "", "reason": "", "at": None, "mode": "on", "off": "", "state": ""}
-
-
 class Agent:
     """What the agent would answer, without I/O."""
 
     def __init__(self) -> None:
         self.tracked, self.records = Tracked(), list[bytes]()
         self.vm = Vm(name=ME, location="norwayeast")
-        self.approval: dict[str, str] | None = None
 
     def sees(self, seconds: float, *items: Any, **fields: Any) -> "Agent":
         step = diff(self.tracked, document(*items), now(seconds, **fields))
@@ -51,13 +46,12 @@ class Agent:
 
     def model(self, seconds: float, *, polled: bool = True, **said: Any) -> PageModel:
         lives = self.tracked.events.values()
-        approval = msgspec.convert(NO_APPROVAL | self.approval, PendingApproval) if self.approval else None
         events = PendingView(
             incarnation=self.tracked.incarnation,
             last_successful_poll=at(seconds) if polled else None,
             vm=self.vm,
             unreadable=0,
-            events=tuple(PendingEvent.of(tracked, at(seconds), approval) for tracked in lives),
+            events=tuple(PendingEvent.of(tracked, at(seconds)) for tracked in lives),
         )
         history = b'{"changes":[' + b",".join(self.records) + b"]}"
         ready = said.pop("ready", CheckResult(ok=True))
@@ -93,7 +87,7 @@ def test_an_event_is_shown_with_its_countdown_and_what_is_known_of_it() -> None:
     assert "Without JavaScript this page does not refresh: load it again for what is new." in text
     for part in ("Freeze of this VM is next, not before 12:15:00 UTC.", "14:49 to NotBefore", ME, ID, "14m59s", "5.0s"):
         assert part in text
-    assert "off" in text
+    assert "Approval is on." in text
 
 
 def test_what_is_late_is_not_said_to_be_next() -> None:
@@ -143,20 +137,6 @@ def test_the_worst_comes_first_whatever_is_under_way() -> None:
 )
 def test_nothing_pending_is_claimed_only_when_it_is_known(polled: bool, ready: bool, sentence: str) -> None:
     assert sentence in said(Agent().model(0, polled=polled, ready=CheckResult(ready)))
-
-
-def test_what_approval_would_do_stands_beside_the_event() -> None:
-    agent = Agent().sees(0).sees(1, item())
-    agent.approval = {"action": "approve", "rule": "small", "reason": "a Freeze", "at": "2026-03-01T12:05:00Z"}
-    assert "approve from 12:05:00 on small: a Freeze" in said(agent.model(2))
-    agent.approval |= {"mode": "dry_run", "state": "checking"}
-    assert "Approval is a dry run: nothing is sent to Azure." in said(agent.model(2))
-    assert "approve from 12:05:00 on small: a Freeze checking" in said(agent.model(2))
-    agent.approval = {"action": "leave", "reason": "no rule matches", "mode": "off", "off": "not enabled"}
-    assert "Approval is off (not enabled); the table shows what the rules would do." in said(agent.model(2))
-    assert "leave alone no rule matches" in said(agent.model(2))
-    agent.approval = None
-    assert "Approval is off. Event" in said(agent.model(2))
 
 
 def test_an_event_that_is_over_is_on_the_timeline_with_what_was_measured() -> None:
@@ -229,12 +209,10 @@ def test_every_text_from_outside_stays_text(text: str) -> None:
     agent = Agent()
     agent.vm = Vm(name=text, location=text)
     agent.sees(0).sees(1, item(text, **given), item("2", EventType=text)).sees(2, item(text, **given))
-    agent.approval = dict.fromkeys(("action", "rule", "reason", "mode", "off", "state"), text)
-    outbox = OutboxView(rows={(text, "pending"): 1})
     doubt = CheckResult(ok=False, reasons=(text,))
-    seen = read(
-        agent.model(3, ready=doubt, imds_error=text, degraded=text, endpoint=text, sinks={text: text}, outbox=outbox)
-    )
+    agent_says: dict[str, Any] = dict.fromkeys(("imds_error", "degraded", "approval_off", "endpoint"), text)
+    outbox = OutboxView(rows={(text, "pending"): 1})
+    seen = read(agent.model(3, ready=doubt, sinks={text: text}, outbox=outbox, **agent_says))
     assert seen.elements <= ELEMENTS
     assert not {name for name, _ in seen.attributes if name.startswith("on") or name == "style"}
     assert {value for name, value in seen.attributes if name == "src"} == {"page/page.js"}

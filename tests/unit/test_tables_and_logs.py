@@ -197,6 +197,6 @@ def test_the_form_of_the_log_is_as_configured(
 def test_whoever_approves_is_shown_whose_event_it_is(resources: list[str], scope: Scope, said: str) -> None:
     moment = datetime(2026, 3, 1, tzinfo=UTC)
     event = Event("E-1", "Freeze", "Scheduled", resources=tuple(resources), duration=5)
-    listed = PendingEvent.of(TrackedEvent(event, scope, Instant(moment), beginning_seen=True), moment, None)
+    listed = PendingEvent.of(TrackedEvent(event, scope, Instant(moment), beginning_seen=True), moment)
     assert describe(listed).splitlines()[-1].endswith(said)
     assert ("The VM is" in describe(listed)) == (len(resources) == 1), "several VMs are not one"

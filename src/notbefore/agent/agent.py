@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec.structs import replace
 
 from notbefore import __version__
-from notbefore.agent.approvals import ApprovalSettings
-from notbefore.agent.approver import Approver
+from notbefore.agent.approver import ApprovalSettings, Approver
 from notbefore.agent.control_socket import ControlReply, ControlRequest, ControlSocket
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.heartbeats import Heartbeats

@@ -14,20 +14,30 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.agent.approvals import ApprovalSettings, ListedEvents, decide, preview
 from notbefore.agent.control_socket import ControlReply, ControlRequest
-from notbefore.agent.state import WRITE_PATIENCE, AgentState
+from notbefore.agent.state import WRITE_PATIENCE, AgentSnapshot, AgentState
 from notbefore.agent.thread_guard import ThreadGuard
-from notbefore.core.approval import ApprovalAttempt, content_of, next_attempt, unreadable
+from notbefore.core.approval import (
+    ApprovalAttempt,
+    ApprovalContext,
+    Decision,
+    Policy,
+    content_of,
+    judge,
+    next_attempt,
+    unreadable,
+)
 from notbefore.core.change import OPERATOR, ApprovalKind, Change, Reason
 from notbefore.core.document import SCHEDULED, parse
 from notbefore.core.duration import back_off
 from notbefore.core.listing import PendingEvent
-from notbefore.core.tracked import TrackedEvent
+from notbefore.core.tracked import WATCHED, TrackedEvent
 from notbefore.errors import DocumentError, ImdsError
 from notbefore.imds.client import ImdsClient, events_path
+from notbefore.process.clock import ClockReading
 from notbefore.store.file import StoredState
 
 SHORT_WAIT: Final = 0.5  # seconds to the next decision: something is due, and waits for IMDS or the disk
@@ -37,10 +47,70 @@ STOP_PATIENCE: Final = 0.5  # seconds for the thread to end
 CONFIRM_TIMEOUT: Final = 5.0  # seconds for the answer right before a request
 PAUSE: Final = 1.0  # seconds after the first unusable answer, doubled with each,
 LONGEST_PAUSE: Final = 60.0  # to so many seconds
-INTERRUPTED: Final = "the agent ended before it had the answer: ask again"
 UNDECIDED: Final = ControlReply(done=False, words="it is not decided: see `notbefore history`")
 
 log = logging.getLogger("notbefore.approval")
+
+
+class ApprovalSettings(Struct, frozen=True):
+    """What decides whether anything is sent, and where."""
+
+    policy: Policy
+    endpoint: str
+    api_version: str
+    allowed: bool  # --allow-approval
+
+    @property
+    def off(self) -> str:
+        """Why nothing is sent, in words; empty if it is."""
+        if not self.allowed:
+            return "`notbefore run` was started without --allow-approval"
+        if not self.policy.enabled:
+            return "approval.enabled is not true"
+        return "approval.dry_run is true" if self.policy.dry_run else ""
+
+    @property
+    def dry_run(self) -> bool:
+        """It is recorded what would be sent."""
+        return self.allowed and self.policy.enabled and self.policy.dry_run
+
+
+class ListedEvents(Struct, frozen=True):
+    """The listed events, and how far the approval of each has come."""
+
+    events: dict[str, TrackedEvent]
+    attempts: dict[str, ApprovalAttempt]
+    context: ApprovalContext
+    answered: bool  # IMDS has answered since this process began
+    fresh: bool  # its last answer was good and is new: nothing is approved on old knowledge
+    flawed: frozenset[str]  # events of which a part could not be read, by their keys
+
+    @classmethod
+    def of(cls, snapshot: AgentSnapshot, now: ClockReading) -> "ListedEvents":
+        """What was known at ``now``."""
+        tracked, poll = snapshot.state.tracked, snapshot.poll
+        good = poll.answered is not None and not poll.outdated and poll.failure is None
+        return cls(
+            events=tracked.events,
+            attempts=snapshot.state.approvals,
+            context=ApprovalContext(now.wall, snapshot.vm_name, tracked.incarnation or 0),
+            answered=poll.answered is not None,
+            fresh=good and poll.answered is not None and now.since(poll.answered) <= WATCHED,
+            flawed=frozenset(flaw.event_id.casefold() for flaw in poll.flaws if flaw.event_id is not None),
+        )
+
+    @property
+    def begun(self) -> list[str]:
+        """The events whose approval has begun, and not ended."""
+        return [key for key, attempt in self.attempts.items() if attempt.state != "done"]
+
+    def certain(self, key: str) -> bool:
+        """IMDS has just listed an event, and it could be read."""
+        return self.fresh and key in self.events and not self.events[key].unread
+
+    def decision(self, settings: ApprovalSettings, tracked: TrackedEvent) -> Decision:
+        """What the rules say of a listed event."""
+        return judge(settings.policy, tracked, self.context.vm, flawed=tracked.event.key in self.flawed)
 
 
 class Unanswered(NamedTuple):
@@ -78,14 +148,11 @@ class Approver:
     def start(self) -> None:
         """Begin to decide, where there can be anything to decide; log which settings hold. Again after a reload."""
         settings = self._settings()
-        if settings.mode == "on":
+        if not settings.off:
             log.warning("approval is on: %d rules may approve events", len(settings.policy.approving))
-        elif settings.mode == "dry_run":
-            log.warning("approval: dry run, nothing is sent (approval.dry_run)")
         elif settings.allowed or settings.policy.enabled:
-            log.warning("approval is off, nothing is sent: %s", settings.off)
-        left_over = any(attempt.state != "done" for attempt in self.listed().attempts.values())
-        if self._thread.ident is None and (left_over or not settings.off):
+            log.warning("approval: nothing is sent: %s", settings.off)
+        if self._thread.ident is None and (not settings.off or settings.dry_run or self._listed().begun):
             self._thread.start()
         self.wake()
 
@@ -100,8 +167,7 @@ class Approver:
         if self._thread.ident is not None:
             self._thread.join(STOP_PATIENCE)
 
-    def listed(self) -> ListedEvents:
-        """What is known now."""
+    def _listed(self) -> ListedEvents:
         return ListedEvents.of(self._state.snapshot, self._clock.read())
 
     def _write(self, attempt: ApprovalAttempt, change: Change | None = None) -> bool:
@@ -127,23 +193,23 @@ class Approver:
         """Do what is due; returns seconds until something else may be."""
         while not self._orders.empty():
             self._carry_out(self._orders.get())
-        listed = self.listed()
-        begun = {key for key, attempt in listed.attempts.items() if attempt.state != "done"}
-        first_due = sorted(listed.events.values(), key=lambda one: one.not_before or datetime.max.replace(tzinfo=UTC))
-        waits = [self._go_on(key) for key in begun]
-        waits += [self._consider(one.event.key) for one in first_due if one.event.key not in begun]
+        listed = self._listed()
+        by_time = sorted(listed.events.values(), key=lambda one: one.not_before or datetime.max.replace(tzinfo=UTC))
+        keys = dict.fromkeys([*listed.begun, *(one.event.key for one in by_time)])
+        waits = [self._consider(key) for key in keys if not self._stop.is_set()]
         self._unanswered = {key: one for key, one in self._unanswered.items() if key in listed.events}
         return min([LONG_WAIT, *waits])
 
     def _consider(self, key: str) -> float:
-        """Do what the rules say of a listed event; returns seconds until more may be due."""
-        settings, listed = self._settings(), self.listed()
+        """Go on with what was begun, else do what the rules say; returns seconds until more may be due."""
+        settings, listed = self._settings(), self._listed()
         tracked, before = listed.events.get(key), listed.attempts.get(key)
-        if tracked is None or settings.off or self._stop.is_set():
+        if before is not None and before.state != "done":
+            return self._go_on(before, settings, listed)
+        if tracked is None or (settings.off and not settings.dry_run):
             return LONG_WAIT
-        decision = decide(settings, tracked, listed)
-        dry_run = settings.mode == "dry_run"
-        step = f"{decision.step} dry run" if dry_run else decision.step
+        decision = listed.decision(settings, tracked)
+        step = f"{decision.step} dry run" if settings.dry_run else decision.step
         nothing_to_do = decision.action == "leave" and decision.skipped is None
         if nothing_to_do or (before is not None and before.is_carried_out(tracked, step)):
             return LONG_WAIT
@@ -153,63 +219,58 @@ class Approver:
         attempt = next_attempt(before, tracked, decision.rule, step)
         if decision.skipped is not None:
             return self._end(attempt, decision.skipped, decision.why)
-        return self._end(attempt, "dry_run", "it would be approved now") if dry_run else self._send(attempt)
+        return self._end(attempt, "dry_run", "it would be approved now") if settings.dry_run else self._send(attempt)
+
+    def _go_on(self, attempt: ApprovalAttempt, settings: ApprovalSettings, listed: ListedEvents) -> float:
+        """IMDS has not answered it, or it could not be written down."""
+        key = attempt.tracked.event.key
+        if not listed.answered:
+            return SHORT_WAIT
+        if (objection := _objection(attempt, settings, listed)) is not None:
+            error = self._unanswered.get(key, Unanswered()).error
+            return self._end(attempt, objection[0], "; ".join(filter(None, (objection[1], error))))
+        if attempt.rule == OPERATOR:
+            return self._end(attempt, "no_answer", "the agent ended before it had the answer: ask again")
+        return self._send(attempt) if self._may_ask(key, listed) else SHORT_WAIT
 
     def _may_ask(self, key: str, listed: ListedEvents) -> bool:
         """IMDS has just listed the event, and answers."""
         return listed.certain(key) and self._clock.monotonic() >= self._unanswered.get(key, Unanswered()).again
 
-    def _go_on(self, key: str) -> float:
-        """Go on with what was begun: IMDS has not answered it, or it could not be written down."""
-        listed = self.listed()
-        attempt = listed.attempts[key]
-        if not listed.answered or self._stop.is_set():
-            return SHORT_WAIT
-        objection = _objection(attempt, self._settings(), listed)
-        if objection is not None:
-            reason, words = objection
-            error = self._unanswered.get(key, Unanswered()).error
-            return self._end(attempt, reason, "; ".join(filter(None, (words, error))))
-        if attempt.rule == OPERATOR:
-            return self._end(attempt, "no_answer", INTERRUPTED)
-        return self._send(attempt) if self._may_ask(key, listed) else SHORT_WAIT
-
     # ---- doing
 
     def _send(self, attempt: ApprovalAttempt) -> float:
-        """Ask IMDS once more, then send; returns seconds until it is to be tried again, if it is."""
-        settings = self._settings()
-        with closing(ImdsClient(settings.endpoint)) as client:
-            try:
-                why = _why_not_listed(client, settings, attempt.tracked)
-            except ImdsError as error:
-                return self._not_answered(attempt, error)
-            if why:  # the next poll sees it as well
-                return self._end(attempt, "changed", why) if attempt.rule == OPERATOR else SHORT_WAIT
-            return self._post(attempt, client, settings)
+        """Ask IMDS once more, write down what is about to be done, look at everything again, and do it.
 
-    def _post(self, attempt: ApprovalAttempt, client: ImdsClient, settings: ApprovalSettings) -> float:
-        """Write down what is about to be done, look at everything again, and do it."""
-        counted = replace(attempt, requests=attempt.requests + 1)
-        written = self._write(counted)
-        current, listed = self._settings(), self.listed()
-        objection = _objection(attempt, current, listed)  # the last look
-        if objection is None and not written and attempt.rule == OPERATOR:
-            objection = "state_not_written", "the state cannot be written, so nothing was sent"
-        if objection is not None:
-            return self._end(attempt, *objection)
-        certain = listed.certain(attempt.tracked.event.key) and current.endpoint == settings.endpoint
-        if not written or not certain or self._stop.is_set():
-            self._write(attempt)  # nothing was done of what was written ahead
-            return SHORT_WAIT
-        body = msgspec.json.encode({"StartRequests": [{"EventId": attempt.tracked.event.event_id}]})
+        Returns seconds until it is to be tried again, if it is.
+        """
+        settings = self._settings()
+        path, sent = events_path(settings.api_version), attempt
         try:
-            client.post(events_path(settings.api_version), body)
-        except ImdsError as failure:
-            if failure.reason == "bad_request":
-                return self._end(counted, "refused", str(failure))
-            return self._not_answered(counted, failure)
-        return self._end(counted.accepted(attempt.tracked, self._clock.now()), "accepted", "")
+            with closing(ImdsClient(settings.endpoint)) as client:
+                why = _why_not_listed(client.get(path, timeout=CONFIRM_TIMEOUT).body, attempt.tracked)
+                if why:  # the next poll sees it as well
+                    return self._end(attempt, "changed", why) if attempt.rule == OPERATOR else SHORT_WAIT
+                counted = replace(attempt, requests=attempt.requests + 1)
+                written = self._write(counted)
+                current, listed = self._settings(), self._listed()
+                objection = _objection(attempt, current, listed)  # the last look
+                if objection is None and not written and attempt.rule == OPERATOR:
+                    objection = "state_not_written", "the state cannot be written, so nothing was sent"
+                if objection is not None:
+                    return self._end(attempt, *objection)
+                certain = listed.certain(attempt.tracked.event.key) and current.endpoint == settings.endpoint
+                if not written or not certain or self._stop.is_set():
+                    self._write(attempt)  # nothing was done of what was written ahead
+                    return SHORT_WAIT
+                sent = counted
+                body = {"StartRequests": [{"EventId": attempt.tracked.event.event_id}]}
+                client.post(path, msgspec.json.encode(body))
+        except ImdsError as error:
+            if sent is not attempt and error.reason == "bad_request":
+                return self._end(sent, "refused", str(error))
+            return self._not_answered(sent, error)
+        return self._end(sent.accepted(attempt.tracked, self._clock.now()), "accepted", "")
 
     def _not_answered(self, attempt: ApprovalAttempt, failure: ImdsError) -> float:
         """IMDS gave no usable answer; returns seconds until it is asked again. An operator is notified at once."""
@@ -227,7 +288,7 @@ class Approver:
         kind: ApprovalKind = "approved" if reason == "accepted" else "approval_skipped"
         if attempt.requests and reason != "accepted":
             kind, reason = "approval_failed", reason if reason == "refused" else "no_answer"
-        change = attempt.change(kind, reason, words, self.listed().context)
+        change = attempt.change(kind, reason, words, self._listed().context)
         outcome = f"{kind} ({reason})" + (f": {words}" if words else "")
         self._unanswered.pop(attempt.tracked.event.key, None)
         self._write(attempt.ended(outcome), change)
@@ -238,15 +299,15 @@ class Approver:
 
     def answer(self, request: ControlRequest, user: str) -> ControlReply:
         """Answer what came in through the agent's own socket from ``user``; may take as long as IMDS does."""
-        listed, key, settings = self.listed(), request.event_id.casefold(), self._settings()
+        listed, key, settings = self._listed(), request.event_id.casefold(), self._settings()
         tracked, before = listed.events.get(key), listed.attempts.get(key)
         if tracked is None:
             return ControlReply(done=False, words=f"no event {request.event_id} is listed: see `notbefore events`")
         if not request.content:
-            event = PendingEvent.of(tracked, listed.context.now, preview(settings, tracked, listed))
+            event = PendingEvent.of(tracked, listed.context.now)
             return ControlReply(done=True, words=_approved(before, tracked), event=event, content=content_of(tracked))
-        if settings.mode != "on":
-            return ControlReply(done=False, words=f"nothing is sent: {settings.off or 'approval.dry_run is true'}")
+        if settings.off:
+            return ControlReply(done=False, words=f"nothing is sent: {settings.off}")
         if content_of(tracked) != request.content:
             return ControlReply(done=False, words="nothing was sent: the event has changed since it was shown")
         until, reply = self._clock.monotonic() + OPERATOR_PATIENCE, queue.SimpleQueue[ControlReply]()
@@ -259,7 +320,7 @@ class Approver:
 
     def _carry_out(self, order: OperatorOrder) -> None:
         """Approve a listed event because an operator says so, unless that is needless by now."""
-        listed, key = self.listed(), order.tracked.event.key
+        listed, key = self._listed(), order.tracked.event.key
         before = listed.attempts.get(key)
         if self._clock.monotonic() >= order.until:
             return
@@ -275,7 +336,7 @@ class Approver:
                 self._end(attempt, "no_answer", "IMDS does not answer: nothing was sent")
             else:
                 self._send(attempt)
-            outcome = self.listed().attempts[key].outcome
+            outcome = self._listed().attempts[key].outcome
             order.reply.put(ControlReply(outcome.startswith("approved"), outcome) if outcome else UNDECIDED)
 
 
@@ -285,27 +346,21 @@ class Approver:
 def _objection(attempt: ApprovalAttempt, settings: ApprovalSettings, listed: ListedEvents) -> tuple[Reason, str] | None:
     """Why a decision does not hold any more, and in words: by the event, the time, the settings, the rules, the VM."""
     tracked = listed.events.get(attempt.tracked.event.key)
-    if tracked is None:
-        return "no_longer_scheduled", "it is gone"
-    if tracked.event.event_status != SCHEDULED:
-        return "no_longer_scheduled", f"it is {tracked.event.event_status}"
+    status = tracked.event.event_status if tracked is not None else "gone"
+    if tracked is None or status != SCHEDULED:
+        return "no_longer_scheduled", f"it is {status}"
     if tracked.not_before is not None and listed.context.now >= tracked.not_before:
         return "too_late", "NotBefore came first"
-    if settings.mode != "on":
-        return "switched_off", settings.off or "approval.dry_run is true"
-    words = _changed(attempt, tracked, settings, listed)
-    return ("changed", words) if words else None
-
-
-def _changed(attempt: ApprovalAttempt, tracked: TrackedEvent, settings: ApprovalSettings, listed: ListedEvents) -> str:
-    """What has changed since the decision, in words; empty if nothing has."""
+    if settings.off:
+        return "switched_off", settings.off
     if content_of(tracked) != content_of(attempt.tracked):
-        return "the event has changed"
+        return "changed", "the event has changed"
     if attempt.rule == OPERATOR:
-        return unreadable(tracked, flawed=tracked.event.key in listed.flawed)
-    decision = decide(settings, tracked, listed)
+        words = unreadable(tracked, flawed=tracked.event.key in listed.flawed)
+        return ("changed", words) if words else None
+    decision = listed.decision(settings, tracked)
     same = decision.action == "approve" and decision.step == attempt.step
-    return "" if same else f"the rules say {decision.action} now: {decision.why}"
+    return None if same else ("changed", f"the rules say {decision.action} now: {decision.why}")
 
 
 def _approved(attempt: ApprovalAttempt | None, tracked: TrackedEvent) -> str:
@@ -315,18 +370,14 @@ def _approved(attempt: ApprovalAttempt | None, tracked: TrackedEvent) -> str:
     return f"it is approved already, by {attempt.approved_by}: nothing more is sent unless Azure changes it"
 
 
-# ---- the two requests
+def _why_not_listed(body: bytes, tracked: TrackedEvent) -> str:
+    """Why a body does not list the event exactly as it was decided on, in words; empty if it does.
 
-
-def _why_not_listed(client: ImdsClient, settings: ApprovalSettings, tracked: TrackedEvent) -> str:
-    """Return why IMDS does not list the event exactly as it was decided on, in words; empty if it does.
-
-    Raises ``ImdsError`` where there is no usable answer.
+    Raises ``ImdsError`` where it is no document.
     """
     event = tracked.event
-    answer = client.get(events_path(settings.api_version), timeout=CONFIRM_TIMEOUT)
     try:
-        document = parse(answer.body)
+        document = parse(body)
     except DocumentError as error:
         raise ImdsError("rejected", str(error)) from None
     if any(flaw.event_id is not None and flaw.event_id.casefold() == event.key for flaw in document.flaws):

@@ -12,9 +12,9 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.agent.approvals import without_old
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.state import AgentState, PollStatus, name_of
+from notbefore.core.approval import without_old
 from notbefore.core.change import Change, Gap
 from notbefore.core.clock import Instant, believable, credible, elapsed, silence
 from notbefore.core.document import Document, Flaw, parse

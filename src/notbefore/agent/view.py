@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore import __version__
-from notbefore.agent.approvals import ApprovalSettings, ListedEvents, preview
+from notbefore.agent.approver import ApprovalSettings
 from notbefore.agent.polling import Polling
 from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.config.model import Config
@@ -50,7 +50,7 @@ class InUse(NamedTuple):
 
 
 class AgentView:
-    """``approval`` gives the settings in use, by which it is said what would become of a listed event."""
+    """``approval`` gives the settings in use."""
 
     def __init__(
         self,
@@ -151,17 +151,15 @@ class AgentView:
 
     def pending(self) -> PendingView:
         """What is listed now, as ``/api/v1/events`` answers it."""
-        known, now = self._state.snapshot, self._clock.read()
-        listed, answered, settings = ListedEvents.of(known, now), known.poll.answered, self._approval()
+        known, now = self._state.snapshot, self._clock.now()
+        answered = known.poll.answered
         return PendingView(
             incarnation=known.state.tracked.incarnation,
             last_successful_poll=answered.wall if answered is not None else None,
             vm=known.vm,
             unreadable=known.unreadable,
             silence=self._silence(known),
-            events=tuple(
-                PendingEvent.of(event, now.wall, preview(settings, event, listed)) for event in listed.events.values()
-            ),
+            events=tuple(PendingEvent.of(event, now) for event in known.state.tracked.events.values()),
         )
 
     def history(self, since: datetime | None, limit: int) -> bytes:
@@ -183,6 +181,7 @@ class AgentView:
             sinks={name: sink.kind for name, sink in config.sinks.items()},
             outbox=self._store.outbox.view(),
             watching_since=self._since,
+            approval_off=self._approval().off,
             links=config.messages.links,
         )
 

@@ -39,17 +39,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def show_events(answer: dict[str, Any], out: TextIO, *, as_json: bool = False) -> None:
-    """Print what is started, then by NotBefore, and what the approval rules say of it."""
+    """Print what is started, then by NotBefore."""
     events = sorted(answer["events"], key=lambda one: (one["event_status"] != STARTED, one["not_before"] or "9"))
     if as_json:
         print_json(events, out)
         return
     out.writelines(f"{text}\n" for text in _remarks(answer))
     table(HEAD, [_row(event) for event in events], out)
-    approvals = [(event["event_id"], _approval_words(event["approval"])) for event in events if event.get("approval")]
-    if approvals:
-        out.write("\n")
-        table(("EVENT ID", "APPROVAL"), approvals, out)
 
 
 def _remarks(answer: dict[str, Any]) -> list[str]:
@@ -59,17 +55,6 @@ def _remarks(answer: dict[str, Any]) -> list[str]:
     if answer["silence"]:
         return ["What was listed when IMDS last answered:"] if answer["events"] else []
     return [] if answer["events"] else ["Nothing is scheduled."]
-
-
-def _approval_words(approval: dict[str, Any]) -> str:
-    """What the rules would do with an event, and why."""
-    by = f" by {approval['rule']}" if approval["rule"] else ""
-    words = f"{approval['action']}{by}: {approval['reason']}"
-    if approval["at"]:
-        words += f", from {approval['at']} on"
-    if approval["mode"] != "on" and approval["action"] == "approve":
-        words += f"; but nothing is sent: {approval['off'] or 'approval.dry_run is true'}"
-    return words + (f" [{approval['state']}]" if approval["state"] else "")
 
 
 def _row(event: dict[str, Any]) -> tuple[str, ...]:

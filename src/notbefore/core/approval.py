@@ -18,8 +18,9 @@ from notbefore.core.document import EVENT_SOURCES, EVENT_TYPES, SCHEDULED
 from notbefore.core.duration import Duration
 from notbefore.core.routing import EventMatch
 from notbefore.core.text import one_of
-from notbefore.core.tracked import TrackedEvent
+from notbefore.core.tracked import Tracked, TrackedEvent
 
+KEPT_ATTEMPTS: Final = 20  # that are over, of events that are gone: a list that flaps brings them back
 MAX_DECISIONS: Final = 100  # decisions of one event that are remembered
 LONGEST_WAIT: Final = 30 * 86_400.0  # seconds
 
@@ -219,6 +220,13 @@ def next_attempt(
         approved_by=before.approved_by,
         records=before.records,
     )
+
+
+def without_old(attempts: dict[str, ApprovalAttempt], tracked: Tracked) -> dict[str, ApprovalAttempt]:
+    """The attempts without the oldest of those that are over and whose events are gone."""
+    over = [key for key, one in attempts.items() if one.state == "done" and key not in tracked.events]
+    old = set(over[:-KEPT_ATTEMPTS])
+    return {key: one for key, one in attempts.items() if key not in old}
 
 
 class ApprovalContext(Struct, frozen=True):

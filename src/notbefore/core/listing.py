@@ -8,18 +8,6 @@ from notbefore.core.record import Vm, view
 from notbefore.core.tracked import TrackedEvent
 
 
-class PendingApproval(Struct, frozen=True):
-    """What would become of an event by the rules of approval, and why."""
-
-    action: str  # approve, leave
-    rule: str  # the first that matches; empty without one
-    reason: str
-    at: datetime | None  # not before
-    mode: str  # on, dry_run, off
-    off: str  # which key is missing, in words
-    state: str  # how far it is: sending, or how it ended; empty where nothing was begun
-
-
 class PendingEvent(Struct, frozen=True):
     """One listed event in ``/api/v1/events``; durations in seconds."""
 
@@ -37,10 +25,9 @@ class PendingEvent(Struct, frozen=True):
     notice_seconds: float | None
     started: datetime | None
     start_seen: bool  # it was seen to start; else it had started before the agent looked
-    approval: PendingApproval | None = None  # None: there are no rules, and no switch is on
 
     @classmethod
-    def of(cls, tracked: TrackedEvent, now: datetime, approval: PendingApproval | None) -> "PendingEvent":
+    def of(cls, tracked: TrackedEvent, now: datetime) -> "PendingEvent":
         """The event as it stands at ``now``."""
         return view(
             cls,
@@ -49,7 +36,6 @@ class PendingEvent(Struct, frozen=True):
             seconds_to_not_before=tracked.seconds_to(now),
             expected_duration_seconds=tracked.event.duration,
             notice_seconds=tracked.notice,
-            approval=approval,
         )
 
 

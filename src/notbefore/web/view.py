@@ -30,6 +30,7 @@ class AgentStatus(Struct, frozen=True):
     courier_running: bool = False
     sinks: dict[str, str] = {}  # the configured ones: name -> kind
     outbox: OutboxView = OutboxView()
+    approval_off: str = ""  # why nothing is approved, in words; empty if it is
     watching_since: datetime | None = None
     links: Links = Links()
 

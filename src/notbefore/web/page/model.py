@@ -105,16 +105,6 @@ class PageModel(Struct, frozen=True):
         return self.pending[:MAX_PENDING]
 
     @property
-    def approval(self) -> str:
-        """Whether anything is approved by the rules, in a sentence: it is the same for all events."""
-        given = next((event.approval for event in self.pending if event.approval is not None), None)
-        if given is None:
-            return "Approval is off."
-        if given.mode == "off":
-            return f"Approval is off{f' ({given.off})' if given.off else ''}; the table shows what the rules would do."
-        return "Approval is a dry run: nothing is sent to Azure." if given.mode == "dry_run" else "Approval is on."
-
-    @property
     def links(self) -> list[tuple[str, str]]:
         """Where a reader may go on: names and addresses, without those that need an event's type."""
         name = quote(self.vm.name if self.vm is not None and self.vm.name else "", safe="")
