@@ -45,6 +45,7 @@ class Receiver:
 
     config: SinkConfig
     down: SinkConfig
+    final = True  # a refusal is for good
 
     def fails(self) -> None:
         raise NotImplementedError
@@ -169,6 +170,8 @@ HTTP = {
 
 
 class HubReceiver(Receiver):
+    final = False
+
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.hub = stack.enter_context(Hub(directory, "--key", f"me={CANARY}"))
         text = self.hub.connection_string(key=CANARY, name="me")
@@ -240,7 +243,7 @@ def test_a_failure_says_whether_it_is_for_good_and_contains_no_secret(receiver: 
     failed = failure(sink_of(receiver.config))
     receiver.refuses()
     refused = failure(sink_of(receiver.config))
-    assert (down.permanent, failed.permanent, refused.permanent) == (False, False, True)
+    assert (down.permanent, failed.permanent, refused.permanent) == (False, False, receiver.final)
     for error in (down, failed, refused):
         assert str(error)
         assert CANARY not in redact(str(error))

@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from http import client
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -49,17 +50,18 @@ class HttpResponse(Struct, frozen=True):
         return f"{self.status}: {text}" if text else str(self.status)
 
     def said(self) -> Any:
-        """The body as JSON; raises ``ValueError`` where it is none."""
-        try:
+        """The body as JSON; ``None`` where it is none."""
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return msgspec.json.decode(self.body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(str(error)) from None
+        return None
 
-    def check(self) -> None:
-        """Raise ``SendError`` unless the status is 2xx."""
+    def check(self, accepted: bool = True, of: str = "") -> None:  # noqa: FBT001, FBT002 - reads well
+        """Raise ``SendError`` unless the status is 2xx, and this is what ``of`` says then: not a captive portal."""
         error = error_of_status(self.status, self.cause, self.retry_after)
         if error is not None:
             raise error
+        if not accepted:
+            raise SendError(f"this is not an answer of {of}: {self.cause}")
 
 
 class Http:

@@ -21,7 +21,7 @@ from notbefore.core.record import json_line
 from notbefore.core.routing import SEVERITIES
 from notbefore.core.sentence import rfc3339
 from notbefore.core.text import escaped, natural, one_line, some_of
-from notbefore.courier.http import Http, HttpResponse
+from notbefore.courier.http import Http
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.wording import Text, text_of
@@ -52,7 +52,9 @@ class Sink(BaseSink):
         failures: list[SendError] = []
         for url in self._urls:
             try:
-                _check(self._http.post(f"{url}/api/v2/alerts", self._headers, body))
+                answer = self._http.post(f"{url}/api/v2/alerts", self._headers, body)
+                # Alertmanager says nothing then; what stands before it may say something in JSON
+                answer.check(not answer.body.strip() or answer.said() is not None, of="Alertmanager")
             except SendError as error:
                 failures.append(error)
         if len(failures) == len(self._urls):
@@ -70,17 +72,6 @@ class Sink(BaseSink):
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
-
-
-def _check(answer: HttpResponse) -> None:
-    """What Alertmanager answers is empty; what stands before it may say something in JSON."""
-    answer.check()
-    try:
-        accepted = not answer.body.strip() or answer.said() is not None
-    except ValueError:
-        accepted = False
-    if not accepted:  # such as a captive portal
-        raise SendError(f"this is not an answer of Alertmanager: {answer.cause}")
 
 
 def _authorization(settings: Alertmanager) -> dict[str, str]:

@@ -24,7 +24,6 @@ from notbefore.errors import SendError
 DOMAIN: Final = "notbefore.invalid"  # of message ids: a domain that cannot exist, RFC 2606
 PORTS: Final = {"starttls": 587, "tls": 465, "none": 25}
 PERMANENT: Final = range(500, 600)  # SMTP replies that are final
-REMEMBERED: Final = 100  # deliveries that some recipients have, and others do not have yet
 
 log = logging.getLogger("notbefore.email")
 
@@ -37,14 +36,13 @@ class Sink(BaseSink):
         self._account = settings
         self._messages = messages
         self._tls = ssl.create_default_context(cafile=settings.ca_file)
-        self._accepted: dict[str, set[str]] = {}  # delivery -> recipients that have it already
 
     def send(self, message: Message) -> Receipt:
-        """Send it; it is accepted when the server has accepted it for every recipient."""
+        """Send it; it is accepted when the server has accepted it for each recipient, or refused it for good."""
         now = datetime.now(UTC)
         mail = compose(message, text_of(message, now, self._messages), self._account, now)
         with self._session() as server:
-            self._transfer(server, mail, message.delivery_id)
+            _transfer(server, mail, self._account, self._name)
         return Receipt()
 
     @contextmanager
@@ -76,29 +74,19 @@ class Sink(BaseSink):
         except (smtplib.SMTPException, OSError) as error:
             raise SendError(f"{host}: {error.strerror or f'{type(error).__name__}: {error}'}") from None
 
-    def _transfer(self, server: smtplib.SMTP, mail: EmailMessage, delivery_id: str) -> None:
-        done = self._accepted.setdefault(delivery_id, set())
-        missing = [address for address in dict.fromkeys(self._account.to) if address not in done]
-        try:
-            refused = server.send_message(mail, from_addr=self._account.sender, to_addrs=missing)
-            done.update(address for address in missing if address not in refused)
-        except smtplib.SMTPRecipientsRefused as answer:  # none of these; others may have it already
-            refused = answer.recipients
-        if not refused:
-            del self._accepted[delivery_id]
-        while len(self._accepted) > REMEMBERED:
-            del self._accepted[next(iter(self._accepted))]
-        if refused:
-            error = _refused(refused)
-            if error.permanent and done:  # the others have it, and these never will
-                log.error("sink %s: some recipients were refused for good (%s)", self._name, error)
-                return
-            raise error
 
-
-def _refused(refused: dict[str, tuple[int, bytes]]) -> SendError:
+def _transfer(server: smtplib.SMTP, mail: EmailMessage, account: Email, name: str) -> None:
+    recipients = list(dict.fromkeys(account.to))
+    try:
+        refused = server.send_message(mail, from_addr=account.sender, to_addrs=recipients)
+    except smtplib.SMTPRecipientsRefused as answer:
+        refused = answer.recipients
     said = "; ".join(f"{address}: {code} {_words(text)}" for address, (code, text) in sorted(refused.items()))
-    return SendError(f"refused: {said}", permanent=all(code in PERMANENT for code, _ in refused.values()))
+    permanent = all(code in PERMANENT for code, _ in refused.values())
+    if len(refused) == len(recipients) or not permanent:
+        raise SendError(f"refused: {said}", permanent=permanent)
+    if refused:  # the others have it, and these never will
+        log.error("sink %s: some recipients were refused for good (%s)", name, said)
 
 
 def _words(text: bytes | str) -> str:

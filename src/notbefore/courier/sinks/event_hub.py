@@ -2,73 +2,43 @@
 
 The aio client, with a deadline around every step: the sync one has none that holds, and its buffered mode has lost
 messages. The SDK's own retries are off, since the outbox does the waiting; on any failure of the connection the client
-is closed, and the next attempt makes a new one. A send whose answer is lost is sent again under the same id.
+is closed, and the next attempt makes a new one. A send whose answer is lost is sent again under the same id. What the
+hub refuses is tried again as well, until it expires: a stream is to be whole once the key or the hub is right.
 """
 
 import asyncio
-import logging
-import re
-from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
 from azure.eventhub import EventData, TransportType
 from azure.eventhub.aio import EventHubProducerClient
-from azure.eventhub.exceptions import (
-    AuthenticationError,
-    ConnectError,
-    ConnectionLostError,
-    EventDataSendError,
-    EventHubError,
-    OperationTimeoutError,
-)
+from azure.eventhub.exceptions import OperationTimeoutError
 
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import EventHub
 from notbefore.core.envelope import cloud_event, cut, partition_key
 from notbefore.core.record import Heartbeat, Record, json_line
-from notbefore.courier.http_status import error_of_status
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
 from notbefore.errors import SendError
 
 CLOSE_SECONDS: Final = 3.0
-BUSY_SECONDS: Final = 4.0  # what Azure asks for when it says server-busy and gives no time
 MAX_CAUSE: Final = 8_000  # characters
 STRUCTURED: Final = "application/cloudevents+json"
-
-# conditions of AMQP that a rejection names: https://learn.microsoft.com/azure/service-bus-messaging/service-bus-amqp-troubleshoot
-BUSY: Final = {
-    "com.microsoft:server-busy": "the hub is busy",
-    "amqp:resource-limit-exceeded": "the hub's quota is exhausted",
-}
-PERMANENT: Final = (
-    "amqp:unauthorized-access",
-    "amqp:not-found",
-    "amqp:not-allowed",
-    "amqp:link:message-size-exceeded",
-    "amqp:decode-error",
-    "com.microsoft:entity-disabled",
-    "com.microsoft:argument-error",
-    "com.microsoft:argument-out-of-range",
-)
-
-log = logging.getLogger("notbefore.event_hub")
 
 
 class Sink(BaseSink):
     """One hub."""
 
-    def __init__(self, name: str, settings: EventHub, _messages: Messages) -> None:
-        self._name = name
+    def __init__(self, _name: str, settings: EventHub, _messages: Messages) -> None:
         self._settings = settings
         self._runner = asyncio.Runner()
         self._client: EventHubProducerClient | None = None
-        self._credential: Any = None
+        self._credential: Any = None  # where it is a token's
 
     def send(self, message: Message) -> Receipt:
         """Send one, cut down where it is too large for the hub."""
-        self._runner.run(self._within(self._send(message)))
+        self._runner.run(self._send(message))
         return Receipt()
 
     def close(self) -> None:
@@ -78,19 +48,25 @@ class Sink(BaseSink):
 
     # ---- inside the loop
 
-    async def _within(self, step: Coroutine[Any, Any, None]) -> None:
-        """Do it within the timeout; raises ``SendError``, and the next attempt has a connection of its own."""
+    async def _send(self, message: Message) -> None:
+        """Raises ``SendError``; the next attempt has a connection of its own."""
         try:
             async with asyncio.timeout(self._settings.timeout.seconds):
-                await step
+                await self._put(message)
         except SendError:
             raise
-        except Exception as error:  # noqa: BLE001 - the SDK raises many; `outcome_of` sorts them
+        except (TimeoutError, OperationTimeoutError):
             await self._drop()
-            raise outcome_of(error) from None
+            raise SendError("the hub did not answer in time") from None
+        except Exception as error:  # noqa: BLE001 - the SDK raises many; each of them may pass
+            await self._drop()
+            raise SendError(f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_CAUSE]}") from None
 
-    async def _send(self, message: Message) -> None:
-        client, content = self._open(), message.content
+    async def _put(self, message: Message) -> None:
+        if self._client is None:
+            self._open(self._settings)
+        client: Any = self._client
+        content = message.content
         batch = await client.create_batch(partition_key=partition_key(content, message.event_key))
         for one in (content, *(cut(content) if isinstance(content, Record) else ())):
             with suppress(ValueError):  # it is too large
@@ -100,10 +76,15 @@ class Sink(BaseSink):
             raise SendError("too large for the hub, even cut down", permanent=True)
         await client.send_batch(batch)
 
-    def _open(self) -> EventHubProducerClient:
-        if self._client is None:
-            self._client, self._credential = make_client(self._settings)
-        return self._client
+    def _open(self, settings: EventHub) -> None:
+        options = client_options(settings)
+        if settings.connection_string is not None:
+            text = settings.connection_string.reveal()
+            self._client = EventHubProducerClient.from_connection_string(text, eventhub_name=settings.hub, **options)
+        else:
+            self._credential = make_credential(settings)
+            where = settings.namespace or "", settings.hub or ""
+            self._client = EventHubProducerClient(*where, self._credential, **options)
 
     async def _drop(self) -> None:
         for closing in (self._client, self._credential):
@@ -120,17 +101,6 @@ def event_data(message: Message, record: Record | Heartbeat) -> EventData:
     data.content_type = STRUCTURED
     data.message_id = message.delivery_id
     return data
-
-
-def make_client(settings: EventHub) -> tuple[EventHubProducerClient, Any]:
-    """A client that does not retry, and its credential where it is a token's."""
-    options = client_options(settings)
-    if settings.connection_string is not None:
-        text = settings.connection_string.reveal()
-        return EventHubProducerClient.from_connection_string(text, eventhub_name=settings.hub, **options), None
-    credential = make_credential(settings)
-    namespace = settings.namespace or ""
-    return EventHubProducerClient(namespace, settings.hub or "", credential, **options), credential
 
 
 def client_options(settings: EventHub) -> dict[str, Any]:
@@ -160,50 +130,3 @@ def make_credential(settings: EventHub) -> Any:
         return ManagedIdentityCredential(client_id=settings.client_id)
     own = {"managed_identity_client_id": settings.client_id} if settings.client_id else {}
     return DefaultAzureCredential(**own)
-
-
-# ---- what the SDK raises
-
-
-def outcome_of(error: Exception) -> SendError:
-    """The failure in words, and whether it is permanent."""
-    cause = " ".join(str(error).split())[:MAX_CAUSE]
-    if isinstance(error, TimeoutError | OperationTimeoutError):
-        return SendError("the hub did not answer in time")
-    if isinstance(error, AuthenticationError):
-        return _by_status(cause)
-    if isinstance(error, EventDataSendError | ConnectError | ConnectionLostError):
-        return _by_condition(error, cause)
-    of_token = type(error).__name__ in _NO_TOKEN or (isinstance(error, EventHubError) and "token" in cause.casefold())
-    what = "no token could be obtained" if of_token else type(error).__name__
-    return SendError(f"{what}: {cause}", permanent=isinstance(error, ValueError) and not of_token)
-
-
-_NO_TOKEN: Final = ("ClientAuthenticationError", "CredentialUnavailableError")  # of azure-identity
-
-
-def _by_status(cause: str) -> SendError:
-    """A token was not accepted: permanently where ``$cbs`` says so; not where it fails, or the token has expired."""
-    said = re.search(r"Status code: (\d{3})\b", cause)
-    refused = error_of_status(int(said[1]), cause) if said is not None else None
-    if said is None or refused is None or not refused.permanent:
-        return SendError(f"the hub did not accept the token: {cause}")
-    why = "there is no such hub" if said[1] == "404" else "the hub refuses the key or the identity"
-    return SendError(f"{why}: {cause}", permanent=True)
-
-
-def _by_condition(error: Exception, cause: str) -> SendError:
-    text = f"{cause} {error.__cause__ or ''} {error.__context__ or ''}"
-    condition = next((one for one in (*BUSY, *PERMANENT) if _names(text, one)), "")
-    if condition in BUSY:
-        return SendError(f"{BUSY[condition]}: {cause}", retry_after=BUSY_SECONDS)
-    if condition and "expired" not in text.casefold():  # the next connection has another token
-        return SendError(f"{condition}: {cause}", permanent=True)
-    what = "refused" if isinstance(error, EventDataSendError) else "the hub cannot be reached"
-    return SendError(f"{what}: {cause}")
-
-
-def _names(text: str, condition: str) -> bool:
-    """The SDK writes some conditions as the wire does, others as ``ErrorCondition.NotFound``."""
-    camel = "".join(word.capitalize() for word in condition.rpartition(":")[2].split("-"))
-    return condition in text or f"ErrorCondition.{camel}" in text

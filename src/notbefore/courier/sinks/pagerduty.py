@@ -7,25 +7,18 @@ The API: https://developer.pagerduty.com/docs/events-api-v2-overview. It accepts
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import msgspec
-
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import PagerDuty
 from notbefore.core.record import Record, json_line
 from notbefore.core.sentence import rfc3339
 from notbefore.core.text import one_line
-from notbefore.courier.http import Http, HttpResponse
+from notbefore.courier.http import Http
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.wording import Text, text_of
-from notbefore.errors import SendError
 
 MAX_SUMMARY: Final = 1024  # characters
 ACCEPTED: Final = 202
-
-
-class _Answer(msgspec.Struct):
-    status: str = ""
 
 
 class Sink(BaseSink):
@@ -40,26 +33,19 @@ class Sink(BaseSink):
     def send(self, message: Message) -> Receipt:
         """Trigger the incident of the event, add to it, or resolve it."""
         # what is said of several VMs is the same whichever of them says it; the last word of one is its own
-        said = message if message.record.no_longer_affected else message.shared
-        text = text_of(said, datetime.now(UTC), self._messages)
+        message = message if message.record.no_longer_affected else message.shared
+        text = text_of(message, datetime.now(UTC), self._messages)
         # the key comes last: who quotes a request in an error quotes its beginning
-        body = json_line(event(said, text) | {"routing_key": self._key})
-        _check(self._http.post(self._url, {"Content-Type": "application/json"}, body))
+        body = json_line(event(message, text) | {"routing_key": self._key})
+        answer = self._http.post(self._url, {"Content-Type": "application/json"}, body)
+        said = answer.said()
+        accepted = answer.status == ACCEPTED and isinstance(said, dict) and said.get("status") == "success"
+        answer.check(accepted, of="PagerDuty")
         return Receipt(thread=message.alert_key)
 
     def close(self) -> None:
         """Close the connection."""
         self._http.close()
-
-
-def _check(answer: HttpResponse) -> None:
-    answer.check()
-    try:
-        accepted = msgspec.convert(answer.said(), _Answer).status == "success"
-    except ValueError:
-        accepted = False
-    if answer.status != ACCEPTED or not accepted:  # such as a captive portal
-        raise SendError(f"this is not an answer of PagerDuty: {answer.cause}")
 
 
 def event(message: Message, text: Text) -> dict[str, Any]:

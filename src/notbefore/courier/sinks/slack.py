@@ -15,7 +15,6 @@ from notbefore.courier.http import Http
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.wording import Fact, Text, text_of
-from notbefore.errors import SendError
 
 HEADERS: Final = {"Content-Type": "application/json"}
 MAX_HEADER: Final = 150  # characters; Slack's limits
@@ -39,9 +38,7 @@ class Sink(BaseSink):
         now = datetime.now(UTC)
         payload = content(message, text_of(message, now, self._messages), now)
         answer = self._http.post(self._url, HEADERS, json_line(payload))
-        answer.check()
-        if answer.body.strip() != b"ok":  # such as a captive portal
-            raise SendError(f"this is not an answer of Slack: {answer.cause}")
+        answer.check(answer.body.strip() == b"ok", of="Slack")
         return Receipt()
 
     def close(self) -> None:
