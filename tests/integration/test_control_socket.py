@@ -17,6 +17,7 @@ from notbefore.agent.control_socket import (
     listens,
 )
 from notbefore.agent.operations import Request
+from notbefore.errors import NotBeforeError
 from support.agent import eventually
 
 
@@ -60,7 +61,8 @@ def test_an_answer_that_cannot_be_written_down_is_refused_and_the_next_one_is_gi
     listening.start()
     eventually(lambda: listens(tmp_path))
     try:
-        assert "this failed (UnicodeEncodeError)" in ask_agent(tmp_path, ControlRequest("E"), ControlReply).words
+        with pytest.raises(NotBeforeError, match=r"this failed \(UnicodeEncodeError\)"):
+            ask_agent(tmp_path, ControlRequest("E"), ControlReply)
         assert ask_agent(tmp_path, ControlRequest("E"), ControlReply).words == "done"
     finally:
         listening.stop()

@@ -143,11 +143,9 @@ class Agent:
 
     def _answer(self, request: ControlRequest | Request, user: str) -> ControlReply | Reply:
         """Answer a command, in the thread of the control socket."""
-        if not isinstance(request, ControlRequest):
-            return self._operations.answer(request)
-        if not self._allow_approval:
-            return ControlReply(done=False, words="nothing is approved: the agent runs without --allow-approval")
-        return self._approver.answer(request, user)
+        if isinstance(request, ControlRequest):
+            return self._approver.answer(request, user)
+        return self._operations.answer(request)
 
     def _use_sinks(self) -> None:
         """What waits for sinks that are not configured any more goes where the routes lead now."""

@@ -35,7 +35,7 @@ from notbefore.core.document import SCHEDULED, parse
 from notbefore.core.duration import back_off
 from notbefore.core.listing import PendingEvent
 from notbefore.core.tracked import WATCHED, TrackedEvent
-from notbefore.errors import DocumentError, ImdsError
+from notbefore.errors import DocumentError, ImdsError, NotBeforeError
 from notbefore.imds.client import ImdsClient, events_path
 from notbefore.process.clock import ClockReading
 from notbefore.store.file import StoredState
@@ -298,16 +298,19 @@ class Approver:
     # ---- what an operator asks
 
     def answer(self, request: ControlRequest, user: str) -> ControlReply:
-        """Answer what came in through the agent's own socket from ``user``; may take as long as IMDS does."""
+        """Answer what came in through the agent's own socket from ``user``; may take as long as IMDS does.
+
+        Raises ``NotBeforeError`` where there is nothing to decide.
+        """
         listed, key, settings = self._listed(), request.event_id.casefold(), self._settings()
         tracked, before = listed.events.get(key), listed.attempts.get(key)
+        if settings.off:
+            raise NotBeforeError(f"nothing is sent: {settings.off}")
         if tracked is None:
-            return ControlReply(done=False, words=f"no event {request.event_id} is listed: see `notbefore events`")
+            raise NotBeforeError(f"no event {request.event_id} is listed: see `notbefore events`")
         if not request.content:
             event = PendingEvent.of(tracked, listed.context.now)
             return ControlReply(done=True, words=_approved(before, tracked), event=event, content=content_of(tracked))
-        if settings.off:
-            return ControlReply(done=False, words=f"nothing is sent: {settings.off}")
         if content_of(tracked) != request.content:
             return ControlReply(done=False, words="nothing was sent: the event has changed since it was shown")
         until, reply = self._clock.monotonic() + OPERATOR_PATIENCE, queue.SimpleQueue[ControlReply]()

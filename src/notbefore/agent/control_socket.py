@@ -52,24 +52,24 @@ class ControlReply(Struct, frozen=True):
     words: str = ""
     event: PendingEvent | None = None
     content: str = ""  # identifies the event as it is shown
-    error: str = ""  # why nothing was done, whatever was asked
 
 
-class _Refusal(Struct, frozen=True):
+class Refusal(Struct, frozen=True):
+    """The reply to any request that is not answered; no other one has this field."""
+
     error: str = ""
 
 
-def refusal(words: str) -> ControlReply:
-    """The reply to any request that is not answered."""
-    return ControlReply(done=False, words=words, error=words)
+Answer = Callable[[ControlRequest | Request, str], ControlReply | Reply]
 
 
 class ControlSocket:
-    """Serves one connection after the other; ``answer(request, user)`` does the work, and may wait for IMDS."""
+    """Serves one connection after the other; ``answer(request, user)`` does the work, and may wait for IMDS.
 
-    def __init__(
-        self, directory: Path, answer: Callable[[ControlRequest | Request, str], ControlReply | Reply]
-    ) -> None:
+    What it raises as ``NotBeforeError`` is the reply.
+    """
+
+    def __init__(self, directory: Path, answer: Answer) -> None:
         self.path = directory / NAME
         self._answer = answer
         self._socket: socket.socket | None = None
@@ -113,7 +113,7 @@ class ControlSocket:
                     self._answer_all(self._socket)
             except OSError as error:  # the directory may have been deleted: its owner makes it again
                 if not warned and not self._stopped.is_set():
-                    log.error("%s cannot be opened (%s): commands cannot ask this agent", self.path, error)  # noqa: TRY400 - its text says all
+                    log.error("%s cannot be used (%s): commands cannot ask this agent", self.path, error)  # noqa: TRY400 - its text says all
                 warned = True
                 self._stopped.wait(LOOK_INTERVAL)
         with suppress(OSError):
@@ -127,10 +127,6 @@ class ControlSocket:
                 connection, _ = listener.accept()
             except TimeoutError:
                 continue
-            except OSError as error:
-                if not self._stopped.wait(1.0):  # out of descriptors, say
-                    log.warning("%s: %s", self.path, error)
-                continue
             with connection, suppress(OSError):
                 connection.settimeout(READ_SECONDS)
                 connection.sendall(self._reply(connection) + b"\n")
@@ -140,20 +136,20 @@ class ControlSocket:
         try:
             return msgspec.json.encode(self._answered(connection, line, uid))
         except NotBeforeError as error:
-            return msgspec.json.encode(refusal(str(error)))
+            return msgspec.json.encode(Refusal(str(error)))
         except Exception as error:
             log.exception("a command's request failed")
-            return msgspec.json.encode(refusal(f"this failed ({type(error).__name__}): the agent's log says why"))
+            return msgspec.json.encode(Refusal(f"this failed ({type(error).__name__}): the agent's log says why"))
 
     def _answered(self, connection: socket.socket, line: bytes, uid: int | None) -> ControlReply | Reply:
         if uid is not None and uid not in (0, os.geteuid()):
-            return refusal("only root and the agent's own user may ask this")
+            raise NotBeforeError("only root and the agent's own user may ask this")
         try:
             request = msgspec.json.decode(line, type=ControlRequest | Request)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return refusal(f"this is no request: {error}")
+            raise NotBeforeError(f"this is no request: {error}") from None
         if _has_closed(connection):
-            return refusal("the client has closed the connection: nothing is done")
+            raise NotBeforeError("the client has closed the connection: nothing is done")
         sudo_user = request.sudo_user if isinstance(request, ControlRequest) else ""
         return self._answer(request, user_name(uid, sudo_user))
 
@@ -172,7 +168,7 @@ def listens(directory: Path) -> bool:
 
 
 def ask_agent(directory: Path, request: ControlRequest | Request, reply: type[T]) -> T:
-    """Send a request to the agent of a state directory; raises ``NotBeforeError`` if none answers."""
+    """Send a request to the agent of a state directory; raises ``NotBeforeError`` if none answers, or it refuses."""
     path = directory / NAME
     try:
         with _unix_socket() as connection:
@@ -180,7 +176,7 @@ def ask_agent(directory: Path, request: ControlRequest | Request, reply: type[T]
             connection.connect(str(path))
             connection.sendall(msgspec.json.encode(request) + b"\n")
             line = _line(connection, MAX_REPLY)
-            if reply is not ControlReply and (error := msgspec.json.decode(line, type=_Refusal).error):
+            if error := msgspec.json.decode(line, type=Refusal).error:
                 raise NotBeforeError(error)
             return msgspec.json.decode(line, type=reply)
     except (FileNotFoundError, ConnectionRefusedError):
@@ -240,10 +236,5 @@ def user_name(uid: int | None, sudo_user: str = "") -> str:
 
 
 def _line(connection: socket.socket, most: int = MAX_LINE) -> bytes:
-    found = bytearray()
-    while not found.endswith(b"\n") and len(found) < most:
-        more = connection.recv(65536)
-        if not more:
-            break
-        found += more
-    return bytes(found)
+    with connection.makefile("rb") as file:
+        return file.readline(most)
