@@ -14,7 +14,7 @@ from azure.eventhub.aio import EventHubProducerClient
 from azure.eventhub.amqp import AmqpAnnotatedMessage
 
 from notbefore.config.load import load
-from notbefore.fleet import reader
+from notbefore.fleet import consumer as consumer_module
 from notbefore.fleet.checkpoints import FileSnapshots, LostPartitionError, Position
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.history import History
@@ -63,7 +63,7 @@ def consuming(
     config = load(configured(directory, hub, "http://127.0.0.1:9/", **fleet), {}, {})
     assert config.fleet
     written, clock = list[bytes](), HubClock()
-    outbox = Failing(config.routing, lambda: None, lambda _: None, clock.now)
+    outbox = Failing(config.routing, lambda: None, clock.now)
     outbox.at = fails_at
     parts = Parts(
         snapshots=snapshots or FileSnapshots(directory / "partitions"),
@@ -157,12 +157,11 @@ def test_what_was_accepted_while_the_hub_is_away_is_written_before_the_instance_
         loops.append(asyncio.get_running_loop())
         raise ConnectionRefusedError
 
-    monkeypatch.setattr(reader, "make_consumer", away)
+    monkeypatch.setattr(consumer_module, "make_consumer", away)
     with consuming(tmp_path, hub) as (consumer, _):
         eventually(lambda: loops, patience=60)
         asyncio.run_coroutine_threadsafe(consumer.keeper.take("0"), loops[0]).result(60)
         before = snapshot.stat().st_mtime_ns
-        consumer.settled({"0"})
     assert snapshot.stat().st_mtime_ns > before
 
 
@@ -211,23 +210,21 @@ def test_the_sdk_keeps_nothing_of_the_records_that_were_read_by_the_attributes_o
 ) -> None:
     assert importlib.metadata.version("azure-eventhub") == READ_IN  # another one: see that the lines below still hold
     with consuming(tmp_path, hub) as (consumer, _):
-        eventually(lambda: consumer.reader.connected, patience=60)
-        assert namespace_of(consumer.reader.client).startswith("127.0.0.1")
+        eventually(lambda: consumer.connected, patience=60)
+        assert namespace_of(consumer.client).startswith("127.0.0.1")
         send(hub, [report(A, "announced")] * 500)
         eventually(lambda: consumer.keeper.figures.records.total() == 500, patience=60)
-        eventually(
-            lambda: kept_tags(consumer.reader.client) == 0, patience=60
-        )  # else some 100 bytes of each one, for ever
+        eventually(lambda: kept_tags(consumer.client) == 0, patience=60)  # else some 100 bytes of each one, for ever
 
 
 def test_more_partitions_are_read_and_how_far_the_hub_is_ahead_is_known_of_each(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "LOOK_EVERY", 0.5)
+    monkeypatch.setattr(consumer_module, "LOOK_EVERY", 0.5)
     with consuming(tmp_path, hub) as (consumer, _):
         eventually(lambda: len(consumer.keeper.folds) == 2, patience=60)
         hub.order("resize:3")
-        eventually(lambda: consumer.reader.lag.keys() == {"0", "1", "2"}, patience=60)
+        eventually(lambda: consumer.lag.keys() == {"0", "1", "2"}, patience=60)
 
 
 def test_a_hub_that_does_not_know_the_offset_is_read_from_the_window_on(hub: Hub, tmp_path: Path) -> None:

@@ -12,13 +12,12 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
-from uuid import uuid4
 
 from azure.core.exceptions import AzureError, ResourceExistsError, ResourceModifiedError, ResourceNotFoundError
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 
 from notbefore.config.fleet import Checkpoints
-from notbefore.fleet.checkpoints import LostPartitionError, Position, SnapshotGoneError, Snapshots
+from notbefore.fleet.checkpoints import LostPartitionError, Position, Snapshots
 
 STORE_SECONDS: Final = 15.0  # for one request to Blob Storage
 NO_OFFSET: Final = "-1"  # no value of metadata may be empty; such a checkpoint is not used: it is of no time
@@ -41,39 +40,28 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._etags: dict[str, str] = {}  # of what was written last, by partition
-        self._writer = uuid4().hex
 
     async def take(self, partition: str) -> bytes:
         """See ``Snapshots``. A store that returns an old snapshot is asked again at the SDK's next balancing."""
         self._etags.pop(partition, None)
         body, properties = await self._download(partition)
         if properties is not None:
-            metadata = (properties.metadata or {}) | {"writer": self._writer}
             async with asyncio.timeout(STORE_SECONDS):
-                written = await self._blob(partition).set_blob_metadata(metadata, if_match=properties.etag)
+                written = await self._blob(partition).set_blob_metadata(properties.metadata, if_match=properties.etag)
             self._etags[partition] = str(written["etag"])
         return body
 
     async def write(self, partition: str, body: bytes, position: Position) -> None:
-        """See ``Snapshots``."""
+        """See ``Snapshots``. A snapshot that somebody has deleted is written anew, unless somebody else has done so."""
         metadata = {"offset": position.offset or NO_OFFSET, "sequencenumber": str(position.sequence)}
-        metadata |= {"enqueued": repr(position.enqueued), "writer": self._writer}
+        metadata["enqueued"] = repr(position.enqueued)
         try:
             try:
                 etag = await self._upload(partition, body, self._etags.get(partition), metadata)
-            except _CHANGED:  # an earlier writing of ours may have come to its end without an answer
-                async with asyncio.timeout(STORE_SECONDS):
-                    found = await self._blob(partition).get_blob_properties()
-                if found.metadata.get("writer") != self._writer:
-                    raise
-                etag = await self._upload(partition, body, found.etag, metadata)
+            except _CHANGED:  # or somebody has deleted it
+                etag = await self._upload(partition, body, None, metadata)
         except _CHANGED:
             raise LostPartitionError(partition) from None
-        except ResourceNotFoundError as error:
-            if getattr(error, "error_code", "") != "BlobNotFound":
-                raise  # there is no container
-            self._etags.pop(partition, None)
-            raise SnapshotGoneError(partition) from None
         self._etags[partition] = etag
 
     async def list_ownership(self, *names: Any, **options: Any) -> Iterable[dict[str, Any]]:

@@ -22,10 +22,6 @@ class LostPartitionError(Exception):
     """Another instance has written the snapshot: the partition is its by now."""
 
 
-class SnapshotGoneError(Exception):
-    """Somebody has deleted the snapshot: it is to be written anew."""
-
-
 class Position(NamedTuple):
     """Up to where the log was read: the last record."""
 
@@ -65,10 +61,7 @@ class Snapshots(CheckpointStore):
 
     @abstractmethod
     async def write(self, partition: str, body: bytes, position: Position) -> None:
-        """Replace the snapshot and the checkpoint.
-
-        Raises ``LostPartitionError`` where another instance has it, ``SnapshotGoneError`` where it was deleted.
-        """
+        """Replace the snapshot and the checkpoint. Raises ``LostPartitionError`` where another instance has it."""
 
     @abstractmethod
     async def versions(self) -> Mapping[str, str]:
@@ -80,10 +73,7 @@ class Snapshots(CheckpointStore):
 
     @abstractmethod
     async def change(self, note: str, change: Callable[[bytes], bytes]) -> None:
-        """Replace a note by what ``change`` makes of it, unless somebody else changes it meanwhile.
-
-        Raises what ``change`` does.
-        """
+        """Replace a note by what ``change`` makes of it, unless somebody else changes it meanwhile."""
 
     async def close(self) -> None:
         """Close the connections."""
@@ -118,11 +108,12 @@ class FileSnapshots(Snapshots):
 
     async def versions(self) -> Mapping[str, str]:
         """See ``Snapshots``."""
-        return await asyncio.to_thread(self._versions)
 
-    def _versions(self) -> dict[str, str]:
-        found = self._directory.glob("*") if self._directory.is_dir() else ()
-        return {path.name: str(path.stat().st_mtime_ns) for path in found if path.name.isdigit()}
+        def versions() -> dict[str, str]:
+            found = self._directory.glob("*") if self._directory.is_dir() else ()
+            return {path.name: str(path.stat().st_mtime_ns) for path in found if path.name.isdigit()}
+
+        return await asyncio.to_thread(versions)
 
     async def read(self, name: str) -> bytes:
         """See ``Snapshots``."""
@@ -130,18 +121,19 @@ class FileSnapshots(Snapshots):
 
     async def change(self, note: str, change: Callable[[bytes], bytes]) -> None:
         """See ``Snapshots``."""
-        await asyncio.to_thread(self._change, note, change)
 
-    def _change(self, name: str, change: Callable[[bytes], bytes]) -> None:
-        # the instance makes the directory: made by root for a command, it would be of no use to a service
-        if not self._directory.is_dir():
-            raise FileNotFoundError(f"there is no {self._directory}: start the instance first")
-        lock = OwnerLock(self._directory)
-        lock.acquire()
-        try:
-            self._replace(name, change(self._read(name)))
-        finally:
-            lock.release()
+        def change_it() -> None:
+            # the instance makes the directory: made by root for a command, it would be of no use to a service
+            if not self._directory.is_dir():
+                raise FileNotFoundError(f"there is no {self._directory}: start the instance first")
+            lock = OwnerLock(self._directory)
+            lock.acquire()
+            try:
+                self._replace(note, change(self._read(note)))
+            finally:
+                lock.release()
+
+        await asyncio.to_thread(change_it)
 
     def _read(self, name: str) -> bytes:
         with suppress(FileNotFoundError), open(self._directory / name, "rb", opener=private) as file:

@@ -1,28 +1,52 @@
-"""``Consumer``: the thread of ``notbefore fleet`` that reads the hub, again and again, with a ``Reader``."""
+"""``Consumer``: the thread of ``notbefore fleet`` that reads the hub, with one client of the SDK after another.
+
+The SDK's aio client with ``receive_batch``, since its other ways are thirty times slower. Its retries are off: with
+them, established consumers open a thousand connections a second while the hub is away, and say nothing. On the first
+error the client is closed, and another one is made after a pause. What was read is the ``Keeper``'s to write down.
+"""
 
 import asyncio
 import concurrent.futures
 import logging
 import random
+import re
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
+
+from azure.core.exceptions import AzureError
+from azure.eventhub import CloseReason, EventData
+from azure.eventhub.aio import PartitionContext
 
 from notbefore.config.fleet import FleetConfig
 from notbefore.core.duration import back_off
 from notbefore.fleet.hub_errors import explained, store_explained
-from notbefore.fleet.keeper import Keeper, Parts, write_history
+from notbefore.fleet.inventory import not_heard
+from notbefore.fleet.keeper import STORE_ERRORS, Keeper, NotTakenError, Parts, write_history
+from notbefore.fleet.mutes import NOTE, Mute, is_muted, read_mutes
 from notbefore.fleet.others import Others
-from notbefore.fleet.reader import Reader, ended, regularly
+from notbefore.fleet.partition import Partition
+from notbefore.fleet.sdk import forget_tags, item_of, make_consumer
 from notbefore.fleet.snapshot import Snapshot
+from notbefore.fleet.waves import Notification
 
+BATCH: Final = 300  # records taken in at once from one partition
+BUFFERED: Final = 3_000  # records of all partitions that the SDK asks for at once; a record is some 5 KB there
+STEP: Final = 0.02  # seconds after which others have their turn, however much is to be notified
+WAIT: Final = 0.5  # seconds after which a partition without records is given the time
+LOOK_EVERY: Final = 10.0  # seconds between two looks at the hub, the mutes, and who of the inventory is not heard from
+MARGIN: Final = 2.0  # seconds by which another partition's clock may be behind
+MAX_LOGGED: Final = 3  # errors of one batch; a record that fails is counted, and its place logged, as well
 HISTORY_EVERY: Final = 1.0  # seconds between two looks at what is new for the history
 ASK_SECONDS: Final = 3.0  # for what other instances have written down
-FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0  # seconds between clients
+CLOSE_SECONDS: Final = 5.0
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0  # seconds between clients, and until what failed is done again
 HEALTHY: Final = 60.0  # seconds after which a client's failure is the first one again
+UNKNOWN_OFFSET: Final = re.compile("supplied (offset|sequence number) .* is invalid")  # Event Hubs' words
 
 log = logging.getLogger("notbefore.fleet.consumer")
 
@@ -33,41 +57,45 @@ class Consumer:
     def __init__(self, config: FleetConfig, parts: Parts) -> None:
         self._config = config
         self._parts = parts
-        self.errors: Counter[str] = Counter()  # by part: see ``reader.Failed``
+        self.errors: Counter[str] = Counter()  # by part: the hub, the store, the history, or the program (`fold`)
         self.trouble = ""  # why the hub could not be read at the last attempt
         self.alive = True
-        self.keeper = Keeper(config, parts, self._note_error)
+        self.connected = False
+        self.lag: dict[str, tuple[int, float]] = {}  # partition -> records and seconds behind the hub
+        self.mutes: list[Mute] = []
+        self.client: Any = None
+        self.keeper = Keeper(config, parts, self._failed)
         self._others = Others(parts.snapshots, self.keeper.partitions)
-        self.reader = Reader(config, parts, self.keeper, self._others, self._note_error)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
+        self._over = asyncio.Event()  # this client is to be closed
+        self._taken: set[str] = set()  # the partitions that this client reads
+        self._said: set[tuple[str, str]] = set()  # of which partition, and why, an unread record was logged
+
+    # ---- from any thread
 
     def others(self) -> dict[str, Snapshot]:
-        """What other instances have written down of the other partitions, as of some seconds ago. From any thread."""
+        """What other instances have written down of the other partitions, as of some seconds ago."""
         if self._loop is not None and self.alive:
             # it ends; the store is slow: what is known is shown
             with suppress(RuntimeError, TimeoutError, concurrent.futures.CancelledError):
                 asyncio.run_coroutine_threadsafe(self._others.look(), self._loop).result(ASK_SECONDS)
         return self._others.found
 
-    def settled(self, partitions: set[str]) -> None:
-        """Something of these partitions was accepted, or refused. From any thread."""
-        self._call(partial(self.keeper.note_news, partitions))
-
     def stop(self) -> None:
-        """Come to an end. From any thread."""
-        self._call(self._end)
+        """Come to an end."""
 
-    def _end(self) -> None:
-        self._stop.set()
-        self.reader.end()
+        def end() -> None:
+            self._stop.set()
+            self._over.set()
 
-    def _call(self, do: Callable[[], None]) -> None:
         if self._loop is None:
-            do()
+            end()
         else:
             with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(do)
+                self._loop.call_soon_threadsafe(end)
+
+    # ---- one client after another
 
     def run(self) -> None:
         """Read until ``stop``."""
@@ -78,37 +106,221 @@ class Consumer:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        history = asyncio.create_task(regularly(HISTORY_EVERY, "history", self._write_history, self._note_error))
+        history = partial(write_history, self._parts)
+        keeping = asyncio.create_task(self.keeper.keep())
+        writing = asyncio.create_task(self._regularly(HISTORY_EVERY, "history", lambda: history(self.keeper.folds)))
         failures = 0
         try:
             while not self._stop.is_set():
                 began = time.monotonic()
                 try:
-                    await self.reader.read()
+                    await self._read()
                 except Exception as error:  # noqa: BLE001 - the SDK raises many; any of them ends this client
-                    self._note_error("hub", error)
+                    self._failed("hub", error)
                 failures = 1 if time.monotonic() - began > HEALTHY else failures + 1
                 pause = back_off(failures, FIRST_PAUSE, LONGEST_PAUSE) * (0.5 + random.random() / 2)  # noqa: S311 - no secret
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), pause)
         finally:
-            history.cancel()
-            await ended(self.keeper.write_all(), self._write_history())  # the hub may be away
+            keeping.cancel()
+            writing.cancel()
+            await _ended(self.keeper.write_all(), history(self.keeper.folds))  # the hub may be away
             for name in list(self.keeper.partitions):
                 self.keeper.forget(name)
-            await ended(self._parts.snapshots.close())
+            await _ended(self._parts.snapshots.close())
             if self._parts.credential is not None:
-                await ended(self._parts.credential.close())
+                await _ended(self._parts.credential.close())
 
-    async def _write_history(self) -> None:
-        await write_history(self._parts, self.keeper.folds)
+    async def _read(self) -> None:
+        """With one client, until it fails or ``stop``. Raises what the hub does, and what nobody foresaw."""
+        self._taken, self._over = set(), asyncio.Event()
+        client = self.client = make_consumer(self._config, self._parts.credential, self._parts.snapshots)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            positions = await self._look_at_hub(client)
+            batch = min(BATCH, BUFFERED // len(positions) + 1)
+            receiving = client.receive_batch(
+                self._on_batch,
+                max_batch_size=batch,
+                max_wait_time=WAIT,
+                starting_position=positions,
+                on_error=self._on_error,
+                on_partition_close=self._on_close,
+                prefetch=batch,
+            )
+            looks = (("hub", partial(self._watch, client)), ("store", self._read_mutes), ("fold", self._compare))
+            doing = [receiving, *(self._regularly(LOOK_EVERY, *look) for look in looks)]
+            tasks = [asyncio.create_task(one) for one in doing]
+            tasks[0].add_done_callback(lambda _: self._over.set())
+            await self._over.wait()
+            await self.keeper.write_all()
+            if tasks[0].done():
+                tasks[0].result()
+        finally:
+            self.connected, self.lag = False, {}
+            for task in tasks:
+                task.cancel()
+            await _ended(client.close(), *([asyncio.wait(tasks)] if tasks else []))
 
-    def _note_error(self, where: str, error: BaseException) -> None:
-        self.errors[where] += 1
-        if where == "hub":
+    async def _look_at_hub(self, client: Any) -> dict[str, Any]:
+        """Where to begin each partition that has no checkpoint: the window before now, or before its last record."""
+        async with asyncio.timeout(self._config.hub.timeout.seconds):
+            hub = await client.get_eventhub_properties()
+            found = await asyncio.gather(*map(client.get_partition_properties, hub["partition_ids"]))
+        self._parts.snapshots.created = hub["created_at"].timestamp()
+        ends = {one["id"]: -1 if one["is_empty"] else int(one["last_enqueued_sequence_number"]) for one in found}
+        self.keeper.ends = ends
+        try:
+            await self._read_mutes()
+        except (*STORE_ERRORS, ValueError) as error:  # they stay as they were
+            self._failed("store", error)
+        now, window = datetime.now(UTC), timedelta(seconds=self._config.window.seconds)
+        return {
+            one["id"]: "-1" if one["is_empty"] else min(now, one["last_enqueued_time_utc"]) - window for one in found
+        }
+
+    # ---- what is done each few seconds
+
+    async def _read_mutes(self) -> None:
+        """See what is muted. Raises what the store does, and ``ValueError``."""
+        self.mutes = read_mutes(await self._parts.snapshots.read(NOTE))
+
+    async def _watch(self, client: Any) -> None:
+        """See how far the hub is ahead, and end this client once it has more partitions: the SDK asks at its start."""
+        folds = self.keeper.folds
+        async with asyncio.timeout(self._config.hub.timeout.seconds):
+            names = await client.get_partition_ids()
+            found = await asyncio.gather(*(client.get_partition_properties(fold.name) for fold in folds))
+        if len(names) != len(self.keeper.ends):
+            log.warning("the hub has %d partitions now, and had %d", len(names), len(self.keeper.ends))
+            self._over.set()
+        lag, now = {}, self._parts.clock.now()
+        for fold, one in zip(folds, found, strict=True):
+            records = max(0, int(one["last_enqueued_sequence_number"]) - fold.sequence)
+            lag[fold.name] = records, max(0.0, now - fold.enqueued) if records and fold.enqueued else 0.0
+        self.lag = lag
+
+    async def _compare(self) -> None:
+        """See which VMs of the inventory nobody hears from: the instance does that has the first partition."""
+        inventory, first = self._parts.inventory, min(self.keeper.ends, key=lambda name: (len(name), name))
+        if inventory is None:
+            return
+        await asyncio.to_thread(inventory.look)
+        held = self.keeper.partitions.get(first)
+        if held is not None and inventory.vms is not None:
+            await self._others.look()
+            heard = {key for one in self._others.found.values() for key in one.heard}
+            heard |= {key for fold in self.keeper.folds for key in fold.silence.heard}
+            now = max(held.fold.enqueued, self._parts.clock.now() - MARGIN)
+            expected = await asyncio.to_thread(not_heard, inventory.vms, heard)
+            held.fold.missing.expect(expected, now, self._config.missing_after.seconds)
+
+    async def _regularly(self, every: float, part: str, do: Callable[[], Awaitable[None]]) -> None:
+        """Do something each so many seconds; less often while it fails."""
+        failures = 0
+        while True:
+            await asyncio.sleep(back_off(failures + 1, every, LONGEST_PAUSE))
+            try:
+                await do()
+                failures = 0
+            except Exception as error:  # noqa: BLE001 - of the hub, a disk or a store, or nobody foresaw it: tried again
+                failures += 1
+                self._failed(part, error)
+
+    # ---- what the SDK calls
+
+    async def _on_close(self, context: PartitionContext, reason: CloseReason) -> None:
+        self._taken.discard(context.partition_id)
+        # where the hub is away, the partition stays ours until somebody else takes it
+        if reason is CloseReason.OWNERSHIP_LOST and not self._over.is_set():
+            await self.keeper.let_go(context.partition_id)
+
+    async def _on_batch(self, context: PartitionContext, events: list[EventData]) -> None:
+        if self._over.is_set():
+            return  # another client reads it again, from what is written
+        self.connected = True
+        forget_tags(self.client, context)
+        name = context.partition_id
+        if name not in self._taken:
+            await self.keeper.take(name)
+            self._taken.add(name)
+        held = self.keeper.partitions.get(name)
+        if held is None:  # it was lost, and the SDK has not noticed yet
+            raise NotTakenError
+        began = time.monotonic()
+        for made in self._made(held.fold, events):
+            if made is not None:
+                self._commit(held.fold, made)
+            if time.monotonic() - began > STEP:
+                await asyncio.sleep(0)
+                if self.keeper.partitions.get(name) is not held:
+                    return  # it has gone to another instance
+                began = time.monotonic()
+        await asyncio.sleep(0)
+        self._log_unread()
+
+    def _made(self, fold: Partition, events: list[EventData]) -> Iterator[Notification | None]:
+        """What a fold makes of records, and of the time by now; ``None``: others may have their turn."""
+        for event in events:
+            yield from fold.add(item_of(event))
+            yield None
+        if events:  # while records come, the time is theirs
+            self._parts.clock.hear(fold.enqueued)
+        yield from fold.advance(fold.enqueued if events else max(fold.enqueued, self._parts.clock.now() - MARGIN))
+
+    def _commit(self, fold: Partition, made: Notification) -> None:
+        """Have it sent, unless it is muted. Where that fails, the records are read again, from what is written down."""
+        try:
+            sent = not is_muted(self.mutes, self._parts.clock.now(), made, fold.muted)
+            line = self._parts.outbox.commit(fold.name, made, sent=sent)
+        except Exception as error:
+            self._failed("fold", error)
+            self.keeper.forget(fold.name)
+            self._over.set()
+            raise
+        self._parts.write_record(line + b"\n")
+
+    def _log_unread(self) -> None:
+        """Log what could not be used: of each partition the first record of each kind, of errors the first ones."""
+        figures = self.keeper.figures
+        for one in figures.unread:
+            kind = one.partition, one.poison.reason
+            log.log(
+                logging.DEBUG if kind in self._said else logging.WARNING,
+                "partition %s, sequence number %d: a record is not used (%s: %s); more of them are only counted",
+                one.partition, one.sequence, one.poison.reason, one.poison.detail[:200],
+            )  # fmt: skip
+            self._said.add(kind)
+        for error in figures.failures[:MAX_LOGGED]:
+            self._failed("fold", error)
+        figures.unread.clear()
+        figures.failures.clear()
+
+    async def _on_error(self, context: PartitionContext | None, error: Exception) -> None:
+        """Of the hub or of the store. Where it is of one partition, the SDK has let go of it, and balances again."""
+        if "link:stolen" in str(error) or (isinstance(error, NotTakenError) and error.__cause__ is None):
+            return  # another instance has it
+        of_store = isinstance(error, AzureError | NotTakenError)
+        self._failed("store" if of_store else "hub", error.__cause__ or error)
+        if context is not None and UNKNOWN_OFFSET.search(str(error)):
+            with suppress(NotTakenError):  # it is found out again
+                await self.keeper.begin_anew(context.partition_id)
+        elif context is not None and not of_store:
+            self._over.set()
+
+    def _failed(self, part: str, error: BaseException) -> None:
+        self.errors[part] += 1
+        if part == "hub":
             self.trouble = text = explained(error, self._config)
         else:
-            text = store_explained(error) if where == "store" else f"{type(error).__name__}: {error}"
-        if where == "fold":
+            text = store_explained(error) if part == "store" else f"{type(error).__name__}: {error}"
+        if part == "fold":
             text = f"an error that nobody foresaw. Please report it. {text}"
-        log.warning("%s: %s", where, text, exc_info=error if where == "fold" else None)
+        log.warning("%s: %s", part, text, exc_info=error if part == "fold" else None)
+
+
+async def _ended(*closing: Awaitable[Any]) -> None:
+    """Wait for each of them, though not for long, whatever comes of it."""
+    for one in closing:
+        with suppress(Exception):
+            await asyncio.wait_for(one, CLOSE_SECONDS)

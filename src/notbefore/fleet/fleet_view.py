@@ -70,7 +70,7 @@ class FleetView:
     def ready(self) -> CheckResult:
         """The hub is being read, and notifications go out."""
         reasons = []
-        if not self._consumer.reader.connected:
+        if not self._consumer.connected:
             reasons.append(": ".join(("the hub is not being read", *filter(None, [self._consumer.trouble]))))
         _, trouble = self._courier()
         stored = self._consumer.keeper.trouble
@@ -143,7 +143,7 @@ class FleetView:
             outbox=self._parts.outbox.view(),
             links=config.messages.links,
         )
-        mutes = tuple(one.words for one in self._consumer.reader.mutes if one.until > time.time())
+        mutes = tuple(one.words for one in self._consumer.mutes if one.until > time.time())
         status = PageModel(now=datetime.now(UTC), ready=self.ready(), agent=agent)
         return instance_page(status, self.fleet(wanted), self._last_month(), wanted, mutes)
 
@@ -180,7 +180,7 @@ class FleetView:
 
     def _families(self) -> Iterator[Family]:
         consumer, parts = self._consumer, self._parts
-        folds, figures, lag = consumer.keeper.folds, consumer.keeper.figures, dict(consumer.reader.lag)
+        folds, figures, lag = consumer.keeper.folds, consumer.keeper.figures, consumer.lag
         errors = dict(consumer.errors)
         if parts.inventory is not None:
             errors["inventory"] = parts.inventory.failures
@@ -192,9 +192,9 @@ class FleetView:
             metrics.GIVEN_UP: {(): figures.given_up},
             metrics.MISSING: {(): figures.missing},
             metrics.PARTITIONS: {(): len(folds)},
-            metrics.CONNECTED: {(): int(consumer.reader.connected)},
-            metrics.LAG_RECORDS: {(name,): one.events for name, one in lag.items()},
-            metrics.LAG_SECONDS: {(name,): one.seconds for name, one in lag.items()},
+            metrics.CONNECTED: {(): int(consumer.connected)},
+            metrics.LAG_RECORDS: {(name,): records for name, (records, _) in lag.items()},
+            metrics.LAG_SECONDS: {(name,): seconds for name, (_, seconds) in lag.items()},
         }
         process = Snapshot(
             tracked=Tracked(),

@@ -47,7 +47,7 @@ class FleetInstance:
         self._main = MainThread()
         self._lock = _locked(directory)
         clock = HubClock()
-        outbox = FleetOutbox(config.routing, self._wake_courier, self._settled, clock.now)
+        outbox = FleetOutbox(config.routing, self._wake_courier, clock.now)
         self._supervisor = Supervisor(make_orders(config), outbox, self._main.wake, lambda: self._lock.descriptor)
         self._stdout = StdoutWriter()
         snapshots, credential = make_snapshots(fleet, directory)
@@ -70,9 +70,6 @@ class FleetInstance:
 
     def _wake_courier(self) -> None:
         self._supervisor.wake()
-
-    def _settled(self, partitions: set[str]) -> None:
-        self._consumer.settled(partitions)
 
     def run(self) -> int:
         """Read and notify; returns the exit code."""

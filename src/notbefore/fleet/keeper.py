@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from notbefore.config.fleet import FleetConfig
 from notbefore.core.duration import back_off
-from notbefore.fleet.checkpoints import LostPartitionError, Position, SnapshotGoneError, Snapshots
+from notbefore.fleet.checkpoints import LostPartitionError, Position, Snapshots
 from notbefore.fleet.figures import PartitionFigures
 from notbefore.fleet.history import History
 from notbefore.fleet.hub_clock import HubClock
@@ -31,7 +31,7 @@ from notbefore.fleet.waves import Grouping
 
 SOON: Final = 0.2  # seconds after something was notified or accepted
 EVERY: Final = 5.0  # seconds between two snapshots otherwise
-AT_LEAST: Final = 60.0  # seconds after which one is written though nothing is new: another instance may have written it
+AT_LEAST: Final = 10.0  # seconds after which one is written though nothing is new: it may have been deleted
 SHARE: Final = 5  # a snapshot that takes long to write is written less often: so many times as long
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds until what could not be written is tried again
 STORE_ERRORS: Final = (AzureError, OSError, TimeoutError)
@@ -39,8 +39,11 @@ STORE_ERRORS: Final = (AzureError, OSError, TimeoutError)
 log = logging.getLogger("notbefore.fleet.keeper")
 
 
-class UnreadableSnapshotError(Exception):
-    """A snapshot cannot be read: it was put aside, and its partition is to be read from the window on."""
+class NotTakenError(Exception):
+    """A partition could not be taken, or, without a cause, another instance has it.
+
+    The SDK lets go of it, and balances again.
+    """
 
 
 class Parts(Struct, frozen=True):
@@ -60,22 +63,20 @@ class Held:
 
     def __init__(self, fold: Partition) -> None:
         self.fold = fold
-        self.news = asyncio.Event()  # something was notified or accepted that no snapshot has
+        self.news = False  # something was notified or accepted that no snapshot has
         self.written = fold.sequence  # the sequence number of the snapshot
         self.written_at = time.monotonic()
-        self.writing = asyncio.Lock()
+        self.pause_until = 0.0  # monotonic seconds: no snapshot before
+        self.failures = 0  # in a row
         self.trouble = ""  # why the last snapshot could not be written
-        self.task: asyncio.Task[None] | None = None  # which writes them
+        self.lock = asyncio.Lock()  # one is written at a time
+        self.task: asyncio.Task[None] | None = None
 
-    async def due(self) -> None:
-        """Wait until it is time for a snapshot."""
-        while not self.news.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.news.wait(), EVERY)
-            if self.fold.sequence != self.written or time.monotonic() - self.written_at > AT_LEAST:
-                break
-        if self.news.is_set():
-            await asyncio.sleep(SOON)
+    def is_due(self, now: float) -> bool:
+        """It is time for a snapshot."""
+        if now < self.pause_until or (self.task is not None and not self.task.done()):
+            return False
+        return self.news or now - self.written_at > (AT_LEAST if self.fold.sequence == self.written else EVERY)
 
 
 class Keeper:
@@ -104,26 +105,26 @@ class Keeper:
 
     # ---- taking over and letting go
 
-    async def take(self, name: str) -> Held:
+    async def take(self, name: str) -> Partition:
         """Go on with a partition: from memory where nobody else has had it since, else from the snapshot.
 
-        Raises ``UnreadableSnapshotError``, and what the store raises.
+        Raises ``NotTakenError``.
         """
-        held = self.partitions.get(name)
-        if held is not None:
-            try:
-                with suppress(SnapshotGoneError):  # what was deleted was nobody's
+        try:
+            held = self.partitions.get(name)
+            if held is not None:
+                with suppress(LostPartitionError):
                     await self._write(held)
-            except LostPartitionError:
-                self.forget(name)
-                held = None
-        if held is not None:
-            held.fold.hub_has(len(self.ends))
-        else:
-            held = self.partitions[name] = await self._restored(name)
-            held.task = asyncio.create_task(self._keep(held))
-        log.info("partition %s: reading from sequence number %d on", name, held.fold.sequence + 1)
-        return held
+            if name not in self.partitions:
+                self.partitions[name] = await self._restored(name)
+        except LostPartitionError:  # another instance was faster
+            raise NotTakenError from None
+        except (*STORE_ERRORS, ValueError) as error:
+            raise NotTakenError from error
+        fold = self.partitions[name].fold
+        fold.hub_has(len(self.ends))
+        log.info("partition %s: reading from sequence number %d on", name, fold.sequence + 1)
+        return fold
 
     async def let_go(self, name: str) -> None:
         """Another instance is to have it: write all down, and send nothing of it any more."""
@@ -133,107 +134,96 @@ class Keeper:
 
     async def begin_anew(self, name: str) -> None:
         """The hub does not know the offset: it was made anew, say. The next reading starts at the window."""
-        held = self.partitions.get(name) or await self.take(name)
+        if name not in self.partitions:
+            await self.take(name)
+        held = self.partitions[name]
         held.fold.begin_anew()
         await self._try_to_write(held)
         text = "partition %s: the hub does not know the offset: reading what it has of the last %s"
         log.error(text, name, self._window)
 
-    async def write_all(self) -> None:
-        """Write a snapshot of all at once, as far as that is possible: a slow store keeps nobody waiting for each."""
-        await asyncio.gather(*map(self._try_to_write, list(self.partitions.values())))
-
-    async def _try_to_write(self, held: Held) -> None:
-        with suppress(*STORE_ERRORS, LostPartitionError, SnapshotGoneError):  # what is missing, the log has
-            await self._write(held)
-
     def forget(self, name: str) -> None:
         """Send nothing of a partition any more; who takes it next goes on from what is written down."""
-        held = self.partitions.pop(name, None)
-        if held is not None:
+        if self.partitions.pop(name, None) is not None:
             self._parts.outbox.leave(name)
-            if held.task is not None and held.task is not asyncio.current_task():
-                held.task.cancel()
 
     async def _restored(self, name: str) -> Held:
+        """Raises what the store does, ``LostPartitionError``, and ``ValueError`` where it cannot be read."""
         body = await self._snapshots.take(name)
         if not body:
-            held = Held(self._fold(name, self.ends.get(name, -1)))
-            try:
-                await self._write(held)  # at once: who reads it next knows what was news then
-            except LostPartitionError:  # another instance was faster
-                return await self._restored(name)
+            held = Held(Partition(name, self._grouping, backlog=self.ends.get(name, -1), figures=self.figures))
+            await self._write(held)  # at once: who reads it next knows what was news then
             return held
-        held = Held(self._fold(name))
+        held = Held(Partition(name, self._grouping, figures=self.figures))
         try:
             found = read_snapshot(body)
-            held.fold.restore(found)
         except ValueError as error:
-            await self._put_aside(name, body, error)
-            raise UnreadableSnapshotError(f"partition {name} is begun anew") from error
+            await self._snapshots.change(f"{name}.unreadable", lambda _: body)
+            await self._write(held)  # what was over by now may not have been notified: it is no history
+            log.error(  # noqa: TRY400 - as its text says
+                "partition %s: its snapshot cannot be read (%s). It is called %s.unreadable now. Events that are open"
+                " are new: reading what the hub has of the last %s",
+                name, error, name, self._window,
+            )  # fmt: skip
+            raise
+        held.fold.restore(found)
         if self._parts.inventory is None:  # any more: then nobody is missing
             held.fold.missing.forget_all()
         held.written = held.fold.sequence
         self._parts.outbox.adopt(name, found.outbox, max(0.0, self._parts.clock.now() - found.at))
         return held
 
-    async def _put_aside(self, name: str, body: bytes, error: ValueError) -> None:
-        """Keep what cannot be read, and write that the partition is to be read from the window on."""
-        where = f"{name}.unreadable"
-        await self._snapshots.change(where, lambda _: body)
-        await self._write(Held(self._fold(name)))  # what was over by now may not have been notified: it is no history
-        log.error(
-            "partition %s: its snapshot cannot be read (%s). It is called %s now. Events that are open are new:"
-            " reading what the hub has of the last %s",
-            name, error, where, self._window,
-        )  # fmt: skip
-
-    def _fold(self, name: str, backlog: int = -1) -> Partition:
-        return Partition(name, self._grouping, partitions=len(self.ends), backlog=backlog, figures=self.figures)
-
     # ---- what is written
 
-    def note_news(self, names: Iterable[str]) -> None:
-        """Something of these partitions was accepted, or refused."""
-        for name in names:
-            if name in self.partitions:
-                self.partitions[name].news.set()
+    async def keep(self) -> None:
+        """Write each partition down whenever it is due, as long as it is this instance's. Does not return."""
+        while True:
+            await asyncio.sleep(SOON)
+            for name in self._parts.outbox.take_news() & self.partitions.keys():
+                self.partitions[name].news = True
+            for held in self.partitions.values():
+                if held.is_due(time.monotonic()):
+                    held.task = asyncio.create_task(self._keep(held))
 
     async def _keep(self, held: Held) -> None:
-        """Write a partition down whenever it is due, as long as it is this instance's."""
-        name, failures = held.fold.name, 0
-        while True:
-            await (asyncio.sleep(back_off(failures, FIRST_PAUSE, LONGEST_PAUSE)) if failures else held.due())
-            began = time.monotonic()
-            try:
-                await self._write(held)
-            except LostPartitionError:
-                log.warning("partition %s: another instance has it by now", name)
-                self.forget(name)
-                return
-            except SnapshotGoneError:
-                log.warning("partition %s: its checkpoint was deleted: all are written anew", name)
-                self.note_news(self.partitions)
-            except Exception as error:  # noqa: BLE001 - of the store, or nobody foresaw it: without this nothing is written
-                failures, held.trouble = failures + 1, store_explained(error)
-                self._failed("store" if isinstance(error, STORE_ERRORS) else "fold", error)
-            else:
-                failures, held.trouble = 0, ""
-                await asyncio.sleep(SHARE * (time.monotonic() - began))
+        began = time.monotonic()
+        try:
+            await self._write(held)
+        except LostPartitionError:
+            log.warning("partition %s: somebody else has written its snapshot: it is let go", held.fold.name)
+        except Exception as error:  # noqa: BLE001 - of the store, or nobody foresaw it: without this nothing is written
+            held.failures, held.trouble = held.failures + 1, store_explained(error)
+            held.pause_until = time.monotonic() + back_off(held.failures, FIRST_PAUSE, LONGEST_PAUSE)
+            self._failed("store" if isinstance(error, STORE_ERRORS) else "fold", error)
+        else:
+            held.failures, held.trouble = 0, ""
+            held.pause_until = time.monotonic() + SHARE * (time.monotonic() - began)
+
+    async def write_all(self) -> None:
+        """Write a snapshot of all at once, as far as that is possible: a slow store keeps nobody waiting for each."""
+        await asyncio.gather(*map(self._try_to_write, list(self.partitions.values())))
+
+    async def _try_to_write(self, held: Held) -> None:
+        with suppress(*STORE_ERRORS, LostPartitionError):  # what is missing, the log has
+            await self._write(held)
 
     async def _write(self, held: Held) -> None:
+        """Raises what the store does, and ``LostPartitionError``: then it is forgotten as well."""
         fold = held.fold
-        async with held.writing:
-            held.news.clear()  # what comes while this is written is for the next one
+        async with held.lock:
+            held.news = False  # what comes while this is written is for the next one
             keys = fold.event_keys()
             fold.muted &= keys
             snapshot = fold.snapshot(self._parts.clock.now(), self._parts.outbox.part(fold.name, keys))
             position = Position(fold.offset, fold.sequence, fold.enqueued if fold.sequence >= 0 else 0.0)
             try:
-                body = await asyncio.to_thread(compressed, snapshot)
-                await self._snapshots.write(fold.name, body, position)
+                await self._snapshots.write(fold.name, await asyncio.to_thread(compressed, snapshot), position)
+            except LostPartitionError:
+                if self.partitions.get(fold.name) is held:
+                    self.forget(fold.name)
+                raise
             except BaseException:
-                held.news.set()
+                held.news = True
                 raise
             held.written, held.written_at = position.sequence, time.monotonic()
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from notbefore.core.delivery import Delivery, DeliveryState, Routing, deliveries
+from notbefore.core.delivery import Routing, deliveries
 from notbefore.core.outbox import OF_A_FLEET, GivenDelivery, Outbox, OutboxImage, SendResult
 from notbefore.core.record import Record
 from notbefore.fleet.waves import Notification, known
@@ -20,52 +20,48 @@ from notbefore.metrics.totals import Totals
 class FleetOutbox:
     """For several threads. ``wake`` is called when there is something to deliver; it may not wait.
 
-    ``settled`` is called with the partitions of which something was accepted or refused; it may not wait either.
     ``hub_time`` gives the time by the hub, in Unix seconds, which notifications are dated by.
     """
 
-    def __init__(
-        self,
-        routing: Routing,
-        wake: Callable[[], None],
-        settled: Callable[[set[str]], None],
-        hub_time: Callable[[], float],
-    ) -> None:
+    def __init__(self, routing: Routing, wake: Callable[[], None], hub_time: Callable[[], float]) -> None:
         self.routing = routing
         self.totals = Totals()  # what was notified since the start
         self._wake = wake
-        self._settled = settled
         self._hub_time = hub_time
         self._lock = threading.Lock()  # of all below; held over nothing that waits
         self._outbox = Outbox(random.random, OF_A_FLEET, patience=0.0)
         self._partition_of: dict[str, str] = {}  # event key -> partition
+        self._news: set[str] = set()  # partitions of which something was taken in, accepted or refused
 
     # ---- for the partitions
 
     def commit(self, partition: str, made: Notification, *, sent: bool) -> bytes:
         """Take a notification of a partition; returns its record. ``sent``: somebody is to be notified of it."""
-        line = Record.of(made.change, made.vm, exercise=made.exercise, fleet=made.facts).line()
-        new = self._deliveries(made, line) if sent else []
+        change = made.change
+        line = Record.of(change, made.vm, exercise=made.exercise, fleet=made.facts).line()
+        # by each place that it is routed by; one for each sink and step
+        vms = map(known, made.routed) if sent else ()
+        new = {one.delivery_id: one for vm in vms for one in deliveries(change, line, self.routing, vm)}
         with self._lock:
-            self._partition_of[made.change.event.key] = partition
-            self._outbox.take(made.change, line, new, time.monotonic(), self._hub_time())
-            self.totals = self.totals.plus(made.change)
+            self._partition_of[change.event.key] = partition
+            self._outbox.take(change, line, list(new.values()), time.monotonic(), self._hub_time())
+            self._news.add(partition)
+            self.totals = self.totals.plus(change)
         self._wake()
         return line
 
-    def _deliveries(self, made: Notification, line: bytes) -> list[Delivery]:
-        """By each place that it is routed by; one for each sink and step."""
-        vms = map(known, made.routed)
-        found = {one.delivery_id: one for vm in vms for one in deliveries(made.change, line, self.routing, vm)}
-        return list(found.values())
+    def take_news(self) -> set[str]:
+        """The partitions of which something was taken in, accepted or refused since the last call."""
+        with self._lock:
+            news, self._news = self._news, set()
+            return news
 
     def part(self, partition: str, open_keys: Collection[str]) -> OutboxImage:
         """What waits of a partition, and what sinks said of its events that are open (``open_keys``)."""
         with self._lock:
             keys = self._keys(partition)
             image = self._outbox.rows.image(time.monotonic(), keys)
-            wanted = {row.event_key for row in image.rows}.union(open_keys)
-            self._leave(keys - wanted)
+            self._leave(keys.difference(open_keys, (row.event_key for row in image.rows)))
             self._outbox.rows.take_changes()  # nobody writes them one by one
             return image
 
@@ -96,13 +92,11 @@ class FleetOutbox:
         """Take in results, and give what is due."""
         results = list(results)
         with self._lock:
-            tried = (self._outbox.rows.by_id.get(one.delivery_id) for one in results if one.outcome != "returned")
-            keys = {row.event_key for row in tried if row is not None}
-            settled = {self._partition_of[key] for key in keys if key in self._partition_of}
-            given = self._outbox.exchange(results, room, time.monotonic())
-        if settled:
-            self._settled(settled)
-        return given
+            for one in results:
+                row = self._outbox.rows.by_id.get(one.delivery_id)
+                if row is not None and one.outcome != "returned":
+                    self._news.add(self._partition_of[row.event_key])
+            return self._outbox.exchange(results, room, time.monotonic())
 
     def courier_ended(self) -> None:
         """What the courier had is due again."""
@@ -112,16 +106,8 @@ class FleetOutbox:
     def next_due(self) -> float | None:
         """Seconds until a courier is needed, 0 or less: now; ``None``: nothing waits."""
         with self._lock:
-            now = time.monotonic()
             due = self._outbox.next_due()
-            return None if due is None else due - now
-
-    # ---- for readers
-
-    def rows(self, state: DeliveryState | None = None) -> list[Delivery]:
-        """What is in the outbox, oldest first."""
-        with self._lock:
-            return self._outbox.rows.chosen(state)
+            return None if due is None else due - time.monotonic()
 
     def view(self) -> OutboxView:
         """What metrics and the page show of it."""
