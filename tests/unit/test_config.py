@@ -1,41 +1,80 @@
-"""The configuration: complete without a file, and every mistake named with file, line, path and expectation."""
+"""The configuration: complete without a file, and what is given where; all its mistakes at once, with their places."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from notbefore.commands.main import main
 from notbefore.config.load import load
 from notbefore.config.model import Config, Server, default_state_dir, host_and_port
 from notbefore.config.secret import Secret
 from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
 
-NONE: dict[str, str | None] = {}
+MANY = """\
+imds:
+  intervall: 1s
+  discover: maybe
+sinkz: {}
+sinks:
+  slack: {url_file: hook}
+  oncall: {slack: {url: 'ftp://x', timeout: 5}}
+  mail:
+    email:
+      host: mail.example.org:587
+      port: "25a"
+      to: [ops@example.org, nobody]
+      from: vm@example.org
+  any: {apprise: {url: 'nosuch://x'}}
+routes:
+  - {sinks: [oncall, oncal]}
+  - match: {scope: [self, mine]}
+approval:
+  rules: [{match: all}, {match: {event_type: Freez}}]
+server: {listen: '0.0.0.0:1'}
+"""
+FOUND = [
+    (2, 3, "imds.intervall"),
+    (3, 3, "imds.discover"),
+    (4, 1, "sinkz"),
+    (6, 11, "sinks.slack.url_file"),
+    (7, 20, "sinks.oncall.slack.url"),
+    (7, 36, "sinks.oncall.slack.timeout"),
+    (10, 7, "sinks.mail.email.host"),
+    (11, 7, "sinks.mail.email.port"),
+    (12, 29, "sinks.mail.email.to[1]"),
+    (14, 9, "sinks.any.apprise"),
+    (16, 6, "routes[0].sinks"),
+    (17, 27, "routes[1].match.scope[1]"),
+    (19, 34, "approval.rules[1].match.event_type"),
+    (20, 10, "server.listen"),
+]
 
 
 def _written(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "notbefore.yml"
     path.write_text(text, encoding="utf-8")
+    path.chmod(0o600)
     return path
 
 
 def read(tmp_path: Path, text: str, **environment: str) -> Config:
-    return load(_written(tmp_path, text), environment, NONE)
+    return load(_written(tmp_path, text), environment, {})
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "{}"])
 def test_an_empty_file_is_a_working_agent(tmp_path: Path, text: str) -> None:
     config = read(tmp_path, text)
-    assert config == load(None, {}, NONE) == Config()
+    assert config == load(None, {}, {}) == Config()
     assert config.imds.endpoint == "http://169.254.169.254"
     assert config.server.listen == "127.0.0.1:10169"
     assert config.imds.interval.seconds == 1.0
 
 
 def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "notbefore.yml"
-    path.write_text("imds: {interval: 2s, endpoint: 'http://file'}\nvm: {name: file}\n", encoding="utf-8")
+    path = _written(tmp_path, "imds: {interval: 2s, endpoint: 'http://file'}\nvm: {name: file}\n")
     environment = {
         "NOTBEFORE_IMDS__ENDPOINT": "http://environment",
         "NOTBEFORE_VM__NAME": "environment",
@@ -47,66 +86,44 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
     assert config.vm.name == "words"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        *(
-            (f"server: {{listen: '{listen}'}}", ":1: server.listen: expected HOST:PORT such as 127.0.0.1:10169 or")
-            for listen in ("127.0.0.1", "::1:80", "[::1]", "localhost:", "x:65536", "a b:80", "[]:1", "x:\uff11")
-        ),
-        ("imds: !!python/object/apply:os.system ['true']\n", ":1: tags (!name) are not supported: quote what is"),
-        ("\nimds: " + "[" * 30_000, ":2: lists and mappings are nested more than 32 deep"),
-        ("imds: " + "{a: " * 5_000, ":1: lists and mappings are nested more than 32 deep"),
-        ("a: {<<: {b: 1}}\n", ":1: aliases (*name) and merge keys (<<) are not supported"),
-        ("- a\n" * 60_000, ": more than 20000 values"),
-        ("#" * 300_000, "more than 262144 bytes"),
-        ("sinks: {m: {email: {port: " + "1" * 10_000 + "}}}\n", ":1: sinks.m.email.port: expected a whole number"),
-        ("sinks: {m: {email: {port: 0}}}\n", ":1: sinks.m.email.port: expected a port from 1 to 65535"),
-        ("[a]: 2\n", "expected one line of text as the name of a section"),
-        ("sinks:\n a: {sl\r\rack}\n", "expected one line of text as the name of a section"),
-        ("routes: [{sinks: [], match: {}, sinks: []}]\n", ":1: routes[0].sinks: it is given twice: first at "),
-    ],
-)
-def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, expected: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read(tmp_path, text)
-    assert str(caught.value).startswith(str(tmp_path / "notbefore.yml"))
-    said = re.sub(r"(yml:\d+):\d+", r"\1", str(caught.value))  # columns have a test of their own
-    assert expected in said
+def test_every_key_may_come_from_a_variable(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").touch()
+    config = read(
+        tmp_path,
+        "{}",
+        NOTBEFORE_SINKS__A__SLACK__URL_ENV="URL",
+        NOTBEFORE_SINKS__B__WEBHOOK__URL="https://example.org",
+        NOTBEFORE_SINKS__B__WEBHOOK__HEADERS__KEY__ENV="URL",
+        NOTBEFORE_SINKS__B__WEBHOOK__CA_FILE="ca.pem",
+        NOTBEFORE_IMDS__DISCOVER="false",
+        NOTBEFORE_SERVER__ALLOWED_HOSTS="a, *.b",
+        URL="https://hooks.slack.com/services/x",
+    )
+    assert config.sinks["a"].secrets == {"url": Secret("URL", "env")}
+    assert config.sinks["b"].webhook is not None
+    assert config.sinks["b"].webhook.ca_file == str(tmp_path / "ca.pem")
+    assert (config.imds.discover, config.server.allowed_hosts) == (False, ("a", "*.b"))
 
 
 def test_what_stands_without_quotes_is_what_its_key_expects(tmp_path: Path) -> None:
     text = """\
 vm: {name: 0123}
 imds: {api_version: 2020-07-01, discover: false}
-sinks: {m: {email: {host: h, from: a@example.org, to: [b@example.org], port: 2525}}}
-routes: [{match: {zone: 1, tags: {env: [no, 1:30]}, duration: {min: 9}}}]
+sinks: {m: {email: {host: h, from: a@example.org, to: b@example.org, port: 2525}}}
+routes: [{match: {zone: 1, tags: {env: [no, 1:30]}, duration: {min: 9}}, sinks: m}]
 """
-    config = load(_written(tmp_path, text), {}, NONE, sending=False)
+    config = read(tmp_path, text)
     assert (config.vm.name, config.imds.api_version, config.imds.discover) == ("0123", "2020-07-01", False)
     assert config.sinks["m"].email is not None
-    assert config.sinks["m"].email.port == 2525
+    assert (config.sinks["m"].email.port, config.sinks["m"].email.to) == (2525, ("b@example.org",))
     match = config.routes[0].match
-    assert (match.zone, match.tags) == (("1",), {"env": ("no", "1:30")})
+    assert (match.zone, match.tags, config.routes[0].sinks) == (("1",), {"env": ("no", "1:30")}, ("m",))
     assert match.duration is not None
     assert match.duration.min == 9
 
 
-def test_a_mistake_in_the_environment_names_the_variable(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"NOTBEFORE_IMDS__INTERVAL.*expected a duration"):
-        read(tmp_path, "", NOTBEFORE_IMDS__INTERVAL="soon")
-    with pytest.raises(ConfigError, match="is not a section"):
-        read(tmp_path, "", NOTBEFORE_IMDS__INTERVAL="1s", NOTBEFORE_IMDS__INTERVAL__X="1s")
-
-
-def test_who_may_ask_is_configured_in_the_file_or_in_the_environment(tmp_path: Path) -> None:
-    server = read(tmp_path, "server: {web_config_file: web.yml, allowed_hosts: [a, '*.b']}\n").server
-    assert server.web_config_file == str(tmp_path / "web.yml")
-    environment = {"NOTBEFORE_SERVER__ALLOWED_HOSTS": "a, *.b", "NOTBEFORE_SERVER__INSECURE": "true"}
-    server = read(tmp_path, "", **environment).server
-    assert (server.allowed_hosts, server.insecure) == (("a", "*.b"), True)
-    with pytest.raises(ConfigError, match=r"server\.insecure: expected true or false, got 'yes'"):
-        read(tmp_path, "server: {insecure: 'yes'}\n")
+def test_a_byte_order_mark_may_begin_a_file_as_some_editors_write_it(tmp_path: Path) -> None:
+    assert read(tmp_path, "\ufefflog: {level: debug}\n").log.level == "debug"
 
 
 def test_systemd_says_where_the_state_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,16 +131,6 @@ def test_systemd_says_where_the_state_is(monkeypatch: pytest.MonkeyPatch) -> Non
     assert default_state_dir() == Path("/run/a")
     monkeypatch.delenv("STATE_DIRECTORY")
     assert default_state_dir() == Path("/var/lib/notbefore")
-
-
-@pytest.mark.parametrize("content", [b"log:\n  level: \xff\n", b"log:\n" + "level: info\n".encode("utf-16")])
-def test_bytes_that_are_not_utf_8_are_refused_with_their_line(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "notbefore.yml"
-    path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"notbefore\.yml:2: this is not UTF-8 text"):
-        load(path, {}, NONE)
-    path.write_bytes("\ufefflog: {level: debug}\n".encode())  # as some editors begin a file
-    assert load(path, {}, NONE).log.level == "debug"
 
 
 @pytest.mark.parametrize(
@@ -142,8 +149,7 @@ def test_an_address_to_listen_at_has_two_parts(listen: str, host: str, port: int
 
 
 def test_who_sends_nothing_needs_no_secrets(tmp_path: Path) -> None:
-    path = tmp_path / "c.yml"
-    path.write_text("sinks: {a: {slack: {url_file: nowhere}}}\n", encoding="utf-8")
+    path = _written(tmp_path, "sinks: {a: {slack: {url_file: nowhere}}}\n")
     with pytest.raises(ConfigError):
         load(path, {}, {})
     assert "a" in load(path, {}, {}, sending=False).sinks
@@ -156,14 +162,54 @@ def test_every_path_of_a_file_is_relative_to_the_configuration(tmp_path: Path) -
     (tmp_path / "blob").write_text("AccountName=a;AccountKey=b", encoding="utf-8")
     config = read(
         tmp_path,
-        "otlp: {endpoint: 'https://collector:4318', ca_file: ca.pem}\n"
+        "otlp: {endpoint: 'https://collector:4318', ca_file: ca.pem}\nserver: {web_config_file: web.yml}\n"
         "fleet: {hub: {connection_string_file: key}, checkpoints: {connection_string: {file: blob}, container: c},"
         " inventory_file: vms.txt}\n",
     )
     assert config.otlp is not None
-    assert config.otlp.ca_file == str(tmp_path / "ca.pem")
     assert config.fleet is not None
-    assert config.fleet.inventory_file == str(tmp_path / "vms.txt")
-    assert config.fleet.hub.connection_string == Secret(str(tmp_path / "key"), "file")
     assert config.fleet.checkpoints is not None
+    files = (config.otlp.ca_file, config.server.web_config_file, config.fleet.inventory_file)
+    assert files == tuple(str(tmp_path / name) for name in ("ca.pem", "web.yml", "vms.txt"))
+    assert config.fleet.hub.connection_string == Secret(str(tmp_path / "key"), "file")
     assert config.fleet.checkpoints.connection_string == Secret(str(tmp_path / "blob"), "file")
+
+
+@pytest.mark.usefixtures("log_as_before")
+def test_all_mistakes_are_shown_at_once_as_lines_and_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _written(tmp_path, MANY)
+    assert main(["check-config", str(path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[1:3] for line in lines] == [[f"{path}:{row}:{column}", key] for row, column, key in FOUND]
+    assert main(["check-config", "--json", str(path)]) == 2
+    said = json.loads(capsys.readouterr().out)
+    assert [(one["line"], one["column"], one["key"]) for one in said["mistakes"]] == FOUND
+    assert (said["ok"], str(path) in said["error"]) == (False, True)
+    assert main(["check-config", "--json", str(_written(tmp_path, "log: {level: debug}"))]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"log:\n  level: \xff\n", ":2:10: this is not YAML: invalid leading UTF-8 octet"),
+        (b"\nimds: " + b"[" * 30_000, ":2:38: lists and mappings are nested more than 32 deep"),
+        (b"imds: " + b"{a: " * 5_000, ":1:131: lists and mappings are nested more than 32 deep"),
+        (b"- a\n" * 60_000, ": more than 20000 values: is this the right file?"),
+        (b"#" * 300_000, ": more than 262144 bytes: is this the right file?"),
+        (
+            b"sinks: {m: {email: {port: " + b"1" * 10_000 + b"}}}",
+            " sinks.m.email.port: expected a whole number, got text",
+        ),
+        (b"messages: {advice: {Reboot: " + b"x" * 2_001 + b"}}", " expected a text of 2000 characters or less"),
+        (b"server: {listen: '" + b"a" * 300 + b":1'}", " server.listen: expected HOST:PORT such as 127.0.0.1:10169 or"),
+    ],
+)
+def test_what_is_too_much_is_refused_with_its_place(tmp_path: Path, content: bytes, expected: str) -> None:
+    path = tmp_path / "notbefore.yml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=re.escape(expected)) as caught:
+        load(path, {}, {})
+    assert str(caught.value).startswith(str(path))

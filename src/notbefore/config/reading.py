@@ -127,7 +127,7 @@ class Reader:
         for key, value in values.items():
             name, given = self._named(key, value, fields)
             if name not in fields:
-                found[key] = self._mistake(_below(path, key), f"there is no such key here{one_of(key, _keys(kind))}")
+                found[key] = self._mistake(_below(path, key), _unknown(key, kind, path))
             elif name in found:
                 found[name] = self._mistake(_below(path, key), f"{name} is given twice: leave one of the two out")
             else:
@@ -222,11 +222,15 @@ def _below(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def _keys(kind: type[Struct]) -> list[str]:
-    """What may stand in a section."""
-    fields = fields_of(kind)
+def _unknown(key: str, kind: type[Struct], path: str) -> str:
+    """Say what was probably meant by an unknown key of a struct."""
+    fields, own = fields_of(kind), path.rpartition(".")[2]
+    if own in fields:
+        return f"a name of yours stands before the kind: `sinks: {{NAME: {{{own}: ...}}}}`"
     secrets = [name for name, one in fields.items() if kind_of(one.type).of is Secret]
-    return [*fields, *(f"{name}_{one}" for name in secrets for one in SOURCES)]
+    return (
+        f"there is no such key here{one_of(key, [*fields, *(f'{name}_{one}' for name in secrets for one in SOURCES)])}"
+    )
 
 
 def _unlike(value: Any, expected: str) -> ValueError:

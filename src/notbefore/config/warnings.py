@@ -44,6 +44,8 @@ def _of_sinks(config: Config) -> Iterator[Finding]:
     if not Path(config.state.dir).is_absolute():
         text = "is relative to the directory in which the agent is started: give an absolute path"
         yield "state.dir", f"{config.state.dir} {text}"
+    if Path(config.state.dir).is_file():
+        yield "state.dir", f"{config.state.dir} is a file: name a directory"
     used = {name for route in config.routes for name in (*route.sinks, *route.fallback)}
     for name, sink in config.sinks.items():
         heartbeats = sink.event_hub is not None and sink.event_hub.heartbeat

@@ -38,13 +38,19 @@ def read(path: Path) -> tuple[dict[str, Any], Places]:
     """Return a YAML file's values and their places; raises ``ConfigError``."""
     import yaml  # noqa: PLC0415 - half a megabyte that an agent without a file does not need
 
-    text, loader = _read_text(path), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    document = _Document(path)
     try:
-        document.check(yaml.parse(text, Loader=loader))
-        root = yaml.compose(text, Loader=loader)
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    if len(content) > MAX_FILE:
+        raise ConfigError(f"{path}: more than {MAX_FILE} bytes: is this the right file?")
+    document, loader = _Document(path), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        document.check(yaml.parse(content, Loader=loader))
+        root = yaml.compose(content, Loader=loader)
     except yaml.YAMLError as error:
-        raise ConfigError.of([_not_yaml(error, text, path)]) from error
+        raise ConfigError.of([_not_yaml(error, content, path)]) from error
     values = document.value(root, "") if root is not None else None
     if document.mistakes:
         raise ConfigError.of(document.mistakes)
@@ -117,29 +123,14 @@ class _Document:
         return Place(str(self._path), begin.start_mark.line + 1, begin.start_mark.column + 1)
 
 
-def _not_yaml(error: Any, text: str, path: Path) -> Mistake:
+def _not_yaml(error: Any, content: bytes, path: Path) -> Mistake:
     """Return what PyYAML refuses, with its place."""
     said = str(getattr(error, "problem", None) or getattr(error, "reason", None) or error).removeprefix("but ")
     mark = getattr(error, "problem_mark", None)
     if mark is not None:
         place = Place(str(path), mark.line + 1, mark.column + 1)
     else:  # a byte that is no text: of such an error the position is known
-        before = text[: getattr(error, "position", 0)]
-        place = Place(str(path), before.count("\n") + 1, len(before) - before.rfind("\n"))
-    tabs = ": indent with spaces, not with tabs" if re.search(r"(?m)^ *\t", text) else ""
+        before = content[: getattr(error, "position", 0)]
+        place = Place(str(path), before.count(b"\n") + 1, len(before) - before.rfind(b"\n"))
+    tabs = ": indent with spaces, not with tabs" if re.search(rb"(?m)^ *\t", content) else ""
     return Mistake(place, "", f"this is not YAML: {' '.join(said.split())}{tabs}")
-
-
-def _read_text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE + 1)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    if len(content) > MAX_FILE:
-        raise ConfigError(f"{path}: more than {MAX_FILE} bytes: is this the right file?")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise ConfigError(f"{path}:{line}: this is not UTF-8 text: save the file as UTF-8") from None
