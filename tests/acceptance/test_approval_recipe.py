@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from notbefore.courier.program import run, variables
+from notbefore.courier.sinks.command import run, variables
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, notbefore
 from support.azure import FUTURE, body, item
