@@ -8,7 +8,7 @@ import time
 import pytest
 
 from notbefore.agent.freeze import FreezeMeter
-from notbefore.core.change import Gap
+from notbefore.core.clock import Gap
 from support.tracking import SteppedClock
 
 CHILD = """
@@ -19,7 +19,7 @@ meter = FreezeMeter(Clock())
 meter.switch(on=True)
 print("measuring", flush=True)
 sys.stdin.readline()
-print(meter.take().seconds, flush=True)
+print(meter.take().wall, flush=True)
 """
 
 

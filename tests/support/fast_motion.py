@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
-from notbefore.core.change import Gap
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.metrics import families, fleet
@@ -72,7 +71,7 @@ class FleetVm:
             return False
         silence = None if self.last is None else float(second - self.last)
         name = self.figures.vm.get("name")
-        gap = Gap(self.stood_still(second), 0.0)
+        gap = self.stood_still(second)
         step = diff(
             self.tracked, document(*items, incarnation=second), Observation(instant(second), name, silence, gap=gap)
         )

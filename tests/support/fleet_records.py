@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from notbefore.core.change import Change, ChangeKind, Gap, Outcome, change_id
+from notbefore.core.change import Change, ChangeKind, Outcome, change_id
 from notbefore.core.document import Event
 from notbefore.core.envelope import cloud_event
 from notbefore.core.record import Heartbeat, Record, Vm, json_line
@@ -66,7 +66,7 @@ def report(  # noqa: PLR0913 - a change has many sides
         not_before=not_before,
         notice_seconds=notice if kind == "announced" else None,
         started_seconds=changed.pop("started_seconds", None),
-        interruption=Gap(*(changed.pop("interruption"),) * 2) if "interruption" in changed else None,
+        interruption=changed.pop("interruption", None),
     )
     assert not changed, changed
     return Record.of(change, who)

@@ -17,7 +17,6 @@ from typing import Any, Self
 import msgspec
 from msgspec.structs import replace
 
-from notbefore.core.change import Gap
 from notbefore.core.clock import Instant
 from notbefore.core.document import parse
 from notbefore.core.lifecycle import diff
@@ -82,7 +81,7 @@ class PastVm:
     def _poll(self, now: float, step: float) -> None:
         items = [item for play in self.group if play.begun <= now and (item := play.item(now)) is not None]
         document = parse(msgspec.json.encode({"DocumentIncarnation": 1, "Events": items}))
-        gap = Gap(self.interruption, 0.0) if self.tracked.interrupting else Gap(0.0, 0.0)
+        gap = self.interruption if self.tracked.interrupting else 0.0
         done = diff(
             self.tracked,
             document,

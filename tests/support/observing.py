@@ -14,7 +14,7 @@ import pytest
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.state import AgentState, ChangeListeners, ChangeSettings
 from notbefore.agent.tracker import Poll, Tracker
-from notbefore.core.change import Gap
+from notbefore.core.clock import Gap
 from notbefore.core.record import Vm
 from notbefore.errors import ImdsError
 from notbefore.process.clock import Clock

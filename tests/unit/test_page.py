@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.core.change import Gap
 from notbefore.core.lifecycle import diff
 from notbefore.core.listing import PendingEvent, PendingView
 from notbefore.core.record import Record, Vm
@@ -141,7 +140,7 @@ def test_nothing_pending_is_claimed_only_when_it_is_known(polled: bool, ready: b
 
 def test_an_event_that_is_over_is_on_the_timeline_with_what_was_measured() -> None:
     agent = Agent().sees(0).sees(1, item()).sees(900, item(**STARTED))
-    agent.sees(1500, gap=Gap(7.2, 0.0))
+    agent.sees(1500, gap=7.2)
     assert "14m59s 10m00s 7.2s finished" in said(agent.model(2000))
 
 

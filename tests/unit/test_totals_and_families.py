@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from notbefore.core.change import Change, Gap
+from notbefore.core.change import Change
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Tracked
 from notbefore.metrics import fleet
@@ -107,7 +107,7 @@ def test_changes_of_other_vms_events_are_not_counted_here(agent: Agent) -> None:
 
 
 def test_the_histograms_observe_notice_and_interruption(agent: Agent) -> None:
-    agent.sees(10, item()).sees(900, item(**STARTED)).sees(910, item(**STARTED), gap=Gap(4.0, 3.0)).sees(1500)
+    agent.sees(10, item()).sees(900, item(**STARTED)).sees(910, item(**STARTED), gap=4.0).sees(1500)
     for name, total, seconds in (("initial_notice", 890, 10), ("measured_interruption", 4.0, 1500)):
         histogram = agent.value(f"azure_scheduled_event_{name}_seconds", 1500, "Freeze")
         assert (histogram.count, histogram.sum, histogram.created) == (1, total, at(seconds).timestamp())

@@ -84,6 +84,7 @@ class ListedEvents(Struct, frozen=True):
     answered: bool  # IMDS has answered since this process began
     fresh: bool  # its last answer was good and is new: nothing is approved on old knowledge
     flawed: frozenset[str]  # events of which a part could not be read, by their keys
+    unread: frozenset[str]  # events that could not be read at all
 
     @classmethod
     def of(cls, snapshot: AgentSnapshot, now: ClockReading) -> "ListedEvents":
@@ -97,6 +98,7 @@ class ListedEvents(Struct, frozen=True):
             answered=poll.answered is not None,
             fresh=good and poll.answered is not None and now.since(poll.answered) <= WATCHED,
             flawed=frozenset(flaw.event_id.casefold() for flaw in poll.flaws if flaw.event_id is not None),
+            unread=tracked.unread,
         )
 
     @property
@@ -106,7 +108,7 @@ class ListedEvents(Struct, frozen=True):
 
     def certain(self, key: str) -> bool:
         """IMDS has just listed an event, and it could be read."""
-        return self.fresh and key in self.events and not self.events[key].unread
+        return self.fresh and key in self.events and key not in self.unread
 
     def decision(self, settings: ApprovalSettings, tracked: TrackedEvent) -> Decision:
         """What the rules say of a listed event."""

@@ -8,7 +8,7 @@ happens, and a slow answer is no interruption.
 import threading
 from typing import Final
 
-from notbefore.core.change import Gap
+from notbefore.core.clock import Gap
 from notbefore.process.clock import Clock
 
 TICK: Final = 0.1  # seconds; also how precise the interruption is

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.state import AgentState, PollStatus, name_of
 from notbefore.core.approval import without_old
-from notbefore.core.change import Change, Gap
-from notbefore.core.clock import Instant, believable, credible, elapsed, silence
+from notbefore.core.change import Change
+from notbefore.core.clock import Gap, Instant, believable, credible, elapsed, silence
 from notbefore.core.document import Document, Flaw, parse
 from notbefore.core.lifecycle import as_another_vm, diff, with_scopes
 from notbefore.core.record import Vm
@@ -199,7 +199,7 @@ class Tracker:
             elsewhere=elsewhere,
         )
 
-    def _gap_over_boot(self, state: StoredState, at: Instant) -> Gap | None:
+    def _gap_over_boot(self, state: StoredState, at: Instant) -> float | None:
         """From when the machine was last known to run before the boot to the start of this process, if that was noted.
 
         If another process was started in between, and ended before IMDS answered it, the VM ran in between as well.
@@ -208,7 +208,7 @@ class Tracker:
             return None
         between = elapsed(state.last_running, at)
         since_start = at.uptime - self._started.boot
-        return Gap(max(0.0, between - since_start), 0.0) if between is not None else None
+        return max(0.0, between - since_start) if between is not None else None
 
     def _next(
         self, state: StoredState, tracked: Tracked, changes: Sequence[Change]

@@ -90,26 +90,6 @@ APPROVALS: Final[dict[str, str]] = {
 """What became of an approval, in words."""
 
 
-class Gap(Struct, frozen=True):
-    """The longest delay with which the agent woke up, in seconds, on both clocks: for so long it did not run.
-
-    While a VM is frozen its monotonic clock may stand still and its wall clock be put right afterwards, or both run on.
-    Neither alone is right on every host.
-    """
-
-    wall: float
-    monotonic: float
-
-    @property
-    def seconds(self) -> float:
-        """The measured interruption: the longer of both clocks, since either may have stood still."""
-        return max(self.wall, self.monotonic)
-
-    def widened(self, other: "Gap") -> "Gap":
-        """The longer of both, on each clock."""
-        return Gap(max(self.wall, other.wall), max(self.monotonic, other.monotonic))
-
-
 QUIET_SHIFT: Final = 60.0  # seconds by which NotBefore may move without a message
 
 
@@ -164,7 +144,7 @@ class Change(Struct, Step, frozen=True):
     notice_seconds: float | None = None  # from the first sight to NotBefore; 0 when it began without notice
     scheduled_seconds: float | None = None  # from the first sight to the start (or the cancellation)
     started_seconds: float | None = None  # from the start to the end
-    interruption: Gap | None = None  # measured on this VM; for events of ``self`` that have started
+    interruption: float | None = None  # seconds, measured on this VM; for events of ``self`` that have started
     over_since: datetime | None = None  # where it is known that it was over before ``time``
     approval: "Approval | None" = None  # for the kinds of approval
 

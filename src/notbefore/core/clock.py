@@ -10,8 +10,6 @@ from typing import Final
 
 from msgspec import Struct
 
-from notbefore.core.change import Gap
-
 TOLERANCE: Final = 2.0
 """Seconds by which two clocks may differ and still agree: ``Date`` counts whole seconds."""
 
@@ -30,6 +28,21 @@ class Instant(Struct, frozen=True):
     boot: str = ""  # which boot of this machine ``uptime`` belongs to
     uptime: float = 0.0  # seconds since that boot, suspended time included (CLOCK_BOOTTIME); cannot be set
     date: datetime | None = None  # UTC, by IMDS's ``Date`` header: what NotBefore is compared with; None without one
+
+
+class Gap(Struct, frozen=True):
+    """The longest delay with which the agent woke up, in seconds, on both clocks: for so long it did not run.
+
+    While a VM is frozen its monotonic clock may stand still and its wall clock be put right afterwards, or both run on.
+    Neither alone is right on every host.
+    """
+
+    wall: float
+    monotonic: float
+
+    def widened(self, other: "Gap") -> "Gap":
+        """The longer of both, on each clock."""
+        return Gap(max(self.wall, other.wall), max(self.monotonic, other.monotonic))
 
 
 def elapsed(begin: Instant, end: Instant) -> float | None:
@@ -64,8 +77,8 @@ def silence(begin: Instant, end: Instant) -> float | None:
     return max(0.0, date) if date is not None and _agree(wall, date) else None
 
 
-def believable(gap: Gap, begin: Instant, end: Instant) -> Gap | None:
-    """The delay, as far as it lies between two answers; ``None`` where its length is not known.
+def believable(gap: Gap, begin: Instant, end: Instant) -> float | None:
+    """Seconds of the delay, as far as it lies between two answers; ``None`` where its length is not known.
 
     Where the wall clock went further than the clock since the boot, it was set, or the VM was paused. ``Date`` went as
     far after a pause; it counts whole seconds, so it shows no pause that is shorter than one.
@@ -75,13 +88,13 @@ def believable(gap: Gap, begin: Instant, end: Instant) -> Gap | None:
         return None
     ahead = (end.wall - begin.wall).total_seconds() - uptime
     if ahead <= READING + DRIFT * uptime:
-        return gap
+        return max(gap.wall, gap.monotonic)  # either clock may have stood still
     if date is None:
         return None
     paused = date - uptime  # within a second
     if ahead > paused + TOLERANCE:  # the wall clock was set
-        return Gap(gap.monotonic, gap.monotonic)
-    return gap if paused >= 1.0 else None
+        return gap.monotonic
+    return max(gap.wall, gap.monotonic) if paused >= 1.0 else None
 
 
 def credible(now: Instant, before: Instant | None) -> bool:

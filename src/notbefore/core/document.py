@@ -110,12 +110,11 @@ class Event(Struct, frozen=True):
 
 
 class Flaw(Struct, frozen=True):
-    """Something in a document that could not be read as it stood."""
+    """Something in a document that could not be read as it stood. A reason that is a field of ``Event``: that one."""
 
     reason: FlawReason
     event_id: str | None = None  # None: not even the id could be read
     rejected: bool = False  # True: the event was left out; its last known state is to be kept
-    field: str | None = None  # the field of ``Event`` that has no value because of it; its last known value stands
 
 
 class Document(Struct, frozen=True):
@@ -145,16 +144,9 @@ class _Item(Struct):
     DurationInSeconds: Any = None
 
 
-class _Name(Struct):
-    """Just the id: what can still be read of an event that cannot be."""
-
-    EventId: Any = None
-
-
 # not strict: a DocumentIncarnation in quotes is a number all the same
 _envelope = msgspec.json.Decoder(_Envelope, strict=False)
 _item = msgspec.json.Decoder(_Item)
-_name = msgspec.json.Decoder(_Name)
 
 
 def parse(body: bytes) -> Document:
@@ -196,7 +188,7 @@ def _read(raw: Raw, flaws: list[Flaw]) -> Event | None:
     try:
         item = _item.decode(raw)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        flaws.append(Flaw("not_an_event", _identify(raw), rejected=True))
+        flaws.append(Flaw("not_an_event", rejected=True))
         return None
     event_id = _text(item.EventId, MAX_ID)
     event_type, event_status = _text(item.EventType, MAX_WORD), _text(item.EventStatus, MAX_WORD)
@@ -208,20 +200,15 @@ def _read(raw: Raw, flaws: list[Flaw]) -> Event | None:
     for name, (given, absent, read) in _optional(item).items():
         optional[name] = None if given in absent else read(given)
         if optional[name] is None and given not in absent:
-            flaws.append(Flaw(name, event_id, field=name))
+            flaws.append(Flaw(name, event_id))
     if isinstance(item.Description, str) and len(item.Description) > MAX_DESCRIPTION:
         flaws.append(Flaw("description", event_id))
-    resources, flaw = _resources(item.Resources, event_id)
-    if flaw is not None:
-        flaws.append(flaw)
-    return Event(
-        event_id=event_id,
-        event_type=event_type,
-        event_status=event_status,
-        resources=resources,
-        resources_cut=flaw is not None and isinstance(item.Resources, list),
-        **optional,
-    )
+    resources = _resources(item.Resources)
+    whole = list(resources) == (item.Resources or [])
+    if not whole:
+        flaws.append(Flaw("resources", event_id))
+    cut = not whole and resources != ()
+    return Event(event_id, event_type, event_status, resources=resources, resources_cut=cut, **optional)
 
 
 def _optional(item: _Item) -> dict[FlawReason, tuple[Any, tuple[Any, ...], Callable[[Any], Any]]]:
@@ -233,13 +220,6 @@ def _optional(item: _Item) -> dict[FlawReason, tuple[Any, tuple[Any, ...], Calla
         "event_source": (item.EventSource, (None, ""), _word),
         "duration": (item.DurationInSeconds, (None, -1), _seconds),
     }
-
-
-def _identify(raw: Raw) -> str | None:
-    try:
-        return _text(_name.decode(raw).EventId, MAX_ID)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
 
 
 def _text(value: object, most: int) -> str | None:
@@ -268,15 +248,11 @@ def _seconds(value: object) -> int | None:
     return value
 
 
-def _resources(value: object, event_id: str) -> tuple[tuple[str, ...], Flaw | None]:
-    """The names that can be read, and the flaw if these are not all."""
-    if value is None:
-        return (), None
-    given = value if isinstance(value, list) else []
-    names = [name[:MAX_NAME] for name in given[:MAX_RESOURCES] if isinstance(name, str) and name]
-    only_too_long = isinstance(value, list) and all(isinstance(name, str) and name for name in value)
-    flaw = Flaw("resources", event_id, field=None if only_too_long else "resources")
-    return tuple(names), None if names == value else flaw
+def _resources(value: object) -> tuple[str, ...]:
+    """The names, cut at the bounds; none of a list that has anything else."""
+    if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
+        return ()
+    return tuple(name[:MAX_NAME] for name in value[:MAX_RESOURCES])
 
 
 def read_time(text: str) -> datetime | None:

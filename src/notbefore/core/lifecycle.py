@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.core.change import Change, ChangeKind, Gap, Outcome, Reason, change_id, quiet
+from notbefore.core.change import Change, ChangeKind, Outcome, Reason, change_id, quiet
 from notbefore.core.clock import elapsed
 from notbefore.core.document import REBOOTING, Document, Event, Flaw
 from notbefore.core.tracked import Observation, Phase, Tracked, TrackedEvent, scope_of
@@ -69,22 +69,23 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
         events[event.key], change = _listed(tracked, event, document, now)
         if change is not None:
             changes.append(change)
-    unread = frozenset((flaw.event_id or "").casefold() for flaw in document.flaws if flaw.rejected)
+    unread = {(flaw.event_id or "").casefold() for flaw in document.flaws if flaw.rejected}
     if now.elsewhere:
-        unread |= {""}
+        unread.add("")
     for key, known in tracked.events.items():
         if key in events:
             continue
-        if _may_be_one_of(unread, key):
-            events[key] = replace(_measured(known, now), unread=True)
+        if key in unread or "" in unread:
+            events[key] = _measured(known, now)
+            unread.add(key)
         else:
-            departed[key], change = _gone(known, document.incarnation, now)
+            departed[key], change = _gone(tracked, known, document.incarnation, now)
             changes.append(change)
     remembered = Tracked(
         events=events,
         departed=_bounded({key: steps for key, steps in departed.items() if key not in events}),
         incarnation=document.incarnation,
-        unread=unread,
+        unread=frozenset(unread),
     )
     return DiffResult(remembered, tuple(changes))
 
@@ -117,9 +118,8 @@ def _listed(tracked: Tracked, event: Event, document: Document, now: Observation
     if now.elsewhere:
         old = replace(old, event=_in_both_versions(old.event, event))
     if old.event == event and old.scope == scope_of(event, now.vm):
-        known = _measured(old, now)
-        return replace(known, unread=False) if known.unread else known, None
-    known = _measured(_advanced(old, event, now), now)
+        return _measured(old, now), None
+    known = _measured(_advanced(tracked, old, event, now), now)
     if old.event.digest() == event.digest():  # only the order or case of resources, or what we know of ourselves
         return known, None
     known, change = _step(known, TRANSITIONS[Phase.of(old.event), Phase.of(event)], document.incarnation, now)
@@ -132,38 +132,32 @@ def _listed(tracked: Tracked, event: Event, document: Document, now: Observation
 
 def _new(tracked: Tracked, event: Event, incarnation: int, now: Observation) -> tuple[TrackedEvent, Change]:
     is_started = Phase.of(event) is Phase.STARTED
-    was_unread = _may_be_one_of(tracked.unread, event.key)
+    was_unread = event.key in tracked.unread or "" in tracked.unread
     watched = now.watched and not was_unread
-    scope = scope_of(event, now.vm)
     known = TrackedEvent(
         event=event,
-        scope=scope,
+        scope=scope_of(event, now.vm),
         seen=now.at,
         beginning_seen=watched,
         start=now.at if is_started else None,
         start_seen=is_started and watched,
         not_before=event.not_before,
         reported_not_before=event.not_before,
-        interruption=now.gap if is_started and scope != "peer" else None,
-        unmeasured=is_started and (now.gap is None or not watched),
+        interruption=0.0 if watched or not is_started else None,
         steps=tracked.departed.get(event.key, {}),
     )
     kind, reason = TRANSITIONS[Phase.ABSENT, Phase.of(event)]
     if event.key in tracked.departed and not was_unread:
         reason = "came_back"
-    return _step(known, (kind, reason), incarnation, now)
-
-
-def _may_be_one_of(unread: frozenset[str], key: str) -> bool:
-    """An event that could not be read may be this one: it has its key, or none that can be read."""
-    return key in unread or "" in unread
+    return _step(_measured(known, now), (kind, reason), incarnation, now)
 
 
 def _last_known(old: Event, event: Event, flaws: tuple[Flaw, ...]) -> Event:
     """The event as listed, with the last known value of each field that could not be read this time."""
-    lost = {flaw.field for flaw in flaws if flaw.field and _is_of(flaw, event)}
+    mine = [flaw.reason for flaw in flaws if flaw.event_id == event.event_id]
+    lost: list[str] = [name for name in mine if getattr(event, name, "") in (None, ())]
     if "resources" in lost:
-        lost.add("resources_cut")
+        lost.append("resources_cut")
     return replace(event, **{name: getattr(old, name) for name in lost}) if lost else event
 
 
@@ -173,11 +167,7 @@ def _in_both_versions(old: Event, event: Event) -> Event:
     return replace(old, **{name: getattr(event, name) for name in lacking})
 
 
-def _is_of(flaw: Flaw, event: Event) -> bool:
-    return flaw.event_id is not None and flaw.event_id.casefold() == event.key
-
-
-def _advanced(old: TrackedEvent, event: Event, now: Observation) -> TrackedEvent:
+def _advanced(tracked: Tracked, old: TrackedEvent, event: Event, now: Observation) -> TrackedEvent:
     starts = old.start is None and Phase.of(event) is Phase.STARTED
     noticed = old.not_before if Phase.of(event) is Phase.STARTED else None  # what a started event lists is not ahead
     is_quiet = quiet(old.event, event, old.reported_not_before)
@@ -186,41 +176,40 @@ def _advanced(old: TrackedEvent, event: Event, now: Observation) -> TrackedEvent
         event=event,
         scope=scope_of(event, now.vm),
         start=now.at if starts else old.start,
-        start_seen=_watched(old, now) if starts else old.start_seen,
+        start_seen=_watched(tracked, event.key, now) if starts else old.start_seen,
         not_before=noticed or event.not_before or old.not_before,
         reported_not_before=old.reported_not_before if is_quiet else event.not_before,
-        unread=False,
     )
 
 
 # ---- how well it was watched
 
 
-def _watched(known: TrackedEvent, now: Observation) -> bool:
+def _watched(tracked: Tracked, key: str, now: Observation) -> bool:
     """Nothing can have happened to this event unseen: there were answers, and it could be read in them."""
-    return now.watched and not known.unread
+    return now.watched and key not in tracked.unread
 
 
 def _measured(known: TrackedEvent, now: Observation) -> TrackedEvent:
     """The event with the gap since the last answer counted as its interruption, if it may interrupt this VM."""
-    if known.start is None or not known.may_be_ours:
+    if known.start is None or not known.may_be_ours or known.interruption is None:
         return known
-    if now.gap is None:
-        return known if known.unmeasured else replace(known, unmeasured=True)
-    gap = known.interruption.widened(now.gap) if known.interruption else now.gap
+    gap = None if now.gap is None else max(known.interruption, now.gap)
     return known if gap == known.interruption else replace(known, interruption=gap)
 
 
 # ---- what is gone
 
 
-def _gone(known: TrackedEvent, incarnation: int, now: Observation) -> tuple[dict[str, int], Change]:
+def _gone(tracked: Tracked, known: TrackedEvent, incarnation: int, now: Observation) -> tuple[dict[str, int], Change]:
     """The steps to remember, and the change."""
     known = _measured(known, now)
     if now.rebooted or now.vm is not None:  # what was stored may be of a time in which the name was not known
         known = replace(known, scope=scope_of(known.event, now.vm))
-    watched, proven = _watched(known, now), _proven_by_reboot(known, now)
+    watched, proven = _watched(tracked, known.event.key, now), _proven_by_reboot(known, now)
     kind, reason = _ending(known, now, watched=watched, proven=proven)
+    if reason == "not_watched" and known.event.key in tracked.unread:
+        reason = "not_readable"
     known, change = _step(known, (kind, reason), incarnation, now)
     begin = known.seen if kind == "canceled" else known.start
     duration = elapsed(begin, now.at) if begin is not None and watched else None
@@ -244,7 +233,7 @@ def _ending(known: TrackedEvent, now: Observation, *, watched: bool, proven: boo
     if known.start is not None:  # it had begun, whatever was listed of it after that
         return "ended", "status_went_back"
     if not watched:
-        return "ended", "not_readable" if known.unread else "not_watched"
+        return "ended", "not_watched"
     if phase is Phase.OTHER or _cannot_have_started(known, now):
         return TRANSITIONS[phase, Phase.ABSENT]
     return "ended", "start_may_be_missed"
@@ -280,11 +269,13 @@ def _was_due(known: TrackedEvent, now: Observation) -> bool:
     return watched_until >= known.not_before and now.down >= known.not_before
 
 
-def _interruption(known: TrackedEvent, now: Observation) -> Gap | None:
-    if known.scope != "self" or known.unmeasured:
+def _interruption(known: TrackedEvent, now: Observation) -> float | None:
+    if known.scope != "self":
         return None
+    if known.start is not None:
+        return known.interruption
     # the event was due but not seen started before the boot: the time over the boot is its interruption
-    return known.interruption or (now.gap if now.rebooted else None)
+    return now.gap if now.rebooted else None
 
 
 # ---- changes

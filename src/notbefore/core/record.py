@@ -190,7 +190,7 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
 
         ``fleet``: what many VMs say of it together; ``vm`` is then what these have in common.
         """
-        event, gap = change.event, change.interruption
+        event, seconds = change.event, change.interruption
         return view(
             cls,
             change,
@@ -204,7 +204,7 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
             previous_not_before=_previous_not_before(change),
             exercise=exercise or None,
             expected_duration_seconds=event.duration,
-            interruption_seconds=round(gap.seconds, 3) if gap else None,
+            interruption_seconds=round(seconds, 3) if seconds is not None else None,
             **_approval_fields(change.approval),
             **_fleet_fields(fleet),
             truncated=("resources",) if event.resources_cut else None,

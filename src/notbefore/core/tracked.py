@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from notbefore.core.change import Change, ChangeKind, Gap, Reason, Scope
+from notbefore.core.change import Change, ChangeKind, Reason, Scope
 from notbefore.core.clock import Instant, elapsed
 from notbefore.core.document import SCHEDULED, STARTED, Event
 
@@ -46,7 +46,7 @@ class Observation(Struct, frozen=True):
     rebooted: bool = False  # the machine was booted since the last good answer
     last: datetime | None = None  # when the last good answer was given, by IMDS's clock
     down: datetime | None = None  # when it had gone down at the latest, by IMDS's clock; None: unknown
-    gap: Gap | None = Gap(0.0, 0.0)  # the longest delay since the last good answer; None: not measured
+    gap: float | None = 0.0  # seconds: the longest delay since the last good answer; None: not measured
     interval: float = 1.0  # seconds between polls
     elsewhere: bool = False  # the first answer of another endpoint or api-version, after a reload
 
@@ -72,9 +72,7 @@ class TrackedEvent(Struct, frozen=True):
     start_seen: bool = False  # it was not Started at the poll before
     not_before: datetime | None = None  # the last one known
     reported_not_before: datetime | None = None  # the last one that was not a quiet update
-    interruption: Gap | None = None  # the longest measured while Started
-    unmeasured: bool = False  # no delays were measured for a part of the time in which it was Started
-    unread: bool = False  # it could not be read in the last document
+    interruption: float | None = 0.0  # the longest delay while Started, in seconds; None: a part was not measured
     steps: dict[str, int] = {}  # how often each step was made: it distinguishes a change from its repetition
 
     @property
@@ -135,7 +133,7 @@ class Tracked(Struct, frozen=True):
     events: dict[str, TrackedEvent] = {}
     departed: dict[str, dict[str, int]] = {}
     incarnation: int | None = None
-    unread: frozenset[str] = frozenset()  # keys of events that the last document had unreadable; "": any may be the one
+    unread: frozenset[str] = frozenset()  # keys of what the last document had unreadable; "": any may be it
 
     @property
     def interrupting(self) -> bool:

@@ -18,7 +18,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.core.change import Change, Gap, LifecycleKind, Reason, change_id, quiet
+from notbefore.core.change import Change, LifecycleKind, Reason, change_id, quiet
 from notbefore.core.document import SCHEDULED as STATUS_SCHEDULED
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
@@ -322,7 +322,7 @@ def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Stand
         notice_seconds=min((one.notice for one in measured_in(stories) if one.notice is not None), default=None),
         scheduled_seconds=_seconds(first_seen, started) if kind == "started" else None,
         started_seconds=_seconds(started, ended) if over else None,
-        interruption=Gap(gap, gap) if gap is not None else None,
+        interruption=gap,
         over_since=ended if over else None,
     )
     return Notification(change, vm_of(stories), facts, any(story.exercise for story in stories), wave.routed)

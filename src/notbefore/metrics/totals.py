@@ -83,8 +83,9 @@ class Totals(Struct, frozen=True):
             notice = _observed(totals.notice, by_type, NOTICE_BOUNDS, change.notice_seconds, change.time)
             totals = replace(totals, notice=notice)
         if change.interruption is not None:
-            seconds = change.interruption.seconds
-            interruption = _observed(totals.interruption, by_type, INTERRUPTION_BOUNDS, seconds, change.time)
+            interruption = _observed(
+                totals.interruption, by_type, INTERRUPTION_BOUNDS, change.interruption, change.time
+            )
             totals = replace(totals, interruption=interruption)
         return totals
 

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-SCHEMA_VERSION: Final = 3  # of the state file; a courier says it without SQLite
+SCHEMA_VERSION: Final = 4  # of the state file; a courier says it without SQLite
