@@ -7,6 +7,8 @@ for.
 
 import logging
 import threading
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from notbefore.agent.thread_guard import ThreadGuard
@@ -48,7 +50,8 @@ class Polling:
         self._due, self._due_wall = clock.monotonic(), clock.time()  # the next poll, in seconds on two clocks
         self._failures = 0  # in a row
         self._body: bytes | None = None  # the last one that was taken in
-        self._stop = threading.Event()
+        self._stopped = False
+        self._ended = SimpleQueue[None]()  # an Event would make a lock for each wait, a tenth of what a poll costs
         self._answered = False  # IMDS has answered this object
         self._last_answer = 0.0  # monotonic seconds; at first when the thread began
         self._unnamed = self._searched = False  # the last question was not answered; a search has found nothing
@@ -63,7 +66,8 @@ class Polling:
 
     def stop(self) -> None:
         """Ask no more; a request under way is cut off."""
-        self._stop.set()
+        self._stopped = True
+        self._ended.put(None)
         self._client.abort()
         if self._thread.is_alive():  # it may never have been started
             self._thread.join(STOP_PATIENCE)
@@ -72,7 +76,7 @@ class Polling:
     @property
     def overdue(self) -> float:
         """Seconds since the next poll was due, negative before it; 0 once it is stopped."""
-        return 0.0 if self._stop.is_set() else self._clock.monotonic() - self._due
+        return 0.0 if self._stopped else self._clock.monotonic() - self._due
 
     @property
     def trouble(self) -> str:
@@ -86,12 +90,17 @@ class Polling:
         with self._errors.guarded("poll", "identity", vital=False):
             self._tracker.identify(None)
         self._ask_identity()
-        while not self._stop.wait(max(0.0, self._due - self._clock.monotonic())):
+        while not self._stops_within(max(0.0, self._due - self._clock.monotonic())):
             error = None
             with self._errors.guarded("poll"):
                 error = self._poll()
             self._due = self._next(error)
             self._due_wall = self._clock.time() + self._due - self._clock.monotonic()
+
+    def _stops_within(self, seconds: float) -> bool:
+        with suppress(Empty):
+            self._ended.get(timeout=seconds)
+        return self._stopped
 
     def _poll(self) -> ImdsError | None:
         """Ask once, and have the answer taken in; returns why there is none."""
@@ -100,7 +109,7 @@ class Polling:
         try:
             answer = self._client.get(self._path, timeout=self._timeout)
         except ImdsError as error:
-            if not self._stop.is_set():  # else it was cut off by `stop`, and the state may be closed
+            if not self._stopped:  # else it was cut off by `stop`, and the state may be closed
                 self._not_answered(Poll(lag, self._clock.monotonic() - begun, error=error))
             return error
         now = self._clock.monotonic()
@@ -146,7 +155,7 @@ class Polling:
                 self._tracker.identify(fetch_vm(self._client, IDENTITY_TIMEOUT))
                 known = True
             except ImdsError as error:
-                if not self._unnamed and not self._stop.is_set():
+                if not self._unnamed and not self._stopped:
                     log.warning("IMDS does not say who this VM is (%s); asking again", error)
         self._unnamed = not known
         self._next_identity = self._clock.monotonic() + (IDENTITY_REFRESH if known else IDENTITY_RETRY)
@@ -159,7 +168,7 @@ class Polling:
         level = logging.DEBUG if self._searched else logging.INFO
         for place, endpoint in candidates():
             self._due = self._clock.monotonic()  # places that are silent are no thread that hangs
-            if self._stop.is_set():
+            if self._stopped:
                 return
             why = why_not(endpoint, self._api_version)
             log.log(level, "is IMDS at %s (%s)? %s", endpoint, place, why or "yes")

@@ -18,6 +18,20 @@ SAME_BOOT: Final = 120.0
 from the wall clock, which drifts and is set."""
 
 
+_BOOT_TIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def uptime() -> float:
+    """Seconds on a clock that nobody sets, those in which the machine was suspended included, where it counts them."""
+    if _BOOT_TIME is not None:
+        return time.clock_gettime(_BOOT_TIME)
+    if sys.platform == "win32":
+        import ctypes  # noqa: PLC0415 - only there
+
+        return float(ctypes.windll.kernel32.GetTickCount64()) / 1000
+    return time.monotonic()
+
+
 class ClockReading(Struct, frozen=True):
     """One moment on each clock."""
 
@@ -35,7 +49,16 @@ class ClockReading(Struct, frozen=True):
 
 
 class Clock:
-    """The clocks as they are; ``boot_id`` tells this boot of the machine from another."""
+    """The clocks as they are; ``boot_id`` tells this boot of the machine from another.
+
+    ``monotonic`` gives seconds since some moment in the past, ``time`` Unix seconds of the wall clock, and
+    ``boot_time`` seconds since the boot, those in which the machine was suspended included where they are counted.
+    """
+
+    # not wrapped: a poll asks eight times
+    monotonic = staticmethod(time.monotonic)
+    boot_time = staticmethod(uptime)
+    time = staticmethod(time.time)
 
     def __init__(self) -> None:
         self.boot_id = boot_id()
@@ -43,18 +66,6 @@ class Clock:
     def now(self) -> datetime:
         """The wall clock, in UTC."""
         return datetime.now(UTC)
-
-    def time(self) -> float:
-        """The wall clock, in Unix seconds."""
-        return time.time()
-
-    def monotonic(self) -> float:
-        """Seconds since some moment in the past."""
-        return time.monotonic()
-
-    def boot_time(self) -> float:
-        """Seconds since the boot, those in which the machine was suspended included where the system counts them."""
-        return uptime()
 
     def read(self) -> ClockReading:
         """This moment on each clock."""
@@ -79,23 +90,9 @@ def _computed(boot_id: str) -> float | None:
     return float(seconds) if word == "booted" and seconds.isdigit() else None
 
 
-def uptime() -> float:
-    """Seconds on a clock that nobody sets, those in which the machine was suspended included, where it counts them."""
-    if _BOOT_TIME is not None:
-        return time.clock_gettime(_BOOT_TIME)
-    if sys.platform == "win32":
-        import ctypes  # noqa: PLC0415 - only there
-
-        return float(ctypes.windll.kernel32.GetTickCount64()) / 1000
-    return time.monotonic()
-
-
 @cache
 def boot_id() -> str:
     """What tells this boot of the machine from another: the kernel's word, else its time by the wall clock."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"booted-{round(time.time() - uptime())}"
-
-
-_BOOT_TIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
