@@ -9,14 +9,13 @@ import os
 import signal
 import socket
 import sys
-from contextlib import suppress
 from importlib import import_module
 from typing import Final
 
 from notbefore import __version__
 from notbefore.courier.channel import Channel, wait
 from notbefore.courier.main import Courier
-from notbefore.courier.orders import DONE, LOCK, Hello, Orders, unseal
+from notbefore.courier.orders import DONE, Hello, Orders, unseal
 from notbefore.courier.redact import Redactor
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up
@@ -31,8 +30,8 @@ def _channel() -> Channel:
         end = socket.fromshare(sys.stdin.buffer.read())
     else:
         end = socket.socket(fileno=os.dup(0))
-        with suppress(OSError):  # there is none
-            os.set_inheritable(LOCK, False)  # noqa: FBT003 - by position only
+        for lock in map(int, sys.argv[1:]):  # the agent's: who holds it sends, and no program of ours does
+            os.set_inheritable(lock, False)  # noqa: FBT003 - by position only
     # libraries and programs look at their standard input when they start: they get another one
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

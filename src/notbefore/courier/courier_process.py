@@ -1,20 +1,19 @@
-"""One courier as a process: started, talked to over a socket, ended.
-
-It is started with ``posix_spawn`` where that is: ``subprocess`` would cost the agent half a megabyte.
-"""
+"""One courier as a process: started, talked to over a socket, ended."""
 
 import os
 import re
-import signal
 import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from notbefore.courier.channel import Channel
-from notbefore.courier.orders import LOCK, TURN_INTERVAL, Leave, Orders
+from notbefore.courier.orders import TURN_INTERVAL, Leave, Orders
+
+if TYPE_CHECKING:
+    import subprocess
 
 REAP_SECONDS: Final = 1.0  # for the end of a process that was killed
 _OTLP_HEADERS: Final = re.compile("OTEL_EXPORTER_OTLP_(.*_)?HEADERS")  # whether they are used or not
@@ -39,16 +38,16 @@ class CourierProcess:
     def __init__(self, frame: bytes, variables: Mapping[str, str], lock: int | None = None) -> None:
         ours, theirs = socket.socketpair()
         try:
-            self._process = _popen(theirs, variables) if sys.platform == "win32" else _Spawned(theirs, variables, lock)
+            self._process = _started(theirs, variables, lock)
         except OSError:
             ours.close()
             raise
         finally:
             theirs.close()
-        self.pid: Final[int] = self._process.pid
+        self.pid: Final = self._process.pid
         self.channel = Channel(ours)
         self.works = False  # it has said that it does
-        self.started = self.last_busy = self._counted = time.monotonic()  # seconds
+        self.last_busy = self._counted = time.monotonic()  # seconds
         self.silent = 0  # seconds in a row without a frame of it
         with suppress(ConnectionError):  # it has ended: `frames` says so
             self.channel.send(frame)
@@ -76,46 +75,26 @@ class CourierProcess:
         deadline = time.monotonic() + REAP_SECONDS
         while time.monotonic() < deadline:
             if (code := self._process.poll()) is not None:
-                return int(code)
+                return code
             time.sleep(0.002)
         self._process.kill()
         return -9  # a thread of it hangs in a disk: it is gone when that answers
 
 
-def _command() -> list[str]:
-    return [sys.executable, "-P", "-m", "notbefore.courier"]  # -P: no module is imported from the working directory
+def _started(end: socket.socket, variables: Mapping[str, str], lock: int | None) -> "subprocess.Popen[bytes]":
+    import subprocess  # noqa: PLC0415 - who has nothing to deliver does without
 
-
-class _Spawned:
-    """As much of ``subprocess.Popen`` as is needed."""
-
-    def __init__(self, end: socket.socket, variables: Mapping[str, str], lock: int | None) -> None:
-        actions = [(os.POSIX_SPAWN_DUP2, end.fileno(), 0)]
-        if lock is not None:
-            actions.append((os.POSIX_SPAWN_DUP2, lock, LOCK))
-        self.pid = os.posix_spawn(sys.executable, _command(), dict(variables), file_actions=actions)
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-
-    def poll(self) -> int | None:
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
-        return os.waitstatus_to_exitcode(status) if pid else None
-
-
-def _popen(end: socket.socket, variables: Mapping[str, str]) -> Any:  # pragma: no cover - the tests run on POSIX
-    """Windows takes no socket as a file: it is handed over as text, through a pipe."""
-    import subprocess  # noqa: PLC0415 - it would cost half a megabyte elsewhere
-
-    process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-        _command(),
-        env=dict(variables),
-        stdin=subprocess.PIPE,
-        # a console of its own: Ctrl-C is for the agent, which ends the courier; and no window
-        creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-    )
-    if sys.platform == "win32" and process.stdin is not None:
+    # -P: no module is imported from the working directory
+    command, own = [sys.executable, "-P", "-m", "notbefore.courier"], dict(variables)
+    if sys.platform != "win32":
+        passed = [] if lock is None else [lock]
+        command += map(str, passed)
+        return subprocess.Popen(command, env=own, stdin=end.fileno(), pass_fds=passed)  # noqa: S603 - our own module
+    # Windows takes no socket as a file: it is handed over as text, through a pipe. A console of its own: Ctrl-C is for
+    # the agent, which ends the courier; and no window
+    flags = subprocess.CREATE_NO_WINDOW
+    process = subprocess.Popen(command, env=own, stdin=subprocess.PIPE, creationflags=flags)  # noqa: S603 - as above
+    if process.stdin is not None:
         with process.stdin as pipe:
             pipe.write(end.share(process.pid))
     return process

@@ -8,7 +8,7 @@ import io
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from http import client
 from typing import Any, Final
@@ -85,7 +85,7 @@ class Http:
         self._most = most
         self._session = requests.Session()
         self._session.trust_env = False  # no .netrc; proxies and CA bundle are read below
-        self._session.auth = _as_it_is
+        self._session.auth = lambda request: request  # else an address with a password would replace a header
         self._session.verify = (
             ca_file or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or True
         )
@@ -114,8 +114,11 @@ class Http:
                 stream=True,
                 proxies=proxies,
             ) as response:
-                content = _bounded(response, self._most)
-                return HttpResponse(response.status_code, content, _retry_after(response.headers.get("Retry-After")))
+                content = bytearray()  # the status counts, the rest of a long one is not needed
+                while len(content) < self._most and (chunk := response.raw.read1(4096, decode_content=True)):
+                    content += chunk
+                retry_after = _retry_after(response.headers.get("Retry-After"))
+                return HttpResponse(response.status_code, bytes(content[: self._most]), retry_after)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             # its text would hold the whole address
             raise SendError(f"{_receiver(url)}: {_reason(error)}") from None
@@ -123,18 +126,6 @@ class Http:
     def close(self) -> None:
         """Close the connections."""
         self._session.close()
-
-
-def _as_it_is(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """The authentication of every request: its headers. Else an address with a password would replace the header."""
-    return request
-
-
-def _bounded(response: requests.Response, most: int) -> bytes:
-    content = bytearray()
-    while len(content) < most and (chunk := response.raw.read1(4096, decode_content=True)):  # what is there
-        content += chunk
-    return bytes(content[:most])  # the status counts, the rest is not needed
 
 
 def _retry_after(value: str | None) -> float | None:
@@ -154,16 +145,13 @@ def _receiver(url: str) -> str:
 
 def _reason(error: BaseException) -> str:
     """The innermost reason that says something: ``Connection refused``."""
-    seen = error
-    while inner := [one for one in _causes(seen) if isinstance(one, BaseException)]:
-        seen = inner[0]
-    if isinstance(seen, (requests.RequestException, urllib3.exceptions.HTTPError)):
-        return type(seen).__name__
-    return getattr(seen, "strerror", None) or f"{type(seen).__name__}: {seen}"
-
-
-def _causes(error: BaseException) -> Iterator[object]:
-    yield from (getattr(error, "reason", None), error.__cause__, error.__context__, *error.args[:1])
+    causes = (getattr(error, "reason", None), error.__cause__, error.__context__, *error.args[:1])
+    for inner in causes:
+        if isinstance(inner, BaseException):
+            return _reason(inner)
+    if isinstance(error, (requests.RequestException, urllib3.exceptions.HTTPError)):
+        return type(error).__name__
+    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
 
 
 # ---- connections
@@ -240,12 +228,8 @@ def _pools(kind: type[_Connection]) -> dict[str, Any]:
 
 class _Adapter(HTTPAdapter):
     def __init__(self, *, guarded: bool) -> None:
-        self._pools = _pools(_GuardedConnection if guarded else _Connection)
         super().__init__()
-
-    def init_poolmanager(self, *args: Any, **options: Any) -> None:
-        super().init_poolmanager(*args, **options)
-        self.poolmanager.pool_classes_by_scheme = self._pools
+        self.poolmanager.pool_classes_by_scheme = _pools(_GuardedConnection if guarded else _Connection)
 
     def proxy_manager_for(self, *args: Any, **options: Any) -> Any:
         manager = super().proxy_manager_for(*args, **options)

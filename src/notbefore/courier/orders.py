@@ -19,7 +19,6 @@ from notbefore.core.outbox import GivenDelivery, SendResult
 
 DONE: Final = 0
 HUNG: Final = 10  # exit code of a courier that leaves because a sink hangs
-LOCK: Final = 3  # the file descriptor of the agent's lock in a courier: who holds it sends
 
 TURN_INTERVAL: Final = 1.0  # seconds between two turns of a courier at most
 

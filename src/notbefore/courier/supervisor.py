@@ -34,7 +34,6 @@ LINGER: Final = 10.0  # seconds with nothing to do after which a courier leaves
 LEAVE_SECONDS: Final = 2.0  # for what is under way before it leaves; the successor sends the rest again
 STOP_SECONDS: Final = 10.0  # to send what is due before the agent ends
 LONGEST_PAUSE: Final = 60.0  # seconds between starts of couriers that end unexpectedly
-LONG_LIFE: Final = 30.0  # seconds after which an unexpected end is not counted with those before it
 
 log = logging.getLogger("notbefore.courier.supervisor")
 
@@ -217,6 +216,8 @@ class Supervisor:
         return False
 
     def _serve(self, courier: CourierProcess, turn: Turn) -> None:
+        if turn.results:
+            self._failures = 0
         given = self._outbox.exchange(turn.results, turn.room)
         courier.channel.send(Given(given))
         if given or turn.results or turn.busy:
@@ -231,8 +232,6 @@ class Supervisor:
         return code
 
     def _ended(self, courier: CourierProcess, code: int) -> None:
-        if (courier.works and code in (DONE, HUNG)) or time.monotonic() - courier.started > LONG_LIFE:
-            self._failures = 0
         if not courier.works:
             self._pause(f"the courier does not start (exit code {code})")
         elif code == HUNG:
