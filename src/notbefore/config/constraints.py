@@ -50,11 +50,6 @@ def between(least: str, most: str = "", why: str = "") -> Constraint:
     )
 
 
-def at_most(characters: int, what: str = "a text") -> Constraint:
-    """Return the constraint on the length of a text."""
-    return expect(lambda text: len(text) <= characters, f"{what} of {characters} characters or less")
-
-
 def check_address(text: str) -> None:
     """Raise ``ValueError`` unless it is an HTTP address without a password; never shows it: it may hold a key."""
     try:

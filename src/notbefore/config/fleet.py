@@ -24,14 +24,8 @@ class Checkpoints(Struct, frozen=True, forbid_unknown_fields=True):
     container: str | None = None  # beside `connection_string`
 
     def __post_init__(self) -> None:
-        either = (self.container_url is None) == (self.connection_string is None)
-        refuse(
-            (either, "expected either `container_url`, or `connection_string` and `container`"),
-            (
-                self.connection_string is not None and not self.container,
-                "expected `container` beside `connection_string`",
-            ),
-        )
+        if (self.container_url is not None) == (self.connection_string is not None and bool(self.container)):
+            raise ValueError("expected either `container_url`, or `connection_string` and `container`")
 
 
 class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from notbefore.config.constraints import LinkUrl, at_most
+from notbefore.config.constraints import LinkUrl, matching
 
-Advice = Annotated[str, at_most(2_000)]
+Advice = Annotated[str, matching(r"[\s\S]{0,2000}", "a text of 2000 characters or less")]
 
 
 class Links(Struct, frozen=True, forbid_unknown_fields=True):

@@ -43,7 +43,6 @@ def host_and_port(listen: str) -> tuple[str, int]:
 PollInterval = Annotated[
     Duration, between("100ms", "10s", ": a Preempt has 30 s of notice, and Azure asks for a poll a second")
 ]
-ImdsUrl = Annotated[str, Constraint(_imds)]
 TagName = Annotated[
     str,
     matching(
@@ -55,14 +54,11 @@ TagNames = Annotated[
     tuple[TagName, ...],
     expect(lambda names: len(names) <= MAX_TAGS, f"{MAX_TAGS} names or less: records go to every sink"),
 ]
-Listen = Annotated[str, Constraint(host_and_port)]
 StateDir = Annotated[
     str,
     expect(str.isprintable, r"a path: in double quotes a backslash begins an escape: write C:\... in single quotes"),
 ]
-HeartbeatInterval = Annotated[Duration, between("10s", "1h")]
 SinkName = Annotated[str, matching(r"[A-Za-z0-9_-]{1,60}", "a name of letters, digits, - and _")]
-ExportInterval = Annotated[Duration, between("1s", "1h")]
 
 
 class _Section(Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,7 +68,7 @@ class _Section(Struct, frozen=True, forbid_unknown_fields=True):
 class Imds(_Section, frozen=True):
     """Where IMDS is, and how often it is polled."""
 
-    endpoint: ImdsUrl = "http://169.254.169.254"
+    endpoint: Annotated[str, Constraint(_imds)] = "http://169.254.169.254"
     discover: bool = True  # if the usual endpoint does not answer, look for another (DHCP option 245)
     api_version: ApiVersion = "2020-07-01"
     interval: PollInterval = Duration("1s")  # 100ms to 10s; Azure asks for one poll a second
@@ -93,7 +89,7 @@ class Records(_Section, frozen=True):
 class Server(_Section, frozen=True):
     """Where metrics, page and API are served, ``host:port``, and who may read them."""
 
-    listen: Listen = "127.0.0.1:10169"
+    listen: Annotated[str, Constraint(host_and_port)] = "127.0.0.1:10169"
     web_config_file: str | None = None  # TLS and passwords, in the form of Prometheus's exporter-toolkit
     insecure: bool = False  # listen beyond loopback without TLS and passwords: everybody may read
     allowed_hosts: tuple[str, ...] = ()  # the names that requests may use as Host; `*.example.org`: all names below it
@@ -125,14 +121,14 @@ class Log(_Section, frozen=True):
 class HeartbeatConfig(_Section, frozen=True, kw_only=True):
     """Signs of life while the agent polls well, for a dead man's switch."""
 
-    every: HeartbeatInterval = Duration("60s")  # 10s to 1h
+    every: Annotated[Duration, between("10s", "1h")] = Duration("60s")  # 10s to 1h
     ping_url: SecretUrl  # POST with the state as text; `/start` behind it at the start, `/fail` while it is not ready
 
 
 class Otlp(OtlpConnection, frozen=True, kw_only=True):
     """The metrics over OTLP. `expire_after` and `expire_on_end`, of a sink of OTLP, change nothing here."""
 
-    interval: ExportInterval = Duration("60s")  # between two exports
+    interval: Annotated[Duration, between("1s", "1h")] = Duration("60s")  # between two exports
 
 
 class Config(_Section, frozen=True):

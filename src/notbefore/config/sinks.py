@@ -27,10 +27,8 @@ from notbefore.config.secret import Secret
 from notbefore.core.delivery import Terms
 from notbefore.core.duration import Duration
 
-_EITHER_HUB: Final = "expected either `connection_string`, or `namespace` and `hub`"
 ExpireAfter = Annotated[Duration, between("1s")]
 LabelName = Annotated[str, matching(r"[a-zA-Z_][a-zA-Z0-9_]*", "the name of a label: letters, digits and _")]
-HeartbeatInterval = Annotated[Duration, between("5m")]
 Namespace = Annotated[str, matching(r"[A-Za-z0-9.-]+", "its name alone, such as fleet.servicebus.windows.net")]
 HubAddress = Annotated[str, matching(r"sb://[A-Za-z0-9.:\[\]-]+/?", "sb://HOST:PORT alone: a key is no part of it")]
 ResolveTimeout = Annotated[Duration, between("1s", "1d")]
@@ -161,16 +159,15 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
     transport: Literal["amqp", "websockets"] = "amqp"  # port 5671, or 443
     endpoint: HubAddress | None = None  # another address to connect to: sb://HOST:PORT
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
-    heartbeat: HeartbeatInterval | None = None  # 5m and up: each VM sends one so often
+    heartbeat: Annotated[Duration, between("5m")] | None = None  # 5m and up: each VM sends one so often
     timeout: SendTimeout = Duration("15s")
     expire_after: ExpireAfter = Duration("7d")  # a stream is to be whole
     expire_on_end: bool = False
 
     def __post_init__(self) -> None:
-        refuse(
-            ((self.connection_string is None) == (self.namespace is None), _EITHER_HUB),
-            (self.namespace is not None and not self.hub, "expected `hub` beside `namespace`"),
-        )
+        named = self.namespace is not None and bool(self.hub)
+        if named == (self.connection_string is not None) or (self.namespace and not named):
+            raise ValueError("expected either `connection_string`, or `namespace` and `hub`")
 
 
 class Command(SinkSettings, frozen=True, kw_only=True):
