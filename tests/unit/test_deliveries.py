@@ -7,7 +7,6 @@ import pytest
 
 from notbefore.core.change import Approval, Change
 from notbefore.core.delivery import (
-    PATIENCE,
     REMINDER_GRACE,
     SETTLING,
     Delivery,
@@ -130,10 +129,7 @@ def test_what_is_critical_has_a_fallback() -> None:
     (critical,) = made(change({"EventType": "Reboot"}), route)
     (info,) = made(change({}), route)
     assert (critical.fallback, critical.fallback_at) == (("hub",), critical.created + 30)
-    assert (info.fallback, info.fallback_at, info.patient_until) == ((), None, 0)
-    assert critical.patient_until == critical.not_before
-    (late,) = made(change({"EventType": "Reboot", "NotBefore": None}), route)
-    assert late.patient_until == late.created + PATIENCE
+    assert (info.fallback, info.fallback_at) == ((), None)
 
 
 def test_a_sink_that_is_not_configured_has_the_terms_of_any() -> None:

@@ -263,15 +263,6 @@ def test_a_moved_not_before_is_notified_once() -> None:
     assert log.last.change.not_before == later
 
 
-def test_a_not_before_that_moves_in_small_steps_is_compared_with_what_people_know() -> None:
-    log = Log()
-    log.add(A, "announced", not_before=at(900))
-    for seconds in (940, 980):
-        log.add(A, "updated", not_before=at(seconds))
-    assert log.kinds == ["announced", "updated", "updated"]
-    assert [one.change.previous_not_before for one in log.made[1:]] == [at(900), at(900)]
-
-
 # ---- where its VMs are
 
 

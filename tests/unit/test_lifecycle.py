@@ -535,15 +535,6 @@ def test_only_what_has_finished_has_a_time_in_which_it_was_started() -> None:
     assert story.last.started_seconds is None
 
 
-def test_several_small_shifts_of_not_before_are_measured_from_the_reported_one() -> None:
-    story = Story().sees(0, item())
-    for second, minute in ((1, "15:40"), (2, "16:20")):
-        story.sees(second, item(NotBefore=f"Sun, 01 Mar 2026 12:{minute} GMT"))
-    story.sees(3, item(NotBefore="Sun, 01 Mar 2026 12:16:30 GMT"))
-    # 40 s are not reported, 80 s are, and then it is 10 s from what was reported
-    assert [change.previous_not_before for change in story.changes] == [None, at(900), at(900), at(980)]
-
-
 # ---- interruptions
 
 

@@ -77,12 +77,9 @@ def test_a_reminder_waits_for_what_comes_before_it_and_is_not_sent_beside_anothe
 
 
 def test_a_delivery_is_given_with_all_that_its_text_needs(box: Box) -> None:
-    box.put(delivery(severity="critical", note="why", created=10.0, due=20.0, patient_until=900.0), now=10)
-    (given,) = box.lease(30)
-    assert (given.record, given.note, given.severity) == (b"{}", "why", "critical")
-    assert (given.patience, given.repetition) == (870.0, False)
-    box.put(delivery("f", patient_until=20.0), now=10)
-    assert box.lease(30)[0].patience == 0
+    box.put(delivery(severity="critical", note="why"))
+    (given,) = box.lease(1)
+    assert (given.record, given.note, given.severity, given.repetition) == (b"{}", "why", "critical", False)
 
 
 # ---- results
@@ -239,7 +236,7 @@ def test_a_reminder_moves_with_not_before_also_where_its_sink_is_not_notified(bo
     moved, other, approved = box.rows()
     assert approved.due == 500
     assert (moved.created, moved.due, moved.expires) == (100 + seconds, 100 + seconds, 160 + seconds)
-    assert (moved.record, moved.patient_until, other.due) == (b'{"moved":1}', 0, 100)
+    assert (moved.record, other.due) == (b'{"moved":1}', 100)
 
 
 def test_an_approval_replaces_neither_a_reminder_nor_anything_of_another_sink_or_event(box: Box) -> None:

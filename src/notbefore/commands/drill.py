@@ -160,10 +160,7 @@ class Exercise:
 def _step(change: Change, routing: Routing, vm: Vm) -> StoredChange:
     line = Record.of(change, vm, exercise=True).line()
     made = deliveries(change, line, routing, vm)
-    kept = tuple(
-        msgspec.structs.replace(one, patient_until=0.0) for one in made if one.kind == change.kind
-    )  # no reminders
-    return StoredChange(change, line, kept)
+    return StoredChange(change, line, tuple(one for one in made if one.kind == change.kind))  # no reminders
 
 
 class DrillRow(Struct, frozen=True):

@@ -4,7 +4,6 @@ from datetime import datetime
 from typing import Final, Literal, get_args
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from notbefore.core.digest import sha256
 from notbefore.core.document import Event
@@ -22,37 +21,7 @@ Scope = Literal["self", "peer", "unknown"]
 
 Outcome = Literal["canceled", "finished", "unknown"]
 
-Reason = Literal[
-    "first_seen_scheduled",
-    "first_seen_started",  # no notice: a hardware failure, or the agent came late (``notice_seconds`` tells)
-    "first_seen_other_status",  # a status that is not known to us
-    "came_back",  # the EventId had been gone
-    "content_changed",  # NotBefore, resources, description, source or duration moved
-    "status_started",
-    "status_went_back",  # Started -> Scheduled, which the documents do not know
-    "status_other",
-    "gone_before_start",
-    "gone_after_start",
-    "gone_after_start_unwatched",  # Azure knows one way out of Started: it is over, and nobody saw when
-    "start_may_be_missed",  # gone after some seconds of silence, in which NotBefore passed
-    "gone_from_other_status",
-    "not_watched",  # gone, and the agent had not been looking long enough to know how
-    "not_readable",  # gone, and what was listed of it before could not be read
-    "machine_rebooted",  # gone, and this machine was booted since the last answer
-    "as_far_as_known",  # of a fleet: not every VM that reported it has said that it is over, and the limit has passed
-    "corrected",  # of a fleet: it was over as far as was known, and this is what was learnt late
-    # of approvals; see core.approval
-    "accepted",  # IMDS answered 200
-    "refused",  # IMDS answered 400: it will not take this request
-    "no_answer",  # IMDS gave no usable answer in the time that was left
-    "dry_run",  # nothing is sent: it would have been approved
-    "several_resources",  # it stands for other VMs as well, and the rule does not say `for_all_resources`
-    "changed",  # the event is not any more what was to be approved
-    "no_longer_scheduled",  # it began, or was gone, before it was approved
-    "too_late",  # NotBefore came first
-    "state_not_written",  # what is not on disk is not sent
-    "switched_off",  # the configuration was changed meanwhile
-]
+Reason = str  # why it is reported so: docs/how-it-works.md has each of them with its story
 
 SILENT: Final = "Silent"
 """The type of what is no event of Azure: VMs of a fleet whose signs of life have stopped."""
@@ -90,21 +59,6 @@ APPROVALS: Final[dict[str, str]] = {
 """What became of an approval, in words."""
 
 
-QUIET_SHIFT: Final = 60.0  # seconds by which NotBefore may move without a message
-
-
-def quiet(before: Event, after: Event, reported: datetime | None) -> bool:
-    """Whether nothing but NotBefore has changed, and that by less than a minute since it was ``reported``."""
-    if reported is None or after.not_before is None:
-        return False
-    shift = abs((after.not_before - reported).total_seconds())
-    return shift < QUIET_SHIFT and _without_time(before).digest() == _without_time(after).digest()
-
-
-def _without_time(event: Event) -> Event:
-    return replace(event, not_before=None)
-
-
 class Step:
     """What follows from the facts that a change and its record have in common."""
 
@@ -138,7 +92,6 @@ class Change(Struct, Step, frozen=True):
     first_seen: datetime
     previous: Event | None = None  # as listed before, for ``updated`` and ``started``
     previous_scope: Scope | None = None  # where it was another: Resources moved
-    previous_not_before: datetime | None = None  # as last reported, before the quiet updates (``quiet``) up to this one
     outcome: Outcome | None = None  # for ``canceled``, ``finished``, ``ended``
     not_before: datetime | None = None  # the last one known: Azure empties it once the event is started
     notice_seconds: float | None = None  # from the first sight to NotBefore; 0 when it began without notice

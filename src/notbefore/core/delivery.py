@@ -17,7 +17,6 @@ MessageKind = ChangeKind | Literal["reminder", "heartbeat"]
 EXPIRING_KINDS: Final = frozenset({"announced", "updated", "reminder"})  # they are of no use once the event has ended
 SETTLING: Final = 5.0  # seconds
 REMINDER_GRACE: Final = 60.0  # seconds after NotBefore for which a reminder that is late is still sent
-PATIENCE: Final = 300.0  # seconds for which a refusal of something critical that may pass is tried again at least
 A_DAY: Final = 86_400.0  # seconds
 
 DeliveryState = Literal["pending", "dead", "repeating"]
@@ -40,7 +39,6 @@ class Delivery(Struct, frozen=True):
     change_id: str = ""  # of the change itself, where it is one
     expires_with_event: bool = False  # it expires when the event ends
     not_before: float = 0.0  # of the event, in Unix seconds; 0 where it is not known: the smallest is sent first
-    patient_until: float = 0.0  # until when a refusal that may pass is tried again
     fallback: tuple[str, ...] = ()  # sinks that it goes to from ``fallback_at`` on, or once it is dead
     fallback_at: float | None = None
     others: tuple[str, ...] = ()  # the other sinks that the change goes to
@@ -76,7 +74,6 @@ class Delivery(Struct, frozen=True):
             created=self.created + seconds,
             due=self.due + seconds,
             expires=self.expires + seconds,
-            patient_until=self.patient_until + seconds,
             fallback_at=None if self.fallback_at is None else self.fallback_at + seconds,
         )
 
@@ -112,8 +109,8 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
         terms = routing.sinks.get(target.sink, Terms())
         if change.approval is not None and not terms.approvals:
             continue
-        critical = target.severity == "critical"
-        fallback = tuple(name for name in target.fallback if name not in names) if critical else ()
+        fallback = tuple(name for name in target.route.fallback if name not in names)
+        fallback = fallback if target.severity == "critical" else ()
         message = Delivery(
             delivery_id=delivery_id(change.id, target.sink),
             event_key=change.event.key,
@@ -127,9 +124,8 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
             change_id=change.id,
             expires_with_event=terms.expire_on_end and change.kind in EXPIRING_KINDS,
             not_before=not_before,
-            patient_until=max(not_before, created + PATIENCE) if critical else 0.0,
             fallback=fallback,
-            fallback_at=created + target.fallback_after if fallback else None,
+            fallback_at=created + target.route.fallback_after.seconds if fallback else None,
             others=tuple(sorted(names - {target.sink})),
             once=terms.once,
         )
@@ -170,21 +166,19 @@ def _reminders(change: Change, target: Target, message: Delivery) -> Iterator[De
         return
     start = not_before.timestamp()
     # a notice that is shorter than that: the change itself says it
-    times = [start - seconds for seconds in target.remind_before if start - seconds > message.created]
+    times = sorted({start - one.seconds for one in target.route.remind_before if start - one.seconds > message.created})
     ends = [*times[1:], start + REMINDER_GRACE]  # the next one replaces it
     for number, (due, expires) in enumerate(zip(times, ends, strict=False)):
-        severity = target.near_severity if due >= start - NEAR else message.severity
         yield replace(
             message,
             delivery_id=delivery_id(change.id, target.sink, f"reminder {number}" if number else "reminder"),
             kind="reminder",
-            severity=severity,
+            severity=target.near_severity if due >= start - NEAR else message.severity,
             created=due,
             due=due,
             expires=expires,
             change_id="",
             expires_with_event=True,
-            patient_until=max(message.not_before, due + PATIENCE) if severity == "critical" else 0.0,
             fallback=(),
             fallback_at=None,
             others=(),

@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.core.change import Change, ChangeKind, Outcome, Reason, change_id, quiet
+from notbefore.core.change import Change, ChangeKind, Outcome, Reason, change_id
 from notbefore.core.clock import elapsed
 from notbefore.core.document import REBOOTING, Document, Event, Flaw
 from notbefore.core.tracked import Observation, Phase, Tracked, TrackedEvent, scope_of
@@ -127,7 +127,7 @@ def _listed(tracked: Tracked, event: Event, document: Document, now: Observation
         change = replace(change, scheduled_seconds=None)
     # a scope may change as well because IMDS says who we are: Resources did not move then
     scope = old.scope if old.scope != known.scope and old.event.resources != event.resources else None
-    return known, replace(change, previous=old.event, previous_scope=scope, previous_not_before=old.reported_not_before)
+    return known, replace(change, previous=old.event, previous_scope=scope)
 
 
 def _new(tracked: Tracked, event: Event, incarnation: int, now: Observation) -> tuple[TrackedEvent, Change]:
@@ -142,7 +142,6 @@ def _new(tracked: Tracked, event: Event, incarnation: int, now: Observation) -> 
         start=now.at if is_started else None,
         start_seen=is_started and watched,
         not_before=event.not_before,
-        reported_not_before=event.not_before,
         interruption=0.0 if watched or not is_started else None,
         steps=tracked.departed.get(event.key, {}),
     )
@@ -170,7 +169,6 @@ def _in_both_versions(old: Event, event: Event) -> Event:
 def _advanced(tracked: Tracked, old: TrackedEvent, event: Event, now: Observation) -> TrackedEvent:
     starts = old.start is None and Phase.of(event) is Phase.STARTED
     noticed = old.not_before if Phase.of(event) is Phase.STARTED else None  # what a started event lists is not ahead
-    is_quiet = quiet(old.event, event, old.reported_not_before)
     return replace(
         old,
         event=event,
@@ -178,7 +176,6 @@ def _advanced(tracked: Tracked, old: TrackedEvent, event: Event, now: Observatio
         start=now.at if starts else old.start,
         start_seen=_watched(tracked, event.key, now) if starts else old.start_seen,
         not_before=noticed or event.not_before or old.not_before,
-        reported_not_before=old.reported_not_before if is_quiet else event.not_before,
     )
 
 
@@ -226,7 +223,7 @@ def _ending(known: TrackedEvent, now: Observation, *, watched: bool, proven: boo
     """How the event ended, as far as that is certain, and why it is said."""
     phase = Phase.of(known.event)
     if phase is Phase.STARTED:  # Azure knows one way out of it
-        unwatched: Reason = "machine_rebooted" if proven else "gone_after_start_unwatched"
+        unwatched = "machine_rebooted" if proven else "gone_after_start_unwatched"
         return TRANSITIONS[phase, Phase.ABSENT] if watched else ("finished", unwatched)
     if now.rebooted:
         return "ended", "machine_rebooted"

@@ -72,7 +72,6 @@ class GivenDelivery(Struct, frozen=True):
     record: bytes  # the change as JSON
     thread: str | None = None  # what the sink said of the first message of this event
     note: str = ""  # why it goes to this sink, where that is not by its route
-    patience: float = 0.0  # seconds for which a refusal that may pass is to be reported as ``failed``
     repetition: bool = False  # it was delivered before, and is sent again while the event lasts
 
 
@@ -329,8 +328,7 @@ class Outbox:
         elif change.not_before_shift:  # the reminders move, also those to sinks whose route sends nothing of it
             for row in self.rows.of_event(key):
                 if row.state == "pending" and row.is_reminder:
-                    moved = row.shifted(change.not_before_shift)
-                    self.rows.put(replace(moved, patient_until=row.patient_until, record=record))
+                    self.rows.put(replace(row.shifted(change.not_before_shift), record=record))
         if change.no_longer_affected:
             self.no_longer_affected([key], now)
             over = True
@@ -434,9 +432,8 @@ class Outbox:
                 self.rows.put(replace(row, begun=True))
                 continue
             self.rows.given.add(row.delivery_id)
-            patience, thread = max(0.0, row.patient_until - now), self.rows.threads.get(row.lane)
-            repetition = row.state == "repeating"
-            found.append(view(GivenDelivery, row, thread=thread, patience=patience, repetition=repetition))
+            thread, repetition = self.rows.threads.get(row.lane), row.state == "repeating"
+            found.append(view(GivenDelivery, row, thread=thread, repetition=repetition))
         return found
 
     def _record(self, result: SendResult, now: float) -> None:

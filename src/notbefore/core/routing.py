@@ -8,7 +8,7 @@ from typing import Final, Literal, get_args
 
 from msgspec import Struct
 
-from notbefore.core.change import Change, ChangeKind, Scope, quiet
+from notbefore.core.change import Change, ChangeKind, Scope
 from notbefore.core.document import PREEMPT, PROMISED, REBOOTING, STARTED, VANISHING, Event
 from notbefore.core.duration import Duration
 from notbefore.core.record import Vm
@@ -86,32 +86,28 @@ class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
     def accepts(self, change: Change, vm: Vm | None) -> bool:
         """Whether every matcher that is set agrees; also with an event that was this VM's, when it no longer is."""
         return (
-            not self.contradicted(vm)
+            self.is_here(vm)
             and _one_of(change.kind, self.change)
             and _one_of(change.event.event_status, self.event_status)
             and (_in_scope(change.scope, self.scope) or (change.no_longer_affected and "self" in self.scope))
             and self.holds(change.event)
         )
 
-    def contradicted(self, vm: Vm | None) -> tuple[str, ...]:
-        """The matchers that what is known of this VM contradicts, by their keys: with one, nothing ever matches here.
+    def is_here(self, vm: Vm | None) -> bool:
+        """Whether nothing that is known of this VM contradicts: else nothing ever matches here.
 
         What IMDS has not said yet contradicts nothing: rather one message too many. Azure compares names without
         regard to case, and the values of tags with it.
         """
         vm = vm or Vm()
         known = bool(vm.vm_id)  # IMDS has said who this VM is; an empty fact is one that it does not have
-        wrong = []
         for key, field in VM_FACTS.items():
             wanted, fact = getattr(self, key), getattr(vm, field)
             if wanted and (known or fact) and _compared(fact) not in map(_compared, wanted):
-                wrong.append(key)
+                return False
         tags = {name.casefold(): value for name, value in vm.tags.items()}
-        for name, values in self.tags.items():
-            value = tags.get(name.casefold())
-            if known and (value is None or (values and value not in values)):
-                wrong.append(f"tags.{name}")
-        return tuple(wrong)
+        asked = [(tags.get(name.casefold()), values) for name, values in self.tags.items()] if known else []
+        return all(value is not None and (not values or value in values) for value, values in asked)
 
 
 def _compared(name: str) -> str:
@@ -147,9 +143,7 @@ class Target(Struct, frozen=True):
     sink: str
     severity: Severity
     near_severity: Severity  # once NotBefore is near
-    remind_before: tuple[float, ...] = ()  # seconds, the longest first
-    fallback: tuple[str, ...] = ()
-    fallback_after: float = 60.0  # seconds
+    route: Route  # by which it goes there
     last: bool = False  # the last message: the event no longer affects this VM, and others' events do not go there
 
 
@@ -183,19 +177,11 @@ def route(change: Change, routes: tuple[Route, ...], vm: Vm | None, sinks: tuple
     for route in routes or (Route(Match(scope=("self",)), sinks),):
         if not route.match.accepts(change, vm):
             continue
-        if _notifies(change, route.announce_by, vm) and not _quiet(change):
+        if _notifies(change, route.announce_by, vm):
             severity, near = _severities(change, route.severity)
+            last = change.no_longer_affected and route.announce_by != "all"
             for sink in route.sinks:
-                target = Target(
-                    sink=sink,
-                    severity=severity,
-                    near_severity=near,
-                    fallback=tuple(name for name in route.fallback if name not in route.sinks),
-                    fallback_after=route.fallback_after.seconds,
-                    remind_before=tuple(sorted({one.seconds for one in route.remind_before}, reverse=True)),
-                    last=change.no_longer_affected and route.announce_by != "all",
-                )
-                found.setdefault(sink, target)
+                found.setdefault(sink, Target(sink, severity, near, route, last))
         if not route.go_on:
             break
     return tuple(found.values())
@@ -208,11 +194,6 @@ def _one_of(value: str, wanted: tuple[str, ...]) -> bool:
 def _in_scope(scope: Scope, wanted: tuple[Scope, ...]) -> bool:
     # an event that may be ours goes where ours go: rather one message too many
     return not wanted or scope in wanted or (scope == "unknown" and "self" in wanted)
-
-
-def _quiet(change: Change) -> bool:
-    before = change.previous
-    return change.kind == "updated" and before is not None and quiet(before, change.event, change.previous_not_before)
 
 
 def _notifies(change: Change, announce_by: AnnounceBy, vm: Vm | None) -> bool:

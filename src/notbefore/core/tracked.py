@@ -71,7 +71,6 @@ class TrackedEvent(Struct, frozen=True):
     start: Instant | None = None  # when it was first seen Started
     start_seen: bool = False  # it was not Started at the poll before
     not_before: datetime | None = None  # the last one known
-    reported_not_before: datetime | None = None  # the last one that was not a quiet update
     interruption: float | None = 0.0  # the longest delay while Started, in seconds; None: a part was not measured
     steps: dict[str, int] = {}  # how often each step was made: it distinguishes a change from its repetition
 

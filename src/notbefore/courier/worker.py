@@ -132,7 +132,7 @@ class Worker:
 
     def _failed(self, delivery: GivenDelivery, error: SendError) -> SendResult:
         cause = shortened(self._redact(str(error)), MAX_ERROR)
-        again = not error.permanent or (error.may_pass and delivery.patience > 0)
+        again = not error.permanent or (error.may_pass and delivery.severity == "critical")
         level, text = logging.WARNING, f"did not accept {_what(delivery)} ({cause}): it will be tried again"
         if not (again or delivery.repetition):
             level = logging.ERROR

@@ -18,7 +18,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.core.change import Change, LifecycleKind, Reason, change_id, quiet
+from notbefore.core.change import Change, LifecycleKind, Reason, change_id
 from notbefore.core.document import SCHEDULED as STATUS_SCHEDULED
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
@@ -84,7 +84,6 @@ class Wave(Struct, array_like=True):
     notified: Standing = NEW  # what was notified last
     notified_event: Event | None = None
     notified_at: float = 0.0  # Unix seconds of the hub's clock
-    not_before: datetime | None = None  # as people know it, before the quiet updates since then
     due: float | None = None  # when the next notification is to be made
     number: int = 0  # of the digests so far
     nth: int = 0  # of an event that came back: how often it was over before
@@ -219,8 +218,6 @@ class Waves:
             return None
         wave.number += kind == "updated"
         made = _notification(wave, event, kind, standing, now)
-        if before is None or kind != "updated" or not quiet(before, event, wave.not_before):
-            wave.not_before = event.not_before
         wave.notified, wave.notified_event, wave.notified_at = standing, event, moment
         for story in wave.stories.values():
             story.named, story.late = True, False
@@ -249,7 +246,7 @@ def ways_of(story: Story, routes: tuple[Route, ...]) -> str:
     vm, found = vm_of([story]), list[str]()
     for number, one in enumerate(routes):
         match = one.match
-        if match.contradicted(known(vm)) or not match.holds(story.event):
+        if not match.is_here(known(vm)) or not match.holds(story.event):
             continue
         found.append(str(number))
         if not (one.go_on or match.change or match.event_status):
@@ -316,7 +313,6 @@ def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Stand
         incarnation=0,
         first_seen=first_seen,
         previous=wave.notified_event,
-        previous_not_before=wave.not_before,
         outcome=OUTCOMES.get(standing),
         not_before=event.not_before or min((one.not_before for one in stories if one.not_before), default=None),
         notice_seconds=min((one.notice for one in measured_in(stories) if one.notice is not None), default=None),
