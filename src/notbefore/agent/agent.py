@@ -86,7 +86,7 @@ class Agent:
         self._approver = Approver(self._state, self._approval_settings, self._errors)
         self._operations = Operations(self._store, lambda: self._config.routing)
         self._control = ControlSocket(self._store.path.parent, self._answer)
-        self._heartbeats = Heartbeats(self._state, lambda: self._config.sinks)
+        self._heartbeats = Heartbeats(self._state, self._store.outbox, lambda: self._config.sinks)
 
         def in_use() -> InUse:
             return InUse(self._config, self._polling, self._figures, self._supervisor.trouble)

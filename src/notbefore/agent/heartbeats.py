@@ -7,14 +7,16 @@ from notbefore.agent.state import AgentState
 from notbefore.config.sinks import SinkConfig
 from notbefore.core.delivery import heartbeat_delivery
 from notbefore.core.record import Heartbeat
+from notbefore.store.stored_outbox import StoredOutbox
 
 
 class Heartbeats:
     """``sinks`` gives those in use, by name."""
 
-    def __init__(self, state: AgentState, sinks: Callable[[], Mapping[str, SinkConfig]]) -> None:
+    def __init__(self, state: AgentState, outbox: StoredOutbox, sinks: Callable[[], Mapping[str, SinkConfig]]) -> None:
         self._state = state
         self._clock = state.clock
+        self._outbox = outbox
         self._sinks = sinks
         self._next: dict[str, float] = {}  # sink -> monotonic seconds
 
@@ -31,4 +33,4 @@ class Heartbeats:
             now = self._clock.now()
             listed = (event.event.event_id for event in known.state.tracked.events.values())
             line = Heartbeat.of(known.vm, listed, __version__, now, interval.seconds).line()
-            self._state.put(heartbeat_delivery(sink, known.vm_name, line, now.timestamp(), interval.seconds))
+            self._outbox.put([heartbeat_delivery(sink, known.vm_name, line, now.timestamp(), interval.seconds)])

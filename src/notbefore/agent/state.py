@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
-from notbefore.core.delivery import Delivery, Routing, deliveries
+from notbefore.core.delivery import Routing, deliveries
 from notbefore.core.document import Flaw
 from notbefore.core.record import Record, Vm
 from notbefore.metrics.process import PollFigures
@@ -93,9 +93,10 @@ class AgentState:
             state = replace(state, vm=None)
         since = state.totals.since or clock.now()
         state = replace(state, totals=replace(state.totals, since=since))
-        self.was_unanswered = state.unanswered  # an earlier process ended before IMDS answered it
-        if state.tracked.events and not state.unanswered:  # this one may as well
-            state = replace(state, unanswered=True)
+        # when the machine ran last before this process, as far as that was noted to the second
+        self.noted = state.last_running if state.clean or state.tracked.interrupting else None
+        if state.tracked.events:  # the next process does not count from there: the machine runs now
+            state = replace(state, clean=False, last_running=None)
             store.commit(state)
         self._snapshot = AgentSnapshot(state, vm=self.vm_of(state))
 
@@ -103,11 +104,6 @@ class AgentState:
     def snapshot(self) -> AgentSnapshot:
         """What is known: as written, or kept in memory while nothing can be written."""
         return self._snapshot
-
-    @property
-    def poll(self) -> PollStatus:
-        """How the last poll ended; published with what it led to."""
-        return self._snapshot.poll
 
     def publish(self, poll: PollStatus) -> None:
         """How the last poll ended, from now on."""
@@ -142,7 +138,7 @@ class AgentState:
         return self._store.disk.wait_written(number, on_disk)
 
     def _publish(self, state: StoredState, poll: PollStatus | None = None) -> None:
-        self._snapshot = AgentSnapshot(state, poll or self.poll, self.vm_of(state))
+        self._snapshot = AgentSnapshot(state, poll or self._snapshot.poll, self.vm_of(state))
 
     def note_running(self) -> None:
         """Write down when the last good answer came, and that the machine runs, while an event is listed."""
@@ -164,10 +160,6 @@ class AgentState:
                 number = self._store.commit(state)
             self._store.disk.wait_written(number, WRITE_PATIENCE)
 
-    def put(self, delivery: Delivery) -> None:
-        """Have something delivered that no change causes."""
-        self._store.outbox.put([delivery])
-
     def vm_of(self, state: StoredState) -> Vm | None:
         """Who this VM is by a state and the configuration; ``None`` where neither says it."""
         settings, vm = self._settings(), state.vm
@@ -176,20 +168,20 @@ class AgentState:
         return replace(vm, record_tags=settings.record_tags) if vm is not None and settings.record_tags else vm
 
     def _with_times(self, state: StoredState, poll: PollStatus | None = None) -> StoredState:
-        poll = poll or self.poll
+        poll = poll or self._snapshot.poll
         if poll.answered is None:  # this process knows no better than the last one
             return state
         seen = self.clock.instant(poll.answered, poll.date)
         owner = self.vm_of(state) or state.seen_by  # what nobody is known to own is this VM's
-        return replace(state, seen=seen, last_running=seen, seen_by=owner, clean=False, unanswered=False)
+        return replace(state, seen=seen, last_running=seen, seen_by=owner, clean=False)
 
     def _now(self) -> Instant:
         """This moment; IMDS's clock as it was at the last answer, and has gone on since."""
-        answered, now = self.poll.answered, self.clock.read()
-        instant = self.clock.instant(now, self.poll.date)
-        if instant.date is None or answered is None:
+        poll, now = self._snapshot.poll, self.clock.read()
+        instant = self.clock.instant(now, poll.date)
+        if instant.date is None or poll.answered is None:
             return instant
-        return replace(instant, date=instant.date + timedelta(seconds=now.boot - answered.boot))
+        return replace(instant, date=instant.date + timedelta(seconds=now.boot - poll.answered.boot))
 
     def _stored(self, state: StoredState, changes: Sequence[Change]) -> list[StoredChange]:
         if not changes:

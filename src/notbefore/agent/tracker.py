@@ -1,6 +1,6 @@
 """``Tracker`` follows the document of IMDS: bytes in, changes out to ``AgentState``.
 
-The polling thread calls ``handle``, the thread that asks who this VM is calls ``identify``.
+The polling thread alone calls it.
 """
 
 import logging
@@ -61,8 +61,7 @@ class Tracker:
         self._started = clock.read()
         self._interval = 1.0  # seconds between polls
         self._source = ("", "")  # the endpoint, and the api-version of its documents
-        self._document: Document | None = None
-        self._rejected: DocumentError | None = None  # why the body that IMDS gives now is no document
+        self._document: Document | DocumentError | None = None  # what IMDS gives now, or why that is no document
         self._logged_vm = state.snapshot.vm
         self._first_answer: float | None = None  # monotonic seconds
         self._checked: Instant | None = None  # when ``Date`` was looked at last, without it if it was not believed
@@ -70,19 +69,19 @@ class Tracker:
         self._each_counts = False  # a poll that brings nothing new says something: of an interruption, how long unread
         self._imminent_at = inf  # seconds since the boot
 
-    # ---- what the polling thread calls
-
     def handle(self, poll: Poll) -> None:
         """Take in one poll: count it, read its document, and commit what it changes."""
+        if poll.body is not None:
+            try:
+                self._document = parse(poll.body)
+            except DocumentError as error:
+                self._document = error
         if poll.error is not None:
             self._failed(poll, poll.error.reason, str(poll.error))
-            return
-        if poll.body is not None:
-            self._read(poll.body)
-        if self._rejected is not None:
-            self._failed(poll, "rejected", str(self._rejected), self._rejected.reason)
+        elif isinstance(self._document, DocumentError):
+            self._failed(poll, "rejected", str(self._document), self._document.reason)
         else:
-            self._answered(poll)
+            self._answered(poll, self._document)
 
     def use(self, endpoint: str, api_version: str, interval: float = 1.0) -> None:
         """From now on documents come from there, of this version, each ``interval`` seconds.
@@ -90,21 +89,13 @@ class Tracker:
         If they came from elsewhere, or were of another version, what is known is outdated until the first has come.
         """
         self._interval = interval
-        status, source = self._state.poll, (endpoint, api_version)
+        status, source = self._state.snapshot.poll, (endpoint, api_version)
         figures = replace(status.figures, api_version=api_version)
         self._state.publish(replace(status, figures=figures, outdated=status.outdated or source != self._source))
         self._source = source
 
-    def _read(self, body: bytes) -> None:
-        try:
-            self._document = parse(body)
-            self._rejected = None
-            _log_flaws(self._document.flaws)
-        except DocumentError as error:
-            self._rejected = error
-
     def _failed(self, poll: Poll, reason: str, detail: str, rejection: str | None = None) -> None:
-        status = self._state.poll
+        status = self._state.snapshot.poll
         figures = status.figures.plus(reason, poll.lag, poll.duration)
         if rejection is not None:
             figures = replace(figures, documents_rejected=increased(figures.documents_rejected, rejection))
@@ -112,14 +103,16 @@ class Tracker:
             log.warning("IMDS: %s; asking again, and going on with what is known", detail)
         self._state.publish(replace(status, figures=figures, failure=reason))
 
-    def _answered(self, poll: Poll) -> None:
-        last, document, now = self._state.poll, self._document, self._clock.read()
+    def _answered(self, poll: Poll, document: Document | None) -> None:
+        last, now = self._state.snapshot.poll, self._clock.read()
         if last.failure is not None:
             log.info("IMDS answers again")
         figures = last.figures.plus("changed" if poll.body is not None else "unchanged", poll.lag, poll.duration)
         if poll.body is not None and document is not None:
             figures = _with_flaws(figures, document.flaws)
-        if last.answered is None and self._waits_for_name(now):
+        self._first_answer = now.monotonic if self._first_answer is None else self._first_answer
+        unnamed = last.answered is None and self._state.snapshot.vm_name is None
+        if unnamed and now.monotonic - self._first_answer < NAME_PATIENCE:
             self._state.publish(replace(last, figures=figures, failure=None))
             return
         # since the last good answer: what the freeze meter measured; while it does not run, how late the poll was
@@ -133,11 +126,12 @@ class Tracker:
         at = self._clock.instant(now, date)
 
         def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
-            observation = self._observation(state, at, gap)
-            compared = diff(state.tracked, document, observation)
-            made = self._next(state, compared.tracked, compared.changes)
+            compared = diff(state.tracked, document, self._observation(state, at, gap))
             # at the first answer this boot is written down, and that the last stop is over: a crash may follow
-            return made or ((state, ()) if last.answered is None else None)
+            if compared.tracked == state.tracked and not compared.changes and last.answered is not None:
+                return None
+            approvals = without_old(state.approvals, compared.tracked)
+            return replace(state, tracked=compared.tracked, approvals=approvals), compared.changes
 
         self._state.commit(step, PollStatus(figures, now, date, flaws=document.flaws))
         self._expect(self._state.snapshot.state.tracked, now, date)
@@ -163,12 +157,6 @@ class Tracker:
             )
         return ""
 
-    def _waits_for_name(self, now: ClockReading) -> bool:
-        """No comparison is made yet: it is not known which VM this is."""
-        if self._first_answer is None:
-            self._first_answer = now.monotonic
-        return self._state.snapshot.vm_name is None and now.monotonic - self._first_answer < NAME_PATIENCE
-
     def _expect(self, tracked: Tracked, now: ClockReading, date: str) -> None:
         """Measure freezes closely from shortly before an event may start until it is over."""
         if tracked is not self._expected:
@@ -178,7 +166,7 @@ class Tracker:
         self._freeze_meter.switch(on=now.boot >= self._imminent_at)
 
     def _observation(self, state: StoredState, at: Instant, gap: Gap) -> Observation:
-        poll = self._state.poll
+        poll = self._state.snapshot.poll
         rebooted = state.seen is not None and state.seen.boot != at.boot
         elsewhere = poll.outdated and poll.answered is not None
         last, measured = state.seen, None
@@ -186,38 +174,24 @@ class Tracker:
             last = self._clock.instant(poll.answered, poll.date)
             measured = believable(gap, last, at)
         elif rebooted:  # the first good answer of this process, which measured no gap before it
-            measured = self._gap_over_boot(state, at)
+            measured = self._gap_over_boot(at)
         return Observation(
             at=at,
             vm=name_of(self._state.vm_of(state)),
             silence=silence(last, at) if last is not None and not elsewhere else None,
             rebooted=rebooted,
             last=last.date if last is not None else None,
-            down=_down(state, at) if rebooted else None,
+            down=_down(self._state.noted, at) if rebooted else None,
             gap=measured,
             interval=self._interval,
             elsewhere=elsewhere,
         )
 
-    def _gap_over_boot(self, state: StoredState, at: Instant) -> float | None:
-        """From when the machine was last known to run before the boot to the start of this process, if that was noted.
-
-        If another process was started in between, and ended before IMDS answered it, the VM ran in between as well.
-        """
-        if self._state.was_unanswered or state.last_running is None or not (state.clean or state.tracked.interrupting):
-            return None
-        between = elapsed(state.last_running, at)
+    def _gap_over_boot(self, at: Instant) -> float | None:
+        """From when the machine was last known to run before the boot to the start of this process."""
+        between = elapsed(self._state.noted, at) if self._state.noted is not None else None
         since_start = at.uptime - self._started.boot
         return max(0.0, between - since_start) if between is not None else None
-
-    def _next(
-        self, state: StoredState, tracked: Tracked, changes: Sequence[Change]
-    ) -> tuple[StoredState, Sequence[Change]] | None:
-        if tracked == state.tracked and not changes:
-            return None
-        return replace(state, tracked=tracked, approvals=without_old(state.approvals, tracked)), changes
-
-    # ---- what the thread that asks who this VM is calls
 
     def identify(self, vm: Vm | None) -> None:
         """Take in who this VM is, as IMDS says; ``None``: the configuration may have another name for it.
@@ -225,46 +199,45 @@ class Tracker:
         After a boot the memory may be another VM's: it is forgotten then, before the first comparison. What is listed
         may be this VM's, or another's, now that the name is known. Nothing else is claimed: no answer was read.
         """
-        others: list[str] = []
+        before = self._state.snapshot
 
         def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
             identified = replace(state, vm=vm or state.vm)
             owner = self._state.vm_of(identified)
-            if self._state.poll.answered is None:
-                booted = state.seen is not None and state.seen.boot != self._clock.boot_id
-                if booted and not _is_same(state.seen_by, owner):
-                    identified = replace(identified, tracked=_forgotten(state.tracked), seen_by=owner)
-                return (identified, ()) if identified != state else None
-            named = with_scopes(state.tracked, name_of(owner))
-            others.extend(
-                key for key, one in named.events.items() if one.scope == "peer" != state.tracked.events[key].scope
-            )
-            made = self._next(identified, named, ())
-            return made or ((identified, ()) if identified != state else None)
+            booted = state.seen is not None and state.seen.boot != self._clock.boot_id
+            if before.poll.answered is not None:
+                identified = replace(identified, tracked=with_scopes(state.tracked, name_of(owner)))
+            elif booted and not _is_same(state.seen_by, owner):
+                identified = replace(identified, tracked=_forgotten(state.tracked), seen_by=owner)
+            return (identified, ()) if identified != state else None
 
         self._state.commit(step)
+        after, known = self._state.snapshot, before.state.tracked.events
         # what was announced as if it might be this VM's is not repeated
+        others = [one for key, one in after.state.tracked.events.items() if one.scope == "peer" != known[key].scope]
         with self._store.outbox.opened() as (outbox, now):
-            outbox.no_longer_affected(others, now)
-        vm = self._state.snapshot.vm
-        if vm != self._logged_vm and vm is not None:
-            log.info("this VM is %s", vm.name)
-        self._logged_vm = vm
+            outbox.no_longer_affected([one.event.key for one in others], now)
+        if after.vm != self._logged_vm and after.vm is not None:
+            log.info("this VM is %s", after.vm.name)
+        self._logged_vm = after.vm
 
 
 def _with_flaws(figures: PollFigures, flaws: Iterable[Flaw]) -> PollFigures:
+    """The figures with what of a new document cannot be read, which is logged."""
     counts = figures.flaws
     for flaw in flaws:
         counts = increased(counts, flaw.reason)
+        which = f"event {flaw.event_id}" if flaw.event_id is not None else "an event without a readable id"
+        extent = f"({flaw.reason}): what was known of it is kept" if flaw.rejected else f"in full ({flaw.reason})"
+        log.warning("%s cannot be read %s", which, extent)
     return replace(figures, flaws=counts)
 
 
-def _down(state: StoredState, at: Instant) -> datetime | None:
+def _down(noted: Instant | None, at: Instant) -> datetime | None:
     """When the machine had gone down at the latest, by IMDS's clock; ``None`` where IMDS gives no time."""
     if at.date is None:
         return None
     booted = at.date - timedelta(seconds=at.uptime)
-    noted = state.last_running if state.clean or state.tracked.interrupting else None
     return min(booted, noted.date) if noted is not None and noted.date is not None else booted
 
 
@@ -284,12 +257,3 @@ def _forgotten(tracked: Tracked) -> Tracked:
         names = ", ".join(events[:MAX_LOGGED])
         log.warning("this disk was another VM's: %d events of that VM are forgotten (%s)", len(events), names)
     return as_another_vm(tracked)
-
-
-def _log_flaws(flaws: Iterable[Flaw]) -> None:
-    for flaw in flaws:
-        which = f"event {flaw.event_id}" if flaw.event_id is not None else "an event without a readable id"
-        if flaw.rejected:
-            log.warning("%s cannot be read (%s): what was known of it is kept", which, flaw.reason)
-        else:
-            log.warning("%s cannot be read in full (%s)", which, flaw.reason)

@@ -72,7 +72,6 @@ class StoredState(Struct, frozen=True):
     seen_by: Vm | None = None  # who this VM was then, if known: a disk may move to another one
     last_running: Instant | None = None  # when the machine was last known to be running
     clean: bool = False  # the agent stopped in order, at ``last_running``
-    unanswered: bool = False  # an agent was started after ``seen``, and IMDS has not answered it yet
     approvals: dict[str, ApprovalAttempt] = {}  # by the event's key
 
     @property
