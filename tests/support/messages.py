@@ -1,5 +1,6 @@
 """Messages for sinks: a change of a fleet's VM, as the agent would record it."""
 
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
@@ -31,11 +32,19 @@ LINKS = Links(dashboard="https://grafana.example.org/d/x?a=1&b=2", runbook="http
 
 
 def message(
-    *looks: dict[str, Any] | None, vm: Vm = VM, kind: str | None = None, exercise: bool = False, **fields: Any
+    *looks: dict[str, Any] | None,
+    seconds: Sequence[float] = range(1, 9),
+    vm: Vm = VM,
+    kind: str | None = None,
+    exercise: bool = False,
+    **fields: Any,
 ) -> Message:
-    """The message about the last change of an event that was listed with these fields; ``None``: not listed."""
+    """The message about the last change of an event that was listed with these fields; ``None``: not listed.
+
+    ``seconds``: when it was listed so.
+    """
     tracked, last = diff(Tracked(), document(), now(0)).tracked, None
-    for second, look in enumerate(looks or ({},), start=1):
+    for second, look in zip(seconds, looks or ({},), strict=False):
         step = diff(tracked, document(*([] if look is None else [item(**look)])), now(second))
         tracked, last = step.tracked, step.changes[-1]
     assert last
