@@ -35,7 +35,7 @@ def test_it_is_said_what_is_wrong_and_what_to_do(
     code = main(["check-config", str(path)])
     said = capsys.readouterr().err.strip().replace(str(path), "FILE").replace(str(tmp_path), "HERE")
     expected = ".*".join(map(re.escape, case["says"].split("...")))
-    assert re.fullmatch(f"notbefore: {expected}", said), said
+    assert re.fullmatch(f"notbefore: {expected}" if expected else "", said), said
     assert code == case["exit"]
-    if code == 0:
+    if code == 0 and said:
         assert main(["check-config", "--strict", str(path)]) == 2, "a warning is an error where that is asked for"

@@ -82,22 +82,20 @@ def test_all_kinds_are_taken(place: Path) -> None:
     assert not config.routing.sinks["run"].expire_on_end
 
 
-def test_a_library_that_is_missing_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'azure-notbefore\[apprise\]'"):
-        read(place, "sinks: {a: {apprise: {url: x}}}")
-
-
-def test_a_secret_in_the_file_itself_is_warned_of(place: Path) -> None:
-    path = place / "notbefore.yaml"
-    assert "a secret stands" not in " ".join(warnings(read(place, FULL), path)), "an address without a key is no secret"
-    config = read(place, FULL.replace("https://example.org/hook", "https://example.org/hook?key=abc"))
-    (warning,) = (text for text in warnings(config, path) if "a secret stands in the file itself" in text)
-    assert warning.startswith(f"{path}:7:15: sinks.hook.webhook.url: ")
-    assert "abc" not in warning
-    path.write_text("log: {level: info}\n", encoding="utf-8")
-    config = load(path, {"NOTBEFORE_SINKS__HOOK__WEBHOOK__URL": "https://example.org/?key=secret"}, {})
-    assert warnings(config, path) == []  # it comes from the environment
+@pytest.mark.parametrize(
+    ("missing", "text", "extra"),
+    [
+        ("apprise", "sinks: {a: {apprise: {url: x}}}", "apprise"),
+        ("opentelemetry.exporter.otlp.proto.http", "otlp: {}", "otlp"),
+        ("opentelemetry.exporter.otlp.proto.grpc", "sinks: {rec: {otlp_logs: {protocol: grpc}}}", "otlp-grpc"),
+    ],
+)
+def test_a_library_that_is_missing_is_named_with_its_extra(
+    place: Path, monkeypatch: pytest.MonkeyPatch, missing: str, text: str, extra: str
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else object())
+    with pytest.raises(ConfigError, match=rf"pip install 'azure-notbefore\[{extra}\]'"):
+        read(place, text)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="its access lists are another matter")
@@ -121,12 +119,6 @@ def test_a_route_may_ask_who_this_vm_is_in_one_word_or_several(place: Path) -> N
         scale_set=("a", "b"),
         tags={"env": ("prod",), "tier": ("1", "2"), "any": ()},
     )
-
-
-def test_a_sink_is_used_without_routes_or_for_heartbeats(place: Path) -> None:
-    hub = "sinks: {a: {event_hub: {namespace: x.example.org, hub: h, heartbeat: 5m}}}\nroutes: [{sinks: []}]"
-    assert warnings(read(place, hub), None) == []
-    assert warnings(read(place, "sinks: {a: {command: {command: [/bin/ls]}}}"), None) == []
 
 
 def test_orders_arrive_with_what_the_courier_needs(place: Path) -> None:
