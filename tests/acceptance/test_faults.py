@@ -19,28 +19,23 @@ from support.needs import needs
 from support.peers import HttpPeer
 
 
-class AgentOnSmallDisk(RunningAgent):
-    """Its state directory is a disk of 1 MiB, which nobody else sees."""
+class AgentOnDiskOfItsOwn(RunningAgent):
+    """Its state directory is a disk that nobody else sees: of 1 MiB, or (``ReadOnly``) one that takes nothing."""
 
-    @staticmethod
-    def before(state: Path) -> Sequence[str]:
+    mount = 'mount -t tmpfs -o size=1m,mode=0700 tmpfs "$0"'
+
+    @classmethod
+    def before(cls, state: Path) -> Sequence[str]:
         needs("the right to mount")
-        mount = 'mount -t tmpfs -o size=1m,mode=0700 tmpfs "$0" && exec "$@"'
-        return ("unshare", "--mount", "sh", "-c", mount, str(state))
+        return ("unshare", "--mount", "sh", "-c", f'{cls.mount} && exec "$@"', str(state))
 
     @property
     def disk(self) -> Path:
         return Path(f"/proc/{self.process.pid}/root{self.state}")
 
 
-class AgentOnReadOnlyDisk(RunningAgent):
-    """It cannot write to its state directory."""
-
-    @staticmethod
-    def before(state: Path) -> Sequence[str]:
-        needs("the right to mount")
-        mount = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
-        return ("unshare", "--mount", "sh", "-c", mount, str(state))
+class ReadOnly(AgentOnDiskOfItsOwn):
+    mount = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0"'
 
 
 def fill(disk: Path) -> Path:
@@ -54,8 +49,9 @@ def fill(disk: Path) -> Path:
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    (tmp_path / "state").mkdir()
-    return tmp_path / "state"
+    found = tmp_path / "state"
+    found.mkdir()
+    return found
 
 
 @pytest.fixture
@@ -92,7 +88,7 @@ def delivered(agent: RunningAgent) -> float:
 def test_a_full_disk_keeps_nobody_from_being_notified(
     imds: Simulator, hook: HttpPeer, config: str, state: Path
 ) -> None:
-    with AgentOnSmallDisk(imds.endpoint, state, config) as agent:
+    with AgentOnDiskOfItsOwn(imds.endpoint, state, config) as agent:
         agent.ready()
         imds.set_document(listed("a"))
         eventually(lambda: events(hook) == ["a"])
@@ -122,7 +118,7 @@ def test_an_agent_that_starts_on_a_read_only_disk_knows_what_is_there(
         agent.ready()
         imds.set_document(listed("a"))
         eventually(lambda: delivered(agent) == 1)
-    with AgentOnReadOnlyDisk(imds.endpoint, state, config) as agent:
+    with ReadOnly(imds.endpoint, state, config) as agent:
         imds.set_document(listed("a", "b"))
         eventually(lambda: events(hook) == ["a", "b"])
         assert b"readonly database" in not_ready(agent)
