@@ -22,7 +22,8 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from notbefore.core.record import Heartbeat, Record
 from notbefore.fleet.hub_records import Report, read
-from notbefore.fleet.partition import Item, Partition
+from notbefore.fleet.partition import Partition
+from notbefore.fleet.snapshot import Position
 from notbefore.fleet.waves import Grouping
 from notbefore.simulator.scenarios import http_date
 from notbefore.simulator.server import Simulator
@@ -69,9 +70,9 @@ def pure(bodies: list[bytes]) -> None:
     found = [one for one in map(read, bodies) if isinstance(one, Report)]
     rate("reading", len(found), time.process_time() - begin)
     fold = Partition("0", Grouping())
-    items = [Item(data, number, str(number), 1e9 + number / 1000) for number, data in enumerate(bodies)]
+    items = [(data, Position(str(number), number, 1e9 + number / 1000)) for number, data in enumerate(bodies)]
     begin = time.process_time()
-    made = sum(1 for item in items for _ in fold.add(item))
+    made = sum(1 for item in items for _ in fold.add(*item))
     rate("fold", len(items), time.process_time() - begin)
     print(f"notifications: {made}")
 

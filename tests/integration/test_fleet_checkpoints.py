@@ -14,8 +14,9 @@ from notbefore.config.fleet import Checkpoints
 from notbefore.config.secret import Secret
 from notbefore.fleet import blob_snapshots
 from notbefore.fleet.blob_snapshots import BlobSnapshots, make_blob_snapshots
-from notbefore.fleet.checkpoints import LostPartitionError, Position
+from notbefore.fleet.checkpoints import LostPartitionError
 from notbefore.fleet.hub_errors import store_explained
+from notbefore.fleet.snapshot import Position
 from support.azurite import CONTAINER, Azurite
 
 WHOSE = ("fleet.example", "changes", "$default")

@@ -13,7 +13,8 @@ from notbefore.config.load import load
 from notbefore.core.delivery import Delivery
 from notbefore.core.record import Heartbeat, Record, Vm
 from notbefore.fleet.outbox import FleetOutbox
-from notbefore.fleet.partition import Item, Partition
+from notbefore.fleet.partition import Partition
+from notbefore.fleet.snapshot import Position
 from notbefore.fleet.waves import Grouping, Notification
 from support.fleet_records import body, report, vm
 
@@ -54,8 +55,8 @@ def deliveries_of(
     for records in parts:
         made: list[Notification] = []
         for record in records:
-            number = fold.sequence + 1
-            made += filter(None, fold.add(Item(body(record), number, str(number), now)))
+            number = fold.position.sequence + 1
+            made += filter(None, fold.add(body(record), Position(str(number), number, now)))
         for later in (1, after, 2 * after):
             made += filter(None, fold.advance(now + later))
         now += 2 * after

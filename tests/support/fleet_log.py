@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from notbefore.core.record import Heartbeat, Vm
-from notbefore.fleet.partition import Item, Partition
-from notbefore.fleet.snapshot import Snapshot, compressed, read_snapshot
+from notbefore.fleet.partition import Partition
+from notbefore.fleet.snapshot import Position, Snapshot, compressed, read_snapshot
 from notbefore.fleet.waves import Grouping, Notification
 from support.fleet_records import body, report, vm
 
@@ -44,13 +44,13 @@ class Log:
         return self.wait(0)
 
     def read(self, data: bytes) -> None:
-        self.made += filter(None, self.fold.add(Item(data, self.sequence, str(self.sequence), self.now)))
+        self.made += filter(None, self.fold.add(data, Position(str(self.sequence), self.sequence, self.now)))
         self.sequence += 1
 
     def taken_over(self) -> "Log":
         """The log as another instance goes on with it, from a snapshot."""
         other = Log(self.grouping, self.sequence)
-        other.fold.restore(written(self.fold))
+        other.fold = Partition("0", self.grouping, written(self.fold))
         other.now = self.now
         return other
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from notbefore.fleet.partition import Item, Partition
+from notbefore.fleet.partition import Partition
+from notbefore.fleet.snapshot import Position
 from notbefore.fleet.waves import Grouping, Notification
 
 T0: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -87,7 +88,7 @@ def notified(plan: list[Planned], dice: random.Random, group_by: tuple[str, ...]
     made: list[Notification] = []
     for number, (seen, body) in enumerate(sorted(records)):
         now = T0.timestamp() + seen
-        made += filter(None, [*fold.add(Item(body, number, str(number), now)), *fold.advance(now)])
+        made += filter(None, [*fold.add(body, Position(str(number), number, now)), *fold.advance(now)])
     for later in range(0, 20_000, 100):
         made += filter(None, fold.advance(T0.timestamp() + 1600 + later))
     return made

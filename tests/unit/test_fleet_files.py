@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from notbefore.fleet.checkpoints import FileSnapshots, Position
+from notbefore.fleet.checkpoints import FileSnapshots
+from notbefore.fleet.snapshot import Position
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="its access lists are another matter")
 

@@ -16,7 +16,7 @@ from notbefore.config.load import load
 from notbefore.core.outbox import SendResult
 from notbefore.core.record import json_line
 from notbefore.fleet import others
-from notbefore.fleet.checkpoints import FileSnapshots, Position
+from notbefore.fleet.checkpoints import FileSnapshots
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.events import MAX_WAITING
 from notbefore.fleet.fleet_view import FleetView
@@ -27,7 +27,7 @@ from notbefore.fleet.mutes import Mute, is_muted
 from notbefore.fleet.others import Others
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.silence import ExpectedVm
-from notbefore.fleet.snapshot import compressed
+from notbefore.fleet.snapshot import Position, compressed
 from notbefore.metrics.process import CourierFigures
 from support.fleet_log import T0, A, Log
 

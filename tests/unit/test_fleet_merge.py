@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from notbefore.core.change import LifecycleKind
 from notbefore.core.document import Event
 from notbefore.core.record import Heartbeat
+from notbefore.core.routing import Match, Route
 from notbefore.fleet import waves
 from notbefore.fleet.hub_records import Report, read
 from notbefore.fleet.shown_waves import coming
@@ -274,7 +275,7 @@ def story_place(log: Log) -> tuple[str, str, dict[str, str]]:
 def test_what_its_vms_have_in_common_is_that_of_the_affected_ones() -> None:
     ours, other = vm("a", zone="1", Team="web", role="x"), vm("b", zone="2", team="web", role="y")
     theirs = vm("c", zone="3", team="data")
-    log = Log()
+    log = Log(Grouping(routes=(Route(Match(tags={"team": ("web",)}), ("web",)), Route(Match(), ("rest",)))))
     both = [ours.name, other.name]
     log.add(theirs, "announced", resources=both)
     assert story_place(log) == ("web", "3", {"team": "data"})  # nobody else was heard from
@@ -441,7 +442,7 @@ def test_a_log_that_counts_from_zero_again_is_another_one_and_nothing_of_it_is_p
     log.sequence = 0
     log.add(A, "started", "E0")
     assert log.add(A, "announced", "E3") == ["announced"] * 3 + ["started", "announced"]
-    assert log.fold.sequence == 1
+    assert log.fold.position.sequence == 1
 
 
 # ---- what cannot be read

@@ -12,8 +12,8 @@ from notbefore.core.record import Record
 from notbefore.core.routing import Match, Route
 from notbefore.courier.message import Message
 from notbefore.courier.wording import Text, text_of
+from notbefore.fleet.events import MAX_OPEN_OF_ONE
 from notbefore.fleet.partition import Partition
-from notbefore.fleet.room import MAX_OPEN_OF_ONE
 from notbefore.fleet.silence import LONGEST
 from notbefore.fleet.story import MAX_REPORTERS
 from notbefore.fleet.waves import Grouping

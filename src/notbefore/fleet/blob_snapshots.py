@@ -17,10 +17,11 @@ from azure.core.exceptions import AzureError, ResourceExistsError, ResourceModif
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 
 from notbefore.config.fleet import Checkpoints
-from notbefore.fleet.checkpoints import LostPartitionError, Position, Snapshots
+from notbefore.fleet.checkpoints import LostPartitionError, Snapshots
+from notbefore.fleet.snapshot import Position
 
 STORE_SECONDS: Final = 15.0  # for one request to Blob Storage
-NO_OFFSET: Final = "-1"  # no value of metadata may be empty; such a checkpoint is not used: it is of no time
+NO_OFFSET: Final = "-1"  # no value of metadata may be empty; such a checkpoint is not used: its sequence number is -1
 HOLD_SECONDS: Final = 15.0  # after the checkpoints were deleted, in which nobody claims partitions
 _CHANGED: Final = (ResourceModifiedError, ResourceExistsError)  # since we read it
 

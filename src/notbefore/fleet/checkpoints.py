@@ -9,25 +9,17 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from azure.eventhub.aio import CheckpointStore
 
-from notbefore.fleet.snapshot import read_snapshot
+from notbefore.fleet.snapshot import Position, read_snapshot
 from notbefore.store.lock import OwnerLock
 from notbefore.store.private import private
 
 
 class LostPartitionError(Exception):
     """Another instance has written the snapshot: the partition is its by now."""
-
-
-class Position(NamedTuple):
-    """Up to where the log was read: the last record."""
-
-    offset: str  # empty before the first one
-    sequence: int
-    enqueued: float  # Unix seconds of the hub's clock; 0 before the first one
 
 
 class Snapshots(CheckpointStore):
@@ -45,7 +37,7 @@ class Snapshots(CheckpointStore):
         return [
             {"partition_id": name, "offset": one.offset, "sequence_number": one.sequence}
             for name, one in (await self.positions()).items()
-            if one.offset and one.enqueued >= self.created
+            if one.sequence >= 0 and one.enqueued >= self.created
         ]
 
     async def update_checkpoint(self, checkpoint: Mapping[str, Any], **_: Any) -> None:
@@ -98,8 +90,7 @@ class FileSnapshots(Snapshots):
         found = {}
         for name in await self.versions():
             with suppress(ValueError):  # whoever takes it puts it aside
-                one = await asyncio.to_thread(read_snapshot, await self.read(name))
-                found[name] = Position(one.offset, one.sequence, one.enqueued)
+                found[name] = (await asyncio.to_thread(read_snapshot, await self.read(name))).position
         return found
 
     async def write(self, partition: str, body: bytes, position: Position) -> None:  # noqa: ARG002 - it is in the body

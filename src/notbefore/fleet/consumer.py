@@ -30,7 +30,7 @@ from notbefore.fleet.keeper import STORE_ERRORS, Keeper, NotTakenError, Parts, w
 from notbefore.fleet.mutes import NOTE, Mute, is_muted, read_mutes
 from notbefore.fleet.others import Others
 from notbefore.fleet.partition import Partition
-from notbefore.fleet.sdk import forget_tags, item_of, make_consumer
+from notbefore.fleet.sdk import forget_tags, make_consumer, record_of
 from notbefore.fleet.snapshot import Snapshot
 from notbefore.fleet.waves import Notification
 
@@ -196,8 +196,9 @@ class Consumer:
             self._over.set()
         lag, now = {}, self._parts.clock.now()
         for fold, one in zip(folds, found, strict=True):
-            records = max(0, int(one["last_enqueued_sequence_number"]) - fold.sequence)
-            lag[fold.name] = records, max(0.0, now - fold.enqueued) if records and fold.enqueued else 0.0
+            records = max(0, int(one["last_enqueued_sequence_number"]) - fold.position.sequence)
+            heard = fold.position.enqueued
+            lag[fold.name] = records, max(0.0, now - heard) if records and heard else 0.0
         self.lag = lag
 
     async def _compare(self) -> None:
@@ -211,7 +212,7 @@ class Consumer:
             await self._others.look()
             heard = {key for one in self._others.found.values() for key in one.heard}
             heard |= {key for fold in self.keeper.folds for key in fold.silence.heard}
-            now = max(held.fold.enqueued, self._parts.clock.now() - MARGIN)
+            now = max(held.fold.position.enqueued, self._parts.clock.now() - MARGIN)
             expected = await asyncio.to_thread(not_heard, inventory.vms, heard)
             held.fold.missing.expect(expected, now, self._config.missing_after.seconds)
 
@@ -262,16 +263,17 @@ class Consumer:
     def _made(self, fold: Partition, events: list[EventData]) -> Iterator[Notification | None]:
         """What a fold makes of records, and of the time by now; ``None``: others may have their turn."""
         for event in events:
-            yield from fold.add(item_of(event))
+            yield from fold.add(*record_of(event))
             yield None
+        now = fold.position.enqueued
         if events:  # while records come, the time is theirs
-            self._parts.clock.hear(fold.enqueued)
-        yield from fold.advance(fold.enqueued if events else max(fold.enqueued, self._parts.clock.now() - MARGIN))
+            self._parts.clock.hear(now)
+        yield from fold.advance(now if events else max(now, self._parts.clock.now() - MARGIN))
 
     def _commit(self, fold: Partition, made: Notification) -> None:
         """Have it sent, unless it is muted. Where that fails, the records are read again, from what is written down."""
         try:
-            sent = not is_muted(self.mutes, self._parts.clock.now(), made, fold.muted)
+            sent = not is_muted(self.mutes, self._parts.clock.now(), made, fold.state.muted)
             line = self._parts.outbox.commit(fold.name, made, sent=sent)
         except Exception as error:
             self._failed("fold", error)

@@ -163,7 +163,7 @@ class FleetView:
                     place = story.place
                     labels = (story.event.event_type, place.region, place.scale_set, place.zone, *_owner(place, by))
                     events[(*labels, story.standing.name.lower())] += 1
-                    vms[labels] += len(story.affected)
+                    vms[labels] += len(story.event.resources)
             for one in list(fold.silence.heard.values()):
                 where = (one.place.region, one.place.scale_set, *_owner(one.place, by))
                 heard[where] += 1

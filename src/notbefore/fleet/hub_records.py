@@ -42,10 +42,13 @@ class Place(NamedTuple):
         """What both have in common."""
         if self == other:
             return self
-        subscription, group, region, scale_set, zone = (
-            one if one == two else "" for one, two in zip(self[:-1], other[:-1], strict=True)
-        )
-        return Place(subscription, group, region, scale_set, zone, tuple(tag for tag in self.tags if tag in other.tags))
+        texts = (one if one == two else "" for one, two in zip(self[:-1], other[:-1], strict=True))
+        return Place._make((*texts, tuple(tag for tag in self.tags if tag in other.tags)))
+
+    @property
+    def group(self) -> str:
+        """See ``group_of``."""
+        return group_of(self.subscription, self.resource_group)
 
 
 @lru_cache(maxsize=16_384)

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from notbefore.config.fleet import FleetConfig
 from notbefore.core.duration import back_off
-from notbefore.fleet.checkpoints import LostPartitionError, Position, Snapshots
+from notbefore.fleet.checkpoints import LostPartitionError, Snapshots
 from notbefore.fleet.figures import PartitionFigures
 from notbefore.fleet.history import History
 from notbefore.fleet.hub_clock import HubClock
@@ -64,7 +64,7 @@ class Held:
     def __init__(self, fold: Partition) -> None:
         self.fold = fold
         self.news = False  # something was notified or accepted that no snapshot has
-        self.written = fold.sequence  # the sequence number of the snapshot
+        self.written = fold.position.sequence  # the sequence number of the snapshot
         self.written_at = time.monotonic()
         self.pause_until = 0.0  # monotonic seconds: no snapshot before
         self.failures = 0  # in a row
@@ -76,7 +76,7 @@ class Held:
         """It is time for a snapshot."""
         if now < self.pause_until or (self.task is not None and not self.task.done()):
             return False
-        return self.news or now - self.written_at > (AT_LEAST if self.fold.sequence == self.written else EVERY)
+        return self.news or now - self.written_at > (AT_LEAST if self.fold.position.sequence == self.written else EVERY)
 
 
 class Keeper:
@@ -123,7 +123,7 @@ class Keeper:
             raise NotTakenError from error
         fold = self.partitions[name].fold
         fold.hub_has(len(self.ends))
-        log.info("partition %s: reading from sequence number %d on", name, fold.sequence + 1)
+        log.info("partition %s: reading from sequence number %d on", name, fold.position.sequence + 1)
         return fold
 
     async def let_go(self, name: str) -> None:
@@ -154,22 +154,22 @@ class Keeper:
             held = Held(Partition(name, self._grouping, backlog=self.ends.get(name, -1), figures=self.figures))
             await self._write(held)  # at once: who reads it next knows what was news then
             return held
-        held = Held(Partition(name, self._grouping, figures=self.figures))
         try:
             found = read_snapshot(body)
         except ValueError as error:
             await self._snapshots.change(f"{name}.unreadable", lambda _: body)
-            await self._write(held)  # what was over by now may not have been notified: it is no history
+            await self._write(
+                Held(Partition(name, self._grouping))
+            )  # what was over by now may not have been notified: it is no history
             log.error(  # noqa: TRY400 - as its text says
                 "partition %s: its snapshot cannot be read (%s). It is called %s.unreadable now. Events that are open"
                 " are new: reading what the hub has of the last %s",
                 name, error, name, self._window,
             )  # fmt: skip
             raise
-        held.fold.restore(found)
+        held = Held(Partition(name, self._grouping, found, figures=self.figures))
         if self._parts.inventory is None:  # any more: then nobody is missing
             held.fold.missing.forget_all()
-        held.written = held.fold.sequence
         self._parts.outbox.adopt(name, found.outbox, max(0.0, self._parts.clock.now() - found.at))
         return held
 
@@ -213,9 +213,9 @@ class Keeper:
         async with held.lock:
             held.news = False  # what comes while this is written is for the next one
             keys = fold.event_keys()
-            fold.muted &= keys
+            fold.state.muted &= keys
             snapshot = fold.snapshot(self._parts.clock.now(), self._parts.outbox.part(fold.name, keys))
-            position = Position(fold.offset, fold.sequence, fold.enqueued if fold.sequence >= 0 else 0.0)
+            position = fold.position
             try:
                 await self._snapshots.write(fold.name, await asyncio.to_thread(compressed, snapshot), position)
             except LostPartitionError:

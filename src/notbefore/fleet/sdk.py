@@ -14,7 +14,7 @@ from azure.eventhub.amqp import AmqpMessageBodyType
 from notbefore.config.fleet import FleetConfig
 from notbefore.courier.sinks.event_hub import client_options
 from notbefore.fleet.checkpoints import Snapshots
-from notbefore.fleet.partition import Item
+from notbefore.fleet.snapshot import Position
 
 READ_IN: Final = "5.15.1"  # the version of azure-eventhub in which the private attributes were read
 
@@ -63,13 +63,9 @@ def forget_tags(client: Any, context: PartitionContext) -> None:
             consumer._handler._link._received_delivery_tags.clear()  # noqa: SLF001
 
 
-def item_of(event: EventData) -> Item:
+def record_of(event: EventData) -> tuple[bytes, Position]:
     """One record, as the fold takes it."""
     octets: Any = event.body if event.body_type is AmqpMessageBodyType.DATA else ()  # else of another product
     enqueued = event.enqueued_time
-    return Item(
-        b"".join(octets),
-        event.sequence_number or 0,
-        str(event.offset),
-        enqueued.timestamp() if enqueued is not None else 0.0,
-    )
+    position = Position(str(event.offset), event.sequence_number or 0, enqueued.timestamp() if enqueued else 0.0)
+    return b"".join(octets), position

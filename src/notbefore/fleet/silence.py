@@ -19,7 +19,7 @@ from notbefore.core.change import MISSING, SILENT
 from notbefore.core.digest import sha256
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
-from notbefore.fleet.hub_records import Beat, Place, Report, group_of, one_place
+from notbefore.fleet.hub_records import Beat, Place, Report, one_place
 from notbefore.fleet.story import FINISHED, STARTED, Story, from_unix
 from notbefore.fleet.waves import Grouping, Notification, Wave, Waves
 
@@ -50,39 +50,25 @@ class ExpectedVm(Struct, frozen=True):
     @property
     def key(self) -> str:
         """What is known of it: ``SUBSCRIPTION/RESOURCE GROUP/NAME``, or the end of that, in one case."""
-        return (group_of(self.place.subscription, self.place.resource_group) + self.name.casefold()).lstrip("/")
+        return (self.place.group + self.name.casefold()).lstrip("/")
 
 
 class Silence:
-    """Of one partition. ``gone`` says whether a VM was deleted by an event, ``explained`` of which ones is under way.
+    """Of one partition; ``waves`` and ``heard``: of who had it before.
 
     A VM is known by its resource group and name (``Report.group``). ``missing``: it is about VMs of an inventory, which
     ``expect`` gives, and not about those that were heard from.
     """
 
     def __init__(
-        self,
-        grouping: Grouping,
-        heard: dict[str, Heard],
-        gone: Callable[[str], bool],
-        explained: Callable[[float], set[str]],
-        *,
-        missing: bool = False,
+        self, grouping: Grouping, waves: Iterable[Wave], heard: dict[str, Heard], *, missing: bool = False
     ) -> None:
         self.heard = heard
-        self.waves = Waves(replace(grouping, group_by=_TOGETHER))
-        self._stories: dict[Place, Story] = {}  # of the places of which people are notified
-        self._groups: Counter[str] = Counter()
-        self._gone = gone
-        self._explained = explained
+        self.waves = Waves(replace(grouping, group_by=_TOGETHER), waves)
+        self._groups = Counter(one.place.group for one in heard.values())
         self._missing = missing
-
-    def restore(self, waves: Iterable[Wave], heard: Mapping[str, Heard]) -> None:
-        """Go on with what another instance has seen."""
-        self.waves.restore(waves)
-        self._stories = {story.place: story for wave in self.waves.open.values() for story in wave.stories.values()}
-        for key, one in heard.items():
-            self._add(key, one)
+        for one in heard.values():
+            one.place = one_place(one.place)
 
     def forget_all(self) -> None:
         """Nobody is expected, until he is heard from again."""
@@ -120,60 +106,56 @@ class Silence:
     def _add(self, key: str, one: Heard) -> None:
         one.place = one_place(one.place)
         self.heard[key] = one
-        self._groups[group_of(one.place.subscription, one.place.resource_group)] += 1
+        self._groups[one.place.group] += 1
 
     def _forget(self, key: str) -> None:
-        place = self.heard.pop(key).place
-        self._groups[group_of(place.subscription, place.resource_group)] -= 1
+        self._groups[self.heard.pop(key).place.group] -= 1
 
-    def look(self, now: float, unwatched: float = 0.0) -> Iterator[None]:
-        """See who has fallen silent by now, and who is back.
+    def look(
+        self, now: float, unwatched: float, gone: Callable[[str], bool], explained: Callable[[float], set[str]]
+    ) -> Iterator[None]:
+        """See who has fallen silent by now, and who is back. Others may have their turn at each step.
 
-        Others may have their turn at each step. ``unwatched``: seconds before ``now`` in which nothing could be heard;
-        they are nobody's silence.
+        ``unwatched``: seconds before ``now`` in which nothing could be heard; they are nobody's silence. ``gone`` says
+        whether a VM was deleted by an event, ``explained`` of which ones is under way.
         """
-        explained: set[str] | None = None
+        busy: set[str] | None = None
         silent: dict[Place, list[Heard]] = {}
         for key, one in list(self.heard.items()):
             one.at = min(now, one.at + unwatched)
             late = now - one.at > INTERVALS * one.interval
-            if late and (self._gone(key) or (now - one.at > FORGET_SECONDS and not self._missing)):
+            if late and (gone(key) or (now - one.at > FORGET_SECONDS and not self._missing)):
                 self._forget(key)
                 continue
             if late and not one.silent:
-                explained = self._explained(now) if explained is None else explained
-                late = key not in explained
+                busy = explained(now) if busy is None else busy
+                late = key not in busy
             one.silent = late
             if late:
                 silent.setdefault(one.place, []).append(one)
         yield
-        for place in {**self._stories, **silent}:
-            self._note(place, silent.get(place, []), now)
+        stories = {story.place: story for wave in self.waves.open.values() for story in wave.stories.values()}
+        for place in {**stories, **silent}:
+            self._note(stories.get(place), place, silent.get(place, []), now)
             yield
 
     def flush(self, now: float) -> Iterator[Notification]:
         """What is to be notified by now."""
-        for wave, made in self.waves.flush(now):
-            if wave.key not in self.waves.open:
-                for story in wave.stories.values():
-                    self._stories.pop(story.place, None)
-            if made is not None:
-                yield made
+        return (made for _, made in self.waves.flush(now) if made is not None)
 
     @property
     def silent(self) -> list[Heard]:
         """The VMs that are silent now."""
         return [one for one in list(self.heard.values()) if one.silent]
 
-    def _note(self, place: Place, silent: list[Heard], now: float) -> None:
+    def _note(self, story: Story | None, place: Place, silent: list[Heard], now: float) -> None:
         """Have people notified where these VMs of a place are not the ones that they know of."""
         names = tuple(sorted(one.name for one in silent))
-        story = self._stories.get(place)
         if story is None:
-            story = self._stories[place] = self._begin(place, from_unix(min(one.at for one in silent)), now)
-        elif names == (story.affected if story.standing is STARTED else ()):
+            story = self._begin(place, from_unix(min(one.at for one in silent)), now)
+        elif names == (story.event.resources if story.standing is STARTED else ()):
             return
-        story.event = replace(story.event, resources=names or story.affected)
+        story.event = replace(story.event, resources=names or story.event.resources)
         story.claim = story.standing = STARTED if names else FINISHED
         story.over = None if names else from_unix(now)
         self.waves.note(story, now)
@@ -183,8 +165,7 @@ class Silence:
         where = sha256(repr(place).encode())[:8]  # several places of one wave may fall silent at once
         event = Event(f"{kind}-{now:.0f}-{where}", SILENT, STATUS_STARTED, "VirtualMachine", (), description=why)
         mark = (began, "", "")
-        group = group_of(place.subscription, place.resource_group)
-        return Story(event, place, began, group, "", mark, mark, started=began)
+        return Story(event, place, began, place.group, "", mark, mark, started=began)
 
 
 def _interval(found: Beat) -> float:

@@ -2,7 +2,7 @@
 
 import zlib
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -17,6 +17,14 @@ FORM: Final = 6  # of a snapshot
 MAX_SNAPSHOT: Final = 256 * 1024 * 1024  # bytes of one that is not compressed
 
 
+class Position(NamedTuple):
+    """Up to where the log was read: the last record."""
+
+    offset: str = ""  # empty before the first one
+    sequence: int = -1
+    enqueued: float = 0.0  # Unix seconds of the hub's clock; 0 before the first one
+
+
 class Closed(Struct, array_like=True):
     """An event that is over."""
 
@@ -28,25 +36,23 @@ class Closed(Struct, array_like=True):
 
 
 class Snapshot(Struct, array_like=True):
-    """All that whoever has the partition next needs."""
+    """What a partition's fold knows. The waves are those of the moment at which it is written down."""
 
-    form: int
-    at: float  # when it was taken: this, and the times below, are Unix seconds of the hub's clock
-    sequence: int
-    offset: str
-    enqueued: float  # of the last record
-    partitions: int  # of the hub
-    backlog: int  # see ``Partition``
+    form: int = FORM
+    at: float = 0.0  # when it was written down: this, and the times below, are Unix seconds of the hub's clock
+    position: Position = Position()
+    partitions: int = 0  # of the hub
+    backlog: int = -1  # see ``Partition``
     waves: list[Wave] = []
     silent: list[Wave] = []
     missing: list[Wave] = []
-    closed: dict[str, Closed] = {}
+    closed: dict[str, Closed] = {}  # in the order in which they were over
     vanished: dict[str, float] = {}  # VMs that an event has deleted, and when
     heard: dict[str, Heard] = {}
     expected: dict[str, Heard] = {}  # VMs of the inventory that are not heard from
     outbox: OutboxImage = OutboxImage()
-    past: list[PastEvent] = []  # that are not in the history yet
-    muted: list[str] = []  # event keys of open waves that nobody was notified of
+    past: list[PastEvent] = []  # events that are over, and not in the history yet
+    muted: set[str] = set()  # event keys of open waves that nobody was notified of
 
 
 def compressed(snapshot: bytes) -> bytes:

@@ -102,21 +102,8 @@ class Story(Struct, array_like=True):
     def begin(cls, report: Report) -> "Story":
         """A story that the first report of an event begins; it is to be added as well."""
         when = (report.time, report.vm, report.change_id)
-        return cls(
-            event=event_of(report),
-            place=NOWHERE,
-            first_seen=report.first_seen,
-            group=report.group,
-            sender=report.group + report.vm,
-            newest=when,
-            dated=when,
-            exercise=report.exercise,
-        )
-
-    @property
-    def affected(self) -> tuple[str, ...]:
-        """The names of the VMs that it affects."""
-        return self.event.resources
+        event, sender = event_of(report), report.group + report.vm
+        return cls(event, NOWHERE, report.first_seen, report.group, sender, when, when, exercise=report.exercise)
 
     @property
     def key(self) -> str:
@@ -138,13 +125,13 @@ class Story(Struct, array_like=True):
         vm = report.vm
         before = self.reported.get(vm)
         if before is None:
-            size = len(vm.encode())
-            if size > self.room:
+            self.room -= len(vm.encode())
+            if self.room < 0:
                 return False
-            self.room -= size
         self.reported[intern(vm)] = word = _last_word(before or 0, report)  # many stories have the same VMs
         if word != before:
-            self._note_end(word)
+            last = max(self.reported.values())
+            self.over = from_unix(last / 1000) if last > 0 else None
         self.claim = max(self.claim, STRENGTH[report.change])
         changed = self._take_content(report)
         stood, self.standing = self.standing, self._stands()
@@ -160,15 +147,7 @@ class Story(Struct, array_like=True):
     def give_up(self) -> None:
         """The limit has passed: it is over as far as is known."""
         self.given_up = True
-        self.standing = ENDS_AS.get(self.claim, self.claim)
-
-    def _note_end(self, word: int) -> None:
-        """Keep when the last VM said that it is over, of those that still say so."""
-        if word < 0:  # what this VM said before may have been the last
-            word, self.over = max(self.reported.values()), None
-        if word > 0:
-            over = from_unix(word / 1000)
-            self.over = max(self.over or over, over)
+        self.standing = self._stands()
 
     def _stands(self) -> Standing:
         if self.given_up or self._is_over():
@@ -187,15 +166,17 @@ class Story(Struct, array_like=True):
 
     def _take_content(self, report: Report) -> bool:
         """Take over times, measurements and content; returns whether the content is another one."""
-        vm = report.vm
         self.first_seen = min(self.first_seen, report.first_seen)
         if report.change == "started":
             self.started = min(self.started or report.time, report.time)
         affected = report.scope != "peer"
         self.locate(report.place, affected=affected)
         if affected:
-            self._measure(report)
-        when = (report.time, vm, report.change_id)
+            old = self.measured.get(report.vm, Measures())
+            notice = [one for one in (old.notice, report.notice) if one is not None]
+            gaps = [one for one in (old.interruption, report.interruption) if one is not None]
+            self.measured[report.vm] = Measures(min(notice, default=None), max(gaps, default=None))
+        when = (report.time, report.vm, report.change_id)
         if report.not_before is not None and (self.not_before is None or when >= self.dated):
             self.not_before, self.dated = report.not_before, when
         if when < self.newest:
@@ -207,17 +188,6 @@ class Story(Struct, array_like=True):
         if set(before.vms) != set(self.event.vms):
             self.by_affected = False  # other VMs are affected now
         return content(self.event) != content(before) and STRENGTH[report.change] not in OVER
-
-    def _measure(self, report: Report) -> None:
-        old = self.measured.get(report.vm, Measures())
-        self.measured[report.vm] = Measures(
-            min(_known(old.notice, report.notice), default=None),
-            max(_known(old.interruption, report.interruption), default=None),
-        )
-
-
-def _known(*values: float | None) -> list[float]:
-    return [one for one in values if one is not None]
 
 
 def _last_word(before: int, report: Report) -> int:

@@ -107,37 +107,35 @@ class Notification(Struct, frozen=True):
 
 
 class Waves:
-    """The waves of one partition."""
+    """The waves of one partition; ``found``: those of who had it before."""
 
-    def __init__(self, grouping: Grouping) -> None:
+    def __init__(self, grouping: Grouping, found: Iterable[Wave] = ()) -> None:
         self._grouping = grouping
-        self.open: dict[tuple[str, ...], Wave] = {}
-        self.next_due = float("inf")  # Unix seconds: nothing is due before
-
-    def restore(self, waves: Iterable[Wave]) -> None:
-        """Go on with the waves of a snapshot."""
-        for wave in waves:
-            self.open[wave.key] = wave
-            self._expect(wave.due)
+        self.open = {wave.key: wave for wave in found}
+        self.next_due = 0.0  # Unix seconds: nothing is due before
 
     def note(self, story: Story, now: float, notified: Standing = NEW) -> None:
         """A story has begun or has changed, ``now`` by the hub's clock: its wave is due at once, or with its digest.
 
         ``notified``: what was notified of it before its wave was over, where it turns out that it is not.
         """
+        ways = ways_of(story, self._grouping.routes)
         if not story.labels:
-            story.labels = self._key_of(story)
+            labels = (_label(name, story) for name in self._grouping.group_by)
+            story.labels = (story.group, *labels, ways)
         wave = self.open.get(story.labels)
         if wave is None:
             key = self._event_key(story, notified)
             wave = self.open[story.labels] = Wave(story.labels, key, notified=notified, nth=story.nth)
         wave.stories[story.event.key] = story
-        self._route(wave, story)
+        # the first one, and one that goes another way by now
+        if (not wave.routed or ways != story.labels[-1]) and (vm := vm_of([story])) not in wave.routed:
+            wave.routed = (*wave.routed, vm)[-MAX_ROUTED:]
         standing = wave.standing
         due = self._due(wave, standing, story, now)
         if wave.due is None or due < wave.due or standing in OVER:
             wave.due = due
-        self._expect(wave.due)
+        self.next_due = min(self.next_due, wave.due)
 
     def forget_over(self) -> list[Story]:
         """Take out the stories that are over and of which nobody was notified; returns them."""
@@ -165,29 +163,12 @@ class Waves:
             yield wave, made
         self.next_due = min((wave.due for wave in self.open.values() if wave.due is not None), default=float("inf"))
 
-    def _expect(self, due: float | None) -> None:
-        if due is not None and due < self.next_due:
-            self.next_due = due
-
-    def _key_of(self, story: Story) -> tuple[str, ...]:
-        labels = [_label(name, story) for name in self._grouping.group_by]
-        ways = () if self._grouping.each_event else (ways_of(story, self._grouping.routes),)
-        return (story.group, *labels, *ways)
-
     def _event_key(self, story: Story, notified: Standing) -> str:
         """Of a new wave; one that begins again with the same event, which was over, is another one."""
         if self._grouping.each_event and not story.shares_id:
             return story.event.key
         first = f"{story.event.key} {notified.name}"
         return WAVE + change_id("\n".join(story.labels), "announced", first, story.nth)[:24]
-
-    def _route(self, wave: Wave, story: Story) -> None:
-        """Have the wave notified by where a story goes: the first one, and one that goes another way by now."""
-        new = not wave.routed or self._grouping.each_event
-        if new or ways_of(story, self._grouping.routes) != wave.key[-1]:
-            vm = vm_of([story])
-            if vm not in wave.routed:
-                wave.routed = (*wave.routed, vm)[-MAX_ROUTED:]
 
     def _due(self, wave: Wave, standing: Standing, story: Story, now: float) -> float:
         grouping = self._grouping
@@ -263,10 +244,9 @@ def _label(name: str, story: Story) -> str:
     """Of an event, by a name of ``group_by``: one of its fields, of its place, or ``tags.NAME``."""
     if name.startswith("tags."):
         return dict(story.place.tags).get(name.removeprefix("tags.").casefold(), "")
-    own = {"event_id": story.event.key, "event_type": story.event.event_type}
-    if name == "event_source":
-        return story.event.event_source or ""
-    return own[name] if name in own else str(getattr(story.place, name))
+    if name == "event_id":
+        return story.event.key
+    return getattr(story.event if name.startswith("event_") else story.place, name) or ""
 
 
 def event_of_wave(wave: Wave, standing: Standing, now: datetime) -> Event:
@@ -276,7 +256,7 @@ def event_of_wave(wave: Wave, standing: Standing, now: datetime) -> Event:
     first = min(live, key=_urgency)
     if len(stories) == 1 and wave.event_key == first.event.key:
         return replace(first.event, not_before=None if standing is STARTED else first.not_before)
-    names = dict.fromkeys(name for story in stories for name in story.affected)
+    names = dict.fromkeys(name for story in stories for name in story.event.resources)
     scheduled = [one.not_before for one in live if one.standing is SCHEDULED and one.not_before is not None]
     ahead = [one for one in scheduled if one > now] or scheduled
     return Event(
@@ -297,16 +277,21 @@ def _urgency(story: Story) -> tuple[int, datetime, str]:
 
 
 def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Standing, now: datetime) -> Notification:
-    stories = list(wave.stories.values())
-    facts, over = facts_of(stories), standing in OVER
+    stories, over = list(wave.stories.values()), standing in OVER
+    facts = facts_of(stories)
     first_seen = min(story.first_seen for story in stories)
     started = min((story.started for story in stories if story.started is not None), default=None)
-    ended = max((story.over for story in stories if story.over is not None), default=None)
+    ended = max((story.over for story in stories if story.over is not None), default=None) if over else None
     gap = facts.interruption.max if facts.interruption is not None and over else None
+    reason = _REASONS[kind]
+    if any(story.late for story in stories):
+        reason = "corrected"
+    elif over and any(story.given_up for story in stories):
+        reason = "as_far_as_known"
     change = Change(
         id=change_id(wave.event_key, kind, str(wave.number) if kind == "updated" else "", wave.nth),
         kind=kind,
-        reason=_reason(stories, kind),
+        reason=reason,
         time=now,
         event=event,
         scope="self",  # of the fleet
@@ -317,18 +302,11 @@ def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Stand
         not_before=event.not_before or min((one.not_before for one in stories if one.not_before), default=None),
         notice_seconds=min((one.notice for one in measured_in(stories) if one.notice is not None), default=None),
         scheduled_seconds=_seconds(first_seen, started) if kind == "started" else None,
-        started_seconds=_seconds(started, ended) if over else None,
+        started_seconds=_seconds(started, ended),
         interruption=gap,
-        over_since=ended if over else None,
+        over_since=ended,
     )
     return Notification(change, vm_of(stories), facts, any(story.exercise for story in stories), wave.routed)
-
-
-def _reason(stories: list[Story], kind: LifecycleKind) -> Reason:
-    if any(story.late for story in stories):
-        return "corrected"
-    guessed = kind in ("canceled", "finished", "ended") and any(story.given_up for story in stories)
-    return "as_far_as_known" if guessed else _REASONS[kind]
 
 
 def facts_of(stories: Iterable[Story]) -> FleetFacts:
@@ -361,7 +339,7 @@ def _seconds(begin: datetime | None, end: datetime | None) -> float | None:
 def vm_of(stories: Collection[Story]) -> Vm:
     """What the VMs have in common, and the name where there is one alone."""
     place = reduce(Place.shared, (story.place for story in stories))
-    names = {name for story in stories for name in story.affected}
+    names = {name for story in stories for name in story.event.resources}
     tags = dict(place.tags)
     return Vm(
         name=next(iter(names)) if len(names) == 1 else "",
