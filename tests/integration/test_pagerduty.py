@@ -72,7 +72,6 @@ def test_an_incident_says_what_is_to_be_known(pager: PagerDuty) -> None:
     assert event["payload"]["component"] == "Platform"
     assert event["payload"]["custom_details"]["EventId"] == ID
     assert [link["href"] for link in event["links"]] == [LINKS.dashboard, LINKS.runbook]
-    assert event["client_url"] == LINKS.dashboard
 
 
 def test_two_vms_open_one_incident_in_the_same_words(pager: PagerDuty) -> None:

@@ -2,7 +2,6 @@
 
 import ipaddress
 import socket
-from contextlib import suppress
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -36,16 +35,15 @@ def check_address(address: str) -> None:
 def check_target(url: str, *, proxied: bool) -> None:
     """As ``check_address``, before there is a connection: for each attempt anew, of a name where a proxy connects."""
     host = urlsplit(url).hostname or ""
-    addresses: list[str] = []
-    with suppress(ValueError):  # it is a name
-        addresses = [str(ipaddress.ip_address(host))]
-    if not addresses and proxied:
-        try:
-            addresses = [str(found[4][0]) for found in socket.getaddrinfo(host, None)]
-        except (OSError, ValueError):
-            raise SendError(
-                f"{host} cannot be resolved here, and the proxy may connect to a private address: set"
-                " `allow_private: true` if you trust the name"
-            ) from None
-    for address in addresses:
-        check_address(address)
+    flags = socket.AI_NUMERICHOST if not proxied else 0  # the address of a name that we connect to is looked at then
+    try:
+        found = socket.getaddrinfo(host, None, flags=flags)
+    except (OSError, ValueError):
+        if not proxied:
+            return
+        raise SendError(
+            f"{host} cannot be resolved here, and the proxy may connect to a private address: set"
+            " `allow_private: true` if you trust the name"
+        ) from None
+    for one in found:
+        check_address(str(one[4][0]))

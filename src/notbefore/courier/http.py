@@ -23,8 +23,10 @@ from requests.utils import get_environ_proxies, select_proxy
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util import Retry
 
+from notbefore.config.messages import Messages
 from notbefore.courier.addresses import check_address, check_target
 from notbefore.courier.http_status import error_of_status
+from notbefore.courier.message import Sink
 from notbefore.errors import SendError
 
 MAX_ANSWER: Final = 64 * 1024  # bytes of an answer that are looked at
@@ -152,6 +154,18 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, (requests.RequestException, urllib3.exceptions.HTTPError)):
         return type(error).__name__
     return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+
+
+class HttpSink(Sink):
+    """What the sinks have in common that send a message by HTTP."""
+
+    def __init__(self, messages: Messages, http: Http) -> None:
+        self._messages = messages
+        self._http = http
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
 
 
 # ---- connections

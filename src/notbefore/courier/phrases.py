@@ -3,9 +3,7 @@
 ``wording`` puts them together. ``{the_vm}``: "the VM", or "each affected VM" of several.
 """
 
-from typing import Final
-
-from msgspec import Struct
+from typing import Final, NamedTuple
 
 from notbefore.core.change import MISSING
 from notbefore.core.document import FREEZE, PLATFORM, PREEMPT, REBOOT, REDEPLOY, TERMINATE, USER
@@ -13,17 +11,16 @@ from notbefore.core.document import FREEZE, PLATFORM, PREEMPT, REBOOT, REDEPLOY,
 WAVE: Final = "wave-"  # begins the id of several events that `notbefore fleet` reports together
 
 
-class TypePhrases(Struct, frozen=True):
+class TypePhrases(NamedTuple):
     """Of a type of event."""
 
-    effect: str  # what is done to the VM
-    then: str  # what follows from it
+    effect: str  # what is done to the VM, and what follows from it
     ahead: str  # what to do before it starts; the next two: while it lasts, and when it is over
     started: str
     over: str
 
 
-class KindPhrases(Struct, frozen=True):
+class KindPhrases(NamedTuple):
     """Of a kind of message that is the same for every type of event."""
 
     title: str
@@ -36,50 +33,41 @@ _WAIT: Final = (
 )
 TYPES: Final = {
     FREEZE: TypePhrases(
-        effect="paused for some seconds",
-        then="CPU and network stop for that time. Memory and open files are kept.",
+        effect="paused for some seconds. CPU and network stop for that time. Memory and open files are kept.",
         ahead="Nothing in most cases. If an application does not tolerate a pause (a cluster, a database), fail it over"
         " now.",
         started="Nothing. The pause takes seconds, but the event usually lasts about ten minutes.",
         over="Nothing, if the applications on {the_vm} are healthy.",
     ),
     REBOOT: TypePhrases(
-        effect="rebooted",
-        then="All processes end, and what is in memory is lost.",
+        effect="rebooted. All processes end, and what is in memory is lost.",
         ahead="Move or stop applications that must not be killed. {The_vm} comes back by itself.",
         started=_WAIT,
         over="Check that all applications on {the_vm} run again.",
     ),
     REDEPLOY: TypePhrases(
-        effect="moved to another host",
-        then="This is a reboot, and the temporary disk is lost.",
+        effect="moved to another host. This is a reboot, and the temporary disk is lost.",
         ahead="Move or stop applications that must not be killed. Save what is on the temporary disk. {The_vm} comes"
         " back by itself.",
         started=_WAIT,
         over="Check that all applications on {the_vm} run again. The temporary disk is empty now.",
     ),
     PREEMPT: TypePhrases(
-        effect="evicted",
-        then="A Spot VM that is evicted is deleted or deallocated.",
+        effect="evicted. A Spot VM that is evicted is deleted or deallocated.",
         ahead="You may have only 30 seconds: only automation can react in time. Replace {the_vm} if you need it: it"
         " does not come back by itself.",
         started="Do not wait. Replace {the_vm} if you need it: it does not come back by itself.",
         over="Replace {the_vm} if you need it.",
     ),
     TERMINATE: TypePhrases(
-        effect="deleted",
-        then="It does not come back.",
+        effect="deleted. It does not come back.",
         ahead="Remove {the_vm} from everything that depends on it. It does not come back.",
         started="Remove {the_vm} from everything that depends on it. It does not come back.",
         over="Remove {the_vm} from everything that still depends on it.",
     ),
 }
-UNKNOWN_TYPE: Final = TypePhrases(
-    effect="",
-    then="",
-    ahead="notbefore does not know this type of event. Read Azure's description below. Prepare as for a reboot.",
-    started=_WAIT,
-    over=TYPES[REBOOT].over,
+UNKNOWN_TYPE: Final = TYPES[REBOOT]._replace(
+    ahead="notbefore does not know this type of event. Read Azure's description below. Prepare as for a reboot."
 )
 
 UNDO: Final = "Nothing. If you moved or stopped something for this event, bring it back."

@@ -43,15 +43,12 @@ class OutboxOwner(Protocol):
 
     def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[GivenDelivery]:
         """Take in results, and give what is due; ``room``: how many deliveries a sink can take."""
-        ...
 
     def courier_ended(self) -> None:
         """What the courier had is due again."""
-        ...
 
     def next_due(self) -> float | None:
         """Seconds until a courier is needed, 0 or less: now; ``None``: nothing waits."""
-        ...
 
 
 def make_orders(config: Config) -> Orders:

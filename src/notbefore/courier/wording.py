@@ -89,8 +89,7 @@ def subject(record: Record) -> str:
 
 def effect(event_type: str, tense: str = "is", who: str = "The VM") -> str:
     """What an event of this type does: ``The VM is rebooted. ...``; empty for a type that is not known."""
-    known = TYPES.get(event_type)
-    return f"{who} {tense} {known.effect}. {known.then}" if known else ""
+    return f"{who} {tense} {TYPES[event_type].effect}" if event_type in TYPES else ""
 
 
 def _story(message: Message, now: datetime, own: dict[str, str]) -> tuple[str, str, str]:

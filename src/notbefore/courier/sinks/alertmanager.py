@@ -21,9 +21,8 @@ from notbefore.core.record import json_line
 from notbefore.core.routing import SEVERITIES
 from notbefore.core.sentence import rfc3339
 from notbefore.core.text import escaped, natural, one_line, some_of
-from notbefore.courier.http import Http
+from notbefore.courier.http import Http, HttpSink
 from notbefore.courier.message import Message, Receipt
-from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.wording import Text, text_of
 from notbefore.errors import SendError
 
@@ -33,16 +32,20 @@ MAX_NAMES: Final = 10  # VMs that the annotation `resources` lists by name
 FLEET_LASTS: Final = timedelta(days=1)  # after NotBefore: `over_after` ends each event of a fleet, by default in 1 h
 
 
-class Sink(BaseSink):
+class Sink(HttpSink):
     """A cluster of Alertmanagers."""
 
     def __init__(self, _name: str, settings: Alertmanager, messages: Messages) -> None:
         self._settings = settings
         self._urls = [url.rstrip("/") for url in dict.fromkeys(settings.urls)]
-        self._messages = messages
-        # one connection pool a member; the timeout is for all of them together
-        self._http = Http(settings.timeout.seconds / len(settings.urls), ca_file=settings.ca_file)
-        self._headers = {"Content-Type": "application/json"} | _authorization(settings)
+        # the timeout is for all members together
+        super().__init__(messages, Http(settings.timeout.seconds / len(settings.urls), ca_file=settings.ca_file))
+        self._headers = {"Content-Type": "application/json"}
+        if settings.token is not None:
+            self._headers["Authorization"] = f"Bearer {settings.token.reveal()}"
+        elif settings.username is not None and settings.password is not None:
+            pair = f"{settings.username}:{settings.password.reveal()}".encode()
+            self._headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
 
     def send(self, message: Message) -> Receipt:
         """POST it to every member; one that accepts is enough, the cluster hands it on."""
@@ -69,38 +72,17 @@ class Sink(BaseSink):
         repeat = self._settings.resolve_timeout.seconds / REPEATS if lasts else None
         return Receipt(json_line(sent[0]["labels"]).decode(), repeat=repeat)
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
-
-
-def _authorization(settings: Alertmanager) -> dict[str, str]:
-    if settings.token is not None:
-        return {"Authorization": f"Bearer {settings.token.reveal()}"}
-    if settings.username is not None and settings.password is not None:
-        pair = f"{settings.username}:{settings.password.reveal()}".encode()
-        return {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
-    return {}
-
 
 def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[str, Any]]:
     """The alert; and the end of the one before, where the event has become more severe."""
-    first = _first_labels(message)
-    if first is None:
-        return [_alert(message, text, _labels(message, settings))]
-    severity = next(one for one in SEVERITIES if one in (message.severity, first["severity"]))
-    now = _alert(message, text, first | {"severity": severity})
-    before = now | {"labels": first, "endsAt": rfc3339(datetime.now(UTC))}
-    return [now] if severity == first["severity"] else [now, before]
-
-
-def _first_labels(message: Message) -> dict[str, str] | None:
-    """The labels of the event's alert so far, which are kept as its thread."""
-    try:
-        found = msgspec.json.decode(message.thread or "", type=dict[str, str])
-    except msgspec.DecodeError:
-        return None
-    return found if found.get("severity") in SEVERITIES else None
+    first: dict[str, str] = {}  # the labels of the event's alert so far, which are kept as its thread
+    with suppress(msgspec.DecodeError):
+        first = msgspec.json.decode(message.thread or "", type=dict[str, str])
+    severity = next((one for one in SEVERITIES if one in (message.severity, first.get("severity"))), message.severity)
+    now = _alert(message, text, (first or _labels(message, settings)) | {"severity": severity})
+    if severity == first.get("severity", severity):
+        return [now]
+    return [now, now | {"labels": first, "endsAt": rfc3339(datetime.now(UTC))}]
 
 
 def _labels(message: Message, settings: Alertmanager) -> dict[str, str]:

@@ -33,23 +33,22 @@ class _Said(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self.lines: list[str] = []  # warnings and errors
-        self.nothing_sent = False
+        self.records: list[logging.LogRecord] = []
         self._thread = threading.get_ident()
 
+    @property
+    def lines(self) -> list[str]:
+        """Warnings and errors."""
+        return [one.getMessage() for one in self.records if one.levelno >= logging.WARNING]
+
     def emit(self, record: logging.LogRecord) -> None:
-        if record.thread != self._thread:
-            return
-        if record.levelno >= logging.WARNING:
-            self.lines.append(record.getMessage())
-        elif _NOTHING_SENT in record.getMessage():
-            self.nothing_sent = True
+        if record.thread == self._thread:
+            self.records.append(record)
 
     def __enter__(self) -> Self:
         _LOGGER.addHandler(self)
         # it is read here even where it is not shown: that depends on the levels of the other handlers
-        if _LOGGER.getEffectiveLevel() > logging.INFO:
-            _LOGGER.setLevel(logging.INFO)
+        _LOGGER.setLevel(min(_LOGGER.getEffectiveLevel(), logging.INFO))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -65,12 +64,7 @@ class Sink(BaseSink):
         # its plugins would send what a .netrc holds for the host, instead of the token in the address
         os.environ["NETRC"] = os.devnull
         self._messages = messages
-        asset = apprise.AppriseAsset(
-            app_id="notbefore",
-            app_desc="Azure Scheduled Events",
-            http_redirects=False,
-            secure_logging=True,
-        )
+        asset = apprise.AppriseAsset(app_id="notbefore", app_desc="Azure Scheduled Events", http_redirects=False)
         with _Said() as said:
             # the service itself, not an `Apprise` around it: that one sends in threads of its own
             service = apprise.Apprise.instantiate(settings.url.reveal(), asset=asset)
@@ -83,20 +77,17 @@ class Sink(BaseSink):
 
     def send(self, message: Message) -> Receipt:
         """Send it through apprise."""
-        text = text_of(message, datetime.now(UTC), self._messages)
-        said = notification(message, text)
+        said = notification(message, text_of(message, datetime.now(UTC), self._messages))
         if self._key is not None:
             setattr(self._service, self._key, message.alert_key)
         with _Said() as logged:
             accepted = self._service.notify(**said)
         if not accepted:
             raise _reason(logged.lines)
-        if logged.nothing_sent:
+        if any(_NOTHING_SENT in one.getMessage() for one in logged.records):
             opens = "to have it open an alert, add `&:info=new` to the url"
             todo = "close the alert by hand" if message.settled else opens
-            raise SendError(
-                f"apprise has sent nothing: it knows of no open alert of this event; {todo}", permanent=True
-            )
+            raise SendError(f"apprise has sent nothing: it knows no open alert of this event; {todo}", permanent=True)
         return Receipt()
 
 

@@ -9,26 +9,24 @@ from typing import Any, Final
 
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import PagerDuty
-from notbefore.core.record import Record, json_line
+from notbefore.core.record import json_line
 from notbefore.core.sentence import rfc3339
 from notbefore.core.text import one_line
-from notbefore.courier.http import Http
+from notbefore.courier.http import Http, HttpSink
 from notbefore.courier.message import Message, Receipt
-from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.wording import Text, text_of
 
 MAX_SUMMARY: Final = 1024  # characters
 ACCEPTED: Final = 202
 
 
-class Sink(BaseSink):
+class Sink(HttpSink):
     """One integration of a service."""
 
     def __init__(self, _name: str, settings: PagerDuty, messages: Messages) -> None:
+        super().__init__(messages, Http(settings.timeout.seconds, ca_file=settings.ca_file))
         self._url = settings.url
         self._key = settings.routing_key.reveal()
-        self._messages = messages
-        self._http = Http(settings.timeout.seconds, ca_file=settings.ca_file)
 
     def send(self, message: Message) -> Receipt:
         """Trigger the incident of the event, add to it, or resolve it."""
@@ -43,10 +41,6 @@ class Sink(BaseSink):
         answer.check(accepted, of="PagerDuty")
         return Receipt(thread=message.alert_key)
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._http.close()
-
 
 def event(message: Message, text: Text) -> dict[str, Any]:
     """The body of the request, but for the routing key."""
@@ -54,7 +48,7 @@ def event(message: Message, text: Text) -> dict[str, Any]:
     details = {"What happens": text.summary, "What to do": text.advice, **{one.name: one.value for one in text.facts}}
     payload = {
         "summary": text.title[:MAX_SUMMARY],
-        "source": _source(record),
+        "source": next(iter(record.resources), None) or record.vm_name or "unknown",  # of several VMs the first
         "severity": message.shown_severity,
         "timestamp": rfc3339(record.time),
         "component": record.event_source or "Azure",  # what is responsible for it
@@ -63,16 +57,10 @@ def event(message: Message, text: Text) -> dict[str, Any]:
         "custom_details": {name: value for name, value in details.items() if value} | {"Delivery": message.delivery_id},
     }
     given = [(name, value) for name, value in payload.items() if value]
-    values: dict[str, Any] = {
+    return {
         "event_action": "resolve" if message.over or record.no_longer_affected else "trigger",
         "dedup_key": message.alert_key,
         "payload": {name: one_line(value) if isinstance(value, str) else value for name, value in given},
         "links": [{"href": link.value, "text": link.name} for link in text.links],
         "client": "notbefore",
     }
-    return values | next(({"client_url": link.value} for link in text.links if link.name == "Dashboard"), {})
-
-
-def _source(record: Record) -> str:
-    """The affected system: the VM, or the first of several."""
-    return next(iter(record.resources), None) or record.vm_name or "unknown"

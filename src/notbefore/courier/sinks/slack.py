@@ -11,9 +11,8 @@ from notbefore.config.messages import Messages
 from notbefore.config.sinks import Slack
 from notbefore.core.duration import countdown
 from notbefore.core.record import json_line
-from notbefore.courier.http import Http
+from notbefore.courier.http import Http, HttpSink
 from notbefore.courier.message import Message, Receipt
-from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.wording import Fact, Text, text_of
 
 HEADERS: Final = {"Content-Type": "application/json"}
@@ -25,13 +24,12 @@ COLORS: Final = {"critical": "#c4314b", "warning": "#e8a33d", "info": "#3a7bd5"}
 OVER: Final = "#2e9e5b"
 
 
-class Sink(BaseSink):
+class Sink(HttpSink):
     """A channel."""
 
     def __init__(self, _name: str, settings: Slack, messages: Messages) -> None:
+        super().__init__(messages, Http(settings.timeout.seconds))
         self._url = settings.url.reveal()
-        self._messages = messages
-        self._http = Http(settings.timeout.seconds)
 
     def send(self, message: Message) -> Receipt:
         """Post it. It is accepted when Slack says `ok`."""
@@ -40,10 +38,6 @@ class Sink(BaseSink):
         answer = self._http.post(self._url, HEADERS, json_line(payload))
         answer.check(answer.body.strip() == b"ok", of="Slack")
         return Receipt()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._http.close()
 
 
 def content(message: Message, text: Text, now: datetime) -> dict[str, Any]:

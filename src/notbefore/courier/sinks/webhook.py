@@ -11,35 +11,23 @@ import time
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import Webhook
 from notbefore.core.record import json_line
-from notbefore.courier.http import Http
+from notbefore.courier.http import Http, HttpSink
 from notbefore.courier.message import Message, Receipt
-from notbefore.courier.message import Sink as BaseSink
 
 
-class Sink(BaseSink):
+class Sink(HttpSink):
     """An address that is sent the record."""
 
-    def __init__(self, _name: str, settings: Webhook, _messages: Messages) -> None:
+    def __init__(self, _name: str, settings: Webhook, messages: Messages) -> None:
         self._url = settings.url.reveal()
         self._headers = {name: value.reveal() for name, value in settings.headers.items()}
         self._secret = settings.secret.reveal().encode() if settings.secret is not None else None
         cert = (settings.cert_file, settings.key_file) if settings.cert_file else None
-        self._http = Http(
-            settings.timeout.seconds, ca_file=settings.ca_file, cert=cert, guarded=not settings.allow_private
-        )
+        guarded = not settings.allow_private
+        super().__init__(messages, Http(settings.timeout.seconds, ca_file=settings.ca_file, cert=cert, guarded=guarded))
 
     def send(self, message: Message) -> Receipt:
         """POST it; 2xx is accepted."""
-        body, headers = self._request(message)
-        self._http.post(self._url, headers, body).check()
-        return Receipt()
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._http.close()
-
-    def _request(self, message: Message) -> tuple[bytes, dict[str, str]]:
-        """Body and headers, signed as of now."""
         delivery = {"id": message.delivery_id, "kind": message.kind, "severity": message.severity, "note": message.note}
         named = {f"notbefore.delivery.{name}": value for name, value in delivery.items() if value}
         values = message.content.flat() | named
@@ -50,7 +38,8 @@ class Sink(BaseSink):
         }
         if self._secret is not None:
             headers["X-Notbefore-Signature"] = sign(self._secret, body, int(time.time()))
-        return body, headers
+        self._http.post(self._url, headers, body).check()
+        return Receipt()
 
 
 def sign(secret: bytes, body: bytes, seconds: int) -> str:
