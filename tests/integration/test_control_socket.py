@@ -16,22 +16,25 @@ from notbefore.agent.control_socket import (
     ask_agent,
     listens,
 )
-from notbefore.agent.operations import Request
+from notbefore.agent.operations import Reply, Request
 from notbefore.errors import NotBeforeError
 from support.agent import eventually
+
+
+def no_operation(_: Request) -> Reply:
+    pytest.fail("nothing is asked of the store")
 
 
 def test_an_order_whose_giver_has_gone_is_not_carried_out(tmp_path: Path) -> None:
     carried_out: list[str] = []
     free = threading.Event()
 
-    def carry_out(order: ControlRequest | Request, _user: str) -> ControlReply:
-        assert isinstance(order, ControlRequest)
+    def carry_out(order: ControlRequest, _user: str) -> ControlReply:
         carried_out.append(order.event_id)
         free.wait(60)
         return ControlReply(done=True)
 
-    control = ControlSocket(tmp_path, carry_out)
+    control = ControlSocket(tmp_path, carry_out, no_operation)
     control.start()
     eventually(lambda: listens(tmp_path))
     first = threading.Thread(target=ask_agent, args=(tmp_path, ControlRequest("first"), ControlReply))
@@ -57,7 +60,9 @@ def test_an_agent_that_takes_no_connection_is_not_waited_for(tmp_path: Path, mon
 
 def test_an_answer_that_cannot_be_written_down_is_refused_and_the_next_one_is_given(tmp_path: Path) -> None:
     words = iter(["\udcff", "done"])  # as in a name of a user or a file that is no UTF-8
-    listening = ControlSocket(tmp_path, lambda _request, _user: ControlReply(done=True, words=next(words)))
+    listening = ControlSocket(
+        tmp_path, lambda _request, _user: ControlReply(done=True, words=next(words)), no_operation
+    )
     listening.start()
     eventually(lambda: listens(tmp_path))
     try:
@@ -74,7 +79,7 @@ def test_a_socket_whose_directory_is_deleted_is_made_again_once_that_is(
     monkeypatch.setattr(control_socket, "LOOK_INTERVAL", 0.05)
     directory = tmp_path / "state"
     directory.mkdir()
-    control = ControlSocket(directory, lambda _request, _user: ControlReply(done=True))
+    control = ControlSocket(directory, lambda _request, _user: ControlReply(done=True), no_operation)
     control.start()
     eventually(lambda: listens(directory))
     shutil.rmtree(directory)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from notbefore.agent.control_socket import ControlReply, ControlRequest, ControlSocket, listens
-from notbefore.agent.operations import Operations, OutboxReply, OutboxRequest, Reply, Request
+from notbefore.agent.control_socket import ControlSocket, listens
+from notbefore.agent.operations import Operations, OutboxReply, OutboxRequest
 from notbefore.commands.owner import asking, open_store
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery, Routing
@@ -115,13 +115,7 @@ def test_what_could_not_be_written_was_not_done(tmp_path: Path) -> None:
 
 def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
     with closing(Store(tmp_path, Clock())) as store:
-        operations = Operations(store, Routing)
-
-        def answer(request: ControlRequest | Request, _user: str) -> ControlReply | Reply:
-            assert not isinstance(request, ControlRequest)
-            return operations.answer(request)
-
-        control = ControlSocket(tmp_path, answer)
+        control = ControlSocket(tmp_path, lambda *_: pytest.fail("approved"), Operations(store, Routing).answer)
         control.start()
         eventually(lambda: listens(tmp_path))
         store.outbox.put([dead("a")])

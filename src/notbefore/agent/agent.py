@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from notbefore import __version__
 from notbefore.agent.approver import ApprovalSettings, Approver
-from notbefore.agent.control_socket import ControlReply, ControlRequest, ControlSocket
+from notbefore.agent.control_socket import ControlSocket
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.heartbeats import Heartbeats
-from notbefore.agent.operations import Operations, Reply, Request
+from notbefore.agent.operations import Operations
 from notbefore.agent.polling import Polling
 from notbefore.agent.state import AgentState, ChangeListeners, ChangeSettings
 from notbefore.agent.thread_guard import ThreadGuard
@@ -60,7 +60,6 @@ class Agent:
         self._reload = reload
         self._allow_approval = allow_approval
         self._clock = clock = Clock()
-        self._started = clock.now()
         self._config_figures = ConfigFigures(loaded=clock.time())
         self._exports = ExportFigures()
         self._telemetry: Any = None  # otlp.exporter.Telemetry, where OTLP is configured
@@ -68,24 +67,23 @@ class Agent:
         self._main = MainThread(self._hang_up)
 
         self._errors = ThreadGuard(self._main.wake)
-        self._store = Store(Path(config.state.dir), clock, self._to_deliver)
+        self._store = Store(Path(config.state.dir), clock, lambda: self._supervisor.wake())  # noqa: PLW0108 - made later
         self._supervisor = Supervisor(
             make_orders(config), self._store.outbox, self._main.wake, lambda: self._store.disk.lock.descriptor
         )
         self._stdout = StdoutWriter()
+
+        def change_settings() -> ChangeSettings:
+            return ChangeSettings(self._config.routing, self._config.vm.name, self._config.records.tags)
+
         listeners = ChangeListeners(self._stdout, self._changed)
-        self._state = AgentState(
-            self._store,
-            clock,
-            lambda: ChangeSettings(self._config.routing, self._config.vm.name, self._config.records.tags),
-            listeners,
-        )
+        self._state = AgentState(self._store, clock, change_settings, listeners)
         self._freeze_meter = FreezeMeter(clock)
         self._tracker = Tracker(self._state, self._store, self._freeze_meter)
         self._polling = Polling(config, self._tracker, self._clock, self._errors)
         self._approver = Approver(self._state, self._approval_settings, self._errors)
-        self._operations = Operations(self._store, lambda: self._config.routing)
-        self._control = ControlSocket(self._store.path.parent, self._answer)
+        operations = Operations(self._store, lambda: self._config.routing)
+        self._control = ControlSocket(self._store.path.parent, self._approver.answer, operations.answer)
         self._heartbeats = Heartbeats(self._state, self._store.outbox, lambda: self._config.sinks)
 
         def in_use() -> InUse:
@@ -117,7 +115,6 @@ class Agent:
             unforeseen=self._errors.count,
             package_replaced=self._supervisor.trouble if self._supervisor.replaced else "",
             auth_failures=self._server.auth_failures,
-            since=self._started,
         )
 
     def _ping(self, heartbeat: HeartbeatConfig | None) -> None:
@@ -136,16 +133,6 @@ class Agent:
         self._approver.wake()
         if (telemetry := self._telemetry) is not None:
             telemetry.wake()
-
-    def _to_deliver(self) -> None:
-        """There is something for a courier. From any thread; never waits."""
-        self._supervisor.wake()
-
-    def _answer(self, request: ControlRequest | Request, user: str) -> ControlReply | Reply:
-        """Answer a command, in the thread of the control socket."""
-        if isinstance(request, ControlRequest):
-            return self._approver.answer(request, user)
-        return self._operations.answer(request)
 
     def _use_sinks(self) -> None:
         """What waits for sinks that are not configured any more goes where the routes lead now."""

@@ -60,18 +60,21 @@ class Refusal(Struct, frozen=True):
     error: str = ""
 
 
-Answer = Callable[[ControlRequest | Request, str], ControlReply | Reply]
-
-
 class ControlSocket:
-    """Serves one connection after the other; ``answer(request, user)`` does the work, and may wait for IMDS.
+    """Serves one connection after the other. ``approve(request, user)`` may wait for IMDS.
 
-    What it raises as ``NotBeforeError`` is the reply.
+    What ``approve`` and ``operate`` raise as ``NotBeforeError`` is the reply.
     """
 
-    def __init__(self, directory: Path, answer: Answer) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        approve: Callable[[ControlRequest, str], ControlReply],
+        operate: Callable[[Request], Reply],
+    ) -> None:
         self.path = directory / NAME
-        self._answer = answer
+        self._approve = approve
+        self._operate = operate
         self._socket: socket.socket | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
@@ -132,7 +135,7 @@ class ControlSocket:
                 connection.sendall(self._reply(connection) + b"\n")
 
     def _reply(self, connection: socket.socket) -> bytes:
-        line, uid = _line(connection), peer_uid(connection)
+        line, uid = _line(connection), _peer_uid(connection)
         try:
             return msgspec.json.encode(self._answered(connection, line, uid))
         except NotBeforeError as error:
@@ -150,8 +153,9 @@ class ControlSocket:
             raise NotBeforeError(f"this is no request: {error}") from None
         if _has_closed(connection):
             raise NotBeforeError("the client has closed the connection: nothing is done")
-        sudo_user = request.sudo_user if isinstance(request, ControlRequest) else ""
-        return self._answer(request, user_name(uid, sudo_user))
+        if isinstance(request, ControlRequest):
+            return self._approve(request, _user_name(uid, request.sudo_user))
+        return self._operate(request)
 
 
 def listens(directory: Path) -> bool:
@@ -212,7 +216,7 @@ def _has_closed(connection: socket.socket) -> bool:
         connection.settimeout(READ_SECONDS)
 
 
-def peer_uid(connection: socket.socket) -> int | None:
+def _peer_uid(connection: socket.socket) -> int | None:
     """The user id of the client, as the kernel knows it; ``None`` on systems without ``SO_PEERCRED``."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
@@ -221,7 +225,7 @@ def peer_uid(connection: socket.socket) -> int | None:
     return int(uid)
 
 
-def user_name(uid: int | None, sudo_user: str = "") -> str:
+def _user_name(uid: int | None, sudo_user: str = "") -> str:
     """Return the name of a user, for the record; of root, who used sudo. ``uid``: None where it is not known."""
     if uid is None:
         return "an operator"

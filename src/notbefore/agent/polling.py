@@ -113,8 +113,6 @@ class Polling:
                 self._not_answered(Poll(lag, self._clock.monotonic() - begun, error=error))
             return error
         now = self._clock.monotonic()
-        if not self._answered and self._unnamed:  # now it can; the first comparison waits for the name
-            self._next_identity = 0.0
         self._answered, self._last_answer, self._timeout = True, now, TIMEOUT
         if now >= self._next_identity:
             self._ask_identity()

@@ -19,7 +19,6 @@ from notbefore.agent.polling import Polling
 from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.config.model import Config
 from notbefore.core.listing import PendingEvent, PendingView
-from notbefore.core.record import Vm
 from notbefore.metrics.families import Family, Snapshot, parts, samples
 from notbefore.metrics.process import Figures
 from notbefore.store.store import Store
@@ -53,11 +52,7 @@ class AgentView:
     """``approval`` gives the settings in use."""
 
     def __init__(
-        self,
-        state: AgentState,
-        store: Store,
-        approval: Callable[[], ApprovalSettings],
-        in_use: Callable[[], InUse],
+        self, state: AgentState, store: Store, approval: Callable[[], ApprovalSettings], in_use: Callable[[], InUse]
     ) -> None:
         self._state = state
         self._clock = state.clock
@@ -95,7 +90,8 @@ class AgentView:
             polling=poll,
             store_degraded=self._store.disk.degraded is not None,
             store_damaged=self._store.disk.file.damaged + self._store.disk.file.unreadable_rows,
-            vm=_labels(known.vm),
+            vm=msgspec.structs.asdict(known.vm) if known.vm is not None else {},
+            since=self._since,
         )
         return Snapshot(
             tracked=known.state.tracked,
@@ -184,7 +180,3 @@ class AgentView:
             approval_off=self._approval().off,
             links=config.messages.links,
         )
-
-
-def _labels(vm: Vm | None) -> dict[str, str]:
-    return {} if vm is None else msgspec.structs.asdict(vm)

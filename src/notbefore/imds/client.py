@@ -70,13 +70,20 @@ class _Connection:
         self._parts: list[bytes] = []
         self._complete = False
 
-    @property
-    def body(self) -> bytes:
-        """The body that was read."""
-        return b"".join(self._parts)
+    def answer(self) -> ImdsAnswer:
+        """The answer that was read; raises ``ImdsError`` for everything but 200."""
+        body, status = b"".join(self._parts), self.status
+        if status == OK:
+            return ImdsAnswer(body, self._header(b"date")[:MAX_DATE])
+        if 300 <= status < 400:  # noqa: PLR2004 - the class of an HTTP status is its first digit
+            raise ImdsError("redirect", f"HTTP {status} to {self._header(b'location')!r}, not followed")
+        reason = _BY_STATUS.get(status, "server_error" if status >= 500 else "status")  # noqa: PLR2004 - as above
+        said, seconds = body[:200].decode("utf-8", "replace").strip(), self._header(b"retry-after")
+        # IMDS does not use the form with a date, and without a number the back-off decides
+        readable = seconds.isascii() and seconds.isdigit() and len(seconds) <= 6  # noqa: PLR2004 - 11 days
+        raise ImdsError(reason, f"HTTP {status}: {said!r}", retry_after=float(seconds) if readable else None)
 
-    def header(self, name: bytes) -> str:
-        """A field of the header, one of ``_FIELDS``; empty if there is none."""
+    def _header(self, name: bytes) -> str:
         return self._headers.get(name, b"").decode("latin-1")
 
     def exchange(self, request: bytes, deadline: float) -> None:
@@ -226,9 +233,7 @@ class ImdsClient:
         connection.exchange(request, deadline)
         if not connection.keep_alive:
             self.close()
-        if connection.status != OK:
-            raise _refusal(connection)
-        return ImdsAnswer(connection.body, connection.header(b"date")[:MAX_DATE])
+        return connection.answer()
 
     def _connected(self, deadline: float) -> _Connection:
         if self._connection is None and not self._aborted.is_set():
@@ -237,21 +242,6 @@ class ImdsClient:
         if self._connection is None or self._aborted.is_set():  # `abort` may have found no connection to shut down
             raise ImdsError("reset", "the agent is stopping")
         return self._connection
-
-
-def _refusal(connection: _Connection) -> ImdsError:
-    status = connection.status
-    if 300 <= status < 400:  # noqa: PLR2004 - the class of an HTTP status is its first digit
-        return ImdsError("redirect", f"HTTP {status} to {connection.header(b'location')!r}, not followed")
-    reason = _BY_STATUS.get(status, "server_error" if status >= 500 else "status")  # noqa: PLR2004 - as above
-    said = connection.body[:200].decode("utf-8", "replace").strip()
-    return ImdsError(reason, f"HTTP {status}: {said!r}", retry_after=_retry_after(connection))
-
-
-def _retry_after(connection: _Connection) -> float | None:
-    value = connection.header(b"retry-after")
-    # seconds; IMDS does not use the date form, and without a value the back-off decides
-    return float(value) if value.isascii() and value.isdigit() and len(value) <= 6 else None  # noqa: PLR2004 - 11 days
 
 
 def _reason(error: Exception) -> ImdsReason:
