@@ -215,7 +215,12 @@ def test_the_record_of_an_approval_is_the_vms_own() -> None:
     assert one.id != changed("approved", "accepted", vm=PEER).id
     assert one.id != changed("approved", "accepted", records=1).id
     assert one.id == changed("approved", "accepted").id
-    assert (one.time, one.incarnation, one.approval.rule, one.approval.detail) == (at(5), 7, "a", "why")
+    assert (one.time, one.incarnation, one.approval.approval_rule, one.approval.approval_detail) == (
+        at(5),
+        7,
+        "a",
+        "why",
+    )
     peers = msgspec.structs.replace(one, scope="peer")
     assert [ticket.sink for ticket in route(peers, (), Vm(name=ME), ("chat",))] == []
     (ticket,) = route(peers, (Route(sinks=("chat",)),), Vm(name="not in it"), ("chat",))

@@ -172,7 +172,7 @@ def test_it_is_over_when_the_affected_vms_that_were_heard_say_so() -> None:
     log.add(A, "finished", resources=[A.name, B.name], started_seconds=60.0, interruption=4.0)
     assert "finished" not in log.kinds
     assert log.add(B, "finished", resources=[A.name, B.name], started_seconds=90.0, interruption=8.0)[-1] == "finished"
-    assert log.last.facts.interruption == (4.0, 4.0, 8.0)
+    assert log.last.change.interruption == 8.0
 
 
 def test_after_a_preempt_the_word_of_another_vm_is_enough() -> None:
@@ -316,7 +316,7 @@ def test_events_may_be_grouped_by_a_tag() -> None:
         log.add(vm(f"vm_{number}", team=team), "announced", f"E{number}")
     log.add(vm("vm_3"), "announced", "E3")
     log.wait(10)
-    waves = [(one.vm.tags.get("team"), one.facts.events) for one in log.made]
+    waves = [(one.vm.tags.get("team"), one.facts.fleet_events) for one in log.made]
     assert waves == [("web", 2), ("data", 1), (None, 1)]
 
 
@@ -343,11 +343,11 @@ def test_a_wave_is_one_notification_with_digests() -> None:
     assert log.kinds == []
     assert log.wait(10) == ["announced"]
     first = log.last
-    assert (first.facts.events, first.facts.vms, first.vm.scale_set) == (3, 3, "web")
+    assert (first.facts.fleet_events, first.facts.fleet_vms, first.vm.scale_set) == (3, 3, "web")
     log.add(D, "announced", "E3")
     assert log.wait(250) == ["announced"]
     assert log.wait(60) == ["announced", "updated"]
-    assert log.last.facts.events == 4
+    assert log.last.facts.fleet_events == 4
     assert log.add(A, "started", "E0")[-1] == "started"
     log.add(A, "finished", "E0")
     for number, who in enumerate(VMS[1:], start=1):

@@ -78,7 +78,7 @@ def test_vms_of_two_resource_groups_are_two_waves(group_by: tuple[str, ...]) -> 
     for event, who in (("E0", PROD), ("E1", TEST)):
         log.add(who, "announced", event)
     log.wait(10)
-    assert [(one.facts.events, one.vm.resource_group) for one in log.made] == [(1, "payments"), (1, "lab")]
+    assert [(one.facts.fleet_events, one.vm.resource_group) for one in log.made] == [(1, "payments"), (1, "lab")]
 
 
 def test_events_of_one_wave_that_go_to_different_receivers_are_two_waves() -> None:
@@ -87,7 +87,7 @@ def test_events_of_one_wave_that_go_to_different_receivers_are_two_waves() -> No
     for event, team in (("E0", "pay"), ("E1", "pay"), ("E2", "lab"), ("E3", "web")):
         log.add(vm(f"vm-{event}", team=team), "announced", event)
     log.wait(10)
-    assert sorted(one.facts.events for one in log.made) == [2, 2]
+    assert sorted(one.facts.fleet_events for one in log.made) == [2, 2]
     assert {tuple(one.tags["team"] for one in made.routed) for made in log.made} == {("pay",), ("lab",)}
 
 

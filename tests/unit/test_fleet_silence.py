@@ -23,7 +23,7 @@ def test_silent_vms_of_a_scale_set_are_one_wave_until_all_are_back() -> None:
     log = Log(WAVES)
     log.pass_time(600, A, B, C)
     log.pass_time(1200, A)
-    assert (log.kinds, log.last.facts.vms) == (["started"], 2)
+    assert (log.kinds, log.last.facts.fleet_vms) == (["started"], 2)
     log.pass_time(600, A, B)
     assert log.kinds == ["started", "updated"]
     log.pass_time(900, A, B, C)

@@ -72,7 +72,7 @@ def test_a_finished_event_tells_everything_that_was_measured() -> None:
 )
 def test_the_record_of_many_vms_says_which_ones(vms: int, vm: Vm | None, many: str, in_the_sentence: str) -> None:
     *_, last = changes((0, (), {}), (1, (item(),), {}))
-    record = Record.of(last, vm, fleet=FleetFacts(events=1, vms=vms, reported_by=1))
+    record = Record.of(last, vm, fleet=FleetFacts(fleet_events=1, fleet_vms=vms, fleet_reported_by=1))
     assert record.many == many
     assert in_the_sentence in record.body
 
@@ -119,7 +119,9 @@ def test_whatever_a_tag_holds_the_record_is_one_safe_line_with_a_bound() -> None
 )
 def test_the_digest_of_a_wave_says_how_far_it_has_come(events: int, under_way: int, over: int, progress: str) -> None:
     *_, last = changes((0, (), {}), (1, (item(),), {}), (2, (item(DurationInSeconds=7),), {}))
-    facts = FleetFacts(events=events, vms=40, reported_by=40, under_way=under_way, over=over)
+    facts = FleetFacts(
+        fleet_events=events, fleet_vms=40, fleet_reported_by=40, fleet_under_way=under_way, fleet_over=over
+    )
     record = Record.of(last, Vm(scale_set="web"), fleet=facts)
     assert record.progress == progress
     assert record.body == "Freeze of 40 VMs of the scale set web changed" + (f": {progress}" if progress else "")
@@ -137,7 +139,7 @@ def test_the_digest_of_a_wave_says_how_far_it_has_come(events: int, under_way: i
 def test_of_vms_that_are_silent_or_missing_that_is_said(description: str, kind: Any, body: str) -> None:
     (only,) = changes((0, (item(EventType=SILENT, Description=description),), {}))
     one = msgspec.structs.replace(only, kind=kind)
-    record = Record.of(one, Vm(scale_set="web"), fleet=FleetFacts(events=1, vms=2, reported_by=1))
+    record = Record.of(one, Vm(scale_set="web"), fleet=FleetFacts(fleet_events=1, fleet_vms=2, fleet_reported_by=1))
     assert record.body == f"2 VMs of the scale set web: {body}"
 
 

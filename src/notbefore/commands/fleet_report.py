@@ -17,11 +17,10 @@ from notbefore.commands.history import start_time
 from notbefore.commands.options import add_json
 from notbefore.commands.tables import print_json, table
 from notbefore.core.duration import span
-from notbefore.core.record import Spread
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.fleet.history import read_past
-from notbefore.fleet.report import COLUMNS, USUAL, ReportRow, report
+from notbefore.fleet.report import COLUMNS, USUAL, ReportRow, Spread, report
 
 IN_TABLE: Final = (
     "events", "vms", "notice_min", "notice_median", "notice_max", "short_notice",

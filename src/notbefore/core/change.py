@@ -115,11 +115,11 @@ BY_RULE: Final = "rule"  # by whom, where a rule decided
 class Approval(Struct, frozen=True):
     """Who approved, or would have, and what was said to it."""
 
-    rule: str  # its name in the configuration; ``OPERATOR`` for ``notbefore approve``
-    by: str  # the name of the VM's user where somebody did it by hand, ``BY_RULE`` otherwise
-    detail: str = ""  # what the command or IMDS said, or why not; in words
-    requests: int = 0  # start requests sent for it
-    reason: str = ""  # why, in the words of the user who did it by hand
+    approval_rule: str  # its name in the configuration; ``OPERATOR`` for ``notbefore approve``
+    approval_by: str  # the name of the VM's user where somebody did it by hand, ``BY_RULE`` otherwise
+    approval_detail: str = ""  # what the command or IMDS said, or why not; in words
+    approval_requests: int = 0  # start requests sent for it
+    approval_reason: str = ""  # why, in the words of the user who did it by hand
 
 
 def change_id(event_key: str, kind: ChangeKind, digest: str, nth: int) -> str:

@@ -7,9 +7,8 @@ reboot even when its description is broken.
 """
 
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Raw, Struct
@@ -50,22 +49,9 @@ can be configured. The Prometheus rules have the same figures."""
 PLATFORM: Final = "Platform"
 USER: Final = "User"
 EVENT_SOURCES: Final = (PLATFORM, USER)
+UNKNOWN: Final = (None, "", -1)  # how Azure writes that it does not know
 SCHEDULED: Final = "Scheduled"
 STARTED: Final = "Started"
-
-FlawReason = Literal[
-    "not_an_event",  # the item is no JSON object, or a field of it is no JSON value
-    "event_id",  # missing, empty, too long, not text
-    "duplicate_event_id",  # a second event of the same id; the one that is Started counts, else the first
-    "event_type",  # missing, empty, too long, not text
-    "event_status",  # missing, empty, too long, not text
-    "resource_type",  # unreadable: unknown
-    "resources",  # not a list of names, or cut at a bound
-    "not_before",  # no time that can be read: unknown
-    "description",  # not text, or cut at a bound
-    "event_source",  # unreadable: unknown
-    "duration",  # no sensible number of seconds: unknown
-]
 
 
 class Event(Struct, frozen=True):
@@ -110,9 +96,13 @@ class Event(Struct, frozen=True):
 
 
 class Flaw(Struct, frozen=True):
-    """Something in a document that could not be read as it stood. A reason that is a field of ``Event``: that one."""
+    """Something in a document that could not be read as it stood.
 
-    reason: FlawReason
+    ``reason``: ``not_an_event`` (no JSON object, or not one that can be read), ``duplicate_event_id`` (the one that is
+    Started counts, else the first), or the field of ``Event`` that is missing, unreadable, or cut at a bound.
+    """
+
+    reason: str
     event_id: str | None = None  # None: not even the id could be read
     rejected: bool = False  # True: the event was left out; its last known state is to be kept
 
@@ -193,33 +183,26 @@ def _read(raw: Raw, flaws: list[Flaw]) -> Event | None:
     event_id = _text(item.EventId, MAX_ID)
     event_type, event_status = _text(item.EventType, MAX_WORD), _text(item.EventStatus, MAX_WORD)
     if event_id is None or event_type is None or event_status is None:
-        reason: FlawReason = "event_type" if event_type is None else "event_status"
+        reason = "event_type" if event_type is None else "event_status"
         flaws.append(Flaw("event_id" if event_id is None else reason, event_id, rejected=True))
         return None
-    optional: dict[str, Any] = {}
-    for name, (given, absent, read) in _optional(item).items():
-        optional[name] = None if given in absent else read(given)
-        if optional[name] is None and given not in absent:
-            flaws.append(Flaw(name, event_id))
-    if isinstance(item.Description, str) and len(item.Description) > MAX_DESCRIPTION:
-        flaws.append(Flaw("description", event_id))
-    resources = _resources(item.Resources)
-    whole = list(resources) == (item.Resources or [])
-    if not whole:
-        flaws.append(Flaw("resources", event_id))
-    cut = not whole and resources != ()
-    return Event(event_id, event_type, event_status, resources=resources, resources_cut=cut, **optional)
-
-
-def _optional(item: _Item) -> dict[FlawReason, tuple[Any, tuple[Any, ...], Callable[[Any], Any]]]:
-    """Fields of ``Event``: what is given, what says that it is not known, and what reads it (``None``: unreadable)."""
-    return {
-        "resource_type": (item.ResourceType, (None, ""), _word),
-        "not_before": (item.NotBefore, (None, ""), _time),
-        "description": (item.Description, (None, ""), _description),
-        "event_source": (item.EventSource, (None, ""), _word),
-        "duration": (item.DurationInSeconds, (None, -1), _seconds),
+    text = item.Description
+    # of each field that may be unknown what is given, and what can be read of that
+    read: dict[str, tuple[Any, Any]] = {
+        "resource_type": (item.ResourceType, _text(item.ResourceType, MAX_WORD)),
+        "resources": (item.Resources, _names(item.Resources)),
+        "not_before": (item.NotBefore, read_time(item.NotBefore)),
+        "description": (text, text[:MAX_DESCRIPTION] if isinstance(text, str) else None),
+        "event_source": (item.EventSource, _text(item.EventSource, MAX_WORD)),
+        "duration": (item.DurationInSeconds, _seconds(item.DurationInSeconds)),
     }
+    values = {name: value for name, (_, value) in read.items() if value is not None}
+    cut = [
+        name for name in ("resources", "description") if name in values and list(values[name]) != list(read[name][0])
+    ]
+    lost = [name for name, (given, value) in read.items() if value is None and given not in UNKNOWN]
+    flaws += [Flaw(name, event_id) for name in (*lost, *cut)]
+    return Event(event_id, event_type, event_status, resources_cut="resources" in cut, **values)
 
 
 def _text(value: object, most: int) -> str | None:
@@ -229,18 +212,6 @@ def _text(value: object, most: int) -> str | None:
     return value.strip() or None
 
 
-def _word(value: object) -> str | None:
-    return _text(value, MAX_WORD)
-
-
-def _time(value: object) -> datetime | None:
-    return read_time(value) if isinstance(value, str) else None
-
-
-def _description(value: object) -> str | None:
-    return value[:MAX_DESCRIPTION] if isinstance(value, str) else None
-
-
 def _seconds(value: object) -> int | None:
     # bool is an int to Python, and no number of seconds to anybody
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_DURATION:
@@ -248,19 +219,19 @@ def _seconds(value: object) -> int | None:
     return value
 
 
-def _resources(value: object) -> tuple[str, ...]:
-    """The names, cut at the bounds; none of a list that has anything else."""
+def _names(value: object) -> tuple[str, ...] | None:
+    """The names, cut at the bounds."""
     if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
-        return ()
+        return None
     return tuple(name[:MAX_NAME] for name in value[:MAX_RESOURCES])
 
 
-def read_time(text: str) -> datetime | None:
+def read_time(text: object) -> datetime | None:
     """RFC 1123 or ISO 8601 -> UTC; ``None`` for anything else. A time without a zone is UTC, as all of Azure's are.
 
     A wrong weekday does not matter: one was seen in the field. A date without a time of day is no moment.
     """
-    if len(text) > MAX_WORD or ":" not in text:
+    if not isinstance(text, str) or len(text) > MAX_WORD or ":" not in text:
         return None
     found = _RFC_1123.fullmatch(text.strip())
     try:

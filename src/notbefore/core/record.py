@@ -8,13 +8,13 @@ rest stands under ``azure.scheduled_event.``. Unknown values are left out.
 from collections.abc import Iterable
 from datetime import datetime
 from itertools import islice
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 from msgspec import Struct, field
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
-from notbefore.core.change import APPROVALS, BY_RULE, OPERATOR, Approval, Change, Step
+from notbefore.core.change import APPROVALS, BY_RULE, OPERATOR, Change, Step
 from notbefore.core.sentence import progress, rfc3339, sentence, sentence_of_many, vms_in_words
 from notbefore.core.text import escaped
 
@@ -51,29 +51,14 @@ class Vm(Struct, frozen=True):
     record_tags: tuple[str, ...] = ()  # the names of those that its records have as well
 
 
-class Spread(NamedTuple):
-    """Smallest, middle and greatest of a measurement over the VMs, in seconds."""
-
-    min: float
-    median: float
-    max: float
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> Self | None:
-        """Of what was measured; ``None`` where nothing was."""
-        found = sorted(value for value in values if value is not None)
-        return cls(found[0], found[(len(found) - 1) // 2], found[-1]) if found else None
-
-
 class FleetFacts(Struct, frozen=True):
     """What many VMs say together of one event, or of a wave of events."""
 
-    events: int
-    vms: int  # that are affected
-    reported_by: int  # VMs
-    under_way: int = 0  # of the events
-    over: int = 0  # of the events
-    interruption: Spread | None = None  # over the affected VMs that measured it
+    fleet_events: int
+    fleet_vms: int  # that are affected
+    fleet_reported_by: int  # VMs
+    fleet_under_way: int = 0  # of the events
+    fleet_over: int = 0  # of the events
 
 
 EXERCISE: Final = "[EXERCISE] "  # begins the sentence of what is not real
@@ -107,7 +92,7 @@ class BaseRecord(Struct, frozen=True, kw_only=True):
     def flat(self) -> dict[str, Value]:
         """The attributes as they are written out: times as RFC 3339 in UTC, nothing that is unknown."""
         values = zip(self.__struct_encode_fields__, map(self.__getattribute__, self.__struct_fields__), strict=True)
-        found = {name: _written(value) for name, value in values if value is not None and name != TAG}
+        found = {name: _written(value) for name, value in values if value not in (None, "") and name != TAG}
         return found | {TAG + name: value for name, value in self.tags.items()}
 
     def line(self) -> bytes:
@@ -178,9 +163,6 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
     fleet_reported_by: int | None = field(default=None, name=_attribute("fleet.reported_by"))
     fleet_under_way: int | None = field(default=None, name=_attribute("fleet.events_under_way"))
     fleet_over: int | None = field(default=None, name=_attribute("fleet.events_over"))
-    fleet_interruption_min: float | None = field(default=None, name=_attribute("fleet.interruption_seconds.min"))
-    fleet_interruption_median: float | None = field(default=None, name=_attribute("fleet.interruption_seconds.median"))
-    fleet_interruption_max: float | None = field(default=None, name=_attribute("fleet.interruption_seconds.max"))
     # what was cut away to fit, or not read
     truncated: tuple[str, ...] | None = field(default=None, name="notbefore.truncated")
 
@@ -190,23 +172,23 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
 
         ``fleet``: what many VMs say of it together; ``vm`` is then what these have in common.
         """
-        event, seconds = change.event, change.interruption
+        event, before, seconds = change.event, change.previous, change.interruption
         return view(
             cls,
             change,
             event,
+            change.approval,
+            fleet,
             event_name=_attribute(change.kind),
             body=(EXERCISE if exercise else "") + _sentence(change, fleet, vm),
             **_vm_fields(vm),
             tags=_recorded(vm),
             change_id=change.id,
             change=change.kind,
-            previous_not_before=_previous_not_before(change),
+            previous_not_before=before.not_before if before and before.not_before != event.not_before else None,
             exercise=exercise or None,
             expected_duration_seconds=event.duration,
             interruption_seconds=round(seconds, 3) if seconds is not None else None,
-            **_approval_fields(change.approval),
-            **_fleet_fields(fleet),
             truncated=("resources",) if event.resources_cut else None,
         )
 
@@ -296,32 +278,13 @@ def _written(value: Any) -> Value:
     return written
 
 
-def _previous_not_before(change: Change) -> datetime | None:
-    before = change.previous.not_before if change.previous is not None else None
-    return before if before != change.event.not_before else None
-
-
-def _approval_fields(approval: Approval | None) -> dict[str, Any]:
-    values = asdict(approval) if approval is not None else {}
-    return {f"approval_{name}": value for name, value in values.items() if value != ""}
-
-
-def _fleet_fields(fleet: FleetFacts | None) -> dict[str, Any]:
-    if fleet is None:
-        return {}
-    fields: dict[str, Any] = {f"fleet_{name}": value for name, value in asdict(fleet).items()}
-    spread: Spread | None = fields.pop("fleet_interruption")
-    spreads = spread._asdict() if spread is not None else {}
-    return fields | {f"fleet_interruption_{word}": round(value, 3) for word, value in spreads.items()}
-
-
 def _sentence(change: Change, fleet: FleetFacts | None, vm: Vm | None) -> str:
     if fleet is None:
         return sentence(change)
     vm = vm or Vm()
-    whom = vm.name if fleet.vms == 1 else ""
-    whom = whom or vms_in_words(fleet.vms, vm.scale_set, vm.resource_group, vm.location)
-    return sentence_of_many(change, whom, progress(fleet.events, fleet.under_way, fleet.over))
+    several = vms_in_words(fleet.fleet_vms, vm.scale_set, vm.resource_group, vm.location)
+    whom = vm.name if fleet.fleet_vms == 1 and vm.name else several
+    return sentence_of_many(change, whom, progress(fleet.fleet_events, fleet.fleet_under_way, fleet.fleet_over))
 
 
 def _vm_fields(vm: Vm | None) -> dict[str, Any]:

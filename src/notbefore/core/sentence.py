@@ -49,7 +49,7 @@ def sentence(change: Change, whom: str | None = None) -> str:
         before = change.previous.event_type if change.previous is not None else event.event_type
         return f"{what} changed" + (f": it was a {before}" if before != event.event_type else "")
     if change.approval is not None:
-        return f"{what} {_APPROVALS[change.kind]} ({change.reason.replace('_', ' ')}, {change.approval.rule})"
+        return f"{what} {_APPROVALS[change.kind]} ({change.reason.replace('_', ' ')}, {change.approval.approval_rule})"
     if change.kind == "started":
         return f"{what} started" + (" without notice" if change.without_notice else "")
     return f"{what} {_OUTCOMES[change.outcome or 'unknown']}"

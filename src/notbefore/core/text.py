@@ -2,27 +2,18 @@
 
 import re
 from collections.abc import Collection, Sequence
-from typing import Final
-
-# control characters, line and paragraph separators, and format characters, such as the marks that change the direction
-# of text: Unicode's categories Cc, Zl, Zp and Cf
-_UNSAFE: Final = re.compile(
-    "[\x00-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
-    "\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
-    "\U000e0000-\U000e007f]"
-)
 
 
 def escaped(text: str) -> str:
     r"""Return the text as one line that cannot forge another, nor rearrange what is shown: ``\uXXXX`` for the rest."""
     if text.isprintable():
         return text
-    return _UNSAFE.sub(lambda found: _code_of(found[0]), text)
+    return "".join(letter if letter.isprintable() else _code_of(letter) for letter in text)
 
 
 def _code_of(letter: str) -> str:
     """As JSON writes it: beyond U+FFFF in two halves."""
-    units = letter.encode("utf-16-be").hex()
+    units = letter.encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
 

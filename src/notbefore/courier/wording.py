@@ -226,9 +226,8 @@ def _times(message: Message, now: datetime) -> Facts:
 
 def _measured(message: Message) -> Facts:
     record = message.record
-    low, middle, high = record.fleet_interruption_min, record.fleet_interruption_median, record.fleet_interruption_max
-    if low is not None and middle is not None and high is not None:
-        yield "Measured interruption", f"{words(middle)} (median), from {words(low)} to {words(high)}"
+    if record.fleet_vms is not None and record.interruption_seconds is not None:
+        yield "Longest measured interruption", words(record.interruption_seconds)
     elif message.over and record.scope == "self" and record.vm_name is not None and record.fleet_vms is None:
         yield f"Measured interruption of {one_line(record.vm_name)}", _seconds(record.interruption_seconds)
 

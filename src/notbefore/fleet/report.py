@@ -2,18 +2,31 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 from msgspec import Struct
 
 from notbefore.core.document import PROMISED
-from notbefore.core.record import Spread
 from notbefore.fleet.history import PastEvent
 
 KEPT: Final = 0.9  # share of the promise from which on it counts as kept: an agent sees an event up to a second later
 COLUMNS: Final = ("event_type", "region", "subscription", "resource_group", "scale_set", "zone", "event_source")
 """What a report may be made by, beside ``tags.NAME``."""
 USUAL: Final = ("event_type", "region")
+
+
+class Spread(NamedTuple):
+    """Smallest, middle and greatest of a measurement over the VMs, in seconds."""
+
+    min: float
+    median: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Self | None:
+        """Of what was measured; ``None`` where nothing was."""
+        found = sorted(value for value in values if value is not None)
+        return cls(found[0], found[(len(found) - 1) // 2], found[-1]) if found else None
 
 
 class ReportRow(Struct, frozen=True):

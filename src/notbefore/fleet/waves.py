@@ -22,7 +22,7 @@ from notbefore.core.change import Change, LifecycleKind, Reason, change_id
 from notbefore.core.document import SCHEDULED as STATUS_SCHEDULED
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
-from notbefore.core.record import FleetFacts, Spread, Vm
+from notbefore.core.record import FleetFacts, Vm
 from notbefore.core.routing import SEVERITIES, Route, severity_of
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.story import (
@@ -282,7 +282,7 @@ def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Stand
     first_seen = min(story.first_seen for story in stories)
     started = min((story.started for story in stories if story.started is not None), default=None)
     ended = max((story.over for story in stories if story.over is not None), default=None) if over else None
-    gap = facts.interruption.max if facts.interruption is not None and over else None
+    gaps = [one.interruption for one in measured_in(stories) if over and one.interruption is not None]
     reason = _REASONS[kind]
     if any(story.late for story in stories):
         reason = "corrected"
@@ -303,7 +303,7 @@ def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Stand
         notice_seconds=min((one.notice for one in measured_in(stories) if one.notice is not None), default=None),
         scheduled_seconds=_seconds(first_seen, started) if kind == "started" else None,
         started_seconds=_seconds(started, ended),
-        interruption=gap,
+        interruption=max(gaps, default=None),
         over_since=ended,
     )
     return Notification(change, vm_of(stories), facts, any(story.exercise for story in stories), wave.routed)
@@ -313,12 +313,11 @@ def facts_of(stories: Iterable[Story]) -> FleetFacts:
     """What many VMs say together."""
     stories = list(stories)
     return FleetFacts(
-        events=len(stories),
-        vms=len({name for story in stories for name in story.event.vms}),
-        reported_by=len(reporters(stories)),
-        under_way=sum(story.standing is STARTED for story in stories),
-        over=sum(story.standing in OVER for story in stories),
-        interruption=Spread.of(one.interruption for one in measured_in(stories)),
+        fleet_events=len(stories),
+        fleet_vms=len({name for story in stories for name in story.event.vms}),
+        fleet_reported_by=len(reporters(stories)),
+        fleet_under_way=sum(story.standing is STARTED for story in stories),
+        fleet_over=sum(story.standing in OVER for story in stories),
     )
 
 

@@ -72,7 +72,7 @@ class Totals(Struct, frozen=True):
         event_type = known_type(change.event.event_type)
         if change.approval is not None:
             result = "dry_run" if change.reason == "dry_run" else RESULT_OF[change.kind]
-            return self._counted("approvals", named(rule=change.approval.rule, result=result), change)
+            return self._counted("approvals", named(rule=change.approval.approval_rule, result=result), change)
         totals = self
         if change.scope != "peer":
             totals = self._counted("changes", named(change=change.kind, event_type=event_type), change)
