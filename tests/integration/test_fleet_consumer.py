@@ -95,7 +95,7 @@ def test_a_snapshot_with_a_wrong_byte_is_put_aside_and_its_partition_is_read_aga
     with consuming(tmp_path, hub, rebalance="1s") as (consumer, written):
         send(hub, [report(who, "started", who.name) for who in (A, vm("data_0", scale_set="data"))])
         eventually(lambda: len([one for one in written if b'.started"' in one]) == 2, patience=60)
-        assert consumer.errors["fold"] == 0
+        assert consumer.keeper.figures.errors["fold"] == 0
     assert first.with_name(f"{first.name}.unreadable").exists()
     assert [one for one in caplog.messages if "its snapshot cannot be read" in one]
 
@@ -118,7 +118,7 @@ def test_what_the_outbox_did_not_take_is_made_again_from_the_log(hub: Hub, tmp_p
         for event in ("E0", "E1", "E2"):
             send(hub, [report(A, "announced", event)])
             eventually(lambda: any(event.encode() in one for one in written), patience=60)  # noqa: B023 - now
-        assert consumer.errors["fold"] == 1  # it was refused
+        assert consumer.keeper.figures.errors["fold"] == 1  # it was refused
     assert len({*written}) == 3
 
 

@@ -465,17 +465,19 @@ def test_a_log_that_counts_from_zero_again_is_another_one_and_nothing_of_it_is_p
         (b" " * (1024 * 1024 + 1), "too_large"),
     ],
 )
-def test_what_cannot_be_read_is_counted_and_set_aside(data: bytes, reason: str) -> None:
+def test_what_cannot_be_read_is_counted_and_set_aside(
+    data: bytes, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
     log = Log()
     log.read(data)
     log.add(A, "announced")
-    assert [(one.partition, one.sequence, one.poison.reason) for one in log.fold.figures.unread] == [("0", 0, reason)]
+    assert f"partition 0, sequence number 0: a record is not used ({reason}: " in caplog.text
     assert log.fold.figures.poison == {reason: 1}
     assert log.kinds == ["announced"]
 
 
 def test_a_record_that_the_fold_fails_on_is_set_aside_and_what_its_batch_made_stays(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     add = Story.add
 
@@ -489,9 +491,8 @@ def test_a_record_that_the_fold_fails_on_is_set_aside_and_what_its_batch_made_st
     for event in ("E0", "E1", "E2"):
         log.add(A, "announced", event)
     assert [one.change.event.event_id for one in log.made] == ["E0", "E2"]
-    assert [one.sequence for one in log.fold.figures.unread] == [1]
-    assert log.fold.figures.poison == {"failed": 1}
-    assert "nobody foresaw it" in str(log.fold.figures.failures[0])
+    assert (log.fold.figures.poison, log.fold.figures.errors) == ({"failed": 1}, {"fold": 1})
+    assert "sequence number 1: a record is not used (failed: please report it: KeyError: 'nobody for" in caplog.text
 
 
 def test_a_wave_that_cannot_be_made_a_notification_of_keeps_no_other_one_waiting(
@@ -511,7 +512,7 @@ def test_a_wave_that_cannot_be_made_a_notification_of_keeps_no_other_one_waiting
     log.wait(1)
     log.wait(1)
     assert [one.change.event.event_id for one in log.made] == ["E1"]
-    assert len(log.fold.figures.failures) == 1
+    assert log.fold.figures.errors == {"fold": 1}
     monkeypatch.undo()
     assert log.add(A, "started", "E0")[-1] == "started"
 

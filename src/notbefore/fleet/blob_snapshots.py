@@ -98,7 +98,7 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
     async def positions(self) -> dict[str, Position]:
         """See ``Snapshots``."""
         found = {}
-        async for name, blob in self._listed(include=["metadata"]):
+        async for name, blob in self._listed():
             said = blob.metadata or {}
             with suppress(ValueError, KeyError):
                 found[name] = Position(said["offset"], int(said["sequencenumber"]), float(said["enqueued"]))
@@ -109,9 +109,9 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         async with asyncio.timeout(STORE_SECONDS):
             return {name: str(blob.etag) async for name, blob in self._listed()}
 
-    async def _listed(self, **options: Any) -> AsyncIterator[tuple[str, Any]]:
+    async def _listed(self) -> AsyncIterator[tuple[str, Any]]:
         prefix = f"{self.whose}checkpoint/"
-        async for blob in self._container_client.list_blobs(prefix, **options):
+        async for blob in self._container_client.list_blobs(prefix, include=["metadata"]):
             yield blob.name.removeprefix(prefix), blob
 
     async def read(self, name: str) -> bytes:

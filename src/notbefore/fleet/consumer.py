@@ -11,7 +11,6 @@ import logging
 import random
 import re
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -40,7 +39,6 @@ STEP: Final = 0.02  # seconds after which others have their turn, however much i
 WAIT: Final = 0.5  # seconds after which a partition without records is given the time
 LOOK_EVERY: Final = 10.0  # seconds between two looks at the hub, the mutes, and who of the inventory is not heard from
 MARGIN: Final = 2.0  # seconds by which another partition's clock may be behind
-MAX_LOGGED: Final = 3  # errors of one batch; a record that fails is counted, and its place logged, as well
 HISTORY_EVERY: Final = 1.0  # seconds between two looks at what is new for the history
 ASK_SECONDS: Final = 3.0  # for what other instances have written down
 CLOSE_SECONDS: Final = 5.0
@@ -57,7 +55,6 @@ class Consumer:
     def __init__(self, config: FleetConfig, parts: Parts) -> None:
         self._config = config
         self._parts = parts
-        self.errors: Counter[str] = Counter()  # by part: the hub, the store, the history, or the program (`fold`)
         self.trouble = ""  # why the hub could not be read at the last attempt
         self.alive = True
         self.connected = False
@@ -70,7 +67,6 @@ class Consumer:
         self._stop = asyncio.Event()
         self._over = asyncio.Event()  # this client is to be closed
         self._taken: set[str] = set()  # the partitions that this client reads
-        self._said: set[tuple[str, str]] = set()  # of which partition, and why, an unread record was logged
 
     # ---- from any thread
 
@@ -258,7 +254,6 @@ class Consumer:
                     return  # it has gone to another instance
                 began = time.monotonic()
         await asyncio.sleep(0)
-        self._log_unread()
 
     def _made(self, fold: Partition, events: list[EventData]) -> Iterator[Notification | None]:
         """What a fold makes of records, and of the time by now; ``None``: others may have their turn."""
@@ -282,22 +277,6 @@ class Consumer:
             raise
         self._parts.write_record(line + b"\n")
 
-    def _log_unread(self) -> None:
-        """Log what could not be used: of each partition the first record of each kind, of errors the first ones."""
-        figures = self.keeper.figures
-        for one in figures.unread:
-            kind = one.partition, one.poison.reason
-            log.log(
-                logging.DEBUG if kind in self._said else logging.WARNING,
-                "partition %s, sequence number %d: a record is not used (%s: %s); more of them are only counted",
-                one.partition, one.sequence, one.poison.reason, one.poison.detail[:200],
-            )  # fmt: skip
-            self._said.add(kind)
-        for error in figures.failures[:MAX_LOGGED]:
-            self._failed("fold", error)
-        figures.unread.clear()
-        figures.failures.clear()
-
     async def _on_error(self, context: PartitionContext | None, error: Exception) -> None:
         """Of the hub or of the store. Where it is of one partition, the SDK has let go of it, and balances again."""
         if "link:stolen" in str(error) or (isinstance(error, NotTakenError) and error.__cause__ is None):
@@ -311,7 +290,7 @@ class Consumer:
             self._over.set()
 
     def _failed(self, part: str, error: BaseException) -> None:
-        self.errors[part] += 1
+        self.keeper.figures.errors[part] += 1
         if part == "hub":
             self.trouble = text = explained(error, self._config)
         else:

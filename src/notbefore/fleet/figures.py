@@ -6,18 +6,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from notbefore.fleet.hub_records import Poison
-
 RESULTS: Final = ("news", "known", "late", "beat", "skipped", "poison")
 """What a record was: it changed a story; it did not; its event is over; a sign of life; of no use here; unreadable."""
-
-
-class Unread(Struct, frozen=True):
-    """A record that could not be used, and where it is in the hub."""
-
-    partition: str
-    sequence: int
-    poison: Poison
 
 
 class PartitionFigures(Struct):
@@ -25,7 +15,9 @@ class PartitionFigures(Struct):
 
     records: Counter[str] = msgspec.field(default_factory=Counter)  # by RESULTS
     poison: Counter[str] = msgspec.field(default_factory=Counter)  # by reason
+    errors: Counter[str] = msgspec.field(
+        default_factory=Counter
+    )  # by part: hub, store, history, or the program (`fold`)
     given_up: int = 0
     missing: int = 0  # records that were gone before they were read
-    unread: list[Unread] = []  # until somebody logs them
-    failures: list[Exception] = []  # errors that nobody foresaw, until somebody logs them
+    said: set[tuple[str, str]] = set()  # of which partition, and why, a record that is not used was logged

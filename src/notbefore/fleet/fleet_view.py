@@ -181,7 +181,7 @@ class FleetView:
     def _families(self) -> Iterator[Family]:
         consumer, parts = self._consumer, self._parts
         folds, figures, lag = consumer.keeper.folds, consumer.keeper.figures, consumer.lag
-        errors = dict(consumer.errors)
+        errors = dict(consumer.keeper.figures.errors)
         if parts.inventory is not None:
             errors["inventory"] = parts.inventory.failures
         counts: metrics.Counts = {

@@ -7,30 +7,36 @@ from notbefore.config.fleet import FleetConfig
 
 MAX_CAUSE: Final = 300  # characters of what the SDK says
 _TWICE: Final = re.compile(r" Error(?: condition)?: ")  # from here on the SDK says it again
-_NO_GROUP: Final = re.compile("consumergroups/.*(not-found|could not be found)", re.IGNORECASE)
-_NO_HUB: Final = re.compile(r"Status code: 404\b|not-found|could not be found", re.IGNORECASE)
-_REFUSED: Final = re.compile(r"Status code: 40[13]\b|unauthorized-access")
+_KNOWN: Final = (
+    (
+        re.compile("consumergroups/.*(not-found|could not be found)", re.IGNORECASE),
+        (
+            "the hub has no consumer group {}: see `fleet.consumer_group`, or make it with"
+            " `az eventhubs eventhub consumer-group create`"
+        ),
+    ),
+    (
+        re.compile(r"Status code: 404\b|not-found|could not be found", re.IGNORECASE),
+        "there is no such hub: see `fleet.hub`",
+    ),
+    (
+        re.compile(r"Status code: 40[13]\b|unauthorized-access"),
+        (
+            "the hub refuses the key or the identity: a key needs Listen on this hub or namespace, an identity the role"
+            " Azure Event Hubs Data Receiver on the hub"
+        ),
+    ),
+)
 
 
 def explained(error: BaseException, config: FleetConfig) -> str:
     """One line on an error of the hub: what to do where that is known, and what the SDK said."""
-    said = " ".join(str(error).split())
-    cause = f"{type(error).__name__}: {_TWICE.split(said)[0]}"[:MAX_CAUSE]
     if isinstance(error, TimeoutError):
         return f"no answer in {config.hub.timeout}: see its address, port 5671 (`websockets`: 443), the identity"
-    if _NO_GROUP.search(said):
-        return (
-            f"the hub has no consumer group {config.consumer_group}: see `fleet.consumer_group`, or make it with"
-            f" `az eventhubs eventhub consumer-group create` ({cause})"
-        )
-    if _NO_HUB.search(said):
-        return f"there is no such hub: see `fleet.hub` ({cause})"
-    if _REFUSED.search(said):
-        return (
-            "the hub refuses the key or the identity: a key needs Listen on this hub or namespace, an identity the role"
-            f" Azure Event Hubs Data Receiver on the hub ({cause})"
-        )
-    return cause
+    said = " ".join(str(error).split())
+    cause = f"{type(error).__name__}: {_TWICE.split(said)[0]}"[:MAX_CAUSE]
+    words = next((words.format(config.consumer_group) for known, words in _KNOWN if known.search(said)), "")
+    return f"{words} ({cause})" if words else cause
 
 
 def store_explained(error: BaseException) -> str:

@@ -17,7 +17,6 @@ from azure.core.exceptions import AzureError
 from msgspec import Struct
 
 from notbefore.config.fleet import FleetConfig
-from notbefore.core.duration import back_off
 from notbefore.fleet.checkpoints import LostPartitionError, Snapshots
 from notbefore.fleet.figures import PartitionFigures
 from notbefore.fleet.history import History
@@ -32,8 +31,8 @@ from notbefore.fleet.waves import Grouping
 SOON: Final = 0.2  # seconds after something was notified or accepted
 EVERY: Final = 5.0  # seconds between two snapshots otherwise
 AT_LEAST: Final = 10.0  # seconds after which one is written though nothing is new: it may have been deleted
-SHARE: Final = 5  # a snapshot that takes long to write is written less often: so many times as long
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds until what could not be written is tried again
+SHARE: Final = 5  # a snapshot that takes long to write is written less often: after so many times as long
+LONGEST_PAUSE: Final = 30.0  # seconds until it is written again
 STORE_ERRORS: Final = (AzureError, OSError, TimeoutError)
 
 log = logging.getLogger("notbefore.fleet.keeper")
@@ -67,7 +66,6 @@ class Held:
         self.written = fold.position.sequence  # the sequence number of the snapshot
         self.written_at = time.monotonic()
         self.pause_until = 0.0  # monotonic seconds: no snapshot before
-        self.failures = 0  # in a row
         self.trouble = ""  # why the last snapshot could not be written
         self.lock = asyncio.Lock()  # one is written at a time
         self.task: asyncio.Task[None] | None = None
@@ -192,12 +190,12 @@ class Keeper:
         except LostPartitionError:
             log.warning("partition %s: somebody else has written its snapshot: it is let go", held.fold.name)
         except Exception as error:  # noqa: BLE001 - of the store, or nobody foresaw it: without this nothing is written
-            held.failures, held.trouble = held.failures + 1, store_explained(error)
-            held.pause_until = time.monotonic() + back_off(held.failures, FIRST_PAUSE, LONGEST_PAUSE)
+            held.trouble = store_explained(error)
             self._failed("store" if isinstance(error, STORE_ERRORS) else "fold", error)
         else:
-            held.failures, held.trouble = 0, ""
-            held.pause_until = time.monotonic() + SHARE * (time.monotonic() - began)
+            held.trouble = ""
+        pause = SHARE * (time.monotonic() - began) + (EVERY if held.trouble else 0.0)
+        held.pause_until = time.monotonic() + min(pause, LONGEST_PAUSE)
 
     async def write_all(self) -> None:
         """Write a snapshot of all at once, as far as that is possible: a slow store keeps nobody waiting for each."""

@@ -1,9 +1,10 @@
-"""``Partition``: what one partition's log says, folded record by record; and its snapshot. Pure.
+"""``Partition``: what one partition's log says, folded record by record; and its snapshot. Pure, but for its log.
 
 The state is a fold over the log: the same records give the same stories, waves and notifications, whoever reads them.
 A snapshot holds what is not over yet, and is taken between two records: who goes on from it needs nothing before it.
 """
 
+import logging
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
@@ -12,7 +13,7 @@ import msgspec
 
 from notbefore.core.outbox import OutboxImage
 from notbefore.fleet.events import Events
-from notbefore.fleet.figures import PartitionFigures, Unread
+from notbefore.fleet.figures import PartitionFigures
 from notbefore.fleet.hub_records import Beat, Poison, Report, read
 from notbefore.fleet.silence import Silence
 from notbefore.fleet.snapshot import Position, Snapshot
@@ -23,6 +24,8 @@ UNWATCHED: Final = 120.0  # seconds between two looks, above which nobody read t
 MAX_AHEAD: Final = timedelta(seconds=60)  # by which the clock of a VM may be ahead of the hub's
 YEAR: Final = timedelta(days=366)  # no time that a VM reports is further away
 LOOK_EVERY: Final = 30.0  # seconds of the hub's clock between two looks for stories beyond their limit
+
+log = logging.getLogger("notbefore.fleet.partition")
 
 
 class Partition:
@@ -92,13 +95,21 @@ class Partition:
         try:
             result = self._take(read(body), at.enqueued)
         except Exception as error:  # noqa: BLE001 - nobody foresaw it: set aside, it keeps no other record waiting
-            self.figures.failures.append(error)
-            result = Poison("failed", f"{type(error).__name__}: {error}")
+            self.figures.errors["fold"] += 1
+            result = self._set_aside(Poison("failed", f"please report it: {type(error).__name__}: {error}"), error)
         if isinstance(result, Poison):
-            self.figures.poison[result.reason] += 1
-            self.figures.unread.append(Unread(self.name, at.sequence, result))
-            result = "poison"
+            result = self._set_aside(result)
         self.figures.records[result] += 1
+
+    def _set_aside(self, poison: Poison, error: Exception | None = None) -> str:
+        """Count a record that is not used; log the first one of each partition and reason."""
+        said, kind = self.figures.said, (self.name, poison.reason)
+        text = "partition %s, sequence number %d: a record is not used (%s: %s); more of them are only counted"
+        level = logging.DEBUG if kind in said else logging.WARNING
+        log.log(level, text, self.name, self.position.sequence, poison.reason, poison.detail[:200], exc_info=error)
+        said.add(kind)
+        self.figures.poison[poison.reason] += 1
+        return "poison"
 
     @property
     def next_due(self) -> float:
@@ -114,8 +125,9 @@ class Partition:
             return
         try:
             yield from self._advance(now)
-        except Exception as error:  # noqa: BLE001 - nobody foresaw it: the next call goes on with what comes after it
-            self.figures.failures.append(error)
+        except Exception:  # nobody foresaw it: the next call goes on with what comes after it
+            self.figures.errors["fold"] += 1
+            log.exception("partition %s: an error that nobody foresaw. Please report it.", self.name)
 
     def _advance(self, now: float) -> Iterator[Notification | None]:
         events = self.events
