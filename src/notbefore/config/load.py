@@ -23,11 +23,7 @@ ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
 
 
 def load(
-    path: Path | None,
-    environment: Mapping[str, str],
-    overrides: Mapping[str, str | None],
-    *,
-    sending: bool = True,
+    path: Path | None, environment: Mapping[str, str], overrides: Mapping[str, str | None], *, sending: bool = True
 ) -> Config:
     """Read the configuration; raises ``ConfigError`` with all that is wrong with it.
 
@@ -41,11 +37,7 @@ def load(
 
 
 def examine(
-    path: Path | None,
-    environment: Mapping[str, str],
-    overrides: Mapping[str, str | None],
-    *,
-    sending: bool = True,
+    path: Path | None, environment: Mapping[str, str], overrides: Mapping[str, str | None], *, sending: bool = True
 ) -> tuple[Config, Places, list[Mistake]]:
     """Return what is right of the configuration, the place of each key, and what is wrong; raises where it is no YAML.
 

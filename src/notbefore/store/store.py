@@ -32,12 +32,7 @@ class Store:
     survived in memory, and none of its methods raises.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        clock: StoreClock,
-        to_deliver: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, directory: Path, clock: StoreClock, to_deliver: Callable[[], None] = lambda: None) -> None:
         self.path = directory / FILE_NAME
         self._clock = clock
         self._to_deliver = to_deliver
