@@ -6,13 +6,12 @@ those that have not ended on from there, for a Prometheus to scrape.
 """
 
 import http.server
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import accumulate
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -28,6 +27,7 @@ from notbefore.metrics.process import ConfigFigures, Figures, PollFigures
 from notbefore.metrics.totals import Histogram, Totals
 from notbefore.simulator.scenarios import Play
 from notbefore.web.exposition import MetricsText
+from support.peers import HttpPeer, Say
 
 SINKS = ("oncall", "hub")
 
@@ -139,44 +139,19 @@ def _lines(family: Family, target: str, now: float) -> Iterator[str]:
         yield f"{name}_sum{{{labels}}} {sample.sum} {now}"
 
 
-class Present:
+class Present(HttpPeer):
     """Serves the metrics of VMs whose past is over, each under ``/NAME``."""
 
     def __init__(self, vms: Iterable[PastVm]) -> None:
-        by_path = {f"/{vm.name}": vm for vm in vms}
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                vm = by_path[self.path]
-                body, kind = MetricsText(fresh(lambda: vm.look(time.time(), 1.0))).render(
-                    self.headers.get("Accept", "")
-                )
-                self.send_response(200)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        class Server(http.server.HTTPServer):
-            def handle_error(self, *_: Any) -> None:
-                pass  # a Prometheus that is stopped does not wait for its last answer
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        address = f"127.0.0.1:{self._server.server_address[1]}"
+        super().__init__()
+        self._by_path = {f"/{vm.name}": vm for vm in vms}
         self.targets: list[dict[str, Any]] = [
-            {"targets": [address], "labels": {"__metrics_path__": path, "instance": vm.instance}}
-            for path, vm in by_path.items()
+            {"targets": [f"127.0.0.1:{self.port}"], "labels": {"__metrics_path__": path, "instance": vm.instance}}
+            for path, vm in self._by_path.items()
         ]
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:  # noqa: ARG002 - it has one answer
+        vm = self._by_path[handler.path]
+        text = MetricsText(fresh(lambda: vm.look(time.time(), 1.0)))
+        body, kind = text.render(handler.headers.get("Accept", ""))
+        super().answer(handler, Say(200, (("Content-Type", kind),), body))
