@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import socket
 import stat
 from contextlib import ExitStack
@@ -105,34 +104,6 @@ def test_stopping_does_not_wait_for_an_answer(imds: Simulator, tmp_path: Path) -
         imds.set_document(listed())
         eventually(lambda: imds.start_requests)
         assert agent.stop() == 0
-
-
-def test_what_no_rule_names_is_left_alone(imds: Simulator, tmp_path: Path) -> None:
-    leave = {"match": {"event_type": "Redeploy"}, "action": "leave", "name": "never"}
-    with agent_of(imds, tmp_path, leave, USERS) as agent:
-        agent.ready()
-        items = [
-            item("a", EventType="Redeploy", EventSource="User", NotBefore=FUTURE),
-            item("b", NotBefore=FUTURE),
-            item("c", EventSource="User", NotBefore=FUTURE, Resources=[PEER]),
-            item("d", EventSource="User", NotBefore=FUTURE, Resources=[ME, PEER]),
-        ]
-        imds.set_document(body(*items, incarnation=2))
-        assert last(agent, "approval_skipped")["reason"] == "several_resources"
-        waited(imds)
-        assert imds.start_requests == []
-
-
-def test_killed_before_the_answer_it_asks_again(imds: Simulator, tmp_path: Path) -> None:
-    with agent_of(imds, tmp_path, USERS) as agent:
-        agent.ready()
-        imds.fault("start-freeze", 60)
-        imds.set_document(listed())
-        eventually(lambda: len(imds.start_requests) == 1)
-        agent.stop(signal.SIGKILL)
-    with agent_of(imds, tmp_path, USERS) as again:
-        again.ready()
-        assert (last(again, "approved")["requests"], imds.start_requests) == (2, [ID, ID])
 
 
 # ---- by hand

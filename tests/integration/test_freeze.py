@@ -1,41 +1,10 @@
 """A freeze is measured: of a process that is really stopped, and with clocks that a test sets."""
 
-import signal
-import subprocess
-import sys
-import time
-
 import pytest
 
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.core.clock import Gap
 from support.tracking import SteppedClock
-
-CHILD = """
-import sys
-from notbefore.process.clock import Clock
-from notbefore.agent.freeze import FreezeMeter
-meter = FreezeMeter(Clock())
-meter.switch(on=True)
-print("measuring", flush=True)
-sys.stdin.readline()
-print(meter.take().wall, flush=True)
-"""
-
-
-def test_a_stopped_process_measures_how_long_it_was_stopped() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdin
-        assert child.stdout
-        child.stdout.readline()
-        child.send_signal(signal.SIGSTOP)
-        time.sleep(1.5)  # this is the freeze itself
-        child.send_signal(signal.SIGCONT)
-        child.stdin.write("\n")
-        child.stdin.flush()
-        assert 1.2 < float(child.stdout.readline()) < 10
 
 
 def started(clock: SteppedClock) -> FreezeMeter:

@@ -1,22 +1,16 @@
 """The dead man's switch: who is pinged, with what, when not, and what is said of a ping that does not arrive."""
 
 import logging
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from notbefore.agent import pings
 from notbefore.agent.pings import Pings
 from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.view import PingStatus
 from notbefore.config.model import HeartbeatConfig
 from notbefore.config.secret import Secret
-from notbefore.core.duration import Duration
-from support.agent import eventually
 from support.azure import ME
 from support.peers import HttpPeer, Say
 
@@ -82,24 +76,3 @@ def test_an_address_that_is_none_is_not_shown(peer: HttpPeer, caplog: pytest.Log
     assert said.startswith("heartbeat: ping_url was not reached: ")
     assert "ret" not in said
     assert not peer.requests
-
-
-@pytest.mark.parametrize("how", ["drip_head", "hang"])
-def test_who_drips_or_hangs_is_left(
-    peer: HttpPeer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    monkeypatch.setattr(pings, "PING_TIMEOUT", 1.0)
-    peer.default = Say(how=how)
-    pinged(peer.url)
-    assert len(peer.requests) == 1
-    (said,) = caplog.messages
-    assert "in time" in said or "timed out" in said
-
-
-def test_the_thread_pings_at_each_interval_until_it_is_stopped(peer: HttpPeer) -> None:
-    quick: Any = SimpleNamespace(every=Duration("100ms"), ping_url=Secret(peer.url))  # less than a user may set
-    found = Pings(quick, lambda: WELL, ThreadGuard())
-    found.start()
-    eventually(lambda: len(peer.requests) >= 3)
-    found.stop()
-    eventually(lambda: "pings" not in {thread.name for thread in threading.enumerate()})

@@ -53,6 +53,10 @@ def test_a_byte_order_mark_does_no_harm() -> None:
     assert parse(b"\xef\xbb\xbf" + body()).events == ()
 
 
+def test_an_incarnation_in_quotes_is_a_number() -> None:
+    assert parse(body().replace(b'"DocumentIncarnation":1', b'"DocumentIncarnation":"2"')).incarnation == 2
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -65,6 +69,7 @@ def test_a_byte_order_mark_does_no_harm() -> None:
         ("0001-01-01T00:00:00Z", None),  # .NET's "no time"
         ("9999-12-31T23:59:59-10:00", None),
         ("soon", None),
+        ("2026-03-01", None),  # a day is no moment
         ("x" * 100, None),
     ],
 )

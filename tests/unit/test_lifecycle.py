@@ -201,6 +201,7 @@ def test_a_reboot_of_an_event_that_may_not_have_been_due_proves_nothing(fields: 
         {"EventType": "Reboot", "Resources": [PEER]},
         {"EventType": "Reboot", "NotBefore": "Sun, 01 Mar 2026 12:30:00 GMT"},  # not due yet
         {"EventType": "Reboot", "NotBefore": None},  # due nobody knows when
+        {"EventType": "Reboot", "EventStatus": "Pondered"},
     ],
 )
 def test_a_reboot_proves_nothing_else(fields: dict[str, Any]) -> None:

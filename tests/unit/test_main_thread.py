@@ -18,14 +18,10 @@ def wait(main: MainThread, *descriptors: socket.socket) -> bool:
     return stop
 
 
-def test_another_thread_ends_the_wait_and_stops_nothing() -> None:
+def test_another_thread_ends_the_wait_once_also_before_it_and_stops_nothing() -> None:
     with MainThread() as main:
         threading.Timer(0.05, main.wake).start()
         assert not wait(main)
-
-
-def test_a_wake_up_before_the_wait_is_not_lost_and_counts_once() -> None:
-    with MainThread() as main:
         main.wake()
         assert not wait(main)
         assert not main.wait(0.0)
