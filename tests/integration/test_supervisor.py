@@ -15,7 +15,8 @@ import pytest
 
 import notbefore
 from notbefore.config.sinks import Command, SinkConfig
-from notbefore.core.outbox import GivenDelivery, SendResult
+from notbefore.core.delivery import Delivery
+from notbefore.core.outbox import SendResult
 from notbefore.courier import supervisor
 from notbefore.courier.courier_process import CourierProcess, environment
 from notbefore.courier.orders import Hello, Orders
@@ -234,7 +235,7 @@ def test_a_courier_that_takes_no_turn_is_killed_and_replaced(
 
 def test_one_that_reads_nothing_keeps_nobody_waiting(start: Start) -> None:
     class Stopping(Owner):
-        def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[GivenDelivery]:
+        def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[Delivery]:
             if not self.given:
                 os.kill(pid_of(couriers), signal.SIGSTOP)
             return super().exchange(results, room)

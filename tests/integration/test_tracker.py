@@ -15,9 +15,9 @@ from notbefore.agent.state import ChangeSettings
 from notbefore.agent.tracker import Poll
 from notbefore.core.approval import ApprovalAttempt
 from notbefore.core.clock import Instant
-from notbefore.core.delivery import Routing, Terms
+from notbefore.core.delivery import Delivery, Routing, Terms
 from notbefore.core.duration import Duration
-from notbefore.core.outbox import GivenDelivery, SendResult
+from notbefore.core.outbox import SendResult
 from notbefore.core.record import Vm
 from notbefore.core.routing import Route
 from notbefore.errors import ImdsError
@@ -330,7 +330,7 @@ def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_
     assert agents.last("change", "scope", "previous_scope") == ("updated", "peer", None)
 
 
-def given(store: Store, *results: SendResult, **room: int) -> Sequence[GivenDelivery]:
+def given(store: Store, *results: SendResult, **room: int) -> Sequence[Delivery]:
     """What a courier is given, once all that was known before is on disk."""
     assert store.disk.wait_written(None, 20)
     return store.outbox.exchange(results, room)

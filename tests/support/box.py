@@ -6,7 +6,7 @@ from typing import Any
 
 from notbefore.core.change import Change, ChangeKind
 from notbefore.core.delivery import Delivery
-from notbefore.core.outbox import OF_AN_AGENT, Bounds, GivenDelivery, Outbox, SendResult
+from notbefore.core.outbox import OF_AN_AGENT, Bounds, Outbox, SendResult
 from notbefore.store.store import Store
 from support.azure import T0, event
 
@@ -49,7 +49,7 @@ class Box:
     def take(self, kind: ChangeKind, event_key: str = "e", *made: Delivery, now: float = 0.0, **fields: Any) -> None:
         self.outbox.take(change(kind, event_key, **fields), b'{"moved":1}', made, now, now)
 
-    def lease(self, now: float = 1.0, *results: SendResult, **room: int) -> list[GivenDelivery]:
+    def lease(self, now: float = 1.0, *results: SendResult, **room: int) -> list[Delivery]:
         return self.outbox.exchange(results, room or {"chat": 100, "hub": 100}, now)
 
     def rows(self, **chosen: Any) -> list[Delivery]:
@@ -72,17 +72,17 @@ def rows_of(store: Store) -> list[Delivery]:
         return outbox.rows.chosen()
 
 
-def ids(deliveries: Iterable[Delivery | GivenDelivery]) -> list[str]:
+def ids(deliveries: Iterable[Delivery]) -> list[str]:
     return [one.delivery_id for one in deliveries]
 
 
-def accepted(one: Delivery | GivenDelivery, **fields: Any) -> SendResult:
+def accepted(one: Delivery, **fields: Any) -> SendResult:
     return SendResult(one.delivery_id, "accepted", **fields)
 
 
-def failed(one: Delivery | GivenDelivery, **fields: Any) -> SendResult:
+def failed(one: Delivery, **fields: Any) -> SendResult:
     return SendResult(one.delivery_id, "failed", **fields)
 
 
-def refused(one: Delivery | GivenDelivery, **fields: Any) -> SendResult:
+def refused(one: Delivery, **fields: Any) -> SendResult:
     return SendResult(one.delivery_id, "refused", **fields)

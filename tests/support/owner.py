@@ -11,7 +11,7 @@ from typing import Self
 import msgspec
 
 from notbefore.core.delivery import Delivery
-from notbefore.core.outbox import OF_AN_AGENT, Bounds, GivenDelivery, Outbox, SendResult
+from notbefore.core.outbox import OF_AN_AGENT, Bounds, Outbox, SendResult
 from notbefore.courier.channel import Channel
 from notbefore.courier.main import Courier
 from notbefore.courier.message import Sink
@@ -31,7 +31,7 @@ class Owner:
         self.outbox = Outbox(lambda: 0.0, bounds, patience=0.0)
         self.ahead = 0.0  # seconds by which its clock is ahead
         self.results: list[SendResult] = []
-        self.given: list[GivenDelivery] = []
+        self.given: list[Delivery] = []
         self.rooms: list[Mapping[str, int]] = []
         self.endings = 0
 
@@ -46,7 +46,7 @@ class Owner:
         made = [delivery(event or f"e-{one}", sink, delivery_id=one, **due) for one in ids]
         self.outbox.put(made, self.now, wall)
 
-    def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[GivenDelivery]:
+    def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[Delivery]:
         results = list(results)
         self.results += results
         self.rooms.append(room)

@@ -79,7 +79,7 @@ def test_a_reminder_waits_for_what_comes_before_it_and_is_not_sent_beside_anothe
 def test_a_delivery_is_given_with_all_that_its_text_needs(box: Box) -> None:
     box.put(delivery(severity="critical", note="why"))
     (given,) = box.lease(1)
-    assert (given.record, given.note, given.severity, given.repetition) == (b"{}", "why", "critical", False)
+    assert (given.record, given.note, given.severity, given.state) == (b"{}", "why", "critical", "pending")
 
 
 # ---- results
@@ -279,7 +279,7 @@ def test_what_is_repeated_is_held_until_the_event_ends(box: Box) -> None:
     box.lease(2, *[accepted(given, repeat=30.0) for given in box.lease(1)])
     assert [row.state for row in box.rows()] == ["repeating"]
     (again,) = box.lease(32)
-    assert again.repetition
+    assert again.state == "repeating"
     box.lease(33, failed(one))
     assert box.lease(33 + FAILED_REPEAT_SECONDS - 1) == []
     assert ids(box.lease(33 + FAILED_REPEAT_SECONDS)) == [one.delivery_id]
@@ -300,7 +300,7 @@ def test_a_repetition_that_is_refused_is_tried_again_and_can_be_sent_now(box: Bo
     assert (row.due, row.error, box.count("failed"), box.count("dead")) == (93, "401", 1, 0)
     assert box.outbox.retry([one.delivery_id], 40, {}) == 1
     (again,) = box.lease(40)
-    assert again.repetition
+    assert again.state == "repeating"
     box.lease(41, accepted(one, repeat=30.0))
     (row,) = box.rows(state="repeating")
     assert (row.attempts, row.error) == (0, "")  # the next failure is a first one

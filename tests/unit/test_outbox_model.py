@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from notbefore.core.delivery import Delivery
-from notbefore.core.outbox import Bounds, GivenDelivery, Ledger, Outbox, OutboxImage, SendResult
+from notbefore.core.outbox import Bounds, Ledger, Outbox, OutboxImage, SendResult
 from support.box import change, delivery
 
 SINKS = ("chat", "hub")
@@ -42,7 +42,7 @@ class Account(RuleBasedStateMachine):
         self.number = 0
         self.queued: dict[tuple[str, str], list[str]] = {}  # what has to arrive in this order
         self.reached: set[str] = set()  # ids that a receiver has accepted
-        self.under_way: dict[str, GivenDelivery] = {}
+        self.under_way: dict[str, Delivery] = {}
         self.held_back: set[tuple[str, str]] = set()
         self.excused: set[str] = set()  # ids that may go without having arrived
         self.expired = 0  # how many have, at the last look
@@ -104,7 +104,7 @@ class Account(RuleBasedStateMachine):
             assert all(other.delivery_id < one.delivery_id for other in beside), "an earlier one beside a later one"
             self.under_way[one.delivery_id] = one
 
-    def _arrive(self, one: GivenDelivery) -> None:
+    def _arrive(self, one: Delivery) -> None:
         if one.delivery_id in self.reached:
             return
         self.reached.add(one.delivery_id)
@@ -219,7 +219,7 @@ def one_lane(one: Delivery) -> tuple[str, str]:
     return one.sink, one.event_key
 
 
-def lane_of(one: GivenDelivery) -> tuple[str, str]:
+def lane_of(one: Delivery) -> tuple[str, str]:
     return one.sink, one.event_key
 
 

@@ -24,7 +24,7 @@ STATES: tuple[DeliveryState, ...] = get_args(DeliveryState)
 Lane = tuple[str, str]  # a sink and the key of an event: what is in it goes in order
 
 
-class Delivery(Struct, frozen=True):
+class Delivery(Struct, frozen=True, omit_defaults=True):
     """One change that is to go to one sink. Times are Unix seconds; in an outbox they are on its clock."""
 
     delivery_id: str  # the same on every VM for the same step of the same event; the receiver may deduplicate by it
@@ -51,6 +51,7 @@ class Delivery(Struct, frozen=True):
     error: str = ""  # why the last attempt failed
     begun: bool = False  # it runs once, and may have been given to a courier
     final: bool = False  # its event is over: it is not repeated
+    thread: str | None = None  # where a courier is given it: what the sink said of the first message of this event
 
     @property
     def lane(self) -> Lane:

@@ -25,13 +25,11 @@ from notbefore.core.delivery import (
     Delivery,
     DeliveryState,
     Lane,
-    MessageKind,
     delivery_id,
 )
 from notbefore.core.duration import back_off
 from notbefore.core.lifecycle import OUTCOMES
-from notbefore.core.record import view
-from notbefore.core.routing import SEVERITIES, Severity
+from notbefore.core.routing import SEVERITIES
 from notbefore.core.schedule import Schedule, Urgency
 
 FIRST_PAUSE: Final = 1.0  # seconds: the ceiling of the first pause after a failed attempt
@@ -59,20 +57,6 @@ class Bounds(NamedTuple):
 
 OF_AN_AGENT: Final = Bounds(1_000, 2 * 1024 * 1024)
 OF_A_FLEET: Final = Bounds(10_000, 64 * 1024 * 1024)
-
-
-class GivenDelivery(Struct, frozen=True):
-    """What a courier is given: all that it needs to send one delivery."""
-
-    delivery_id: str
-    event_key: str
-    sink: str
-    kind: MessageKind
-    severity: Severity
-    record: bytes  # the change as JSON
-    thread: str | None = None  # what the sink said of the first message of this event
-    note: str = ""  # why it goes to this sink, where that is not by its route
-    repetition: bool = False  # it was delivered before, and is sent again while the event lasts
 
 
 class SendResult(Struct, frozen=True):
@@ -391,7 +375,7 @@ class Outbox:
 
     # ---- the courier
 
-    def exchange(self, results: Iterable[SendResult], room: Mapping[str, int], now: float) -> list[GivenDelivery]:
+    def exchange(self, results: Iterable[SendResult], room: Mapping[str, int], now: float) -> list[Delivery]:
         """Take in results, and give what is due, the most severe first; ``room``: how many deliveries a sink can take.
 
         Of one event a sink is given one delivery at a time.
@@ -423,17 +407,16 @@ class Outbox:
         times = self.rows.fallbacks.first(), self.rows.next_due()
         return min((time for time in times if time is not None), default=None)
 
-    def _give(self, sink: str, count: int, now: float) -> list[GivenDelivery]:
+    def _give(self, sink: str, count: int, now: float) -> list[Delivery]:
         """What a courier is given for a sink."""
-        found: list[GivenDelivery] = []
+        found: list[Delivery] = []
         while len(found) < count and (row := self.rows.pop(sink, now)) is not None:
             if row.once and not row.begun:  # written first, and given after it
                 self.rows.hold(row.delivery_id, now)
                 self.rows.put(replace(row, begun=True))
                 continue
             self.rows.given.add(row.delivery_id)
-            thread, repetition = self.rows.threads.get(row.lane), row.state == "repeating"
-            found.append(view(GivenDelivery, row, thread=thread, repetition=repetition))
+            found.append(replace(row, thread=self.rows.threads.get(row.lane)))
         return found
 
     def _record(self, result: SendResult, now: float) -> None:

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from notbefore.core.delivery import Delivery, MessageKind
 from notbefore.core.document import STARTED
-from notbefore.core.outbox import GivenDelivery
 from notbefore.core.record import Heartbeat, Record, view
 from notbefore.core.routing import Severity
 from notbefore.core.text import escaped
@@ -32,7 +31,7 @@ class Message(Struct, frozen=True):
     note: str = ""  # why it goes to this sink, where that is not by its route
 
     @classmethod
-    def of(cls, delivery: Delivery | GivenDelivery) -> "Message":
+    def of(cls, delivery: Delivery) -> "Message":
         """Open a delivery; raises ``msgspec.DecodeError`` when its record cannot be read."""
         content = (Heartbeat if delivery.kind == "heartbeat" else Record).read(delivery.record)
         return view(cls, delivery, content=content, line=delivery.record)

@@ -14,8 +14,9 @@ from notbefore import __version__
 from notbefore.config.messages import Messages
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import SinkConfig
+from notbefore.core.delivery import Delivery
 from notbefore.core.duration import Duration
-from notbefore.core.outbox import GivenDelivery, SendResult
+from notbefore.core.outbox import SendResult
 
 DONE: Final = 0
 HUNG: Final = 10  # exit code of a courier that leaves because a sink hangs
@@ -56,7 +57,7 @@ class Turn(Struct, frozen=True):
 class Given(Struct, frozen=True, tag=True):
     """The answer to a turn: what is to be delivered."""
 
-    deliveries: Sequence[GivenDelivery]
+    deliveries: Sequence[Delivery]
 
 
 class Wake(Struct, frozen=True, tag=True):

@@ -18,8 +18,9 @@ from msgspec.structs import replace
 import notbefore
 from notbefore import __version__
 from notbefore.config.model import Config
+from notbefore.core.delivery import Delivery
 from notbefore.core.duration import back_off
-from notbefore.core.outbox import GivenDelivery, SendResult
+from notbefore.core.outbox import SendResult
 from notbefore.courier.channel import Channel, wait
 from notbefore.courier.courier_process import CourierProcess, environment
 from notbefore.courier.orders import DONE, HUNG, TURN_INTERVAL, Given, Hello, Orders, Turn, Wake, seal
@@ -41,7 +42,7 @@ log = logging.getLogger("notbefore.courier.supervisor")
 class OutboxOwner(Protocol):
     """Who has the deliveries. It never waits."""
 
-    def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[GivenDelivery]:
+    def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[Delivery]:
         """Take in results, and give what is due; ``room``: how many deliveries a sink can take."""
 
     def courier_ended(self) -> None:

@@ -10,7 +10,8 @@ from typing import Final
 import msgspec
 
 from notbefore.config.sinks import SinkConfig
-from notbefore.core.outbox import GivenDelivery, SendResult
+from notbefore.core.delivery import Delivery
+from notbefore.core.outbox import SendResult
 from notbefore.core.text import shortened
 from notbefore.courier.message import Message, Receipt, Sink
 from notbefore.courier.redact import Redactor, known_secrets
@@ -39,7 +40,7 @@ class Worker:
         report: Callable[[str, SendResult], None],
         redact: Redactor,
     ) -> None:
-        self.given: dict[str, GivenDelivery] = {}  # by id: what has no result yet. For the main thread alone
+        self.given: dict[str, Delivery] = {}  # by id: what has no result yet. For the main thread alone
         self.hangs = False  # and this was reported
         self.once: Final = config.settings.ONCE  # it is never cut short: it would not run again
         self._name = name
@@ -49,8 +50,8 @@ class Worker:
         self._redact = redact
         self._sink: Sink | None = None
         self._made_with: list[str] = []  # secrets
-        self._jobs: queue.SimpleQueue[GivenDelivery] = queue.SimpleQueue()
-        self._under_way: tuple[float, GivenDelivery] | None = None  # since when (monotonic seconds), and what
+        self._jobs: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+        self._under_way: tuple[float, Delivery] | None = None  # since when (monotonic seconds), and what
         self._quick = False  # the last attempt took next to no time
         self._paused_until = 0.0  # monotonic seconds: the receiver asked for the pause
         self._logged: dict[int, float] = {}  # level -> monotonic seconds of the last line about a failure
@@ -64,7 +65,7 @@ class Worker:
         several = self._quick and not self.once
         return 0 if self.hangs else (BATCH if several else 1) - len(self.given)
 
-    def give(self, delivery: GivenDelivery) -> None:
+    def give(self, delivery: Delivery) -> None:
         """Send it after what was given before."""
         self.given[delivery.delivery_id] = delivery
         self._jobs.put(delivery)
@@ -83,7 +84,7 @@ class Worker:
         while True:
             self._report(self._name, self._result_of(self._jobs.get()))
 
-    def _result_of(self, delivery: GivenDelivery) -> SendResult:
+    def _result_of(self, delivery: Delivery) -> SendResult:
         """Send it; after a Retry-After, give it back."""
         begun = time.monotonic()
         if begun < self._paused_until:
@@ -103,7 +104,7 @@ class Worker:
             self._quick = time.monotonic() - begun < QUICK
             self._under_way = None
 
-    def _send(self, delivery: GivenDelivery) -> Receipt:
+    def _send(self, delivery: Delivery) -> Receipt:
         try:
             message = Message.of(delivery)
         except msgspec.DecodeError as error:
@@ -123,18 +124,18 @@ class Worker:
 
     # ---- what is said of it
 
-    def _accepted(self, delivery: GivenDelivery, receipt: Receipt) -> SendResult:
+    def _accepted(self, delivery: Delivery, receipt: Receipt) -> SendResult:
         if self._logged:
             self._logged = {}
             log.info("sink %s accepts messages again", self._name)
         log.debug("sink %s accepted %s (%s)", self._name, _what(delivery), delivery.delivery_id[:8])
         return SendResult(delivery.delivery_id, "accepted", thread=receipt.thread, repeat=receipt.repeat)
 
-    def _failed(self, delivery: GivenDelivery, error: SendError) -> SendResult:
+    def _failed(self, delivery: Delivery, error: SendError) -> SendResult:
         cause = shortened(self._redact(str(error)), MAX_ERROR)
         again = not error.permanent or (error.may_pass and delivery.severity == "critical")
         level, text = logging.WARNING, f"did not accept {_what(delivery)} ({cause}): it will be tried again"
-        if not (again or delivery.repetition):
+        if not (again or delivery.state == "repeating"):
             level = logging.ERROR
             way_out = f"correct the cause, then, on an agent, `notbefore outbox retry {delivery.delivery_id[:8]}`"
             text = f"refused {_what(delivery)} for good ({cause}): {way_out}"
@@ -144,7 +145,7 @@ class Worker:
         return SendResult(delivery.delivery_id, "failed" if again else "refused", cause, error.retry_after)
 
 
-def _what(delivery: GivenDelivery) -> str:
+def _what(delivery: Delivery) -> str:
     """The delivery, in a log line."""
-    repeated = "the repetition of " if delivery.repetition else ""
+    repeated = "the repetition of " if delivery.state == "repeating" else ""
     return f"{repeated}`{delivery.kind}` of event {delivery.event_key}"

@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from notbefore.core.delivery import Routing, deliveries
-from notbefore.core.outbox import OF_A_FLEET, GivenDelivery, Outbox, OutboxImage, SendResult
+from notbefore.core.delivery import Delivery, Routing, deliveries
+from notbefore.core.outbox import OF_A_FLEET, Outbox, OutboxImage, SendResult
 from notbefore.core.record import Record
 from notbefore.fleet.waves import Notification, known
 from notbefore.metrics.outbox import OutboxView, view_of
@@ -88,7 +88,7 @@ class FleetOutbox:
 
     # ---- for the courier: see ``supervisor.OutboxOwner``
 
-    def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[GivenDelivery]:
+    def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[Delivery]:
         """Take in results, and give what is due."""
         results = list(results)
         with self._lock:

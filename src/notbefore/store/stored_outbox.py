@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from notbefore.core.change import Change
 from notbefore.core.delivery import Delivery, MessageKind
-from notbefore.core.outbox import GivenDelivery, Outbox, SendResult
+from notbefore.core.outbox import Outbox, SendResult
 from notbefore.metrics.outbox import OutboxView, view_of
 
 MAX_EXERCISES: Final = 10  # whose attempts are remembered
@@ -109,7 +109,7 @@ class StoredOutbox:
 
     # ---- the courier: see ``courier.supervisor.OutboxOwner``
 
-    def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[GivenDelivery]:
+    def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[Delivery]:
         """Take in results, and give what is due; ``room``: how many deliveries a sink can take."""
         results = list(results)
         with self.opened(by_courier=True) as (outbox, now):
