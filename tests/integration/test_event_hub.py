@@ -113,7 +113,7 @@ def test_what_is_too_large_is_cut_and_says_so(tmp_path: Path) -> None:
         assert isinstance(found[2], SendError)
         assert found[2].permanent
         cut_long, cut_wide, kept = (one.envelope["data"] for one in small.stored)
-    assert cut_long["notbefore.truncated"] == ["description"]
+    assert cut_long["notbefore.truncated"] == ["description", "resources"]
     assert cut_wide["notbefore.truncated"] == ["description", "resources"]
     assert len(cut_wide["azure.scheduled_event.resources"]) == 20
     assert "notbefore.truncated" not in kept

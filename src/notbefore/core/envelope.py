@@ -1,7 +1,7 @@
 """How a record travels: its CloudEvents envelope, its partition, and smaller forms of one that is too large. Pure."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -27,13 +27,14 @@ def partition_key(record: BaseRecord, event_key: str) -> str:
     return "/".join(group).casefold()
 
 
-def cut(record: Record) -> Iterator[Record]:
-    """The record made smaller, step by step, with a mark that says so."""
-    cut_before = record.truncated or ()
-    less = replace(record, description=None, truncated=("description", *cut_before))
-    yield less
-    resources = record.resources[:MAX_RESOURCES_CUT]
-    yield replace(less, resources=resources, truncated=("description", "resources"))
+def cut(record: Record) -> Record:
+    """The record made smaller, with a mark that says so."""
+    return replace(
+        record,
+        description=None,
+        resources=record.resources[:MAX_RESOURCES_CUT],
+        truncated=("description", "resources"),
+    )
 
 
 def cloud_event(record: Record | Heartbeat, delivery_id: str, data: Mapping[str, Any]) -> dict[str, Any]:

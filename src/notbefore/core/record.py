@@ -23,11 +23,12 @@ Viewed = TypeVar("Viewed", bound=Struct)
 
 
 def view(kind: type[Viewed], /, *sources: object, **fields: Any) -> Viewed:
-    """A value of which each field is one of ``fields``, else that of the first source that has one of this name."""
+    """A value of which each field is one of ``fields``, else that of the first source that has it, and not empty."""
     for name in kind.__struct_fields__:
-        source = next((one for one in sources if hasattr(one, name)), None)
-        if name not in fields and source is not None:
-            fields[name] = getattr(source, name)
+        if name not in fields:
+            found = next((getattr(one, name) for one in sources if getattr(one, name, "") != ""), "")
+            if found != "":
+                fields[name] = found
     return kind(**fields)
 
 
@@ -179,9 +180,11 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
             event,
             change.approval,
             fleet,
+            vm,
             event_name=_attribute(change.kind),
             body=(EXERCISE if exercise else "") + _sentence(change, fleet, vm),
-            **_vm_fields(vm),
+            cloud_platform="azure.vm" if vm else None,
+            vm_name=(vm and vm.name) or None,
             tags=_recorded(vm),
             change_id=change.id,
             change=change.kind,
@@ -258,11 +261,14 @@ class Heartbeat(BaseRecord, frozen=True, kw_only=True):
     ) -> Self:
         """The heartbeat at ``now``; ``listed``: the EventIds of the scheduled events; ``interval`` in seconds."""
         listed = tuple(listed)
-        return cls(
+        return view(
+            cls,
+            vm,
             time=now,
             event_name="notbefore.heartbeat",
             body=f"notbefore watches this VM; {len(listed)} scheduled events are pending",
-            **_vm_fields(vm),
+            cloud_platform="azure.vm" if vm else None,
+            vm_name=(vm and vm.name) or None,
             tags=_recorded(vm),
             pending=len(listed),
             listed=listed[:MAX_LISTED],
@@ -287,16 +293,6 @@ def _sentence(change: Change, fleet: FleetFacts | None, vm: Vm | None) -> str:
     return sentence_of_many(change, whom, progress(fleet.fleet_events, fleet.fleet_under_way, fleet.fleet_over))
 
 
-def _vm_fields(vm: Vm | None) -> dict[str, Any]:
-    """The fields of a record that say who the VM is."""
-    if vm is None:
-        return {}
-    same = ("location", "zone", "subscription_id", "resource_id", "resource_group", "scale_set", "vm_id", "vm_size")
-    return {"cloud_platform": "azure.vm", "vm_name": vm.name or None} | {
-        name: getattr(vm, name) or None for name in same
-    }
-
-
 def _recorded(vm: Vm | None) -> dict[str, str]:
     """The tags of a VM that its records have."""
     if vm is None or not vm.record_tags:
@@ -305,11 +301,12 @@ def _recorded(vm: Vm | None) -> dict[str, str]:
     return _bounded((name, value) for name, value in vm.tags.items() if name.casefold() in wanted)
 
 
-def identity(vm: Vm) -> dict[str, str | None]:
-    """The attributes of a VM that OpenTelemetry has names for."""
-    names = dict(zip(BaseRecord.__struct_fields__, BaseRecord.__struct_encode_fields__, strict=True))
-    fields = {names[field]: value for field, value in _vm_fields(vm).items()}
-    return {"cloud.provider": "azure"} | fields | {TAG + name: value for name, value in _recorded(vm).items()}
+def identity(vm: Vm) -> dict[str, str]:
+    """The attributes of a VM that OpenTelemetry has names for; empty where IMDS does not say."""
+    fields = zip(BaseRecord.__struct_fields__, BaseRecord.__struct_encode_fields__, strict=True)
+    found = {name: getattr(vm, field) for field, name in fields if hasattr(vm, field) and name != TAG}
+    known = {"cloud.provider": "azure", "cloud.platform": "azure.vm", "host.name": vm.name}
+    return known | found | {TAG + name: value for name, value in _recorded(vm).items()}
 
 
 _RESOURCE_ATTRIBUTES: Final = frozenset(identity(Vm()))

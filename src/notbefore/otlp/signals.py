@@ -107,7 +107,7 @@ def agent_resource(vm: Vm | None, version: str, own: Mapping[str, str]) -> Resou
     """The agent as what reports metrics; ``own``: attributes of the configuration."""
     # `instance` in Prometheus: without it the series of all VMs of a fleet would be one
     instance = (vm.vm_id or vm.name if vm is not None else "") or socket.gethostname()
-    known = {name: value for name, value in identity(vm).items() if value is not None} if vm is not None else {}
+    known = {name: value for name, value in identity(vm).items() if value} if vm is not None else {}
     return resource_of({"service.version": version, "service.instance.id": instance, **known}, own)
 
 

@@ -68,7 +68,7 @@ class Sink(BaseSink):
         client: Any = self._client
         content = message.content
         batch = await client.create_batch(partition_key=partition_key(content, message.event_key))
-        for one in (content, *(cut(content) if isinstance(content, Record) else ())):
+        for one in (content, cut(content) if isinstance(content, Record) else content):
             with suppress(ValueError):  # it is too large
                 batch.add(event_data(message, one))
                 break
