@@ -34,7 +34,6 @@ CONNECT_SHARE: Final = 4  # the timeout by this is for one address of a name, so
 MAX_CAUSE: Final = 2_000  # characters of an answer in an error
 LONGEST: Final = 300.0  # seconds for an answer, where no timeout says less
 INTERIM: Final = range(102, 200)  # such as 103 (Early Hints); Python skips 100 itself, and nobody asks for 101
-MAX_INTERIM: Final = 20
 
 
 class HttpResponse(Struct, frozen=True):
@@ -183,12 +182,9 @@ class _Answer(client.HTTPResponse):
         self.fp = io.BufferedReader(_UntilDeadline(sock, raw.detach()))
 
     def _read_status(self) -> tuple[str, int, str]:
-        for _ in range(MAX_INTERIM):
-            found: tuple[str, int, str] = super()._read_status()  # type: ignore[misc] # not in its stubs; urllib3 uses it
-            if found[1] not in INTERIM:
-                return found
+        while (found := super()._read_status())[1] in INTERIM:  # type: ignore[misc] # not in its stubs; urllib3 uses it
             client.parse_headers(self.fp)
-        raise client.HTTPException("too many interim answers")
+        return found  # type: ignore[no-any-return] # as above
 
 
 class _UntilDeadline(io.RawIOBase):

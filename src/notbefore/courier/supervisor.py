@@ -176,26 +176,38 @@ class Supervisor:
     def _attend(self, courier: CourierProcess) -> None:
         """Take what it has sent, and answer; note its end."""
         try:
-            for frame in courier.frames():
-                if courier.works:
-                    self._serve(courier, msgspec.msgpack.decode(frame, type=Turn))
-                elif not self._greet(courier, msgspec.msgpack.decode(frame, type=Hello)):
-                    return
-            courier.channel.flush()
-            was_due, self._was_due = self._was_due, self._is_due()
-            if courier.works and (self._to_wake or (self._was_due and not was_due)):
-                self._to_wake = False
-                courier.channel.send(Wake())
+            self._talk(courier)
         except ConnectionError:
-            self._ended(courier, self._reap(courier, kill=False))
+            code = self._reap(courier, kill=False)
         except msgspec.MsgspecError as error:
             log.error("the courier is not understood (%s): it is killed and replaced", error)  # noqa: TRY400 - its text says all
-            self._ended(courier, self._reap(courier))
+            code = self._reap(courier)
         else:
-            if courier.silent >= OVERDUE:
-                log.error("the courier has taken no turn for %d s: it is killed and replaced", courier.silent)
-                self._reap(courier)
-                self._ended(courier, HUNG)
+            if courier.silent < OVERDUE:
+                return
+            log.error("the courier has taken no turn for %d s: it is killed and replaced", courier.silent)
+            self._reap(courier)
+            code = HUNG
+        if not courier.works:
+            self._pause(f"the courier does not start (exit code {code})")
+        elif code == HUNG:
+            self._reason = "hung"
+        elif code != DONE:
+            self._reason = "crashed"
+            log.warning("the courier ended unexpectedly (exit code %d): another is started", code)
+            self._pause()
+
+    def _talk(self, courier: CourierProcess) -> None:
+        for frame in courier.frames():
+            if courier.works:
+                self._serve(courier, msgspec.msgpack.decode(frame, type=Turn))
+            elif not self._greet(courier, msgspec.msgpack.decode(frame, type=Hello)):
+                return
+        courier.channel.flush()
+        was_due, self._was_due = self._was_due, self._is_due()
+        if courier.works and (self._to_wake or (self._was_due and not was_due)):
+            self._to_wake = False
+            courier.channel.send(Wake())
 
     def _greet(self, courier: CourierProcess, hello: Hello) -> bool:
         """It works; or it is of another version, and its agent is to be started instead of this one if that works."""
@@ -228,16 +240,6 @@ class Supervisor:
         self._courier, self.figures = None, replace(self.figures, running=False)
         self._outbox.courier_ended()
         return code
-
-    def _ended(self, courier: CourierProcess, code: int) -> None:
-        if not courier.works:
-            self._pause(f"the courier does not start (exit code {code})")
-        elif code == HUNG:
-            self._reason = "hung"
-        elif code != DONE:
-            self._reason = "crashed"
-            log.warning("the courier ended unexpectedly (exit code %d): another is started", code)
-            self._pause()
 
     def _pause(self, why: str = "") -> None:
         """The first one that ends unexpectedly is replaced at once, later ones after pauses that grow.

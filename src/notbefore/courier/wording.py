@@ -32,7 +32,7 @@ class Fact(NamedTuple):
 
 
 class Text(Struct, frozen=True):
-    """A message in words. ``time`` is NotBefore where it still lies ahead."""
+    """A message in words."""
 
     title: str
     summary: str
@@ -40,7 +40,6 @@ class Text(Struct, frozen=True):
     advice: str = ""  # what to do
     facts: tuple[Fact, ...] = ()
     links: tuple[Fact, ...] = ()  # name and address
-    time: datetime | None = None
 
     @property
     def plain(self) -> str:
@@ -75,7 +74,6 @@ def text_of(message: Message, now: datetime, settings: Messages) -> Text:
         advice=advice,
         facts=tuple(Fact(name, text) for name, value in facts if (text := one_line(value))),
         links=tuple(_links(settings.links, record)),
-        time=record.not_before if message.is_ahead and not silence else None,
     )
 
 

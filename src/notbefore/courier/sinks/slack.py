@@ -46,7 +46,7 @@ def content(message: Message, text: Text, now: datetime) -> dict[str, Any]:
     The header stands above the attachment, which has the colour: a text beside blocks is not shown.
     """
     header = {"type": "header", "text": {"type": "plain_text", "text": text.title[:MAX_HEADER], "emoji": False}}
-    blocks = list(_blocks(text, now))
+    blocks = list(_blocks(message, text, now))
     footer = [f"<{link.value.replace('>', '%3E').replace('|', '%7C')}|{link.name}>" for link in text.links]
     footer.append(f"Delivery {message.delivery_id}")
     blocks.append({"type": "context", "elements": [{"type": "mrkdwn", "text": " · ".join(footer)[:MAX_SECTION]}]})
@@ -59,11 +59,12 @@ def content(message: Message, text: Text, now: datetime) -> dict[str, Any]:
     }
 
 
-def _blocks(text: Text, now: datetime) -> Iterator[dict[str, Any]]:
-    if text.time is not None:
-        utc = f"{text.time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-        date = f"<!date^{int(text.time.timestamp())}^{{date_short_pretty}} {{time_secs}}|{utc}>"
-        yield _section(f"*{date}* (your local time), {countdown(text.time, now)}")
+def _blocks(message: Message, text: Text, now: datetime) -> Iterator[dict[str, Any]]:
+    time = message.record.not_before if message.is_ahead else None
+    if time is not None:
+        utc = f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        date = f"<!date^{int(time.timestamp())}^{{date_short_pretty}} {{time_secs}}|{utc}>"
+        yield _section(f"*{date}* (your local time), {countdown(time, now)}")
     if text.summary:
         yield _section(inert(text.summary))
     if text.advice:
