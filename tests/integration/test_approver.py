@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from notbefore.agent.approver import LONG_WAIT, SHORT_WAIT, ApprovalSettings, Approver, ListedEvents
+from notbefore.agent.approver import LONG_WAIT, PAUSE, SHORT_WAIT, ApprovalSettings, Approver, ListedEvents
 from notbefore.agent.control_socket import ControlReply, ControlRequest
 from notbefore.agent.state import AgentState, PollStatus, Step
 from notbefore.agent.thread_guard import ThreadGuard
@@ -279,10 +279,10 @@ def test_what_imds_does_not_confirm_is_not_sent(world: World, document: bytes) -
 
 def test_an_answer_that_is_no_document_confirms_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.imds.set_document(b"<html>")
-    assert world.approver.decide() == 1.0
+    assert world.approver.decide() == PAUSE
     assert f"approval of {ID}: rejected: " in caplog.text
     assert world.imds.start_requests == []
-    world.wait(1.0)
+    world.wait(PAUSE)
     assert world.decide() == "accepted"
     assert world.ends[-1]["requests"] == 1
 
@@ -316,7 +316,7 @@ def test_where_writing_took_too_long_nothing_is_sent_and_nothing_counted(world: 
 
 def test_it_is_sent_again_until_imds_accepts_it(world: World) -> None:
     world.imds.fault("start-status", 500, times=9)
-    assert world.waits() == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert world.waits() == [PAUSE] * 9
     assert world.end[:2] == ("approved", "accepted")
     assert (world.imds.start_requests, world.ends[-1]["requests"]) == ([ID], 10)
 
@@ -425,7 +425,7 @@ def test_an_operator_does_not_interfere_with_a_rule(world: World) -> None:
     world.approver.decide()
     reply = world.by_hand()
     assert (reply.done, "an approval of it is under way" in reply.words) == (False, True)
-    world.wait(1)
+    world.wait(PAUSE)
     assert world.decide() == "accepted"
     assert "approved already, by rule rules[0]" in world.by_hand().words
     assert world.imds.start_requests == [ID]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from notbefore.agent.freeze import FreezeMeter
-from notbefore.agent.state import AgentState, ChangeListeners, ChangeSettings
+from notbefore.agent.state import AgentState, ChangeSettings
 from notbefore.agent.tracker import Poll, Tracker
 from notbefore.core.clock import Gap
 from notbefore.core.record import Vm
@@ -107,7 +107,7 @@ class Observer:
         self.clock = WorldClock(self.world)
         self.store = FragileStore(self.directory, self.clock)
         settings = ChangeSettings()
-        self.state = AgentState(self.store, self.clock, lambda: settings, ChangeListeners(lambda _line: None))
+        self.state = AgentState(self.store, self.clock, lambda: settings, lambda _line: None)
         self.tracker = Tracker(self.state, self.store, WorldMeter(self.world))
         self.tracker.use("http://imds", "2020-07-01")
         self.last_body: bytes | None = None

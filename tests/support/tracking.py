@@ -8,7 +8,7 @@ from typing import Any
 
 from notbefore.agent.approver import ListedEvents
 from notbefore.agent.freeze import FreezeMeter
-from notbefore.agent.state import AgentSnapshot, AgentState, ChangeListeners, ChangeSettings
+from notbefore.agent.state import AgentSnapshot, AgentState, ChangeSettings
 from notbefore.agent.tracker import Tracker
 from notbefore.process.clock import Clock
 from notbefore.store.store import Store
@@ -58,11 +58,13 @@ class Tracking:
         self.settings = settings
         self.clock = clock
         self.store = Store(directory, clock, to_deliver=self._to_deliver)
-        listeners = ChangeListeners(lambda line: self.said.append(json.loads(line)), self._changed)
-        self.state = AgentState(self.store, clock, lambda: self.settings, listeners)
+        self.state = AgentState(self.store, clock, lambda: self.settings, self._say, self._changed)
         self.freeze_meter = FreezeMeter(clock)
         self.tracker = Tracker(self.state, self.store, self.freeze_meter)
         self.tracker.use("http://imds", "2020-07-01")
+
+    def _say(self, line: bytes) -> None:
+        self.said.append(json.loads(line))
 
     def _changed(self) -> None:
         self.changes += 1

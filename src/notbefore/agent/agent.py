@@ -21,7 +21,7 @@ from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.heartbeats import Heartbeats
 from notbefore.agent.operations import Operations
 from notbefore.agent.polling import Polling
-from notbefore.agent.state import AgentState, ChangeListeners, ChangeSettings
+from notbefore.agent.state import AgentState, ChangeSettings
 from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.tracker import Tracker
 from notbefore.agent.view import AgentView, InUse
@@ -76,8 +76,7 @@ class Agent:
         def change_settings() -> ChangeSettings:
             return ChangeSettings(self._config.routing, self._config.vm.name, self._config.records.tags)
 
-        listeners = ChangeListeners(self._stdout, self._changed)
-        self._state = AgentState(self._store, clock, change_settings, listeners)
+        self._state = AgentState(self._store, clock, change_settings, self._stdout, self._changed)
         self._freeze_meter = FreezeMeter(clock)
         self._tracker = Tracker(self._state, self._store, self._freeze_meter)
         self._polling = Polling(config, self._tracker, self._clock, self._errors)

@@ -32,7 +32,6 @@ from notbefore.core.approval import (
 )
 from notbefore.core.change import OPERATOR, ApprovalKind, Change, Reason
 from notbefore.core.document import SCHEDULED, parse
-from notbefore.core.duration import back_off
 from notbefore.core.listing import PendingEvent
 from notbefore.core.tracked import WATCHED, TrackedEvent
 from notbefore.errors import DocumentError, ImdsError, NotBeforeError
@@ -45,8 +44,7 @@ LONG_WAIT: Final = 60.0  # seconds to the next decision where nothing happens
 OPERATOR_PATIENCE: Final = 45.0  # seconds after which what an operator asked for is not begun any more
 STOP_PATIENCE: Final = 0.5  # seconds for the thread to end
 CONFIRM_TIMEOUT: Final = 5.0  # seconds for the answer right before a request
-PAUSE: Final = 1.0  # seconds after the first unusable answer, doubled with each,
-LONGEST_PAUSE: Final = 60.0  # to so many seconds
+PAUSE: Final = 5.0  # seconds after an unusable answer
 UNDECIDED: Final = ControlReply(done=False, words="it is not decided: see `notbefore history`")
 
 log = logging.getLogger("notbefore.approval")
@@ -115,14 +113,6 @@ class ListedEvents(Struct, frozen=True):
         return judge(settings.policy, tracked, self.context.vm, flawed=tracked.event.key in self.flawed)
 
 
-class Unanswered(NamedTuple):
-    """IMDS gave no usable answer about an event."""
-
-    failures: int = 0  # in a row
-    error: str = ""  # the last one
-    again: float = 0.0  # monotonic seconds: it is not asked sooner
-
-
 class OperatorOrder(NamedTuple):
     """What an operator asks for; the thread puts one reply."""
 
@@ -142,7 +132,8 @@ class Approver:
         self._settings = settings
         self._errors = errors
         self._orders = queue.SimpleQueue[OperatorOrder]()
-        self._unanswered: dict[str, Unanswered] = {}  # by the event's key: one that fails holds up no other
+        # by the event's key, where IMDS gave no usable answer: why, and until when it is not asked again
+        self._unanswered: dict[str, tuple[str, float]] = {}
         self._woken = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="approve", daemon=True)
@@ -229,7 +220,7 @@ class Approver:
         if not listed.answered:
             return SHORT_WAIT
         if (objection := _objection(attempt, settings, listed)) is not None:
-            error = self._unanswered.get(key, Unanswered()).error
+            error, _ = self._unanswered.get(key, ("", 0.0))
             return self._end(attempt, objection[0], "; ".join(filter(None, (objection[1], error))))
         if attempt.rule == OPERATOR:
             return self._end(attempt, "no_answer", "the agent ended before it had the answer: ask again")
@@ -237,7 +228,8 @@ class Approver:
 
     def _may_ask(self, key: str, listed: ListedEvents) -> bool:
         """IMDS has just listed the event, and answers."""
-        return listed.certain(key) and self._clock.monotonic() >= self._unanswered.get(key, Unanswered()).again
+        _, again = self._unanswered.get(key, ("", 0.0))
+        return listed.certain(key) and self._clock.monotonic() >= again
 
     # ---- doing
 
@@ -278,12 +270,9 @@ class Approver:
         """IMDS gave no usable answer; returns seconds until it is asked again. An operator is notified at once."""
         if attempt.rule == OPERATOR:
             return self._end(attempt, "no_answer", str(failure))
-        key = attempt.tracked.event.key
-        failures = self._unanswered.get(key, Unanswered()).failures + 1
-        pause = back_off(failures, PAUSE, LONGEST_PAUSE)
-        self._unanswered[key] = Unanswered(failures, str(failure), self._clock.monotonic() + pause)
-        log.warning("approval of %s: %s; again in %g s", attempt.tracked.event.event_id, failure, pause)
-        return pause
+        self._unanswered[attempt.tracked.event.key] = str(failure), self._clock.monotonic() + PAUSE
+        log.warning("approval of %s: %s; again in %g s", attempt.tracked.event.event_id, failure, PAUSE)
+        return PAUSE
 
     def _end(self, attempt: ApprovalAttempt, reason: Reason, words: str) -> float:
         """Record how it ended: approved; failed, if IMDS was asked; else skipped."""

@@ -8,7 +8,7 @@ assignment, so they need no lock.
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -64,27 +64,29 @@ class ChangeSettings(Struct, frozen=True):
     record_tags: tuple[str, ...] = ()  # the names of the tags that records have
 
 
-class ChangeListeners(NamedTuple):
-    """Who is called after a change. None of them may wait."""
-
-    write_record: Callable[[bytes], None]  # a record as a line of JSON
-    changed: Callable[[], None] = lambda: None
-
-
 Step = Callable[[StoredState], tuple[StoredState, Sequence[Change]] | None]
 """From the newest state to the next one, and the changes that lead there; ``None``: nothing is to be written."""
 
 
 class AgentState:
-    """Begins with what the last agent stored. Safe to call from several threads; ``clock`` is the one of all parts."""
+    """Begins with what the last agent stored. Safe to call from several threads; ``clock`` is the one of all parts.
+
+    After a change ``write_record`` gets its record as a line of JSON, then ``changed`` is called. Neither may wait.
+    """
 
     def __init__(
-        self, store: Store, clock: Clock, settings: Callable[[], ChangeSettings], listeners: ChangeListeners
+        self,
+        store: Store,
+        clock: Clock,
+        settings: Callable[[], ChangeSettings],
+        write_record: Callable[[bytes], None],
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self.clock = clock
         self._settings = settings
-        self._listeners = listeners
+        self._write_record = write_record
+        self._changed = changed
         self._lock = threading.Lock()  # never held over the disk or the network
         state = store.load()
         if state.seen is not None:
@@ -111,7 +113,7 @@ class AgentState:
             self._snapshot = AgentSnapshot(self._snapshot.state, poll, self._snapshot.vm)
 
     def commit(self, step: Step, poll: PollStatus | None = None, on_disk: float = 0.0) -> bool:
-        """Take one step: remember the state that it makes, with its changes, publish it, call the listeners.
+        """Take one step: remember the state that it makes, with its changes, publish it.
 
         ``step`` is called under the lock, so it may not wait. ``poll``: how the poll ended that it comes from; it is
         published with the state. Returns whether all of it is on disk, after so many seconds at the latest.
@@ -132,9 +134,9 @@ class AgentState:
             number = self._store.commit(state, stored)
             self._publish(state, poll)
             for one in stored:
-                self._listeners.write_record(one.record + b"\n")
+                self._write_record(one.record + b"\n")
         if stored:
-            self._listeners.changed()
+            self._changed()
         return self._store.disk.wait_written(number, on_disk)
 
     def _publish(self, state: StoredState, poll: PollStatus | None = None) -> None:
