@@ -10,9 +10,9 @@ watched by alerts and have no ``_created`` start at 0.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,23 +28,20 @@ from notbefore.metrics.totals import MAX_SERIES, OTHER, UNKNOWN, Histogram, Labe
 MAX_DESCRIPTION_LABEL: Final = 120  # characters of Description in the label of the status metric
 
 
-Kind = Literal["gauge", "counter", "histogram", "unknown"]
-
-
 class Metric(Struct, frozen=True):
     """The definition of one family. The ``name`` of a counter does not include ``_total``."""
 
     name: str
-    kind: Kind
+    kind: str  # gauge, counter or histogram
     help: str
     labels: Labels = ()
 
 
 class Family(Struct, frozen=True):
-    """A metric with its samples at one moment: label values -> value."""
+    """A metric with its samples at one moment: label values -> a number, or a ``Histogram``."""
 
     metric: Metric
-    samples: Mapping[Labels, float | Histogram]
+    samples: Mapping[Labels, Any]  # while it is made, a value may be ``None``: then there is no sample
     since: datetime | None = None  # when counting began, for counters and histograms
     created: dict[Labels, float] = {}  # of a counter: Unix time of the first count, where it is shown
 
@@ -71,211 +68,138 @@ class Part(NamedTuple):
     families: Callable[[], Iterable[Family]]
 
 
+def _metric(kind: str, signature: str, text: str) -> Metric:
+    """``signature``: ``name{label, label}``; ``text``: its help."""
+    name, _, labels = signature.rstrip("}").partition("{")
+    return Metric(name, kind, text, tuple(labels.split(", ")) if labels else ())
+
+
+gauge: Final = partial(_metric, "gauge")
+counter: Final = partial(_metric, "counter")
+histogram: Final = partial(_metric, "histogram")
+
 _NO_POLLS: Final = PollFigures()
 _NO_LATENCY: Final = Histogram.empty(LATENCY_BOUNDS)
 # the counters that alerts and dashboards ask for their first increase; the others appear once they count
-_GOOD_POLLS: Final = ("changed", "unchanged")
 _RESULTS: Final = ("accepted", "delivered", "failed", "dead", "expired", "overflowed")
-_STATES: Final = ("pending", "dead")
-_STARTS: Final = ("crashed", "hung")
 
-PENDING: Final = Metric(
-    "azure_scheduled_events_pending", "gauge", "Events that Azure lists now.", ("event_type", "event_status", "scope")
+PENDING: Final = gauge(
+    "azure_scheduled_events_pending{event_type, event_status, scope}", "Events that Azure lists now."
 )
-STATUS: Final = Metric(
-    "azure_scheduled_event_status",
-    "gauge",
+STATUS: Final = gauge(
+    "azure_scheduled_event_status{event_id, event_type, event_status, event_source, scope, description}",
     f"1 for each listed event, with its present status. The description is cut at {MAX_DESCRIPTION_LABEL} characters.",
-    ("event_id", "event_type", "event_status", "event_source", "scope", "description"),
 )
-NOT_BEFORE: Final = Metric(
-    "azure_scheduled_event_not_before_timestamp_seconds",
-    "gauge",
+NOT_BEFORE: Final = gauge(
+    "azure_scheduled_event_not_before_timestamp_seconds{event_id}",
     "NotBefore as Unix time: the event does not start before it. Keeps its last known value once the event is started.",
-    ("event_id",),
 )
-SECONDS_TO_NOT_BEFORE: Final = Metric(
-    "azure_scheduled_event_seconds_to_not_before",
-    "gauge",
+SECONDS_TO_NOT_BEFORE: Final = gauge(
+    "azure_scheduled_event_seconds_to_not_before{event_id}",
     "Seconds from this scrape to NotBefore; negative after NotBefore, absent once the event is started.",
-    ("event_id",),
 )
-STARTED_AT: Final = Metric(
-    "azure_scheduled_event_started_timestamp_seconds",
-    "gauge",
+STARTED_AT: Final = gauge(
+    "azure_scheduled_event_started_timestamp_seconds{event_id}",
     "Unix time at which the event was first seen started.",
-    ("event_id",),
 )
-EXPECTED: Final = Metric(
-    "azure_scheduled_event_expected_interruption_seconds",
-    "gauge",
+EXPECTED: Final = gauge(
+    "azure_scheduled_event_expected_interruption_seconds{event_id}",
     "Interruption that Azure expects (DurationInSeconds); absent if unknown.",
-    ("event_id",),
 )
-CURRENT_NOTICE: Final = Metric(
-    "azure_scheduled_event_current_notice_seconds",
-    "gauge",
-    "Notice of a listed event, as NotBefore stands now: NotBefore minus the time when the event was first seen; 0 if it"
-    " started without notice, absent if the agent did not see it appear.",
-    ("event_id",),
+CURRENT_NOTICE: Final = gauge(
+    "azure_scheduled_event_current_notice_seconds{event_id}",
+    "NotBefore, as it stands now, minus the time when the event was first seen; 0 if it started without notice.",
 )
-RESOURCES: Final = Metric(
-    "azure_scheduled_event_resources", "gauge", "Number of VMs that the event affects.", ("event_id",)
-)
-NEXT: Final = Metric(
-    "azure_scheduled_events_next_not_before_timestamp_seconds",
-    "gauge",
+RESOURCES: Final = gauge("azure_scheduled_event_resources{event_id}", "Number of VMs that the event affects.")
+NEXT: Final = gauge(
+    "azure_scheduled_events_next_not_before_timestamp_seconds{scope}",
     "Earliest NotBefore of the events that are not started, as Unix time; absent if there is none.",
-    ("scope",),
 )
-INCARNATION: Final = Metric(
-    "azure_scheduled_events_document_incarnation",
-    "gauge",
-    "DocumentIncarnation of the last document; it may jump or decrease.",
+INCARNATION: Final = gauge(
+    "azure_scheduled_events_document_incarnation", "DocumentIncarnation of the last document; it may jump or decrease."
 )
-CHANGES: Final = Metric(
-    "azure_scheduled_event_changes",
-    "counter",
+CHANGES: Final = counter(
+    "azure_scheduled_event_changes{change, event_type}",
     "Changes in the life of events that affect this VM, or may. `ended`: the event is gone, and nobody saw how.",
-    ("change", "event_type"),
 )
-NOTICE: Final = Metric(
-    "azure_scheduled_event_initial_notice_seconds",
-    "histogram",
+NOTICE: Final = histogram(
+    "azure_scheduled_event_initial_notice_seconds{event_type}",
     "Notice of each event when it was first seen: NotBefore minus that time; 0 if it started without notice.",
-    ("event_type",),
 )
-INTERRUPTION: Final = Metric(
-    "azure_scheduled_event_measured_interruption_seconds",
-    "histogram",
-    "Measured interruption of this VM: the longest time in which the agent did not run while an event of this VM was"
-    " started.",
-    ("event_type",),
+INTERRUPTION: Final = histogram(
+    "azure_scheduled_event_measured_interruption_seconds{event_type}",
+    "The longest time in which the agent did not run while an event of this VM was started.",
 )
-APPROVALS: Final = Metric(
-    "azure_scheduled_event_approvals",
-    "counter",
+APPROVALS: Final = counter(
+    "azure_scheduled_event_approvals{rule, result}",
     "Results for events that a rule approves, or that were approved by hand (rule `operator`).",
-    ("rule", "result"),
 )
-POLLS: Final = Metric(
-    "notbefore_polls",
-    "counter",
-    "Polls of IMDS by result; all except `changed` and `unchanged` are errors.",
-    ("result",),
+POLLS: Final = counter(
+    "notbefore_polls{result}", "Polls of IMDS by result; all except `changed` and `unchanged` are errors."
 )
-POLL_DURATION: Final = Metric(
-    "notbefore_poll_duration_seconds", "histogram", "Duration of a poll of IMDS, including errors."
+POLL_DURATION: Final = histogram("notbefore_poll_duration_seconds", "Duration of a poll of IMDS, including errors.")
+IMDS_UP: Final = gauge(
+    "notbefore_imds_up", "0 while the agent does not see what Azure announces, as on /readyz; otherwise 1."
 )
-IMDS_UP: Final = Metric(
-    "notbefore_imds_up",
-    "gauge",
-    "1 if the last valid answer of IMDS is at most three intervals old, as for /readyz; 0: the agent runs, and does not"
-    " see what Azure announces.",
-)
-LAST_POLL: Final = Metric(
+LAST_POLL: Final = gauge(
     "notbefore_last_successful_poll_timestamp_seconds",
-    "gauge",
     "Unix time of the last valid answer from IMDS; absent before the first.",
 )
-POLL_DELAY: Final = Metric(
+POLL_DELAY: Final = gauge(
     "notbefore_poll_delay_seconds",
-    "gauge",
     "Delay of the last poll after its planned time, or by how much the next one is overdue at this scrape.",
 )
-REJECTED: Final = Metric(
-    "notbefore_documents_rejected", "counter", "Answers of IMDS that are not a valid document, by reason.", ("reason",)
+REJECTED: Final = counter(
+    "notbefore_documents_rejected{reason}", "Answers of IMDS that are not a valid document, by reason."
 )
-FLAWS: Final = Metric(
-    "notbefore_event_flaws",
-    "counter",
-    "Events in a document, or fields of them, that could not be read, by reason.",
-    ("reason",),
+FLAWS: Final = counter("notbefore_event_flaws{reason}", "Events, or fields of them, that could not be read, by reason.")
+DEGRADED: Final = gauge(
+    "notbefore_store_degraded", "1 while the state file cannot be written: new data do not survive a reboot."
 )
-DEGRADED: Final = Metric(
-    "notbefore_store_degraded", "gauge", "1 while the state file cannot be written: new data do not survive a reboot."
+DAMAGED: Final = counter("notbefore_store_damaged_files", "Damaged state files, or rows of one, that were set aside.")
+RELOADS: Final = counter("notbefore_config_reloads{result}", "Reloads of the configuration (SIGHUP), by result.")
+LAST_RELOAD: Final = gauge(
+    "notbefore_config_last_reload_successful", "0 if the last reload of the configuration failed, otherwise 1."
 )
-DAMAGED: Final = Metric(
-    "notbefore_store_damaged_files",
-    "counter",
-    "Damaged state files, or rows of one, that were set aside.",
+AUTH_FAILURES: Final = counter(
+    "notbefore_http_auth_failures", "Requests with a wrong user or password. Absent where there are no users."
 )
-RELOADS: Final = Metric(
-    "notbefore_config_reloads", "counter", "Reloads of the configuration (SIGHUP), by result.", ("result",)
+RESTART_NEEDED: Final = gauge(
+    "notbefore_restart_needed", "1 while a package is installed that does not work: notifications wait."
 )
-LAST_RELOAD: Final = Metric(
-    "notbefore_config_last_reload_successful", "gauge", "0 if the last reload of the configuration failed, otherwise 1."
+UNFORESEEN: Final = counter(
+    "notbefore_unforeseen_errors", "Errors that the agent does not foresee: the log has a traceback of each."
 )
-AUTH_FAILURES: Final = Metric(
-    "notbefore_http_auth_failures",
-    "counter",
-    "Requests with a wrong user or password. Absent unless server.web_config_file has users.",
+CONFIG_LOADED: Final = gauge(
+    "notbefore_config_loaded_timestamp_seconds", "Unix time at which the configuration in use was read."
 )
-RESTART_NEEDED: Final = Metric(
-    "notbefore_restart_needed",
-    "gauge",
-    "1 while another package is installed than the one that runs, and does not work: notifications wait.",
+BUILD: Final = gauge("notbefore_build_info{version, python, api_version}", "Version of the agent; always 1.")
+DELIVERIES: Final = counter(
+    "notbefore_deliveries{sink, result}",
+    "Deliveries by result: accepted = delivered + expired + withdrawn + overflowed + dropped + those that are pending"
+    " or dead. `failed` counts attempts that are repeated.",
 )
-UNFORESEEN: Final = Metric(
-    "notbefore_unforeseen_errors",
-    "counter",
-    "Errors in the agent that its code does not foresee: the log has a traceback of each.",
+LATENCY: Final = histogram(
+    "notbefore_delivery_latency_seconds{sink}", "Time from when a change was seen to its acceptance by the receiver."
 )
-CONFIG_LOADED: Final = Metric(
-    "notbefore_config_loaded_timestamp_seconds", "gauge", "Unix time at which the configuration in use was read."
+OUTBOX: Final = gauge(
+    "notbefore_outbox_deliveries{sink, state}",
+    "Deliveries: `pending`, `dead` (refused for good), `repeating` (delivered, and sent again while the event lasts).",
 )
-BUILD: Final = Metric(
-    "notbefore_build_info", "gauge", "Version of the agent; always 1.", ("version", "python", "api_version")
-)
-DELIVERIES: Final = Metric(
-    "notbefore_deliveries",
-    "counter",
-    "Deliveries by result. At any time accepted = delivered + expired + withdrawn + overflowed + dropped +"
-    " the rows that are pending or dead. `failed` counts attempts that are repeated.",
-    ("sink", "result"),
-)
-LATENCY: Final = Metric(
-    "notbefore_delivery_latency_seconds",
-    "histogram",
-    "Time from when a change was seen to its acceptance by the receiver.",
-    ("sink",),
-)
-OUTBOX: Final = Metric(
-    "notbefore_outbox_deliveries",
-    "gauge",
-    "Deliveries in the outbox: `pending`; `dead` (permanently refused); `repeating` (delivered, and sent again while"
-    " the event lasts).",
-    ("sink", "state"),
-)
-OLDEST_PENDING: Final = Metric(
-    "notbefore_outbox_oldest_pending_seconds",
-    "gauge",
+OLDEST_PENDING: Final = gauge(
+    "notbefore_outbox_oldest_pending_seconds{sink, severity}",
     "Age of the oldest pending delivery that is due; absent if there is none.",
-    ("sink", "severity"),
 )
-COURIER_RUNNING: Final = Metric("notbefore_courier_running", "gauge", "1 while the courier process runs.")
-COURIER_STARTS: Final = Metric(
-    "notbefore_courier_starts", "counter", "Starts of the courier process, by reason.", ("reason",)
-)
-OTLP_EXPORTS: Final = Metric(
-    "notbefore_otlp_exports",
-    "counter",
+COURIER_RUNNING: Final = gauge("notbefore_courier_running", "1 while the courier process runs.")
+COURIER_STARTS: Final = counter("notbefore_courier_starts{reason}", "Starts of the courier process, by reason.")
+OTLP_EXPORTS: Final = counter(
+    "notbefore_otlp_exports{signal, result}",
     "Exports over OTLP by result; `rejected`: accepted in part. Absent unless OTLP is configured.",
-    ("signal", "result"),
 )
-VM_LABELS: Final = (
-    "name",
-    "vm_id",
-    "subscription_id",
-    "resource_group",
-    "location",
-    "zone",
-    "scale_set",
-    "fault_domain",
-    "update_domain",
-)
-VM: Final = Metric(
-    "notbefore_vm_info", "gauge", "The identity of this VM, from IMDS; always 1, absent until known.", VM_LABELS
+VM: Final = gauge(
+    "notbefore_vm_info{name, vm_id, subscription_id, resource_group, location, zone, scale_set, fault_domain,"
+    " update_domain}",
+    "The identity of this VM, from IMDS; always 1, absent until known.",
 )
 
 
@@ -313,9 +237,14 @@ def fresh(families: Callable[[], Iterable[Family]]) -> Callable[[], list[Part]]:
 def _complete(make: Make, view: Snapshot, since: datetime | None) -> Iterator[Family]:
     """Families that have samples, with their start and with labels that are safe to show."""
     for family in make(view):
-        if family.samples:
-            found = {_shown(labels): value for labels, value in family.samples.items()}
-            yield Family(family.metric, found, since, {_shown(labels): time for labels, time in family.created.items()})
+        found = {
+            _shown(labels): value if isinstance(value, Histogram) else float(value)
+            for labels, value in family.samples.items()
+            if value is not None
+        }
+        if found:
+            created = {_shown(labels): time for labels, time in family.created.items()}
+            yield Family(family.metric, found, since, created)
 
 
 @lru_cache(maxsize=256)  # those of the families that are computed at each scrape
@@ -325,59 +254,48 @@ def _shown(labels: Labels) -> Labels:
 
 def _listed(view: Snapshot) -> Iterator[Family]:
     listed = _by_urgency(view)
-    yield Family(PENDING, _pending(listed))
+    pending: dict[Labels, int] = {}
+    for tracked in listed:
+        status = tracked.event.event_status if tracked.event.event_status in (SCHEDULED, STARTED) else OTHER
+        labels: Labels = (known_type(tracked.event.event_type), status, tracked.scope)
+        pending[labels] = pending.get(labels, 0) + 1
+    yield Family(PENDING, pending)
     shown = listed[:MAX_SERIES]
     for metric, read in _PER_EVENT:
-        values = {(tracked.event.event_id,): read(tracked) for tracked in shown}
-        yield Family(metric, {labels: float(value) for labels, value in values.items() if value is not None})
-    yield Family(STATUS, {_status_labels(tracked): 1.0 for tracked in shown})
-    yield Family(NEXT, _next(listed))
-    incarnation = view.tracked.incarnation
-    yield Family(INCARNATION, {(): float(incarnation)} if incarnation is not None else {})
+        yield Family(metric, {(tracked.event.event_id,): read(tracked) for tracked in shown})
+    yield Family(STATUS, {_status_labels(tracked): 1 for tracked in shown})
+    earliest: dict[Labels, Any] = {}
+    for tracked in listed:  # in the order of NotBefore: the first of a scope is its earliest
+        if tracked.event.event_status != STARTED and tracked.not_before is not None:
+            earliest.setdefault((tracked.scope,), tracked.not_before.timestamp())
+    yield Family(NEXT, earliest)
+    yield Family(INCARNATION, {(): view.tracked.incarnation})
 
 
 def _passing(view: Snapshot) -> Iterator[Family]:
     """What changes by the time alone."""
     listed = view.tracked.events.values()
     shown = listed if len(listed) <= MAX_SERIES else _by_urgency(view)[:MAX_SERIES]
-    left = {(tracked.event.event_id,): tracked.seconds_to(view.now) for tracked in shown}
-    yield Family(SECONDS_TO_NOT_BEFORE, {labels: value for labels, value in left.items() if value is not None})
+    yield Family(SECONDS_TO_NOT_BEFORE, {(one.event.event_id,): one.seconds_to(view.now) for one in shown})
     now = view.now.timestamp()
     yield Family(OLDEST_PENDING, {labels: max(0.0, now - since) for labels, since in view.outbox.oldest.items()})
 
 
 def _by_urgency(view: Snapshot) -> list[TrackedEvent]:
-    return sorted(view.tracked.events.values(), key=_urgency)
+    """Started events first, then by NotBefore; events without NotBefore last."""
 
+    def urgency(tracked: TrackedEvent) -> float:
+        if tracked.event.event_status == STARTED:
+            return 0.0
+        return tracked.not_before.timestamp() if tracked.not_before else float("inf")
 
-def _urgency(tracked: TrackedEvent) -> float:
-    """Sort key: started events first, then by NotBefore; events without NotBefore last."""
-    if tracked.event.event_status == STARTED:
-        return 0.0
-    return tracked.not_before.timestamp() if tracked.not_before else float("inf")
-
-
-def _pending(listed: Iterable[TrackedEvent]) -> dict[Labels, float | Histogram]:
-    counts: dict[Labels, float] = {}
-    for tracked in listed:
-        status = tracked.event.event_status if tracked.event.event_status in (SCHEDULED, STARTED) else OTHER
-        labels: Labels = (known_type(tracked.event.event_type), status, tracked.scope)
-        counts[labels] = counts.get(labels, 0.0) + 1.0
-    return dict(counts)
+    return sorted(view.tracked.events.values(), key=urgency)
 
 
 def _status_labels(tracked: TrackedEvent) -> Labels:
     event = tracked.event
     source, description = event.event_source or UNKNOWN, (event.description or "")[:MAX_DESCRIPTION_LABEL]
     return (event.event_id, event.event_type, event.event_status, source, tracked.scope, description)
-
-
-def _next(listed: Iterable[TrackedEvent]) -> dict[Labels, float | Histogram]:
-    earliest: dict[Labels, float | Histogram] = {}
-    for tracked in listed:  # in the order of NotBefore: the first of a scope is its earliest
-        if tracked.event.event_status != STARTED and tracked.not_before is not None:
-            earliest.setdefault((tracked.scope,), tracked.not_before.timestamp())
-    return earliest
 
 
 def _unix(time: datetime | None) -> float | None:
@@ -397,7 +315,7 @@ def _counted(view: Snapshot) -> Iterator[Family]:
     totals = view.totals
     for metric, counts in ((CHANGES, totals.changes), (APPROVALS, totals.approvals)):
         created = {labels: totals.created[labels] for labels in counts if labels in totals.created}
-        yield Family(metric, _by_labels(by_name(metric, counts)), created=by_name(metric, created))
+        yield Family(metric, by_name(metric, counts), created=by_name(metric, created))
     yield Family(NOTICE, by_name(NOTICE, totals.notice))
     yield Family(INTERRUPTION, by_name(INTERRUPTION, totals.interruption))
 
@@ -410,50 +328,45 @@ def by_name(metric: Metric, stored: Mapping[Named, Value]) -> dict[Labels, Value
 def _outbox(view: Snapshot) -> Iterator[Family]:
     outbox = view.outbox
     sinks = [*view.sinks, *sorted({sink for sink, _ in (*outbox.rows, *outbox.counts)} - set(view.sinks))]
-    yield Family(DELIVERIES, _by_labels(dict.fromkeys(product(sinks, _RESULTS), 0) | outbox.counts))
+    yield _counts(DELIVERIES, outbox.counts, product(sinks, _RESULTS))
     yield Family(LATENCY, {(sink,): outbox.latency.get(sink, _NO_LATENCY) for sink in sinks})
-    yield Family(OUTBOX, _by_labels(dict.fromkeys(product(sinks, _STATES), 0) | outbox.rows))
+    yield _counts(OUTBOX, outbox.rows, product(sinks, ("pending", "dead")))
 
 
 def _polls(view: Snapshot) -> Iterator[Family]:
     """What changes with each poll."""
     polling = view.figures.polling
-    yield Family(POLLS, _by_one(polling.results, _GOOD_POLLS))
+    yield _counts(POLLS, polling.results, ("changed", "unchanged"))
     yield Family(POLL_DURATION, {(): polling.duration})
-    yield Family(LAST_POLL, _once(polling.last_success))
-    yield Family(POLL_DELAY, _once(polling.delay))
+    yield Family(LAST_POLL, {(): polling.last_success})
+    yield Family(POLL_DELAY, {(): polling.delay})
 
 
 def _agent(view: Snapshot) -> Iterator[Family]:
     figures = view.figures
     polling, courier, config = figures.polling, figures.courier, figures.config
-    yield Family(IMDS_UP, _once(float(polling.answering)))
-    yield Family(REJECTED, _by_one(polling.documents_rejected))
-    yield Family(FLAWS, _by_one(polling.flaws))
-    yield Family(DEGRADED, _once(float(figures.store_degraded)))
-    yield Family(DAMAGED, _once(float(figures.store_damaged)))
-    yield Family(COURIER_RUNNING, _once(float(courier.running)))
-    yield Family(COURIER_STARTS, _by_one(courier.starts, _STARTS if view.sinks else ()))
-    yield Family(OTLP_EXPORTS, _by_labels(figures.otlp_exports))
-    yield Family(RELOADS, _by_one(config.reloads, ("success", "failure")))
-    yield Family(LAST_RELOAD, _once(float(not config.refused)))
-    yield Family(CONFIG_LOADED, _once(config.loaded))
-    yield Family(AUTH_FAILURES, _once(figures.auth_failures))
-    yield Family(RESTART_NEEDED, _once(float(bool(figures.package_replaced))))
-    yield Family(UNFORESEEN, _once(float(figures.unforeseen)))
-    yield Family(BUILD, {(figures.version, figures.python, polling.api_version): 1.0})
-    vm = tuple(figures.vm.get(label, "") for label in VM_LABELS)
-    yield Family(VM, {vm: 1.0} if figures.vm else {})
+    yield _counts(REJECTED, polling.documents_rejected)
+    yield _counts(FLAWS, polling.flaws)
+    yield _counts(COURIER_STARTS, courier.starts, ("crashed", "hung") if view.sinks else ())
+    yield _counts(RELOADS, config.reloads, ("success", "failure"))
+    yield _counts(OTLP_EXPORTS, figures.otlp_exports)
+    yield Family(BUILD, {(figures.version, figures.python, polling.api_version): 1})
+    yield Family(VM, {tuple(figures.vm.get(label, "") for label in VM.labels): 1} if figures.vm else {})
+    for metric, value in (
+        (IMDS_UP, polling.answering),
+        (DEGRADED, figures.store_degraded),
+        (DAMAGED, figures.store_damaged),
+        (COURIER_RUNNING, courier.running),
+        (LAST_RELOAD, not config.refused),
+        (CONFIG_LOADED, config.loaded),
+        (AUTH_FAILURES, figures.auth_failures),
+        (RESTART_NEEDED, bool(figures.package_replaced)),
+        (UNFORESEEN, figures.unforeseen),
+    ):
+        yield Family(metric, {(): value})
 
 
-def _by_labels(counts: Mapping[Any, int]) -> dict[Labels, float | Histogram]:
-    return {labels: float(count) for labels, count in counts.items()}
-
-
-def _by_one(counts: dict[str, int], always: tuple[str, ...] = ()) -> dict[Labels, float | Histogram]:
-    """Those that have counted anything, and those that are ``always`` shown."""
-    return {(label,): float(count) for label, count in (dict.fromkeys(always, 0) | counts).items()}
-
-
-def _once(value: float | None) -> dict[Labels, float | Histogram]:
-    return {} if value is None else {(): float(value)}
+def _counts(metric: Metric, counts: Mapping[Any, int], always: Iterable[Any] = ()) -> Family:
+    """What has counted anything, and what is ``always`` shown; a key is the text of the one label, or those of all."""
+    found = dict.fromkeys(always, 0) | dict(counts)
+    return Family(metric, {(key,) if isinstance(key, str) else key: count for key, count in found.items()})
