@@ -1,7 +1,6 @@
 """Notifications from the installed agent through its courier: nothing lost, in order, whatever dies or hangs."""
 
 import json
-import os
 import signal
 import subprocess
 from pathlib import Path
@@ -176,6 +175,7 @@ def test_a_drill_says_who_was_reached(imds: Simulator, hook: HttpPeer, place: Pl
         slack = {"slack": {"url": chat.url}}
         config = place.write({"hook": webhook(hook.url), "bad": webhook(refusing.url), "chat": slack})
         assert "no agent listens" in place.drill(config).stderr
+        assert "there is no sink 'x' (known: bad, chat, hook)" in place.drill(config, "--sink", "x").stderr
         with RunningAgent(imds.endpoint, place.state, config) as agent:
             agent.ready()
             done = place.drill(config, "--sink", "hook", "--scenario", "preempt")
@@ -231,43 +231,3 @@ def test_a_drill_closes_what_it_opens_and_says_what_is_left_open(imds: Simulator
                 place.write({"pager": pager(found)}, [{"match": {"change": "updated"}, "sinks": ["pager"]}])
             )
             assert (done.returncode, "No route matches this event" in done.stdout) == (1, True)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--sink", "x"), "there is no sink 'x' (known: hook)"),
-        (("--wait", "long"), "--wait: expected a duration"),
-    ],
-)
-def test_a_drill_that_cannot_be_says_why(place: Place, words: tuple[str, ...], said: str) -> None:
-    done = notbefore("drill", place.write({"hook": webhook("http://127.0.0.1:9")}), *words)
-    assert (done.returncode, said in done.stderr) == (2, True)
-
-
-def test_a_drill_without_sinks_reaches_nobody(place: Place) -> None:
-    assert "nobody would be notified" in place.drill(place.write({})).stderr
-
-
-def drain(directory: Path, seconds: str, **settings: Any) -> dict[str, Any]:
-    """A command that notes each start, and has a child in the same group."""
-    script = f"echo $$ >> {directory / 'runs'}; sleep {seconds} & echo $! >> {directory / 'children'}; wait"
-    return {"command": {"command": ["/bin/sh", "-c", script], "timeout": "300s", **settings}}
-
-
-def pids(path: Path) -> list[int]:
-    return [int(line) for line in path.read_text(encoding="utf-8").split()] if path.exists() else []
-
-
-def test_a_command_whose_courier_was_killed_does_not_run_again(imds: Simulator, place: Place, tmp_path: Path) -> None:
-    config = place.write({"drain": drain(tmp_path, "20")})
-    with RunningAgent(imds.endpoint, place.state, config) as agent:
-        agent.ready()
-        imds.set_document(body(announced()))
-        eventually(lambda: pids(tmp_path / "children"))
-        os.kill(agent.courier(), signal.SIGKILL)
-        eventually(lambda: rows(agent, "dead", "drain") == 1)
-        assert "interrupted: its courier ended while it ran" in place.outbox("list")
-        assert count(agent, "dead", "drain") == 1
-        assert len(pids(tmp_path / "runs")) == 1
-    assert "interrupted" in agent.log

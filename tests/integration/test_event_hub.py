@@ -201,13 +201,3 @@ def test_the_vm_s_identity_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyP
         )
         assert sent(SinkConfig(event_hub=settings)) == [Receipt()]
         assert len(hub.stored) == 1
-
-
-def test_without_an_identity_the_message_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Hub(tmp_path) as hub:
-        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", "http://127.0.0.1:9")
-        where: Any = {"namespace": "x.servicebus.windows.net", "endpoint": f"sb://127.0.0.1:{hub.port}"}
-        settings = EventHub(hub="changes", timeout=Duration("3s"), **where)
-        error = failure(SinkConfig(event_hub=settings))
-    assert not error.permanent
-    assert str(error)

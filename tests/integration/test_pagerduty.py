@@ -74,13 +74,6 @@ def test_an_incident_says_what_is_to_be_known(pager: PagerDuty) -> None:
     assert [link["href"] for link in event["links"]] == [LINKS.dashboard, LINKS.runbook]
 
 
-def test_two_vms_open_one_incident_in_the_same_words(pager: PagerDuty) -> None:
-    sent(pager, message(BOTH), message(BOTH, vm=OTHER))
-    assert pager.effects == ["opened", "added"]
-    one, two = (step.event for step in pager.steps)
-    assert one == two
-
-
 def test_the_longest_event_of_all_is_within_the_limits(pager: PagerDuty) -> None:
     longest = {
         "EventId": "\u0130" * MAX_ID,  # folded, it is longer than a key may be

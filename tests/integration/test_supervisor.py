@@ -89,15 +89,6 @@ def test_what_is_due_when_the_agent_stops_is_sent_first(tmp_path: Path, owner: O
     assert (owner.left, got.read_text()) == ({}, "\n\n\n")
 
 
-def test_an_agent_that_stops_waits_for_no_receiver_that_hangs(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "STOP_SECONDS", 0.5)
-    couriers = Supervisor(Orders(sinks(hook="sleep 600")), owner, lambda: None)
-    owner.put("a", sink="hook")
-    couriers.tick()
-    couriers.stop(NEVER)
-    assert (couriers.figures.running, owner.left) == (False, {"a": "pending"})
-
-
 def test_nothing_due_starts_nothing(owner: Owner) -> None:
     couriers = Supervisor(Orders(), owner, lambda: None)
     owner.put("later", due=time.time() + 30.0)
@@ -143,18 +134,6 @@ def test_a_long_command_is_not_taken_for_nothing_to_do(
     owner.put("a", sink="hook")
     serve([couriers], lambda: not owner.rows)
     assert (got.read_text(), owner.outbox.rows.ledger.counts["hook", "delivered"]) == ("\n", 1)
-
-
-def test_a_courier_with_old_orders_is_replaced(tmp_path: Path, owner: Owner, start: Start) -> None:
-    got = tmp_path / "got"
-    couriers = start(Orders(sinks(hook="true")))
-    owner.put("a", sink="hook")
-    serve([couriers], lambda: not owner.rows)
-    couriers.reconfigure(Orders(sinks(other=f"echo >> {got}")))
-    owner.put("b", sink="other")
-    serve([couriers], lambda: not owner.rows)
-    assert got.read_text() == "\n"
-    assert couriers.figures.starts == CourierFigures().starts | {"due": 1, "reload": 1}
 
 
 # ---- trouble

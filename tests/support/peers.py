@@ -6,6 +6,8 @@ import socket
 import ssl
 import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -24,7 +26,7 @@ class Request(NamedTuple):
 
 
 class Say(NamedTuple):
-    """One answer. ``how``: plain; late (1.5 s); hang, cut (none); drip, drip_head (a byte now and then)."""
+    """One answer. ``how``: plain; hang, cut (none); drip, drip_head (a byte now and then)."""
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
@@ -82,7 +84,7 @@ class HttpPeer:
         self._thread.start()
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:
-        self.over.wait({"hang": 60.0, "late": 1.5}.get(say.how, 0.0))
+        self.over.wait(60.0 if say.how == "hang" else 0.0)
         if say.how in ("hang", "cut"):
             handler.close_connection = True
             return
@@ -219,26 +221,15 @@ class MailPeer:
         self._controller.stop()
 
 
-class BlackHoles:
-    """Addresses of this machine on one port, where no connection comes about: what is sent there is dropped."""
-
-    def __init__(self, number: int, port: int) -> None:
-        self.addresses = [f"127.0.0.{2 + each}" for each in range(number)]
-        self._sockets: list[socket.socket] = []
-        for address in self.addresses:
-            listener = socket.socket()
-            listener.bind((address, port))
-            listener.listen(0)
-            self._sockets.append(listener)
-            for _ in range(4):  # a queue that is full takes no more
-                client = socket.socket()
-                client.setblocking(False)
-                client.connect_ex((address, port))
-                self._sockets.append(client)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for one in self._sockets:
-            one.close()
+@contextmanager
+def black_hole(port: int) -> Iterator[str]:
+    """An address of this machine where no connection comes about: what is sent there is dropped."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.2", port))
+        listener.listen(0)
+        for _ in range(4):  # a queue that is full takes no more
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(("127.0.0.2", port))
+        yield "127.0.0.2"
