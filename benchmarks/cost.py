@@ -1,22 +1,18 @@
-"""What an agent costs the VM that it runs on, as a table: ``python benchmarks/cost.py [NAME=COMMAND ...]``.
+"""What an agent costs the VM that it runs on, as a table: ``python benchmarks/cost.py [--write] [--command COMMAND]``.
 
-    cost.py                                                  notbefore, as the unit starts it
-    cost.py --write                                          the same; the table in docs/performance.md is made anew
-    cost.py 'other=/opt/exporter --imds={imds} --port={port} --data={state}'   notbefore and another program
-
-In COMMAND ``{imds}`` is replaced by the address of an IMDS that is served here, ``{port}`` by the port at which
-``/metrics`` is asked for, ``{state}`` by an empty directory. The program is to poll IMDS once a second. COMMAND may
-begin with variables of the environment, ``VARIABLE=VALUE``.
+``--write`` makes the table in docs/performance.md anew. ``--command`` measures another program:
+``/opt/exporter --imds={imds} --port={port} --data={state}``. ``{imds}`` is replaced by the address of an IMDS that is
+served here, ``{port}`` by the port at which ``/metrics`` is asked for, ``{state}`` by an empty directory. The program
+is to poll IMDS once a second. The command may begin with variables of the environment, ``VARIABLE=VALUE``.
 
 Instructions are counted by cachegrind, so a busy machine does not change them: two runs that differ in the number of
 polls, and the difference of their counts divided by the difference of their polls. Start and stop cancel out. Wakings
 are context switches of all threads (``/proc/PID/task/*/status``) of a run without cachegrind, memory is that run's
-``smaps_rollup``. Proportional memory depends on what else maps the same files: the private part does not.
+``smaps_rollup``.
 """
 
 import argparse
 import http.client
-import json
 import os
 import platform
 import re
@@ -31,12 +27,15 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from _machine import Imds, describe
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from notbefore.simulator.scenarios import http_date
+from support.azure import body, item
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs/performance.md"
@@ -55,18 +54,9 @@ ASKED_BY_PROMETHEUS: Final = {
 
 def listing(events: int) -> bytes:
     """A document with so many freezes, which start in six hours."""
-    event = {
-        "EventStatus": "Scheduled",
-        "EventType": "Freeze",
-        "ResourceType": "VirtualMachine",
-        "Resources": [VM, "cost_1"],
-        "NotBefore": format_datetime(datetime.now(UTC) + timedelta(hours=6), usegmt=True),
-        "Description": "Virtual machine is being paused because of a memory-preserving Live Migration.",
-        "EventSource": "Platform",
-        "DurationInSeconds": 5,
-    }
-    listed = [{"EventId": f"C7061BAC-AFDC-4513-B24B-{number:012X}", **event} for number in range(events)]
-    return json.dumps({"DocumentIncarnation": events + 1, "Events": listed}).encode()
+    later = http_date(time.time() + 6 * 3600)
+    ids = (f"C7061BAC-AFDC-4513-B24B-{number:012X}" for number in range(events))
+    return body(*(item(one, Resources=[VM, "cost_1"], NotBefore=later) for one in ids), incarnation=events + 1)
 
 
 class Run:
@@ -172,12 +162,8 @@ def watched(command: str, events: int, seconds: float) -> dict[str, float]:
         run.wait(SETTLED)
         before, begun = switches(run.process.pid), time.monotonic()
         time.sleep(seconds)
-        after, elapsed = switches(run.process.pid), time.monotonic() - begun
-        all_of_them, preempted = ((now - then) / elapsed for now, then in zip(after, before, strict=True))
-        found = {
-            f"wakings a second, {what}": all_of_them,
-            f"wakings a second, {what}: only since another process took the core": preempted,
-        }
+        wakings = (switches(run.process.pid) - before) / (time.monotonic() - begun)
+        found = {f"wakings a second, {what}": wakings}
         if events:
             return found
         found |= memory(run.process.pid, "idle")
@@ -194,24 +180,22 @@ def watched(command: str, events: int, seconds: float) -> dict[str, float]:
         run.end()
 
 
-def switches(pid: int) -> tuple[int, int]:
-    """How often its threads were waked, and how often another process took the core before."""
-    waited = preempted = 0
+def switches(pid: int) -> int:
+    """How often its threads were waked."""
+    found = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             text = (task / "status").read_text(encoding="ascii", errors="replace")
-            waited += int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0])
-            preempted += int(text.split("nonvoluntary_ctxt_switches:")[1].split()[0])
-    return waited + preempted, preempted
+            found += sum(map(int, re.findall(r"voluntary_ctxt_switches:\s+(\d+)", text)))
+    return found
 
 
 def memory(pid: int, when: str) -> dict[str, float]:
-    """MiB of three kinds."""
+    """MiB of two kinds."""
     lines = [line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]]
     found = {line[0].rstrip(":"): int(line[1]) / MIB for line in lines}
     return {
         f"resident, {when} (MiB)": found["Rss"],
-        f"proportional, {when} (MiB)": found["Pss"],
         f"private, {when} (MiB)": found["Private_Clean"] + found["Private_Dirty"],
     }
 
@@ -234,18 +218,15 @@ def measured(command: str, polls: int, seconds: float) -> dict[str, float]:
         return {name: count.result() for name, count in counts.items()} | idle.result() | ten.result()
 
 
-def table(columns: dict[str, dict[str, float]]) -> str:
+def table(figures: dict[str, float]) -> str:
     """Markdown."""
-    lines = [f"| | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
-    for row in next(iter(columns.values())):
-        figures = (column[row] for column in columns.values())
-        lines.append(f"| {row} | {' | '.join(f'{one:,.0f}' if one >= 40 else f'{one:.1f}' for one in figures)} |")
-    return "\n".join(lines) + "\n"
+    rows = (f"| {row} | {f'{one:,.0f}' if one >= 40 else f'{one:.1f}'} |\n" for row, one in figures.items())
+    return f"| | notbefore |\n|---|---|\n{''.join(rows)}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("programs", nargs="*", metavar="NAME=COMMAND", help="to be measured beside notbefore")
+    parser.add_argument("--command", default=OURS, help="what is measured instead of notbefore")
     parser.add_argument("--polls", type=int, default=60, help="between the two lengths of a run")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long wakings are counted")
     parser.add_argument("--write", action="store_true", help="write the table to docs/performance.md")
@@ -253,13 +234,10 @@ def main() -> None:
     if shutil.which("valgrind") is None:
         print("valgrind is not installed: nothing is measured")
         return
-    programs = {"notbefore": OURS}
-    for text in options.programs:
-        name, _, programs[name] = text.partition("=")
     about = f"{describe()}, Linux {platform.release()}, {datetime.now(UTC):%Y-%m-%d}; {options.polls} polls between the"
     about += f" two lengths of a run, {options.seconds:.0f} s of wakings.\n"
-    columns = {name: measured(command, options.polls, options.seconds) for name, command in programs.items()}
-    text = f"{table(columns)}\nMeasured on: {about.removeprefix('machine: ')}"
+    figures = table(measured(options.command, options.polls, options.seconds))
+    text = f"{figures}\nMeasured on: {about.removeprefix('machine: ')}"
     print(text)
     if options.write:
         before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)

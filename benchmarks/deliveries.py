@@ -6,174 +6,115 @@ resident size meanwhile.
 """
 
 import compileall
-import http.server
 import itertools
 import json
 import os
-import queue
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from contextlib import suppress
-from datetime import UTC, datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Self
 
-import msgspec
-from _machine import describe, resident
+from _machine import Receiver, describe, resident
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import notbefore
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import SinkConfig, Webhook
 from notbefore.core.outbox import Bounds
-from notbefore.core.record import Record
 from notbefore.courier.orders import Orders
 from notbefore.courier.supervisor import Supervisor
 from notbefore.simulator.server import Simulator
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.agent import RunningAgent, eventually
+from support.azure import FUTURE, ME, body, item
 from support.owner import Owner, serve
 
-PORT = 11_171
-FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
 COLD, WARM = 15, 60  # rounds
 INCARNATIONS = itertools.count(1)
-
-
-class Receiver(http.server.ThreadingHTTPServer):
-    """Accepts everything; says when, and the body."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.taken: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
-        self.url = f"http://127.0.0.1:{self.server_address[1]}/"
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Receiver
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-        self.server.taken.put((time.time(), body))
-
-    def log_message(self, *_: Any) -> None:
-        """Quiet."""
+NUMBERS = itertools.count(1)  # of events
 
 
 def main() -> None:
     print(describe())
     compileall.compile_dir(Path(notbefore.__file__).parent, quiet=1)  # as an installation does
     latency()
-    size()
+    for receiver in (None, Receiver()):
+        size(receiver)
     throughput(20_000)
 
 
-class Running:
-    """The agent against a simulator; with a webhook, or with none."""
-
-    def __init__(self, simulator: Simulator, directory: str, receiver: Receiver | None) -> None:
-        sinks = {} if receiver is None else {"hook": {"webhook": {"url": receiver.url, "allow_private": True}}}
+@contextmanager
+def running(receiver: Receiver | None) -> Iterator[tuple[Simulator, RunningAgent]]:
+    """An agent with a webhook, or with none; nothing is listed."""
+    sinks = {"hook": {"webhook": {"url": receiver.url, "allow_private": True}}} if receiver is not None else {}
+    with tempfile.TemporaryDirectory() as directory, Simulator((ME,)) as imds:
+        show(imds, 0)
         config = Path(directory) / "notbefore.yaml"
         config.write_text(json.dumps({"sinks": sinks}), encoding="utf-8")
-        command = [sys.executable, "-m", "notbefore", "run", str(config), "--imds", simulator.endpoint]
-        command += ["--state-dir", directory, "--listen", f"127.0.0.1:{PORT}"]
-        # an installed package has its bytecode
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        environment |= {"NOTBEFORE_IMDS__INTERVAL": "200ms", "NOTBEFORE_LOG__LEVEL": "error"}
-        environment["PYTHONPYCACHEPREFIX"] = f"{directory}/bytecode"
-        show(simulator, range(0))
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
-        self.pid = self._process.pid
-        time.sleep(5)
+        with RunningAgent(imds.endpoint, Path(directory) / "state", str(config)) as agent:
+            agent.ready()
+            time.sleep(3)  # what is done once at the start is over
+            yield imds, agent
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait(30)
+def show(imds: Simulator, events: int) -> None:
+    """List so many new events, and nothing else."""
+    found = [item(f"E-{next(NUMBERS)}", NotBefore=FUTURE) for _ in range(events)]
+    imds.set_document(body(*found, incarnation=next(INCARNATIONS)))
 
 
 def latency() -> None:
     receiver = Receiver()
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        Simulator(("WestNO_0",)) as simulator,
-        Running(simulator, directory, receiver) as agent,
-    ):
-        rounds(simulator, receiver, agent.pid, cold=True)
-        rounds(simulator, receiver, agent.pid, cold=False)
-
-
-def size() -> None:
-    """A thousand changes, ten events at a time; once with a sink, and once without, to tell what the changes cost."""
-    for receiver in (None, Receiver()):
-        with (
-            tempfile.TemporaryDirectory() as directory,
-            Simulator(("WestNO_0",)) as simulator,
-            Running(simulator, directory, receiver) as agent,
-        ):
-            before = resident(agent.pid)
-            for number in range(0, 500, 10):
-                for listed in (range(number, number + 10), range(0)):
-                    show(simulator, listed)
-                    if receiver is None:
-                        time.sleep(0.4)
-                        continue
-                    for _ in range(10):
-                        receiver.taken.get(timeout=30)
-            time.sleep(3)
-            what = "no sink" if receiver is None else "a webhook, 1000 deliveries"
+    with running(receiver) as (imds, agent):
+        delivered(imds, receiver)
+        for what, rounds, bar in (("cold", COLD, "100 ms"), ("warm", WARM, "30 ms")):
+            seconds = []
+            for _ in range(rounds):
+                if what == "cold":
+                    end_courier(agent)
+                seconds.append(delivered(imds, receiver))
             print(
-                f"agent's resident size, {what}: {before:.1f} MiB before, {resident(agent.pid):.1f} MiB after 1000"
-                " changes (bar: the same)"
+                f"change seen -> accepted, {what} courier: p50 {statistics.median(seconds) * 1000:.0f} ms,"
+                f" max {max(seconds) * 1000:.0f} ms, {len(seconds)} rounds (bar: p50 at most {bar})"
             )
 
 
-def show(simulator: Simulator, numbers: range) -> None:
-    """List these events."""
-    event = {"EventStatus": "Scheduled", "EventType": "Freeze", "Resources": ["WestNO_0"], "NotBefore": FUTURE}
-    events = [{**event, "EventId": f"E-{number}", "ResourceType": "VirtualMachine"} for number in numbers]
-    simulator.set_document(msgspec.json.encode({"DocumentIncarnation": next(INCARNATIONS), "Events": events}))
+def delivered(imds: Simulator, receiver: Receiver) -> float:
+    """Announce an event, with which the one before is canceled; seconds from its sight to a delivery."""
+    before = len(receiver.taken)
+    show(imds, 1)
+    eventually(lambda: len(receiver.taken) > before)
+    first = receiver.taken[before]
+    time.sleep(0.3)  # until the other one has come
+    return first.wall - datetime.fromisoformat(first.record["time"]).timestamp()
 
 
-def rounds(simulator: Simulator, receiver: Receiver, agent: int, *, cold: bool) -> None:
-    seconds = []
-    for number in range(COLD if cold else WARM):
-        if cold:
-            end_courier(agent)
-        show(simulator, range((0 if cold else COLD) + number + 1))
-        at, body = receiver.taken.get(timeout=30)
-        seen = datetime.fromisoformat(json.loads(body)["time"]).timestamp()
-        seconds.append(at - seen)
-    what, bar = ("cold", "100 ms") if cold else ("warm", "30 ms")
-    print(
-        f"change seen -> accepted, {what} courier: p50 {statistics.median(seconds) * 1000:.0f} ms,"
-        f" max {max(seconds) * 1000:.0f} ms, {len(seconds)} rounds (bar: p50 at most {bar})"
-    )
-
-
-def end_courier(agent: int) -> None:
+def end_courier(agent: RunningAgent) -> None:
     """A reload has it leave, in order."""
-    with suppress(IndexError):
-        courier = courier_of(agent)
-        os.kill(agent, signal.SIGHUP)
-        while courier_of(agent) == courier:
-            time.sleep(0.02)
+    courier = Path(f"/proc/{agent.courier()}")
+    agent.process.send_signal(signal.SIGHUP)
+    eventually(lambda: not courier.exists())
 
 
-def courier_of(agent: int) -> int:
-    """The process id; raises ``IndexError`` where there is none."""
-    return int(Path(f"/proc/{agent}/task/{agent}/children").read_text(encoding="ascii").split()[0])
+def size(receiver: Receiver | None) -> None:
+    """A thousand changes, ten events at a time; once with a sink, and once without, to tell what the changes cost."""
+    with running(receiver) as (imds, agent):
+        before = resident(agent.process.pid)
+        for step in range(1, 101):
+            show(imds, 10 if step % 2 else 0)
+            eventually(lambda: len(agent.records) >= 10 * step)  # noqa: B023 - of this round
+            if receiver is not None:
+                eventually(lambda: len(receiver.taken) >= 10 * step)  # noqa: B023 - of this round
+        time.sleep(3)
+        what = "no sink" if receiver is None else "a webhook, 1000 deliveries"
+        print(
+            f"agent's resident size, {what}: {before:.1f} MiB before, {resident(agent.process.pid):.1f} MiB after 1000"
+            " changes (bar: the same)"
+        )
 
 
 def throughput(count: int) -> None:
@@ -182,28 +123,19 @@ def throughput(count: int) -> None:
     couriers = Supervisor(Orders(sinks), owner, lambda: None)
     sizes, seconds = [], 0.0
     for first in range(0, count, 5_000):
-        fill(owner, first, 5_000)
+        owner.put(*(f"{number:032x}" for number in range(first, first + 5_000)), sink="hook")
         couriers.wake()
         begun = time.perf_counter()
         serve([couriers], lambda: len(owner.results) >= first + 5_000, 300.0)  # noqa: B023 - of this round
         seconds += time.perf_counter() - begun
-        sizes.append(resident(courier_of(os.getpid())))
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
+        sizes.append(resident(children.split()[0]))
     couriers.stop(lambda _seconds: False)
     shown = ", ".join(f"{size:.1f}" for size in sizes)
     print(
         f"{count} deliveries: {count / seconds:.0f} a second (bar: 1500); courier's resident size after each 5,000:"
-        f" {shown} MiB (bar: 30); received {receiver.taken.qsize()}"
+        f" {shown} MiB (bar: 30); received {len(receiver.taken)}"
     )
-
-
-def fill(owner: Owner, first: int, count: int) -> None:
-    moment = datetime.now(UTC)
-    line = Record(
-        time=moment, event_name="azure.scheduled_event.announced", body="x" * 300, change_id="c", change="announced",
-        reason="first_seen_scheduled", event_id="e", event_type="Freeze", event_status="Scheduled", scope="self",
-        resources=("vm-0",), incarnation=1, first_seen=moment,
-    ).line()  # fmt: skip
-    owner.put(*(f"{number:032x}" for number in range(first, first + count)), sink="hook", record=line)
 
 
 if __name__ == "__main__":

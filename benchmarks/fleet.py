@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import yaml
+from _machine import describe, resident
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from notbefore.core.record import Heartbeat, Record
@@ -77,12 +78,6 @@ def pure(bodies: list[bytes]) -> None:
     print(f"notifications: {made}")
 
 
-def resident(process: int, what: str = "VmRSS") -> float:
-    """MiB; ``VmHWM``: the most that it ever was."""
-    status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(what)) / 1024
-
-
 def cpu(process: int) -> float:
     """User and system time of a process, in seconds."""
     fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
@@ -92,7 +87,7 @@ def cpu(process: int) -> float:
 def figures(options: argparse.Namespace) -> None:
     """How much it takes in, how much memory it needs, and what it writes of 1,000 open events."""
     records = reports(1000, options.vms, "announced")
-    print(f"{len(records):,} changes of 1,000 events; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(f"{len(records):,} changes of 1,000 events; {describe()}")
     pure([body(one) for one in records])
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         directory = Path(name)

@@ -16,12 +16,10 @@ import os
 import resource
 import socket
 import ssl
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -30,10 +28,10 @@ import bcrypt
 import trustme
 from _machine import describe, resident
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from notbefore.simulator.server import Simulator
+from support.agent import RunningAgent, eventually
 
-PORT: Final = 11181
-ADDRESS: Final = ("127.0.0.1", PORT)
 BAR_SECONDS: Final = 1.0  # of the longest scrape
 BAR_MIB: Final = 60.0  # by which the agent may have grown afterwards: what a thousand handshakes needed stays
 PASSWORD: Final = "correct horse"  # noqa: S105 - of this benchmark
@@ -62,16 +60,8 @@ def flood(kind: str, connections: int, seconds: float) -> bool:
     """Attack an agent of its own, and print a line; whether the bars held."""
     with tempfile.TemporaryDirectory() as place, Simulator() as imds:
         tls = prepare(Path(place), kind)
-        words = ["--imds", imds.endpoint, "--state-dir", f"{place}/state", "--listen", f"127.0.0.1:{PORT}"]
-        with subprocess.Popen(
-            [sys.executable, "-m", "notbefore", "run", f"{place}/notbefore.yml", *words],
-            stdout=subprocess.DEVNULL,
-            env={**os.environ, "NOTBEFORE_LOG__LEVEL": "error"},
-        ) as agent:
-            try:
-                return measured(agent.pid, kind, tls, connections, seconds)
-            finally:
-                agent.terminate()
+        with RunningAgent(imds.endpoint, Path(place, "state"), f"{place}/notbefore.yml") as agent:
+            return measured(agent, kind, tls, connections, seconds)
 
 
 def prepare(place: Path, kind: str) -> ssl.SSLContext | None:
@@ -91,21 +81,20 @@ def prepare(place: Path, kind: str) -> ssl.SSLContext | None:
     return tls
 
 
-def seconds_of(path: str, kind: str, tls: ssl.SSLContext | None) -> float:
+def seconds_of(port: int, path: str, kind: str, tls: ssl.SSLContext | None) -> float:
     """Seconds to the end of the answer, over a new connection; it has to be the whole one."""
     begun = time.monotonic()
-    connection = http.client.HTTPConnection(*ADDRESS, timeout=60)
-    try:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    with closing(connection):
         if tls is not None:
-            connection.sock = tls.wrap_socket(socket.create_connection(ADDRESS, 60), server_hostname="localhost")
+            address = "127.0.0.1", port
+            connection.sock = tls.wrap_socket(socket.create_connection(address, 60), server_hostname="localhost")
         headers = {"Authorization": basic(PASSWORD)} if kind == "wrong-password" else {}
         connection.request("GET", path, headers=headers)
         response = connection.getresponse()
         body = response.read()
-    finally:
-        connection.close()
     if response.status != 200 or not body:
-        raise SystemExit(f"GET {path}: {response.status} {body[:200]!r}")
+        raise OSError(f"GET {path}: {response.status} {body[:200]!r}")
     return time.monotonic() - begun
 
 
@@ -113,34 +102,38 @@ def basic(password: str) -> str:
     return "Basic " + base64.b64encode(f"prometheus:{password}".encode()).decode()
 
 
-def measured(pid: int, kind: str, tls: ssl.SSLContext | None, connections: int, seconds: float) -> bool:
+def measured(agent: RunningAgent, kind: str, tls: ssl.SSLContext | None, connections: int, seconds: float) -> bool:
     """Scrape it while it is attacked."""
+    pid = agent.process.pid
 
     def get(path: str) -> float:
-        return seconds_of(path, kind, tls)
+        return seconds_of(agent.port, path, kind, tls)
 
-    wait_for(lambda: get("/readyz") > 0, 20)
+    def is_ready() -> bool:
+        with suppress(OSError, http.client.HTTPException):
+            return get("/readyz") > 0
+        return False
+
+    eventually(is_ready, 20)
     for path in ("/", "/metrics", "/api/v1/history"):  # what is loaded once belongs to no flood
         get(path)
     before = most = resident(pid)
     times: list[float] = []
     threads = files = 0
-    hostile = multiprocessing.get_context("spawn").Process(target=attack, args=(kind, connections))
+    hostile = multiprocessing.get_context("spawn").Process(target=attack, args=(kind, connections, agent.port))
     hostile.start()
     try:
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             times.append(get("/metrics"))
             most = max(most, resident(pid))
-            files, threads = (
-                max(least, len(list(Path(f"/proc/{pid}/{name}").iterdir())))
-                for least, name in ((files, "fd"), (threads, "task"))
-            )
+            files = max(files, len(os.listdir(f"/proc/{pid}/fd")))  # noqa: PTH208 - their number alone
+            threads = max(threads, len(os.listdir(f"/proc/{pid}/task")))  # noqa: PTH208 - as above
             time.sleep(0.1)
     finally:
         hostile.kill()
-    with suppress(TimeoutError):  # connections that were cut off are noticed within some seconds
-        wait_for(lambda: resident(pid) <= before + BAR_MIB, 15)
+    with suppress(AssertionError):  # connections that were cut off are noticed within some seconds
+        eventually(lambda: resident(pid) <= before + BAR_MIB, 15)
     after = resident(pid)
     times.sort()
     p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
@@ -150,28 +143,17 @@ def measured(pid: int, kind: str, tls: ssl.SSLContext | None, connections: int, 
     return times[-1] <= BAR_SECONDS and 0 < after <= before + BAR_MIB
 
 
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    """Raises ``TimeoutError``."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        with suppress(OSError, http.client.HTTPException, SystemExit):
-            if condition():
-                return
-        time.sleep(0.1)
-    raise TimeoutError
-
-
 # ---- the attack: asyncio, and nothing of the product
 
 
-def attack(kind: str, connections: int) -> None:
+def attack(kind: str, connections: int, port: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(4096, 2 * connections),) * 2)
 
     async def again(number: int) -> None:
         await asyncio.sleep(number * 0.001)  # no more than the backlog holds
         while True:
             with suppress(OSError, asyncio.IncompleteReadError, ValueError):
-                reader, writer = await asyncio.open_connection(*ADDRESS, limit=4096)
+                reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=4096)
                 try:
                     await ATTACKS[kind](reader, writer)
                 finally:

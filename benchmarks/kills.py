@@ -17,7 +17,6 @@ import argparse
 import collections
 import fcntl
 import http.client
-import http.server
 import json
 import logging
 import os
@@ -30,13 +29,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from _machine import Receiver
 
 from notbefore.core.delivery import delivery_id
 from notbefore.process.clock import Clock
@@ -45,76 +45,40 @@ from notbefore.store.file import FILE_NAME
 from notbefore.store.store import Store
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from support.agent import free_port, get, notbefore
+from support.azure import FUTURE, body, item
 from support.hanging_disk import EVERYTHING, WRITES, HangingDisk
 from support.recorded_disk import Image, RecordedDisk, Step
 
 FLOWS = 20
 LATE = 5.0  # seconds after the moment from which on a delivery was possible
 SLOWLY = (1.2, 2.2)  # seconds between two lists: the agent polls each 0.2 s, and waits 0.5 s for a lock
-FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"
-PORT = 11_172
+PORT = free_port()
 
 
-class Receiver(http.server.ThreadingHTTPServer):
-    """``moods`` are (weight, what it does); it notes what it has really taken, in order."""
+MOODS = {"take": 60, "fail": 15, "take and say 500": 10, "cut": 5, "take and cut": 5, "hang": 3, "throttle": 2}
+"""What a receiver that is not calm does with a delivery, by weight."""
 
-    daemon_threads = True
-    moods = (
-        (60, "take"),
-        (15, "fail"),
-        (10, "take and say 500"),
-        (5, "cut"),
-        (5, "take and cut"),
-        (3, "hang"),
-        (2, "throttle"),
-    )
+
+class Moody(Receiver):
+    """A receiver that fails, lies and hangs, until it is told to be calm; it counts what it did."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.taken: list[tuple[str, str, str]] = []  # delivery id, event, kind
-        self.times: list[float] = []  # monotonic seconds at which each was taken
         self.answers: collections.Counter[str] = collections.Counter()
         self.calm = False
+        super().__init__(self.choose)
 
-    def mood(self) -> str:
-        names, weights = [name for _, name in self.moods], [weight for weight, _ in self.moods]
-        return "take" if self.calm else random.choices(names, weights)[0]
+    def choose(self) -> str:
+        mood = "take" if self.calm else random.choices(list(MOODS), list(MOODS.values()))[0]
+        self.answers[mood] += 1
+        return mood
 
-    def accepted_by(self, moment: float) -> list[tuple[str, str]]:
-        """Delivery ids and events of what it had taken by then."""
-        taken = zip(self.taken, self.times, strict=False)
-        return [(one, event) for (one, event, _), at in taken if at < moment]
-
-    def handle_error(self, *_: Any) -> None:
-        """Clients that are killed are what this is about."""
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Receiver
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        mood = self.server.mood()
-        self.server.answers[mood] += 1
-        if mood == "hang":
-            time.sleep(1.5)
-        if "take" in mood:
-            values = json.loads(body)
-            key = str(values["azure.scheduled_event.id"]).casefold()
-            self.server.times.append(time.monotonic())
-            self.server.taken.append((self.headers["X-Notbefore-Delivery-Id"], key, values["notbefore.delivery.kind"]))
-        if mood in ("hang", "cut", "take and cut"):
-            self.close_connection = True
-            return
-        self.send_response({"take": 200, "fail": 503, "throttle": 429}.get(mood, 500))
-        if mood == "throttle":
-            self.send_header("Retry-After", "0")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        """Quiet."""
+    @property
+    def steps(self) -> Iterator[tuple[str, str, float]]:
+        """What it has taken, in order: the event's id in lower case, the kind of the message, when."""
+        for one in self.taken:
+            record = one.record
+            yield record["azure.scheduled_event.id"].casefold(), record["notbefore.delivery.kind"], one.at
 
 
 class World(threading.Thread):
@@ -156,18 +120,10 @@ class World(threading.Thread):
 
     def _show(self, listed: dict[str, str], incarnation: int) -> None:
         events = [
-            {
-                "EventId": event_id,
-                "EventStatus": status,
-                "EventType": "Freeze",
-                "ResourceType": "VirtualMachine",
-                "Resources": ["WestNO_0"],
-                "NotBefore": FUTURE if status == "Scheduled" else "",
-            }
+            item(event_id, EventStatus=status, NotBefore=FUTURE if status == "Scheduled" else "")
             for event_id, status in listed.items()
         ]
-        document = {"DocumentIncarnation": incarnation, "Events": events}
-        self._simulator.set_document(msgspec.json.encode(document))
+        self._simulator.set_document(body(*events, incarnation=incarnation))
 
     def stop(self) -> None:
         self._over.set()
@@ -200,15 +156,10 @@ def main() -> None:
     sys.exit(1 if bad else 0)
 
 
-def configuration(directory: Path, receiver: Receiver, **more: Any) -> Path:
+def configuration(directory: Path, receiver: Receiver) -> Path:
     path = directory / "notbefore.yaml"
-    hook = {
-        "url": f"http://127.0.0.1:{receiver.server_address[1]}/",
-        "allow_private": True,
-        "timeout": "1s",
-        "expire_on_end": False,
-    }
-    path.write_text(json.dumps({"sinks": {"hook": {"webhook": hook}}, **more}), encoding="utf-8")
+    hook = {"url": receiver.url, "allow_private": True, "timeout": "1s", "expire_on_end": False}
+    path.write_text(json.dumps({"sinks": {"hook": {"webhook": hook}}}), encoding="utf-8")
     return path
 
 
@@ -218,8 +169,7 @@ def run_command(config: Path, simulator: Simulator, state: Path) -> list[str]:
 
 
 def kills(count: int) -> bool:
-    receiver = Receiver()
-    threading.Thread(target=receiver.serve_forever, daemon=True).start()
+    receiver = Moody()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as directory, Simulator(("WestNO_0",)) as simulator:
         world = World(simulator)
@@ -351,9 +301,8 @@ FAULTS = {
 
 def inflict(mode: str, rounds: int) -> bool:
     """Inflict one fault again and again; prints the account, and returns whether anything was lost or late."""
-    fault, receiver, begun = FAULTS[mode], Receiver(), time.monotonic()
+    fault, receiver, begun = FAULTS[mode], Moody(), time.monotonic()
     receiver.calm = True
-    threading.Thread(target=receiver.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory() as directory, Simulator(("WestNO_0",)) as simulator:
         state = Path(directory) / "state"
         disk = HangingDisk(state, Path(directory))
@@ -375,11 +324,11 @@ def inflict(mode: str, rounds: int) -> bool:
     return account(mode, rounds, world, receiver, time.monotonic() - begun) and not fault.loses
 
 
-def account(mode: str, rounds: int, world: World, receiver: Receiver, took: float) -> bool:
+def account(mode: str, rounds: int, world: World, receiver: Moody, took: float) -> bool:
     """What Azure listed against what the receiver has; how an event ended is not for this command to judge."""
     arrived: dict[tuple[str, str], float] = {}
     order: dict[str, list[str]] = {}
-    for (_, event, kind), at in zip(receiver.taken, receiver.times, strict=True):
+    for event, kind, at in receiver.steps:
         step = kind if kind in ("announced", "started") else "over"
         if (event, step) not in arrived:
             arrived[event, step] = at
@@ -387,7 +336,7 @@ def account(mode: str, rounds: int, world: World, receiver: Receiver, took: floa
     delays = {step: arrived[step] - shown for step, shown in world.shown.items() if step in arrived}
     lost = sorted(world.shown.keys() - arrived.keys())
     late = sorted(step for step, delay in delays.items() if delay > LATE)
-    ids = collections.Counter(found for found, _, _ in receiver.taken)
+    ids = collections.Counter(one.delivery_id for one in receiver.taken)
     rank = ["announced", "started", "over"]
     swapped = sum(steps != sorted(steps, key=rank.index) for steps in order.values())
     slowest, middle = max(delays.values(), default=0.0), sorted(delays.values())[len(delays) // 2] if delays else 0.0
@@ -408,8 +357,7 @@ def power_cut(rounds: int) -> bool:
     syncs nothing, has to fail: else nothing was tried.
     """
     logging.disable()  # the control has many damaged files
-    receiver = Receiver()
-    threading.Thread(target=receiver.serve_forever, daemon=True).start()
+    receiver = Moody()
     with tempfile.TemporaryDirectory() as directory, Simulator(("WestNO_0",)) as simulator:
         state = Path(directory) / "state"
         state.mkdir(mode=0o700)
@@ -453,7 +401,7 @@ class Cuts:
             place.mkdir(mode=0o700)
             for path, content in image.cut(dice).items():
                 (place / Path(path).name).write_bytes(content)
-            self._read(place, {one for one, _ in receiver.accepted_by(steps[number].time)})
+            self._read(place, {one.delivery_id for one in receiver.taken if one.at < steps[number].time})
 
     def _read(self, place: Path, accepted: set[str]) -> None:
         store = Store(place, Clock())
@@ -465,10 +413,8 @@ class Cuts:
 
 
 def _answers() -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=1)
-    with closing(connection), suppress(OSError, http.client.HTTPException):
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status == http.HTTPStatus.OK
+    with suppress(OSError, http.client.HTTPException):
+        return get(PORT, "/readyz")[0] == http.HTTPStatus.OK
     return False
 
 
@@ -518,20 +464,19 @@ def drain(state: Path) -> bool:
 
 def told(*command: str) -> list[dict[str, Any]]:
     """What a command prints, as an operator would use it."""
-    done = subprocess.run(
-        [sys.executable, "-m", "notbefore", *command, "--json"], capture_output=True, text=True, check=True
-    )
+    done = notbefore(*command, "--json")
+    if done.returncode:
+        raise SystemExit(done.stderr)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def report(state: Path, receiver: Receiver, killed: collections.Counter[str], counted: dict[str, int]) -> bool:
+def report(state: Path, receiver: Moody, killed: collections.Counter[str], counted: dict[str, int]) -> bool:
     """What the agent recorded against what the receiver has; returns whether anything was lost or out of order."""
     history = told("history", "--state-dir", str(state), "--limit", "1000000")
     expected = {delivery_id(change["azure.scheduled_event.change_id"], "hook") for change in history}
-    taken = collections.Counter(found for found, _, _ in receiver.taken)
-    first = dict.fromkeys((key, kind) for _, key, kind in receiver.taken)
+    taken = collections.Counter(one.delivery_id for one in receiver.taken)
     order: dict[str, list[str]] = {}
-    for key, kind in first:
+    for key, kind in dict.fromkeys((key, kind) for key, kind, _ in receiver.steps):
         order.setdefault(key, []).append(kind)
     rank = {"announced": 0, "started": 1, "canceled": 2, "finished": 2, "ended": 2}
     swapped = sum([rank[kind] for kind in kinds] != sorted(rank[kind] for kind in kinds) for kinds in order.values())
@@ -545,10 +490,7 @@ def report(state: Path, receiver: Receiver, killed: collections.Counter[str], co
 
 def counts() -> dict[str, int]:
     """What the agent has counted of its deliveries."""
-    connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=5)
-    with closing(connection):
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
+    text = get(PORT, "/metrics")[1].decode()
     found = re.findall(r'^notbefore_deliveries_total\{result="(\w+)",sink="hook"\} (\d+)', text, re.MULTILINE)
     return {name: int(count) for name, count in found}
 

@@ -19,12 +19,15 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from datetime import UTC, datetime
-from email.utils import format_datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from _machine import Imds
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from notbefore.simulator.scenarios import http_date
+from support.azure import STARTED, body, item
 
 AT_ONCE = 25  # events listed by one IMDS
 SHORTEST_START = 30.0  # seconds that Azure keeps a started event listed, at least
@@ -50,17 +53,8 @@ class Life(NamedTuple):
     def item(self, now: float) -> dict[str, Any]:
         """As Azure lists it at ``now``."""
         started = self.starts is not None and now >= self.starts
-        return {
-            "EventId": self.event_id,
-            "EventStatus": "Started" if started else "Scheduled",
-            "EventType": self.event_type,
-            "ResourceType": "VirtualMachine",
-            "Resources": self.resources,
-            "NotBefore": "" if started else format_datetime(datetime.fromtimestamp(self.not_before, UTC), usegmt=True),
-            "Description": "",
-            "EventSource": "Platform",
-            "DurationInSeconds": -1,
-        }
+        found = item(self.event_id, EventType=self.event_type, Resources=self.resources, DurationInSeconds=-1)
+        return found | (STARTED if started else {"NotBefore": http_date(self.not_before)})
 
 
 def planned(number: int, chance: random.Random, begins: float) -> Life:
@@ -107,7 +101,7 @@ class Subject:
         # each beginning, start and end is a step of its own, however seldom somebody asks
         steps = (moment for one in self.lives for moment in (one.announced, one.starts, one.ends))
         incarnation = sum(moment is not None and moment <= now for moment in steps)
-        return json.dumps({"DocumentIncarnation": incarnation, "Events": items}).encode()
+        return body(*items, incarnation=incarnation)
 
     def start(self) -> subprocess.Popen[bytes]:
         """An agent."""
