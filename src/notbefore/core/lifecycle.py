@@ -62,13 +62,11 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
     EventId can be read, that holds for every event that is missing, since the unreadable one may be it. So it does in
     the first answer of another endpoint or api-version: the next one decides.
     """
-    events: dict[str, TrackedEvent] = {}
+    look = _Look(tracked, document, now)
     departed = dict(tracked.departed)
-    changes: list[Change] = []
-    for event in document.events:
-        events[event.key], change = _listed(tracked, event, document, now)
-        if change is not None:
-            changes.append(change)
+    found = {event.key: look.listed(event) for event in document.events}
+    events = {key: known for key, (known, _) in found.items()}
+    changes = [change for _, change in found.values() if change is not None]
     unread = {(flaw.event_id or "").casefold() for flaw in document.flaws if flaw.rejected}
     if now.elsewhere:
         unread.add("")
@@ -76,18 +74,13 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
         if key in events:
             continue
         if key in unread or "" in unread:
-            events[key] = _measured(known, now)
+            events[key] = look.measured(known)
             unread.add(key)
         else:
-            departed[key], change = _gone(tracked, known, document.incarnation, now)
+            departed[key], change = look.gone(known)
             changes.append(change)
-    remembered = Tracked(
-        events=events,
-        departed=_bounded({key: steps for key, steps in departed.items() if key not in events}),
-        incarnation=document.incarnation,
-        unread=frozenset(unread),
-    )
-    return DiffResult(remembered, tuple(changes))
+    departed = _bounded({key: steps for key, steps in departed.items() if key not in events})
+    return DiffResult(Tracked(events, departed, document.incarnation, frozenset(unread)), tuple(changes))
 
 
 def with_scopes(tracked: Tracked, vm: str | None) -> Tracked:
@@ -107,48 +100,149 @@ def _bounded(departed: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
     return {key: departed[key] for key in list(departed)[-MAX_DEPARTED:]}
 
 
-# ---- what is listed
+class _Look(Struct, frozen=True):
+    """One look at a document, and what was known before it."""
 
+    tracked: Tracked
+    document: Document
+    now: Observation
 
-def _listed(tracked: Tracked, event: Event, document: Document, now: Observation) -> tuple[TrackedEvent, Change | None]:
-    old = tracked.events.get(event.key)
-    if old is None:
-        return _new(tracked, event, document.incarnation, now)
-    event = _last_known(old.event, event, document.flaws)
-    if now.elsewhere:
-        old = replace(old, event=_in_both_versions(old.event, event))
-    if old.event == event and old.scope == scope_of(event, now.vm):
-        return _measured(old, now), None
-    known = _measured(_advanced(tracked, old, event, now), now)
-    if old.event.digest() == event.digest():  # only the order or case of resources, or what we know of ourselves
-        return known, None
-    known, change = _step(known, TRANSITIONS[Phase.of(old.event), Phase.of(event)], document.incarnation, now)
-    if change.kind == "started" and old.start is not None:  # for the second time: it was reported at the first
-        change = replace(change, scheduled_seconds=None)
-    # a scope may change as well because IMDS says who we are: Resources did not move then
-    scope = old.scope if old.scope != known.scope and old.event.resources != event.resources else None
-    return known, replace(change, previous=old.event, previous_scope=scope)
+    # ---- what is listed
 
+    def listed(self, event: Event) -> tuple[TrackedEvent, Change | None]:
+        """What is known of an event now, and the change that led to it."""
+        old, now = self.tracked.events.get(event.key), self.now
+        if old is None:
+            return self._new(event)
+        event = _last_known(old.event, event, self.document.flaws)
+        if now.elsewhere:
+            old = replace(old, event=_in_both_versions(old.event, event))
+        phase = Phase.of(event)
+        starts = old.start is None and phase is Phase.STARTED
+        noticed = old.not_before if phase is Phase.STARTED else None  # what a started event lists is not ahead
+        advanced = replace(
+            old,
+            event=event,
+            scope=scope_of(event, now.vm),
+            start=now.at if starts else old.start,
+            start_seen=self._watched(event.key) if starts else old.start_seen,
+            not_before=noticed or event.not_before or old.not_before,
+        )
+        known = self.measured(advanced)
+        if old.event == event or old.event.digest() == event.digest():  # only the order or case of resources
+            return known, None
+        known, change = self._step(known, *TRANSITIONS[Phase.of(old.event), phase])
+        if change.kind == "started" and old.start is not None:  # for the second time: it was reported at the first
+            change = replace(change, scheduled_seconds=None)
+        # a scope may change as well because IMDS says who we are: Resources did not move then
+        scope = old.scope if old.scope != known.scope and old.event.resources != event.resources else None
+        return known, replace(change, previous=old.event, previous_scope=scope)
 
-def _new(tracked: Tracked, event: Event, incarnation: int, now: Observation) -> tuple[TrackedEvent, Change]:
-    is_started = Phase.of(event) is Phase.STARTED
-    was_unread = event.key in tracked.unread or "" in tracked.unread
-    watched = now.watched and not was_unread
-    known = TrackedEvent(
-        event=event,
-        scope=scope_of(event, now.vm),
-        seen=now.at,
-        beginning_seen=watched,
-        start=now.at if is_started else None,
-        start_seen=is_started and watched,
-        not_before=event.not_before,
-        interruption=0.0 if watched or not is_started else None,
-        steps=tracked.departed.get(event.key, {}),
-    )
-    kind, reason = TRANSITIONS[Phase.ABSENT, Phase.of(event)]
-    if event.key in tracked.departed and not was_unread:
-        reason = "came_back"
-    return _step(_measured(known, now), (kind, reason), incarnation, now)
+    def _new(self, event: Event) -> tuple[TrackedEvent, Change]:
+        tracked, now, is_started = self.tracked, self.now, Phase.of(event) is Phase.STARTED
+        was_unread = event.key in tracked.unread or "" in tracked.unread
+        watched = now.watched and not was_unread
+        known = TrackedEvent(
+            event=event,
+            scope=scope_of(event, now.vm),
+            seen=now.at,
+            beginning_seen=watched,
+            start=now.at if is_started else None,
+            start_seen=is_started and watched,
+            not_before=event.not_before,
+            interruption=0.0 if watched or not is_started else None,
+            steps=tracked.departed.get(event.key, {}),
+        )
+        kind, reason = TRANSITIONS[Phase.ABSENT, Phase.of(event)]
+        came_back = event.key in tracked.departed and not was_unread
+        return self._step(self.measured(known), kind, "came_back" if came_back else reason)
+
+    # ---- how well it was watched
+
+    def _watched(self, key: str) -> bool:
+        """Nothing can have happened to this event unseen: there were answers, and it could be read in them."""
+        return self.now.watched and key not in self.tracked.unread
+
+    def measured(self, known: TrackedEvent) -> TrackedEvent:
+        """The event with the gap since the last answer counted as its interruption, if it may interrupt this VM."""
+        if known.start is None or not known.may_be_ours or known.interruption is None:
+            return known
+        gap = None if self.now.gap is None else max(known.interruption, self.now.gap)
+        return replace(known, interruption=gap)
+
+    # ---- what is gone
+
+    def gone(self, known: TrackedEvent) -> tuple[dict[str, int], Change]:
+        """The steps to remember, and the change."""
+        known, now = self.measured(known), self.now
+        if now.rebooted or now.vm is not None:  # what was stored may be of a time in which the name was not known
+            known = replace(known, scope=scope_of(known.event, now.vm))
+        watched, proven = self._watched(known.event.key), self._proven_by_reboot(known)
+        known, change = self._step(known, *self._ending(known, watched=watched, proven=proven))
+        kind, interruption = change.kind, known.interruption
+        begin = known.seen if kind == "canceled" else known.start
+        duration = elapsed(begin, now.at) if begin is not None and watched else None
+        if known.start is None:  # it was due, but not seen started before the boot: the time over the boot counts
+            interruption = now.gap if now.rebooted else None
+        return known.steps, replace(
+            change,
+            outcome="finished" if proven else OUTCOMES[kind],
+            scheduled_seconds=duration if kind == "canceled" and known.beginning_seen else change.scheduled_seconds,
+            started_seconds=duration if kind == "finished" and known.start_seen else None,
+            interruption=interruption if known.scope == "self" and (watched or proven) else None,
+        )
+
+    def _ending(self, known: TrackedEvent, *, watched: bool, proven: bool) -> tuple[ChangeKind, Reason]:
+        """How the event ended, as far as that is certain, and why it is said."""
+        phase = Phase.of(known.event)
+        if phase is Phase.STARTED:  # Azure knows one way out of it
+            unwatched = "machine_rebooted" if proven else "gone_after_start_unwatched"
+            return TRANSITIONS[phase, Phase.ABSENT] if watched else ("finished", unwatched)
+        if self.now.rebooted:
+            return "ended", "machine_rebooted"
+        if known.start is not None:  # it had begun, whatever was listed of it after that
+            return "ended", "status_went_back"
+        if not watched:
+            return "ended", "not_readable" if known.event.key in self.tracked.unread else "not_watched"
+        if phase is Phase.OTHER or self._cannot_have_started(known):
+            return TRANSITIONS[phase, Phase.ABSENT]
+        return "ended", "start_may_be_missed"
+
+    def _cannot_have_started(self, known: TrackedEvent) -> bool:
+        """In a watched time: too few polls were missed, or NotBefore is ahead even now."""
+        now = self.now
+        if now.silence is not None and now.silence <= _few_polls(now):
+            return True
+        if known.not_before is None or now.at.date is None:
+            return False
+        return now.at.date < known.not_before - NOT_BEFORE_MARGIN
+
+    def _proven_by_reboot(self, known: TrackedEvent) -> bool:
+        """This machine went down, and an event of its own that takes it down had started, or was due.
+
+        It was due if it was listed as Scheduled until NotBefore, less some polls, and the machine went down after it.
+        """
+        now, due = self.now, known.not_before
+        if not now.rebooted or known.scope != "self" or known.event.event_type not in REBOOTING:
+            return False
+        if known.start is not None:
+            return True
+        if Phase.of(known.event) is not Phase.SCHEDULED or due is None or now.down is None or now.last is None:
+            return False
+        return now.last + timedelta(seconds=_few_polls(now)) >= due and now.down >= due
+
+    # ---- changes
+
+    def _step(self, known: TrackedEvent, kind: ChangeKind, reason: Reason) -> tuple[TrackedEvent, Change]:
+        """The event with this step counted, and the change that it is."""
+        digest = known.event.digest() if kind == "updated" else ""
+        name = f"{kind} {digest}".rstrip()
+        nth = known.steps.get(name, 0)
+        steps = {**known.steps, name: nth + 1}
+        if len(steps) > MAX_STEPS:  # of the others there is one a kind, and each is needed if the EventId comes back
+            del steps[next(name for name in steps if name.startswith("updated "))]
+        known, identity = replace(known, steps=steps), change_id(known.event.key, kind, digest, nth)
+        return known, known.change(identity, (kind, reason), self.now.time, self.document.incarnation)
 
 
 def _last_known(old: Event, event: Event, flaws: tuple[Flaw, ...]) -> Event:
@@ -166,128 +260,6 @@ def _in_both_versions(old: Event, event: Event) -> Event:
     return replace(old, **{name: getattr(event, name) for name in lacking})
 
 
-def _advanced(tracked: Tracked, old: TrackedEvent, event: Event, now: Observation) -> TrackedEvent:
-    starts = old.start is None and Phase.of(event) is Phase.STARTED
-    noticed = old.not_before if Phase.of(event) is Phase.STARTED else None  # what a started event lists is not ahead
-    return replace(
-        old,
-        event=event,
-        scope=scope_of(event, now.vm),
-        start=now.at if starts else old.start,
-        start_seen=_watched(tracked, event.key, now) if starts else old.start_seen,
-        not_before=noticed or event.not_before or old.not_before,
-    )
-
-
-# ---- how well it was watched
-
-
-def _watched(tracked: Tracked, key: str, now: Observation) -> bool:
-    """Nothing can have happened to this event unseen: there were answers, and it could be read in them."""
-    return now.watched and key not in tracked.unread
-
-
-def _measured(known: TrackedEvent, now: Observation) -> TrackedEvent:
-    """The event with the gap since the last answer counted as its interruption, if it may interrupt this VM."""
-    if known.start is None or not known.may_be_ours or known.interruption is None:
-        return known
-    gap = None if now.gap is None else max(known.interruption, now.gap)
-    return known if gap == known.interruption else replace(known, interruption=gap)
-
-
-# ---- what is gone
-
-
-def _gone(tracked: Tracked, known: TrackedEvent, incarnation: int, now: Observation) -> tuple[dict[str, int], Change]:
-    """The steps to remember, and the change."""
-    known = _measured(known, now)
-    if now.rebooted or now.vm is not None:  # what was stored may be of a time in which the name was not known
-        known = replace(known, scope=scope_of(known.event, now.vm))
-    watched, proven = _watched(tracked, known.event.key, now), _proven_by_reboot(known, now)
-    kind, reason = _ending(known, now, watched=watched, proven=proven)
-    if reason == "not_watched" and known.event.key in tracked.unread:
-        reason = "not_readable"
-    known, change = _step(known, (kind, reason), incarnation, now)
-    begin = known.seen if kind == "canceled" else known.start
-    duration = elapsed(begin, now.at) if begin is not None and watched else None
-    return known.steps, replace(
-        change,
-        outcome="finished" if proven else OUTCOMES[kind],
-        scheduled_seconds=duration if kind == "canceled" and known.beginning_seen else change.scheduled_seconds,
-        started_seconds=duration if kind == "finished" and known.start_seen else None,
-        interruption=_interruption(known, now) if watched or proven else None,
-    )
-
-
-def _ending(known: TrackedEvent, now: Observation, *, watched: bool, proven: bool) -> tuple[ChangeKind, Reason]:
-    """How the event ended, as far as that is certain, and why it is said."""
-    phase = Phase.of(known.event)
-    if phase is Phase.STARTED:  # Azure knows one way out of it
-        unwatched = "machine_rebooted" if proven else "gone_after_start_unwatched"
-        return TRANSITIONS[phase, Phase.ABSENT] if watched else ("finished", unwatched)
-    if now.rebooted:
-        return "ended", "machine_rebooted"
-    if known.start is not None:  # it had begun, whatever was listed of it after that
-        return "ended", "status_went_back"
-    if not watched:
-        return "ended", "not_watched"
-    if phase is Phase.OTHER or _cannot_have_started(known, now):
-        return TRANSITIONS[phase, Phase.ABSENT]
-    return "ended", "start_may_be_missed"
-
-
-def _cannot_have_started(known: TrackedEvent, now: Observation) -> bool:
-    """In a watched time: too few polls were missed, or NotBefore is ahead even now."""
-    if now.silence is not None and now.silence <= _few_polls(now):
-        return True
-    if known.not_before is None or now.at.date is None:
-        return False
-    return now.at.date < known.not_before - NOT_BEFORE_MARGIN
-
-
 def _few_polls(now: Observation) -> float:
     """Seconds without an answer in which no event starts and ends, and none is canceled right before NotBefore."""
     return (MISSED_POLLS + 1) * now.interval + LATE_ANSWER
-
-
-def _proven_by_reboot(known: TrackedEvent, now: Observation) -> bool:
-    """This machine went down, and an event of its own that takes it down had started, or was due."""
-    takes_it_down = now.rebooted and known.scope == "self" and known.event.event_type in REBOOTING
-    return takes_it_down and (known.start is not None or _was_due(known, now))
-
-
-def _was_due(known: TrackedEvent, now: Observation) -> bool:
-    """It was listed as Scheduled until NotBefore, less some polls, and the machine went down after it."""
-    if Phase.of(known.event) is not Phase.SCHEDULED or known.not_before is None:
-        return False
-    if now.down is None or now.last is None:
-        return False
-    watched_until = now.last + timedelta(seconds=_few_polls(now))
-    return watched_until >= known.not_before and now.down >= known.not_before
-
-
-def _interruption(known: TrackedEvent, now: Observation) -> float | None:
-    if known.scope != "self":
-        return None
-    if known.start is not None:
-        return known.interruption
-    # the event was due but not seen started before the boot: the time over the boot is its interruption
-    return now.gap if now.rebooted else None
-
-
-# ---- changes
-
-
-def _step(
-    known: TrackedEvent, step: tuple[ChangeKind, Reason], incarnation: int, now: Observation
-) -> tuple[TrackedEvent, Change]:
-    """The event with this step counted, and the change that it is."""
-    kind = step[0]
-    digest = known.event.digest() if kind == "updated" else ""
-    name = f"{kind} {digest}".rstrip()
-    nth = known.steps.get(name, 0)
-    steps = {**known.steps, name: nth + 1}
-    if len(steps) > MAX_STEPS:  # of the others there is one a kind, and each is needed if the EventId comes back
-        del steps[next(name for name in steps if name.startswith("updated "))]
-    known = replace(known, steps=steps)
-    return known, known.change(change_id(known.event.key, kind, digest, nth), step, now.time, incarnation)
