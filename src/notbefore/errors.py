@@ -114,16 +114,12 @@ class ListenError(NotBeforeError):
 class SendError(NotBeforeError):
     """The receiver did not accept a message.
 
-    ``permanent``: nor will it tomorrow. ``may_pass``: but somebody may put it right soon (a channel, a permission), so
-    that what is critical is tried again for a while. ``retry_after``: seconds, as it asked.
+    ``permanent``: nor will it tomorrow. ``retry_after``: seconds, as it asked.
     """
 
-    def __init__(
-        self, text: str, *, permanent: bool = False, may_pass: bool = False, retry_after: float | None = None
-    ) -> None:
+    def __init__(self, text: str, *, permanent: bool = False, retry_after: float | None = None) -> None:
         super().__init__(text)
         self.permanent = permanent
-        self.may_pass = may_pass
         self.retry_after = retry_after
 
 

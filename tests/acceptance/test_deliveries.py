@@ -117,14 +117,14 @@ def test_what_a_receiver_that_was_down_missed_comes_after_a_kill_and_a_restart(
 def test_a_refusal_is_kept_shown_and_sent_again_when_the_cause_is_mended(
     imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
-    hook.default = Say(403, body=b"invalid token")
+    hook.default = Say(401, body=b"invalid token")
     config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         agent.ready()
         imds.set_document(body(announced()))
         eventually(lambda: rows(agent, "dead") == 1)
         assert len(hook.requests) == 1
-        assert "refused `announced` of event e for good (403: invalid token)" in agent.log
+        assert "refused `announced` of event e for good (401: invalid token)" in agent.log
         assert "invalid token" in place.outbox("list")
         ((delivery_id),) = set(ids(hook))
         assert json.loads(place.outbox("show", delivery_id[:6]))["state"] == "dead"

@@ -309,16 +309,3 @@ def test_asked_to_leave_it_waits_no_longer_than_it_was_given_but_for_a_command(
 def test_it_asks_at_least_once_a_second_also_where_nothing_happens(owner: Owner) -> None:
     with CourierHere(owner, orders(), lambda _name: Recording()) as courier:
         courier.until(lambda: len(owner.rooms) >= 3)
-
-
-@pytest.mark.parametrize(("severity", "state"), [("critical", "pending"), ("warning", "dead")])
-def test_a_refusal_that_may_pass_is_not_final_for_what_is_critical(owner: Owner, severity: str, state: str) -> None:
-    owner.put("a", severity=severity)
-    with HttpPeer() as peer:
-        peer.default = Say(403, body=b"no such channel")
-        settings = Webhook(url=Secret(peer.url), allow_private=True)
-        given = Orders({"chat": SinkConfig(webhook=settings)})
-        with CourierHere(owner, given, lambda name: make(name, given.sinks[name], given.messages)) as courier:
-            courier.until(lambda: owner.results)
-    (row,) = owner.rows
-    assert (row.state, row.error) == (state, "403: no such channel")

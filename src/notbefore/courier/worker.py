@@ -133,7 +133,7 @@ class Worker:
 
     def _failed(self, delivery: Delivery, error: SendError) -> SendResult:
         cause = shortened(self._redact(str(error)), MAX_ERROR)
-        again = not error.permanent or (error.may_pass and delivery.severity == "critical")
+        again = not error.permanent
         level, text = logging.WARNING, f"did not accept {_what(delivery)} ({cause}): it will be tried again"
         if not (again or delivery.state == "repeating"):
             level = logging.ERROR

@@ -64,7 +64,6 @@ class Sink(HttpSink):
             raise SendError(
                 "; ".join(map(str, failures)),
                 permanent=all(error.permanent for error in failures),
-                may_pass=any(error.may_pass for error in failures),
                 retry_after=max(error.retry_after or 0.0 for error in failures) or None,
             )
         # of an event that no longer affects this VM, those repeat it which it still affects

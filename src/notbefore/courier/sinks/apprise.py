@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import Apprise
-from notbefore.courier.http_status import error_of_status
+from notbefore.courier.http import error_of_status
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.wording import Text, text_of
