@@ -15,14 +15,14 @@ from notbefore.commands.fleet_events import show_waves
 from notbefore.config.load import load
 from notbefore.core.outbox import SendResult
 from notbefore.core.record import json_line
-from notbefore.fleet import others
+from notbefore.fleet import keeper, others
 from notbefore.fleet.checkpoints import FileSnapshots
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.events import MAX_WAITING
 from notbefore.fleet.fleet_view import FleetView
 from notbefore.fleet.history import History, PastEvent, read_past
 from notbefore.fleet.hub_clock import HubClock
-from notbefore.fleet.keeper import Keeper, Parts, write_history
+from notbefore.fleet.keeper import Keeper, Parts
 from notbefore.fleet.mutes import Mute, is_muted
 from notbefore.fleet.others import Others
 from notbefore.fleet.outbox import FleetOutbox
@@ -46,15 +46,10 @@ class Kept:
         self.config = config = load(path, {}, {})
         assert config.fleet
         self.outbox = FleetOutbox(config.routing, lambda: None, T0.timestamp)
-        self.failures: list[tuple[str, Exception]] = []
-        self.failed = asyncio.Semaphore(0)
+        self.failures: list[str] = []
         used = snapshots or FileSnapshots(directory)
         self.parts = Parts(used, self.outbox, HubClock(), history or History(directory), lambda _: None)
-        self.keeper = Keeper(config.fleet, self.parts, self._fail)
-
-    def _fail(self, where: str, error: Exception) -> None:
-        self.failures.append((where, error))
-        self.failed.release()
+        self.keeper = Keeper(config.fleet, self.parts, lambda part, _: self.failures.append(part))
 
 
 @pytest.mark.parametrize(("muted_from", "sent"), [(0, set[str]()), (1, {"announced", "finished"})])
@@ -147,20 +142,21 @@ class Broken(FileSnapshots):
     ("error", "part"), [(OSError(errno.ENOSPC, "no space left"), "store"), (KeyError("nobody foresaw it"), "fold")]
 )
 def test_what_cannot_be_written_is_counted_and_said_tried_again_and_keeps_nothing_waiting(
-    tmp_path: Path, error: Exception, part: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, part: str
 ) -> None:
+    monkeypatch.setattr(keeper, "EVERY", 0.1)
+
     async def write() -> None:
         snapshots, log = Broken(tmp_path), Log()
         snapshots.error = error
         kept = Kept(tmp_path, snapshots)
         log.fold = await kept.keeper.take("0")
-        log.add(A, "announced")
+        log.add(A, "announced", after=0)
         kept.outbox.commit("0", log.last, sent=True)
-        keeping = asyncio.create_task(kept.keeper.keep())
-        for _ in range(2):
-            await asyncio.wait_for(kept.failed.acquire(), 30)
-        keeping.cancel()
-        assert [where for where, _ in kept.failures] == [part, part]
+        while len(kept.failures) < 2:
+            await kept.keeper.write_due()
+            await asyncio.sleep(0.01)
+        assert kept.failures == [part, part]
         assert (snapshots.tried, str(error.args[-1]) in kept.keeper.trouble) == (3, True)
         assert len(kept.outbox.exchange([], {"hook": 1})) == 1
 
@@ -252,7 +248,7 @@ def test_while_the_disk_of_the_history_hangs_so_many_events_wait_and_each_of_the
         kept.keeper.ends = {"0": -1}
         log.fold = await kept.keeper.take("0")
         end(range(2))
-        writing = asyncio.create_task(write_history(kept.parts, kept.keeper.folds))
+        writing = asyncio.create_task(kept.keeper.write_history())
         try:
             assert await asyncio.to_thread(hung.asked.wait, 20)
             end(range(2, MAX_WAITING + 3))
@@ -262,7 +258,7 @@ def test_while_the_disk_of_the_history_hangs_so_many_events_wait_and_each_of_the
             await writing
         assert [one.event_id for one in log.fold.events.past] == [f"E{number}" for number in range(2, MAX_WAITING)]
         end(range(MAX_WAITING + 3, MAX_WAITING + 4))
-        await write_history(kept.parts, kept.keeper.folds)
+        await kept.keeper.write_history()
         found = [one.event_id for one in read_past(hung.past(0.0))]
         assert found == [f"E{number}" for number in (*range(MAX_WAITING), MAX_WAITING + 3)]
         assert log.fold.events.past == []

@@ -14,7 +14,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any, Final
 
 from azure.core.exceptions import AzureError
@@ -23,9 +22,10 @@ from azure.eventhub.aio import PartitionContext
 
 from notbefore.config.fleet import FleetConfig
 from notbefore.core.duration import back_off
+from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.hub_errors import explained, store_explained
 from notbefore.fleet.inventory import not_heard
-from notbefore.fleet.keeper import STORE_ERRORS, Keeper, NotTakenError, Parts, write_history
+from notbefore.fleet.keeper import SOON, Failed, Keeper, NotTakenError, Parts
 from notbefore.fleet.mutes import NOTE, Mute, is_muted, read_mutes
 from notbefore.fleet.others import Others
 from notbefore.fleet.partition import Partition
@@ -102,27 +102,31 @@ class Consumer:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        history = partial(write_history, self._parts)
-        keeping = asyncio.create_task(self.keeper.keep())
-        writing = asyncio.create_task(self._regularly(HISTORY_EVERY, "history", lambda: history(self.keeper.folds)))
+        tasks = [
+            asyncio.create_task(_regularly(self._failed, every, part, do))
+            for every, part, do in (
+                (SOON, "fold", self.keeper.write_due),
+                (HISTORY_EVERY, "history", self.keeper.write_history),
+                (LOOK_EVERY, "hub", self._watch),
+                (LOOK_EVERY, "store", self._read_mutes),
+                (LOOK_EVERY, "fold", self._compare),
+            )
+        ]
         failures = 0
         try:
             while not self._stop.is_set():
                 began = time.monotonic()
-                try:
-                    await self._read()
-                except Exception as error:  # noqa: BLE001 - the SDK raises many; any of them ends this client
-                    self._failed("hub", error)
+                await _tried(
+                    self._failed, "hub", self._read
+                )  # the SDK raises many errors; any of them ends this client
                 failures = 1 if time.monotonic() - began > HEALTHY else failures + 1
                 pause = back_off(failures, FIRST_PAUSE, LONGEST_PAUSE) * (0.5 + random.random() / 2)  # noqa: S311 - no secret
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), pause)
         finally:
-            keeping.cancel()
-            writing.cancel()
-            await _ended(self.keeper.write_all(), history(self.keeper.folds))  # the hub may be away
-            for name in list(self.keeper.partitions):
-                self.keeper.forget(name)
+            for task in tasks:
+                task.cancel()
+            await _ended(self.keeper.write_all(), self.keeper.write_history())  # the hub may be away
             await _ended(self._parts.snapshots.close())
             if self._parts.credential is not None:
                 await _ended(self._parts.credential.close())
@@ -131,32 +135,28 @@ class Consumer:
         """With one client, until it fails or ``stop``. Raises what the hub does, and what nobody foresaw."""
         self._taken, self._over = set(), asyncio.Event()
         client = self.client = make_consumer(self._config, self._parts.credential, self._parts.snapshots)
-        tasks: list[asyncio.Task[None]] = []
         try:
             positions = await self._look_at_hub(client)
             batch = min(BATCH, BUFFERED // len(positions) + 1)
-            receiving = client.receive_batch(
-                self._on_batch,
-                max_batch_size=batch,
-                max_wait_time=WAIT,
-                starting_position=positions,
-                on_error=self._on_error,
-                on_partition_close=self._on_close,
-                prefetch=batch,
+            receiving = asyncio.create_task(
+                client.receive_batch(
+                    self._on_batch,
+                    max_batch_size=batch,
+                    max_wait_time=WAIT,
+                    starting_position=positions,
+                    on_error=self._on_error,
+                    on_partition_close=self._on_close,
+                    prefetch=batch,
+                )
             )
-            looks = (("hub", partial(self._watch, client)), ("store", self._read_mutes), ("fold", self._compare))
-            doing = [receiving, *(self._regularly(LOOK_EVERY, *look) for look in looks)]
-            tasks = [asyncio.create_task(one) for one in doing]
-            tasks[0].add_done_callback(lambda _: self._over.set())
+            receiving.add_done_callback(lambda _: self._over.set())
             await self._over.wait()
             await self.keeper.write_all()
-            if tasks[0].done():
-                tasks[0].result()
+            if receiving.done():
+                receiving.result()
         finally:
             self.connected, self.lag = False, {}
-            for task in tasks:
-                task.cancel()
-            await _ended(client.close(), *([asyncio.wait(tasks)] if tasks else []))
+            await _ended(client.close())  # so that it ends receiving
 
     async def _look_at_hub(self, client: Any) -> dict[str, Any]:
         """Where to begin each partition that has no checkpoint: the window before now, or before its last record."""
@@ -166,10 +166,7 @@ class Consumer:
         self._parts.snapshots.created = hub["created_at"].timestamp()
         ends = {one["id"]: -1 if one["is_empty"] else int(one["last_enqueued_sequence_number"]) for one in found}
         self.keeper.ends = ends
-        try:
-            await self._read_mutes()
-        except (*STORE_ERRORS, ValueError) as error:  # they stay as they were
-            self._failed("store", error)
+        await _tried(self._failed, "store", self._read_mutes)  # else they stay as they were
         now, window = datetime.now(UTC), timedelta(seconds=self._config.window.seconds)
         return {
             one["id"]: "-1" if one["is_empty"] else min(now, one["last_enqueued_time_utc"]) - window for one in found
@@ -178,12 +175,13 @@ class Consumer:
     # ---- what is done each few seconds
 
     async def _read_mutes(self) -> None:
-        """See what is muted. Raises what the store does, and ``ValueError``."""
         self.mutes = read_mutes(await self._parts.snapshots.read(NOTE))
 
-    async def _watch(self, client: Any) -> None:
+    async def _watch(self) -> None:
         """See how far the hub is ahead, and end this client once it has more partitions: the SDK asks at its start."""
-        folds = self.keeper.folds
+        client, folds = self.client, self.keeper.folds
+        if not self.connected:
+            return
         async with asyncio.timeout(self._config.hub.timeout.seconds):
             names = await client.get_partition_ids()
             found = await asyncio.gather(*(client.get_partition_properties(fold.name) for fold in folds))
@@ -199,9 +197,10 @@ class Consumer:
 
     async def _compare(self) -> None:
         """See which VMs of the inventory nobody hears from: the instance does that has the first partition."""
-        inventory, first = self._parts.inventory, min(self.keeper.ends, key=lambda name: (len(name), name))
-        if inventory is None:
+        inventory = self._parts.inventory
+        if inventory is None or not self.connected:
             return
+        first = min(self.keeper.ends, key=lambda name: (len(name), name))
         await asyncio.to_thread(inventory.look)
         held = self.keeper.partitions.get(first)
         if held is not None and inventory.vms is not None:
@@ -211,18 +210,6 @@ class Consumer:
             now = max(held.fold.position.enqueued, self._parts.clock.now() - MARGIN)
             expected = await asyncio.to_thread(not_heard, inventory.vms, heard)
             held.fold.missing.expect(expected, now, self._config.missing_after.seconds)
-
-    async def _regularly(self, every: float, part: str, do: Callable[[], Awaitable[None]]) -> None:
-        """Do something each so many seconds; less often while it fails."""
-        failures = 0
-        while True:
-            await asyncio.sleep(back_off(failures + 1, every, LONGEST_PAUSE))
-            try:
-                await do()
-                failures = 0
-            except Exception as error:  # noqa: BLE001 - of the hub, a disk or a store, or nobody foresaw it: tried again
-                failures += 1
-                self._failed(part, error)
 
     # ---- what the SDK calls
 
@@ -245,7 +232,7 @@ class Consumer:
         if held is None:  # it was lost, and the SDK has not noticed yet
             raise NotTakenError
         began = time.monotonic()
-        for made in self._made(held.fold, events):
+        for made in _made(held.fold, events, self._parts.clock):
             if made is not None:
                 self._commit(held.fold, made)
             if time.monotonic() - began > STEP:
@@ -254,16 +241,6 @@ class Consumer:
                     return  # it has gone to another instance
                 began = time.monotonic()
         await asyncio.sleep(0)
-
-    def _made(self, fold: Partition, events: list[EventData]) -> Iterator[Notification | None]:
-        """What a fold makes of records, and of the time by now; ``None``: others may have their turn."""
-        for event in events:
-            yield from fold.add(*record_of(event))
-            yield None
-        now = fold.position.enqueued
-        if events:  # while records come, the time is theirs
-            self._parts.clock.hear(now)
-        yield from fold.advance(now if events else max(now, self._parts.clock.now() - MARGIN))
 
     def _commit(self, fold: Partition, made: Notification) -> None:
         """Have it sent, unless it is muted. Where that fails, the records are read again, from what is written down."""
@@ -305,3 +282,32 @@ async def _ended(*closing: Awaitable[Any]) -> None:
     for one in closing:
         with suppress(Exception):
             await asyncio.wait_for(one, CLOSE_SECONDS)
+
+
+def _made(fold: Partition, events: list[EventData], clock: HubClock) -> Iterator[Notification | None]:
+    """What a fold makes of records, and of the time by now; ``None``: others may have their turn."""
+    for event in events:
+        yield from fold.add(*record_of(event))
+        yield None
+    now = fold.position.enqueued
+    if events:  # while records come, the time is theirs
+        clock.hear(now)
+    yield from fold.advance(now if events else max(now, clock.now() - MARGIN))
+
+
+async def _regularly(failed: Failed, every: float, part: str, do: Callable[[], Awaitable[None]]) -> None:
+    """Do something each so many seconds; less often while it fails."""
+    failures = 0
+    while True:
+        await asyncio.sleep(back_off(failures + 1, every, LONGEST_PAUSE))
+        failures = 0 if await _tried(failed, part, do) else failures + 1
+
+
+async def _tried(failed: Failed, part: str, do: Callable[[], Awaitable[None]]) -> bool:
+    """Do it; returns whether it succeeded."""
+    try:
+        await do()
+    except Exception as error:  # noqa: BLE001 - of the hub, a disk or a store, or nobody foresaw it: tried again
+        failed(part, error)
+        return False
+    return True

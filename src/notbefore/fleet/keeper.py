@@ -8,7 +8,7 @@ meanwhile, the partition is that one's, and nothing of it is sent here any more.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
 from typing import Any, Final
@@ -36,6 +36,10 @@ LONGEST_PAUSE: Final = 30.0  # seconds until it is written again
 STORE_ERRORS: Final = (AzureError, OSError, TimeoutError)
 
 log = logging.getLogger("notbefore.fleet.keeper")
+
+
+Failed = Callable[[str, BaseException], None]
+"""Called with the part that an error is of (the hub, the store, the history, or the program: `fold`), and the error."""
 
 
 class NotTakenError(Exception):
@@ -80,7 +84,7 @@ class Held:
 class Keeper:
     """Of the consumer's event loop alone. ``failed`` is called with what the store, or the history, raises."""
 
-    def __init__(self, config: FleetConfig, parts: Parts, failed: Callable[[str, Exception], None]) -> None:
+    def __init__(self, config: FleetConfig, parts: Parts, failed: Failed) -> None:
         times = config.group_wait.seconds, config.group_interval.seconds, config.over_after.seconds
         self._grouping = Grouping(config.group_by, *times, routes=parts.outbox.routing.routes)
         self._window = config.window
@@ -173,15 +177,25 @@ class Keeper:
 
     # ---- what is written
 
-    async def keep(self) -> None:
-        """Write each partition down whenever it is due, as long as it is this instance's. Does not return."""
-        while True:
-            await asyncio.sleep(SOON)
-            for name in self._parts.outbox.take_news() & self.partitions.keys():
-                self.partitions[name].news = True
-            for held in self.partitions.values():
-                if held.is_due(time.monotonic()):
-                    held.task = asyncio.create_task(self._keep(held))
+    async def write_due(self) -> None:
+        """Begin to write each partition down for which it is time."""
+        for name in self._parts.outbox.take_news() & self.partitions.keys():
+            self.partitions[name].news = True
+        for held in self.partitions.values():
+            if held.is_due(time.monotonic()):
+                held.task = asyncio.create_task(self._keep(held))
+
+    async def write_history(self) -> None:
+        """Write what is not in the history yet; what cannot be written waits.
+
+        Raises ``OSError`` and ``sqlite3.Error``. Not to be called again before it has returned.
+        """
+        lists = [fold.events.past for fold in self.folds]  # meanwhile they grow at their ends alone
+        past = list(map(list, lists))
+        if any(past):
+            await asyncio.to_thread(self._parts.history.write, list(chain(*past)), self._parts.clock.now())
+        for waiting, written in zip(lists, past, strict=True):
+            del waiting[: len(written)]
 
     async def _keep(self, held: Held) -> None:
         began = time.monotonic()
@@ -224,16 +238,3 @@ class Keeper:
                 held.news = True
                 raise
             held.written, held.written_at = position.sequence, time.monotonic()
-
-
-async def write_history(parts: Parts, folds: Iterable[Partition]) -> None:
-    """Write what is not in the history yet; what cannot be written waits.
-
-    Raises ``OSError`` and ``sqlite3.Error``. Not to be called again before it has returned.
-    """
-    lists = [fold.events.past for fold in folds]  # meanwhile they grow at their ends alone
-    past = list(map(list, lists))
-    if any(past):
-        await asyncio.to_thread(parts.history.write, list(chain(*past)), parts.clock.now())
-    for waiting, written in zip(lists, past, strict=True):
-        del waiting[: len(written)]
