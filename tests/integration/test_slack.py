@@ -2,11 +2,9 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +16,7 @@ from notbefore.errors import SendError
 from peers.slack import SlackServer
 from support.azure import ME, STARTED
 from support.messages import message, recording, sink_of
-from support.peers import ConnectProxy, HttpPeer, Say
+from support.peers import HttpPeer, Say
 
 LINKS = Links(dashboard="https://grafana.example.org/d/x?a=1&b=2", runbook="https://wiki.example.org/r")
 SETTINGS = Messages(links=LINKS)
@@ -119,16 +117,3 @@ def test_slack_takes_whatever_azure_says(
     }
     sent(hook(slack), message(look), recording(message(look), description=description, event_type=event_type))
     assert slack.faults == []
-
-
-def test_it_is_reached_through_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "ca.pem"))
-    with HttpPeer(authority, "hooks.slack.com") as peer, ConnectProxy(peer.port) as proxy:
-        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.port}")
-        sent(SinkConfig(slack=Slack(url=Secret("https://hooks.slack.com/services/T0/B0/x"))))
-        (request,) = peer.requests
-        assert proxy.asked == ["hooks.slack.com:443"]
-    assert request.path == "/services/T0/B0/x"
-    assert json.loads(request.body)["text"].startswith("Freeze of WestNO_0 was due ")

@@ -179,23 +179,6 @@ def test_what_may_run_once_is_dead_when_its_courier_ends(owner: Owner, start: St
     assert (row.state, row.error.partition(":")[0]) == ("dead", "interrupted")
 
 
-def test_what_a_courier_said_before_its_end_counts_also_where_it_cannot_be_answered(
-    owner: Owner, start: Start, tmp_path: Path
-) -> None:
-    names = [f"hook-{number}" for number in range(20)]
-    couriers = start(Orders(sinks(**dict.fromkeys(names, f"echo >> {tmp_path}/ran"))))
-    for name in names:
-        owner.put(name, sink=name, record=RECORD)
-    serve([couriers], lambda: owner.given)
-    eventually(lambda: (tmp_path / "ran").exists() and len((tmp_path / "ran").read_text()) == 20)
-    time.sleep(1.5)  # its results are under way
-    os.kill(pid_of(couriers), signal.SIGKILL)
-    couriers.wake()
-    serve([couriers], lambda: owner.endings)
-    assert owner.left.keys() < {*names}
-    serve([couriers], lambda: not owner.rows)
-
-
 def test_a_courier_that_takes_no_turn_is_killed_and_replaced(
     owner: Owner, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -373,15 +356,6 @@ def test_half_an_installation_is_waited_for(installed: Path, owner: Owner) -> No
     installed.symlink_to(here)  # the same version again
     serve([couriers], lambda: couriers.figures.running and not couriers.trouble)
     couriers.stop(AT_ONCE)
-
-
-def test_a_courier_of_the_package_that_was_replaced_leaves(installed: Path, owner: Owner) -> None:
-    couriers = Supervisor(Orders(sinks(hook="true")), owner, lambda: None)
-    owner.put("a", sink="hook")
-    serve([couriers], lambda: not owner.rows)
-    another(installed, __main__=saying())
-    serve([couriers], lambda: couriers.successor)
-    assert couriers.figures.starts == CourierFigures().starts | {"due": 1, "upgrade": 1}
 
 
 @pytest.mark.parametrize(("kind", "works"), [("command", True), ("telepathy", False)])

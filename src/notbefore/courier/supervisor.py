@@ -138,10 +138,8 @@ class Supervisor:
     def stop(self, interrupted: Callable[[float], bool]) -> None:
         """Give it time to send what is due, then end it; at once when ``interrupted(seconds)`` says so."""
         deadline = time.monotonic() + STOP_SECONDS
-        leaves = False
         while (courier := self._courier) is not None and time.monotonic() < deadline and not interrupted(0.0):
-            if not leaves and not self._is_due():
-                leaves = True
+            if not self._is_due():
                 courier.leave(deadline - time.monotonic())
             wait(TURN_INTERVAL / 4, courier.channel)
             self._attend(courier)

@@ -105,18 +105,15 @@ def event_data(message: Message, record: Record | Heartbeat) -> EventData:
 
 def client_options(settings: EventHub) -> dict[str, Any]:
     """What every client of the SDK is given for these settings: no retries, and the way to the hub."""
-    options: dict[str, Any] = {
+    return {
         "retry_total": 0,
         "retry_backoff_factor": 0,
         "auth_timeout": settings.timeout.seconds,
         "user_agent": "notbefore",
         "transport_type": TransportType.AmqpOverWebsocket if settings.transport == "websockets" else TransportType.Amqp,
+        "connection_verify": settings.ca_file,
+        "custom_endpoint_address": settings.endpoint,
     }
-    if settings.ca_file:
-        options["connection_verify"] = settings.ca_file
-    if settings.endpoint:
-        options["custom_endpoint_address"] = settings.endpoint
-    return options
 
 
 def make_credential(settings: EventHub) -> Any:

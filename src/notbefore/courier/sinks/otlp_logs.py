@@ -46,15 +46,12 @@ class Sink(BaseSink):
         self._sender.close()
 
     def _log_record(self, message: Message) -> ReadableLogRecord:
-        values = message.content.flat()
-        resource: dict[str, Any] = {"service.version": version("azure-notbefore")}
-        resource |= {name: value for name, value in values.items() if is_of_resource(name)}
-        instance = values.get("host.id") or values.get("host.name")
-        if instance:
-            resource["service.instance.id"] = instance
-        elsewhere = {*resource, *OWN_FIELDS}
-        attributes = {name: value for name, value in values.items() if name not in elsewhere}
+        content, values = message.content, message.content.flat()
+        resource: dict[str, Any] = {name: value for name, value in values.items() if is_of_resource(name)}
+        attributes = {name: value for name, value in values.items() if name not in {*resource, *OWN_FIELDS}}
         attributes |= {"notbefore.delivery.id": message.delivery_id, "notbefore.delivery.kind": message.kind}
-        content = message.content
+        resource["service.version"] = version("azure-notbefore")
+        if instance := values.get("host.id") or values.get("host.name"):
+            resource["service.instance.id"] = instance
         made = resource_of(resource, self._own)
         return log_record(made, content.time, message.severity, content.body, attributes, content.event_name)
