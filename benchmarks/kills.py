@@ -405,7 +405,7 @@ class Cuts:
 
     def _read(self, place: Path, accepted: set[str]) -> None:
         store = Store(place, Clock())
-        records = [msgspec.json.decode(record) for record in store.history(None, 1_000_000).records]
+        records = [msgspec.json.decode(record) for record in store.history(None, 1_000_000)[0]]
         known = {delivery_id(record["azure.scheduled_event.change_id"], "hook") for record in records}
         self.unreadable += store.disk.file.damaged + store.disk.file.unreadable_rows
         self.forgotten += bool(accepted - known)

@@ -67,7 +67,7 @@ def test_what_was_remembered_is_there_after_a_restart(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
         assert store.load() == ME
         assert events(store) == ["e1"]
-        assert len(store.history(None, 10).records) == 1
+        assert len(store.history(None, 10)[0]) == 1
         assert store.outbox.view().counts == {("chat", "accepted"): 1}
 
 
@@ -104,7 +104,7 @@ def test_the_attempts_at_an_exercise_are_remembered_and_it_is_in_no_history(tmp_
         store.outbox.exchange([failed], {})
         (attempt,) = store.outbox.exercise("e1")
         assert (attempt.sink, attempt.kind, attempt.result, attempt.took) == ("chat", "announced", failed, 3.0)
-        assert not store.history(None, 10).records
+        assert not store.history(None, 10)[0]
         for number in range(MAX_EXERCISES):
             store.outbox.exercise(f"later{number}")
         assert store.outbox.exercise("e1") == []
@@ -124,7 +124,7 @@ def test_a_sick_disk_is_waited_for_no_longer_than_a_second(tmp_path: Path) -> No
             assert store.outbox.exchange([SendResult(given.delivery_id, "accepted")], {"chat": 9}) == []
             clock.go(1.0)
             assert len(store.outbox.exchange([], {"chat": 9})) == 1
-            assert len(store.history(None, 10).records) == 1
+            assert len(store.history(None, 10)[0]) == 1
             disk.heal()
         assert store.disk.wait_written(number, 0.0)
     assert len(read_records(tmp_path)) == 1
@@ -155,7 +155,7 @@ def test_a_file_that_is_not_ours_any_more_is_written_anew(tmp_path: Path, how: s
     with store_in(path.parent) as store:
         assert events(store) == ["e1", "e2", "e3"]
         assert store.load() == StoredState(vm=Vm(name="newer"))
-        assert len(store.history(None, 10).records) == 2
+        assert len(store.history(None, 10)[0]) == 2
 
 
 def test_a_file_that_is_deleted_while_nothing_happens_is_noticed(
@@ -252,7 +252,7 @@ def test_records_that_a_sick_disk_kept_out_of_the_history_are_counted_in_the_log
             eventually(lambda: store.disk.degraded)
             disk.heal()
         eventually(lambda: "2 records are missing in the history" in caplog.text)
-        assert len(store.history(None, 100).records) == 3
+        assert len(store.history(None, 100)[0]) == 3
 
 
 def test_a_file_that_another_process_locks_is_waited_for_at_the_start(tmp_path: Path) -> None:
@@ -355,29 +355,26 @@ def test_the_age_of_what_waits_is_right_whatever_the_wall_clock_does(tmp_path: P
         assert len(store.outbox.exchange([], {"chat": 9})) == 1
 
 
-def test_what_is_not_on_disk_is_on_the_first_page_of_the_history(tmp_path: Path) -> None:
+def test_what_is_not_on_disk_is_in_the_history(tmp_path: Path) -> None:
     with store_in(tmp_path) as store, SickDisk(store) as disk:
         store.commit(ME, [stored(number) for number in range(3)])
-        assert store.history(None, 100, 1) == ([stored(number).record for number in range(3)], None)
+        assert store.history(None, 2) == ([stored(number).record for number in (1, 2)], False)
         disk.heal()
 
 
-def test_the_history_is_bounded_in_bytes_and_given_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_history_and_each_answer_are_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("notbefore.store.file.HISTORY_BYTES", 4_000)
     with store_in(tmp_path) as store:
         for number in range(10):
             write(store, stored(number))
-        size = len(stored(9).record)
-        assert store.history(None, 2) == ([stored(8).record, stored(9).record], None)
+        assert store.history(None, 2) == ([stored(8).record, stored(9).record], False)
     with store_in(tmp_path) as store:
-        whole, rest = store.history(None, 100)
-        assert (whole, rest) == ([stored(number).record for number in range(10 - len(whole), 10)], None)
-        assert len(whole) * size <= 4_000
-        newest, rest = store.history(None, 100, 2 * size)
-        assert rest is not None
-        older, rest = store.history(None, 100, 4_000, rest)
-        assert (older + newest, rest) == (whole, None)
-        assert len(store.history(None, 100, 1).records) == 1
+        whole, cut = store.history(None, 100)
+        assert (whole, cut) == ([stored(number).record for number in range(10 - len(whole), 10)], False)
+        size = len(stored(9).record)
+        assert 2 * size < len(whole) * size <= 4_000
+        assert store.history(None, 100, 2 * size) == (whole[-2:], True)
+        assert store.history(None, 100, 1) == (whole[-1:], True)
 
 
 def test_a_damaged_page_that_only_a_reader_finds_is_noticed_and_one_file_of_a_bad_disk_is_kept(tmp_path: Path) -> None:
@@ -393,7 +390,7 @@ def test_a_damaged_page_that_only_a_reader_finds_is_noticed_and_one_file_of_a_ba
             settle(store)
         assert store.disk.file.damaged == 3
         assert (tmp_path / (FILE_NAME + ".damaged")).exists()
-        assert len(store.history(None, 10).records) == 2
+        assert len(store.history(None, 10)[0]) == 2
     with store_in(tmp_path) as store:
         assert (store.load(), store.disk.file.damaged) == (ME, 0)
 

@@ -219,7 +219,7 @@ class Observer:
         rows = Store.history(self.store, None, 1_000_000) if self.tracker is not None else None
         if rows is None:
             return
-        records = [json.loads(record) for record in itertools.islice(rows.records, self.read, None)]
+        records = [json.loads(record) for record in itertools.islice(rows[0], self.read, None)]
         self.read += len(records)
         self.account.judge(records, self.world.vm if self.named else None)
 

@@ -5,7 +5,7 @@ Without an agent the command opens the store itself, under the same lock, and as
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Literal
+from typing import Literal
 
 from msgspec import Raw, Struct
 
@@ -13,8 +13,6 @@ from notbefore.core.delivery import Delivery, DeliveryState, Routing
 from notbefore.errors import NotBeforeError
 from notbefore.store.store import Store
 from notbefore.store.stored_outbox import ExerciseAttempt, StoredChange
-
-PAGE_BYTES: Final = 1024 * 1024  # of history in one reply: a whole one would be many times the agent's size
 
 
 class OutboxRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="outbox", tag_field="ask"):
@@ -40,18 +38,17 @@ class OutboxReply(Struct, frozen=True):
 
 
 class HistoryRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="history", tag_field="ask"):
-    """The newest changes since a Unix time. ``before``: the ``rest`` of an earlier reply, to go on from there."""
+    """The newest changes since a Unix time."""
 
     since: float | None
     limit: int
-    before: int | None = None
 
 
 class HistoryReply(Struct, frozen=True):
-    """Records, oldest first. ``rest``: where older ones begin, which another request is to ask for."""
+    """Records, oldest first. ``cut``: older ones were left out, too many for one answer."""
 
     records: tuple[Raw, ...]
-    rest: int | None = None
+    cut: bool = False
 
 
 class ExerciseRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="exercise", tag_field="ask"):
@@ -85,8 +82,8 @@ class Operations:
         if isinstance(request, OutboxRequest):
             return self._outbox(request)
         if isinstance(request, HistoryRequest):
-            found = self._store.history(request.since, request.limit, PAGE_BYTES, request.before)
-            return HistoryReply(tuple(map(Raw, found.records)), found.rest)
+            records, cut = self._store.history(request.since, request.limit)
+            return HistoryReply(tuple(map(Raw, records)), cut)
         return self._exercise(request)
 
     def _exercise(self, request: ExerciseRequest) -> ExerciseReply:

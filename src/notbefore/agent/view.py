@@ -160,8 +160,8 @@ class AgentView:
 
     def history(self, since: datetime | None, limit: int) -> bytes:
         """The newest changes, as the JSON of ``/api/v1/history``."""
-        found = self._store.history(since.timestamp() if since else None, limit)
-        return b'{"changes":[%b],"cut":%b}' % (b",".join(found.records), b"false" if found.rest is None else b"true")
+        records, cut = self._store.history(since.timestamp() if since else None, limit)
+        return b'{"changes":[%b],"cut":%b}' % (b",".join(records), b"true" if cut else b"false")
 
     def agent_status(self) -> AgentStatus:
         """The state of the agent itself, for its page."""

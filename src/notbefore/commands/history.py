@@ -87,24 +87,22 @@ def start_time(text: str, now: datetime) -> datetime:
 def ask_changes(agent: AgentClient, since: datetime | None, limit: int) -> list[dict[str, Any]]:
     """Return the last changes that a running agent knows, oldest first; raises ``NotBeforeError``."""
     answer = agent.ask(f"/api/v1/history?limit={limit}" + (f"&since={quote(rfc3339(since))}" if since else ""))
-    if answer.get("cut"):
-        sys.stderr.write("There are older changes, too many for one answer. --state-dir reads all of them.\n")
+    _say_cut(cut=answer.get("cut", False))
     changes: list[dict[str, Any]] = answer["changes"]
     return changes
 
 
 def read_changes(state_dir: Path, since: datetime | None, limit: int) -> list[dict[str, Any]]:
     """Return the last changes in a state directory, oldest first; raises ``NotBeforeError``."""
-    start = since.timestamp() if since else None
-    records: dict[bytes, None] = {}  # newest first
     with asking(state_dir, HistoryReply, Routing()) as ask:
-        reply = ask(HistoryRequest(start, limit))
-        while True:
-            records |= dict.fromkeys(bytes(one) for one in reversed(reply.records))
-            if reply.rest is None or len(records) >= limit:
-                break
-            reply = ask(HistoryRequest(start, limit - len(records), reply.rest))
-    return [msgspec.json.decode(record) for record in reversed(records)]
+        reply = ask(HistoryRequest(since.timestamp() if since else None, limit))
+    _say_cut(cut=reply.cut)
+    return [msgspec.json.decode(bytes(record)) for record in reply.records]
+
+
+def _say_cut(*, cut: bool) -> None:
+    if cut:
+        sys.stderr.write("There are older changes, too many for one answer.\n")
 
 
 def show_history(changes: Sequence[dict[str, Any]], out: TextIO, *, as_json: bool) -> None:

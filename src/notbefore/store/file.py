@@ -32,7 +32,6 @@ FILE_NAME: Final = "notbefore.db"
 BUSY_SECONDS: Final = 0.5  # for another's transaction, such as that of a backup
 OPENING_SECONDS: Final = 10.0  # the same where the file is opened: at the start it is all that is known
 HISTORY_ROWS: Final = 10_000
-MAX_SEQ: Final = 2**63 - 1
 HISTORY_BYTES: Final = 64 * 1024 * 1024  # of the records in it; the oldest are deleted
 _SCHEMA: Final = f"""
 BEGIN IMMEDIATE;
@@ -202,19 +201,19 @@ class StateFile:
         if db.execute("SELECT sum(length(record)) FROM history").fetchone()[0] > HISTORY_BYTES:
             db.execute(_TOO_MANY_BYTES, (HISTORY_BYTES,))
 
-    def history(self, since: float, limit: int, max_bytes: int, before: int | None = None) -> list[tuple[int, bytes]]:
-        """The newest records since a Unix time with their numbers, newest first; not many more than ``max_bytes``.
+    def history(self, since: float, limit: int, max_bytes: int) -> list[bytes]:
+        """The newest records since a Unix time, newest first; a little more than ``max_bytes``, where there are more.
 
-        ``before``: only those with smaller numbers. Raises ``FileReplacedError`` where the file is damaged.
+        Raises ``FileReplacedError`` where the file is damaged.
         """
-        query = "SELECT seq, record FROM history WHERE time >= ? AND seq < ? ORDER BY seq DESC LIMIT ?"
-        found: list[tuple[int, bytes]] = []
+        query = "SELECT record FROM history WHERE time >= ? ORDER BY seq DESC LIMIT ?"
+        found: list[bytes] = []
         with self._damage_noticed():
-            for row in self._open().execute(query, (since, MAX_SEQ if before is None else before, limit)):
-                found.append(row)
-                max_bytes -= len(row[1])
+            for (record,) in self._open().execute(query, (since, limit)):
+                found.append(record)
                 if max_bytes < 0:
                     break
+                max_bytes -= len(record)
         return found
 
     def check(self) -> None:

@@ -1,40 +1,13 @@
-"""The history: the records that the file does not hold yet, and an answer from both."""
+"""The records that the history in the file does not hold yet."""
 
 import time
 from collections import deque
-from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
-from notbefore.store.file import MAX_SEQ, HistoryRecord
+from notbefore.store.file import HistoryRecord
 
 MAX_RECORDS: Final = 1_000  # that wait for the disk; older ones are dropped, and counted
 KEEP_SECONDS: Final = 10.0  # for which those are kept that were written: a file that was deleted leaves no gap
-
-
-class HistoryAnswer(NamedTuple):
-    """Records as JSON, oldest first. ``rest``: where older ones begin that were left out, as too many bytes."""
-
-    records: list[bytes]
-    rest: int | None
-
-    @classmethod
-    def of(
-        cls, unwritten: Iterable[bytes], read: Iterable[tuple[int, bytes]], limit: int, max_bytes: int
-    ) -> "HistoryAnswer":
-        """From what memory knows, and from what the file holds with its numbers, both newest first.
-
-        The newest one, and those of memory, are given in any case: they have no place to go on from.
-        """
-        numbers: dict[bytes, int | None] = dict.fromkeys(unwritten)
-        numbers |= {record: number for number, record in read}
-        records, rest = list[bytes](), MAX_SEQ
-        for record, number in list(numbers.items())[:limit]:
-            max_bytes -= len(record)
-            if records and max_bytes < 0 and number is not None:
-                return cls(records[::-1], rest)
-            records.append(record)
-            rest = rest if number is None else number
-        return cls(records[::-1], None)
 
 
 class RecentRecords:

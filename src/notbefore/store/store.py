@@ -18,7 +18,7 @@ from notbefore.core.outbox import Outbox
 from notbefore.errors import StoreError
 from notbefore.store.disk import DiskThread
 from notbefore.store.file import FILE_NAME, FileClock, HistoryRecord, StoredState, Writing
-from notbefore.store.history import HistoryAnswer, RecentRecords
+from notbefore.store.history import RecentRecords
 from notbefore.store.stored_outbox import StoreClock, StoredChange, StoredOutbox
 
 ANSWER_PATIENCE: Final = 5.0  # seconds to read the history
@@ -97,20 +97,24 @@ class Store:
 
     # ---- readers
 
-    def history(
-        self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES, before: int | None = None
-    ) -> HistoryAnswer:
-        """The newest records since a Unix time: at most ``limit``, and as many as ``max_bytes`` hold.
+    def history(self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES) -> tuple[list[bytes], bool]:
+        """The newest records since a Unix time as JSON, oldest first: at most ``limit``, and what ``max_bytes`` hold.
 
-        ``before``: the ``rest`` of an earlier answer, to go on with the next older ones.
+        With it, whether older ones were left out because of their bytes.
         """
-        start, unwritten, read = since or 0.0, list[bytes](), list[tuple[int, bytes]]()
-        if before is None:
-            with self._memory:
-                unwritten = self._records.since(start)
+        start = since or 0.0
+        with self._memory:
+            known = dict.fromkeys(self._records.since(start))  # newest first
         with suppress(sqlite3.Error, OSError, StoreError):  # what is in memory is all there is
-            read = self.disk.do(lambda: self.disk.file.history(start, limit, max_bytes, before), ANSWER_PATIENCE)
-        return HistoryAnswer.of(unwritten, read, limit, max_bytes)
+            read = self.disk.do(lambda: self.disk.file.history(start, limit, max_bytes), ANSWER_PATIENCE)
+            known |= dict.fromkeys(read)
+        found: list[bytes] = []
+        for record in list(known)[:limit]:
+            max_bytes -= len(record)
+            if found and max_bytes < 0:
+                return found[::-1], True
+            found.append(record)
+        return found[::-1], False
 
     def close(self) -> None:
         """Write what is behind, and leave the directory to others; a sick disk is not waited for."""
