@@ -31,38 +31,11 @@ from notbefore.metrics.process import Figures
 from notbefore.metrics.totals import Totals
 from support.azure import ID, ME, PEER, at, document, instant, item, now
 
-SAMPLE = Policy(
-    rules=(
-        Rule(RuleMatch(event_source=("User",))),
-        Rule(RuleMatch(event_type=("Freeze",), duration=DurationRange(0, 8))),
-    )
-)
-"""What Microsoft's own sample approves."""
-
 
 def tracked(**fields: Any) -> TrackedEvent:
     """An event first seen at 0, with a NotBefore at 900."""
     tracked = diff(Tracked(), document(item(**fields)), now(0)).tracked
     return tracked.events[ID.casefold()]
-
-
-@pytest.mark.parametrize(
-    ("fields", "rule"),
-    [
-        ({}, "rules[1]"),
-        ({"DurationInSeconds": 8}, "rules[1]"),
-        ({"DurationInSeconds": 9}, ""),
-        ({"DurationInSeconds": -1}, ""),
-        ({"EventType": "Reboot", "EventSource": "User"}, "rules[0]"),
-        ({"EventSource": "User"}, "rules[0]"),
-        ({"EventSource": None, "EventType": "Reboot"}, ""),
-        ({"EventType": "Something new"}, ""),
-        ({"EventSource": "User", "EventStatus": "Started"}, ""),
-    ],
-)
-def test_the_two_rules_of_microsofts_sample(fields: dict[str, Any], rule: str) -> None:
-    found = judge(SAMPLE, tracked(**fields), ME)
-    assert (found.action, found.rule) == ("approve" if rule else "leave", rule)
 
 
 def test_an_event_of_several_is_skipped_unless_the_rule_says_who_speaks() -> None:
@@ -156,12 +129,8 @@ def test_nothing_is_approved_that_the_first_matching_rule_does_not_say(
 def test_an_attempt_settles_its_step_alone() -> None:
     one, moved = tracked(), tracked(DurationInSeconds=6)
     done = ApprovalAttempt(one, "a", "step").ended("approval_skipped (dry_run)")
-    assert (done.state, done.records, done.is_carried_out(one, "step"), done.is_carried_out(one, "another")) == (
-        "done",
-        1,
-        True,
-        False,
-    )
+    assert (done.state, done.records) == ("done", 1)
+    assert [done.is_carried_out(one, step) for step in ("step", "another")] == [True, False]
     again = next_attempt(done, moved, "b", "another")
     assert (again.state, again.records, again.rule, again.is_carried_out(one, "step")) == ("sending", 1, "b", True)
     approved = msgspec.structs.replace(done, approved=content_of(one))
@@ -215,12 +184,8 @@ def test_the_record_of_an_approval_is_the_vms_own() -> None:
     assert one.id != changed("approved", "accepted", vm=PEER).id
     assert one.id != changed("approved", "accepted", records=1).id
     assert one.id == changed("approved", "accepted").id
-    assert (one.time, one.incarnation, one.approval.approval_rule, one.approval.approval_detail) == (
-        at(5),
-        7,
-        "a",
-        "why",
-    )
+    assert (one.time, one.incarnation) == (at(5), 7)
+    assert (one.approval.approval_rule, one.approval.approval_detail) == ("a", "why")
     peers = msgspec.structs.replace(one, scope="peer")
     assert [ticket.sink for ticket in route(peers, (), Vm(name=ME), ("chat",))] == []
     (ticket,) = route(peers, (Route(sinks=("chat",)),), Vm(name="not in it"), ("chat",))

@@ -101,10 +101,6 @@ def test_who_tells_of_all_is_reminded_of_what_left_this_vm() -> None:
     assert [one.kind for one in made(change(*LEFT), route)] == ["updated", "reminder"]
 
 
-def test_there_is_no_reminder_where_the_notice_is_shorter() -> None:
-    assert len(made(change({}), Route(sinks=("chat",), remind_before=(Duration("1h"),)))) == 1
-
-
 def test_there_may_be_several_reminders_each_with_its_time() -> None:
     times = (Duration("5m"), Duration("10m"), Duration("1h"), Duration("600s"))  # the notice is 15 min
     chat, *reminders = made(change({}), Route(sinks=("chat",), remind_before=times))

@@ -31,26 +31,6 @@ def box() -> Box:
 # ---- what is given, in which order
 
 
-def test_of_a_key_what_was_said_last_counts() -> None:
-    schedule = Schedule[str]()
-    schedule.put("a", 1.0, (2, False, 0.0, 1))
-    schedule.put("b", 2.0, (1, False, 0.0, 2))
-    assert schedule.pop(5.0) == "b"  # both were ready, and it is more urgent
-    schedule.put("a", 7.0)
-    assert (schedule.first(), schedule.pop(6.0), schedule.pop(7.0), schedule.first()) == (7.0, None, "a", None)
-    schedule.put("c", 8.0)
-    schedule.drop("c")
-    assert (schedule.first(), schedule.pop(9.0)) == (None, None)
-
-
-def test_what_was_returned_is_due_at_once_and_is_no_attempt(box: Box) -> None:
-    one = delivery()
-    box.put(one)
-    box.lease(1)
-    assert ids(box.lease(1, SendResult(one.delivery_id, "returned"))) == [one.delivery_id]
-    assert (box.rows()[0].attempts, box.count("failed")) == (0, 0)
-
-
 def test_the_most_severe_goes_first_then_the_earliest_not_before_then_the_oldest(box: Box) -> None:
     keys = {"a": ("info", 5.0), "b": ("critical", 70.0), "c": ("critical", 20.0), "d": ("critical", 20.0)}
     box.put(*[delivery(key, severity=severity, not_before=time) for key, (severity, time) in keys.items()])
@@ -85,14 +65,19 @@ def test_a_delivery_is_given_with_all_that_its_text_needs(box: Box) -> None:
 # ---- results
 
 
-def test_a_failed_attempt_is_made_again_at_its_time_and_says_why(box: Box) -> None:
+@pytest.mark.parametrize("refuse", [failed, refused])
+def test_a_repetition_is_tried_again_whatever_the_receiver_says_and_can_be_sent_now(box: Box, refuse: Any) -> None:
     box.put(delivery())
     (one,) = box.lease(1)
-    assert box.lease(2, failed(one, error="503")) == []
-    assert [(row.due, row.error, row.attempts, row.state) for row in box.rows()] == [(3, "503", 1, "pending")]
-    assert box.outbox.next_due() == 3
-    assert box.lease(4, *map(failed, box.lease(3))) == []
-    assert box.rows()[0].due == 6
+    box.lease(2, accepted(one, repeat=30.0))
+    assert ids(box.lease(32)) == [one.delivery_id]
+    box.lease(33, refuse(one, error="401"))
+    (row,) = box.rows(state="repeating")
+    assert (row.due, row.error, box.count("failed"), box.count("dead")) == (93, "401", 1, 0)
+    assert box.outbox.retry([one.delivery_id], 40, {}) == 1
+    box.lease(41, *[accepted(again, repeat=30.0) for again in box.lease(40)])
+    (row,) = box.rows(state="repeating")
+    assert (row.attempts, row.error) == (0, "")  # the next failure is a first one
 
 
 def test_pauses_grow_up_to_five_minutes_and_are_diced() -> None:
@@ -141,11 +126,6 @@ def test_latency_is_from_the_change_to_its_acceptance_by_buckets(box: Box) -> No
     counts, total = box.outbox.rows.ledger.latency["chat"]
     assert counts == (2, 1, 0, 0, 0, 0, 1)
     assert total == pytest.approx(0.09 + 0.11 + 29_999)
-
-
-def test_a_row_that_is_gone_is_settled_by_nobody(box: Box) -> None:
-    assert box.lease(1, SendResult("unheard of", "accepted")) == []
-    assert box.counts == {}
 
 
 def test_what_a_courier_says_after_it_was_given_up_counts_only_if_it_was_accepted(box: Box) -> None:
@@ -204,14 +184,6 @@ def test_what_is_on_its_way_when_the_event_ends_is_delivered_or_expires(box: Box
     assert len(box.rows()) == 2
     box.lease(3, accepted(arrives), SendResult(fails.delivery_id, outcome))
     assert (box.count("delivered"), box.count("expired"), box.rows()) == (1, 1, [])
-
-
-def test_what_is_on_its_way_when_event_and_courier_end_expires(box: Box) -> None:
-    box.put(delivery())
-    box.lease(1)
-    box.take("ended")
-    box.outbox.release(2)
-    assert (box.count("expired"), box.rows()) == (1, [])
 
 
 @pytest.mark.parametrize("what", ["moved", "started", "finished"])
@@ -288,32 +260,6 @@ def test_what_is_repeated_is_held_until_the_event_ends(box: Box) -> None:
     box.take("finished")
     assert box.rows() == []
     assert box.counts == {"accepted": 1, "delivered": 1, "failed": 1}
-
-
-def test_a_repetition_that_is_refused_is_tried_again_and_can_be_sent_now(box: Box) -> None:
-    box.put(delivery())
-    (one,) = box.lease(1)
-    box.lease(2, accepted(one, repeat=30.0))
-    assert len(box.lease(32)) == 1
-    box.lease(33, refused(one, error="401"))
-    (row,) = box.rows(state="repeating")
-    assert (row.due, row.error, box.count("failed"), box.count("dead")) == (93, "401", 1, 0)
-    assert box.outbox.retry([one.delivery_id], 40, {}) == 1
-    (again,) = box.lease(40)
-    assert again.state == "repeating"
-    box.lease(41, accepted(one, repeat=30.0))
-    (row,) = box.rows(state="repeating")
-    assert (row.attempts, row.error) == (0, "")  # the next failure is a first one
-
-
-def test_a_repetition_that_another_outbox_sends_is_counted_nowhere(box: Box) -> None:
-    box.put(delivery("f"))
-    box.lease(2, *[accepted(one, repeat=60.0) for one in box.lease(1)])
-    other = Box()
-    other.outbox.restore(box.outbox.rows.image(3, ["f"]), 3)
-    box.outbox.leave(["f"])
-    assert (box.rows(), box.counts) == ([], {"accepted": 1, "delivered": 1})
-    assert (len(other.rows()), other.counts) == (1, {})
 
 
 def test_what_is_repeated_gives_way_to_what_is_newer(box: Box) -> None:
@@ -415,16 +361,6 @@ def test_a_full_outbox_pushes_out_repetitions_first_and_counts_none_then_dead_le
     assert ([row.event_key for row in box.rows()], box.count("overflowed")) == (["c", "d"], 1)
 
 
-def test_what_a_courier_has_is_kept_though_it_has_become_too_much() -> None:
-    box = Box(Bounds(10, 605))
-    box.put(delivery(kind="reminder"))
-    box.lease(1)
-    before = msgspec.structs.replace(event(), event_id="e", not_before=T0)
-    after = msgspec.structs.replace(before, not_before=T0.fromtimestamp(T0.timestamp() + 60, T0.tzinfo))
-    box.take("updated", "e", event=after, previous=before)
-    assert (len(box.rows()), box.outbox.rows.size > 605) == (1, True)
-
-
 # ---- by hand
 
 
@@ -437,13 +373,9 @@ def test_a_dead_letter_is_sent_again_when_asked_for(box: Box) -> None:
     assert box.outbox.retry([one.delivery_id, "unheard of"], 1000, {"chat": 60}) == 1
     assert box.rows()[0].expires == 1060
     assert ids(box.lease(1001)) == [one.delivery_id]
-
-
-def test_what_is_sent_again_by_hand_has_a_day_where_its_sink_is_not_known(box: Box) -> None:
-    box.put(delivery("a", expires=50.0), delivery("b"))
-    box.lease(2, *[failed(one) for one in box.lease(1)], chat=0)
-    assert box.outbox.retry(ids(box.rows()), 10, {}) == 2
-    assert [(one.expires, one.due, one.attempts) for one in box.rows()] == [(10 + 86_400, 10, 0)] * 2
+    box.lease(1002, failed(one), chat=0)
+    assert box.outbox.retry([one.delivery_id], 1003, {}) == 1
+    assert [(one.expires, one.due, one.attempts) for one in box.rows()] == [(1003 + 86_400, 1003, 0)]
 
 
 def test_what_is_on_its_way_is_neither_sent_again_nor_dropped_by_hand(box: Box) -> None:
@@ -455,17 +387,6 @@ def test_what_is_on_its_way_is_neither_sent_again_nor_dropped_by_hand(box: Box) 
     assert box.outbox.retry([one.delivery_id], 2, {}) == 1
     assert box.outbox.drop([one.delivery_id, "unheard of"]) == 1
     assert box.counts == {"accepted": 1, "dropped": 1}
-
-
-def test_a_row_that_changes_often_is_given_once_and_due_once(box: Box) -> None:
-    one, other = delivery(fallback=("hub",), fallback_at=900.0), delivery("f", due=5.0)
-    box.put(one, other)
-    for now in range(200):
-        assert box.outbox.retry([one.delivery_id], now, {"chat": 1e6}) == 1
-    assert box.outbox.drop([one.delivery_id]) == 1
-    assert box.outbox.next_due() == 5
-    assert ids(box.lease(200)) == [other.delivery_id]
-    assert box.lease(201) == []
 
 
 def test_what_waits_is_told_by_sink_and_severity(box: Box) -> None:
@@ -547,21 +468,17 @@ def test_what_may_run_once_is_given_after_it_is_written_that_it_has_begun() -> N
     assert box.lease(3) == []
 
 
-def test_what_may_run_once_and_failed_may_run_again(box: Box) -> None:
+@pytest.mark.parametrize(("answered", "left"), [(True, ("pending", "503")), (False, ("dead", INTERRUPTED))])
+def test_what_may_have_run_when_its_owner_was_killed_is_dead(
+    box: Box, *, answered: bool, left: tuple[str, str]
+) -> None:
     box.put(delivery(once=True))
     (one,) = box.lease(1)
-    box.lease(2, failed(one), chat=0)
+    if answered:
+        box.lease(2, failed(one, error="503"), chat=0)
     again = Outbox(lambda: 1.0, patience=0.0)
     again.restore(box.outbox.rows.image(2), 2)
-    assert [row.state for row in again.rows.chosen()] == ["pending"]
-
-
-def test_what_may_have_run_when_its_owner_was_killed_is_dead(box: Box) -> None:
-    box.put(delivery(once=True))
-    box.lease(1)
-    again = Outbox(lambda: 1.0, patience=0.0)
-    again.restore(box.outbox.rows.image(2), 2)
-    assert [(row.state, row.error) for row in again.rows.chosen()] == [("dead", INTERRUPTED)]
+    assert [(row.state, row.error) for row in again.rows.chosen()] == [left]
 
 
 # ---- what waits to be written
@@ -615,16 +532,6 @@ def test_an_image_comes_back_as_it_was_on_another_clock(box: Box) -> None:
     ]  # fmt: skip
     assert again.rows.changed  # on a clock of its own
     assert ids(again.exchange([], {"chat": 9}, 1010)) == [a.delivery_id]
-
-
-def test_what_was_withdrawn_on_its_way_is_not_there_after_a_restart(box: Box) -> None:
-    box.put(delivery())
-    box.lease(1)
-    box.take("finished")
-    again = Outbox(lambda: 1.0)
-    again.restore(box.outbox.rows.image(1), 1)
-    assert again.rows.chosen() == []
-    assert again.rows.ledger.counts[("chat", "expired")] == 1
 
 
 def test_while_the_time_is_not_known_nothing_expires_and_no_reminder_is_due(box: Box) -> None:

@@ -5,20 +5,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm
-from notbefore.core.routing import (
-    DurationRange,
-    Match,
-    Route,
-    Target,
-    route,
-)
+from notbefore.core.routing import DurationRange, Match, Route, Target, route
 from notbefore.core.tracked import Observation, Tracked
 from support.azure import ME, PEER, STARTED, at, document, item, now
 
@@ -178,14 +170,3 @@ def test_who_was_notified_of_an_event_is_notified_when_this_vm_leaves_it() -> No
 def test_a_vm_that_does_not_know_its_name_speaks() -> None:
     routes = (Route(sinks=("hub",)),)
     assert route(change({}), routes, None, SINKS) == (Target("hub", "info", "info", routes[0]),)
-
-
-@given(
-    st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=3, unique=True),
-    st.sampled_from([{}, STARTED]),
-    st.sampled_from(["affected", "all"]),
-)
-def test_whoever_is_to_speak_each_affected_vm_does(names: list[str], fields: dict[str, Any], announce_by: Any) -> None:
-    routes = (Route(sinks=("hub",), announce_by=announce_by),)
-    spoken = [route(change({"Resources": names, **fields}, vm=vm), routes, Vm(name=vm), SINKS) for vm in names]
-    assert all(spoken)
