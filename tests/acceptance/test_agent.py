@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, free_port, get, notbefore
+from support.agent import RunningAgent, eventually, get, notbefore
 from support.azure import FUTURE, ID, ME, body, item
 from support.file import change_state, read_records, read_state
 
@@ -64,14 +64,6 @@ def test_an_error_never_looks_like_no_events(imds: Simulator, tmp_path: Path, fa
         assert agent.kinds == ["announced"]
         assert agent.log.count("IMDS answers again") == 1
         assert agent.log.count("going on with what is known") == 1
-
-
-def test_a_dead_imds_makes_the_agent_unready_but_not_unhealthy(tmp_path: Path) -> None:
-    with RunningAgent(f"http://127.0.0.1:{free_port()}", tmp_path) as agent:
-        eventually(lambda: "refused" in agent.log and agent.answers("/healthz"))
-        status, reasons = get(agent.port, "/readyz")
-        assert status == 503
-        assert b"IMDS has given no valid answer yet: refused" in reasons
 
 
 @pytest.mark.alone

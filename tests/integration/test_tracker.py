@@ -128,19 +128,6 @@ def test_after_a_kill_with_an_unchanged_list_it_is_known_when_imds_answered_last
     assert agents.last("change", "reason", event_id="other") == ("canceled", "gone_before_start")
 
 
-def test_the_disk_of_another_vm_is_no_memory_of_this_one(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
-    agents.identify(Vm(name=ME, vm_id="0-1"))
-    agents.sees()
-    agents.sees(OTHERS, BEGUN)
-    agents.die(in_order=True)
-    agents.clock.go(60)
-    agents.boot("second", vm=Vm(name="WestNO_7", vm_id="0-7"))
-    reported = len(agents.said)
-    agents.sees()
-    assert len(agents.said) == reported
-    assert "this disk was another VM's: 2 events of that VM are forgotten" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("before", "after", "own"),
     [
@@ -293,25 +280,6 @@ def test_a_reboot_proves_an_event_that_was_due_when_the_machine_went_down(
     agents.boot("second")
     agents.sees()
     assert agents.last("change", "reason", "outcome") == ("ended", "machine_rebooted", outcome)
-
-
-def test_after_a_boot_imds_has_to_say_anew_who_the_vm_is(agents: Agents) -> None:
-    agents.sees()
-    agents.die()
-    agents.boot(vm=None)
-    assert agents.now.known.vm == THIS_VM
-    agents.die()
-    agents.boot("second", vm=None)
-    agents.sees(MINE)
-    agents.waits(10, UNCHANGED)
-    assert agents.now.known.vm is None
-    assert agents.last("change", "scope") == ("announced", "unknown")
-    agents.die()
-    agents.boot("second", vm=None)
-    assert agents.now.known.vm is None
-    agents.identify(Vm(name=PEER))
-    agents.sees(MINE)
-    assert agents.now.listed.events[ID.casefold()].scope == "peer"
 
 
 def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_another_vms(agents: Agents) -> None:
@@ -552,18 +520,6 @@ def test_knowledge_is_old_after_a_freeze_whichever_clock_shows_it(agents: Agents
         1 if moved == "wall" else 0, **{"steady": 0, "booted": 0, **({} if moved == "wall" else {moved: 1})}
     )
     assert not agents.now.listed.fresh
-
-
-def test_nothing_is_fresh_before_the_first_answer_of_this_process(agents: Agents) -> None:
-    agents.sees(MINE)
-    agents.die()
-    agents.boot()
-    listed = agents.now.listed
-    assert set(listed.events) == {ID.casefold()}
-    assert not listed.answered
-    assert not listed.fresh
-    agents.sees(MINE)
-    assert agents.now.listed.answered
 
 
 def test_what_two_threads_write_at_once_is_all_written_and_each_record_once(agents: Agents) -> None:
