@@ -171,7 +171,6 @@ def test_the_agents_own_state_is_said() -> None:
         Agent().model(
             90,
             ready=CheckResult(ok=False, reasons=("the last good answer is old",)),
-            imds_error="server_error: 503",
             degraded="disk full",
             sinks={"oncall": "slack", "hook": "webhook"},
             outbox=outbox,
@@ -180,7 +179,6 @@ def test_the_agents_own_state_is_said() -> None:
     for part in (
         "IMDS: not ready",
         "the last good answer is old",
-        "server_error: 503",
         "no, kept in memory only: disk full",
         "Deliveries: 4 waiting, the oldest for 1m30s, 1 dead",
         "oncall slack 3 1m30s 1 7 0 403: invalid_token",
@@ -209,7 +207,7 @@ def test_every_text_from_outside_stays_text(text: str) -> None:
     agent.vm = Vm(name=text, location=text)
     agent.sees(0).sees(1, item(text, **given), item("2", EventType=text)).sees(2, item(text, **given))
     doubt = CheckResult(ok=False, reasons=(text,))
-    agent_says: dict[str, Any] = dict.fromkeys(("imds_error", "degraded", "approval_off", "endpoint"), text)
+    agent_says: dict[str, Any] = dict.fromkeys(("degraded", "approval_off", "endpoint"), text)
     outbox = OutboxView(rows={(text, "pending"): 1})
     seen = read(agent.model(3, ready=doubt, sinks={text: text}, outbox=outbox, **agent_says))
     assert seen.elements <= ELEMENTS

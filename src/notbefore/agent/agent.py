@@ -86,9 +86,10 @@ class Agent:
         self._heartbeats = Heartbeats(self._state, self._store.outbox, lambda: self._config.sinks)
 
         def in_use() -> InUse:
-            return InUse(self._config, self._polling, self._figures, self._supervisor.trouble)
+            approval = self._approval_settings()
+            return InUse(self._config, self._polling, approval, self._figures, self._supervisor.trouble)
 
-        self._view = AgentView(self._state, self._store, self._approval_settings, in_use)
+        self._view = AgentView(self._state, self._store, in_use)
         self._pings: Pings | None = None  # where a heartbeat is configured
         self._server = HttpServer(config.server.listen, make_app(self._view), access(config.server))
         self._systemd = SystemdNotifier()
@@ -96,13 +97,8 @@ class Agent:
     # ---- what the parts ask for, and how they reach each other
 
     def _approval_settings(self) -> ApprovalSettings:
-        config = self._config
-        return ApprovalSettings(
-            config.approval,
-            self._polling.endpoint,
-            config.imds.api_version,
-            self._allow_approval,
-        )
+        config, endpoint = self._config, self._polling.endpoint
+        return ApprovalSettings(config.approval, endpoint, config.imds.api_version, self._allow_approval)
 
     def _figures(self) -> Figures:
         return Figures(

@@ -44,21 +44,19 @@ class InUse(NamedTuple):
 
     config: Config
     polling: Polling
+    approval: ApprovalSettings
     figures: Callable[[], Figures]  # of the process: without those of the polling and the store
     courier_trouble: str  # why notifications wait for a courier, in words; empty while one works
 
 
 class AgentView:
-    """``approval`` gives the settings in use."""
+    """``in_use`` is asked anew each time."""
 
-    def __init__(
-        self, state: AgentState, store: Store, approval: Callable[[], ApprovalSettings], in_use: Callable[[], InUse]
-    ) -> None:
+    def __init__(self, state: AgentState, store: Store, in_use: Callable[[], InUse]) -> None:
         self._state = state
         self._clock = state.clock
         self._since = state.clock.now()
         self._store = store
-        self._approval = approval
         self._in_use = in_use
 
     @cached_property
@@ -76,17 +74,16 @@ class AgentView:
         return list(samples(self._snapshot()))
 
     def _snapshot(self) -> Snapshot:
-        config, polling, read_figures, _ = self._in_use()
-        known = self._state.snapshot
+        in_use, known = self._in_use(), self._state.snapshot
         answered = known.poll.answered
         poll = replace(
             known.poll.figures,
-            delay=max(known.poll.figures.delay, polling.overdue),
+            delay=max(known.poll.figures.delay, in_use.polling.overdue),
             last_success=answered.wall.timestamp() if answered is not None else None,
-            answering=self._age(known) <= READY_INTERVALS * polling.interval,
+            answering=self._age(known) <= READY_INTERVALS * in_use.polling.interval,
         )
         figures = replace(
-            read_figures(),
+            in_use.figures(),
             polling=poll,
             store_degraded=self._store.disk.degraded is not None,
             store_damaged=self._store.disk.file.damaged + self._store.disk.file.unreadable_rows,
@@ -99,7 +96,7 @@ class AgentView:
             figures=figures,
             now=self._clock.now(),
             outbox=self._store.outbox.view(),
-            sinks=tuple(config.sinks),
+            sinks=tuple(in_use.config.sinks),
         )
 
     def health(self) -> CheckResult:
@@ -165,18 +162,15 @@ class AgentView:
 
     def agent_status(self) -> AgentStatus:
         """The state of the agent itself, for its page."""
-        config, polling, read_figures, _ = self._in_use()
+        in_use = self._in_use()
         return AgentStatus(
             version=__version__,
-            endpoint=polling.endpoint,
-            imds_error=self._state.snapshot.poll.failure,
+            endpoint=in_use.polling.endpoint,
             state_file=str(self._store.path),
             degraded=self._store.disk.degraded,
-            damaged_files=self._store.disk.file.damaged,
-            courier_running=read_figures().courier.running,
-            sinks={name: sink.kind for name, sink in config.sinks.items()},
+            sinks={name: sink.kind for name, sink in in_use.config.sinks.items()},
             outbox=self._store.outbox.view(),
             watching_since=self._since,
-            approval_off=self._approval().off,
-            links=config.messages.links,
+            approval_off=in_use.approval.off,
+            links=in_use.config.messages.links,
         )

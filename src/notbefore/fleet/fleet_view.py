@@ -133,12 +133,11 @@ class FleetView:
         """The page of the fleet, as HTML."""
         from notbefore.fleet.page import instance_page  # noqa: PLC0415 - only when somebody opens it
 
-        config, (courier, _) = self._config, self._courier()
+        config = self._config
         agent = AgentStatus(
             version=__version__,
             state_file=str(self._parts.history.path),
             degraded=self._consumer.keeper.trouble or None,
-            courier_running=courier.running,
             sinks={name: sink.kind for name, sink in config.sinks.items()},
             outbox=self._parts.outbox.view(),
             links=config.messages.links,

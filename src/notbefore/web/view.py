@@ -23,11 +23,8 @@ class AgentStatus(Struct, frozen=True):
 
     version: str = ""
     endpoint: str = ""  # of IMDS
-    imds_error: str | None = None  # why the last answer of IMDS could not be used
     state_file: str = ""
     degraded: str | None = None  # why the state cannot be written
-    damaged_files: int = 0
-    courier_running: bool = False
     sinks: dict[str, str] = {}  # the configured ones: name -> kind
     outbox: OutboxView = OutboxView()
     approval_off: str = ""  # why nothing is approved, in words; empty if it is
