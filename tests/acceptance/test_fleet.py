@@ -58,21 +58,6 @@ def test_an_event_that_three_vms_report_is_notified_once_for_each_step(
         assert fleet.stop() == 0
 
 
-def test_what_cannot_be_read_is_counted_and_said(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
-    with RunningFleet(configured(tmp_path, hub, hook.url), tmp_path / "state") as fleet:
-        fleet.ready()
-        send(
-            hub,
-            [b"{", b'{"type": "other.product", "data": {}}', b'{"type": "notbefore.scheduled_event.x.v2", "data": 1}'],
-        )
-        send(hub, [report(A, "announced")])
-        eventually(lambda: kinds(hook) == ["announced"])
-        for reason in ("not_json", "foreign", "newer"):
-            assert fleet.metric(f'notbefore_fleet_poison_records_total{{reason="{reason}"}}') == 1
-    for number, reason in enumerate(("not_json", "foreign", "newer")):
-        assert f"partition 0, sequence number {number}: a record is not used ({reason}: " in fleet.log
-
-
 # ---- several instances, with checkpoints in Blob Storage
 
 

@@ -3,8 +3,7 @@
 import asyncio
 import importlib.metadata
 import threading
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -164,30 +163,6 @@ def test_what_was_accepted_while_the_hub_is_away_is_written_before_the_instance_
         asyncio.run_coroutine_threadsafe(consumer.keeper.take("0"), loops[0]).result(60)
         before = snapshot.stat().st_mtime_ns
     assert snapshot.stat().st_mtime_ns > before
-
-
-class Hanging(FileSnapshots):
-    """From ``hangs`` on it never says what there is."""
-
-    hangs = False
-    asked = threading.Event()
-
-    async def versions(self) -> Mapping[str, str]:
-        if self.hangs:
-            self.asked.set()
-            await asyncio.Event().wait()
-        return await super().versions()
-
-
-def test_whoever_asks_for_the_others_while_the_consumer_ends_is_shown_what_is_known(hub: Hub, tmp_path: Path) -> None:
-    snapshots = Hanging(tmp_path / "partitions")
-    with ThreadPoolExecutor(1) as asking, consuming(tmp_path, hub, snapshots=snapshots) as (consumer, _):
-        eventually(lambda: consumer.keeper.folds, patience=60)
-        snapshots.hangs = True
-        found = asking.submit(consumer.others)
-        assert snapshots.asked.wait(60)
-        consumer.stop()
-        assert found.result(60) == {}
 
 
 def test_messages_without_octets_are_of_another_product(hub: Hub, tmp_path: Path) -> None:

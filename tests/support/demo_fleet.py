@@ -4,6 +4,7 @@ The hub is the one that the tests use, and the VMs are simulated; what is notifi
 """
 
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -13,12 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from notbefore.commands.client import AgentClient
-from notbefore.commands.fleet_events import WAVES, show_waves
-from notbefore.commands.fleet_report import show as show_report
 from notbefore.core.record import Heartbeat, Record, Vm
-from notbefore.fleet.history import History, read_past
-from notbefore.fleet.report import report as make_report
 from support.agent import eventually
 from support.fleet_instance import RunningFleet, configured, send
 from support.fleet_records import report, vm
@@ -70,8 +66,14 @@ def show(receiver: HttpPeer, over: threading.Event, seen: list[tuple[str, str]])
             say(f"   notification {len(seen)}: {record.body}{by}")
 
 
-def play(directory: Path, stack: ExitStack, *, keep: bool) -> bool:
-    """Run the script; returns whether all that was expected has come."""
+def run(command: str, what: str, instance: RunningFleet) -> None:
+    say(f"\nnotbefore {command} {what}:")
+    url = ("--url", f"http://127.0.0.1:{instance.port}")
+    subprocess.run([sys.executable, "-m", "notbefore", command, what, *url], check=True)
+
+
+def play(directory: Path, stack: ExitStack, *, keep: bool) -> None:
+    """Run the script. ``keep``: go on until Ctrl-C."""
     hub, receiver = stack.enter_context(Hub(directory)), stack.enter_context(HttpPeer())
     config = configured(directory, hub, receiver.url, group_by=list(GROUPED), group_wait="2s", group_interval="5s")
     over, seen = threading.Event(), list[tuple[str, str]]()
@@ -95,9 +97,8 @@ def play(directory: Path, stack: ExitStack, *, keep: bool) -> bool:
         thread.start()
         stack.callback(thread.join)
     stack.callback(over.set)
-    ask = AgentClient(f"http://127.0.0.1:{instance.port}").ask
     say(f"{len(VMS)} VMs in {len(SETS)} scale sets send their heartbeats to a simulated Event Hub")
-    eventually(lambda: ask(WAVES)["heard"] == len(VMS), patience=PATIENCE)
+    eventually(lambda: instance.json("/api/v1/fleet/events")["heard"] == len(VMS), patience=PATIENCE)
     silent += SILENT
     # their last heartbeats promise the next ones soon: so they are missed soon
     beat(hub, [one for one in VMS if one.name in SILENT], BEAT)
@@ -107,7 +108,7 @@ def play(directory: Path, stack: ExitStack, *, keep: bool) -> bool:
     say(f"-- a maintenance of the scale set web is announced: {len(events)} events, and {len(WEB)} VMs see each")
     send(hub, [one for number in events for one in reports(begin, "announced", number)])
     expect("Freeze", "announced")
-    show_waves(ask(WAVES), sys.stdout)
+    run("events", "--fleet", instance)
     for number in events:
         if number == len(events) // 2:
             say("-- the instance is killed, in the middle of the wave; another one goes on from its snapshot")
@@ -121,25 +122,14 @@ def play(directory: Path, stack: ExitStack, *, keep: bool) -> bool:
     expect("Silent", "started")
     time.sleep(2.0)
     say(f"\n{3 * len(events) * len(WEB)} records of events went in, {len(seen)} notifications came out.")
-    say("\nnotbefore fleet report:")
-    past = History(directory / "state").past(begin.timestamp())
-    found = make_report(read_past(past))
-    show_report(found)
-    complete = seen.count(("Freeze", "announced")) == 1 and sum(row.events for row in found) == len(events)
-    say("\nThe demo is complete." if complete else "\nSomething was expected that did not come: see above.")
+    run("fleet", "report", instance)
     while keep and instance.process.poll() is None:
         time.sleep(1.0)
-    return complete
-
-
-def main(*, keep: bool) -> int:
-    """Play; returns 0 if everything came as expected. ``keep``: go on until Ctrl-C."""
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notbefore-demo-")))
-        return int(not play(directory, stack, keep=keep))
 
 
 if __name__ == "__main__":
     if not is_here("proton"):
         sys.exit(f"the engine of the Event Hub could not be built: {NEEDS['proton'].get}")
-    sys.exit(main(keep="--keep" in sys.argv[1:]))
+    with ExitStack() as found:
+        name = found.enter_context(tempfile.TemporaryDirectory(prefix="notbefore-demo-"))
+        play(Path(name), found, keep="--keep" in sys.argv[1:])

@@ -51,6 +51,15 @@ def test_while_the_hub_is_away_nobody_is_silent() -> None:
     assert log.silent == []
 
 
+def test_where_the_hub_has_more_partitions_nobody_is_expected_in_one_that_was_read_before() -> None:
+    log = Log()
+    log.fold.hub_has(1)
+    log.beat(A)
+    log.fold.hub_has(2)  # its VMs may send to the other one by now
+    log.pass_time(2000)
+    assert (log.kinds, log.silent) == ([], [])
+
+
 def test_a_vm_that_is_gone_for_a_day_is_forgotten() -> None:
     log = Log()
     log.pass_time(600, A, B)

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from proton import Condition, symbol
@@ -25,23 +25,10 @@ def condition(name: str, text: str) -> Condition:
     return Condition(name, text, {symbol("com.microsoft:tracking-id"): "simulated"})
 
 
-class Client(Protocol):
-    """A connection, as far as the server needs it."""
-
-    def flush(self) -> None:
-        """Write what the engine has to send."""
-
-    def tick(self) -> None:
-        """Let the time pass."""
-
-    def end(self, *, abruptly: bool) -> None:
-        """End the connection."""
-
-
 class Reader:
     """A receiver of one partition."""
 
-    def __init__(self, link: Any, place: tuple[Hub, int], start: int, epoch: int | None, client: Client) -> None:
+    def __init__(self, link: Any, place: tuple[Hub, int], start: int, epoch: int | None, client: Any) -> None:
         self.link, self.next, self.epoch, self.client = link, start, epoch, client
         self.hub, self.partition = place
 
@@ -57,7 +44,7 @@ class HubServer:
             store = Path(f"{options.store}.{name}") if options.store else None
             self.hubs[name.casefold()] = Hub(name, int(partitions or 2), store)
         self.keys = dict(text.split("=", 1) for text in options.key)
-        self.clients: set[Client] = set()
+        self.clients: set[Any] = set()
         self.readers: dict[tuple[str, str, int], list[Reader]] = {}
         self.fault = ""
         self.cuts = 0  # transfers that are to be cut off yet
