@@ -22,7 +22,7 @@ from notbefore.process.clock import Clock
 from notbefore.store.disk import DiskHangsError
 from notbefore.store.file import FILE_NAME, StateFile, StoredState
 from notbefore.store.store import Store
-from notbefore.store.stored_outbox import MAX_EXERCISES, StoredChange
+from notbefore.store.stored_outbox import StoredChange
 from support.agent import eventually
 from support.azure import T0
 from support.box import change, rows_of
@@ -90,24 +90,6 @@ def test_a_delivery_goes_once_it_is_written_and_who_may_send_is_called(tmp_path:
             disk.heal()
         eventually(lambda: len(calls) == 2)
         assert len(store.outbox.exchange([], {"chat": 1})) == 1
-
-
-def test_the_attempts_at_an_exercise_are_remembered_and_it_is_in_no_history(tmp_path: Path) -> None:
-    clock = SteppedClock()
-    with store_in(tmp_path, clock) as store:
-        one = delivery("e1", created=clock.time(), due=clock.time(), expires=1e12)
-        assert store.outbox.exercise("e1", [stored(1, one)]) == []
-        settle(store)
-        clock.go(3)
-        (given,) = store.outbox.exchange([], {"chat": 1})
-        failed = SendResult(given.delivery_id, "failed", "no answer")
-        store.outbox.exchange([failed], {})
-        (attempt,) = store.outbox.exercise("e1")
-        assert (attempt.sink, attempt.kind, attempt.result, attempt.took) == ("chat", "announced", failed, 3.0)
-        assert not store.history(None, 10)[0]
-        for number in range(MAX_EXERCISES):
-            store.outbox.exercise(f"later{number}")
-        assert store.outbox.exercise("e1") == []
 
 
 def test_a_sick_disk_is_waited_for_no_longer_than_a_second(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from msgspec import Raw, Struct
 from notbefore.core.delivery import Delivery, DeliveryState, Routing
 from notbefore.errors import NotBeforeError
 from notbefore.store.store import Store
-from notbefore.store.stored_outbox import ExerciseAttempt, StoredChange
+from notbefore.store.stored_outbox import StoredChange
 
 
 class OutboxRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="outbox", tag_field="ask"):
@@ -60,10 +60,14 @@ class ExerciseRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="exer
 
 
 class ExerciseReply(Struct, frozen=True):
-    """The attempts so far. ``due``: seconds until the next one; ``None``: there will be none."""
+    """What is left of it in the outbox: what is not there any more was accepted, unless the outbox ``overflowed``.
 
-    attempts: tuple[ExerciseAttempt, ...] = ()
+    ``due``: seconds until the next attempt; ``None``: there will be none.
+    """
+
+    left: tuple[Delivery, ...] = ()
     due: float | None = None
+    overflowed: int = 0  # deliveries of all events, so far
 
 
 Request = OutboxRequest | HistoryRequest | ExerciseRequest
@@ -87,13 +91,16 @@ class Operations:
         return self._exercise(request)
 
     def _exercise(self, request: ExerciseRequest) -> ExerciseReply:
-        attempts = self._store.outbox.exercise(request.event_key, request.steps)
         with self._store.outbox.opened() as (outbox, now):
-            rows = [row for row in outbox.rows.chosen() if row.event_key == request.event_key]
+            for step in request.steps:  # delivered as changes are, and no part of the state and the history
+                outbox.take(step.change, step.record, step.deliveries, now, time.time())
+            left = [row for row in outbox.rows.chosen() if row.event_key == request.event_key]
             if request.end:
-                outbox.drop([row.delivery_id for row in rows])
-        due = min((row.due for row in rows if row.state == "pending"), default=None)
-        return ExerciseReply(tuple(attempts), None if due is None else due - now)
+                outbox.drop([row.delivery_id for row in left])
+            due = min((row.due - now for row in left if row.state == "pending"), default=None)
+            counts = outbox.rows.ledger.counts.items()
+            overflowed = sum(count for (_, result), count in counts if result == "overflowed")
+            return ExerciseReply(tuple(left), due, overflowed)
 
     def _outbox(self, request: OutboxRequest) -> OutboxReply:
         listed = self._store.load().tracked.events.keys()

@@ -10,9 +10,8 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from operator import itemgetter
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, TextIO
 
@@ -27,23 +26,20 @@ from notbefore.config.load import load
 from notbefore.config.model import Config
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
-from notbefore.core.delivery import MessageKind, Routing, deliveries
+from notbefore.core.delivery import Delivery, Routing, deliveries
 from notbefore.core.document import EVENT_TYPES, FREEZE, PROMISED, SCHEDULED, STARTED, USER, Document, Event
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
-from notbefore.core.outbox import SendResult
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Match, Route
 from notbefore.core.tracked import Observation, Tracked
-from notbefore.errors import ConfigError, ImdsError
+from notbefore.errors import ConfigError, ImdsError, NotBeforeError
 from notbefore.imds.client import ImdsClient
 from notbefore.imds.identity import fetch_vm
-from notbefore.store.stored_outbox import ExerciseAttempt, StoredChange
+from notbefore.store.stored_outbox import StoredChange
 
-NOT_SENT: Final = SendResult("", "returned", "nobody has tried to send it")
 LOOK_INTERVAL: Final = 0.1  # seconds between two looks at what has become of it
 SPARE: Final = 5.0  # seconds beyond ``--wait`` after which nothing of it is sent any more, whoever has killed the drill
-WORDS: Final = {"accepted": "delivered", "failed": "failed", "refused": "refused", "returned": "not sent"}
 SCENARIOS: Final = {event_type.lower(): event_type for event_type in EVENT_TYPES}
 FREEZE_SECONDS: Final = 9  # the interruption that Azure is made to expect of a Freeze; of the others it says none
 
@@ -146,15 +142,22 @@ class Exercise:
         """What is opened there stays open until the end of the event is sent."""
         return not self._terms[sink].approvals
 
-    def send(self, state_dir: Path, patience: float) -> tuple[ExerciseAttempt, ...]:
-        """Have the agent send it, and return the attempts; failed ones are repeated for ``patience`` seconds."""
+    def send(self, state_dir: Path, patience: float) -> tuple[Delivery, ...]:
+        """Have the agent send it, with ``patience`` seconds for attempts that fail; returns what was not accepted.
+
+        Raises ``NotBeforeError`` where that is not known.
+        """
         key = self.end.event.key
         deadline = time.monotonic() + (self.end.time - datetime.now(UTC)).total_seconds() + patience
         reply = ask_agent(state_dir, ExerciseRequest(key, self.steps), ExerciseReply)
+        overflowed = reply.overflowed
         while reply.due is not None and time.monotonic() + max(0.0, reply.due) <= deadline:
             time.sleep(LOOK_INTERVAL)
             reply = ask_agent(state_dir, ExerciseRequest(key), ExerciseReply)
-        return ask_agent(state_dir, ExerciseRequest(key, end=True), ExerciseReply).attempts
+        reply = ask_agent(state_dir, ExerciseRequest(key, end=True), ExerciseReply)
+        if reply.overflowed != overflowed:
+            raise NotBeforeError("the outbox has overflowed meanwhile: it is not known who was reached")
+        return tuple(row for row in reply.left if row.state != "repeating")
 
 
 def _step(change: Change, routing: Routing, vm: Vm) -> StoredChange:
@@ -164,14 +167,12 @@ def _step(change: Change, routing: Routing, vm: Vm) -> StoredChange:
 
 
 class DrillRow(Struct, frozen=True):
-    """What came of one message at one sink; ``took_seconds`` is for the last attempt."""
+    """What came of one message at one sink."""
 
     sink: str
     kind: str
     change: str
-    result: str
-    took_seconds: float
-    attempts: int
+    result: str  # delivered, failed, refused, not sent
     error: str
 
 
@@ -187,12 +188,11 @@ class DrillReport(Struct, frozen=True):
     still_open: list[str]  # they keep an alert, which somebody has to close
 
     @classmethod
-    def of(
-        cls, exercise: Exercise, attempts: tuple[ExerciseAttempt, ...], config: Config, *, routed: bool
-    ) -> "DrillReport":
-        """What the exercise showed; ``routed``: it went by the routes, and not to one sink."""
-        sent = [(one.sink, one.kind) for step in exercise.steps for one in step.deliveries]
-        rows = [_row(config, sink, kind, attempts) for sink, kind in sorted(sent, key=itemgetter(0))]
+    def of(cls, exercise: Exercise, left: tuple[Delivery, ...], config: Config, *, routed: bool) -> "DrillReport":
+        """What the exercise showed; ``left``: what was not accepted; ``routed``: it went by the routes."""
+        found = {one.delivery_id: one for one in left}
+        sent = sorted((one for step in exercise.steps for one in step.deliveries), key=attrgetter("sink"))
+        rows = [_row(config.sinks[one.sink].kind, one, found.get(one.delivery_id)) for one in sent]
         missed = {row.sink for row in rows if row.result != "delivered"}
         tried = {row.sink for row in rows}
         accepted = {(row.sink, row.change) for row in rows if row.result == "delivered"}
@@ -208,18 +208,12 @@ class DrillReport(Struct, frozen=True):
         )
 
 
-def _row(config: Config, sink: str, kind: MessageKind, attempts: Iterable[ExerciseAttempt]) -> DrillRow:
-    found = [one for one in attempts if (one.sink, one.kind) == (sink, kind)]
-    last = found[-1] if found else ExerciseAttempt(sink, kind, NOT_SENT, 0.0)
-    return DrillRow(
-        sink=sink,
-        kind=config.sinks[sink].kind,
-        change=kind,
-        result=WORDS[last.result.outcome],
-        took_seconds=round(last.took, 3),
-        attempts=len(found),
-        error=last.result.error,
-    )
+def _row(kind: str, sent: Delivery, left: Delivery | None) -> DrillRow:
+    if left is None:
+        return DrillRow(sent.sink, kind, sent.kind, "delivered", "")
+    if not left.error:
+        return DrillRow(sent.sink, kind, sent.kind, "not sent", "nobody has tried to send it")
+    return DrillRow(sent.sink, kind, sent.kind, "refused" if left.state == "dead" else "failed", left.error)
 
 
 def show(report: DrillReport, out: TextIO) -> None:
@@ -227,11 +221,8 @@ def show(report: DrillReport, out: TextIO) -> None:
     if not report.results:
         out.write("No route matches this event: nobody was notified.\n")
         return
-    rows = [
-        (row.sink, row.kind, row.change, row.result, f"{row.took_seconds:.2f}s", str(row.attempts), row.error)
-        for row in report.results
-    ]
-    table(("SINK", "KIND", "CHANGE", "RESULT", "TOOK", "ATTEMPTS", "ERROR"), rows, out)
+    rows = [(row.sink, row.kind, row.change, row.result, row.error) for row in report.results]
+    table(("SINK", "KIND", "CHANGE", "RESULT", "ERROR"), rows, out)
     sentences = (
         ("Reached: {}.", report.reached),
         ("NOT reached: {}.", report.not_reached),

@@ -5,16 +5,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
 from notbefore.core.change import Change
-from notbefore.core.delivery import Delivery, MessageKind
+from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import Outbox, SendResult
 from notbefore.metrics.outbox import OutboxView, view_of
-
-MAX_EXERCISES: Final = 10  # whose attempts are remembered
 
 log = logging.getLogger("notbefore.store")
 
@@ -25,15 +23,6 @@ class StoredChange(Struct, frozen=True):
     change: Change
     record: bytes
     deliveries: tuple[Delivery, ...] = ()
-
-
-class ExerciseAttempt(Struct, frozen=True):
-    """An attempt at a delivery of an exercise."""
-
-    sink: str
-    kind: MessageKind
-    result: SendResult
-    took: float  # seconds since it was to be sent
 
 
 class StoreClock(Protocol):
@@ -70,7 +59,6 @@ class StoredOutbox:
         self._clock = clock
         self._stepped = stepped
         self._to_deliver = to_deliver
-        self._exercised: dict[str, list[ExerciseAttempt]] = {}  # event key -> its attempts; of the last exercises
         self._sinks: Collection[str] | None = None  # those that are configured
         self._targets: Callable[[Delivery], Sequence[str]] = lambda _row: ()
 
@@ -94,31 +82,12 @@ class StoredOutbox:
         with self._memory:
             return view_of(self._outbox, self._clock.boot_time(), self._clock.time())
 
-    def exercise(self, event_key: str, steps: Iterable[StoredChange] = ()) -> list[ExerciseAttempt]:
-        """The attempts at the deliveries of an exercise, so far; where ``steps`` of it are given, have them sent first.
-
-        They are delivered as changes are, and are no part of the state and the history.
-        """
-        with self.opened() as (outbox, now):
-            attempts = self._exercised.setdefault(event_key, [])
-            if len(self._exercised) > MAX_EXERCISES:
-                del self._exercised[next(iter(self._exercised))]
-            for step in steps:
-                outbox.take(step.change, step.record, step.deliveries, now, self._clock.time())
-            return attempts.copy()
-
     # ---- the courier: see ``courier.supervisor.OutboxOwner``
 
     def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[Delivery]:
         """Take in results, and give what is due; ``room``: how many deliveries a sink can take."""
-        results = list(results)
         with self.opened(by_courier=True) as (outbox, now):
-            for result in results:
-                row = outbox.rows.by_id.get(result.delivery_id)
-                if row is not None and row.event_key in self._exercised:
-                    attempt = ExerciseAttempt(row.sink, row.kind, result, max(0.0, now - row.created))
-                    self._exercised[row.event_key].append(attempt)
-            return outbox.exchange(results, room, now)
+            return outbox.exchange(list(results), room, now)
 
     def courier_ended(self) -> None:
         """What the courier had is due again; what may run once is dead."""
