@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -113,16 +113,6 @@ class ListedEvents(Struct, frozen=True):
         return judge(settings.policy, tracked, self.context.vm, flawed=tracked.event.key in self.flawed)
 
 
-class OperatorOrder(NamedTuple):
-    """What an operator asks for; the thread puts one reply."""
-
-    tracked: TrackedEvent
-    user: str
-    reason: str
-    until: float  # monotonic seconds: it is not begun later
-    reply: queue.SimpleQueue[ControlReply]
-
-
 class Approver:
     """``settings`` gives those in use: they are asked for again right before each request."""
 
@@ -131,7 +121,7 @@ class Approver:
         self._clock = state.clock
         self._settings = settings
         self._errors = errors
-        self._orders = queue.SimpleQueue[OperatorOrder]()
+        self._orders = queue.SimpleQueue[Callable[[], None]]()  # of operators
         # by the event's key, where IMDS gave no usable answer: why, and until when it is not asked again
         self._unanswered: dict[str, tuple[str, float]] = {}
         self._woken = threading.Event()
@@ -185,7 +175,7 @@ class Approver:
     def decide(self) -> float:
         """Do what is due; returns seconds until something else may be."""
         while not self._orders.empty():
-            self._carry_out(self._orders.get())
+            self._orders.get()()
         listed = self._listed()
         by_time = sorted(listed.events.values(), key=lambda one: one.not_before or datetime.max.replace(tzinfo=UTC))
         keys = dict.fromkeys([*listed.begun, *(one.event.key for one in by_time)])
@@ -305,33 +295,35 @@ class Approver:
         if content_of(tracked) != request.content:
             return ControlReply(done=False, words="nothing was sent: the event has changed since it was shown")
         until, reply = self._clock.monotonic() + OPERATOR_PATIENCE, queue.SimpleQueue[ControlReply]()
-        self._orders.put(OperatorOrder(tracked, user, request.reason, until, reply))
+
+        def carry_out() -> None:
+            if self._clock.monotonic() < until:
+                reply.put(self._by_hand(tracked, user, request.reason))
+
+        self._orders.put(carry_out)
         self.wake()
         try:
             return reply.get(timeout=OPERATOR_PATIENCE)
         except queue.Empty:
             return UNDECIDED
 
-    def _carry_out(self, order: OperatorOrder) -> None:
+    def _by_hand(self, tracked: TrackedEvent, user: str, reason: str) -> ControlReply:
         """Approve a listed event because an operator says so, unless that is needless by now."""
-        listed, key = self._listed(), order.tracked.event.key
+        listed, key = self._listed(), tracked.event.key
         before = listed.attempts.get(key)
-        if self._clock.monotonic() >= order.until:
-            return
-        if words := _approved(before, order.tracked):
-            order.reply.put(ControlReply(done=True, words=words))
-        elif before is not None and before.state != "done":
-            order.reply.put(ControlReply(done=False, words="an approval of it is under way: see `notbefore events`"))
+        if words := _approved(before, tracked):
+            return ControlReply(done=True, words=words)
+        if key in listed.begun:
+            return ControlReply(done=False, words="an approval of it is under way: see `notbefore history`")
+        attempt = replace(next_attempt(before, tracked, OPERATOR, by=user), reason=reason)
+        if (objection := _objection(attempt, self._settings(), listed)) is not None:
+            self._end(attempt, *objection)
+        elif not listed.certain(key):
+            self._end(attempt, "no_answer", "IMDS does not answer: nothing was sent")
         else:
-            attempt = replace(next_attempt(before, order.tracked, OPERATOR, by=order.user), reason=order.reason)
-            if (objection := _objection(attempt, self._settings(), listed)) is not None:
-                self._end(attempt, *objection)
-            elif not listed.certain(key):
-                self._end(attempt, "no_answer", "IMDS does not answer: nothing was sent")
-            else:
-                self._send(attempt)
-            outcome = self._listed().attempts[key].outcome
-            order.reply.put(ControlReply(outcome.startswith("approved"), outcome) if outcome else UNDECIDED)
+            self._send(attempt)
+        outcome = self._listed().attempts[key].outcome
+        return ControlReply(outcome.startswith("approved"), outcome) if outcome else UNDECIDED
 
 
 # ---- what is decided, of frozen values

@@ -218,10 +218,9 @@ def _has_closed(connection: socket.socket) -> bool:
 
 def _peer_uid(connection: socket.socket) -> int | None:
     """The user id of the client, as the kernel knows it; ``None`` on systems without ``SO_PEERCRED``."""
-    option = getattr(socket, "SO_PEERCRED", None)
-    if option is None:
+    if not hasattr(socket, "SO_PEERCRED"):
         return None
-    _pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, option, struct.calcsize("3i")))
+    _pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(uid)
 
 

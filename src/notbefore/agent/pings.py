@@ -59,23 +59,21 @@ class Pings:
         if status.signal == "start" and self._started:
             return
         self._started = True
-        why = self._sent(status)
-        if why and why != self._failing:
-            log.warning("heartbeat: ping_url was not reached: %s", why)
-        elif self._failing and not why:
-            log.info("heartbeat: ping_url is reached again")
-        self._failing = why
-
-    def _sent(self, status: PingStatus) -> str:
-        """Send it; returns why it was not accepted, without the address; empty if it was."""
         body = f"notbefore {__version__} on {status.vm or 'unknown VM'}: {status.line}\n".encode()
+        why = ""  # without the address
         try:
             parts = urlsplit(self._heartbeat.ping_url.reveal())
             if status.signal != "success":
                 parts = parts._replace(path=f"{parts.path.rstrip('/')}/{status.signal}")
             answer = self._http.post(urlunsplit(parts), HEADERS, body)
+            if answer.status // 100 != 2:  # noqa: PLR2004 - 2xx
+                why = f"{parts.hostname} answers {answer.status}"
         except (ConfigError, SendError) as error:  # a secret that cannot be read; nobody there
-            return str(error)
+            why = str(error)
         except ValueError:  # its text may show the address
-            return "this is not an address"
-        return "" if answer.status // 100 == 2 else f"{parts.hostname} answers {answer.status}"  # noqa: PLR2004 - 2xx
+            why = "this is not an address"
+        if why and why != self._failing:
+            log.warning("heartbeat: ping_url was not reached: %s", why)
+        elif self._failing and not why:
+            log.info("heartbeat: ping_url is reached again")
+        self._failing = why
