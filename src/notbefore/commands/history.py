@@ -16,7 +16,7 @@ from notbefore.commands.client import AgentClient, add_agent, agent_client
 from notbefore.commands.options import add_json
 from notbefore.commands.owner import asking
 from notbefore.commands.tables import print_json, table
-from notbefore.core.change import ENDINGS
+from notbefore.core.change import WORDS
 from notbefore.core.delivery import Routing
 from notbefore.core.duration import Duration, span
 from notbefore.core.record import Record
@@ -126,5 +126,5 @@ def _row(change: Record) -> tuple[str, ...]:
         *map(span, measured),
         some_of(change.resources, MAX_NAMES),
         change.event_id,
-        change.approval_result or ENDINGS.get(change.reason, ""),
+        change.approval_result or WORDS.get(change.reason, ""),
     )

@@ -21,7 +21,7 @@ Scope = Literal["self", "peer", "unknown"]
 
 Outcome = Literal["canceled", "finished", "unknown"]
 
-Reason = str  # why it is reported so: docs/how-it-works.md has each of them with its story
+Reason = str  # why it is reported so: docs/how-it-works.md has each of them with its story, ``WORDS`` some in words
 
 SILENT: Final = "Silent"
 """The type of what is no event of Azure: VMs of a fleet whose signs of life have stopped."""
@@ -29,7 +29,7 @@ SILENT: Final = "Silent"
 MISSING: Final = "In the inventory, and never heard from, or not for a day."
 """The description of one whose VMs were never heard from."""
 
-ENDINGS: Final[dict[str, str]] = {
+WORDS: Final[dict[str, str]] = {  # why an ending is reported as it is, and what became of an approval
     "gone_before_start": "no longer listed, and it had not started",
     "gone_after_start": "it was Started, and is no longer listed",
     "gone_after_start_unwatched": "it was Started, and is no longer listed; nobody saw when it ended",
@@ -41,10 +41,6 @@ ENDINGS: Final[dict[str, str]] = {
     "as_far_as_known": "over as far as is known: not every VM has said so",
     "corrected": "a correction: VMs that could not report it then have done so now",
     "status_went_back": "no longer listed, after it went from Started back to Scheduled",
-}
-"""Why an ending is reported as it is, in words."""
-
-APPROVALS: Final[dict[str, str]] = {
     "accepted": "Azure accepted it",
     "refused": "Azure refused it",
     "no_answer": "Azure did not answer in time",
@@ -56,7 +52,6 @@ APPROVALS: Final[dict[str, str]] = {
     "state_not_written": "the state could not be written to the disk",
     "switched_off": "approval was disabled meanwhile",
 }
-"""What became of an approval, in words."""
 
 
 class Step:

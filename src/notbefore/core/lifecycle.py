@@ -242,7 +242,7 @@ class _Look(Struct, frozen=True):
         if len(steps) > MAX_STEPS:  # of the others there is one a kind, and each is needed if the EventId comes back
             del steps[next(name for name in steps if name.startswith("updated "))]
         known, identity = replace(known, steps=steps), change_id(known.event.key, kind, digest, nth)
-        return known, known.change(identity, (kind, reason), self.now.time, self.document.incarnation)
+        return known, known.change(identity, (kind, reason), self.now.at.wall, self.document.incarnation)
 
 
 def _last_known(old: Event, event: Event, flaws: tuple[Flaw, ...]) -> Event:

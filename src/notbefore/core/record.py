@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from notbefore.core.change import APPROVALS, BY_RULE, OPERATOR, Change, Step
+from notbefore.core.change import BY_RULE, OPERATOR, WORDS, Change, Step
 from notbefore.core.sentence import progress, rfc3339, sentence, sentence_of_many, vms_in_words
 from notbefore.core.text import escaped
 
@@ -223,7 +223,7 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
             return ""
         rule = "by hand" if self.approval_rule == OPERATOR else f"rule {self.approval_rule}"
         who = f", {self.approval_by}" if self.approval_by not in (None, BY_RULE) else ""
-        return f"{APPROVALS.get(self.reason, self.reason.replace('_', ' '))} ({rule}{who})"
+        return f"{WORDS.get(self.reason, self.reason.replace('_', ' '))} ({rule}{who})"
 
     @property
     def shared(self) -> Self:

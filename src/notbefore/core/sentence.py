@@ -3,14 +3,9 @@
 from datetime import UTC, datetime
 from typing import Final
 
-from notbefore.core.change import MISSING, SILENT, Change, ChangeKind
+from notbefore.core.change import MISSING, SILENT, WORDS, Change
 
 _OUTCOMES: Final = {"canceled": "canceled", "finished": "finished", "unknown": "gone, and how it ended was not seen"}
-_APPROVALS: Final[dict[ChangeKind, str]] = {
-    "approved": "approved: Azure may start it now, for all its resources",
-    "approval_failed": "asked to be approved, without success",
-    "approval_skipped": "not approved",
-}
 
 
 def progress(events: int, under_way: int, over: int) -> str:
@@ -49,7 +44,8 @@ def sentence(change: Change, whom: str | None = None) -> str:
         before = change.previous.event_type if change.previous is not None else event.event_type
         return f"{what} changed" + (f": it was a {before}" if before != event.event_type else "")
     if change.approval is not None:
-        return f"{what} {_APPROVALS[change.kind]} ({change.reason.replace('_', ' ')}, {change.approval.approval_rule})"
+        result = "approved" if change.kind == "approved" else "not approved"
+        return f"{what} {result}: {WORDS.get(change.reason, change.reason)} ({change.approval.approval_rule})"
     if change.kind == "started":
         return f"{what} started" + (" without notice" if change.without_notice else "")
     return f"{what} {_OUTCOMES[change.outcome or 'unknown']}"

@@ -51,11 +51,6 @@ class Observation(Struct, frozen=True):
     elsewhere: bool = False  # the first answer of another endpoint or api-version, after a reload
 
     @property
-    def time(self) -> datetime:
-        """The wall clock, UTC."""
-        return self.at.wall
-
-    @property
     def watched(self) -> bool:
         """Nothing can have come and gone unseen since the last good answer."""
         return self.silence is not None and self.silence <= WATCHED and not self.rebooted

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from notbefore.config.messages import Links, Messages
-from notbefore.core.change import ENDINGS, MISSING, SILENT
+from notbefore.core.change import MISSING, SILENT, WORDS
 from notbefore.core.document import REBOOTING, STARTED, VANISHING
 from notbefore.core.duration import countdown, words
 from notbefore.core.record import EXERCISE, Record
@@ -102,7 +102,7 @@ def _story(message: Message, now: datetime, own: dict[str, str]) -> tuple[str, s
         return f"{event} is over", "The event is over. Nothing more will happen.", _filled(of_type.over, record)
     if kind in KINDS:
         said = KINDS[kind]
-        why = f" The reason: {ENDINGS[record.reason]}." if kind == "ended" and record.reason in ENDINGS else ""
+        why = f" The reason: {WORDS[record.reason]}." if kind == "ended" and record.reason in WORDS else ""
         gone = kind == "ended" and record.event_type in VANISHING
         advice = _filled(phrases.MAYBE_GONE if gone else said.advice, record)
         return f"{event} {said.title}", said.summary.format(vm=one_line(record.vm_name or "A VM")) + why, advice

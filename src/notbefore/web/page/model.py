@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from notbefore.core.change import ENDINGS
+from notbefore.core.change import WORDS
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.listing import PendingEvent, PendingView
 from notbefore.core.record import Record, Vm, view
@@ -192,5 +192,5 @@ def _ended(change: Record, started: datetime | None) -> TimelineEvent:
         started=started,
         ended=change.time,
         outcome=change.outcome or "unknown",
-        why=ENDINGS.get(change.reason, ""),
+        why=WORDS.get(change.reason, ""),
     )
