@@ -14,9 +14,11 @@ function that inflicts and heals, and a line in ``FAULTS``.
 """
 
 import argparse
-import collections
 import fcntl
+import http
 import http.client
+import http.server
+import itertools
 import json
 import logging
 import os
@@ -29,9 +31,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,40 +47,39 @@ from notbefore.store.file import FILE_NAME
 from notbefore.store.store import Store
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from support.agent import free_port, get, notbefore
-from support.azure import FUTURE, body, item
+from support.agent import eventually, free_port, get, notbefore
+from support.azure import FUTURE, ME, STARTED, body, item
 from support.hanging_disk import EVERYTHING, WRITES, HangingDisk
 from support.recorded_disk import Image, RecordedDisk, Step
 
 FLOWS = 20
 LATE = 5.0  # seconds after the moment from which on a delivery was possible
-SLOWLY = (1.2, 2.2)  # seconds between two lists: the agent polls each 0.2 s, and waits 0.5 s for a lock
-PORT = free_port()
-
-
+OFTEN = (0.2, 0.9)  # seconds between two lists
+SLOWLY = (1.2, 2.2)  # the agent polls each 0.2 s, and waits 0.5 s for a lock
 MOODS = {"take": 60, "fail": 15, "take and say 500": 10, "cut": 5, "take and cut": 5, "hang": 3, "throttle": 2}
-"""What a receiver that is not calm does with a delivery, by weight."""
+STEPS = ("announced", "started", "over")
 
 
 class Moody(Receiver):
-    """A receiver that fails, lies and hangs, until it is told to be calm; it counts what it did."""
+    """A receiver that fails, lies and hangs, unless it is calm; it counts what it did."""
 
-    def __init__(self) -> None:
-        self.answers: collections.Counter[str] = collections.Counter()
-        self.calm = False
+    def __init__(self, *, calm: bool) -> None:
+        self.answers = Counter[str]()
+        self.calm = calm
         super().__init__(self.choose)
 
     def choose(self) -> str:
-        mood = "take" if self.calm else random.choices(list(MOODS), list(MOODS.values()))[0]
+        mood = "take" if self.calm else random.choices([*MOODS], [*MOODS.values()])[0]
         self.answers[mood] += 1
         return mood
 
-    @property
-    def steps(self) -> Iterator[tuple[str, str, float]]:
-        """What it has taken, in order: the event's id in lower case, the kind of the message, when."""
+    def arrived(self) -> dict[tuple[str, str], float]:
+        """When each step of an event first came, in this order."""
+        found: dict[tuple[str, str], float] = {}
         for one in self.taken:
-            record = one.record
-            yield record["azure.scheduled_event.id"].casefold(), record["notbefore.delivery.kind"], one.at
+            kind = one.record["notbefore.delivery.kind"]
+            found.setdefault((one.record["azure.scheduled_event.id"], kind if kind in STEPS else "over"), one.at)
+        return found
 
 
 class World(threading.Thread):
@@ -87,106 +88,177 @@ class World(threading.Thread):
     ``pace``: the shortest and the longest time between two lists, in seconds. ``shown``: when each step was listed.
     """
 
-    def __init__(self, simulator: Simulator, pace: tuple[float, float] = (0.2, 0.9)) -> None:
+    def __init__(self, simulator: Simulator, pace: tuple[float, float]) -> None:
         super().__init__(daemon=True)
-        self._simulator = simulator
-        self._pace = pace
-        self.shown: dict[tuple[str, str], float] = {}
+        self._simulator, self._pace = simulator, pace
         self._over = threading.Event()
+        self.shown: dict[tuple[str, str], float] = {}
         self.begun = 0
 
     def run(self) -> None:
-        listed: dict[str, str] = {}
-        for incarnation in range(2, 10_000_000):
-            if self._over.wait(random.uniform(*self._pace)):
-                break
-            steps: list[tuple[str, str]] = []
-            for event_id in random.sample(sorted(listed), min(2, len(listed))):
-                if listed[event_id] == "Scheduled" and random.random() < 0.8:
-                    listed[event_id] = "Started"
-                    steps.append((event_id.casefold(), "started"))
+        listed: dict[str, dict[str, Any]] = {}
+        for incarnation in itertools.count(2):
+            steps = []
+            over = self._over.wait(random.uniform(*self._pace))
+            for event in [*listed] if over else random.sample([*listed], min(2, len(listed))):
+                if not over and listed[event]["EventStatus"] == "Scheduled" and random.random() < 0.8:
+                    listed[event] |= STARTED
+                    steps.append((event, "started"))
                 else:
-                    del listed[event_id]
-                    steps.append((event_id.casefold(), "over"))
-            while len(listed) < FLOWS:
+                    del listed[event]
+                    steps.append((event, "over"))
+            while len(listed) < FLOWS and not over:
                 self.begun += 1
-                listed[f"E-{self.begun}"] = "Scheduled"
-                steps.append((f"e-{self.begun}", "announced"))
-            self._show(listed, incarnation)
+                event = f"e-{self.begun}"
+                listed[event] = item(event, NotBefore=FUTURE)
+                steps.append((event, "announced"))
+            self._simulator.set_document(body(*listed.values(), incarnation=incarnation))
             self.shown |= dict.fromkeys(steps, time.monotonic())
-        time.sleep(self._pace[1])  # the last list is seen as long as the others
-        self._show({}, 10_000_000)
-        self.shown |= {(event_id.casefold(), "over"): time.monotonic() for event_id in listed}
-
-    def _show(self, listed: dict[str, str], incarnation: int) -> None:
-        events = [
-            item(event_id, EventStatus=status, NotBefore=FUTURE if status == "Scheduled" else "")
-            for event_id, status in listed.items()
-        ]
-        self._simulator.set_document(body(*events, incarnation=incarnation))
+            if over:
+                return
 
     def stop(self) -> None:
+        """Let the last list be seen as long as the others, and end everything."""
+        time.sleep(self._pace[1])
         self._over.set()
         self.join()
 
 
+class Scene(NamedTuple):
+    """A world, who is told of it, and where the agent is to keep its state."""
+
+    world: World
+    receiver: Moody
+    directory: Path
+    state: Path
+    command: list[str]
+    port: int
+
+
+@contextmanager
+def scene(pace: tuple[float, float] = OFTEN, *, calm: bool = False) -> Iterator[Scene]:
+    """Everything but the agent."""
+    port = free_port()
+    receiver = Moody(calm=calm)
+    with tempfile.TemporaryDirectory() as name, Simulator((ME,)) as simulator:
+        directory, state = Path(name), Path(name) / "state"
+        state.mkdir(mode=0o700)
+        hook = {"url": receiver.url, "allow_private": True, "timeout": "1s", "expire_on_end": False}
+        config = directory / "notbefore.yaml"
+        config.write_text(json.dumps({"sinks": {"hook": {"webhook": hook}}}), encoding="utf-8")
+        command = [sys.executable, "-m", "notbefore", "run", str(config), "--imds", simulator.endpoint]
+        command += ["--state-dir", str(state), "--listen", f"127.0.0.1:{port}"]
+        yield Scene(World(simulator, pace), receiver, directory, state, command, port)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "modes",
-        nargs="*",
-        choices=["kills", "power-cut", *FAULTS],
-        default="kills",
-        metavar="MODE",
-        help=" | ".join(["kills", "power-cut", *FAULTS]),
-    )
+    modes = ["kills", "power-cut", *FAULTS]
+    parser.add_argument("modes", nargs="*", choices=[*modes, []], metavar="MODE", help=" | ".join(modes))
     parser.add_argument("--kills", type=int, default=200, help="how often to kill (default 200; the claim is 2000)")
     parser.add_argument("--rounds", type=int, default=20, help="how often to inflict each other fault (default 20)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     random.seed(options.seed)
-    bad = 0
-    for mode in [options.modes] if isinstance(options.modes, str) else options.modes:
+    bad = False
+    for mode in options.modes or ["kills"]:
         if mode == "kills":
-            bad += kills(options.kills)
+            bad |= kills(options.kills)
         elif mode == "power-cut":
-            bad += power_cut(options.rounds)
+            bad |= power_cut(options.rounds)
         else:
-            bad += inflict(mode, options.rounds)
-    sys.exit(1 if bad else 0)
+            bad |= inflict(mode, options.rounds)
+    sys.exit(bad)
 
 
-def configuration(directory: Path, receiver: Receiver) -> Path:
-    path = directory / "notbefore.yaml"
-    hook = {"url": receiver.url, "allow_private": True, "timeout": "1s", "expire_on_end": False}
-    path.write_text(json.dumps({"sinks": {"hook": {"webhook": hook}}}), encoding="utf-8")
-    return path
+def start(command: list[str], **variables: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "NOTBEFORE_IMDS__INTERVAL": "200ms", "NOTBEFORE_LOG__LEVEL": "error", **variables}
+    log = None if os.environ.get("SHOW_LOG") else subprocess.DEVNULL
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=environment)
 
 
-def run_command(config: Path, simulator: Simulator, state: Path) -> list[str]:
-    command = [sys.executable, "-m", "notbefore", "run", str(config), "--imds", simulator.endpoint]
-    return [*command, "--state-dir", str(state), "--listen", f"127.0.0.1:{PORT}"]
+def child(process: int) -> int:
+    """The first child of a process, or 0."""
+    with suppress(OSError, IndexError):
+        return int(Path(f"/proc/{process}/task/{process}/children").read_text(encoding="ascii").split()[0])
+    return 0
+
+
+def swapped(steps: Iterable[tuple[str, str]]) -> int:
+    """The number of events whose steps came out of order."""
+    order: dict[str, list[int]] = {}
+    for event, step in steps:
+        order.setdefault(event, []).append(STEPS.index(step))
+    return sum(found != sorted(found) for found in order.values())
+
+
+# ---- kills
 
 
 def kills(count: int) -> bool:
-    receiver = Moody()
+    """What the agent recorded against what the receiver has; returns whether anything was lost or out of order."""
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory() as directory, Simulator(("WestNO_0",)) as simulator:
-        world = World(simulator)
-        world.start()
-        command = run_command(configuration(Path(directory), receiver), simulator, Path(directory))
-        killed = kill_often(command, count)
-        receiver.calm = True
-        agent = start(command)
+    with scene() as the:
+        the.world.start()
+        killed = kill_often(the.command, count)
+        the.receiver.calm = True
+        agent = start(the.command)
+        the.world.stop()
         time.sleep(2)
-        world.stop()
-        drained = drain(Path(directory))
-        counted = counts()
+        drained = drain(the.state)
+        metrics = get(the.port, "/metrics")[1].decode()
         agent.terminate()
         agent.wait(30)
-        bad = report(Path(directory), receiver, killed, counted) or not drained
-        print(f"events {world.begun}, drained {drained}, {time.monotonic() - begun:.0f} s")
-    return bad
+        history = told("history", "--state-dir", the.state, "--limit", 1_000_000)
+    counted = re.findall(r'(?m)^notbefore_deliveries_total\{result="(\w+)",sink="hook"\} (\d+)', metrics)
+    expected = {delivery_id(change["azure.scheduled_event.change_id"], "hook") for change in history}
+    taken = Counter(one.delivery_id for one in the.receiver.taken)
+    out_of_order = swapped(the.receiver.arrived())
+    lost, unknown = len(expected - taken.keys()), len(taken.keys() - expected)
+    print(f"killed {dict(killed)}; the receiver's answers {dict(the.receiver.answers)}")
+    print(f"changes recorded {len(history)}, deliveries taken {len(taken)}, counted {dict(counted)}")
+    print(f"LOST {lost} (bar: 0); unknown ids {unknown}; swapped {out_of_order} (bar: 0)")
+    print(f"repeated under the same id: {taken.total() - len(taken)}")
+    print(f"events {the.world.begun}, drained {drained}, {time.monotonic() - begun:.0f} s")
+    return bool(lost or out_of_order or not drained)
+
+
+def kill_often(
+    command: list[str], times: int, pause: tuple[float, float] = (0.02, 0.9), **variables: str
+) -> Counter[str]:
+    """Kill now the agent, now the courier; what was killed how often. ``pause``: seconds between two kills."""
+    killed = Counter[str]()
+    agent = start(command, **variables)
+    while killed.total() < times:
+        time.sleep(random.uniform(*pause))
+        if random.random() < 0.5:
+            agent.kill()
+            agent.wait()
+            killed["agent"] += 1
+            agent = start(command, **variables)
+        elif courier := child(agent.pid):
+            with suppress(ProcessLookupError):
+                os.kill(courier, signal.SIGKILL)
+                killed["courier"] += 1
+    agent.kill()
+    agent.wait()
+    return killed
+
+
+def drain(state: Path) -> bool:
+    """Have what is left sent without further pauses; whether all of it went."""
+    deadline = time.monotonic() + 300
+    while waiting := told("outbox", "list", "--state", "pending", "--state-dir", state):
+        if time.monotonic() > deadline:
+            return False
+        told("outbox", "retry", *(one["delivery_id"] for one in waiting), "--state-dir", state)
+        time.sleep(3)
+    return True
+
+
+def told(*command: object) -> list[dict[str, Any]]:
+    """What a command prints, as an operator would use it."""
+    return [json.loads(line) for line in notbefore(*command, "--json").stdout.splitlines()]
 
 
 # ---- faults of the disk and of the state file
@@ -198,15 +270,6 @@ class Place(NamedTuple):
     state: Path  # the state directory, as the agent sees it
     disk: HangingDisk  # the state directory's, for the agent and the courier alone
     manager: subprocess.Popen[bytes]  # starts the agent, whenever it has ended
-
-    @property
-    def agent(self) -> int:
-        """The id of the agent's process that runs now."""
-        while True:
-            with suppress(OSError, IndexError):
-                children = Path(f"/proc/{self.manager.pid}/task/{self.manager.pid}/children").read_text()
-                return int(children.split()[0])
-            time.sleep(0.02)
 
     @property
     def disk_of_agent(self) -> Path:
@@ -236,7 +299,7 @@ def sick_kills(place: Place, seconds: float) -> None:
     """The agent is killed while its disk is full: it forgets what only its memory knew."""
     fill(place)
     time.sleep(seconds / 2)
-    os.kill(place.agent, signal.SIGKILL)
+    os.kill(eventually(lambda: child(place.manager.pid)), signal.SIGKILL)
     time.sleep(seconds / 2)
     (place.disk_of_agent / "filler").unlink()
 
@@ -300,51 +363,42 @@ FAULTS = {
 
 
 def inflict(mode: str, rounds: int) -> bool:
-    """Inflict one fault again and again; prints the account, and returns whether anything was lost or late."""
-    fault, receiver, begun = FAULTS[mode], Moody(), time.monotonic()
-    receiver.calm = True
-    with tempfile.TemporaryDirectory() as directory, Simulator(("WestNO_0",)) as simulator:
-        state = Path(directory) / "state"
-        disk = HangingDisk(state, Path(directory))
-        state.mkdir()
-        inside = ("unshare", "--mount", "sh", "-c", fault.mount + MANAGER, str(state))
-        command = run_command(configuration(Path(directory), receiver), simulator, state)
-        manager = start([*inside, *command], **disk.variables)
-        while not _answers():
-            time.sleep(0.05)
-        world = World(simulator, SLOWLY)
-        world.start()
+    """Inflict one fault again and again; what Azure listed against what the receiver has.
+
+    How an event ended is not for this mode to judge. Returns whether anything was lost or late.
+    """
+    fault, begun = FAULTS[mode], time.monotonic()
+    with scene(SLOWLY, calm=True) as the:
+        disk = HangingDisk(the.state, the.directory)
+        inside = ["unshare", "--mount", "sh", "-c", fault.mount + MANAGER, str(the.state)]
+        manager = start([*inside, *the.command], **disk.variables)
+        eventually(lambda: ready(the.port))
+        the.world.start()
         for _ in range(rounds):
             time.sleep(random.uniform(0.5, 3))
-            fault.inflict(Place(state, disk, manager), random.uniform(1, 6))
-        world.stop()
+            fault.inflict(Place(the.state, disk, manager), random.uniform(1, 6))
+        the.world.stop()
         time.sleep(LATE + 2)
         manager.terminate()
         manager.wait(30)
-    return account(mode, rounds, world, receiver, time.monotonic() - begun) and not fault.loses
-
-
-def account(mode: str, rounds: int, world: World, receiver: Moody, took: float) -> bool:
-    """What Azure listed against what the receiver has; how an event ended is not for this command to judge."""
-    arrived: dict[tuple[str, str], float] = {}
-    order: dict[str, list[str]] = {}
-    for event, kind, at in receiver.steps:
-        step = kind if kind in ("announced", "started") else "over"
-        if (event, step) not in arrived:
-            arrived[event, step] = at
-            order.setdefault(event, []).append(step)
-    delays = {step: arrived[step] - shown for step, shown in world.shown.items() if step in arrived}
-    lost = sorted(world.shown.keys() - arrived.keys())
+    arrived = the.receiver.arrived()
+    delays = {step: arrived[step] - shown for step, shown in the.world.shown.items() if step in arrived}
+    lost = sorted(the.world.shown.keys() - arrived.keys())
     late = sorted(step for step, delay in delays.items() if delay > LATE)
-    ids = collections.Counter(one.delivery_id for one in receiver.taken)
-    rank = ["announced", "started", "over"]
-    swapped = sum(steps != sorted(steps, key=rank.index) for steps in order.values())
-    slowest, middle = max(delays.values(), default=0.0), sorted(delays.values())[len(delays) // 2] if delays else 0.0
-    print(f"{mode}: {rounds} times, {world.begun} events, {len(world.shown)} steps, {took:.0f} s")
-    print(f"{mode}: LOST {len(lost)} (bar: 0), LATE {len(late)} (bar: 0), out of order {swapped} (bar: 0)")
-    print(f"{mode}: repeated {ids.total() - len(ids)}, of other ids {len(ids) - len(arrived)}; "
-          f"delay {middle:.2f} s (median), {slowest:.2f} s (longest)", *lost[:5], *late[:5])  # fmt: skip
-    return bool(lost or late or swapped)
+    ids = Counter(one.delivery_id for one in the.receiver.taken)
+    out_of_order, ordered = swapped(arrived), sorted(delays.values()) or [0.0]
+    print(f"{mode}: {rounds} times, {the.world.begun} events, {len(the.world.shown)} steps,", end=" ")
+    print(f"{time.monotonic() - begun:.0f} s")
+    print(f"{mode}: LOST {len(lost)} (bar: 0), LATE {len(late)} (bar: 0), out of order {out_of_order} (bar: 0)")
+    print(f"{mode}: repeated {ids.total() - len(ids)}, of other ids {len(ids) - len(arrived)};", end=" ")
+    print(f"delay {ordered[len(ordered) // 2]:.2f} s (median), {ordered[-1]:.2f} s (longest)", *lost[:5], *late[:5])
+    return bool(lost or late or out_of_order) and not fault.loses
+
+
+def ready(port: int) -> bool:
+    with suppress(OSError, http.client.HTTPException):
+        return get(port, "/readyz")[0] == http.HTTPStatus.OK
+    return False
 
 
 # ---- a cut of the power
@@ -357,142 +411,50 @@ def power_cut(rounds: int) -> bool:
     syncs nothing, has to fail: else nothing was tried.
     """
     logging.disable()  # the control has many damaged files
-    receiver = Moody()
-    with tempfile.TemporaryDirectory() as directory, Simulator(("WestNO_0",)) as simulator:
-        state = Path(directory) / "state"
-        state.mkdir(mode=0o700)
-        disk, world = RecordedDisk(state, Path(directory)), World(simulator)
-        world.start()
-        command = run_command(configuration(Path(directory), receiver), simulator, state)
-        killed = kill_often(command, rounds, (2.0, 6.0), **disk.variables)
-        world.stop()
+    failures = {}
+    with scene() as the:
+        disk = RecordedDisk(the.state, the.directory)
+        the.world.start()
+        killed = kill_often(the.command, rounds, (2.0, 6.0), **disk.variables)
+        the.world.stop()
         steps = disk.steps()
-        found = {True: Cuts(), False: Cuts()}
-        for synced, cuts in found.items():
-            for number in sorted(random.choices(range(len(steps)), k=50 * rounds)):
-                cuts.images.append((number, synced))
-            cuts.look(steps, receiver, Path(directory) / "image")
-    syncs = sum(step.what == "s" for step in steps)
-    print(f"power-cut: {len(steps)} writes and syncs ({syncs}), agent and courier killed {killed.total()} times")
-    for synced, cuts in found.items():
-        print(
-            f"power-cut{'' if synced else ', the control'}: {len(cuts.images)} images, told and forgotten"
-            f" {cuts.forgotten}, unreadable {cuts.unreadable} (bar: {'0, 0' if synced else 'more'})"
-        )
-    failed, control = (cuts.forgotten + cuts.unreadable for cuts in found.values())
-    return failed > 0 or control == 0
+        syncs = sum(step.what == "s" for step in steps)
+        print(f"power-cut: {len(steps)} writes and syncs ({syncs}), agent and courier killed {killed.total()} times")
+        for synced, name, bar in ((True, "", "0, 0"), (False, ", the control", "more")):
+            cuts = sorted(random.choices(range(len(steps)), k=50 * rounds))
+            found = [
+                broken(image, {one.delivery_id for one in the.receiver.taken if one.at < steps[cut].time})
+                for cut, image in zip(cuts, images(steps, cuts, the.directory / "image", synced=synced), strict=True)
+            ]
+            forgotten, unreadable = map(sum, zip(*found, strict=True))
+            print(f"power-cut{name}: {len(cuts)} images, told and forgotten {forgotten},", end=" ")
+            print(f"unreadable {unreadable} (bar: {bar})")
+            failures[synced] = forgotten + unreadable
+    return failures[True] > 0 or failures[False] == 0
 
 
-class Cuts:
-    """Moments at which the power is cut, and what was found after it."""
-
-    def __init__(self) -> None:
-        self.images: list[tuple[int, bool]] = []  # before which step, in order; whether the disk syncs
-        self.forgotten = self.unreadable = 0
-
-    def look(self, steps: list[Step], receiver: Receiver, place: Path) -> None:
-        """Make each image, and have a store read it."""
-        dice, image, done = random.Random(1), Image(synced=self.images[0][1]), 0
-        for number, _ in self.images:
-            for step in steps[done:number]:
-                image.take(step)
-            done = number
-            shutil.rmtree(place, ignore_errors=True)
-            place.mkdir(mode=0o700)
-            for path, content in image.cut(dice).items():
-                (place / Path(path).name).write_bytes(content)
-            self._read(place, {one.delivery_id for one in receiver.taken if one.at < steps[number].time})
-
-    def _read(self, place: Path, accepted: set[str]) -> None:
-        store = Store(place, Clock())
-        records = [msgspec.json.decode(record) for record in store.history(None, 1_000_000)[0]]
-        known = {delivery_id(record["azure.scheduled_event.change_id"], "hook") for record in records}
-        self.unreadable += store.disk.file.damaged + store.disk.file.unreadable_rows
-        self.forgotten += bool(accepted - known)
-        store.close()
+def images(steps: list[Step], cuts: list[int], place: Path, *, synced: bool) -> Iterator[Path]:
+    """The state directory after a cut of the power before each of these steps; ``synced``: the disk syncs."""
+    dice, image, done = random.Random(1), Image(synced=synced), 0
+    for cut in cuts:
+        for step in steps[done:cut]:
+            image.take(step)
+        done = cut
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(mode=0o700)
+        for path, content in image.cut(dice).items():
+            (place / Path(path).name).write_bytes(content)
+        yield place
 
 
-def _answers() -> bool:
-    with suppress(OSError, http.client.HTTPException):
-        return get(PORT, "/readyz")[0] == http.HTTPStatus.OK
-    return False
-
-
-def start(command: list[str], **variables: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "NOTBEFORE_IMDS__INTERVAL": "200ms", "NOTBEFORE_LOG__LEVEL": "error", **variables}
-    log = None if os.environ.get("SHOW_LOG") else subprocess.DEVNULL
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=environment)
-
-
-def kill_often(
-    command: list[str], kills: int, pause: tuple[float, float] = (0.02, 0.9), **variables: str
-) -> collections.Counter[str]:
-    """Kill now the agent, now the courier; what was killed how often. ``pause``: seconds between two kills."""
-    killed: collections.Counter[str] = collections.Counter()
-    agent = start(command, **variables)
-    while killed.total() < kills:
-        time.sleep(random.uniform(*pause))
-        if random.random() < 0.5:
-            agent.kill()
-            agent.wait()
-            killed["agent"] += 1
-            agent = start(command, **variables)
-            continue
-        children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children")
-        with suppress(OSError, IndexError, ValueError):
-            os.kill(int(children.read_text(encoding="ascii").split()[0]), signal.SIGKILL)
-            killed["courier"] += 1
-    agent.kill()
-    agent.wait()
-    return killed
-
-
-def drain(state: Path) -> bool:
-    """Have what is left sent without further pauses; whether all of it went."""
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        time.sleep(1)
-        waiting = told("outbox", "list", "--state", "pending", "--state-dir", str(state))
-        if not waiting:
-            return True
-        later = datetime.now(UTC) + timedelta(seconds=2)
-        far = [one["delivery_id"] for one in waiting if datetime.fromisoformat(one["due"]) > later]
-        if far:
-            told("outbox", "retry", *far, "--state-dir", str(state))
-    return False
-
-
-def told(*command: str) -> list[dict[str, Any]]:
-    """What a command prints, as an operator would use it."""
-    done = notbefore(*command, "--json")
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def report(state: Path, receiver: Moody, killed: collections.Counter[str], counted: dict[str, int]) -> bool:
-    """What the agent recorded against what the receiver has; returns whether anything was lost or out of order."""
-    history = told("history", "--state-dir", str(state), "--limit", "1000000")
-    expected = {delivery_id(change["azure.scheduled_event.change_id"], "hook") for change in history}
-    taken = collections.Counter(one.delivery_id for one in receiver.taken)
-    order: dict[str, list[str]] = {}
-    for key, kind in dict.fromkeys((key, kind) for key, kind, _ in receiver.steps):
-        order.setdefault(key, []).append(kind)
-    rank = {"announced": 0, "started": 1, "canceled": 2, "finished": 2, "ended": 2}
-    swapped = sum([rank[kind] for kind in kinds] != sorted(rank[kind] for kind in kinds) for kinds in order.values())
-    print(f"killed {dict(killed)}; the receiver's answers {dict(receiver.answers)}")
-    print(f"changes recorded {len(history)}, deliveries taken {len(taken)}, counted {counted}")
-    lost, unknown = len(expected - taken.keys()), len(taken.keys() - expected)
-    print(f"LOST {lost} (bar: 0); unknown ids {unknown}; swapped {swapped} (bar: 0)")
-    print(f"repeated under the same id: {taken.total() - len(taken)}")
-    return bool(lost or swapped)
-
-
-def counts() -> dict[str, int]:
-    """What the agent has counted of its deliveries."""
-    text = get(PORT, "/metrics")[1].decode()
-    found = re.findall(r'^notbefore_deliveries_total\{result="(\w+)",sink="hook"\} (\d+)', text, re.MULTILINE)
-    return {name: int(count) for name, count in found}
+def broken(place: Path, accepted: set[str]) -> tuple[int, int]:
+    """Whether something was accepted that the store forgot; and what of it cannot be read."""
+    store = Store(place, Clock())
+    records = [msgspec.json.decode(record) for record in store.history(None, 1_000_000)[0]]
+    known = {delivery_id(record["azure.scheduled_event.change_id"], "hook") for record in records}
+    unreadable = store.disk.file.damaged + store.disk.file.unreadable_rows
+    store.close()
+    return bool(accepted - known), unreadable
 
 
 if __name__ == "__main__":
