@@ -117,14 +117,14 @@ def test_what_a_receiver_that_was_down_missed_comes_after_a_kill_and_a_restart(
 def test_a_refusal_is_kept_shown_and_sent_again_when_the_cause_is_mended(
     imds: Simulator, hook: HttpPeer, place: Place
 ) -> None:
-    hook.default = Say(401, body=b"invalid token")
+    hook.default = Say(400, body=b"invalid token")
     config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         agent.ready()
         imds.set_document(body(announced()))
         eventually(lambda: rows(agent, "dead") == 1)
         assert len(hook.requests) == 1
-        assert "refused `announced` of event e for good (401: invalid token)" in agent.log
+        assert "refused `announced` of event e for good (400: invalid token)" in agent.log
         assert "invalid token" in place.outbox("list")
         ((delivery_id),) = set(ids(hook))
         assert json.loads(place.outbox("show", delivery_id[:6]))["state"] == "dead"
@@ -171,7 +171,7 @@ def test_a_reload_brings_other_sinks(imds: Simulator, hook: HttpPeer, place: Pla
 
 def test_a_drill_says_who_was_reached(imds: Simulator, hook: HttpPeer, place: Place) -> None:
     with HttpPeer() as refusing, HttpPeer() as chat:
-        refusing.default = Say(401)
+        refusing.default = Say(400)
         slack = {"slack": {"url": chat.url}}
         config = place.write({"hook": webhook(hook.url), "bad": webhook(refusing.url), "chat": slack})
         assert "no agent listens" in place.drill(config).stderr
@@ -192,7 +192,7 @@ def test_a_drill_says_who_was_reached(imds: Simulator, hook: HttpPeer, place: Pl
             assert (report["reached"], report["not_reached"], report["still_open"]) == (["chat", "hook"], ["bad"], [])
             refused = [row for row in report["results"] if row["sink"] == "bad"]
             assert {row["result"] for row in refused} == {"refused"}
-            assert all("401" in row["error"] for row in refused)
+            assert all("400" in row["error"] for row in refused)
             assert agent.records == []
         assert place.outbox("list") == "The outbox is empty.\n"
 

@@ -235,7 +235,7 @@ def test_a_secret_that_was_changed_is_used_from_the_next_refusal_on(owner: Owner
             courier.to_end()
         assert [request.headers["key"] for request in peer.requests] == ["old", "old", "new", "new"]
         assert [request.headers["x-notbefore-delivery-id"] for request in peer.requests] == ["a", "b", "c", "b"]
-    assert owner.left == {"b": "dead"}  # the new one is refused as well: that is an answer
+    assert owner.left == {"b": "pending"}
 
 
 @pytest.mark.parametrize("runs_once", [False, True])

@@ -255,7 +255,7 @@ def test_one_member_that_accepts_is_enough() -> None:
         with pytest.raises(SendError, match=r"Connection refused.*; 500") as raised:
             sent(alertmanager("http://127.0.0.1:9", two.url))
         assert not raised.value.permanent
-        two.default = Say(401)
+        two.default = Say(400)
         with pytest.raises(SendError) as raised:
             sent(alertmanager("http://127.0.0.1:9", two.url))
         assert not raised.value.permanent  # the one that is down may yet take it

@@ -67,7 +67,7 @@ class HttpReceiver(Receiver):
         self.peer.default = Say(503)
 
     def refuses(self) -> None:
-        self.peer.default = Say(401)
+        self.peer.default = Say(400)
 
     def got(self) -> list[bytes]:
         return [request.body for request in self.peer.requests]
@@ -250,7 +250,7 @@ def test_a_failure_says_whether_it_is_for_good_and_contains_no_secret(receiver: 
 
 
 def test_a_status_says_whether_it_is_tried_again(http: HttpReceiver) -> None:
-    passing, final = (403, 404, 408, 425, 429, 500, 503), (301, 302, 307, 400, 401, 410, 413, 422)
+    passing, final = (401, 403, 404, 408, 425, 429, 500, 503), (301, 302, 307, 400, 410, 413, 422)
     elsewhere = (("Location", http.peer.url + "/elsewhere"),)
     http.peer.answers.extend(Say(status, elsewhere) for status in (*passing, *final))
     http.peer.answers.append(Say(how="cut"))

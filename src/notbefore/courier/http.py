@@ -32,7 +32,7 @@ MAX_ANSWER: Final = 64 * 1024  # bytes of an answer that are looked at
 CONNECT_SHARE: Final = 4  # the timeout by this is for one address of a name, so that the next ones can be tried
 MAX_CAUSE: Final = 2_000  # characters of an answer in an error
 LONGEST: Final = 300.0  # seconds for an answer, where no timeout says less
-PASSING: Final = frozenset({403, 404, 408, 409, 421, 423, 425, 429})  # of the 4xx: try again
+PASSING: Final = frozenset({401, 403, 404, 408, 409, 421, 423, 425, 429})  # of the 4xx: try again
 INTERIM: Final = range(102, 200)  # such as 103 (Early Hints); Python skips 100 itself, and nobody asks for 101
 
 

@@ -49,7 +49,6 @@ class Worker:
         self._report = report
         self._redact = redact
         self._sink: Sink | None = None
-        self._made_with: list[str] = []  # secrets
         self._jobs: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self._under_way: tuple[float, Delivery] | None = None  # since when (monotonic seconds), and what
         self._quick = False  # the last attempt took next to no time
@@ -110,16 +109,14 @@ class Worker:
         except msgspec.DecodeError as error:
             raise SendError(f"the record cannot be read: {error}", permanent=True) from None
         if self._sink is None:
-            self._made_with = known_secrets(self._config)  # first: a change in between is noticed
-            for secret in self._made_with:
+            for secret in known_secrets(self._config):
                 self._redact.add(secret)
             self._sink = self._make()
         try:
             return self._sink.send(message)
-        except SendError as error:
-            if known_secrets(self._config) != self._made_with:  # the next attempt has the new one
-                self._sink.close()
-                self._sink, error.permanent = None, False
+        except SendError:
+            self._sink.close()
+            self._sink = None  # the next one has the secrets that the files hold then
             raise
 
     # ---- what is said of it

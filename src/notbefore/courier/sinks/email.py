@@ -68,7 +68,9 @@ class Sink(BaseSink):
                 server.close()
         except smtplib.SMTPResponseException as error:
             said = f"{error.smtp_code} {_words(error.smtp_error)}"
-            raise SendError(f"the mail server says {said}", permanent=error.smtp_code in PERMANENT) from None
+            login = isinstance(error, smtplib.SMTPAuthenticationError)  # the password may be put right
+            permanent = error.smtp_code in PERMANENT and not login
+            raise SendError(f"the mail server says {said}", permanent=permanent) from None
         except smtplib.SMTPNotSupportedError as error:
             raise SendError(f"the mail server cannot do this: {error}", permanent=True) from None
         except (smtplib.SMTPException, OSError) as error:
