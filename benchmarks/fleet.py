@@ -1,12 +1,11 @@
-"""The fleet's figures: ``python benchmarks/fleet.py figures | way | faults | fleets``; ``--help`` lists the options.
+"""The fleet's figures: ``python benchmarks/fleet.py figures | faults | fleets``; ``--help`` lists the options.
 
 ``figures``: changes a second of the reading and of the fold; resident memory, and the bytes of snapshots in a time.
-``way``: how long a change is on its way from IMDS to a receiver. ``faults``: what is lost, repeated or out of order.
-``fleets``: random fleets, beside an account of what must be notified. Times depend on the load of the machine.
+``faults``: what is lost, repeated or out of order. ``fleets``: random fleets, beside an account of what must be
+notified. Times depend on the load of the machine.
 """
 
 import argparse
-import json
 import os
 import random
 import sys
@@ -17,7 +16,6 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import yaml
 from _machine import describe, resident
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -26,12 +24,8 @@ from notbefore.fleet.hub_records import Report, read
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Position
 from notbefore.fleet.waves import Grouping
-from notbefore.simulator.scenarios import http_date
-from notbefore.simulator.server import Simulator
 from support import fleet_faults, random_fleets
-from support.agent import RunningAgent, eventually
-from support.azure import ME, item
-from support.azure import body as azure_body
+from support.agent import eventually
 from support.fleet_instance import RunningFleet, configured, send
 from support.fleet_records import body, report, vm
 from support.hub import Hub
@@ -119,57 +113,6 @@ def figures(options: argparse.Namespace) -> None:
     print(f"  {written / 1e6:.1f} MB of snapshots in {options.seconds:.0f} s; load {os.getloadavg()[0]:.1f}")
 
 
-def way(options: argparse.Namespace) -> None:
-    """How long a change is on its way: IMDS, agent, hub, fleet, receiver."""
-    begun, ended = dict[str, float](), dict[str, float]()
-    chance = random.Random(16)
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        directory = Path(name)
-        (directory / "fleet").mkdir()
-        hub, hook = stack.enter_context(Hub(directory)), stack.enter_context(HttpPeer())
-        sink = {"event_hub": {"connection_string_file": "hub-key"}}
-        agent_config = directory / "notbefore.yaml"
-        agent_config.write_text(yaml.safe_dump({"sinks": {"hub": sink}}), encoding="utf-8")
-        imds = stack.enter_context(Simulator((ME,)))
-        imds.set_document(azure_body())
-        fleet = stack.enter_context(RunningFleet(configured(directory, hub, hook.url), directory / "fleet"))
-        agent = RunningAgent(imds.endpoint, directory / "agent", str(agent_config), interval="1s")
-        stack.enter_context(agent)
-        fleet.ready()
-        agent.ready()
-        later = http_date(time.time() + 3600)
-        for number in range(options.changes + 1):
-            key = f"E{number}"
-            begun[key] = time.time()
-            imds.set_document(azure_body(item(key, NotBefore=later), incarnation=number + 2))
-            eventually(lambda: any(key in str(one.body) for one in hook.requests[-3:]), patience=60)  # noqa: B023 - now
-            ended[key] = time.time()
-            time.sleep(chance.random())  # a change comes at any moment between two polls
-        rows = [json.loads(line) for line in (directory / "hub.changes").read_text(encoding="utf-8").splitlines()]
-        enqueued = {
-            one.envelope["data"]["azure.scheduled_event.id"]: row["t"] / 1000
-            for one, row in zip(hub.stored, rows, strict=True)
-            if one.envelope["type"] == "notbefore.scheduled_event.announced.v1"
-        }
-        seen = {
-            one["azure.scheduled_event.id"]: datetime.fromisoformat(one["time"]).timestamp()
-            for one in agent.records
-            if one["azure.scheduled_event.change"] == "announced"
-        }
-    keys = list(begun)[1:]  # the first one starts the couriers
-    print(f"load {os.getloadavg()[0]:.1f}")
-    spread("change at IMDS -> agent", [seen[key] - begun[key] for key in keys])
-    spread("agent -> hub", [enqueued[key] - seen[key] for key in keys])
-    spread("hub -> fleet -> receiver", [ended[key] - enqueued[key] for key in keys])
-    spread("all the way", [ended[key] - begun[key] for key in keys])
-
-
-def spread(what: str, seconds: list[float]) -> None:
-    ordered = sorted(seconds)
-    p50, p99 = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, round(0.99 * len(ordered)))]
-    print(f"{what}: p50 {1000 * p50:,.0f} ms, p99 {1000 * p99:,.0f} ms, of {len(ordered)}")
-
-
 def faults(options: argparse.Namespace) -> None:
     """What is lost, repeated, or out of order, fault by fault: 0 lost is wanted of each."""
     scenes: dict[str, Callable[[Path], tuple[fleet_faults.Account, str]]] = {
@@ -212,9 +155,6 @@ def main() -> None:
     found.add_argument("--vms", type=int, default=60, help="of each of 100 scale sets")
     found.add_argument("--seconds", type=float, default=600.0, help="for which snapshots are weighed")
     found.set_defaults(run=figures)
-    found = commands.add_parser("way", help=way.__doc__)
-    found.add_argument("--changes", type=int, default=100)
-    found.set_defaults(run=way)
     found = commands.add_parser("faults", help=faults.__doc__)
     found.add_argument("only", nargs="*", help="alone, kills, three, store, container, hub")
     found.add_argument("--kills", type=int, default=40)

@@ -76,11 +76,6 @@ def test_an_event_goes_where_its_vms_are(who: Vm, sinks: set[str], tmp_path: Pat
     assert notified(tmp_path, report(who, "announced")) == sinks
 
 
-def test_each_event_of_a_wave_goes_where_it_would_go_alone(tmp_path: Path) -> None:
-    both = [report(who, "announced", f"E-{who.name}") for who in (WEB, DATA)]
-    assert notified(tmp_path, *both, grouping=Grouping(("event_type",), 10.0, 300.0)) == {"web", "rest"}
-
-
 PAYMENTS, SEARCH = (vm(f"db_{number}", "", Team=team) for number, team in enumerate(("payments", "search")))
 
 

@@ -30,6 +30,7 @@ from support.azurite import Azurite
 from support.fleet_instance import RunningFleet, configured
 from support.hub import Hub
 from support.peers import HttpPeer
+from support.random_fleets import record_of
 
 STEPS = ("announced", "started", "finished")
 VMS = 3  # of each scale set
@@ -43,27 +44,10 @@ STORE = "notbefore_fleet_errors_total"
 def change_of(event: str, vm: str, step: str, not_before: datetime) -> bytes:
     """What the agent of a VM sends."""
     scale_set, now = vm.partition("_")[0], datetime.now(UTC).isoformat()
-    data = {
-        "time": now,
-        "event.name": f"azure.scheduled_event.{step}",
-        "body": step,
-        "cloud.account.id": "sub",
-        "azure.resource_group.name": "rg",
-        "azure.vm.scaleset.name": scale_set,
-        "host.name": vm,
-        "azure.scheduled_event.change_id": f"{event}-{step}",
-        "azure.scheduled_event.change": step,
-        "azure.scheduled_event.reason": "status_started" if step == "started" else "first_seen_scheduled",
-        "azure.scheduled_event.id": event,
-        "azure.scheduled_event.type": "Reboot",
-        "azure.scheduled_event.status": "Scheduled" if step == "announced" else "Started",
-        "azure.scheduled_event.scope": "self" if vm.endswith("_0") else "peer",
-        "azure.scheduled_event.resource_type": "VirtualMachine",
-        "azure.scheduled_event.resources": [f"{scale_set}_0"],
-        "azure.scheduled_event.first_seen": now,
-        "azure.scheduled_event.not_before": not_before.isoformat(),
-    }
-    return json.dumps({"specversion": "1.0", "type": f"notbefore.scheduled_event.{step}.v1", "data": data}).encode()
+    return record_of(
+        vm, step, ("sub", "rg"), scale_set=scale_set, time=now, first_seen=now, not_before=not_before.isoformat(),
+        id=event, change_id=f"{event}-{step}", type="Reboot", resources=[f"{scale_set}_0"],
+    )  # fmt: skip
 
 
 class Writer:

@@ -60,20 +60,28 @@ def planned(dice: random.Random) -> list[Planned]:
     return found
 
 
+def record_of(reporter: str, change: str, group: Group, **of_event: Any) -> bytes:
+    """The change of an event as the agent of a VM sends it; ``time`` and the rest are the record's own fields."""
+    name = "azure.scheduled_event."
+    of_event = {"status": "Started" if change == "started" else "Scheduled", **of_event}
+    data = {
+        "time": of_event.pop("time"), "event.name": name + change, "body": change, "cloud.region": "westeurope",
+        "cloud.account.id": group[0], "azure.resource_group.name": group[1], "host.name": reporter,
+        "azure.vm.scaleset.name": of_event.pop("scale_set", "web"), name + "change": change,
+        name + "scope": "self" if reporter in of_event["resources"] else "peer",
+        **{name + field: value for field, value in of_event.items()},
+    }  # fmt: skip
+    return json.dumps({"specversion": "1.0", "type": f"notbefore.scheduled_event.{change}.v1", "data": data}).encode()
+
+
 def _record(event: Planned, reporter: str, when: float, kind: str, due: float) -> bytes:
     def time(seconds: float) -> str:
         return (T0 + timedelta(seconds=seconds)).isoformat()
 
-    name = "azure.scheduled_event."
-    data: dict[str, Any] = {
-        "time": time(when), "event.name": name + kind, "body": kind, "cloud.region": "westeurope",
-        "cloud.account.id": event.group[0], "azure.resource_group.name": event.group[1],
-        "azure.vm.scaleset.name": "web", "host.name": reporter, name + "change_id": f"{event.id}-{kind}-{when:.0f}",
-        name + "change": kind, name + "id": event.id, name + "type": event.type, name + "status": "Scheduled",
-        name + "scope": "self" if reporter == event.vm else "peer", name + "resources": [event.vm],
-        name + "first_seen": time(event.steps[0][0]), name + "not_before": time(due),
-    }  # fmt: skip
-    return json.dumps({"type": f"notbefore.scheduled_event.{kind}.v1", "data": data}).encode()
+    return record_of(
+        reporter, kind, event.group, time=time(when), id=event.id, type=event.type, resources=[event.vm],
+        change_id=f"{event.id}-{kind}-{when:.0f}", first_seen=time(event.steps[0][0]), not_before=time(due),
+    )  # fmt: skip
 
 
 def notified(plan: list[Planned], dice: random.Random, group_by: tuple[str, ...]) -> list[Notification]:

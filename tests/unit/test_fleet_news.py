@@ -38,14 +38,6 @@ def test_a_vm_that_dies_is_silent_although_another_one_of_its_name_is_not() -> N
     assert (one.vm.resource_group, one.change.event.resources) == ("payments", ("web01",))
 
 
-def test_an_event_that_a_neighbour_reports_goes_to_the_team_of_its_vm() -> None:
-    log = Log()
-    log.beat(PROD, TEST)
-    neighbour = replace(PROD, name="web02", tags={"team": "other"})
-    log.add(neighbour, "announced", resources=["web01"])
-    assert [(one.resource_group, one.tags) for one in log.last.routed] == [("payments", {"team": "pay"})]
-
-
 def test_the_end_of_one_vm_does_not_explain_the_silence_of_another_one_of_its_name() -> None:
     log = Log()
     log.pass_time(300, PROD, TEST)
@@ -72,15 +64,6 @@ def test_one_eventid_of_two_resource_groups_is_two_events() -> None:
 # ---- what belongs together
 
 
-@pytest.mark.parametrize("group_by", [("scale_set", "event_type"), ("region",)])
-def test_vms_of_two_resource_groups_are_two_waves(group_by: tuple[str, ...]) -> None:
-    log = Log(Grouping(group_by))
-    for event, who in (("E0", PROD), ("E1", TEST)):
-        log.add(who, "announced", event)
-    log.wait(10)
-    assert [(one.facts.fleet_events, one.vm.resource_group) for one in log.made] == [(1, "payments"), (1, "lab")]
-
-
 def test_events_of_one_wave_that_go_to_different_receivers_are_two_waves() -> None:
     routes = (Route(Match(tags={"team": ("pay",)}), ("payments",)), Route(Match(), ("rest",)))
     log = Log(Grouping(("resource_group", "subscription", "event_type"), routes=routes))
@@ -92,17 +75,6 @@ def test_events_of_one_wave_that_go_to_different_receivers_are_two_waves() -> No
 
 
 # ---- news in time
-
-
-def test_five_evictions_a_minute_apart_are_each_announced_while_there_is_notice() -> None:
-    log = Log(WAVES)
-    for number in range(5):
-        who = vm(f"web_{number}")
-        log.add(who, "announced", f"E{number}", event_type="Preempt", after=30.0, not_before=_in(log, 60))
-        log.wait(10)
-        assert who.name in log.last.change.event.resources
-        log.wait(10)
-        log.add(who, "started", f"E{number}", event_type="Preempt", after=10)
 
 
 def _in(log: Log, seconds: float) -> datetime:
