@@ -9,8 +9,8 @@ from typing import Final
 import msgspec
 
 from notbefore.agent.control_socket import MAX_REASON, MAX_USER, ControlReply, ControlRequest, ask_agent
-from notbefore.commands.options import add_json, add_state, load_state_configuration
-from notbefore.commands.tables import due, print_json
+from notbefore.commands.options import add_state, load_state_configuration
+from notbefore.commands.tables import due
 from notbefore.core.duration import span
 from notbefore.core.listing import PendingEvent
 from notbefore.core.record import Record
@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="only if the event is still as in this record: a file with its JSON, or - for standard input",
     )
-    add_json(parser, "what came of it as JSON, with the event; needs --yes")
     add_state(parser)
 
 
@@ -44,12 +43,9 @@ def run(options: argparse.Namespace) -> int:
         raise NotBeforeError(shown.words)
     if record is not None and _facts(record) != _facts(shown.event):
         raise NotBeforeError("nothing was sent: the event is not the one of the record any more")
-    if options.json and not options.yes:
-        raise ConfigError("--json: nobody can be asked then: add --yes")
-    if not options.json:
-        sys.stdout.write(describe(shown.event))
+    sys.stdout.write(describe(shown.event))
     if shown.words:  # there is nothing to decide any more
-        _report(shown.event, shown.words, done=False, as_json=options.json)
+        sys.stdout.write(escaped(shown.words) + "\n")
         return 0
     if not options.yes and not _confirmed():
         sys.stdout.write("Nothing was sent.\n")
@@ -57,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     sudo_user = os.environ.get("SUDO_USER", "")[:MAX_USER]  # the agent uses it only if root asks
     request = ControlRequest(options.event_id, shown.content, options.reason, sudo_user)
     reply = ask_agent(directory, request, ControlReply)
-    _report(shown.event, reply.words, done=reply.done, as_json=options.json)
+    sys.stdout.write(escaped(reply.words) + "\n")
     return 0 if reply.done else 1
 
 
@@ -81,13 +77,6 @@ def _facts(event: Record | PendingEvent) -> tuple[object, ...]:
         sorted({name.casefold() for name in event.resources}),
         event.expected_duration_seconds,
     )
-
-
-def _report(event: PendingEvent, words: str, *, done: bool, as_json: bool) -> None:
-    if as_json:
-        print_json([{"event": event, "approved": done, "message": words}], sys.stdout)
-    else:
-        sys.stdout.write(escaped(words) + "\n")
 
 
 def describe(event: PendingEvent) -> str:
