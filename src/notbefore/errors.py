@@ -6,8 +6,7 @@ NotBeforeError
 ├── ImdsError        IMDS did not give a usable answer (closed set of reasons)
 ├── StoreError       the state cannot be used; to go on would lose or mix up state
 ├── ListenError      the HTTP server cannot listen at the configured address
-├── SendError        a sink did not accept a message (permanent or not, and when to try again)
-└── SimulatorError   an order to the simulator that cannot be carried out
+└── SendError        a sink did not accept a message (permanent or not, and when to try again)
 """
 
 from collections.abc import Iterable
@@ -121,7 +120,3 @@ class SendError(NotBeforeError):
         super().__init__(text)
         self.permanent = permanent
         self.retry_after = retry_after
-
-
-class SimulatorError(NotBeforeError):
-    """An order to the simulator that cannot be carried out; the text says what was expected."""

@@ -131,7 +131,7 @@ def test_what_is_typed_wrongly_is_answered_with_what_to_do(
 
 def test_answers_about_no_agent_can_be_json(typed: Typed) -> None:
     assert json.loads(typed("version", "--json")[1]) == {"version": __version__}
-    assert "user-reboot" in json.loads(typed("simulate", "--list", "--json")[1])["scenarios"]
+    assert "user-reboot" in typed("simulate", "--list")[1]
 
 
 @pytest.mark.parametrize(

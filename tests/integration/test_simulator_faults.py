@@ -2,7 +2,6 @@
 
 import http.client
 import socket
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -34,28 +33,11 @@ def is_good(answer: Answer) -> bool:
     return answer[0].status == 200 and answer[1].startswith(b'{"DocumentIncarnation"')
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "status"),
-    [
-        ("status", None, 500),
-        ("status", 429.0, 429),
-        ("status", 599.0, 599),  # one without a name
-        ("status", 302.0, 302),
-    ],
-)
-def test_a_status_is_answered_once_and_then_the_document(
-    simulator: Simulator, kind: str, value: float | None, status: int
-) -> None:
-    simulator.fault(kind, value)
+@pytest.mark.parametrize("status", [302, 429, 599])  # 599 has no name
+def test_a_status_is_answered_once_and_then_the_document(simulator: Simulator, status: int) -> None:
+    simulator.fault("status", status)
     assert get(simulator)[0].status == status
     assert is_good(get(simulator))
-
-
-def test_a_slow_answer_is_right_and_late(simulator: Simulator) -> None:
-    simulator.fault("slow", 0.3)
-    begun = time.monotonic()
-    assert is_good(get(simulator))
-    assert time.monotonic() - begun >= 0.3
 
 
 def test_half_an_answer_announces_more_than_it_sends(simulator: Simulator) -> None:
@@ -79,10 +61,9 @@ def test_a_disconnect_resets_the_connection(simulator: Simulator) -> None:
     assert is_good(get(simulator))
 
 
-@pytest.mark.parametrize("kind", ["slow", "freeze"])
-def test_a_held_client_does_not_keep_the_simulator_from_ending(kind: str) -> None:
+def test_a_held_client_does_not_keep_the_simulator_from_ending() -> None:
     with Simulator() as simulator:
-        simulator.fault(kind, 3600.0)
+        simulator.fault("freeze", 3600.0)
         host, port = simulator.endpoint.removeprefix("http://").split(":")
         connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
         connection.sendall(f"GET {PATH} HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n\r\n".encode())

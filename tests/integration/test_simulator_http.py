@@ -9,8 +9,7 @@ from typing import Any, Self
 import msgspec
 import pytest
 
-from notbefore.simulator.handler import MAX_BODY
-from notbefore.simulator.server import Simulator
+from notbefore.simulator.server import MAX_BODY, Simulator
 from support.agent import PATIENCE, eventually
 from support.needs import needs
 

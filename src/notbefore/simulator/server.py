@@ -4,18 +4,31 @@ Several VMs: ``http://HOST:PORT/vm/NAME`` is the endpoint of each, ``http://HOST
 same events.
 """
 
+import os
 import socket
 import socketserver
+import struct
 import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from http.server import ThreadingHTTPServer
-from typing import Any, Self
-from urllib.parse import quote
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final, Self
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from notbefore.simulator.handler import Handler
-from notbefore.simulator.state import SimulatorState
+import msgspec
+from msgspec import Struct
+
+from notbefore.simulator.state import Fault, SimulatorState, instance
+
+EVENTS: Final = "/metadata/scheduledevents"
+INSTANCE: Final = "/metadata/instance"
+VERSIONS: Final = {  # the api-versions of each path
+    EVENTS: ("2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"),
+    INSTANCE: ("2017-08-01", "2018-02-01", "2019-08-01", "2020-09-01", "2021-02-01", "2023-07-01"),
+}
+MAX_BODY: Final = 1024 * 1024  # bytes of a start request
 
 
 class Simulator(SimulatorState):
@@ -25,9 +38,8 @@ class Simulator(SimulatorState):
         self, vms: Sequence[str] = ("WestNO_0",), *, listen: tuple[str, int] = ("127.0.0.1", 0), speed: float = 1.0
     ) -> None:
         super().__init__(vms, speed)
-        self._server = _Server(listen, Handler)
-        self._server.state = self
-        self._thread: threading.Thread | None = None
+        self._server = _Server(listen, self)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="simulator", daemon=True)
 
     @property
     def endpoint(self) -> str:
@@ -41,21 +53,149 @@ class Simulator(SimulatorState):
 
     def close(self) -> None:
         """Stop serving: the port is free, every connection is closed, no client is held."""
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
-            self._thread = None
         self.clear()
         self._server.server_close()
         self._server.cut()
 
     def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="simulator", daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _StartRequest(Struct):
+    EventId: str
+
+
+class _StartRequests(Struct):
+    StartRequests: list[_StartRequest]
+
+
+class _RefusedError(Exception):
+    """The answer is a status and a text instead of what was asked for."""
+
+    def __init__(self, status: int, text: str, **headers: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.headers = headers
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection. Paths below ``/vm/NAME`` are for that VM, others for the first."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server_version = "IMDS/simulated"
+    sys_version = ""
+    timeout = 300  # seconds without a request, after which the connection is closed
+    server: "_Server"
+
+    def do_GET(self) -> None:
+        """Answer a request, whatever its method is."""
+        try:
+            self._answer()
+        except _RefusedError as refusal:
+            self._reply({"error": str(refusal)}, refusal.status, **refusal.headers)
+
+    # http.server looks for these names
+    do_POST = do_PUT = do_DELETE = do_HEAD = do_PATCH = do_OPTIONS = do_GET  # noqa: N815 - http.server's
+
+    def _answer(self) -> None:
+        body, url, state = self._body(), urlsplit(self.path), self.server.state
+        name, path = state.vms[0], url.path
+        if path.startswith("/vm/"):
+            name, _, rest = path.removeprefix("/vm/").partition("/")
+            name, path = unquote(name), f"/{rest}"
+        vm = next((known for known in state.vms if known.casefold() == name.casefold()), None)
+        if vm is None or path not in VERSIONS:
+            raise _RefusedError(HTTPStatus.NOT_FOUND, "no such VM" if vm is None else "not found")
+        allowed = ("GET", "POST") if path == EVENTS else ("GET",)
+        if self.command not in allowed:
+            raise _RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "method not allowed", Allow=", ".join(allowed))
+        if "X-Forwarded-For" in self.headers:
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, "X-Forwarded-For: requests through a proxy are not answered")
+        if self.headers.get("Metadata", "").casefold() != "true":
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, "Required metadata header not specified")
+        if parse_qs(url.query).get("api-version", [""])[-1] not in VERSIONS[path]:
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"api-version is one of {', '.join(VERSIONS[path])}")
+        if path == INSTANCE:
+            self._reply(instance(vm))
+        elif self.command == "POST":
+            self._approve(body)
+        elif (fault := state.take_fault()) is not None:
+            self._fail(fault)
+        else:
+            self._send(HTTPStatus.OK, state.body())
+
+    def _body(self) -> bytes:
+        """Return the request's body; one that is refused closes the connection."""
+        length = self.headers.get("Content-Length", "0")
+        if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit()):
+            text = "Content-Length: expected a number of bytes"
+            raise _RefusedError(HTTPStatus.LENGTH_REQUIRED, text, Connection="close")
+        if len(length) > len(str(MAX_BODY)) or int(length) > MAX_BODY:
+            text = f"at most {MAX_BODY} bytes are read"
+            raise _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, Connection="close")
+        return self.rfile.read(int(length))
+
+    def _fail(self, fault: Fault) -> None:
+        """Answer as the fault says."""
+        if fault.status is not None:
+            asked = {429: {"Retry-After": "2"}, 302: {"Location": "http://127.0.0.1:9/metadata/scheduledevents"}}
+            raise _RefusedError(fault.status, fault.kind, **asked.get(fault.status, {}))
+        if fault.kind == "garbage":
+            self._send(HTTPStatus.OK, b"<html>Service Unavailable</html>")
+            return
+        self.close_connection = True
+        if fault.kind == "freeze":
+            self.server.state.hold(fault.value)
+        elif fault.kind == "half":
+            body = self.server.state.body()
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: len(body) // 2])
+        else:  # "disconnect": with SO_LINGER of 0 seconds, a close sends RST instead of FIN
+            linger = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            socket.close(self.connection.detach())
+
+    def _approve(self, body: bytes) -> None:
+        try:
+            wanted = msgspec.json.decode(body, type=_StartRequests)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"malformed body: {error}") from None
+        fault = self.server.state.take_fault(start_request=True)
+        if fault is not None and fault.status is not None:
+            raise _RefusedError(fault.status, fault.kind)
+        if not self.server.state.approve([one.EventId for one in wanted.StartRequests]):
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, "no such event")
+        if fault is not None:
+            self.server.state.hold(fault.value)
+            self.close_connection = True
+        else:
+            self._send(HTTPStatus.OK, b"")
+
+    def _reply(self, value: object, status: int = HTTPStatus.OK, **headers: str) -> None:
+        self._send(status, msgspec.json.encode(value), **headers)
+
+    def _send(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", "application/json; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
+        """Log nothing: there is a request each second."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -64,13 +204,13 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
-    state: SimulatorState
 
-    def __init__(self, listen: tuple[str, int], handler: type[Handler]) -> None:
+    def __init__(self, listen: tuple[str, int], state: SimulatorState) -> None:
         if ":" in listen[0]:
             self.address_family = socket.AF_INET6
+        self.state = state
         self._open: set[socket.socket] = set()
-        super().__init__(listen, handler)
+        super().__init__(listen, _Handler)
 
     def server_bind(self) -> None:
         """Bind without the DNS query of HTTPServer for this machine's name, which can take many seconds."""
