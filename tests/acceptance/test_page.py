@@ -12,14 +12,14 @@ from msgspec.structs import replace
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from notbefore.core.lifecycle import diff
-from notbefore.core.listing import PendingEvent
+from notbefore.core.listing import PendingEvent, PendingView
 from notbefore.core.record import Vm, view
 from notbefore.core.tracked import Tracked
 from notbefore.metrics.outbox import OutboxView
 from notbefore.simulator.server import Simulator
 from notbefore.web.page.model import PageModel, TimelineEvent
 from notbefore.web.page.render import countdown, render
-from notbefore.web.view import AgentStatus, CheckResult
+from notbefore.web.view import CheckResult
 from support.agent import RunningAgent, eventually
 from support.azure import ME, PEER, at, body, document, item, now
 from support.browser import Heard, chromium
@@ -196,14 +196,14 @@ def test_a_refresh_makes_any_page_from_any_other(visit: Open) -> None:
 
 def various_pages() -> Iterator[PageModel]:
     """Parts come and go, in the middle and at the end."""
-    empty = PageModel(now=at(0), ready=CheckResult(ok=True), agent=AgentStatus())
-    known = replace(empty, vm=Vm(name=ME, location="norwayeast"), last_good=at(0))
+    empty = PageModel(now=at(0), ready=CheckResult(ok=True))
+    known = replace(empty, listed=PendingView(1, at(0), Vm(name=ME, location="norwayeast"), 0, ()))
     ill = CheckResult(ok=False, reasons=("it is old", "and it is unreadable"))
     outbox = OutboxView(rows={("oncall", "pending"): 1, ("old", "dead"): 1})
     tracked = diff(Tracked(), document(), now(0)).tracked
     tracked = diff(tracked, document(item("1"), item("2", EventStatus="Started")), now(1)).tracked
     events = tuple(PendingEvent.of(one, at(2)) for one in tracked.events.values())
-    yield from (empty, known, replace(known, ready=ill, agent=AgentStatus(sinks={"oncall": "slack"}, outbox=outbox)))
+    yield from (empty, known, replace(known, ready=ill, kinds={"oncall": "slack"}, outbox=outbox))
     yield replace(known, pending=events)
     yield replace(empty, pending=events[1:], ended=tuple(view(TimelineEvent, event) for event in events))
     yield replace(known, ready=ill, pending=(events[1], events[0]))

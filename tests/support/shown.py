@@ -6,14 +6,16 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from notbefore.core.listing import PendingView
 from notbefore.web.access import Access
 from notbefore.web.app import make_app
+from notbefore.web.page.model import PageModel
+from notbefore.web.page.render import render
 from notbefore.web.server import HttpServer
-from notbefore.web.view import AgentStatus, CheckResult
+from notbefore.web.view import CheckResult
 
 NOTHING_PENDING = PendingView(incarnation=1, last_successful_poll=None, vm=None, unreadable=0, events=())
 METRICS = b"# TYPE up gauge\nup 1\n"
@@ -48,8 +50,8 @@ class Shown:
         self.asked.append((since, limit))
         return b'{"changes":[]}'
 
-    def agent_status(self) -> AgentStatus:
-        return AgentStatus()
+    def page(self) -> bytes:
+        return render(PageModel(now=datetime.now(UTC), ready=self.verdict))
 
 
 @contextmanager

@@ -17,10 +17,10 @@ from notbefore.core.record import Record, Vm
 from notbefore.core.tracked import Tracked
 from notbefore.metrics.outbox import OutboxView
 from notbefore.web import page
-from notbefore.web.page.model import MAX_ENDED, PageModel
+from notbefore.web.page.model import MAX_ENDED, PageModel, by_urgency, newest_ended
 from notbefore.web.page.render import countdown, render
 from notbefore.web.page.timeline import TICKS, Scale
-from notbefore.web.view import AgentStatus, CheckResult
+from notbefore.web.view import CheckResult
 from support.azure import ID, ME, PEER, STARTED, at, document, item, now
 
 HEAD = {"html", "head", "meta", "title", "link", "script", "body"}
@@ -54,7 +54,8 @@ class Agent:
         )
         history = b'{"changes":[' + b",".join(self.records) + b"]}"
         ready = said.pop("ready", CheckResult(ok=True))
-        return PageModel.of(at(seconds), events, history, ready, AgentStatus(**said))
+        pending, ended = by_urgency(events.events), newest_ended(history)
+        return PageModel(at(seconds), ready, events, pending, ended, **said)
 
 
 class _Reader(HTMLParser):
@@ -154,12 +155,6 @@ def test_an_event_id_that_came_back_has_two_lives() -> None:
     assert [event.outcome for event in agent.model(31).ended] == ["finished", "canceled"]
 
 
-def test_a_start_whose_record_is_no_longer_kept_is_computed_from_the_end() -> None:
-    agent = Agent().sees(0).sees(1, item()).sees(900, item(**STARTED)).sees(1500)
-    del agent.records[:2]
-    assert agent.model(1501).ended[0].started == at(900)
-
-
 def test_the_agents_own_state_is_said() -> None:
     outbox = OutboxView(
         rows={("oncall", "pending"): 3, ("oncall", "dead"): 1, ("old", "pending"): 1},
@@ -172,7 +167,7 @@ def test_the_agents_own_state_is_said() -> None:
             90,
             ready=CheckResult(ok=False, reasons=("the last good answer is old",)),
             degraded="disk full",
-            sinks={"oncall": "slack", "hook": "webhook"},
+            kinds={"oncall": "slack", "hook": "webhook"},
             outbox=outbox,
         )
     )
@@ -190,7 +185,7 @@ def test_the_agents_own_state_is_said() -> None:
 
 def test_where_nobody_is_notified_the_deliveries_are_neither_well_nor_ill() -> None:
     assert "○ Deliveries: no sink" in said(Agent().model(1))
-    assert "✓ Deliveries: none waiting" in said(Agent().model(1, sinks={"oncall": "slack"}))
+    assert "✓ Deliveries: none waiting" in said(Agent().model(1, kinds={"oncall": "slack"}))
     left = OutboxView(rows={("old", "dead"): 1})
     assert "! Deliveries: no sink, 1 dead" in said(Agent().model(1, outbox=left))
 
@@ -209,7 +204,7 @@ def test_every_text_from_outside_stays_text(text: str) -> None:
     doubt = CheckResult(ok=False, reasons=(text,))
     agent_says: dict[str, Any] = dict.fromkeys(("degraded", "approval_off", "endpoint"), text)
     outbox = OutboxView(rows={(text, "pending"): 1})
-    seen = read(agent.model(3, ready=doubt, sinks={text: text}, outbox=outbox, **agent_says))
+    seen = read(agent.model(3, ready=doubt, kinds={text: text}, outbox=outbox, **agent_says))
     assert seen.elements <= ELEMENTS
     assert not {name for name, _ in seen.attributes if name.startswith("on") or name == "style"}
     assert {value for name, value in seen.attributes if name == "src"} == {"page/page.js"}

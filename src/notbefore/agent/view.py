@@ -22,12 +22,13 @@ from notbefore.core.listing import PendingEvent, PendingView
 from notbefore.metrics.families import Family, Snapshot, parts, samples
 from notbefore.metrics.process import Figures
 from notbefore.store.store import Store
-from notbefore.web.view import AgentStatus, CheckResult
+from notbefore.web.view import CheckResult
 
 if TYPE_CHECKING:  # imported at the first scrape
     from notbefore.web.exposition import MetricsText
 
 FIRST_ANSWER: Final = 150.0  # seconds in which an agent that has just started may be without an answer of IMDS
+PAGE_CHANGES: Final = 300  # of the history, the newest
 READY_INTERVALS: Final = 3  # intervals of polling without a good answer after which the agent is not ready
 
 
@@ -160,17 +161,27 @@ class AgentView:
         records, cut = self._store.history(since.timestamp() if since else None, limit)
         return b'{"changes":[%b],"cut":%b}' % (b",".join(records), b"true" if cut else b"false")
 
-    def agent_status(self) -> AgentStatus:
-        """The state of the agent itself, for its page."""
-        in_use = self._in_use()
-        return AgentStatus(
-            version=__version__,
-            endpoint=in_use.polling.endpoint,
-            state_file=str(self._store.path),
-            degraded=self._store.disk.degraded,
-            sinks={name: sink.kind for name, sink in in_use.config.sinks.items()},
-            outbox=self._store.outbox.view(),
-            watching_since=self._since,
-            approval_off=in_use.approval.off,
-            links=in_use.config.messages.links,
+    def page(self) -> bytes:
+        """The page for people, as HTML."""
+        from notbefore.web.page.model import PageModel, by_urgency, newest_ended  # noqa: PLC0415 - for few
+        from notbefore.web.page.render import render  # noqa: PLC0415 - as above
+
+        in_use, listed = self._in_use(), self.pending()
+        return render(
+            PageModel(
+                now=self._clock.now(),
+                ready=self.ready(),
+                listed=listed,
+                pending=by_urgency(listed.events),
+                ended=newest_ended(self.history(None, PAGE_CHANGES)),
+                version=__version__,
+                endpoint=in_use.polling.endpoint,
+                state_file=str(self._store.path),
+                degraded=self._store.disk.degraded,
+                kinds={name: sink.kind for name, sink in in_use.config.sinks.items()},
+                outbox=self._store.outbox.view(),
+                approval_off=in_use.approval.off,
+                watching_since=self._since,
+                to_read=in_use.config.messages.links,
+            )
         )

@@ -27,7 +27,7 @@ from notbefore.metrics.families import Family, Metric, Snapshot, fresh
 from notbefore.metrics.process import CourierFigures, Figures
 from notbefore.metrics.totals import Labels
 from notbefore.web.page.model import PageModel
-from notbefore.web.view import AgentStatus, CheckResult
+from notbefore.web.view import CheckResult
 
 if TYPE_CHECKING:  # imported at the first scrape
     from notbefore.web.exposition import MetricsText
@@ -134,16 +134,17 @@ class FleetView:
         from notbefore.fleet.page import instance_page  # noqa: PLC0415 - only when somebody opens it
 
         config = self._config
-        agent = AgentStatus(
+        status = PageModel(
+            now=datetime.now(UTC),
+            ready=self.ready(),
             version=__version__,
             state_file=str(self._parts.history.path),
             degraded=self._consumer.keeper.trouble or None,
-            sinks={name: sink.kind for name, sink in config.sinks.items()},
+            kinds={name: sink.kind for name, sink in config.sinks.items()},
             outbox=self._parts.outbox.view(),
-            links=config.messages.links,
+            to_read=config.messages.links,
         )
         mutes = tuple(one.words for one in self._consumer.mutes if one.until > time.time())
-        status = PageModel(now=datetime.now(UTC), ready=self.ready(), agent=agent)
         return instance_page(status, self.fleet(wanted), self._last_month(), wanted, mutes)
 
     def _last_month(self) -> list[ReportRow]:

@@ -15,10 +15,6 @@ class OutboxView(Struct, frozen=True):
     latency: dict[str, Histogram] = {}  # sink -> seconds from when a change was seen to its acceptance
     errors: dict[str, str] = {}  # sink -> the error of its newest delivery that has one
 
-    def oldest_of(self, sink: str) -> float | None:
-        """When the oldest change was seen that is pending for the sink, in Unix seconds; ``None`` without one."""
-        return min((time for (name, _), time in self.oldest.items() if name == sink), default=None)
-
 
 def view_of(outbox: Outbox, now: float, wall: float) -> OutboxView:
     """The numbers of an outbox. ``now``: on its clock, in seconds; ``wall``: the same moment as a Unix time."""

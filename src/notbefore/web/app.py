@@ -46,7 +46,6 @@ PAGE_FILES: Final = {"page.css": "text/css", "page.js": "text/javascript", "icon
 FLEET_FILTERS: Final = (
     "event_type", "status", "subscription", "resource_group", "scale_set", "region", "tag", "vm",
 )  # fmt: skip
-PAGE_CHANGES: Final = 300  # of the history, the newest
 ANONYMOUS: Final = "notbefore.anonymous"  # set in the environ of a probe without a password
 
 log = logging.getLogger("notbefore.http")
@@ -77,7 +76,7 @@ def make_app(view: View) -> App:
 
     @lru_cache(maxsize=1)
     def page(_half_second: int) -> bytes:
-        return _page(view)
+        return view.page()
 
     return _application(
         {
@@ -161,16 +160,6 @@ def _metrics(view: ProcessView, environ: Environ) -> Response:
 
 def _html(body: bytes) -> Response:
     return Response(body, HTML, headers=PAGE_HEADERS)
-
-
-def _page(view: View) -> bytes:
-    from notbefore.web.page.model import PageModel  # noqa: PLC0415 - needed only when somebody opens the page
-    from notbefore.web.page.render import render  # noqa: PLC0415 - as above
-
-    now = datetime.now(UTC)
-    return render(
-        PageModel.of(now, view.pending(), view.history(None, PAGE_CHANGES), view.ready(), view.agent_status())
-    )
 
 
 def _page_file(name: str, _environ: Environ) -> Response:

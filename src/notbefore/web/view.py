@@ -6,9 +6,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from notbefore.config.messages import Links
 from notbefore.core.listing import PendingView
-from notbefore.metrics.outbox import OutboxView
 
 
 class CheckResult(Struct, frozen=True):
@@ -16,20 +14,6 @@ class CheckResult(Struct, frozen=True):
 
     ok: bool
     reasons: tuple[str, ...] = ()
-
-
-class AgentStatus(Struct, frozen=True):
-    """The state of the agent itself, for its page."""
-
-    version: str = ""
-    endpoint: str = ""  # of IMDS
-    state_file: str = ""
-    degraded: str | None = None  # why the state cannot be written
-    sinks: dict[str, str] = {}  # the configured ones: name -> kind
-    outbox: OutboxView = OutboxView()
-    approval_off: str = ""  # why nothing is approved, in words; empty if it is
-    watching_since: datetime | None = None
-    links: Links = Links()
 
 
 class ProcessView(Protocol):
@@ -54,8 +38,8 @@ class View(ProcessView, Protocol):
     def history(self, since: datetime | None, limit: int) -> bytes:
         """The last ``limit`` changes since a time, as the JSON of ``/api/v1/history``."""
 
-    def agent_status(self) -> AgentStatus:
-        """The state of the agent itself."""
+    def page(self) -> bytes:
+        """The page for people, as HTML."""
 
 
 class FleetPages(ProcessView, Protocol):

@@ -15,8 +15,9 @@ from markupsafe import Markup
 
 from notbefore.core.document import STARTED
 from notbefore.core.duration import span
-from notbefore.web.page.model import PageModel
-from notbefore.web.page.timeline import Timeline
+from notbefore.core.record import view
+from notbefore.web.page.model import PageModel, TimelineEvent
+from notbefore.web.page.timeline import Scale
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 MAX_TEXT: Final = 400  # characters of a description
@@ -28,7 +29,8 @@ _UNSEEN: Final = re.compile(
 
 def render(model: PageModel) -> bytes:
     """The whole page, in UTF-8."""
-    page = _page().render(model=model, now=model.now, timeline=Timeline.of(model), STARTED=STARTED)
+    lives = [*(view(TimelineEvent, event) for event in model.shown), *model.ended]
+    page = _page().render(model=model, now=model.now, lives=lives, scale=Scale.over(lives, model.now), STARTED=STARTED)
     return page.encode(errors="replace")  # the name of a file may hold what is no text
 
 
