@@ -139,7 +139,7 @@ def _letter(escape: re.Match[str]) -> str:
     octets, code, itself = escape.groups()
     if octets is None:
         return itself or chr(int(code, 16))
-    data = bytes.fromhex(re.sub(r"\\x", "", octets, flags=re.IGNORECASE))
+    data = bytes.fromhex(octets.lower().replace("\\x", ""))
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -1,9 +1,8 @@
 """Alertmanager: each event is one alert, the same from every VM, sent to every member of a cluster.
 
-Labels and annotations say nothing that differs between VMs: the cluster makes one alert of them all, and it does not
-matter which VM was the last to write. The labels are those of the first message of the event, whatever changes later:
-with others it would be another alert. Only where the event becomes more severe there is another one, and the same
-request ends the first.
+Labels and annotations say nothing that differs between VMs: the cluster makes one alert of them all. The labels are
+those of the first message of the event: with others it would be another alert. Only where the event becomes more severe
+there is another one, and the same request ends the first.
 While the event lasts the alert is sent again before Alertmanager would resolve it. One of ``notbefore fleet`` is not:
 an instance that takes a partition over would have to continue that. Its ``endsAt`` is long after its end in the fleet.
 """
@@ -73,37 +72,16 @@ class Sink(HttpSink):
 
 
 def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[str, Any]]:
-    """The alert; and the end of the one before, where the event has become more severe."""
-    first: dict[str, str] = {}  # the labels of the event's alert so far, which are kept as its thread
-    with suppress(msgspec.DecodeError):
+    """The alert; and the end of the one before, where the event has become more severe.
+
+    ``startsAt`` is the first sight of the event, ``endsAt`` the sight of its end.
+    """
+    record = message.record
+    first = labels = _labels(message, settings)
+    with suppress(msgspec.DecodeError):  # those so far are kept as the event's thread
         first = msgspec.json.decode(message.thread or "", type=dict[str, str])
-    severity = next((one for one in SEVERITIES if one in (message.severity, first.get("severity"))), message.severity)
-    now = _alert(message, text, (first or _labels(message, settings)) | {"severity": severity})
-    if severity == first.get("severity", severity):
-        return [now]
-    return [now, now | {"labels": first, "endsAt": rfc3339(datetime.now(UTC))}]
-
-
-def _labels(message: Message, settings: Alertmanager) -> dict[str, str]:
-    record = message.record
-    labels = {
-        **settings.labels,
-        "alertname": ALERT_NAME,
-        "event_id": record.event_id,
-        "event_type": record.event_type,
-        "event_source": record.event_source or "unknown",
-        "severity": message.severity,
-        "subscription": record.subscription_id or "",
-        "resource_group": record.resource_group or "",
-        "scale_set": record.scale_set or "",
-        "exercise": "true" if record.exercise else "",
-    }
-    return {name: escaped(value) for name, value in labels.items() if value}
-
-
-def _alert(message: Message, text: Text, labels: dict[str, str]) -> dict[str, Any]:
-    """The alert. ``startsAt`` is the first sight of the event, ``endsAt`` the sight of its end."""
-    record = message.record
+        severity = next(one for one in SEVERITIES if one in (message.severity, first.get("severity")))
+        labels = first | {"severity": severity}
     links = {link.name: link.value for link in text.links}
     annotations = {
         "summary": text.title,
@@ -127,4 +105,23 @@ def _alert(message: Message, text: Text, labels: dict[str, str]) -> dict[str, An
     elif record.fleet_events is not None:
         with suppress(OverflowError):  # the end of the year 9999
             values["endsAt"] = rfc3339(max(record.time, record.not_before or record.time) + FLEET_LASTS)
-    return values
+    if labels == first:
+        return [values]
+    return [values, values | {"labels": first, "endsAt": rfc3339(datetime.now(UTC))}]
+
+
+def _labels(message: Message, settings: Alertmanager) -> dict[str, str]:
+    record = message.record
+    labels = {
+        **settings.labels,
+        "alertname": ALERT_NAME,
+        "event_id": record.event_id,
+        "event_type": record.event_type,
+        "event_source": record.event_source or "unknown",
+        "severity": message.severity,
+        "subscription": record.subscription_id or "",
+        "resource_group": record.resource_group or "",
+        "scale_set": record.scale_set or "",
+        "exercise": "true" if record.exercise else "",
+    }
+    return {name: escaped(value) for name, value in labels.items() if value}

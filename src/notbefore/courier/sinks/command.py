@@ -82,10 +82,8 @@ def run(command: list[str], line: bytes, environment: dict[str, str], timeout: f
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End it, and all that it started; on Windows it alone."""
-    if hasattr(os, "killpg"):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.kill()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
     process.wait()
     if process.stdin is not None:  # open where its time was over before it had read everything
         with suppress(OSError):

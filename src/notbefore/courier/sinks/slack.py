@@ -13,7 +13,7 @@ from notbefore.core.duration import countdown
 from notbefore.core.record import json_line
 from notbefore.courier.http import Http, HttpSink
 from notbefore.courier.message import Message, Receipt
-from notbefore.courier.wording import Fact, Text, text_of
+from notbefore.courier.wording import Text, text_of
 
 HEADERS: Final = {"Content-Type": "application/json"}
 MAX_HEADER: Final = 150  # characters; Slack's limits
@@ -70,7 +70,8 @@ def _blocks(message: Message, text: Text, now: datetime) -> Iterator[dict[str, A
     if text.advice:
         yield _section(f"*What to do*\n{inert(text.advice)}")
     for start in range(0, len(text.facts), MAX_FIELDS):
-        yield {"type": "section", "fields": [_field(fact) for fact in text.facts[start : start + MAX_FIELDS]]}
+        facts = text.facts[start : start + MAX_FIELDS]
+        yield {"type": "section", "fields": [_text(f"*{one.name}*\n{inert(one.value)}", MAX_FIELD) for one in facts]}
 
 
 def inert(text: str) -> str:
@@ -79,10 +80,9 @@ def inert(text: str) -> str:
 
 
 def _section(text: str) -> dict[str, Any]:
-    # verbatim, here and below: Slack makes no link or mention of what looks like one
-    return {"type": "section", "text": {"type": "mrkdwn", "text": text[:MAX_SECTION], "verbatim": True}}
+    return {"type": "section", "text": _text(text, MAX_SECTION)}
 
 
-def _field(fact: Fact) -> dict[str, Any]:
-    text = f"*{fact.name}*\n{inert(fact.value)}"[:MAX_FIELD]
-    return {"type": "mrkdwn", "text": text, "verbatim": True}
+def _text(text: str, most: int) -> dict[str, Any]:
+    # verbatim: Slack makes no link or mention of what looks like one
+    return {"type": "mrkdwn", "text": text[:most], "verbatim": True}
