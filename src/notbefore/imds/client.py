@@ -7,7 +7,6 @@ Each exchange has one deadline for all of it, and bounds on its size.
 
 import re
 import socket
-import threading
 import time
 from contextlib import suppress
 from typing import Final
@@ -70,26 +69,11 @@ class _Connection:
         self._parts: list[bytes] = []
         self._complete = False
 
-    def answer(self) -> ImdsAnswer:
-        """The answer that was read; raises ``ImdsError`` for everything but 200."""
-        body, status = b"".join(self._parts), self.status
-        if status == OK:
-            return ImdsAnswer(body, self._header(b"date")[:MAX_DATE])
-        if 300 <= status < 400:  # noqa: PLR2004 - the class of an HTTP status is its first digit
-            raise ImdsError("redirect", f"HTTP {status} to {self._header(b'location')!r}, not followed")
-        reason = _BY_STATUS.get(status, "server_error" if status >= 500 else "status")  # noqa: PLR2004 - as above
-        said, seconds = body[:200].decode("utf-8", "replace").strip(), self._header(b"retry-after")
-        # IMDS does not use the form with a date, and without a number the back-off decides
-        readable = seconds.isascii() and seconds.isdigit() and len(seconds) <= 6  # noqa: PLR2004 - 11 days
-        raise ImdsError(reason, f"HTTP {status}: {said!r}", retry_after=float(seconds) if readable else None)
-
-    def _header(self, name: bytes) -> str:
-        return self._headers.get(name, b"").decode("latin-1")
-
-    def exchange(self, request: bytes, deadline: float) -> None:
+    def exchange(self, request: bytes, deadline: float) -> ImdsAnswer:
         """Send a request and read the answer to it until ``deadline`` (monotonic seconds), however slowly it drips in.
 
-        Raises ``ImdsError`` and ``OSError``; ``ConnectionError`` where the connection was closed without an answer.
+        Raises ``ImdsError`` for everything but 200, and ``OSError``; ``ConnectionError`` where the connection was
+        closed without an answer.
         """
         self._begin()
         self._arm(deadline)
@@ -99,12 +83,12 @@ class _Connection:
             self._arm(deadline)
             data = self.socket.recv(CHUNK)
             received += len(data)
+            if not received:
+                raise ConnectionResetError("closed without an answer")
             if received > MAX_ANSWER:
                 raise ImdsError("too_large", f"more than {MAX_ANSWER} bytes")
-            if data:
-                self._feed(data)
-            else:
-                self._closed(received)
+            self._feed(data)
+        return self._answer()
 
     def _arm(self, deadline: float) -> None:
         left = deadline - time.monotonic()
@@ -116,6 +100,11 @@ class _Connection:
             self.socket.settimeout(self._timeout)
 
     def _feed(self, data: bytes) -> None:
+        if not data:  # the connection was closed, which is the end of a body without a length
+            if not self.status or b"content-length" in self._headers or b"transfer-encoding" in self._headers:
+                raise ImdsError("incomplete", "the connection was closed before the end of the answer")
+            self._complete = True
+            return
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
@@ -123,13 +112,18 @@ class _Connection:
             if not self._complete:
                 raise ImdsError("incomplete" if self.status else "protocol", str(error)) from None
 
-    def _closed(self, received: int) -> None:
-        if not received:
-            raise ConnectionResetError("closed without an answer")
-        framed = b"content-length" in self._headers or b"transfer-encoding" in self._headers
-        if framed or not self.status:
-            raise ImdsError("incomplete", "the connection was closed before the end of the answer")
-        self._complete = True
+    def _answer(self) -> ImdsAnswer:
+        body, status = b"".join(self._parts), self.status
+        if status == OK:
+            return ImdsAnswer(body, self._headers.get(b"date", b"")[:MAX_DATE].decode("latin-1"))
+        header = {name: value.decode("latin-1") for name, value in self._headers.items()}
+        if 300 <= status < 400:  # noqa: PLR2004 - the class of an HTTP status is its first digit
+            raise ImdsError("redirect", f"HTTP {status} to {header.get(b'location', '')!r}, not followed")
+        reason = _BY_STATUS.get(status, "server_error" if status >= 500 else "status")  # noqa: PLR2004 - as above
+        # IMDS gives seconds, and no date
+        seconds = re.fullmatch("[0-9]{1,6}", header.get(b"retry-after", ""))
+        said = body[:200].decode("utf-8", "replace").strip()
+        raise ImdsError(reason, f"HTTP {status}: {said!r}", retry_after=float(seconds[0]) if seconds else None)
 
     # ---- what the parser calls
 
@@ -166,7 +160,7 @@ class ImdsClient:
 
     def __init__(self, endpoint: str) -> None:
         self._connection: _Connection | None = None
-        self._aborted = threading.Event()
+        self._aborted = False
         self.use(endpoint)
 
     def use(self, endpoint: str) -> None:
@@ -186,7 +180,7 @@ class ImdsClient:
     def get(self, path: str, *, timeout: float = TIMEOUT) -> ImdsAnswer:
         """GET ``path`` within ``timeout`` seconds; raises ``ImdsError`` for everything but 200."""
         request = f"GET {self._prefix}{path} HTTP/1.1\r\n{self._headers}\r\n"
-        return self._request(request.encode("ascii"), timeout, again=True)
+        return self._request(request.encode("ascii"), timeout, again=self._connection is not None)
 
     def post(self, path: str, body: bytes, *, timeout: float = TIMEOUT) -> ImdsAnswer:
         """POST JSON to ``path`` within ``timeout`` seconds, once; raises ``ImdsError`` for everything but 200."""
@@ -196,7 +190,7 @@ class ImdsClient:
 
     def abort(self) -> None:
         """End the request that is under way, from another thread; later requests fail at once."""
-        self._aborted.set()
+        self._aborted = True
         connection = self._connection
         if connection is not None:
             with suppress(OSError):
@@ -210,16 +204,17 @@ class ImdsClient:
 
     def _request(self, request: bytes, timeout: float, *, again: bool) -> ImdsAnswer:
         deadline = time.monotonic() + timeout
-        again = again and self._connection is not None
         try:
+            connection = self._connected(deadline)
             try:
-                return self._exchange(request, deadline)
+                answer = connection.exchange(request, deadline)
             except ConnectionError:
                 # IMDS may have closed the kept connection meanwhile: that is not a failure of the request
-                if not again or self._aborted.is_set():
+                if not again or self._aborted:
                     raise
                 self.close()
-                return self._exchange(request, deadline)
+                connection = self._connected(deadline)
+                answer = connection.exchange(request, deadline)
         except ImdsError:
             self.close()  # the unread rest of this answer must not be read as the next one
             raise
@@ -227,19 +222,15 @@ class ImdsClient:
             self.close()
             words = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise ImdsError(_reason(error), words) from error
-
-    def _exchange(self, request: bytes, deadline: float) -> ImdsAnswer:
-        connection = self._connected(deadline)
-        connection.exchange(request, deadline)
         if not connection.keep_alive:
             self.close()
-        return connection.answer()
+        return answer
 
     def _connected(self, deadline: float) -> _Connection:
-        if self._connection is None and not self._aborted.is_set():
+        if self._connection is None and not self._aborted:
             timeout = max(MINIMUM, min(CONNECT_TIMEOUT, deadline - time.monotonic()))
             self._connection = _Connection(socket.create_connection(self._address, timeout))
-        if self._connection is None or self._aborted.is_set():  # `abort` may have found no connection to shut down
+        if self._connection is None or self._aborted:  # `abort` may have found no connection to shut down
             raise ImdsError("reset", "the agent is stopping")
         return self._connection
 
