@@ -14,7 +14,7 @@ from notbefore.agent.control_socket import ControlSocket, listens
 from notbefore.agent.operations import Operations, OutboxReply, OutboxRequest
 from notbefore.commands.owner import asking, open_store
 from notbefore.core.clock import Instant
-from notbefore.core.delivery import Delivery, Routing
+from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import SendResult
 from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.errors import StoreError
@@ -90,21 +90,16 @@ def test_all_leaves_out_what_would_announce_an_event_that_is_over(tmp_path: Path
     assert done("retry", "a", "--state-dir", str(state)).startswith("1 will be sent again now")
 
 
-@pytest.mark.parametrize(("configured", "days"), [(True, 7), (False, 1)])
-def test_what_is_sent_again_has_the_time_that_its_sink_gives_it(
-    tmp_path: Path, *, configured: bool, days: float
-) -> None:
+def test_what_is_sent_again_has_a_day(tmp_path: Path) -> None:
     state = left(tmp_path / "state", dead("a"))
-    config = tmp_path / "notbefore.yaml"
-    config.write_text("sinks: {hook: {webhook: {url: 'https://example.org', expire_after: 7d}}}", encoding="utf-8")
-    done("retry", "a", "--state-dir", str(state), *(["--config", str(config)] if configured else []))
-    assert 0 <= Clock().boot_time() + days * 86_400 - rows(state)["a"].expires < 600
+    done("retry", "a", "--state-dir", str(state))
+    assert 0 <= Clock().boot_time() + 86_400 - rows(state)["a"].expires < 600
 
 
 def test_what_could_not_be_written_was_not_done(tmp_path: Path) -> None:
     state = left(tmp_path, dead("a"))
     with (
-        asking(state, OutboxReply, Routing()) as ask,
+        asking(state, OutboxReply) as ask,
         closing(sqlite3.connect(state / FILE_NAME, isolation_level=None)) as other,
     ):
         assert ask(OutboxRequest("show")).rows
@@ -115,7 +110,7 @@ def test_what_could_not_be_written_was_not_done(tmp_path: Path) -> None:
 
 def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
     with closing(Store(tmp_path, Clock())) as store:
-        control = ControlSocket(tmp_path, lambda *_: pytest.fail("approved"), Operations(store, Routing).answer)
+        control = ControlSocket(tmp_path, lambda *_: pytest.fail("approved"), Operations(store).answer)
         control.start()
         eventually(lambda: listens(tmp_path))
         store.outbox.put([dead("a")])

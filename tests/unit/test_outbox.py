@@ -74,7 +74,7 @@ def test_a_repetition_is_tried_again_whatever_the_receiver_says_and_can_be_sent_
     box.lease(33, refuse(one, error="401"))
     (row,) = box.rows(state="repeating")
     assert (row.due, row.error, box.count("failed"), box.count("dead")) == (93, "401", 1, 0)
-    assert box.outbox.retry([one.delivery_id], 40, {}) == 1
+    assert box.outbox.retry([one.delivery_id], 40) == 1
     box.lease(41, *[accepted(again, repeat=30.0) for again in box.lease(40)])
     (row,) = box.rows(state="repeating")
     assert (row.attempts, row.error) == (0, "")  # the next failure is a first one
@@ -370,21 +370,21 @@ def test_a_dead_letter_is_sent_again_when_asked_for(box: Box) -> None:
     box.lease(1)
     box.lease(2, refused(one, error="404"))
     assert box.lease(500) == []
-    assert box.outbox.retry([one.delivery_id, "unheard of"], 1000, {"chat": 60}) == 1
-    assert box.rows()[0].expires == 1060
+    assert box.outbox.retry([one.delivery_id, "unheard of"], 1000) == 1
+    assert box.rows()[0].expires == 1000 + 86_400
     assert ids(box.lease(1001)) == [one.delivery_id]
     box.lease(1002, failed(one), chat=0)
-    assert box.outbox.retry([one.delivery_id], 1003, {}) == 1
-    assert [(one.expires, one.due, one.attempts) for one in box.rows()] == [(1003 + 86_400, 1003, 0)]
+    assert box.outbox.retry([one.delivery_id], 1003) == 1
+    assert [(one.due, one.attempts) for one in box.rows()] == [(1003, 0)]
 
 
 def test_what_is_on_its_way_is_neither_sent_again_nor_dropped_by_hand(box: Box) -> None:
     one = delivery()
     box.put(one)
     box.lease(1)
-    assert box.outbox.retry([one.delivery_id], 1e6, {}) == box.outbox.drop([one.delivery_id]) == 0
+    assert box.outbox.retry([one.delivery_id], 1e6) == box.outbox.drop([one.delivery_id]) == 0
     box.outbox.release(2)
-    assert box.outbox.retry([one.delivery_id], 2, {}) == 1
+    assert box.outbox.retry([one.delivery_id], 2) == 1
     assert box.outbox.drop([one.delivery_id, "unheard of"]) == 1
     assert box.counts == {"accepted": 1, "dropped": 1}
 

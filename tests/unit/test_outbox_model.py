@@ -170,7 +170,7 @@ class Account(RuleBasedStateMachine):
     def somebody_retries_or_drops(self, nth: int, *, again: bool) -> None:
         for row in self.outbox.rows.chosen()[nth : nth + 1]:
             if again:
-                self.outbox.retry([row.delivery_id], self.now, {})
+                self.outbox.retry([row.delivery_id], self.now)
                 continue
             if self.outbox.drop([row.delivery_id]):
                 self.excused.add(row.delivery_id)

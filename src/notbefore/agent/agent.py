@@ -81,7 +81,7 @@ class Agent:
         self._tracker = Tracker(self._state, self._store, self._freeze_meter)
         self._polling = Polling(config, self._tracker, self._clock, self._errors)
         self._approver = Approver(self._state, self._approval_settings, self._errors)
-        operations = Operations(self._store, lambda: self._config.routing)
+        operations = Operations(self._store)
         self._control = ControlSocket(self._store.path.parent, self._approver.answer, operations.answer)
         self._heartbeats = Heartbeats(self._state, self._store.outbox, lambda: self._config.sinks)
 

@@ -4,12 +4,12 @@ Without an agent the command opens the store itself, under the same lock, and as
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Raw, Struct
 
-from notbefore.core.delivery import Delivery, DeliveryState, Routing
+from notbefore.core.delivery import Delivery, DeliveryState
 from notbefore.errors import NotBeforeError
 from notbefore.store.store import Store
 from notbefore.store.stored_outbox import StoredChange
@@ -75,11 +75,10 @@ Reply = OutboxReply | HistoryReply | ExerciseReply
 
 
 class Operations:
-    """Answers for a store. ``routing``: of the configuration in use."""
+    """Answers for a store."""
 
-    def __init__(self, store: Store, routing: Callable[[], Routing]) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._routing = routing
 
     def answer(self, request: Request) -> Reply:
         """Do what is asked; raises ``NotBeforeError`` for an id that names no delivery, or more than one."""
@@ -119,8 +118,7 @@ class Operations:
                 rows, left_out = [row for row in rows if row not in over], len(over)
             ids = [row.delivery_id for row in rows]
             if request.action == "retry":
-                expire_after = {sink: terms.expire_after for sink, terms in self._routing().sinks.items()}
-                done = outbox.retry(ids, now, expire_after)
+                done = outbox.retry(ids, now)
             elif request.action == "drop":
                 done = outbox.drop(ids)
         return OutboxReply(tuple(rows), time.time() - now, tuple(listed), done, left_out)

@@ -17,7 +17,6 @@ from notbefore.commands.options import add_json
 from notbefore.commands.owner import asking
 from notbefore.commands.tables import print_json, table
 from notbefore.core.change import WORDS
-from notbefore.core.delivery import Routing
 from notbefore.core.duration import Duration, span
 from notbefore.core.record import Record
 from notbefore.core.sentence import rfc3339
@@ -94,7 +93,7 @@ def ask_changes(agent: AgentClient, since: datetime | None, limit: int) -> list[
 
 def read_changes(state_dir: Path, since: datetime | None, limit: int) -> list[dict[str, Any]]:
     """Return the last changes in a state directory, oldest first; raises ``NotBeforeError``."""
-    with asking(state_dir, HistoryReply, Routing()) as ask:
+    with asking(state_dir, HistoryReply) as ask:
         reply = ask(HistoryRequest(since.timestamp() if since else None, limit))
     _say_cut(cut=reply.cut)
     return [msgspec.json.decode(bytes(record)) for record in reply.records]

@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         state="dead" if every else getattr(options, "state", None),
         sink=sink,
     )
-    with asking(Path(config.state.dir), OutboxReply, config.routing) as ask:
+    with asking(Path(config.state.dir), OutboxReply) as ask:
         reply = ask(request)
     if sink is not None and sink not in config.sinks and not reply.rows:
         raise ConfigError(f"--sink: the outbox holds nothing for {sink!r}, and --config has no such sink")

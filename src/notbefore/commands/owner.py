@@ -8,7 +8,6 @@ from typing import Final, TypeVar, cast
 
 from notbefore.agent.control_socket import ask_agent, listens
 from notbefore.agent.operations import Operations, OutboxReply, Reply, Request
-from notbefore.core.delivery import Routing
 from notbefore.errors import StoreError
 from notbefore.process.clock import Clock
 from notbefore.store.file import FILE_NAME
@@ -20,13 +19,13 @@ R = TypeVar("R", bound=Reply)
 
 
 @contextmanager
-def asking(directory: Path, reply: type[R], routing: Routing) -> Iterator[Callable[[Request], R]]:
+def asking(directory: Path, reply: type[R]) -> Iterator[Callable[[Request], R]]:
     """How to ask the agent of a state directory; while none runs, the state itself. Raises ``NotBeforeError``."""
     if listens(directory):
         yield lambda request: ask_agent(directory, request, reply)
         return
     with open_store(directory) as store:
-        operations = Operations(store, lambda: routing)
+        operations = Operations(store)
 
         def answer(request: Request) -> R:
             reply = operations.answer(request)

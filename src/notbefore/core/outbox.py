@@ -466,16 +466,13 @@ class Outbox:
 
     # ---- what operators ask
 
-    def retry(self, ids: Collection[str], now: float, expire_after: Mapping[str, float]) -> int:
-        """Make deliveries due now, as if never tried; returns how many. What a courier has is left alone.
-
-        ``expire_after``: by sink, in seconds, how long they are kept from now on.
-        """
+    def retry(self, ids: Collection[str], now: float) -> int:
+        """Make deliveries due now, for a day, as if never tried; returns how many. What a courier has is left alone."""
         found = _at_hand(self.rows, ids)
         for row in found:
             again = replace(row, due=now, attempts=0, begun=False)
             if row.state != "repeating":
-                again = replace(again, state="pending", expires=now + expire_after.get(row.sink, A_DAY))
+                again = replace(again, state="pending", expires=now + A_DAY)
             self.rows.put(again)
         return len(found)
 

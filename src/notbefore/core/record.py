@@ -43,11 +43,9 @@ class Vm(Struct, frozen=True):
     location: str = ""
     zone: str = ""
     scale_set: str = ""
-    placement_group_id: str = ""
     fault_domain: str = ""
     update_domain: str = ""
     vm_size: str = ""
-    os_type: str = ""
     tags: dict[str, str] = {}  # of the user's; routes match them
     record_tags: tuple[str, ...] = ()  # the names of those that its records have as well
 

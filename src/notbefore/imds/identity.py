@@ -47,11 +47,9 @@ def vm_of(compute: dict[str, Any]) -> Vm:
         location=text("location"),
         zone=text("zone"),
         scale_set=text("vmScaleSetName"),
-        placement_group_id=text("placementGroupId"),
         fault_domain=text("platformFaultDomain"),
         update_domain=text("platformUpdateDomain"),
         vm_size=text("vmSize"),
-        os_type=text("osType"),
         tags=_tags(compute.get("tagsList")),
     )
 
