@@ -20,6 +20,7 @@ ROOT: Final = Path(__file__).parents[1]
 PYTHONS: Final = ("3.11", "3.12", "3.13")
 MACHINES: Final = ("x86_64", "aarch64")
 GLIBC: Final = ("_2_17", "2014", "_2_28", "_2_34")  # the names of Linux's platforms: up to that of Debian 12
+DOWNLOAD: Final = "download --quiet --no-deps --only-binary :all: --require-hashes --implementation cp"
 
 
 def main() -> None:
@@ -42,7 +43,8 @@ def main() -> None:
         requirements.write_text(pins, encoding="utf-8")
         for python in options.python or PYTHONS:
             for machine in options.machine or MACHINES:
-                fetch(requirements, wheels, python, machine)
+                words = [*DOWNLOAD.split(), "--python-version", python, "--requirement", requirements, "--dest", wheels]
+                run("pip", *words, *(f"--platform=manylinux{glibc}_{machine}" for glibc in GLIBC))
         own_hash = hashlib.sha256(own.read_bytes()).hexdigest()
         requirements.write_text(f"{pins}azure-notbefore=={version} --hash=sha256:{own_hash}\n", encoding="utf-8")
         options.directory.mkdir(parents=True, exist_ok=True)
@@ -59,15 +61,6 @@ def run(tool: str | Path, *words: str | Path) -> str:
     if done.returncode != 0:
         raise SystemExit(f"{tool} failed:\n{done.stderr}")
     return done.stdout
-
-
-def fetch(requirements: Path, wheels: Path, python: str, machine: str) -> None:
-    """Download the wheels for one Python and machine, each with a hash that is expected."""
-    words = ["download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"]
-    words += ["--require-hashes", "--python-version", python, "--implementation", "cp"]
-    for glibc in GLIBC:
-        words += ["--platform", f"manylinux{glibc}_{machine}"]
-    run("pip", *words, "--requirement", requirements, "--dest", wheels)
 
 
 def packed(top: str, place: Path, members: list[Path]) -> bytes:

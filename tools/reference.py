@@ -8,7 +8,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -90,11 +90,10 @@ def schema(kind: mi.Type) -> dict[str, Any]:
 
 
 def _section(kind: mi.StructType) -> dict[str, Any]:
-    comments = _comments(kind.cls)
     properties: dict[str, Any] = {}
     for field in kind.fields:
         found = dict(schema(field.type))
-        if text := comments.get(field.name):
+        if text := _comments(kind.cls).get(field.name):
             found["description"] = text
         value = field.default if field.default is not NODEFAULT else field.default_factory
         value = value() if callable(value) else value
@@ -105,12 +104,7 @@ def _section(kind: mi.StructType) -> dict[str, Any]:
             properties |= {f"{field.encode_name}_{source}": PLACE for source in SOURCES}
     required = [one.encode_name for one in kind.fields if one.required and f"{one.encode_name}_env" not in properties]
     described = {"title": "section", "description": (inspect.getdoc(kind.cls) or "").replace("``", "`")}
-    return described | {
-        "type": "object",
-        "additionalProperties": False,
-        "required": required,
-        "properties": properties,
-    }
+    return described | {"type": "object", "additionalProperties": False, "required": required, "properties": properties}
 
 
 def config_schema() -> str:
@@ -185,23 +179,17 @@ def _default(name: str, given: dict[str, Any], section: dict[str, Any]) -> str:
     return f"`{json.encode(value).decode().strip(chr(34))}`" if value != "" else "empty"
 
 
-def _comments(struct: type[Struct]) -> dict[str, str]:
-    """The comment of each field, behind it or above it, including those of the base classes."""
-    found: dict[str, str] = {}
-    for base in reversed(struct.__mro__):
-        if issubclass(base, Struct) and base.__module__.startswith("notbefore"):
-            found |= _own_comments(base)
-    return found
-
-
 @cache  # finding the source of a class takes 20 ms, and a base class is asked for often
-def _own_comments(struct: type) -> dict[str, str]:
-    """The comments on the lines of a field, and on those of its own above it."""
-    found: dict[str, str] = {}
+def _comments(struct: type) -> dict[str, str]:
+    """The comment of each field, on its lines or on lines of its own above it, including those of the base classes."""
+    found = {name: text for base in struct.__bases__ if base is not Struct for name, text in _comments(base).items()}
+    if not struct.__module__.startswith("notbefore"):
+        return {}
+    own: dict[str, str] = {}
     name, above = "", ""
     for line in inspect.getsource(struct).splitlines()[1:]:
         if field := re.match(r"    (\w+)(: |\Z)", line):
-            name, found[field[1]], above = field[1], above, ""
+            name, own[field[1]], above = field[1], above, ""
         elif re.match(r"    [^ )]", line):  # something else than a field begins
             name = ""
         _, mark, text = line.partition("# ")
@@ -209,8 +197,8 @@ def _own_comments(struct: type) -> dict[str, str]:
         if line.startswith("    # "):
             above = f"{above} {text}".strip()
         elif mark and name:
-            found[name] = f"{found[name]} {text}".strip()
-    return {name: text for name, text in found.items() if text}
+            own[name] = f"{own[name]} {text}".strip()
+    return found | {name: text for name, text in own.items() if text}
 
 
 def _cell(text: str) -> str:
@@ -220,24 +208,23 @@ def _cell(text: str) -> str:
 # ---- metrics
 
 
+FLEET: Final = (
+    "Over all instances, sums are right: each instance has the partitions that it reads. Besides these it has the"
+    " metrics of the outbox, the courier and the state file.\n\n"
+)
+
+
 def metrics() -> str:
     """docs/metrics.md."""
-    own = [value for value in vars(fleet).values() if isinstance(value, Metric)]
-    text = (
-        "Over all instances, sums are right: each instance has the partitions that it reads. Besides these it has the"
-    )
-    text = f"{text} metrics of the outbox, the courier and the state file.\n\n"
-    parts = [
-        _metrics_table("Scheduled events", (one for one in families.METRICS if one.name.startswith("azure_"))),
-        _metrics_table("The agent itself", (one for one in families.METRICS if one.name.startswith("notbefore_"))),
-        _metrics_table("An instance of `notbefore fleet`", own, text),
-    ]
+    parts = []
+    for title, text, found in (
+        ("Scheduled events", "", [one for one in families.METRICS if one.name.startswith("azure_")]),
+        ("The agent itself", "", [one for one in families.METRICS if one.name.startswith("notbefore_")]),
+        ("An instance of `notbefore fleet`", FLEET, [one for one in vars(fleet).values() if isinstance(one, Metric)]),
+    ):
+        rows = "".join(map(_metric_row, found))
+        parts.append(f"## {title}\n\n{text}| metric | type | labels | |\n|---|---|---|---|\n{rows}")
     return filled("metrics.md", "\n".join(parts))
-
-
-def _metrics_table(title: str, metrics: Iterable[Metric], text: str = "") -> str:
-    rows = "".join(map(_metric_row, metrics))
-    return f"## {title}\n\n{text}| metric | type | labels | |\n|---|---|---|---|\n{rows}"
 
 
 def _metric_row(metric: Metric) -> str:
@@ -252,29 +239,22 @@ def _metric_row(metric: Metric) -> str:
 def record_reference() -> str:
     """docs/record.md."""
     schema = json.decode(RECORD_SCHEMA.read_bytes())
-    required = set(schema["required"])
     (tag,) = schema["patternProperties"].values()
-    attributes = {**schema["properties"], "azure.tag.NAME": tag}
-    rows = "".join(_attribute_row(name, given, required) for name, given in attributes.items())
+    rows = "".join(
+        f"| `{name}` | {_json_type(given)} | {'always' if name in schema['required'] else ''} |"
+        f" {_cell(given.get('description', ''))} |\n"
+        for name, given in {**schema["properties"], "azure.tag.NAME": tag}.items()
+    )
     example = json.format(message().record.line(), indent=2).decode()
     return filled("record.md", f"```json\n{example}\n```\n\n| attribute | type | | |\n|---|---|---|---|\n{rows}")
 
 
-def _attribute_row(name: str, given: dict[str, Any], required: set[str]) -> str:
-    always = "always" if name in required else ""
-    return f"| `{name}` | {_json_type(given)} | {always} | {_cell(given.get('description', ''))} |\n"
-
-
 def _json_type(given: dict[str, Any]) -> str:
-    if "const" in given:
-        return f"`{given['const']}`"
-    if "enum" in given:
-        return ", ".join(f"`{value}`" for value in given["enum"])
+    if values := given.get("enum", [given["const"]] if "const" in given else []):
+        return ", ".join(f"`{value}`" for value in values)
     if given.get("type") == "array":
         return f"list of {_json_type(given['items'])}"
-    if given.get("format") == "date-time":
-        return "time (RFC 3339, UTC)"
-    return str(given.get("type", ""))
+    return "time (RFC 3339, UTC)" if given.get("format") == "date-time" else str(given.get("type", ""))
 
 
 PAGES: Final[dict[str, Callable[[], str]]] = {
