@@ -24,10 +24,10 @@ from notbefore.courier.message import Message, Receipt
 from notbefore.courier.redact import Redactor
 from notbefore.courier.sinks.otlp_logs import Sink
 from notbefore.errors import SendError
-from notbefore.metrics.families import Snapshot, fresh, samples
-from notbefore.metrics.process import ExportFigures, Figures, PollFigures
+from notbefore.metrics.families import Family, Snapshot, fresh, samples
+from notbefore.metrics.process import Figures, PollFigures
 from notbefore.metrics.totals import Totals
-from notbefore.otlp.exporter import Reading, Sources, Telemetry
+from notbefore.otlp.exporter import Exporter
 from notbefore.otlp.sender import MAX_ANSWER, PartialSuccess, Sender, partial_success
 from notbefore.otlp.signals import log_record, metrics_data, resource_of
 from notbefore.web.exposition import MetricsText
@@ -152,23 +152,23 @@ def test_nothing_counts_since_a_time_to_come() -> None:
 def test_what_comes_of_exports_is_counted_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     agent, key = busy(), tmp_path / "key"
     key.write_text("hunter2", encoding="utf-8")
-    counts = ExportFigures()
+    counts = dict[tuple[str, str], int]()
 
-    def read() -> Reading:
-        return Reading(list(samples(Snapshot(agent.tracked, agent.totals, agent.figures, at(5)))), None, "1.0")
+    def read() -> tuple[list[Family], None]:
+        return list(samples(Snapshot(agent.tracked, agent.totals, agent.figures, at(5)))), None
 
     with Receiver() as receiver, caplog.at_level("INFO"):
         receiver.default = rejecting_metrics(2, "too old for hunter2")
-        telemetry = Telemetry(Sources(read, counts, Redactor(), Http))
         headers = {"Api-Key": Secret(str(key), "file")}
-        telemetry.use(Otlp(endpoint=receiver.url, interval=Duration("1s"), headers=headers), 1.0)
-        eventually(lambda: counts.otlp_exports["metrics", "rejected"] >= 2)
+        config = Otlp(endpoint=receiver.url, interval=Duration("1s"), headers=headers)
+        exporter = Exporter(config, read, counts, Redactor(), Http)
+        eventually(lambda: counts["metrics", "rejected"] >= 2)
         key.unlink()
-        eventually(lambda: counts.otlp_exports["metrics", "failure"] >= 2)
+        eventually(lambda: counts["metrics", "failure"] >= 2)
         key.write_text("hunter3", encoding="utf-8")
         receiver.default = Say(200)
-        eventually(lambda: counts.otlp_exports["metrics", "success"] >= 1)
-        telemetry.use(None, 5.0)
+        eventually(lambda: counts["metrics", "success"] >= 1)
+        exporter.stop(5.0)
     logged = [record.getMessage() for record in caplog.records if record.name == "notbefore.otlp"]
     assert logged == [
         "OTLP metrics: the receiver rejected 2 items of an export: too old for ***",
@@ -178,35 +178,36 @@ def test_what_comes_of_exports_is_counted_and_said_once(tmp_path: Path, caplog: 
 
 
 def exporting(
-    connection: OtlpConnection, figures: ExportFigures, monkeypatch: pytest.MonkeyPatch, interval: str = "1s"
-) -> Telemetry:
+    connection: OtlpConnection,
+    counts: dict[tuple[str, str], int],
+    monkeypatch: pytest.MonkeyPatch,
+    interval: str = "1s",
+) -> Exporter:
     """Exports whose first one is due at once."""
     monkeypatch.setattr("notbefore.otlp.exporter.FIRST", 0.0)
-    telemetry = Telemetry(Sources(lambda: Reading([], None, "1.0"), figures, Redactor(), Http))
     fields: Any = {name: getattr(connection, name) for name in ("endpoint", "protocol", *CERTIFICATES)}
-    telemetry.use(Otlp(interval=Duration(interval), **fields), 1.0)
-    return telemetry
+    return Exporter(Otlp(interval=Duration(interval), **fields), lambda: ([], None), counts, Redactor(), Http)
 
 
 def test_the_last_state_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     with Receiver() as receiver:
-        telemetry = exporting(to(receiver.url), ExportFigures(), monkeypatch, interval="1h")
+        exporter = exporting(to(receiver.url), dict[tuple[str, str], int](), monkeypatch, interval="1h")
         eventually(lambda: len(receiver.metrics) == 1)
-        telemetry.use(None, 5.0)
+        exporter.stop(5.0)
         assert len(receiver.metrics) == 2
 
 
 def test_certificates_are_read_anew_after_a_failure(
     authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    figures, paths = ExportFigures(), certificates(authority, tmp_path)
+    counts, paths = dict[tuple[str, str], int](), certificates(authority, tmp_path)
     trustme.CA().cert_pem.write_to_path(paths["ca_file"])
     with GrpcReceiver(authority) as receiver:
-        telemetry = exporting(to(receiver.url, protocol="grpc", **paths), figures, monkeypatch)
-        eventually(lambda: figures.otlp_exports["metrics", "failure"] == 1)
+        exporter = exporting(to(receiver.url, protocol="grpc", **paths), counts, monkeypatch)
+        eventually(lambda: counts["metrics", "failure"] == 1)
         authority.cert_pem.write_to_path(paths["ca_file"])
-        eventually(lambda: figures.otlp_exports["metrics", "success"] >= 1)
-        telemetry.use(None, 5.0)
+        eventually(lambda: counts["metrics", "success"] >= 1)
+        exporter.stop(5.0)
 
 
 # ---- records

@@ -27,10 +27,12 @@ from notbefore.agent.tracker import Tracker
 from notbefore.agent.view import AgentView, InUse
 from notbefore.config.model import Config, HeartbeatConfig, Otlp
 from notbefore.core.delivery import sinks_of
+from notbefore.core.record import Vm
 from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up
-from notbefore.metrics.process import ConfigFigures, ExportFigures, Figures
+from notbefore.metrics.families import Family
+from notbefore.metrics.process import ConfigFigures, Figures
 from notbefore.metrics.totals import increased
 from notbefore.process.clock import Clock
 from notbefore.process.main_thread import MainThread, exit_at_once
@@ -61,8 +63,8 @@ class Agent:
         self._allow_approval = allow_approval
         self._clock = clock = Clock()
         self._config_figures = ConfigFigures(loaded=clock.time())
-        self._exports = ExportFigures()
-        self._telemetry: Any = None  # otlp.exporter.Telemetry, where OTLP is configured
+        self._exports: dict[tuple[str, str], int] = {}  # over OTLP, by signal and result
+        self._exporter: Any = None  # otlp.exporter.Exporter, where OTLP is configured
         self._stopping = False
         self._main = MainThread(self._hang_up)
 
@@ -106,7 +108,7 @@ class Agent:
             python=platform.python_version(),
             courier=self._supervisor.figures,
             config=self._config_figures,
-            otlp_exports=self._exports.otlp_exports.copy(),
+            otlp_exports=self._exports.copy(),
             unforeseen=self._errors.count,
             package_replaced=self._supervisor.trouble if self._supervisor.replaced else "",
             auth_failures=self._server.auth_failures,
@@ -126,8 +128,8 @@ class Agent:
     def _changed(self) -> None:
         """There was a change. From any thread; never waits."""
         self._approver.wake()
-        if (telemetry := self._telemetry) is not None:
-            telemetry.wake()
+        if (exporter := self._exporter) is not None:
+            exporter.wake()
 
     def _use_sinks(self) -> None:
         """What waits for sinks that are not configured any more goes where the routes lead now."""
@@ -214,7 +216,8 @@ class Agent:
         self._supervisor.reconfigure(orders)
         self._config = config  # from here on nothing is approved that the new rules leave alone
         self._use_sinks()
-        self._export(config.otlp)
+        if config.otlp != before.otlp:
+            self._export(config.otlp)
         if (config.imds, config.vm) != (before.imds, before.vm):
             self._polling.stop()
             self._polling = polling
@@ -228,17 +231,18 @@ class Agent:
 
     def _export(self, otlp: Otlp | None) -> None:
         """From now on export as this says; ``None``: not at all."""
-        if self._telemetry is None and otlp is not None:
+        if self._exporter is not None:
+            self._exporter.stop(STOP_PATIENCE)
+            self._exporter = None
+        if otlp is not None:
             from notbefore.courier.http import Http  # noqa: PLC0415 - only where it is configured
             from notbefore.courier.redact import Redactor  # noqa: PLC0415 - as above
-            from notbefore.otlp.exporter import Reading, Sources, Telemetry  # noqa: PLC0415 - as above
+            from notbefore.otlp.exporter import Exporter  # noqa: PLC0415 - as above
 
-            def read() -> Reading:
-                return Reading(self._view.families(), self._state.snapshot.vm, __version__)
+            def read() -> tuple[list[Family], Vm | None]:
+                return self._view.families(), self._state.snapshot.vm
 
-            self._telemetry = Telemetry(Sources(read, self._exports, Redactor(), Http))
-        if self._telemetry is not None:
-            self._telemetry.use(otlp, STOP_PATIENCE)
+            self._exporter = Exporter(otlp, read, self._exports, Redactor(), Http)
 
     def _stop(self) -> None:
         self._stopping = True

@@ -48,12 +48,6 @@ class ConfigFigures(Struct, frozen=True):
     reloads: dict[str, int] = field(default_factory=Counter)  # `success`, `failure`
 
 
-class ExportFigures(Struct):
-    """Mutable: the thread that exports over OTLP counts, and a reader copies."""
-
-    otlp_exports: dict[tuple[str, str], int] = field(default_factory=dict)  # (signal, result)
-
-
 class Figures(Struct, frozen=True):
     """All of them at one moment."""
 
