@@ -15,7 +15,6 @@ from notbefore.config.secret import Secret
 from notbefore.fleet import blob_snapshots
 from notbefore.fleet.blob_snapshots import BlobSnapshots, make_blob_snapshots
 from notbefore.fleet.checkpoints import LostPartitionError
-from notbefore.fleet.hub_errors import store_explained
 from notbefore.fleet.snapshot import Position
 from support.azurite import CONTAINER, Azurite
 
@@ -84,9 +83,8 @@ def test_after_the_container_was_deleted_and_made_again_all_is_written_anew_befo
         await snapshots.write("0", b"one", AT)
         await snapshots.claim_ownership([owned()])
         await asyncio.to_thread(blobs.delete_container)
-        with pytest.raises(AzureError) as caught:
+        with pytest.raises(AzureError, match="container does not exist"):
             await snapshots.write("0", b"two", AT)
-        assert "make it with `az storage container create" in store_explained(caught.value)
         await asyncio.to_thread(blobs.make_container)
         await snapshots.write("0", b"two", AT)
         with pytest.raises(AzureError, match="the checkpoints were deleted"):

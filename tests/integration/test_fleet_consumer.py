@@ -217,6 +217,6 @@ def test_a_hub_that_does_not_know_the_offset_is_read_from_the_window_on(hub: Hub
         assert len(written) == 1
 
 
-def test_a_consumer_group_that_there_is_not_is_named_with_what_to_do(tmp_path: Path) -> None:
+def test_a_consumer_group_that_there_is_not_is_named(tmp_path: Path) -> None:
     with Hub(tmp_path, "--group", "other") as hub, consuming(tmp_path, hub) as (consumer, _):
-        eventually(lambda: "the hub has no consumer group $Default" in consumer.trouble, patience=60)
+        eventually(lambda: "ConsumerGroups/$Default" in consumer.trouble, patience=60)

@@ -23,9 +23,8 @@ from azure.eventhub.aio import PartitionContext
 from notbefore.config.fleet import FleetConfig
 from notbefore.core.duration import back_off
 from notbefore.fleet.hub_clock import HubClock
-from notbefore.fleet.hub_errors import explained, store_explained
 from notbefore.fleet.inventory import not_heard
-from notbefore.fleet.keeper import SOON, Failed, Keeper, NotTakenError, Parts
+from notbefore.fleet.keeper import SOON, Failed, Keeper, NotTakenError, Parts, in_words
 from notbefore.fleet.mutes import NOTE, Mute, is_muted, read_mutes
 from notbefore.fleet.others import Others
 from notbefore.fleet.partition import Partition
@@ -268,13 +267,12 @@ class Consumer:
 
     def _failed(self, part: str, error: BaseException) -> None:
         self.keeper.figures.errors[part] += 1
+        text = in_words(error)
         if part == "hub":
-            self.trouble = text = explained(error, self._config)
-        else:
-            text = store_explained(error) if part == "store" else f"{type(error).__name__}: {error}"
-        if part == "fold":
-            text = f"an error that nobody foresaw. Please report it. {text}"
-        log.warning("%s: %s", part, text, exc_info=error if part == "fold" else None)
+            self.trouble = text
+        unforeseen = part == "fold"
+        remark = "an error that nobody foresaw. Please report it. " if unforeseen else ""
+        log.warning("%s: %s%s", part, remark, text, exc_info=error if unforeseen else None)
 
 
 async def _ended(*closing: Awaitable[Any]) -> None:

@@ -21,7 +21,6 @@ from notbefore.fleet.checkpoints import LostPartitionError, Snapshots
 from notbefore.fleet.figures import PartitionFigures
 from notbefore.fleet.history import History
 from notbefore.fleet.hub_clock import HubClock
-from notbefore.fleet.hub_errors import store_explained
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import Partition
@@ -33,6 +32,7 @@ EVERY: Final = 5.0  # seconds between two snapshots otherwise
 AT_LEAST: Final = 10.0  # seconds after which one is written though nothing is new: it may have been deleted
 SHARE: Final = 5  # a snapshot that takes long to write is written less often: after so many times as long
 LONGEST_PAUSE: Final = 30.0  # seconds until it is written again
+MAX_WORDS: Final = 300  # characters of what an SDK says
 STORE_ERRORS: Final = (AzureError, OSError, TimeoutError)
 
 log = logging.getLogger("notbefore.fleet.keeper")
@@ -40,6 +40,12 @@ log = logging.getLogger("notbefore.fleet.keeper")
 
 Failed = Callable[[str, BaseException], None]
 """Called with the part that an error is of (the hub, the store, the history, or the program: `fold`), and the error."""
+
+
+def in_words(error: BaseException) -> str:
+    """An error of the hub, of the store or of a disk, in one line."""
+    said = " ".join(str(error).split()).partition(" Error: ")[0]  # from there on the SDK says it again
+    return f"{type(error).__name__}: {said or 'no answer in time'}"[:MAX_WORDS]
 
 
 class NotTakenError(Exception):
@@ -87,8 +93,6 @@ class Keeper:
     def __init__(self, config: FleetConfig, parts: Parts, failed: Failed) -> None:
         times = config.group_wait.seconds, config.group_interval.seconds, config.over_after.seconds
         self._grouping = Grouping(config.group_by, *times, routes=parts.outbox.routing.routes)
-        self._window = config.window
-        self._snapshots = parts.snapshots
         self._parts = parts
         self._failed = failed
         self.figures = PartitionFigures()
@@ -141,8 +145,7 @@ class Keeper:
         held = self.partitions[name]
         held.fold.begin_anew()
         await self._try_to_write(held)
-        text = "partition %s: the hub does not know the offset: reading what it has of the last %s"
-        log.error(text, name, self._window)
+        log.error("partition %s: the hub does not know the offset: it is read from `window` on", name)
 
     def forget(self, name: str) -> None:
         """Send nothing of a partition any more; who takes it next goes on from what is written down."""
@@ -151,7 +154,7 @@ class Keeper:
 
     async def _restored(self, name: str) -> Held:
         """Raises what the store does, ``LostPartitionError``, and ``ValueError`` where it cannot be read."""
-        body = await self._snapshots.take(name)
+        body = await self._parts.snapshots.take(name)
         if not body:
             held = Held(Partition(name, self._grouping, backlog=self.ends.get(name, -1), figures=self.figures))
             await self._write(held)  # at once: who reads it next knows what was news then
@@ -159,15 +162,11 @@ class Keeper:
         try:
             found = read_snapshot(body)
         except ValueError as error:
-            await self._snapshots.change(f"{name}.unreadable", lambda _: body)
-            await self._write(
-                Held(Partition(name, self._grouping))
-            )  # what was over by now may not have been notified: it is no history
-            log.error(  # noqa: TRY400 - as its text says
-                "partition %s: its snapshot cannot be read (%s). It is called %s.unreadable now. Events that are open"
-                " are new: reading what the hub has of the last %s",
-                name, error, name, self._window,
-            )  # fmt: skip
+            await self._parts.snapshots.change(f"{name}.unreadable", lambda _: body)
+            # what was over by now may not have been notified: it is no history
+            await self._write(Held(Partition(name, self._grouping)))
+            text = "partition %s: its snapshot cannot be read (%s): it is %s.unreadable now, and read from `window` on"
+            log.error(text, name, error, name)  # noqa: TRY400 - as its text says
             raise
         held = Held(Partition(name, self._grouping, found, figures=self.figures))
         if self._parts.inventory is None:  # any more: then nobody is missing
@@ -204,7 +203,7 @@ class Keeper:
         except LostPartitionError:
             log.warning("partition %s: somebody else has written its snapshot: it is let go", held.fold.name)
         except Exception as error:  # noqa: BLE001 - of the store, or nobody foresaw it: without this nothing is written
-            held.trouble = store_explained(error)
+            held.trouble = in_words(error)
             self._failed("store" if isinstance(error, STORE_ERRORS) else "fold", error)
         else:
             held.trouble = ""
@@ -229,7 +228,7 @@ class Keeper:
             snapshot = fold.snapshot(self._parts.clock.now(), self._parts.outbox.part(fold.name, keys))
             position = fold.position
             try:
-                await self._snapshots.write(fold.name, await asyncio.to_thread(compressed, snapshot), position)
+                await self._parts.snapshots.write(fold.name, await asyncio.to_thread(compressed, snapshot), position)
             except LostPartitionError:
                 if self.partitions.get(fold.name) is held:
                     self.forget(fold.name)
