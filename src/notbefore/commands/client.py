@@ -20,7 +20,6 @@ from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.web.access import load_web_config
 
 TIMEOUT: Final = 10.0  # seconds
-USUAL_PORT: Final = 10169
 BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 END: Final = "-----END CERTIFICATE-----"
 

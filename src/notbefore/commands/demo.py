@@ -1,23 +1,25 @@
 """``notbefore demo``: a simulator and a real agent, and events in fast time.
 
-Everything shown comes from the agent: the records from its standard output, the countdown from its API.
+Everything shown comes from the API of the agent.
 """
 
 import argparse
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
-from pathlib import Path
-from typing import BinaryIO, Final
+from collections.abc import Callable
+from contextlib import suppress
+from tempfile import TemporaryDirectory
+from typing import Final
 
-from notbefore.commands.client import USUAL_PORT, AgentClient
-from notbefore.commands.history import ask_changes, show_history
+import msgspec
+
+from notbefore.commands.client import AgentClient
+from notbefore.commands.history import ask_changes
 from notbefore.core.document import FREEZE
 from notbefore.core.duration import span
 from notbefore.core.record import Record
@@ -28,6 +30,7 @@ VMS: Final = ("WestNO_0", "WestNO_1")
 START_PATIENCE: Final = 20.0  # seconds for the agent to answer
 END_AFTER: Final = 80.0  # seconds; the script below needs 40
 LAST: Final = 3.0  # seconds for the last change: the agent sees the end one poll later than the simulator
+MANY: Final = 1000  # changes: more than a demo has in hours
 TICK: Final = 2.0  # seconds between two lines of the countdown
 STOPPED: Final = 1.5  # seconds for which the agent is really stopped, as a freeze of its VM would
 
@@ -47,91 +50,64 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Play; returns 0 if every expected change was seen. Raises ``NotBeforeError`` when the agent does not start."""
-    with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="notbefore-demo-")))
-        simulator = stack.enter_context(Simulator(VMS))
-        output = stack.enter_context((directory / "records").open("wb"))
-        records = stack.enter_context((directory / "records").open("rb"))
-        listen = f"127.0.0.1:{_free_port()}"
-        words = ["run", "--imds", simulator.endpoint, "--state-dir", str(directory / "state"), "--listen", listen]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        listen = f"127.0.0.1:{free.getsockname()[1]}"
+    with Simulator(VMS) as simulator, TemporaryDirectory(prefix="notbefore-demo-") as directory:
+        words = ["run", "--imds", simulator.endpoint, "--state-dir", f"{directory}/state", "--listen", listen]
         # five polls a second: the scenarios run up to ninety times as fast as in reality
         environment = {**os.environ, "NOTBEFORE_IMDS__INTERVAL": "200ms", "NOTBEFORE_LOG__LEVEL": "warning"}
-        agent = subprocess.Popen([sys.executable, "-m", "notbefore", *words], stdout=output, env=environment)  # noqa: S603 - our own command
-        stack.callback(_stop, agent)
+        agent = subprocess.Popen(  # noqa: S603 - our own command
+            [sys.executable, "-m", "notbefore", *words], stdout=subprocess.DEVNULL, env=environment
+        )
         try:
-            show = _Show(agent, AgentClient(f"http://{listen}"), simulator, records)
-            complete = show.play()
-            if options.keep:
-                show.stay()
+            return _Show(agent, AgentClient(f"http://{listen}"), simulator).play(keep=options.keep)
         except KeyboardInterrupt:
             return 0
-    return 0 if complete else 1
-
-
-def _free_port() -> int:
-    """Return the usual port where it is free, else another."""
-    for wanted in (USUAL_PORT, 0):
-        with suppress(OSError), socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", wanted))
-            return int(probe.getsockname()[1])
-    raise NotBeforeError("no free port on 127.0.0.1")
-
-
-def _stop(agent: subprocess.Popen[bytes]) -> None:
-    agent.terminate()
-    try:
-        agent.wait(5)
-    except subprocess.TimeoutExpired:
-        agent.kill()
-        agent.wait()
+        finally:
+            agent.terminate()
+            try:
+                agent.wait(5)
+            except subprocess.TimeoutExpired:
+                agent.kill()
+                agent.wait()
 
 
 class _Show:
     """Prints what happens, as it happens."""
 
-    def __init__(
-        self, agent: subprocess.Popen[bytes], client: AgentClient, simulator: Simulator, records: BinaryIO
-    ) -> None:
-        self._agent, self._client, self._simulator, self._records = agent, client, simulator, records
-        self._begun = time.monotonic()
-        self._kinds: list[str] = []
+    def __init__(self, agent: subprocess.Popen[bytes], client: AgentClient, simulator: Simulator) -> None:
+        self._agent, self._client, self._simulator = agent, client, simulator
+        self._begun = self._printed = time.monotonic()
+        self._kinds: list[str] = []  # of the changes that were shown
 
-    def play(self) -> bool:
-        """Run the script and print the changes, until everything is over; returns whether all expected ones came."""
+    def play(self, *, keep: bool) -> int:
+        """Run the script and print the changes, until everything is over; returns 0 if all expected ones came."""
         self._wait_for_agent()
         url = self._client.url
         _say(f"notbefore watches a simulated IMDS at {self._simulator.endpoint}; this VM is {VMS[0]}, its neighbour")
         _say(f"{VMS[1]}. Look around meanwhile: {url}/ in a browser, or `notbefore events --url {url}`")
         _say("Events run up to 90 times as fast as in reality.\n")
         steps = list(SCRIPT)
-        self._begun = time.monotonic()
-        over = self._begun + END_AFTER
-        for _ in self._ticks():
-            now = time.monotonic()
-            if now > over or self._agent.poll() is not None:
-                break
+        self._begun = now = time.monotonic()
+        over = math.inf if keep else now + END_AFTER
+        while now <= over and self._agent.poll() is None:
             if steps and now - self._begun >= steps[0][0]:
                 _, text, act = steps.pop(0)
                 self._say(f"-- {text}")
                 act(self._simulator)
             elif not steps and self._simulator.idle():
-                over = min(over, now + LAST)
-        _say("\nnotbefore history:")
-        show_history(ask_changes(self._client, None, 100), sys.stdout, as_json=False)
+                if keep:
+                    self._simulator.start("live-migration", speed=30)
+                else:
+                    over = min(over, now + LAST)
+            with suppress(NotBeforeError):  # the agent has ended: the loop sees it
+                self._look()
+            time.sleep(0.1)
+            now = time.monotonic()
         complete = {"announced", "started", "finished", "canceled"} <= set(self._kinds)
         said = "The demo is complete." if complete else "Some expected changes are missing: see the agent's log above."
         _say(f"\n{said}")
-        return complete
-
-    def stay(self) -> None:
-        """Go on until Ctrl-C."""
-        _say(f"Still running: {self._client.url}/metrics and {self._simulator.endpoint}. Ctrl-C ends it.")
-        for _ in self._ticks():
-            if self._agent.poll() is not None:
-                return
-            if self._simulator.idle():
-                self._simulator.start("live-migration", speed=30)
+        return 0 if complete else 1
 
     def _wait_for_agent(self) -> None:
         deadline = time.monotonic() + START_PATIENCE
@@ -142,21 +118,16 @@ class _Show:
             time.sleep(0.05)
         raise NotBeforeError("the agent did not start: see its log above")
 
-    def _ticks(self) -> Iterator[None]:
-        """Print what comes, without an end; yields ten times a second."""
-        printed = 0.0
-        while True:
-            yield
-            line = self._records.readline()
-            if line.endswith(b"\n"):
-                self._show(Record.read(line))
-                printed = time.monotonic()
-                continue
-            self._records.seek(-len(line), os.SEEK_CUR)  # the rest of it comes later
-            if time.monotonic() - printed >= TICK:
-                printed = time.monotonic()
-                self._count_down()
-            time.sleep(0.1)
+    def _look(self) -> None:
+        """Print the changes that are new, or else, from time to time, the countdown."""
+        new = ask_changes(self._client, None, MANY)[len(self._kinds) :]
+        for change in new:
+            self._show(msgspec.convert(change, Record))
+        if not new and time.monotonic() - self._printed >= TICK:
+            self._printed = time.monotonic()
+            for event in self._client.ask("/api/v1/events")["events"]:
+                if (left := event["seconds_to_not_before"]) is not None:
+                    self._say(f"{'':<10} {event['event_type']} may start in {span(left)}")
 
     def _show(self, record: Record) -> None:
         self._say(f"{record.change:<10} {record.body}{_measured(record)}")
@@ -169,14 +140,9 @@ class _Show:
             self._agent.send_signal(signal.SIGCONT)
         self._kinds.append(record.change)
 
-    def _count_down(self) -> None:
-        with suppress(NotBeforeError):  # it has ended: `play` sees it
-            for event in self._client.ask("/api/v1/events")["events"]:
-                if (left := event["seconds_to_not_before"]) is not None:
-                    self._say(f"{'':<10} {event['event_type']} may start in {span(left)}")
-
     def _say(self, text: str) -> None:
-        _say(f"{time.monotonic() - self._begun:5.1f}s  {text}")
+        self._printed = time.monotonic()
+        _say(f"{self._printed - self._begun:5.1f}s  {text}")
 
 
 def _measured(record: Record) -> str:

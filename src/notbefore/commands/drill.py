@@ -13,10 +13,9 @@ import uuid
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 import msgspec
-from msgspec import Struct
 
 from notbefore.agent.control_socket import ask_agent
 from notbefore.agent.operations import ExerciseReply, ExerciseRequest
@@ -67,12 +66,12 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--wait: {error}") from None
     routing = _routing(config, options.sink, patience + SPARE)
     exercise = Exercise(routing, _vm(config), options.scenario)
-    report = DrillReport.of(exercise, exercise.send(Path(config.state.dir), patience), config, routed=not options.sink)
+    report = exercise.report(exercise.send(Path(config.state.dir), patience), config, routed=options.sink is None)
     if options.json:
         print_json([report], sys.stdout)
     else:
         show(report, sys.stdout)
-    return 0 if report.results and not report.not_reached and not report.still_open else 1
+    return 0 if report["results"] and not report["not_reached"] and not report["still_open"] else 1
 
 
 def _routing(config: Config, sink: str | None, lasts: float) -> Routing:
@@ -127,20 +126,16 @@ class Exercise:
     """A made-up event, and all that is to be sent of it. ``unclosed``: the sinks whose alerts no route closes."""
 
     def __init__(self, routing: Routing, vm: Vm, scenario: str) -> None:
-        self._terms = routing.sinks
         found = changes(scenario, vm.name, datetime.now(UTC))
         self.end = found[-1]
         self.steps = [_step(change, routing, vm) for change in found]
-        *before, last = self.steps
-        opened = {one.sink for step in before for one in step.deliveries if self.keeps_alert(one.sink)}
-        self.unclosed = sorted(opened - {one.sink for one in last.deliveries})
+        # what is opened where approvals do not go stays open until the end of the event is sent
+        self.keep_alerts = {name for name, terms in routing.sinks.items() if not terms.approvals}
+        *before, last = ({one.sink for one in step.deliveries} for step in self.steps)
+        self.unclosed = sorted((set().union(*before) & self.keep_alerts) - last)
         if self.unclosed:
             closing = Route(sinks=tuple(self.unclosed), announce_by="all")
-            self.steps.append(_step(self.end, Routing((closing,), self._terms), vm))
-
-    def keeps_alert(self, sink: str) -> bool:
-        """What is opened there stays open until the end of the event is sent."""
-        return not self._terms[sink].approvals
+            self.steps.append(_step(self.end, Routing((closing,), routing.sinks), vm))
 
     def send(self, state_dir: Path, patience: float) -> tuple[Delivery, ...]:
         """Have the agent send it, with ``patience`` seconds for attempts that fail; returns what was not accepted.
@@ -159,6 +154,25 @@ class Exercise:
             raise NotBeforeError("the outbox has overflowed meanwhile: it is not known who was reached")
         return tuple(row for row in reply.left if row.state != "repeating")
 
+    def report(self, left: tuple[Delivery, ...], config: Config, *, routed: bool) -> dict[str, Any]:
+        """What ``drill --json`` prints. ``left``: what was not accepted; ``routed``: not to one sink, by the routes."""
+        found = {one.delivery_id: one for one in left}
+        sent = sorted((one for step in self.steps for one in step.deliveries), key=attrgetter("sink"))
+        rows = [_row(config.sinks[one.sink].kind, one, found.get(one.delivery_id)) for one in sent]
+        tried = {one.sink for one in sent}
+        accepted = {(row["sink"], row["change"]) for row in rows if row["result"] == "delivered"}
+        missed = {one.sink for one in sent if (one.sink, one.kind) not in accepted}
+        opened = {sink for sink, _ in accepted} & self.keep_alerts
+        return {
+            "event_id": self.end.event.event_id,
+            "results": rows,
+            "reached": sorted(tried - missed),
+            "not_reached": sorted(missed),
+            "without_route": sorted(config.sinks.keys() - tried) if routed else [],
+            "closed_by_drill": self.unclosed,
+            "still_open": sorted(sink for sink in opened if (sink, self.end.kind) not in accepted),
+        }
+
 
 def _step(change: Change, routing: Routing, vm: Vm) -> StoredChange:
     line = Record.of(change, vm, exercise=True).line()
@@ -166,71 +180,28 @@ def _step(change: Change, routing: Routing, vm: Vm) -> StoredChange:
     return StoredChange(change, line, tuple(one for one in made if one.kind == change.kind))  # no reminders
 
 
-class DrillRow(Struct, frozen=True):
+def _row(kind: str, sent: Delivery, left: Delivery | None) -> dict[str, str]:
     """What came of one message at one sink."""
-
-    sink: str
-    kind: str
-    change: str
-    result: str  # delivered, failed, refused, not sent
-    error: str
-
-
-class DrillReport(Struct, frozen=True):
-    """What ``drill --json`` prints; the lists are names of sinks."""
-
-    event_id: str
-    results: list[DrillRow]
-    reached: list[str]
-    not_reached: list[str]
-    without_route: list[str]  # no route sends this to them
-    closed_by_drill: list[str]  # no route sends the end of an event to them
-    still_open: list[str]  # they keep an alert, which somebody has to close
-
-    @classmethod
-    def of(cls, exercise: Exercise, left: tuple[Delivery, ...], config: Config, *, routed: bool) -> "DrillReport":
-        """What the exercise showed; ``left``: what was not accepted; ``routed``: it went by the routes."""
-        found = {one.delivery_id: one for one in left}
-        sent = sorted((one for step in exercise.steps for one in step.deliveries), key=attrgetter("sink"))
-        rows = [_row(config.sinks[one.sink].kind, one, found.get(one.delivery_id)) for one in sent]
-        missed = {row.sink for row in rows if row.result != "delivered"}
-        tried = {row.sink for row in rows}
-        accepted = {(row.sink, row.change) for row in rows if row.result == "delivered"}
-        closed = {sink for sink, kind in accepted if kind == exercise.end.kind}
-        return cls(
-            event_id=exercise.end.event.event_id,
-            results=rows,
-            reached=sorted(tried - missed),
-            not_reached=sorted(missed),
-            without_route=sorted(config.sinks.keys() - tried) if routed else [],
-            closed_by_drill=exercise.unclosed,
-            still_open=sorted({sink for sink, _ in accepted if exercise.keeps_alert(sink)} - closed),
-        )
+    result, error = "delivered", ""
+    if left is not None:
+        result, error = "refused" if left.state == "dead" else "failed", left.error
+        if not error:
+            result, error = "not sent", "nobody has tried to send it"
+    return {"sink": sent.sink, "kind": kind, "change": sent.kind, "result": result, "error": error}
 
 
-def _row(kind: str, sent: Delivery, left: Delivery | None) -> DrillRow:
-    if left is None:
-        return DrillRow(sent.sink, kind, sent.kind, "delivered", "")
-    if not left.error:
-        return DrillRow(sent.sink, kind, sent.kind, "not sent", "nobody has tried to send it")
-    return DrillRow(sent.sink, kind, sent.kind, "refused" if left.state == "dead" else "failed", left.error)
-
-
-def show(report: DrillReport, out: TextIO) -> None:
+def show(report: dict[str, Any], out: TextIO) -> None:
     """Print the report for people."""
-    if not report.results:
+    if not report["results"]:
         out.write("No route matches this event: nobody was notified.\n")
         return
-    rows = [(row.sink, row.kind, row.change, row.result, row.error) for row in report.results]
-    table(("SINK", "KIND", "CHANGE", "RESULT", "ERROR"), rows, out)
-    sentences = (
-        ("Reached: {}.", report.reached),
-        ("NOT reached: {}.", report.not_reached),
-        ("No route sends this to: {}.", report.without_route),
-        (
-            "No route sends the end of an event to {}: what is opened there stays open. This exercise has closed it.",
-            report.closed_by_drill,
-        ),
-        (f"STILL OPEN: {{}}. Close the alert of {report.event_id} there by hand.", report.still_open),
-    )
-    out.writelines(f"\n{text.format(', '.join(names))}\n" for text, names in sentences if names)
+    table(("SINK", "KIND", "CHANGE", "RESULT", "ERROR"), [tuple(row.values()) for row in report["results"]], out)
+    closed = "what is opened there stays open. This exercise has closed it."
+    sentences = {
+        "reached": "Reached: {}.",
+        "not_reached": "NOT reached: {}.",
+        "without_route": "No route sends this to: {}.",
+        "closed_by_drill": f"No route sends the end of an event to {{}}: {closed}",
+        "still_open": f"STILL OPEN: {{}}. Close the alert of {report['event_id']} there by hand.",
+    }
+    out.writelines(f"\n{text.format(', '.join(report[key]))}\n" for key, text in sentences.items() if report[key])

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import notbefore
 from notbefore.core.text import escaped, one_of
 from notbefore.errors import ConfigError, ListenError, NotBeforeError, StoreError
 
@@ -27,46 +28,22 @@ CANNOT_START: Final = 3
 UNWRITABLE: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a standard output
 
 DOCUMENTS: Final = "documents: https://github.com/notbefore/notbefore/tree/main/docs"
-# name: (what it does, an example). `check-config` is the module check_config, with the functions add_arguments and run
+# name: what it does. `check-config` is the module check_config, with the functions add_arguments and run
 COMMANDS: Final = {
-    "run": ("watch the events of this VM; serve metrics, page and API", "notbefore run /etc/notbefore/notbefore.yml"),
-    "fleet": (
-        "read the changes of all VMs from an Event Hub, and notify of each event once",
-        "notbefore fleet /etc/notbefore/fleet.yml",
-    ),
-    "fleet-mute": (
-        "notify nobody of some events for a time",
-        'notbefore fleet mute /etc/notbefore/fleet.yml --match scale_set=web --for 4h --comment "moves today"',
-    ),
-    "fleet-report": (
-        "show how Azure treated the fleet, from its history",
-        "notbefore fleet report --since 90d --url http://127.0.0.1:10170",
-    ),
-    "check-config": (
-        "read a configuration: show what is wrong with it, or all values in use",
-        "notbefore check-config /etc/notbefore/notbefore.yml",
-    ),
-    "events": ("show what is listed now, as a running agent knows it", "notbefore events"),
-    "history": ("show the last changes", "notbefore history --since 1h"),
-    "health": ("ask a running agent whether it is healthy: exit code 0 if it is", "notbefore health --ready"),
-    "drill": (
-        "send an exercise through the real routes and sinks, and show who was reached",
-        "notbefore drill /etc/notbefore/notbefore.yml --sink oncall",
-    ),
-    "approve": (
-        "let Azure start an event now, for all VMs that it affects",
-        "notbefore approve C7061BAC-AFDC-4513-B24B-AA5F13A16123 --reason 'drained'",
-    ),
-    "outbox": ("look at the deliveries that wait: list, show, retry, drop", "notbefore outbox list --state dead"),
-    "simulate": (
-        "serve a simulated IMDS, to try everything against",
-        "notbefore simulate --scenario user-reboot --speed 60",
-    ),
-    "demo": (
-        "watch events be announced, start and finish: a simulator and an agent, in fast time",
-        "notbefore demo --keep",
-    ),
-    "version": ("show the version", "notbefore version"),
+    "run": "watch the events of this VM; serve metrics, page and API",
+    "fleet": "read the changes of all VMs from an Event Hub, and notify of each event once",
+    "fleet-mute": "notify nobody of some events for a time",
+    "fleet-report": "show how Azure treated the fleet, from its history",
+    "check-config": "read a configuration: show what is wrong with it, or all values in use",
+    "events": "show what is listed now, as a running agent knows it",
+    "history": "show the last changes",
+    "health": "ask a running agent whether it is healthy: exit code 0 if it is",
+    "drill": "send an exercise through the real routes and sinks, and show who was reached",
+    "approve": "let Azure start an event now, for all VMs that it affects",
+    "outbox": "look at the deliveries that wait: list, show, retry, drop",
+    "simulate": "serve a simulated IMDS, to try everything against",
+    "demo": "watch events be announced, start and finish: a simulator and an agent, in fast time",
+    "version": "show the version",
 }
 
 
@@ -99,8 +76,9 @@ def _run(words: Sequence[str]) -> int:
     options, unknown = parser.parse_known_args(words)
     if unknown:  # `parse_args` would show the usage of `notbefore` instead of that of the command
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if options.version:
-        options.command = "version"
+    if options.version or options.command == "version":
+        sys.stdout.write(f"notbefore {notbefore.__version__}\n")
+        return OK
     if options.command is None:
         parser.print_help()
         return WRONG
@@ -138,23 +116,23 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(parser=parser)
-    parser.add_argument("-V", "--version", action="store_true", help=COMMANDS["version"][0])
+    parser.add_argument("-V", "--version", action="store_true", help=COMMANDS["version"])
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     asked = next((word for word in words if not word.startswith("-")), None)
-    for name, (text, example) in COMMANDS.items():
+    for name, text in COMMANDS.items():
         # no abbreviations: --allow is not --allow-approval
         command = commands.add_parser(
             name,
             help=text,
             prog=f"notbefore {name.replace('fleet-', 'fleet ')}",
             description=f"{text[0].upper()}{text[1:]}.",
-            epilog=f"example:\n  {example}\n\n{DOCUMENTS}",
+            epilog=DOCUMENTS,
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.set_defaults(parser=command)
         command.add_argument("--version", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        if name == asked:
+        if name == asked and name != "version":
             _module(name).add_arguments(command)
     return parser
 
