@@ -8,7 +8,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -35,10 +35,12 @@ def candidates(environment: Mapping[str, str] = os.environ, root: Path = Path("/
     if address := environment.get(VARIABLE, ""):
         yield VARIABLE, address if "://" in address else f"http://{address}"
     for pattern in LEASES:
-        for path in sorted(root.glob(pattern), key=_age)[:MAX_FILES]:
-            if address := address_in(_tail(path)):
-                yield str(path), f"http://{address}"
-                break  # older files of this DHCP client say what was before
+        with suppress(OSError):  # a file has gone, or may not be read
+            files = sorted(filter(Path.is_file, root.glob(pattern)), key=lambda path: -path.stat().st_mtime)
+            for path in files[:MAX_FILES]:
+                if address := address_in(_tail(path)):
+                    yield str(path), f"http://{address}"
+                    break  # older files of this DHCP client say what was before
 
 
 def why_not(endpoint: str, api_version: str) -> str:
@@ -66,20 +68,8 @@ def address_in(lease: bytes) -> str:
     return ""
 
 
-def _age(path: Path) -> float:
-    try:
-        return -path.stat().st_mtime
-    except OSError:  # gone, or not readable
-        return 0.0
-
-
 def _tail(path: Path) -> bytes:
-    """Return the end of a file, where a lease file has its newest lease; empty where it cannot be read."""
-    if not path.is_file():
-        return b""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_LEASE))
-            return file.read(MAX_LEASE)
-    except OSError:
-        return b""
+    """The end of a file, where a lease file has its newest lease."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_LEASE))
+        return file.read(MAX_LEASE)
