@@ -1,6 +1,5 @@
 """The agent with an Event Hub: its changes in the stream, its signs of life, and what the commands say of it."""
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -11,16 +10,15 @@ import yaml
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually
 from support.azure import FUTURE, ME, body, item
-from support.fleet_instance import RunningFleet
 from support.hub import Hub
-from support.peers import HttpPeer
 
 
 def configured(directory: Path, hub: Hub, **settings: Any) -> str:
     path = directory / "notbefore.yaml"
     (directory / "hub-key").write_text(settings.pop("text", hub.connection_string()), encoding="utf-8")
     sink = {"event_hub": {"connection_string_file": "hub-key", **settings}}
-    path.write_text(yaml.safe_dump({"sinks": {"hub": sink}}), encoding="utf-8")
+    records = {"tags": ["Role", "absent"]}
+    path.write_text(yaml.safe_dump({"records": records, "sinks": {"hub": sink}}), encoding="utf-8")
     return str(path)
 
 
@@ -47,41 +45,7 @@ def test_changes_and_signs_of_life_are_in_the_stream_whatever_is_killed(hub: Hub
             eventually(lambda: len({one.envelope["id"] for one in hub.stored}) == 4)
     found = [kind for kind in types(hub) if kind != "heartbeat"]
     assert list(dict.fromkeys(found)) == [f"scheduled_event.{kind}" for kind in ("announced", "started", "finished")]
+    assert {one.envelope["data"].get("azure.tag.role") for one in hub.stored} == {"simulated"}
+    assert "absent" not in str(hub.stored)
     keys = {one.key for one in hub.stored}  # all that the group of this VM reports, signs of life included
     assert [key.rpartition("/")[2] for key in keys if key] == ["westno"]
-
-
-def test_tags_go_from_imds_into_the_records_that_a_fleet_s_routes_match(hub: Hub, tmp_path: Path) -> None:
-    agents = tmp_path / "agent.yaml"
-    agents.write_text(
-        yaml.safe_dump(
-            {
-                "records": {"tags": ["Role", "absent"]},
-                "sinks": {"hub": {"event_hub": {"connection_string": hub.connection_string(), "heartbeat": "5m"}}},
-            }
-        )
-    )
-    with Simulator((ME,)) as imds, HttpPeer() as ours, HttpPeer() as rest:
-        imds.set_document(body())
-        config = tmp_path / "fleet.yaml"
-        hooks = {
-            name: {"webhook": {"url": peer.url, "allow_private": True}}
-            for name, peer in (("ours", ours), ("rest", rest))
-        }
-        routes = [{"match": {"tags": {"role": "simulated"}}, "sinks": ["ours"]}, {"sinks": ["rest"]}]
-        fleet = {"hub": {"connection_string": hub.connection_string()}}
-        config.write_text(yaml.safe_dump({"fleet": fleet, "sinks": hooks, "routes": routes}))
-        with (
-            RunningAgent(imds.endpoint, tmp_path / "state", str(agents)) as agent,
-            RunningFleet(config, tmp_path / "fleet") as instance,
-        ):
-            agent.ready()
-            instance.ready()
-            eventually(lambda: types(hub) == ["heartbeat"])
-            imds.set_document(body(item("e", NotBefore=FUTURE), incarnation=2))
-            eventually(lambda: ours.requests)
-            assert agent.reported("announced")[0]["azure.tag.role"] == "simulated"
-    assert [one.envelope["data"].get("azure.tag.role") for one in hub.stored] == ["simulated"] * 2
-    assert "absent" not in str(hub.stored)
-    assert json.loads(ours.requests[0].body)["azure.tag.role"] == "simulated"
-    assert not rest.requests

@@ -4,7 +4,6 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import closing
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -143,25 +142,6 @@ def test_a_wrong_key_is_shown_nowhere(hub: Hub, caplog: pytest.LogCaptureFixture
     assert "invalid signature" in str(error)
     assert "d3Jvbmcta2V5LXdyb25n" not in f"{error}{Redactor([wrong])(caplog.text)}"
     assert hub.stored == []
-
-
-def test_a_clock_that_is_behind_is_reported(tmp_path: Path) -> None:
-    with Hub(tmp_path, "--clock-ahead", "7200") as ahead:
-        error = failure(config(ahead))
-    assert "expired" in str(error).casefold()
-
-
-def test_a_token_that_has_run_out_is_made_anew(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = sink_of(config(hub))
-    sink.send(message())
-    with monkeypatch.context() as later:
-        for module in ("cbs", "aio._cbs_async"):
-            later.setattr(f"azure.eventhub._pyamqp.{module}.utc_now", lambda: datetime.now(UTC) + timedelta(hours=2))
-        with pytest.raises(SendError, match="Expired") as raised:
-            sink.send(message({"EventId": "b"}))
-    assert not raised.value.permanent
-    sink.send(message({"EventId": "b"}))
-    sink.close()
 
 
 def test_tls_is_checked(tmp_path: Path) -> None:

@@ -61,7 +61,6 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--store", metavar="PATH", help="keep each hub in a file PATH.HUB")
     parser.add_argument("--cert", help="a PEM file with key and certificate: TLS")
     parser.add_argument("--max-message", type=int, default=1024 * 1024, help="bytes")
-    parser.add_argument("--clock-ahead", type=float, default=0.0, help="seconds by which its clock is ahead")
     asyncio.run(serve(HubServer(parser.parse_args(words))))
 
 

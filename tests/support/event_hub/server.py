@@ -77,7 +77,7 @@ class HubServer:
         if not hmac.compare_digest(base64.b64encode(digest).decode(), unquote(fields["sig"])):
             return 401, "InvalidSignature: The token has an invalid signature.", 0.0
         end = float(fields["se"])
-        if end < time.time() + self.options.clock_ahead:
+        if end < time.time():
             return 401, "ExpiredToken: The token is expired.", 0.0
         if self.path(unquote(fields["sr"]))[0] not in ("", hub):
             return 401, "InvalidAudience", 0.0
