@@ -32,6 +32,7 @@ for name in [name for name in sys.modules if name.partition(".")[0] == "notbefor
     del sys.modules[name]
 socket.socketpair = functools.partial(socket.socketpair, socket.AF_UNIX)  # there it is of another family
 subprocess.Popen.kill = lambda process: process.send_signal(9)  # as TerminateProcess does
+subprocess.CREATE_NO_WINDOW = 0
 
 OURS = ("notbefore.agent.agent", "notbefore.courier.supervisor", "notbefore.courier.main")
 
