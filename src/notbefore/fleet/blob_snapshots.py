@@ -1,9 +1,7 @@
 """``BlobSnapshots``: snapshots in Blob Storage, for any number of instances.
 
-The snapshot is the content of the blob whose metadata is the checkpoint, as the SDK and other tools know it. So both
-are replaced in one write, and always belong together.
-
-Imported only where it is configured: the SDK of Blob Storage is 27 MB.
+The snapshot is the content of the blob whose metadata is the checkpoint, as the SDK and other tools know it: both are
+replaced in one write. Imported only where it is configured: the SDK of Blob Storage is 27 MB.
 """
 
 import asyncio
@@ -35,7 +33,6 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
     """
 
     _hold_until = 0.0  # monotonic seconds: nobody claims partitions before
-    _away = False  # at the last look at who has which partition
     _respite_until = 0.0  # monotonic seconds: until then the partitions of others are theirs
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -66,12 +63,10 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         self._etags[partition] = etag
 
     async def list_ownership(self, *names: Any, **options: Any) -> Iterable[dict[str, Any]]:
-        """For the SDK: who has which partition.
+        """For the SDK: who has which partition, with times by the clock of this machine, as the SDK compares them.
 
         Where nobody has any, though this instance does, the checkpoints were deleted: all instances are given the time
-        to write their snapshots anew, before anybody claims a partition of another one. Where the store was away,
-        nobody could say that he lives: they are given ``takeover`` again. The SDK compares the store's times with the
-        clock of this machine: so they are moved by what that one is ahead.
+        to write theirs anew. Where the store was away, nobody could say that he lives: they have ``takeover`` again.
         """
         ahead = 0.0
 
@@ -82,10 +77,8 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         try:
             found = list(await super().list_ownership(*names, raw_response_hook=note, **options))
         except Exception:
-            self._away = True
+            self._respite_until = time.monotonic() + self.takeover
             raise
-        if self._away:
-            self._away, self._respite_until = False, time.monotonic() + self.takeover
         for one in found:
             respite = time.monotonic() < self._respite_until
             one["last_modified_time"] = time.time() if respite else one["last_modified_time"] + ahead

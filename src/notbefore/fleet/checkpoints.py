@@ -30,10 +30,7 @@ class Snapshots(CheckpointStore):
     created = 0.0  # when the hub was made, in Unix seconds of its clock: an earlier position is of another one
 
     async def list_checkpoints(self, *_names: str, **_: Any) -> Iterable[dict[str, Any]]:
-        """For the SDK: where to go on, of the partitions that have a position of this hub. Raises what the store does.
-
-        Whatever is left out is read from the window on.
-        """
+        """For the SDK: where to go on. A partition that has no position of this hub is read from the window on."""
         return [
             {"partition_id": name, "offset": one.offset, "sequence_number": one.sequence}
             for name, one in (await self.positions()).items()

@@ -1,8 +1,7 @@
 """``HubClock``: what time it is by the hub, whatever the clock of this machine says.
 
-The fold goes by the times at which the hub took records in. Where a partition is quiet, time passes there as well: by
-the newest record of any partition, and the seconds since it came. A clock of the machine that is an hour ahead, or is
-set, makes no VM silent and ends no event.
+Where a partition is quiet, time passes by the newest record of any partition, and the seconds since it came. A clock of
+the machine that is an hour ahead, or is set, makes no VM silent and ends no event.
 """
 
 import time

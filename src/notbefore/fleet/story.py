@@ -1,9 +1,7 @@
 """``Story``: what the reports of many VMs make of one event. Pure.
 
-Every VM of a scale set or availability set reports the same event, in its own time. The story is the same whatever the
-order in which the reports come, and however often each of them does: what was reported is kept as a set of facts, and
-the strongest claim stands (``STRENGTH``). What people are notified of is a step between two standings (``STEPS``);
-each step is made once.
+The story is the same whatever the order in which the reports come, and however often each of them does: the strongest
+claim stands (``STRENGTH``). What people are notified of is a step between two standings (``STEPS``), made once.
 """
 
 from datetime import UTC, datetime

@@ -6,8 +6,7 @@ What changes how a wave stands is notified at once, and what would lose its noti
 not wait for it. A wave is shown as one event, with all its VMs as ``Resources``, so that every sink and route of the
 agent takes it.
 
-All times are those at which the hub took the records in. So whoever reads the same log, and however late, makes the
-same notifications at the same moments, under the same ids.
+All times are the hub's: whoever reads the same log makes the same notifications, under the same ids.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -35,7 +34,6 @@ from notbefore.fleet.story import (
     SCHEDULED,
     STARTED,
     STEPS,
-    Measures,
     Standing,
     Story,
     content,
@@ -259,15 +257,12 @@ def event_of_wave(wave: Wave, standing: Standing, now: datetime) -> Event:
     names = dict.fromkeys(name for story in stories for name in story.event.resources)
     scheduled = [one.not_before for one in live if one.standing is SCHEDULED and one.not_before is not None]
     ahead = [one for one in scheduled if one > now] or scheduled
-    return Event(
+    return replace(
+        first.event,
         event_id=wave.event_key,
-        event_type=first.event.event_type,
         event_status=STATUS_STARTED if standing is STARTED else STATUS_SCHEDULED,
-        resource_type=first.event.resource_type,
         resources=tuple(names)[:MAX_NAMES],
         not_before=min(ahead, default=None),
-        description=first.event.description,
-        event_source=first.event.event_source,
         duration=max((story.event.duration for story in stories if story.event.duration is not None), default=None),
     )
 
@@ -278,11 +273,18 @@ def _urgency(story: Story) -> tuple[int, datetime, str]:
 
 def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Standing, now: datetime) -> Notification:
     stories, over = list(wave.stories.values()), standing in OVER
-    facts = facts_of(stories)
+    measured = [one for story in stories for one in story.measured.values()]
+    facts = FleetFacts(
+        fleet_events=len(stories),
+        fleet_vms=len({name for story in stories for name in story.event.vms}),
+        fleet_reported_by=len(reporters(stories)),
+        fleet_under_way=sum(story.standing is STARTED for story in stories),
+        fleet_over=sum(story.standing in OVER for story in stories),
+    )
     first_seen = min(story.first_seen for story in stories)
     started = min((story.started for story in stories if story.started is not None), default=None)
     ended = max((story.over for story in stories if story.over is not None), default=None) if over else None
-    gaps = [one.interruption for one in measured_in(stories) if over and one.interruption is not None]
+    gaps = [one.interruption for one in measured if over and one.interruption is not None]
     reason = _REASONS[kind]
     if any(story.late for story in stories):
         reason = "corrected"
@@ -300,30 +302,13 @@ def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Stand
         previous=wave.notified_event,
         outcome=OUTCOMES.get(standing),
         not_before=event.not_before or min((one.not_before for one in stories if one.not_before), default=None),
-        notice_seconds=min((one.notice for one in measured_in(stories) if one.notice is not None), default=None),
+        notice_seconds=min((one.notice for one in measured if one.notice is not None), default=None),
         scheduled_seconds=_seconds(first_seen, started) if kind == "started" else None,
         started_seconds=_seconds(started, ended),
         interruption=max(gaps, default=None),
         over_since=ended,
     )
     return Notification(change, vm_of(stories), facts, any(story.exercise for story in stories), wave.routed)
-
-
-def facts_of(stories: Iterable[Story]) -> FleetFacts:
-    """What many VMs say together."""
-    stories = list(stories)
-    return FleetFacts(
-        fleet_events=len(stories),
-        fleet_vms=len({name for story in stories for name in story.event.vms}),
-        fleet_reported_by=len(reporters(stories)),
-        fleet_under_way=sum(story.standing is STARTED for story in stories),
-        fleet_over=sum(story.standing in OVER for story in stories),
-    )
-
-
-def measured_in(stories: Iterable[Story]) -> list[Measures]:
-    """What the affected VMs measured. Readers have another thread."""
-    return [one for story in stories for one in list(story.measured.values())]
 
 
 def reporters(stories: Iterable[Story]) -> set[str]:
