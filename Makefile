@@ -99,7 +99,7 @@ dashboard-pictures: dashboards
 	PYTHONPATH=tests $(BIN)/python dashboards/pictures/render.py docs/pictures
 
 bundle: $(VENV)/dev
-	@$(BIN)/python tools/bundle.py --extras '$(EXTRAS)' --directory dist
+	@EXTRAS='$(EXTRAS)' BIN=$(abspath $(BIN)) tools/bundle.sh dist
 
 clean:
 	rm -rf $(VENV) dist .coverage* .hypothesis .mypy_cache .ruff_cache .pytest_cache

@@ -47,13 +47,16 @@ def without_a_network(*command: str | Path, cwd: Path, **environment: str) -> su
     return run("unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *command, cwd=cwd, **environment)
 
 
+def bundled(place: Path) -> subprocess.CompletedProcess[str]:
+    """For this Python and machine only, without extras: that is quicker."""
+    only = {"EXTRAS": "", "PYTHONS": PYTHON, "MACHINES": os.uname().machine, "BIN": str(Path(sys.executable).parent)}
+    return run(ROOT / "tools" / "bundle.sh", place, cwd=place, **only)
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For this Python and machine only, without extras: that is quicker."""
     place = tmp_path_factory.mktemp("dist")
-    machine = os.uname().machine
-    words = ("--extras", "", "--python", PYTHON, "--machine", machine, "--directory", place)
-    made = run(sys.executable, ROOT / "tools" / "bundle.py", *words, cwd=place)
+    made = bundled(place)
     if "Could not find a version" in made.stderr or "Max retries" in made.stderr:
         pytest.skip(f"the package index cannot be reached: {made.stderr[-200:]}")
     assert made.returncode == 0, made.stderr
@@ -122,16 +125,6 @@ def test_a_wheel_that_was_changed_is_refused_and_what_runs_stays(installed: Path
     assert run(installed / "opt" / "notbefore" / "bin" / "notbefore", "--version", cwd=tmp_path).returncode == 0
 
 
-def test_the_script_of_a_bundle_removes_what_it_installed(installed: Path) -> None:
-    """The last one of those that share what is installed."""
-    (script,) = installed.parent.glob("*/install.sh")
-    link = installed / "usr" / "local" / "bin" / "notbefore"
-    assert link.readlink() == installed / "opt" / "notbefore" / "bin" / "notbefore"
-    done = run(script, "--uninstall", cwd=installed, DESTDIR=str(installed))
-    assert (done.returncode, link.is_symlink()) == (0, False), done.stderr
-    assert f"the package itself is still in {installed}/opt/notbefore" in done.stdout
-
-
 def test_what_is_no_bundle_and_a_python_that_is_not_there_are_named(bundle: Path, tmp_path: Path) -> None:
     file = tmp_path / "bundle.tar.gz"
     file.write_bytes(b"\x1f\x8b")
@@ -143,8 +136,7 @@ def test_what_is_no_bundle_and_a_python_that_is_not_there_are_named(bundle: Path
 
 
 def test_the_same_input_gives_the_same_bundle(bundle: Path, tmp_path: Path) -> None:
-    words = ("--extras", "", "--python", PYTHON, "--machine", os.uname().machine, "--directory", tmp_path)
-    assert run(sys.executable, ROOT / "tools" / "bundle.py", *words, cwd=tmp_path).returncode == 0
+    assert bundled(tmp_path).returncode == 0
     assert (tmp_path / bundle.name).read_bytes() == bundle.read_bytes()
 
 

@@ -36,7 +36,10 @@ MANIFESTS = sorted((CONFIG / "kubernetes").rglob("*.yaml"))
 
 @pytest.mark.parametrize(
     "command",
-    [("hadolint", "Dockerfile"), ("shellcheck", "config/fleet/install.sh", "config/commands/webdevops.sh", ".ci/run")],
+    [
+        ("hadolint", "Dockerfile"),
+        ("shellcheck", "config/fleet/install.sh", "config/commands/webdevops.sh", ".ci/run", "tools/bundle.sh"),
+    ],
 )
 def test_the_recipe_and_the_scripts_are_clean(command: tuple[str, ...]) -> None:
     done = run(BIN / command[0], *(ROOT / word for word in command[1:]))

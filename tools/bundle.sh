@@ -1,0 +1,31 @@
+#!/bin/sh
+# One archive for VMs without a package index: install.sh, requirements.txt with hashes, and wheels/ for every supported
+# Python and machine. `install.sh --bundle FILE` asks nobody for more. The same input gives the same bytes.
+# Usage: tools/bundle.sh [DIRECTORY]; in the environment EXTRAS, PYTHONS, MACHINES, and BIN, where Python's programs are.
+set -eu
+cd "$(dirname "$0")/.."
+out=${1:-dist}
+python=${BIN:+$BIN/}python
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+
+"$python" -m hatchling build --target wheel --directory "$place/wheels" >/dev/null
+own=$(basename "$place"/wheels/*.whl)
+version=$(echo "$own" | cut -d- -f2)
+"$python" tools/pins.py --for "agent${EXTRAS:+,$EXTRAS}" >"$place/requirements.txt"
+for version_of_python in ${PYTHONS:-3.11 3.12 3.13}; do
+    for machine in ${MACHINES:-x86_64 aarch64}; do
+        # the names of Linux's platforms: up to that of Debian 12
+        "$python" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
+            --implementation cp --python-version "$version_of_python" --platform "manylinux_2_17_$machine" \
+            --platform "manylinux2014_$machine" --platform "manylinux_2_28_$machine" \
+            --platform "manylinux_2_34_$machine" --requirement "$place/requirements.txt" --dest "$place/wheels"
+    done
+done
+hash=$(sha256sum "$place/wheels/$own" | cut -d' ' -f1)
+echo "azure-notbefore==$version --hash=sha256:$hash" >>"$place/requirements.txt"
+install -m 755 config/fleet/install.sh "$place/install.sh"
+mkdir -p "$out"
+(cd "$place" && find . -type f | LC_ALL=C sort | tar --create --files-from=- --mtime=@0 --owner=0 --group=0 --numeric-owner \
+    --mode=u=rwX,go=rX --transform="s,^\.,notbefore-$version,") | gzip --no-name >"$out/notbefore-$version-bundle.tar.gz"
+sha256sum "$out/notbefore-$version-bundle.tar.gz"
