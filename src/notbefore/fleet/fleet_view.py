@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from notbefore import __version__
 from notbefore.config.model import Config
+from notbefore.core.record import json_line
 from notbefore.core.text import natural
 from notbefore.core.tracked import Tracked
 from notbefore.fleet.calendar import calendar
@@ -20,18 +21,20 @@ from notbefore.fleet.hub_records import Place
 from notbefore.fleet.keeper import Parts
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.report import ReportRow, report
-from notbefore.fleet.shown_waves import FleetEvents, ShownPartition, coming, names_of
+from notbefore.fleet.shown_waves import FILTERS, FleetEvents, ShownPartition, coming, names_of
 from notbefore.fleet.story import OVER
 from notbefore.metrics import fleet as metrics
 from notbefore.metrics.families import Family, Metric, Snapshot, fresh
 from notbefore.metrics.process import CourierFigures, Figures
 from notbefore.metrics.totals import Labels
+from notbefore.web.app import App, Environ, Response, application, html, query_of, since_of
 from notbefore.web.page.model import PageModel
 from notbefore.web.view import CheckResult
 
 if TYPE_CHECKING:  # imported at the first scrape
     from notbefore.web.exposition import MetricsText
 
+CALENDAR: Final = "text/calendar; charset=utf-8"
 DAYS: Final = 30 * 86_400.0  # seconds: of the table on the page
 MONTH_EVERY: Final = 60.0  # seconds between two readings of it
 
@@ -57,6 +60,19 @@ class FleetView:
         from notbefore.web.exposition import MetricsText  # noqa: PLC0415 - 9 MiB, at the first scrape
 
         return MetricsText(fresh(self._families))
+
+    @property
+    def app(self) -> App:
+        """What is served."""
+        return application(
+            self,
+            {
+                "/": lambda environ: html(self.page(_filters(environ))),
+                "/api/v1/fleet/events": lambda environ: Response(json_line(self.fleet(_filters(environ)))),
+                "/api/v1/fleet/history": lambda environ: Response(self.past(since_of(query_of(environ, "since")))),
+                "/api/v1/calendar.ics": lambda environ: Response(self.calendar(_filters(environ)), CALENDAR),
+            },
+        )
 
     def metrics(self, accept: str) -> tuple[bytes, str]:
         """``/metrics``: the body and the content type for this ``Accept`` header."""
@@ -205,6 +221,11 @@ class FleetView:
             sinks=tuple(self._config.sinks),
         )
         return metrics.samples(counts, process)
+
+
+def _filters(environ: Environ) -> dict[str, str]:
+    """What a request asks for of the fleet: field -> value."""
+    return {name: values[-1] for name, values in query_of(environ, *FILTERS).items() if values[-1]}
 
 
 def _owner(place: Place, by: Collection[str]) -> tuple[str, str]:

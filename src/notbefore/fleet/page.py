@@ -8,8 +8,7 @@ from typing import Final
 from jinja2 import Environment
 
 from notbefore.fleet.report import ReportRow
-from notbefore.fleet.shown_waves import FleetEvents, under_way
-from notbefore.web.app import FLEET_FILTERS
+from notbefore.fleet.shown_waves import FILTERS, FleetEvents, under_way
 from notbefore.web.page import render
 from notbefore.web.page.model import MAX_PENDING, PageModel
 
@@ -36,7 +35,7 @@ def instance_page(
             lines=under_way(fleet.waves),
             month=month,
             wanted=wanted,
-            filters=FLEET_FILTERS,
+            filters=FILTERS,
             mutes=mutes,
         )
     )

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import asdict
@@ -13,6 +13,10 @@ from notbefore.core.text import natural
 from notbefore.fleet.silence import Heard
 from notbefore.fleet.story import OVER, STARTED, Story
 from notbefore.fleet.waves import Wave, event_of_wave, reporters, vm_of
+
+FILTERS: Final = (  # of a request
+    "event_type", "status", "subscription", "resource_group", "scale_set", "region", "tag", "vm",
+)  # fmt: skip
 
 
 class EventFacts(Struct, frozen=True, kw_only=True):

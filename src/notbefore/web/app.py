@@ -5,10 +5,9 @@ would be most of the work.
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from functools import lru_cache, partial
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
@@ -19,14 +18,13 @@ from msgspec import Struct
 
 from notbefore.core.document import EVENT_TYPES
 from notbefore.core.record import json_line
-from notbefore.web.view import CheckResult, FleetPages, ProcessView, View
+from notbefore.web.view import CheckResult, ProcessView, View
 
 MAX_LIMIT: Final = 10_000
 MAX_FIELDS: Final = 10  # of a query
 DEFAULT_LIMIT: Final = 100
 
 JSON: Final = "application/json; charset=utf-8"
-CALENDAR: Final = "text/calendar; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"
 ALWAYS: Final = {
     "Cache-Control": "no-store",
@@ -43,9 +41,6 @@ PAGE_HEADERS: Final = (
     ("Referrer-Policy", "no-referrer"),
 )
 PAGE_FILES: Final = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
-FLEET_FILTERS: Final = (
-    "event_type", "status", "subscription", "resource_group", "scale_set", "region", "tag", "vm",
-)  # fmt: skip
 ANONYMOUS: Final = "notbefore.anonymous"  # set in the environ of a probe without a password
 
 log = logging.getLogger("notbefore.http")
@@ -72,52 +67,28 @@ class _BadRequestError(Exception):
 
 
 def make_app(view: View) -> App:
-    """The application that shows ``view``."""
-
-    @lru_cache(maxsize=1)
-    def page(_half_second: int) -> bytes:
-        return view.page()
-
-    return _application(
+    """The application that shows an agent."""
+    return application(
+        view,
         {
-            **_routes(view),
-            "/": lambda _: _html(page(int(time.monotonic() * 2))),
+            "/": lambda _: html(view.page()),
             "/readyz": lambda environ: _check(_readiness(view, environ), "not ready", environ),
             "/api/v1/events": lambda _: Response(json_line(view.pending())),
             "/api/v1/history": lambda environ: Response(view.history(*_history_query(environ))),
-        }
+        },
     )
 
 
-def make_fleet_app(view: FleetPages) -> App:
-    """The application that shows an instance of ``notbefore fleet``."""
-    return _application(
-        {
-            **_routes(view),
-            "/": lambda environ: _html(view.page(_filters(environ))),
-            "/api/v1/fleet/events": lambda environ: Response(json_line(view.fleet(_filters(environ)))),
-            "/api/v1/fleet/history": lambda environ: Response(view.past(_since(_query(environ, "since")))),
-            "/api/v1/calendar.ics": lambda environ: Response(view.calendar(_filters(environ)), CALENDAR),
-        }
-    )
-
-
-def _filters(environ: Environ) -> dict[str, str]:
-    """What is asked for of the fleet: field -> value."""
-    return {name: values[-1] for name, values in _query(environ, *FLEET_FILTERS).items() if values[-1]}
-
-
-def _routes(view: ProcessView) -> dict[str, Route]:
-    """What every process answers, by path."""
-    return {
+def application(view: ProcessView, more: dict[str, Route]) -> App:
+    """What every process answers, by path, and ``more``."""
+    routes: dict[str, Route] = {
         "/metrics": lambda environ: _metrics(view, environ),
         "/healthz": lambda environ: _check(view.health(), "unhealthy", environ),
         "/readyz": lambda environ: _check(view.ready(), "not ready", environ),
         **{f"/page/{name}": partial(_page_file, name) for name in PAGE_FILES},
+        **more,
     }
 
-
-def _application(routes: dict[str, Route]) -> App:
     def app(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         response = _respond(routes, environ)
         headers = [("Content-Type", response.content_type), ("Content-Length", str(len(response.body)))]
@@ -158,7 +129,8 @@ def _metrics(view: ProcessView, environ: Environ) -> Response:
     return Response(body, content_type, headers=(("Vary", "Accept"),))
 
 
-def _html(body: bytes) -> Response:
+def html(body: bytes) -> Response:
+    """A page."""
     return Response(body, HTML, headers=PAGE_HEADERS)
 
 
@@ -178,7 +150,7 @@ def _readiness(view: View, environ: Environ) -> CheckResult:
 
     What may affect this VM, or may be of these types, counts: an event whose scope is unknown, or that cannot be read.
     """
-    query = _query(environ, "pending")
+    query = query_of(environ, "pending")
     ready = view.ready()
     if not query:
         return ready
@@ -198,7 +170,7 @@ def _readiness(view: View, environ: Environ) -> CheckResult:
     return CheckResult(ok, (*ready.reasons, *listed))
 
 
-def _query(environ: Environ, *known: str) -> dict[str, list[str]]:
+def query_of(environ: Environ, *known: str) -> dict[str, list[str]]:
     """The fields of the query; raises ``_BadRequestError`` for one that is not ``known``."""
     try:
         query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True, max_num_fields=MAX_FIELDS)
@@ -211,14 +183,15 @@ def _query(environ: Environ, *known: str) -> dict[str, list[str]]:
 
 
 def _history_query(environ: Environ) -> tuple[datetime | None, int]:
-    query = _query(environ, "limit", "since")
+    query = query_of(environ, "limit", "since")
     limit = query.get("limit", [str(DEFAULT_LIMIT)])[-1]
     if not (limit.isascii() and limit.isdigit() and len(limit) <= len(str(MAX_LIMIT)) and 1 <= int(limit) <= MAX_LIMIT):
         raise _BadRequestError(f"limit: expected a number from 1 to {MAX_LIMIT}, got {limit[:40]!r}")
-    return _since(query), int(limit)
+    return since_of(query), int(limit)
 
 
-def _since(query: dict[str, list[str]]) -> datetime | None:
+def since_of(query: dict[str, list[str]]) -> datetime | None:
+    """The time that the query names as ``since``."""
     text = query.get("since", [""])[-1]
     if not text:
         return None

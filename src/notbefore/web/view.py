@@ -1,6 +1,5 @@
 """``View``: what the HTTP application asks of the agent."""
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Protocol
 
@@ -39,20 +38,4 @@ class View(ProcessView, Protocol):
         """The last ``limit`` changes since a time, as the JSON of ``/api/v1/history``."""
 
     def page(self) -> bytes:
-        """The page for people, as HTML."""
-
-
-class FleetPages(ProcessView, Protocol):
-    """What an instance of ``notbefore fleet`` shows."""
-
-    def fleet(self, wanted: Mapping[str, str]) -> Struct:
-        """The body of ``/api/v1/fleet/events``; ``wanted``: field -> value, of what is asked for."""
-
-    def calendar(self, wanted: Mapping[str, str]) -> bytes:
-        """The body of ``/api/v1/calendar.ics``."""
-
-    def past(self, since: datetime | None) -> bytes:
-        """The body of ``/api/v1/fleet/history``."""
-
-    def page(self, wanted: Mapping[str, str]) -> bytes:
         """The page for people, as HTML."""
