@@ -1,13 +1,4 @@
-"""Every exception that notbefore raises on purpose; anything else that escapes is a bug.
-
-NotBeforeError
-├── ConfigError      the configuration is wrong: file, path and what was expected
-├── DocumentError    the bytes are not a Scheduled Events document (closed set of reasons)
-├── ImdsError        IMDS did not give a usable answer (closed set of reasons)
-├── StoreError       the state cannot be used; to go on would lose or mix up state
-├── ListenError      the HTTP server cannot listen at the configured address
-└── SendError        a sink did not accept a message (permanent or not, and when to try again)
-"""
+"""Every exception that notbefore raises on purpose; anything else that escapes is a bug."""
 
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, get_args

@@ -104,12 +104,12 @@ def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (("event",), 2, "there is no command 'event': did you mean 'events'?"),
         (("check-config", "--conect"), 2, "notbefore check-config: error: unrecognized arguments: --conect"),
-        (("outbox", "retry", "a", "--all"), 2, "outbox retry: expected ids or --all, not both"),
+        (("outbox", "retry", "a", "--all"), 2, "outbox retry: expected ids (see `notbefore outbox list`), or --all"),
         (("events", "--url", "localhost:10169"), 2, "--url: expected http://HOST:PORT"),
         (
             ("events", "--url", "https://127.0.0.1:9", "--ca-file", "no.pem"),
             2,
-            "expected a certificate and its key (PEM)",
+            "expected the file of a certificate",
         ),
         (("history", "--state-dir", "empty"), 3, "has `notbefore run` been started here?"),
         (("history", "--state-dir", "empty", "--since", "soon"), 2, "--since: expected 30m, 1h or 2d"),

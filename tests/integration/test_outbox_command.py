@@ -65,8 +65,7 @@ def done(*words: str) -> str:
 
 def test_options_may_stand_before_the_ids(tmp_path: Path) -> None:
     state = str(left(tmp_path, dead("a"), dead("b")))
-    assert json.loads(done("show", "--state-dir", state, "--json", "a"))["error"] == "404"
-    assert json.loads(done("show", "a", "--state-dir", state))["error"] == "404"
+    assert json.loads(done("show", "--state-dir", state, "a"))["error"] == "404"
     assert done("retry", "--state-dir", state, "a").startswith("1 will be sent again now")
     assert done("drop", "--state-dir", state, "a", "aa", "b") == "2 dropped.\n"
     assert done("list", "--state-dir", state) == "The outbox is empty.\n"
@@ -74,7 +73,7 @@ def test_options_may_stand_before_the_ids(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [((), "ACTION"), (("retry",), "expected ids (see `notbefore outbox list`), or --all"), (("show",), "expected ids")],
+    [((), "ACTION"), (("retry",), "expected ids (see `notbefore outbox list`), or --all"), (("show",), "required: ID")],
 )
 def test_what_is_missing_is_said(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     run = notbefore("outbox", *words, NOTBEFORE_STATE__DIR=str(left(tmp_path)))

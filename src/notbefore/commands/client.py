@@ -52,7 +52,7 @@ class AgentClient(Struct, frozen=True):
                 " `notbefore fleet`), or is --url needed?"
             ) from None
         except OSError as error:  # a file that is named does not exist
-            raise ConfigError(f"expected a certificate and its key (PEM): {error}") from None
+            raise ConfigError(f"expected the file of a certificate, a key or a password: {error}") from None
         return self._read(path, response.status_code, response.content)
 
     def _session(self) -> requests.Session:
@@ -65,7 +65,7 @@ class AgentClient(Struct, frozen=True):
         if self.cert_file is not None:
             session.cert = (self.cert_file, self.key_file or self.cert_file)
         if self.user is not None and self.password_file is not None:
-            session.auth = HTTPBasicAuth(self.user.encode(), _password(Path(self.password_file)))
+            session.auth = HTTPBasicAuth(self.user.encode(), Path(self.password_file).read_bytes().rstrip(b"\r\n"))
         return session
 
     def _read(self, path: str, status: int, content: bytes) -> dict[str, Any]:
@@ -101,13 +101,6 @@ def _fingerprint(path: Path) -> str:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot read a certificate: {error}") from None
     return hashlib.sha256(own).hexdigest()
-
-
-def _password(path: Path) -> bytes:
-    try:
-        return path.read_bytes().rstrip(b"\r\n")
-    except OSError as error:
-        raise ConfigError(f"--password-file: {error}") from None
 
 
 def add_agent(parser: argparse.ArgumentParser) -> None:

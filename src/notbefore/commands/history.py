@@ -25,18 +25,8 @@ from notbefore.errors import ConfigError
 
 MAX_NAMES: Final = 3  # in a row; `--json` has all of them
 HEAD: Final = (
-    "TIME",
-    "CHANGE",
-    "OUTCOME",
-    "TYPE",
-    "SCOPE",
-    "NOTICE",
-    "SCHEDULED",
-    "STARTED",
-    "INTERRUPTION",
-    "RESOURCES",
-    "EVENT ID",
-    "REASON",  # of an ending or an approval, in words
+    *("TIME", "CHANGE", "OUTCOME", "TYPE", "SCOPE", "NOTICE", "SCHEDULED", "STARTED", "INTERRUPTION", "RESOURCES"),
+    *("EVENT ID", "REASON"),  # the reason of an ending or an approval, in words
 )
 
 
