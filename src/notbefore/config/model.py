@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from notbefore.config.constraints import MAX_PORT, Constraint, SecretUrl, between, check_address, expect, matching
 from notbefore.config.fleet import FleetConfig
 from notbefore.config.messages import Messages
+from notbefore.config.secret import Secret
 from notbefore.config.sinks import OtlpConnection, SinkConfig
 from notbefore.core.approval import Policy
 from notbefore.core.delivery import Routing
@@ -151,8 +152,13 @@ class Config(_Section, frozen=True):
         return Routing(self.routes, terms)
 
     @property
+    def own_secrets(self) -> dict[str, Secret]:
+        """The secrets of the agent's own, by their keys; those of the sinks are the courier's."""
+        found = {"heartbeat.ping_url": self.heartbeat.ping_url} if self.heartbeat is not None else {}
+        headers = self.otlp.headers if self.otlp is not None else {}
+        return found | {f"otlp.headers.{name}": secret for name, secret in headers.items()}
+
+    @property
     def hidden(self) -> tuple[str, ...]:
         """The environment variables that hold a secret of the agent's own; the courier does not inherit them."""
-        secrets = [self.heartbeat.ping_url] if self.heartbeat is not None else []
-        secrets += self.otlp.headers.values() if self.otlp is not None else ()
-        return tuple(secret.variable for secret in secrets if secret.variable)
+        return tuple(secret.variable for secret in self.own_secrets.values() if secret.variable)

@@ -45,9 +45,8 @@ class Secret:
             if not text:
                 raise ConfigError(f"the environment variable {self._reference} is not set, or empty")
             return text
-        if self.source == "credential":
-            return _read(Path(environment.get("CREDENTIALS_DIRECTORY", INSTALLED)) / self._reference)
-        return _read(Path(self._reference))
+        directory = (environment.get("CREDENTIALS_DIRECTORY") or INSTALLED) if self.source == "credential" else ""
+        return _read(Path(directory, self._reference))
 
     def sealed(self, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
         """Return what goes through the pipe to the courier: a file by its path, everything else revealed.

@@ -58,11 +58,9 @@ def _of_sinks(config: Config) -> Iterator[Finding]:
 
 def _plain_secrets(config: Config) -> Iterator[Finding]:
     """Yield each key under which a secret stands as plain text; an address of a webhook that holds no key is none."""
-    found = {"heartbeat.ping_url": config.heartbeat.ping_url} if config.heartbeat is not None else {}
+    found = config.own_secrets
     for name, sink in config.sinks.items():
         found |= {f"sinks.{name}.{sink.kind}.{key}": secret for key, secret in sink.secrets.items()}
-    if config.otlp is not None:
-        found |= {f"otlp.headers.{name}": secret for name, secret in config.otlp.headers.items()}
     text = (
         "a secret stands in the file itself: write it to /etc/notbefore/credentials/NAME, which only root can read, and"
         " name it instead: KEY_credential: NAME (for a header {credential: NAME}), or KEY_file"

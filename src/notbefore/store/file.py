@@ -258,7 +258,8 @@ class StateFile:
             kept.unlink(missing_ok=True)
             if there.exists():
                 there.replace(kept)
-        log.error("the state file is set aside: %s. It is kept as %s, and a new one is used", why, aside)
+        if self.damaged in (0, 1):  # a disk may damage whatever is written, each second
+            log.error("the state file is set aside: %s. It is kept as %s, and a new one is used", why, aside)
 
     def _aside(self, mark: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{mark}")
