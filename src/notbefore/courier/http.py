@@ -132,8 +132,8 @@ class Http:
                 retry_after = _retry_after(response.headers.get("Retry-After"))
                 return HttpResponse(response.status_code, bytes(content[: self._most]), retry_after)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            # its text would hold the whole address
-            raise SendError(f"{_receiver(url)}: {_reason(error)}") from None
+            # host and port alone: the rest of the address may be secret
+            raise SendError(f"{urlsplit(url).netloc.rpartition('@')[2]}: {_reason(error)}") from None
 
     def close(self) -> None:
         """Close the connections."""
@@ -147,12 +147,6 @@ def _retry_after(value: str | None) -> float | None:
         return max(0.0, float(Retry().parse_retry_after(value)))
     except (urllib3.exceptions.InvalidHeader, ValueError, OverflowError):
         return None
-
-
-def _receiver(url: str) -> str:
-    """Host and port of an address, without what may be secret in it."""
-    parts = urlsplit(url)
-    return f"{parts.hostname}:{parts.port}" if parts.port is not None else str(parts.hostname)
 
 
 def _reason(error: BaseException) -> str:

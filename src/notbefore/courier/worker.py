@@ -21,7 +21,8 @@ GRACE: Final = 5.0  # seconds beyond a sink's timeout after which an attempt cou
 BATCH: Final = 16  # deliveries that a sink is given at once, while it is quick
 QUICK: Final = 0.25  # seconds: a sink that takes less for a message may be given more at once
 LOG_EVERY: Final = 60.0  # seconds between two lines about failures of one kind
-MAX_ERROR: Final = 300  # characters of a cause that are kept
+MAX_CAUSE: Final = 8_000  # characters of a cause that are looked at
+MAX_ERROR: Final = 300  # of them that are kept
 
 log = logging.getLogger("notbefore.courier")
 
@@ -129,7 +130,7 @@ class Worker:
         return SendResult(delivery.delivery_id, "accepted", thread=receipt.thread, repeat=receipt.repeat)
 
     def _failed(self, delivery: Delivery, error: SendError) -> SendResult:
-        cause = shortened(self._redact(str(error)), MAX_ERROR)
+        cause = shortened(self._redact(str(error)[:MAX_CAUSE]), MAX_ERROR)
         again = not error.permanent
         level, text = logging.WARNING, f"did not accept {_what(delivery)} ({cause}): it will be tried again"
         if not (again or delivery.state == "repeating"):

@@ -21,7 +21,6 @@ from notbefore.courier.wording import Text, text_of
 from notbefore.errors import ConfigError, SendError
 
 _STATUS: Final = re.compile(r"error[ =:]*\(?(\d{3})\b|\bstatus[ =:]*(\d{3})\b", re.IGNORECASE)
-MAX_CAUSE: Final = 8_000  # characters
 KEYS: Final = ("dedup", "alias", "entity_id", "external_id", "thirdparty")  # what plugins call the key of an alert
 _NOTHING_SENT: Final = "(nothing to "  # the plugins of Opsgenie and Jira log this, and say that it worked
 _LOGGER: Final = logging.getLogger("apprise")
@@ -112,7 +111,7 @@ def _prepare(service: Any, url: str) -> str | None:
 
 
 def _reason(lines: list[str]) -> SendError:
-    cause = " ".join(lines)[:MAX_CAUSE] or "apprise gives no reason"
+    cause = " ".join(lines) or "apprise gives no reason"
     statuses = [int(first or second) for line in lines for first, second in _STATUS.findall(line)]
     error = error_of_status(statuses[-1], cause) if statuses else None
     return error or SendError(cause)  # without a status it may be the network

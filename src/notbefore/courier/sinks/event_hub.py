@@ -23,7 +23,6 @@ from notbefore.courier.message import Sink as BaseSink
 from notbefore.errors import SendError
 
 CLOSE_SECONDS: Final = 3.0
-MAX_CAUSE: Final = 8_000  # characters
 STRUCTURED: Final = "application/cloudevents+json"
 
 
@@ -60,7 +59,7 @@ class Sink(BaseSink):
             raise SendError("the hub did not answer in time") from None
         except Exception as error:  # noqa: BLE001 - the SDK raises many; each of them may pass
             await self._drop()
-            raise SendError(f"{type(error).__name__}: {' '.join(str(error).split())[:MAX_CAUSE]}") from None
+            raise SendError(f"{type(error).__name__}: {' '.join(str(error).split())}") from None
 
     async def _put(self, message: Message) -> None:
         if self._client is None:
