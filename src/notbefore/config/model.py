@@ -157,8 +157,3 @@ class Config(_Section, frozen=True):
         found = {"heartbeat.ping_url": self.heartbeat.ping_url} if self.heartbeat is not None else {}
         headers = self.otlp.headers if self.otlp is not None else {}
         return found | {f"otlp.headers.{name}": secret for name, secret in headers.items()}
-
-    @property
-    def hidden(self) -> tuple[str, ...]:
-        """The environment variables that hold a secret of the agent's own; the courier does not inherit them."""
-        return tuple(secret.variable for secret in self.own_secrets.values() if secret.variable)

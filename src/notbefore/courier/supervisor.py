@@ -57,7 +57,7 @@ def make_orders(config: Config) -> Orders:
     return Orders(
         sinks=config.sinks,
         messages=config.messages,
-        hidden=config.hidden,
+        hidden=tuple(one.variable for one in config.own_secrets.values() if one.variable),
         log_format=config.log.format,
         log_level=config.log.level,
         command=tuple(sys.argv[1:]),
