@@ -44,11 +44,8 @@ def imds() -> Iterator[Simulator]:
 
 @pytest.fixture(scope="module")
 def agent(imds: Simulator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
-    """A dozen events in its history, one of them started; a rule of approval, and no leave to follow it."""
-    directory = tmp_path_factory.mktemp("agent")
-    config = directory / "notbefore.yml"
-    config.write_text("approval: {rules: [{match: {event_type: Freeze}, action: approve}]}", encoding="utf-8")
-    with RunningAgent(imds.endpoint, directory / "state", str(config)) as agent:
+    """A dozen events in its history, one of them started."""
+    with RunningAgent(imds.endpoint, tmp_path_factory.mktemp("state")) as agent:
         agent.ready()
         imds.set_document(body(*(item(f"past-{number}", NotBefore=due(900)) for number in range(12)), incarnation=2))
         eventually(lambda: len(agent.records) == 12)
@@ -105,7 +102,7 @@ def test_a_change_appears_by_itself_and_its_countdown_counts(
     expect(page.locator("#pending tbody tr")).to_have_count(1)
     record_property("seconds_to_appear", time.monotonic() - begun)  # a beat (of 0.2 s here) and a refresh (0.5 s)
     expect(page).to_have_title(f"1 pending - {ME} - notbefore")
-    expect(page.locator("#pending .approval")).to_contain_text("Nothing is approved: ")
+    expect(page.locator("#pending .approval")).to_contain_text("Approval is off: ")
     expect(page.get_by_role("link", name="Documents")).to_have_count(1)
     first = seconds(page)
     assert 800 < first < 900
