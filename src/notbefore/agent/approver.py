@@ -251,18 +251,14 @@ class Approver:
                 body = {"StartRequests": [{"EventId": attempt.tracked.event.event_id}]}
                 client.post(path, msgspec.json.encode(body))
         except ImdsError as error:
-            if sent is not attempt and error.reason == "bad_request":
-                return self._end(sent, "refused", str(error))
-            return self._not_answered(sent, error)
+            refused = sent is not attempt and error.reason == "bad_request"
+            if refused or attempt.rule == OPERATOR:
+                return self._end(sent, "refused" if refused else "no_answer", str(error))
+            event = attempt.tracked.event
+            self._unanswered[event.key] = str(error), self._clock.monotonic() + PAUSE
+            log.warning("approval of %s: %s; again in %g s", event.event_id, error, PAUSE)
+            return PAUSE
         return self._end(sent.accepted(attempt.tracked, self._clock.now()), "accepted", "")
-
-    def _not_answered(self, attempt: ApprovalAttempt, failure: ImdsError) -> float:
-        """IMDS gave no usable answer; returns seconds until it is asked again. An operator is notified at once."""
-        if attempt.rule == OPERATOR:
-            return self._end(attempt, "no_answer", str(failure))
-        self._unanswered[attempt.tracked.event.key] = str(failure), self._clock.monotonic() + PAUSE
-        log.warning("approval of %s: %s; again in %g s", attempt.tracked.event.event_id, failure, PAUSE)
-        return PAUSE
 
     def _end(self, attempt: ApprovalAttempt, reason: Reason, words: str) -> float:
         """Record how it ended: approved; failed, if IMDS was asked; else skipped."""
