@@ -96,15 +96,12 @@ def test_an_agent_whose_polling_always_fails_ends_with_a_code_that_has_it_restar
 def test_vital_work_that_fails_again_and_again_with_no_success_between_is_given_up() -> None:
     ended: list[bool] = []
     errors = ThreadGuard(lambda: ended.append(True))
+    fails = Failing(None, 10**6)
     for number in range(5 * MAX_IN_A_ROW):
-        with errors.guarded("main", "store"):
-            if number % MAX_IN_A_ROW:
-                raise OSError
-        with errors.guarded("http", vital=False):
-            raise OSError
+        errors.attempt("main", fails if number % MAX_IN_A_ROW else str)
+        errors.attempt("http", fails, vital=False)
     assert not errors.given_up
-    with errors.guarded("main", "store"):
-        raise OSError
+    errors.attempt("main", fails)
     assert errors.given_up
     assert ended == [True]
 

@@ -170,25 +170,23 @@ class Agent:
         stop = False
         while not stop and not self._errors.given_up:
             for name, work in (
-                ("running", self._state.note_running),
-                ("heartbeats", self._heartbeats.send_due),
-                ("courier", self._supervisor.tick),  # the first one sends what was left by the boot before
-                ("systemd", self._notify_systemd),
+                ("main running", self._state.note_running),
+                ("main heartbeats", self._heartbeats.send_due),
+                ("main courier", self._supervisor.tick),  # the first one sends what was left by the boot before
+                ("main systemd", self._notify_systemd),
             ):
-                with self._errors.guarded("main", name):  # one that fails does not keep the others from their work
-                    work()
-            with self._errors.guarded("main", "wait"):
-                stop = self._main.wait(self._patience(), *self._supervisor.watched)
-            stop = stop or bool(self._supervisor.successor)
+                self._errors.attempt(name, work)  # one that fails does not keep the others from their work
+            stop = self._errors.attempt("main wait", self._wait) or bool(self._supervisor.successor)
 
     def _notify_systemd(self) -> None:
         self._systemd.notify(self._view.status_line(), alive=self._view.health().ok)
 
-    def _patience(self) -> float:
+    def _wait(self) -> bool:
         # idle, only signals need attention here; where an event may start soon, a note is made each second
         imminent = self._freeze_meter.running or self._state.snapshot.state.tracked.interrupting
         idle = 1.0 if imminent else 10.0
-        return min(self._supervisor.patience, self._systemd.patience, idle)
+        patience = min(self._supervisor.patience, self._systemd.patience, idle)
+        return self._main.wait(patience, *self._supervisor.watched)
 
     def _hang_up(self) -> None:
         """Take a SIGHUP, in the main thread: read the configuration, and use it or refuse it."""

@@ -167,10 +167,7 @@ class Approver:
     def _run(self) -> None:
         while not self._stop.is_set():
             self._woken.clear()
-            wait = LONG_WAIT
-            with self._errors.guarded("approve", vital=False):
-                wait = self.decide()
-            self._woken.wait(wait)
+            self._woken.wait(self._errors.attempt("approve", self.decide, vital=False) or LONG_WAIT)
 
     def decide(self) -> float:
         """Do what is due; returns seconds until something else may be."""

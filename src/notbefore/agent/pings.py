@@ -49,8 +49,7 @@ class Pings:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            with self._errors.guarded("pings", vital=False):
-                self.ping()
+            self._errors.attempt("pings", self.ping, vital=False)
             self._stop.wait(self._heartbeat.every.seconds)
 
     def ping(self) -> None:

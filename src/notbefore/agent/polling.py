@@ -87,14 +87,10 @@ class Polling:
         return f"IMDS has not been asked for {overdue:.0f} s" if overdue > self._timeout + TIMEOUT else ""
 
     def _run(self) -> None:
-        with self._errors.guarded("poll", "identity", vital=False):
-            self._tracker.identify(None)
+        self._errors.attempt("poll identity", lambda: self._tracker.identify(None), vital=False)
         self._ask_identity()
         while not self._stops_within(max(0.0, self._due - self._clock.monotonic())):
-            error = None
-            with self._errors.guarded("poll"):
-                error = self._poll()
-            self._due = self._next(error)
+            self._due = self._next(self._errors.attempt("poll", self._poll))
             self._due_wall = self._clock.time() + self._due - self._clock.monotonic()
 
     def _stops_within(self, seconds: float) -> bool:
@@ -129,8 +125,7 @@ class Polling:
         self._tracker.handle(poll)
         silence = SILENCE if self._answered else FIRST_SILENCE
         if self._may_search and now - self._last_answer > silence and now >= self._next_search:
-            with self._errors.guarded("poll", "search", vital=False):
-                self._search()
+            self._errors.attempt("poll search", self._search, vital=False)
 
     def _next(self, error: ImdsError | None) -> float:
         """When the next poll is due: a whole number of intervals later, or after a back-off."""
@@ -147,16 +142,18 @@ class Polling:
 
     def _ask_identity(self) -> None:
         """Ask who this VM is; the events are polled without it."""
-        known = False
-        with self._errors.guarded("poll", "identity", vital=False):
-            try:
-                self._tracker.identify(fetch_vm(self._client, IDENTITY_TIMEOUT))
-                known = True
-            except ImdsError as error:
-                if not self._unnamed and not self._stopped:
-                    log.warning("IMDS does not say who this VM is (%s); asking again", error)
+        known = self._errors.attempt("poll identity", self._identify, vital=False)
         self._unnamed = not known
         self._next_identity = self._clock.monotonic() + (IDENTITY_REFRESH if known else IDENTITY_RETRY)
+
+    def _identify(self) -> bool:
+        try:
+            self._tracker.identify(fetch_vm(self._client, IDENTITY_TIMEOUT))
+        except ImdsError as error:
+            if not self._unnamed and not self._stopped:
+                log.warning("IMDS does not say who this VM is (%s); asking again", error)
+            return False
+        return True
 
     def _search(self) -> None:
         """Look for IMDS at one place after the other, and ask the first that answers from now on."""

@@ -4,10 +4,11 @@ import logging
 import threading
 import traceback
 from collections.abc import Callable
-from types import TracebackType
-from typing import Final, NamedTuple
+from typing import Final, TypeVar
 
 MAX_IN_A_ROW: Final = 10  # failures of the same work, with no success between, after which the process ends
+
+T = TypeVar("T")
 
 log = logging.getLogger("notbefore.agent")
 
@@ -22,20 +23,18 @@ class ThreadGuard:
         self._in_a_row: dict[str, int] = {}
         self._logged: set[tuple[str, str]] = set()  # bounded by the places of the code that can raise
 
-    def guarded(self, thread: str, work: str = "", *, vital: bool = True) -> "Round":
-        """One round of ``work`` in ``thread``; an exception ends it. Vital work that always fails ends the process."""
-        return Round(self, f"{thread} {work}".rstrip(), vital)
-
-    def ended(self, name: str, error: BaseException | None, *, vital: bool) -> bool:
-        """A round has ended; returns whether ``error`` is dealt with."""
-        if error is None:
-            if name in self._in_a_row:
-                del self._in_a_row[name]
-        elif isinstance(error, Exception):
+    def attempt(self, name: str, work: Callable[[], T], *, vital: bool = True) -> T | None:
+        """What ``work`` returns; ``None`` if an exception ended it. Vital work that always fails ends the process."""
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - whatever nobody foresaw
             self._caught(name, error)
             if vital and self._in_a_row[name] >= MAX_IN_A_ROW:
                 self._end(f"{name} failed {MAX_IN_A_ROW} times in a row")
-        return isinstance(error, Exception)
+            return None
+        if name in self._in_a_row:
+            del self._in_a_row[name]
+        return result
 
     def thread_ended(self, arguments: threading.ExceptHookArgs) -> None:
         """A thread without a guard was ended by an exception: ``threading.excepthook``."""
@@ -61,20 +60,3 @@ class ThreadGuard:
             self.given_up = True
             log.error("%s: the agent ends with exit code 1, so that its service manager restarts it", why)
             self._give_up()
-
-
-class Round(NamedTuple):
-    """What ``guarded`` returns. There is one for each poll: a generator's context would cost a tenth of a poll."""
-
-    guard: ThreadGuard
-    name: str
-    vital: bool
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        """Leave the exception to the guard."""
-        return self.guard.ended(self.name, error, vital=self.vital)
