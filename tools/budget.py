@@ -56,7 +56,7 @@ def measured() -> tuple[int, ...]:
         sum(count > LARGE for count in methods),
         max(methods),
         lines((ROOT / "tests").rglob("*.py")),
-        lines([*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "tools").glob("*.py")]),
+        lines([*(ROOT / "benchmarks").glob("*.*"), *(ROOT / "tools").glob("*.*")]),
         lines((ROOT / "docs").glob("*.md")),
     )
 
