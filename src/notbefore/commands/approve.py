@@ -18,6 +18,8 @@ from notbefore.core.text import escaped, one_line
 from notbefore.courier.wording import effect
 from notbefore.errors import ConfigError, NotBeforeError
 
+WHOSE: Final = {"self": ("this", ""), "peer": ("ANOTHER", ", and this VM is none of them")}  # by the scope
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The event, and where the agent's socket is."""
@@ -96,13 +98,8 @@ def describe(event: PendingEvent) -> str:
 def _all_of(names: list[str], scope: str) -> str:
     if not names:
         return "VMs that Azure does not name"
-    if len(names) == 1:
-        return f"{_ONE.get(scope, 'perhaps this')} VM: {names[0]}"
-    return f"all {len(names)} VMs: {', '.join(names)}{_SEVERAL.get(scope, ', perhaps this one')}"
-
-
-_ONE: Final = {"self": "this", "peer": "ANOTHER"}  # by the scope; without one: the name of this VM is not known yet
-_SEVERAL: Final = {"self": "", "peer": ", and this VM is none of them"}
+    one, several = WHOSE.get(scope, ("perhaps this", ", perhaps this one"))  # the name of this VM is not known yet
+    return f"{one} VM: {names[0]}" if len(names) == 1 else f"all {len(names)} VMs: {', '.join(names)}{several}"
 
 
 def _confirmed() -> bool:

@@ -19,7 +19,7 @@ import msgspec
 
 from notbefore.agent.control_socket import ask_agent
 from notbefore.agent.operations import ExerciseReply, ExerciseRequest
-from notbefore.commands.options import add_json
+from notbefore.commands.options import add_json, seconds
 from notbefore.commands.tables import print_json, table
 from notbefore.config.load import load
 from notbefore.config.model import Config
@@ -27,7 +27,6 @@ from notbefore.core.change import Change
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery, Routing, deliveries
 from notbefore.core.document import EVENT_TYPES, FREEZE, PROMISED, SCHEDULED, STARTED, USER, Document, Event
-from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Match, Route
@@ -60,10 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Send the exercise; returns 0 if every sink was reached. Raises ``NotBeforeError``."""
     config = load(options.config, os.environ, {"state.dir": options.state_dir}, sending=False)
-    try:
-        patience = Duration(options.wait).seconds
-    except ValueError as error:
-        raise ConfigError(f"--wait: {error}") from None
+    patience = seconds("--wait", options.wait)
     routing = _routing(config, options.sink, patience + SPARE)
     exercise = Exercise(routing, _vm(config), options.scenario)
     report = exercise.report(exercise.send(Path(config.state.dir), patience), config, routed=options.sink is None)

@@ -5,14 +5,12 @@ import getpass
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from notbefore.commands.options import load_configuration
+from notbefore.commands.options import load_configuration, seconds
 from notbefore.config.model import Config
-from notbefore.core.duration import Duration
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.fleet.mutes import MATCHERS, NOTE, Mute, read_mutes, write_mutes
@@ -39,9 +37,9 @@ def run(options: argparse.Namespace) -> int:
 
     from notbefore.fleet.keeper import STORE_ERRORS  # noqa: PLC0415 - for this command alone, with Azure's SDK
 
-    change = _ending(options.end) if options.end else _beginning(options) if options.match else None
+    begun = _begun(options) if options.match and not options.end else None
     try:
-        left = asyncio.run(_changed(load_configuration(options), change))
+        left = asyncio.run(_changed(load_configuration(options), begun, options.end))
     except (*STORE_ERRORS, ValueError) as error:
         raise NotBeforeError(f"the mutes cannot be written or read: {error}") from None
     for one in left:
@@ -49,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _beginning(options: argparse.Namespace) -> Callable[[list[Mute]], list[Mute]]:
+def _begun(options: argparse.Namespace) -> Mute:
     match = {}
     for text in options.match:
         name, sign, value = text.partition("=")
@@ -58,40 +56,32 @@ def _beginning(options: argparse.Namespace) -> Callable[[list[Mute]], list[Mute]
         match[name] = value
     if not options.comment:
         raise ConfigError("--comment: say why, for those who find it muted")
-    try:
-        seconds = Duration(options.seconds).seconds
-    except ValueError as error:
-        raise ConfigError(f"--for: {error}") from None
-    if seconds > LONGEST:
+    lasts = seconds("--for", options.seconds)
+    if lasts > LONGEST:
         raise ConfigError(f"--for: expected {LONGEST / 86_400:.0f}d at most, got {options.seconds}")
     who = os.environ.get("SUDO_USER") or getpass.getuser()
-    return lambda mutes: [*mutes, Mute(uuid4().hex[:8], match, who, options.comment, time.time() + seconds)]
+    return Mute(uuid4().hex[:8], match, who, options.comment, time.time() + lasts)
 
 
-def _ending(which: str) -> Callable[[list[Mute]], list[Mute]]:
-    def end(mutes: list[Mute]) -> list[Mute]:
-        if which not in [one.id for one in mutes]:
-            raise NotBeforeError(f"there is no mute {which}: `notbefore fleet mute CONFIG` lists them")
-        return [one for one in mutes if one.id != which]
-
-    return end
-
-
-async def _changed(config: Config, change: Callable[[list[Mute]], list[Mute]] | None) -> list[Mute]:
-    """What is muted now, after a change of it."""
+async def _changed(config: Config, begun: Mute | None, ended: str | None) -> list[Mute]:
+    """What is muted now, after one was begun or ended."""
     from notbefore.fleet.instance import make_snapshots  # noqa: PLC0415 - these two are for this command alone, 30 MB
     from notbefore.fleet.sdk import make_consumer  # noqa: PLC0415 - as above
 
     def changed(body: bytes) -> bytes:
-        before = [one for one in read_mutes(body) if one.until > time.time()]
-        return write_mutes(change(before) if change is not None else before, time.time())
+        mutes = {one.id: one for one in read_mutes(body) if one.until > time.time()}
+        if begun is not None:
+            mutes[begun.id] = begun
+        elif mutes.pop(str(ended), None) is None:
+            raise NotBeforeError(f"there is no mute {ended}: `notbefore fleet mute CONFIG` lists them")
+        return write_mutes(list(mutes.values()), time.time())
 
     if config.fleet is None:
         raise ConfigError("the configuration has no section `fleet`")
     snapshots, credential = make_snapshots(config.fleet, Path(config.state.dir))
     client = make_consumer(config.fleet, credential, snapshots)  # it connects to nothing
     try:
-        if change is not None:
+        if begun is not None or ended:
             await snapshots.change(NOTE, changed)
         return [one for one in read_mutes(await snapshots.read(NOTE)) if one.until > time.time()]
     finally:

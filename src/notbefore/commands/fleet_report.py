@@ -4,13 +4,13 @@ import argparse
 import csv
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote, urlsplit
 
 import msgspec
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from notbefore.commands.client import AgentClient, add_agent, agent_client
 from notbefore.commands.history import start_time
@@ -20,13 +20,17 @@ from notbefore.core.duration import span
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.fleet.history import read_past
-from notbefore.fleet.report import COLUMNS, USUAL, ReportRow, Spread, report
+from notbefore.fleet.report import COLUMNS, USUAL, report
 
 IN_TABLE: Final = (
     "events", "vms", "notice_min", "notice_median", "notice_max", "short_notice",
     "interruption_min", "interruption_median", "interruption_max", "finished", "canceled", "unknown",
     "as_far_as_known",
 )  # fmt: skip
+LEGEND: Final = """\
+Notice and interruption are of each affected VM; short notice: less than nine tenths of the promise.
+As far as known: of these events not every VM said that they were over.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,16 +63,18 @@ def run(options: argparse.Namespace) -> int:
     asked = [first, *(replace(first, url=url, own_cert_file=None) for url in others)]
     found = [event for client in asked for one in _instances(client) for event in _past(one, since)]
     rows = report(read_past(found), by)
-    flat = [_flat(row, by) for row in rows]
     if options.json:
-        print_json(flat, sys.stdout)
+        print_json(rows, sys.stdout)
     elif options.csv:
-        writer = csv.DictWriter(sys.stdout, flat[0] if flat else by, lineterminator="\n")
+        writer = csv.DictWriter(sys.stdout, rows[0] if rows else by, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(flat)
+        writer.writerows(rows)
     else:
         sys.stdout.write(f"Events that were over since {since:%Y-%m-%d %H:%M} UTC, without exercises.\n")
-        show(rows, by)
+        columns = (*by, *IN_TABLE)
+        head = tuple(name.removeprefix("event_").replace("_", " ").upper() for name in columns)
+        table(head, [tuple(_cell(row[name]) for name in columns) for row in rows], sys.stdout)
+        sys.stdout.write(LEGEND if rows else "")
     return 0
 
 
@@ -90,30 +96,6 @@ def _instances(client: AgentClient) -> Iterator[AgentClient]:
 def _past(client: AgentClient, since: datetime) -> list[bytes]:
     answer = client.ask(f"/api/v1/fleet/history?since={quote(since.isoformat())}")
     return [msgspec.json.encode(event) for event in answer["events"]]
-
-
-def _flat(row: ReportRow, by: tuple[str, ...]) -> dict[str, Any]:
-    """A row as names and values."""
-    found: dict[str, Any] = dict(zip(by, row.key, strict=True))
-    for name, value in asdict(row).items():
-        if name in ("notice", "interruption"):
-            found |= {f"{name}_{part}": getattr(value, part, None) for part in Spread._fields}
-        elif name != "key":
-            found[name] = value
-    return found
-
-
-def show(rows: Iterable[ReportRow], by: tuple[str, ...] = USUAL) -> None:
-    """Print a report as a table for people."""
-    columns = (*by, *IN_TABLE)
-    head = tuple(name.removeprefix("event_").replace("_", " ").upper() for name in columns)
-    flat = [_flat(row, by) for row in rows]
-    table(head, [tuple(_cell(row[name]) for name in columns) for row in flat], sys.stdout)
-    if flat:
-        sys.stdout.write(
-            "Notice and interruption are of each affected VM; short notice: less than nine tenths of the promise.\n"
-            "As far as known: of these events not every VM said that they were over.\n"
-        )
 
 
 def _cell(value: float | str | None) -> str:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from notbefore.config.load import load
 from notbefore.config.model import Config, default_state_dir
+from notbefore.core.duration import Duration
+from notbefore.errors import ConfigError
 
 
 def add_configuration(parser: argparse.ArgumentParser) -> None:
@@ -49,3 +51,11 @@ def add_state(parser: argparse.ArgumentParser) -> None:
 def load_state_configuration(options: argparse.Namespace) -> Config:
     """Return the configuration for its ``state.dir``; the sinks need no secrets. Raises ``ConfigError``."""
     return load(options.config, os.environ, {"state.dir": options.state_dir}, sending=False)
+
+
+def seconds(option: str, text: str) -> float:
+    """Return a duration that an option was given; raises ``ConfigError``."""
+    try:
+        return Duration(text).seconds
+    except ValueError as error:
+        raise ConfigError(f"{option}: {error}") from None

@@ -20,7 +20,7 @@ from notbefore.fleet.history import read_past
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.keeper import Parts
 from notbefore.fleet.partition import Partition
-from notbefore.fleet.report import ReportRow, report
+from notbefore.fleet.report import Row, report
 from notbefore.fleet.shown_waves import FILTERS, FleetEvents, ShownPartition, coming, names_of
 from notbefore.fleet.story import OVER
 from notbefore.metrics import fleet as metrics
@@ -52,7 +52,7 @@ class FleetView:
         self._parts = parts
         self._courier = courier  # its figures, and why it does not work
         self._began = datetime.now(UTC)
-        self._month: list[ReportRow] = []
+        self._month: list[Row] = []
         self._month_at = float("-inf")  # monotonic seconds
 
     @cached_property
@@ -163,7 +163,7 @@ class FleetView:
         mutes = tuple(one.words for one in self._consumer.mutes if one.until > time.time())
         return instance_page(status, self.fleet(wanted), self._last_month(), wanted, mutes)
 
-    def _last_month(self) -> list[ReportRow]:
+    def _last_month(self) -> list[Row]:
         if time.monotonic() - self._month_at > MONTH_EVERY:
             self._month = report(read_past(self._read_past(time.time() - DAYS)))
             self._month_at = time.monotonic()

@@ -7,7 +7,7 @@ from typing import Final
 
 from jinja2 import Environment
 
-from notbefore.fleet.report import ReportRow
+from notbefore.fleet.report import Row
 from notbefore.fleet.shown_waves import FILTERS, FleetEvents, under_way
 from notbefore.web.page import render
 from notbefore.web.page.model import MAX_PENDING, PageModel
@@ -16,7 +16,7 @@ TEMPLATES: Final = Path(__file__).with_name("templates")
 
 
 def instance_page(
-    status: PageModel, fleet: FleetEvents, month: Iterable[ReportRow], wanted: Mapping[str, str], mutes: Iterable[str]
+    status: PageModel, fleet: FleetEvents, month: Iterable[Row], wanted: Mapping[str, str], mutes: Iterable[str]
 ) -> bytes:
     """The page of an instance, in UTF-8.
 

@@ -135,11 +135,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self) -> bytes:
         """Return the request's body; one that is refused closes the connection."""
         length = self.headers.get("Content-Length", "0")
-        if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit()):
-            text = "Content-Length: expected a number of bytes"
-            raise _RefusedError(HTTPStatus.LENGTH_REQUIRED, text, Connection="close")
-        if len(length) > len(str(MAX_BODY)) or int(length) > MAX_BODY:
-            text = f"at most {MAX_BODY} bytes are read"
+        sensible = length.isascii() and length.isdigit() and len(length) <= len(str(MAX_BODY))
+        if "Transfer-Encoding" in self.headers or not sensible or int(length) > MAX_BODY:
+            text = f"Content-Length: expected {MAX_BODY} bytes at most"
             raise _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, Connection="close")
         return self.rfile.read(int(length))
 
