@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from notbefore.config.model import Server
 from notbefore.core.listing import PendingEvent, PendingView
 from notbefore.errors import ListenError
 from notbefore.web import channel as channels
-from notbefore.web.access import Access
 from notbefore.web.app import make_app
 from notbefore.web.server import HttpServer
 from notbefore.web.view import CheckResult
@@ -201,9 +201,10 @@ def test_a_thousand_silent_clients_do_not_keep_a_scrape_waiting(server: HttpServ
 
 FEW_FILES = """
 import resource, sys
+from notbefore.config.model import Server
 from notbefore.web.server import HttpServer
 resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
-server = HttpServer("127.0.0.1:0", lambda _, start: (start("200 OK", []), [b"served"])[1])
+server = HttpServer(Server(listen="127.0.0.1:0"), lambda _, start: (start("200 OK", []), [b"served"])[1])
 server.start()
 print(server.address[1], flush=True)
 sys.stdin.read()
@@ -287,14 +288,14 @@ def test_it_stops_within_a_second(connections: int) -> None:
 @pytest.mark.parametrize("listen", ["no-such-host.invalid:1", "192.0.2.1:1"])
 def test_an_address_that_cannot_be_listened_at_is_said(view: Shown, listen: str) -> None:
     with pytest.raises(ListenError):
-        HttpServer(listen, make_app(view))
+        HttpServer(Server(listen=listen), make_app(view))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", ""])
 def test_of_two_at_one_address_the_second_says_so(view: Shown, host: str) -> None:
     listen = f"{host}:{free_port()}"
     with serving(listen=listen, insecure=True), pytest.raises(ListenError, match="is another notbefore running"):
-        HttpServer(listen, make_app(view), Access(insecure=True))
+        HttpServer(Server(listen=listen, insecure=True), make_app(view))
 
 
 ADDRESSES = {"[::1]": ("::1",), "127.0.0.1": ("127.0.0.1",), "": ("127.0.0.1", "::1")}

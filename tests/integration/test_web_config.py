@@ -24,6 +24,7 @@ import trustme
 import yaml
 from cryptography.hazmat.primitives import serialization
 
+from notbefore.config.model import Server
 from notbefore.core.record import json_line
 from notbefore.errors import ConfigError
 from notbefore.web import channel as channels
@@ -342,7 +343,7 @@ def test_a_mistake_is_named_with_its_place(place: Place, text: str, expected: st
     path = place.at / "wrong.yml"
     path.write_text(text + "\n", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
-        Access(str(path))
+        Access(Server(web_config_file=str(path)))
     assert str(caught.value).startswith(str(path))
     assert expected in re.sub(r"(yml:\d+):\d+", r"\1", str(caught.value))
     assert "hunter2" not in str(caught.value)
@@ -351,8 +352,8 @@ def test_a_mistake_is_named_with_its_place(place: Place, text: str, expected: st
 def test_without_bcrypt_it_is_said_what_to_install(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "bcrypt", None)
     with pytest.raises(ConfigError, match=r"pip install 'azure-notbefore\[web\]'"):
-        Access(place.write(users=HASHES))
-    Access(place.write())
+        Access(Server(web_config_file=place.write(users=HASHES)))
+    Access(Server(web_config_file=place.write()))
 
 
 # ---- passwords

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
+from notbefore.config.model import Server
 from notbefore.core.listing import PendingView
-from notbefore.web.access import Access
 from notbefore.web.app import make_app
 from notbefore.web.page.model import PageModel
 from notbefore.web.page.render import render
@@ -59,7 +59,8 @@ def serving(
     path: str | None = None, listen: str = "127.0.0.1:0", view: Shown | None = None, **access: Any
 ) -> Iterator[HttpServer]:
     """Serve ``view`` to those who may ask by the web configuration at ``path``."""
-    server = HttpServer(listen, make_app(view or Shown()), Access(path, **access))
+    settings = Server(listen=listen, web_config_file=path, **access)
+    server = HttpServer(settings, make_app(view or Shown()))
     server.start()
     try:
         yield server

@@ -39,7 +39,6 @@ from notbefore.process.main_thread import MainThread, exit_at_once
 from notbefore.process.stdout import StdoutWriter
 from notbefore.process.systemd import SystemdNotifier
 from notbefore.store.store import Store
-from notbefore.web.access import access
 from notbefore.web.app import make_app
 from notbefore.web.server import HttpServer
 
@@ -93,7 +92,7 @@ class Agent:
 
         self._view = AgentView(self._state, self._store, in_use)
         self._pings: Pings | None = None  # where a heartbeat is configured
-        self._server = HttpServer(config.server.listen, make_app(self._view), access(config.server))
+        self._server = HttpServer(config.server, make_app(self._view))
         self._systemd = SystemdNotifier()
 
     # ---- what the parts ask for, and how they reach each other

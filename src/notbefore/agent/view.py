@@ -182,6 +182,5 @@ class AgentView:
                 outbox=self._store.outbox.view(),
                 approval_off=in_use.approval.off,
                 watching_since=self._since,
-                to_read=in_use.config.messages.links,
             )
         )

@@ -17,7 +17,7 @@ from notbefore.core.text import escaped
 from notbefore.courier.sinks import try_out
 from notbefore.errors import ConfigError, Mistake
 from notbefore.logs import set_up
-from notbefore.web.access import access
+from notbefore.web.access import Access
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +67,7 @@ def _examined(options: argparse.Namespace) -> tuple[Config, list[str]]:
             mistakes.append(Mistake(places.nearest(key), key, str(error)))
     notes: list[str] = []
     try:
-        notes = access(config.server).check_listen(config.server.listen)  # raises where it would let everybody read
+        notes = Access(config.server).check_listen()  # raises where it would let everybody read
     except ConfigError as error:
         text = str(error).removeprefix("server.listen: ")
         key = "server.web_config_file" if text == str(error) else "server.listen"

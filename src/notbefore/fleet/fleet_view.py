@@ -158,7 +158,6 @@ class FleetView:
             degraded=self._consumer.keeper.trouble or None,
             kinds={name: sink.kind for name, sink in config.sinks.items()},
             outbox=self._parts.outbox.view(),
-            to_read=config.messages.links,
         )
         mutes = tuple(one.words for one in self._consumer.mutes if one.until > time.time())
         return instance_page(status, self.fleet(wanted), self._last_month(), wanted, mutes)

@@ -27,7 +27,6 @@ from notbefore.process.main_thread import MainThread, exit_at_once
 from notbefore.process.stdout import StdoutWriter
 from notbefore.process.systemd import SystemdNotifier
 from notbefore.store.lock import OwnerLock
-from notbefore.web.access import access
 from notbefore.web.server import HttpServer
 
 STOP_PATIENCE: Final = 20.0  # seconds for the consumer to write its snapshots and let go of its partitions
@@ -64,7 +63,7 @@ class FleetInstance:
         self._view = FleetView(
             config, self._consumer, parts, lambda: (self._supervisor.figures, self._supervisor.trouble)
         )
-        self._server = HttpServer(config.server.listen, self._view.app, access(config.server))
+        self._server = HttpServer(config.server, self._view.app)
         self._systemd = SystemdNotifier()
 
     def _wake_courier(self) -> None:

@@ -7,7 +7,6 @@ each handshake and each request. A new version that is wrong, or that would remo
 import ipaddress
 import logging
 import socket
-from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,13 +50,13 @@ class Access:
     The constructor raises ``ConfigError`` where the file cannot be used.
     """
 
-    def __init__(self, path: str | None = None, *, insecure: bool = False, allowed_hosts: Iterable[str] = ()) -> None:
-        self._path = path
-        self._insecure = insecure
-        self._hosts = {_bare(name) for name in allowed_hosts} | {"localhost", _bare(socket.gethostname())}
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        names = (*server.allowed_hosts, "localhost", socket.gethostname(), host_and_port(server.listen)[0])
+        self._hosts = {_bare(name) for name in names if name.strip("[]")}
         self._loaded = _Loaded()
-        if path is not None:
-            self._load(path)
+        if server.web_config_file is not None:
+            self._load(server.web_config_file)
 
     def config(self) -> "WebConfig | None":
         """The configuration that holds now, if there is one."""
@@ -79,16 +78,16 @@ class Access:
         config = self._loaded.config
         return config.protections if config is not None else frozenset()
 
-    def check_listen(self, listen: str) -> list[str]:
+    def check_listen(self) -> list[str]:
         """As ``check_address``, for ``server.listen`` as it is written; a name's address is known at the start."""
-        host, _ = host_and_port(listen)
+        host, _ = host_and_port(self._server.listen)
         return self.check_address(host) if not host or _is_address(host) else []
 
     def check_address(self, address: str) -> list[str]:
         """Return warnings; raise ``ConfigError`` where others reach it without TLS, a password or ``insecure``."""
         if _is_address(address) and ipaddress.ip_address(address).is_loopback:
             return []
-        if not self._insecure and not self._protections:
+        if not self._server.insecure and not self._protections:
             what = f"{address} is not loopback" if address else "without a host the agent listens on every address"
             raise ConfigError(
                 f"server.listen: {what}, so others can reach it: set "
@@ -117,18 +116,14 @@ class Access:
             return True
         return any(pattern.startswith("*.") and name.endswith(pattern[1:]) for pattern in self._hosts)
 
-    def add_name(self, host: str) -> None:
-        """Accept the name in ``server.listen`` as well."""
-        if host.strip("[]"):
-            self._hosts.add(_bare(host))
-
     # ---- the file
 
     def _refresh(self) -> None:
-        if self._path is None or all(signature(file) == seen for file, seen in self._loaded.seen.items()):
+        path = self._server.web_config_file
+        if path is None or all(signature(file) == seen for file, seen in self._loaded.seen.items()):
             return
         try:
-            self._load(self._path)
+            self._load(path)
         except ConfigError as error:
             log.warning("the new web configuration is not used, the old one stays: %s", error)
         else:
@@ -149,11 +144,6 @@ class Access:
             self._loaded = _Loaded(seen, config, config.context())
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
-
-
-def access(server: Server) -> Access:
-    """``Access`` by the section ``server`` of the configuration; raises ``ConfigError``."""
-    return Access(server.web_config_file, insecure=server.insecure, allowed_hosts=server.allowed_hosts)
 
 
 def signature(file: str | Path) -> Signature:

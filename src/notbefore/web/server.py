@@ -17,7 +17,7 @@ from waitress import wasyncore
 from waitress.adjustments import Adjustments
 from waitress.server import TcpWSGIServer
 
-from notbefore.config.model import host_and_port
+from notbefore.config.model import Server, host_and_port
 from notbefore.errors import ConfigError, ListenError
 from notbefore.web.access import Access
 from notbefore.web.auth import AccessControl
@@ -44,16 +44,16 @@ log = logging.getLogger("notbefore.http")
 
 
 class HttpServer:
-    """Serves a WSGI application at ``listen`` (``host:port``, ``[v6]:port``, ``:port`` for every address).
+    """Serves a WSGI application at ``settings.listen``: ``host:port``, ``[v6]:port``, ``:port`` for every address.
 
     The constructor binds; it raises ``ListenError``, and ``ConfigError`` where the address needs protection.
     """
 
-    def __init__(self, listen: str, app: Any, access: Access | None = None) -> None:
-        self._access = access = access or Access()
+    def __init__(self, settings: Server, app: Any) -> None:
+        self._access = access = Access(settings)
         self._control = AccessControl(app, access)
         logging.getLogger("waitress").setLevel(logging.ERROR)  # it warns of what a client does
-        bound = _bind(listen)
+        bound = _bind(settings.listen)
         self.address: tuple[str, int] = bound.getsockname()[:2]
         try:
             for text in access.check_address(self.address[0]):
@@ -61,8 +61,7 @@ class HttpServer:
         except ConfigError:
             bound.close()
             raise
-        access.add_name(host_and_port(listen)[0])
-        settings = Adjustments(
+        adjustments = Adjustments(
             threads=WORKERS,
             connection_limit=_connection_limit(),
             cleanup_interval=0,  # ``maintenance`` is called before each poll
@@ -77,7 +76,7 @@ class HttpServer:
         self._map: dict[int, Any] = {}
         sockinfo = (bound.family, bound.type, bound.proto, bound.getsockname())
         self._server = _Server(
-            self._control, access, map=self._map, _sock=bound, adj=settings, sockinfo=sockinfo, bind_socket=False
+            self._control, access, map=self._map, _sock=bound, adj=adjustments, sockinfo=sockinfo, bind_socket=False
         )
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)

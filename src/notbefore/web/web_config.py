@@ -30,11 +30,6 @@ class TlsServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
         if (self.client_ca_file is None) != (self.client_auth_type == "NoClientCert"):
             raise ValueError("client_ca_file and client_auth_type: RequireAndVerifyClientCert need each other")
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The certificates and keys that are read."""
-        return tuple(filter(None, (self.cert_file, self.key_file, self.client_ca_file)))
-
     def context(self) -> ssl.SSLContext:
         """The context that a server uses; raises ``ConfigError``, which names the key of the section."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -85,7 +80,8 @@ class WebConfig(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def files(self) -> tuple[str, ...]:
         """The other files that are read: certificates and keys."""
-        return self.tls_server_config.files if self.tls_server_config is not None else ()
+        tls = self.tls_server_config
+        return tuple(filter(None, (tls.cert_file, tls.key_file, tls.client_ca_file))) if tls is not None else ()
 
     def context(self) -> ssl.SSLContext | None:
         """The TLS settings, ``None`` without TLS. Raises ``ConfigError``, also where bcrypt is missing."""

@@ -3,12 +3,10 @@
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
-from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
 
-from notbefore.config.messages import Links
 from notbefore.core.change import WORDS
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.listing import PendingEvent, PendingView
@@ -19,7 +17,6 @@ from notbefore.web.view import CheckResult
 
 MAX_PENDING: Final = 100  # events; /api/v1/events has all of them
 MAX_ENDED: Final = 10
-DOCUMENTS: Final = "https://github.com/notbefore/notbefore/tree/main/docs"
 MANY, SOON = 100, 60.0  # so many deliveries that wait so many seconds are trouble before that
 STUCK: Final = 300.0  # seconds that a delivery may wait before somebody should look; the alert has the same limit
 
@@ -71,25 +68,11 @@ class PageModel(Struct, frozen=True):
     outbox: OutboxView = OutboxView()
     approval_off: str = ""  # why nothing is approved, in words; empty if it is
     watching_since: datetime | None = None
-    to_read: Links = Links()
 
     @property
     def shown(self) -> tuple[PendingEvent, ...]:
         """The most urgent of the pending events."""
         return self.pending[:MAX_PENDING]
-
-    @property
-    def links(self) -> list[tuple[str, str]]:
-        """Where a reader may go on: names and addresses, without those that need an event's type."""
-        vm = self.listed.vm
-        given = (
-            ("Runbook", self.to_read.runbook),
-            ("Dashboard", self.to_read.dashboard),
-            ("Documents", DOCUMENTS),
-        )
-        name = quote(vm.name if vm is not None else "", safe="")
-        found = [(text, address.replace("{vm}", name)) for text, address in given if address]
-        return [(text, address) for text, address in found if "{event_type}" not in address]
 
     @property
     def sinks(self) -> list[str]:
