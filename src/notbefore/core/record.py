@@ -76,7 +76,7 @@ class BaseRecord(Struct, frozen=True, kw_only=True):
     event_name: str = field(name="event.name")
     body: str  # in a sentence
     cloud_provider: str = field(default="azure", name="cloud.provider")
-    cloud_platform: str | None = field(default=None, name="cloud.platform")
+    cloud_platform: str = field(default="azure.vm", name="cloud.platform")
     location: str | None = field(default=None, name="cloud.region")
     zone: str | None = field(default=None, name="cloud.availability_zone")
     subscription_id: str | None = field(default=None, name="cloud.account.id")
@@ -181,7 +181,6 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
             vm,
             event_name=_attribute(change.kind),
             body=(EXERCISE if exercise else "") + _sentence(change, fleet, vm),
-            cloud_platform="azure.vm" if vm else None,
             vm_name=(vm and vm.name) or None,
             tags=_recorded(vm),
             change_id=change.id,
@@ -265,7 +264,6 @@ class Heartbeat(BaseRecord, frozen=True, kw_only=True):
             time=now,
             event_name="notbefore.heartbeat",
             body=f"notbefore watches this VM; {len(listed)} scheduled events are pending",
-            cloud_platform="azure.vm" if vm else None,
             vm_name=(vm and vm.name) or None,
             tags=_recorded(vm),
             pending=len(listed),
