@@ -240,10 +240,7 @@ class Supervisor:
         return code
 
     def _pause(self, why: str = "") -> None:
-        """The first one that ends unexpectedly is replaced at once, later ones after pauses that grow.
-
-        ``why`` it does not start, in words.
-        """
+        """Replace the first one that ends unexpectedly at once, later ones after growing pauses. ``why``: in words."""
         if why:
             replaced = f"the package of this agent ({__version__}) was replaced or removed: " if self.replaced else ""
             self.trouble = f"{replaced}{why}: notifications wait"
