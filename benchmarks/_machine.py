@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -31,10 +31,14 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(("127.0.0.1", 0), handler)
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def answer(self, path: str, delivery_id: str, body: bytes) -> tuple[int, bytes] | None:
+        """The status and the body; ``None``: the connection is cut."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Serve no longer."""
@@ -48,14 +52,23 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # head and body in one segment, as a server sends them that is worth measuring
+    server: _Server
 
-    def reply(self, status: int, body: bytes = b"", **headers: str) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.send_header("Content-Length", str(len(body)))
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        found = self.server.answer(self.path, self.headers.get("X-Notbefore-Delivery-Id", ""), body)
+        if found is None:
+            self.close_connection = True
+            return
+        self.send_response(found[0])
+        self.send_header("Content-Type", "application/json; charset=utf-8")
+        if found[0] == HTTPStatus.TOO_MANY_REQUESTS:
+            self.send_header("Retry-After", "0")
+        self.send_header("Content-Length", str(len(found[1])))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(found[1])
+
+    do_POST = do_GET  # noqa: N815 - the name is the library's
 
     def log_message(self, *_: object) -> None:
         pass
@@ -68,20 +81,14 @@ class Imds(_Server):
         """``document``: what a poll is answered with; ``None``: 500."""
         self.vm, self.document = vm, document
         self.polls = 0
-        super().__init__(_ImdsHandler)
+        super().__init__()
 
-
-class _ImdsHandler(_Handler):
-    server: Imds
-
-    def do_GET(self) -> None:
-        if self.path.startswith("/metadata/scheduledevents"):
-            self.server.polls += 1
-            body = self.server.document()
-        else:
-            body = json.dumps({"compute": {"name": self.server.vm, "vmId": "1", "location": "here"}}).encode()
-        with suppress(ConnectionError):  # the agent was killed while it asked
-            self.reply(500 if body is None else 200, body or b"", Content_Type="application/json; charset=utf-8")
+    def answer(self, path: str, *_: object) -> tuple[int, bytes]:
+        if not path.startswith("/metadata/scheduledevents"):
+            return 200, json.dumps({"compute": {"name": self.vm, "vmId": "1", "location": "here"}}).encode()
+        self.polls += 1
+        found = self.document()
+        return (500, b"") if found is None else (200, found)
 
 
 class Taken(NamedTuple):
@@ -109,20 +116,12 @@ class Receiver(_Server):
     def __init__(self, mood: Callable[[], str] = lambda: "take") -> None:
         self.mood = mood
         self.taken: list[Taken] = []  # in order
-        super().__init__(_ReceiverHandler)
+        super().__init__()
 
-
-class _ReceiverHandler(_Handler):
-    server: Receiver
-
-    def do_POST(self) -> None:
-        body, mood = self.rfile.read(int(self.headers["Content-Length"])), self.server.mood()
+    def answer(self, _path: str, delivery_id: str, body: bytes) -> tuple[int, bytes] | None:
+        mood = self.mood()
         if mood == "hang":
             time.sleep(1.5)
         if "take" in mood:
-            found = self.headers["X-Notbefore-Delivery-Id"]
-            self.server.taken.append(Taken(found, body, time.monotonic(), time.time()))
-        if mood in ANSWERS:
-            self.reply(ANSWERS[mood], b"", **({"Retry_After": "0"} if mood == "throttle" else {}))
-        else:
-            self.close_connection = True
+            self.taken.append(Taken(delivery_id, body, time.monotonic(), time.time()))
+        return (ANSWERS[mood], b"") if mood in ANSWERS else None

@@ -3,7 +3,7 @@
 ``--write`` makes the table in docs/performance.md anew. ``--command`` measures another program:
 ``/opt/exporter --imds={imds} --port={port} --data={state}``. ``{imds}`` is replaced by the address of an IMDS that is
 served here, ``{port}`` by the port at which ``/metrics`` is asked for, ``{state}`` by an empty directory. The program
-is to poll IMDS once a second. The command may begin with variables of the environment, ``VARIABLE=VALUE``.
+is to poll IMDS once a second.
 
 Instructions are counted by cachegrind, so a busy machine does not change them: two runs that differ in the number of
 polls, and the difference of their counts divided by the difference of their polls. Start and stop cancel out. Wakings
@@ -45,6 +45,7 @@ CACHEGRIND: Final = ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cache
 PATIENCE: Final = 300.0  # seconds for a poll or a scrape to come: a start under cachegrind takes up to a minute
 SETTLED: Final = 10  # polls after which the first things are over: identity, the first commit
 MIB: Final = 1024  # KiB
+SERIES: Final = re.compile(rb"(?m)^[^#\n]")
 VM: Final = "cost_0"
 ASKED_BY_PROMETHEUS: Final = {
     "Accept": "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
@@ -72,8 +73,6 @@ class Run:
         state.mkdir(mode=0o700)
         words = shlex.split(command.format(imds=self.imds.url, port=port, state=state))
         environment = {**os.environ, "NOTBEFORE_LOG__LEVEL": "warning", "PYTHONHASHSEED": "0"}
-        while "=" in words[0]:  # as in a shell; cachegrind would count `env` instead
-            name, _, environment[name] = words.pop(0).partition("=")
         with Path(self._directory.name, "output").open("wb") as output:
             self.process = subprocess.Popen([*under, *words], stdout=subprocess.DEVNULL, stderr=output, env=environment)
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
@@ -172,8 +171,8 @@ def watched(command: str, events: int, seconds: float) -> dict[str, float]:
         run.listed = listing(1)
         run.wait(run.imds.polls + 3)
         return found | {
-            "series, idle": series(body),
-            "series, one event listed": series(run.scrape()),
+            "series, idle": len(SERIES.findall(body)),
+            "series, one event listed": len(SERIES.findall(run.scrape())),
             "bytes of a scrape, idle": len(body),
         }
     finally:
@@ -198,10 +197,6 @@ def memory(pid: int, when: str) -> dict[str, float]:
         f"resident, {when} (MiB)": found["Rss"],
         f"private, {when} (MiB)": found["Private_Clean"] + found["Private_Dirty"],
     }
-
-
-def series(body: bytes) -> int:
-    return sum(1 for line in body.splitlines() if line and not line.startswith(b"#"))
 
 
 def measured(command: str, polls: int, seconds: float) -> dict[str, float]:

@@ -1,13 +1,11 @@
-"""The fleet's figures: ``python benchmarks/fleet.py figures | faults | fleets``; ``--help`` lists the options.
+"""The fleet's figures: ``python benchmarks/fleet.py figures | faults``; ``--help`` lists the options.
 
 ``figures``: changes a second of the reading and of the fold; resident memory, and the bytes of snapshots in a time.
-``faults``: what is lost, repeated or out of order. ``fleets``: random fleets, beside an account of what must be
-notified. Times depend on the load of the machine.
+``faults``: what is lost, repeated or out of order. Times depend on the load of the machine.
 """
 
 import argparse
 import os
-import random
 import sys
 import tempfile
 import time
@@ -24,7 +22,7 @@ from notbefore.fleet.hub_records import Report, read
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Position
 from notbefore.fleet.waves import Grouping
-from support import fleet_faults, random_fleets
+from support import fleet_faults
 from support.agent import eventually
 from support.fleet_instance import RunningFleet, configured, send
 from support.fleet_records import body, report, vm
@@ -133,36 +131,16 @@ def faults(options: argparse.Namespace) -> None:
     sys.exit(failed)
 
 
-def fleets(options: argparse.Namespace) -> None:
-    """Random fleets, beside an account of what must be notified: 0 false, untold and out of order are wanted."""
-    events = notifications = mistakes = 0
-    for seed in range(options.fleets):
-        group_by = random_fleets.GROUPINGS[seed % len(random_fleets.GROUPINGS)]
-        plan = random_fleets.planned(random.Random(seed))
-        made = random_fleets.notified(plan, random.Random(seed), group_by)
-        found = list(random_fleets.wrong(plan, made))
-        events, notifications, mistakes = events + len(plan), notifications + len(made), mistakes + len(found)
-        for text in found:
-            print(f"seed {seed}, {group_by}: {text}")
-    print(f"{options.fleets} fleets, {events} events, {notifications} notifications: {mistakes} are wrong")
-    sys.exit(bool(mistakes))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    found = commands.add_parser("figures", help=figures.__doc__)
-    found.add_argument("--vms", type=int, default=60, help="of each of 100 scale sets")
-    found.add_argument("--seconds", type=float, default=600.0, help="for which snapshots are weighed")
-    found.set_defaults(run=figures)
-    found = commands.add_parser("faults", help=faults.__doc__)
-    found.add_argument("only", nargs="*", help="alone, kills, three, store, container, hub")
-    found.add_argument("--kills", type=int, default=40)
-    found.add_argument("--seconds", type=float, default=60.0, help="for which the hub or the store is away")
-    found.set_defaults(run=faults)
-    found = commands.add_parser("fleets", help=fleets.__doc__)
-    found.add_argument("--fleets", type=int, default=1_000)
-    found.set_defaults(run=fleets)
+    for command, seconds in ((figures, 600.0), (faults, 60.0)):
+        found = commands.add_parser(command.__name__, help=command.__doc__)
+        found.add_argument("only", nargs="*", help="faults: alone, kills, three, store, container, hub")
+        found.add_argument("--vms", type=int, default=60, help="figures: of each of 100 scale sets")
+        found.add_argument("--kills", type=int, default=40, help="faults: how many of each")
+        found.add_argument("--seconds", type=float, default=seconds, help="of weighing snapshots, or of a fault")
+        found.set_defaults(run=command)
     options = parser.parse_args()
     options.run(options)
 

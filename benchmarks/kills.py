@@ -15,9 +15,6 @@ function that inflicts and heals, and a line in ``FAULTS``.
 
 import argparse
 import fcntl
-import http
-import http.client
-import http.server
 import itertools
 import json
 import logging
@@ -34,6 +31,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -160,21 +158,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     random.seed(options.seed)
-    bad = False
-    for mode in options.modes or ["kills"]:
-        if mode == "kills":
-            bad |= kills(options.kills)
-        elif mode == "power-cut":
-            bad |= power_cut(options.rounds)
-        else:
-            bad |= inflict(mode, options.rounds)
-    sys.exit(bad)
+    run = {"kills": partial(kills, options.kills), "power-cut": partial(power_cut, options.rounds)}
+    run |= {mode: partial(inflict, mode, options.rounds) for mode in FAULTS}
+    sys.exit(sum(run[mode]() for mode in options.modes or ["kills"]) > 0)
 
 
 def start(command: list[str], **variables: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "NOTBEFORE_IMDS__INTERVAL": "200ms", "NOTBEFORE_LOG__LEVEL": "error", **variables}
     log = None if os.environ.get("SHOW_LOG") else subprocess.DEVNULL
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, env=environment)
+
+
+def wait_for_agent(port: int) -> None:
+    eventually(lambda: notbefore("health", "--url", f"http://127.0.0.1:{port}").returncode == 0)
 
 
 def child(process: int) -> int:
@@ -203,6 +199,8 @@ def kills(count: int) -> bool:
         killed = kill_often(the.command, count)
         the.receiver.calm = True
         agent = start(the.command)
+        wait_for_agent(the.port)
+        time.sleep(2)
         the.world.stop()
         time.sleep(2)
         drained = drain(the.state)
@@ -283,23 +281,14 @@ class Fault(NamedTuple):
     loses: bool = False  # what only memory knew: it is counted, and no failure
 
 
-def full_disk(place: Place, seconds: float) -> None:
-    fill(place)
-    time.sleep(seconds)
-    (place.disk_of_agent / "filler").unlink()
-
-
-def fill(place: Place) -> None:
+def full_disk(place: Place, seconds: float, *, killed: bool = False) -> None:
+    """``killed``: meanwhile the agent is, and forgets what only its memory knew."""
     with (place.disk_of_agent / "filler").open("wb", buffering=0) as filler, suppress(OSError):
         while True:
             filler.write(bytes(4096))
-
-
-def sick_kills(place: Place, seconds: float) -> None:
-    """The agent is killed while its disk is full: it forgets what only its memory knew."""
-    fill(place)
     time.sleep(seconds / 2)
-    os.kill(eventually(lambda: child(place.manager.pid)), signal.SIGKILL)
+    if killed:
+        os.kill(eventually(lambda: child(place.manager.pid)), signal.SIGKILL)
     time.sleep(seconds / 2)
     (place.disk_of_agent / "filler").unlink()
 
@@ -356,7 +345,7 @@ FAULTS = {
     "full-disk": Fault(full_disk, SMALL_DISK),
     "file-deleted": Fault(file_deleted),
     "file-replaced": Fault(file_replaced),
-    "sick-kills": Fault(sick_kills, SMALL_DISK, loses=True),
+    "sick-kills": Fault(partial(full_disk, killed=True), SMALL_DISK, loses=True),
     "hung-disk": Fault(hung_disk),
     "frozen-disk": Fault(frozen_disk, LOOP_DISK),
 }
@@ -372,7 +361,7 @@ def inflict(mode: str, rounds: int) -> bool:
         disk = HangingDisk(the.state, the.directory)
         inside = ["unshare", "--mount", "sh", "-c", fault.mount + MANAGER, str(the.state)]
         manager = start([*inside, *the.command], **disk.variables)
-        eventually(lambda: ready(the.port))
+        wait_for_agent(the.port)
         the.world.start()
         for _ in range(rounds):
             time.sleep(random.uniform(0.5, 3))
@@ -393,12 +382,6 @@ def inflict(mode: str, rounds: int) -> bool:
     print(f"{mode}: repeated {ids.total() - len(ids)}, of other ids {len(ids) - len(arrived)};", end=" ")
     print(f"delay {ordered[len(ordered) // 2]:.2f} s (median), {ordered[-1]:.2f} s (longest)", *lost[:5], *late[:5])
     return bool(lost or late or out_of_order) and not fault.loses
-
-
-def ready(port: int) -> bool:
-    with suppress(OSError, http.client.HTTPException):
-        return get(port, "/readyz")[0] == http.HTTPStatus.OK
-    return False
 
 
 # ---- a cut of the power

@@ -8,6 +8,7 @@ in tests/integration/test_truth.py.
 
 import argparse
 import json
+import os
 import random
 import signal
 import sqlite3
@@ -81,13 +82,7 @@ class Subject:
         self.pauses: list[tuple[float, float]] = []  # in which the agent did not run, in Unix seconds
         self.done = Counter[str]()
         self.imds = Imds(NAME, self.document)
-        self.file = directory / "state" / "notbefore.db"
-        config = directory / "agent.yml"
-        config.write_text(
-            f"imds: {{endpoint: '{self.imds.url}', interval: 200ms}}\nserver: {{listen: '127.0.0.1:0'}}\n"
-            f"state: {{dir: '{self.file.parent}'}}\nlog: {{level: error}}\n"
-        )
-        self.command = [str(Path(sys.executable).with_name("notbefore")), "run", str(config)]
+        self.file = directory / "notbefore.db"
         self.process = self.start()
 
     def document(self) -> bytes | None:
@@ -105,7 +100,10 @@ class Subject:
 
     def start(self) -> subprocess.Popen[bytes]:
         """An agent."""
-        return subprocess.Popen(self.command, stdout=subprocess.DEVNULL)
+        command = [sys.executable, "-m", "notbefore", "run", "--imds", self.imds.url, "--listen", "127.0.0.1:0"]
+        variables = {"NOTBEFORE_IMDS__INTERVAL": "200ms", "NOTBEFORE_LOG__LEVEL": "error"}
+        command += ["--state-dir", str(self.file.parent)]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | variables)
 
     def end(self, number: int) -> None:
         """End the agent by a signal."""
@@ -189,30 +187,29 @@ def main() -> None:
     chance, begin = random.Random(options.seed), time.time()
     share = -(-options.lives // options.agents)
     print(f"{share * options.agents} lives, {options.agents} agents, seed {options.seed}")
-    done, reports, ended, unknown, timid = Counter[str](), 0, 0, 0, 0
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(options.agents) as pool:
         subjects = []
         for number in range(options.agents):
-            place = Path(directory) / str(number)
-            place.mkdir()
             lives = [
                 planned(one, chance, begin + 3 + one // AT_ONCE * 50 + chance.uniform(0, 20)) for one in range(share)
             ]
-            subjects.append(Subject(place, lives, random.Random(chance.random())))
-        false: list[str] = []
-        for subject, records in zip(subjects, pool.map(Subject.run, subjects), strict=True):
-            by_id = {one.event_id: one for one in subject.lives}
-            longest = max((end - begin for begin, end in subject.pauses), default=0.0)
-            for record in records:
-                found = troubles(record, by_id[record[PREFIX + "id"]], longest)
-                false += [f"{words}: {json.dumps(record)}" for words in found]
-            ends = [one for one in records if PREFIX + "outcome" in one]
-            uncertain = {one[PREFIX + "id"] for one in ends if one[PREFIX + "outcome"] == "unknown"}
-            timid += len(uncertain & {one[PREFIX + "id"] for one in records if one[PREFIX + "change"] == "started"})
-            done, reports, ended = done + subject.done, reports + len(records), ended + len(ends)
-            unknown += len(uncertain)
+            subjects.append(Subject(Path(directory, str(number)), lives, random.Random(chance.random())))
+        histories = list(pool.map(Subject.run, subjects))
+    false, timid, unknown = list[str](), 0, 0
+    for subject, records in zip(subjects, histories, strict=True):
+        by_id = {one.event_id: one for one in subject.lives}
+        longest = max((end - begin for begin, end in subject.pauses), default=0.0)
+        for record in records:
+            found = troubles(record, by_id[record[PREFIX + "id"]], longest)
+            false += [f"{words}: {json.dumps(record)}" for words in found]
+        uncertain = {one[PREFIX + "id"] for one in records if one.get(PREFIX + "outcome") == "unknown"}
+        started = {one[PREFIX + "id"] for one in records if one[PREFIX + "change"] == "started"}
+        timid, unknown = timid + len(uncertain & started), unknown + len(uncertain)
+    whole = [one for records in histories for one in records]
+    ended = sum(PREFIX + "outcome" in one for one in whole)
+    done = sum((subject.done for subject in subjects), Counter[str]())
     print(f"done to them: {dict(done)}; {time.time() - begin:.0f} s")
-    print(f"{reports} reports of {ended} ends: {len(false)} false (bar 0), {unknown} outcomes unknown,", end=" ")
+    print(f"{len(whole)} reports of {ended} ends: {len(false)} false (bar 0), {unknown} outcomes unknown,", end=" ")
     print(f"{timid} of them though the start was reported (bar 0)")
     for one in false[:20]:
         print("FALSE", one)
