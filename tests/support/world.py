@@ -209,8 +209,6 @@ class Account:
         self.world = world
         self.false: list[str] = []
         self.timid: list[str] = []
-        self.reports = 0
-        self.unknown = 0
         self.memories: dict[str, tuple[dict[str, Sight], set[str]]] = {}
         self.move(world.vm)
 
@@ -231,15 +229,11 @@ class Account:
     def judge(self, records: list[dict[str, Any]], name: str | None) -> None:
         """Hold the reports that the last answer led to against what happened."""
         for record in records:
-            self.reports += 1
             trouble = self._trouble(record, name)
             if trouble:
                 self.false.append(f"{self.world.now:.1f}: {trouble}: {record}")
-            if record.get(PREFIX + "outcome") == "unknown":
-                self.unknown += 1
-                known = self._certain(record)
-                if known:
-                    self.timid.append(f"{self.world.now:.1f}: {known}: {record}")
+            if record.get(PREFIX + "outcome") == "unknown" and (known := self._certain(record)):
+                self.timid.append(f"{self.world.now:.1f}: {known}: {record}")
 
     def shown(self, items: list[dict[str, Any]], unread: dict[str, bool]) -> None:
         """The observer has now been shown this; ``unread``: EventIds, and whether the whole event could not be read."""
