@@ -398,7 +398,8 @@ def test_each_poll_is_counted_once_by_its_result(agents: Agents) -> None:
     figures = agents.now.known.poll.figures
     counted = {result: count for result, count in figures.results.items() if count}
     assert counted == {"changed": 1, "unchanged": 1, "refused": 1}
-    assert (figures.delay, figures.duration.count, figures.duration.sum) == (0.5, 3, pytest.approx(2.03))
+    assert (figures.delay, figures.duration.count) == (0.5, 3)
+    assert figures.duration.sum == pytest.approx(2.03)
 
 
 FLAWED = {**MINE, "NotBefore": "soon"}

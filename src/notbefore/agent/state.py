@@ -186,14 +186,9 @@ class AgentState:
         return replace(instant, date=instant.date + timedelta(seconds=now.boot - poll.answered.boot))
 
     def _stored(self, state: StoredState, changes: Sequence[Change]) -> list[StoredChange]:
-        if not changes:
-            return []
         vm, routing = self.vm_of(state), self._settings().routing
-        found = []
-        for change in changes:
-            line = Record.of(change, vm).line()
-            found.append(StoredChange(change, line, deliveries(change, line, routing, vm)))
-        return found
+        records = [(change, Record.of(change, vm).line()) for change in changes]
+        return [StoredChange(change, line, deliveries(change, line, routing, vm)) for change, line in records]
 
 
 def name_of(vm: Vm | None) -> str | None:
