@@ -36,6 +36,8 @@ IMDS_REASONS: tuple[ImdsReason, ...] = get_args(ImdsReason)
 class NotBeforeError(Exception):
     """Base of all errors below; its text is written for the user who reads it."""
 
+    exit_code = 1  # of a command that ends with it: see ``notbefore --help``
+
 
 class Place(NamedTuple):
     """Where a value was given: a file with line and column (from 1 on; 0: not known), a variable, the command line."""
@@ -65,6 +67,7 @@ class ConfigError(NotBeforeError):
     ``mistakes``: all that was found, where it was looked for; the text has all of them.
     """
 
+    exit_code = 2
     mistakes: tuple[Mistake, ...] = ()
 
     @classmethod
@@ -96,9 +99,13 @@ class ImdsError(NotBeforeError):
 class StoreError(NotBeforeError):
     """The state directory cannot be used as it is; the text says what to do."""
 
+    exit_code = 3
+
 
 class ListenError(NotBeforeError):
     """The HTTP server cannot listen at the configured address; the text says why."""
+
+    exit_code = 3
 
 
 class SendError(NotBeforeError):

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from notbefore import __version__
 from notbefore.commands.main import main
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, free_port, notbefore, run
@@ -68,7 +67,6 @@ def test_health_asks_the_address_that_is_configured(
 ) -> None:
     monkeypatch.setenv("NOTBEFORE_SERVER__LISTEN", f"0.0.0.0:{agent.port}")
     assert typed("health") == (0, "ok\n", "")
-    assert json.loads(typed("health", "--json")[1])["status"] == "ok"
     monkeypatch.setenv("NOTBEFORE_SERVER__LISTEN", f"127.0.0.1:{free_port()}")
     code, _, error = typed("health")
     assert (code, "no agent answers" in error, "is `notbefore run` running" in error) == (1, True, True)
@@ -129,17 +127,12 @@ def test_what_is_typed_wrongly_is_answered_with_what_to_do(
     assert (ended, said in error) == (code, True), error
 
 
-def test_some_answers_need_no_agent(typed: Typed) -> None:
-    assert typed("version")[1] == f"notbefore {__version__}\n"
-    assert "user-reboot" in typed("simulate", "--list")[1]
-
-
 @pytest.mark.parametrize(
     ("words", "same"), [("-V", "version"), ("demo --version", "version"), ("help demo", "demo -h")]
 )
 def test_it_is_understood_as_a_person_types_it(words: str, same: str, typed: Typed) -> None:
     found = typed(*words.split())
-    assert found[0] == 0
+    assert (found[0], bool(found[1])) == (0, True)
     assert found == typed(*same.split())
 
 
@@ -151,14 +144,14 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[bytes
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_an_output_that_takes_nothing_is_said_in_one_line(unbuffered: str) -> None:
-    done = shell("simulate --list >/dev/full", PYTHONUNBUFFERED=unbuffered)
+    done = shell("version >/dev/full", PYTHONUNBUFFERED=unbuffered)
     assert done.stderr == b"notbefore: standard output cannot be written: No space left on device\n"
     assert done.returncode == 1
 
 
 def test_a_closed_output_or_a_reader_that_goes_away_is_no_traceback() -> None:
     assert shell("version >&-").stderr == b""
-    assert shell("simulate --list | true").stderr == b""
+    assert shell("version | true").stderr == b""
 
 
 def test_a_terminal_that_lacks_a_letter_is_shown_its_number(agent: RunningAgent) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from notbefore.commands.fleet_events import show_waves
+from notbefore.commands.events import show_waves
 from notbefore.config.load import load
 from notbefore.core.outbox import SendResult
 from notbefore.core.record import json_line

@@ -1,19 +1,25 @@
-"""``notbefore events``: what is listed now, as a running agent knows it."""
+"""``notbefore events``: what is listed now, as a running agent knows it, or what is coming over a fleet."""
 
 import argparse
 import sys
 from typing import Any, Final, TextIO
 
 from notbefore.commands.client import add_agent, agent_client
-from notbefore.commands.fleet_events import WAVES, show_waves
 from notbefore.commands.options import add_json
 from notbefore.commands.tables import due, print_json, table
 from notbefore.core.document import STARTED
 from notbefore.core.duration import span
+from notbefore.core.text import escaped, some_of
 from notbefore.errors import NotBeforeError
 
 # the first three fit into 60 columns: `watch` cuts what is longer, and `approve` needs the id whole
 HEAD: Final = ("EVENT ID", "TYPE", "DUE", "STATUS", "SCOPE", "NOT BEFORE", "EXPECTED", "SOURCE", "RESOURCES")
+
+WAVES_HEAD: Final = (
+    "TYPE", "STATUS", "NOT BEFORE", "DUE", "EVENTS", "VMS", "REPORTED BY", "REGION", "GROUP", "EVENT ID", "NAMES",
+)  # fmt: skip
+MAX_SHOWN: Final = 5  # names of affected VMs in a row
+MAX_NAMES: Final = 20  # of silent VMs in a line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     """Show the listed events; returns the exit code. Raises ``NotBeforeError`` where no agent or no IMDS answers."""
     client = agent_client(options)
     if options.fleet:
-        show_waves(client.ask(WAVES), sys.stdout, as_json=options.json)
+        show_waves(client.ask("/api/v1/fleet/events"), sys.stdout, as_json=options.json)
         return 0
     answer = client.ask("/api/v1/events")
     show_events(answer, sys.stdout, as_json=options.json)
@@ -68,4 +74,43 @@ def _row(event: dict[str, Any]) -> tuple[str, ...]:
         span(event["expected_duration_seconds"]),
         event["event_source"] or "-",
         ", ".join(event["resources"]),
+    )
+
+
+def show_waves(answer: dict[str, Any], out: TextIO, *, as_json: bool = False) -> None:
+    """Print the waves of a fleet."""
+    if as_json:
+        print_json(answer["waves"], out)
+        return
+    out.writelines(f"{escaped(text)}\n" for text in _fleet_remarks(answer))
+    table(WAVES_HEAD, [_wave(wave) for wave in answer["waves"]], out)
+
+
+def _fleet_remarks(answer: dict[str, Any]) -> list[str]:
+    """Who is silent or missing, and that nothing is coming, where that is known."""
+    if answer["trouble"]:
+        doubt = "This may be old, or not all" if answer["waves"] else "It is not known what is coming"
+        said = [f"{doubt}: {answer['trouble']}."]
+    else:
+        said = [] if answer["waves"] else ["Nothing is coming over the fleet."]
+    return said + [
+        f"{len(names)} {'VM is' if len(names) == 1 else 'VMs are'} {what}: {some_of(names, MAX_NAMES)}"
+        for what, names in (("silent", answer["silent"]), ("missing", answer["missing"]))
+        if names
+    ]
+
+
+def _wave(wave: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        wave["event_type"],
+        wave["status"],
+        f"{wave['not_before'][:19]}Z" if wave["not_before"] else "-",  # to the second
+        due(wave["seconds_to_not_before"]),
+        f"{wave['events']} ({wave['over']} over)" if wave["over"] else str(wave["events"]),
+        str(len(wave["vms"])),
+        str(wave["reported_by"]),
+        wave["region"] or "-",
+        wave["scale_set"] or wave["resource_group"] or "-",
+        wave["event_id"],
+        some_of(wave["vms"], MAX_SHOWN),
     )

@@ -4,22 +4,16 @@ import argparse
 import sys
 
 from notbefore.commands.client import add_agent, agent_client
-from notbefore.commands.options import add_json
-from notbefore.commands.tables import print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where the agent is."""
     add_agent(parser)
-    add_json(parser, "the agent's answer as JSON")
     parser.add_argument("--ready", action="store_true", help="also fail while it does not see what IMDS says")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print ``ok`` and return 0; raises ``NotBeforeError``, with the agent's reasons, if it is not healthy."""
-    answer = agent_client(options).ask("/readyz" if options.ready else "/healthz")
-    if options.json:
-        print_json([answer], sys.stdout)
-    else:
-        sys.stdout.write("ok\n")
+    agent_client(options).ask("/readyz" if options.ready else "/healthz")
+    sys.stdout.write("ok\n")
     return 0

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import notbefore
 from notbefore.core.text import escaped, one_of
-from notbefore.errors import ConfigError, ListenError, NotBeforeError, StoreError
+from notbefore.errors import ConfigError, NotBeforeError
 
 # no docstrings: the agent may run with `python -OO`, which has none
 DESCRIPTION: Final = "notbefore: Azure Scheduled Events of this VM as metrics, records and notifications."
@@ -24,7 +24,6 @@ is wrong · 3 it cannot start (address in use, state held by another agent).
 OK: Final = 0
 FAILED: Final = 1
 WRONG: Final = 2
-CANNOT_START: Final = 3
 UNWRITABLE: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a standard output
 
 DOCUMENTS: Final = "documents: https://github.com/notbefore/notbefore/tree/main/docs"
@@ -34,7 +33,7 @@ COMMANDS: Final = {
     "fleet": "read the changes of all VMs from an Event Hub, and notify of each event once",
     "fleet-mute": "notify nobody of some events for a time",
     "fleet-report": "show how Azure treated the fleet, from its history",
-    "check-config": "read a configuration: show what is wrong with it, or all values in use",
+    "check-config": "read a configuration: show what is wrong with it",
     "events": "show what is listed now, as a running agent knows it",
     "history": "show the last changes",
     "health": "ask a running agent whether it is healthy: exit code 0 if it is",
@@ -88,7 +87,7 @@ def _run(words: Sequence[str]) -> int:
     except NotBeforeError as error:
         lines = error.mistakes if isinstance(error, ConfigError) and error.mistakes else (error,)
         sys.stderr.writelines(f"notbefore: {escaped(str(line))}\n" for line in lines)
-        return _exit_code(error)
+        return error.exit_code
     except KeyboardInterrupt:
         return FAILED
 
@@ -139,9 +138,3 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
 def _module(command: str) -> Any:
     return importlib.import_module(f"notbefore.commands.{command.replace('-', '_')}")
-
-
-def _exit_code(error: NotBeforeError) -> int:
-    if isinstance(error, ConfigError):
-        return WRONG
-    return CANNOT_START if isinstance(error, (ListenError, StoreError)) else FAILED

@@ -7,7 +7,6 @@ import sys
 import time
 from typing import Final
 
-from notbefore.commands.tables import table
 from notbefore.config.model import host_and_port
 from notbefore.errors import ConfigError, ListenError
 from notbefore.simulator.scenarios import SCENARIOS
@@ -27,32 +26,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--vm", action="extend", nargs="+", metavar="NAME", help="the VMs of the group; each one's endpoint is /vm/NAME"
     )
     parser.add_argument(
-        "--scenario",
-        action="extend",
-        nargs="+",
-        choices=SCENARIOS,
-        default=[],
-        metavar="NAME",
-        help="play these at the same time; see --list",
+        "--scenario", action="extend", nargs="+", choices=SCENARIOS, default=[], help="play these at the same time"
     )
     parser.add_argument(
         "--speed", type=float, default=1.0, metavar="FACTOR", help="60: an hour in a minute (default 1, real time)"
     )
     parser.add_argument("--cancel", action="store_true", help="the events are canceled halfway to NotBefore")
     parser.add_argument(
-        "--fault", action="append", default=[], metavar="KIND[:VALUE][xTIMES]", help="let an answer fail; see --list"
+        "--fault",
+        action="append",
+        default=[],
+        metavar="KIND[:VALUE][xTIMES]",
+        help=f"let an answer fail; KIND is {', '.join(FAULTS)}, and VALUE a status or seconds",
     )
-    parser.add_argument("--list", action="store_true", help="list scenarios and faults")
 
 
 def run(options: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM. Raises ``ConfigError`` and ``ListenError``."""
-    if options.list:
-        scenarios = [(s.name, s.event_type, f"{s.notice:g} s", s.title) for s in SCENARIOS.values()]
-        table(("SCENARIO", "TYPE", "NOTICE", "WHAT HAPPENS"), scenarios, sys.stdout)
-        sys.stdout.write("\n")
-        table(("FAULT", "WHAT HAPPENS"), [(name, text) for name, (text, _) in FAULTS.items()], sys.stdout)
-        return 0
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: signals.append(number))

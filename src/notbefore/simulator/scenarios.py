@@ -21,7 +21,6 @@ class Scenario(Struct, frozen=True):
     """The course of one event. Durations are seconds of real time."""
 
     name: str
-    title: str
     event_type: str
     event_source: str
     description: str

@@ -11,15 +11,14 @@ import msgspec
 
 from notbefore.simulator.scenarios import SCENARIOS, Play
 
-# the faults: what each does, and the VALUE that it has unless one is given, a status or seconds
-FAULTS: Final = {
-    "status": ("HTTP status VALUE", 500.0),
-    "half": ("half of the body, then the connection is closed", 0.0),
-    "garbage": ("200 with a body that is not JSON", 0.0),
-    "freeze": ("accept the request, and send nothing for VALUE seconds", 30.0),
-    "disconnect": ("the connection is reset without an answer", 0.0),
-    "start-status": ("a start request is answered with HTTP status VALUE, and ignored", 503.0),
-    "start-freeze": ("a start request is accepted, and not answered for VALUE seconds", 30.0),
+FAULTS: Final = {  # with the VALUE that each has unless one is given, a status or seconds
+    "status": 500.0,
+    "half": 0.0,  # of the body, then the connection is closed
+    "garbage": 0.0,  # 200 with a body that is not JSON
+    "freeze": 30.0,  # the request is accepted, and nothing is sent for so long
+    "disconnect": 0.0,  # the connection is reset without an answer
+    "start-status": 503.0,  # of a start request, which is ignored
+    "start-freeze": 30.0,  # a start request is accepted, and not answered for so long
 }
 MAX_VALUE: Final = 86_400.0  # of a fault; a day is longer than any client waits
 SPEEDS: Final = (0.01, 100_000.0)  # within which every year has four digits
@@ -77,7 +76,7 @@ class SimulatorState:
         """
         if kind not in FAULTS:
             raise ValueError(f"no fault {kind!r}; there are {', '.join(FAULTS)}")
-        fault = Fault(kind, FAULTS[kind][1] if value is None else value)
+        fault = Fault(kind, FAULTS[kind] if value is None else value)
         if not 0 <= fault.value <= MAX_VALUE or (fault.status or 500) not in range(300, 600):
             raise ValueError(f"{kind}: VALUE is 0 to {MAX_VALUE:g} seconds, or a status of 300 to 599")
         with self._lock:
