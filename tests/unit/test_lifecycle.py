@@ -487,3 +487,9 @@ def test_gaps_while_another_vms_event_runs_are_not_measured() -> None:
         Story().sees(0).sees(1, item(Resources=[PEER], **STARTED)).sees(2, item(Resources=[PEER], **STARTED), gap=4.0)
     )
     assert story.tracked.events[ID.casefold()].interruption == 0
+
+
+@pytest.mark.parametrize(("before", "after", "scope"), [(ME, None, "peer"), (None, ME, "self")])
+def test_what_goes_while_the_name_is_unknown_keeps_whom_it_affects(before: Any, after: Any, scope: str) -> None:
+    story = Story().sees(0, item(Resources=[PEER if scope == "peer" else ME]), vm=before).sees(1, vm=after)
+    assert (story.last.kind, story.last.scope) == ("canceled", scope)

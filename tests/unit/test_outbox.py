@@ -31,6 +31,15 @@ def box() -> Box:
 # ---- what is given, in which order
 
 
+def test_of_a_key_what_was_said_last_counts() -> None:
+    schedule = Schedule[str]()
+    schedule.put("a", 1.0, (2, False, 0.0, 1))
+    schedule.put("b", 2.0, (1, False, 0.0, 2))
+    assert schedule.pop(5.0) == "b"  # both were ready, and it is more urgent
+    schedule.put("a", 7.0)
+    assert (schedule.first(), schedule.pop(6.0), schedule.pop(7.0), schedule.first()) == (7.0, None, "a", None)
+
+
 def test_the_most_severe_goes_first_then_the_earliest_not_before_then_the_oldest(box: Box) -> None:
     keys = {"a": ("info", 5.0), "b": ("critical", 70.0), "c": ("critical", 20.0), "d": ("critical", 20.0)}
     box.put(*[delivery(key, severity=severity, not_before=time) for key, (severity, time) in keys.items()])
@@ -260,6 +269,16 @@ def test_what_is_repeated_is_held_until_the_event_ends(box: Box) -> None:
     box.take("finished")
     assert box.rows() == []
     assert box.counts == {"accepted": 1, "delivered": 1, "failed": 1}
+
+
+def test_a_repetition_that_another_outbox_sends_is_counted_nowhere(box: Box) -> None:
+    box.put(delivery("f"))
+    box.lease(2, *[accepted(one, repeat=60.0) for one in box.lease(1)])
+    other = Box()
+    other.outbox.restore(box.outbox.rows.image(3, ["f"]), 3)
+    box.outbox.leave(["f"])
+    assert (box.rows(), box.counts) == ([], {"accepted": 1, "delivered": 1})
+    assert (len(other.rows()), other.counts) == (1, {})
 
 
 def test_what_is_repeated_gives_way_to_what_is_newer(box: Box) -> None:
