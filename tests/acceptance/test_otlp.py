@@ -1,8 +1,6 @@
 """The agent with OTLP: its metrics, changes and log at a receiver, whatever that receiver does; and without it."""
 
 import signal
-import time
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 import yaml
 
 from notbefore.simulator.server import Simulator
-from peers.otlp import Receiver, attributes, collected, metrics_of, scraped, series, starts
+from peers.otlp import Receiver, attributes, metrics_of, series
 from support.agent import RunningAgent, eventually, get
 from support.azure import FUTURE, ID, ME, body, item
 from support.peers import Say
@@ -32,52 +30,6 @@ def listed(receiver: Receiver) -> list[set[str]]:
         {value for _, labels in series(request) for name, value in labels if name == "event_id"}
         for request in receiver.metrics
     ]
-
-
-def changes(receiver: Receiver) -> list[str]:
-    return [one.event_name.rpartition(".")[2] for one in receiver.records if one.event_name]
-
-
-def test_what_the_agent_knows_reaches_the_receiver_through_a_collector_and_restarts(
-    imds: Simulator, tmp_path: Path
-) -> None:
-    with collected(tmp_path) as (collector, receiver):
-        state, config = tmp_path / "state", configured(tmp_path, f"http://127.0.0.1:{collector.http}")
-        with RunningAgent(imds.endpoint, state, config) as agent:
-            agent.ready()
-            imds.set_document(body(item(NotBefore=FUTURE), incarnation=2))
-            agent.reported("announced")
-            eventually(lambda: {ID} in listed(receiver))  # long before the interval of a minute
-            passing = ("otlp", "oldest_pending")  # the export itself; what may be delivered by now
-            pushed = series(receiver.metrics[-1])
-            names = {(name, labels) for name, labels in pushed if not any(one in name for one in passing)}
-            shown = {(name, labels) for name, labels in scraped(get(agent.port, "/metrics")[1].decode())}
-            assert names <= shown
-            assert len(names) > 60
-            imds.set_document(body(item(EventStatus="Started", NotBefore=""), incarnation=3))
-            agent.reported("announced", "started")
-            imds.set_document(body(incarnation=4))
-            *_, last = agent.reported("announced", "started", "finished")
-            eventually(lambda: listed(receiver)[-1] == set())
-            eventually(lambda: changes(receiver) == ["announced", "started", "finished"])
-            first = receiver.metrics[-1]
-            begun = time.time() * NANO
-        with RunningAgent(imds.endpoint, state, config) as agent:
-            agent.ready()
-            eventually(lambda: max(starts(receiver.metrics[-1])["notbefore_polls"]) > begun)
-            second = receiver.metrics[-1]
-        assert starts(second)["azure_scheduled_event_changes"] == starts(first)["azure_scheduled_event_changes"]
-        labels = {"change": "finished", "event_type": "Freeze"}
-        assert series(second)["azure_scheduled_event_changes_total", frozenset(labels.items())] == 1
-        records = [one for one in receiver.records if one.event_name]
-        moment = round(datetime.fromisoformat(last["time"]).timestamp() * 1_000) * 1_000_000
-        assert (records[-1].time_unix_nano, records[-1].body.string_value) == (moment, last["body"])
-        assert attributes(records[-1].attributes)["azure.scheduled_event.outcome"] == "finished"
-        resource = attributes(second.resource_metrics[0].resource.attributes)
-        assert (resource["service.name"], resource["host.name"], resource["cloud.platform"]) == (
-            "notbefore", ME, "azure.vm",
-        )  # fmt: skip
-        assert resource["service.instance.id"] == resource["host.id"]  # else the VMs of a fleet would be one series
 
 
 def test_a_receiver_that_hangs_holds_neither_the_beat_nor_the_end(imds: Simulator, tmp_path: Path) -> None:
@@ -137,5 +89,8 @@ def test_the_standard_variables_say_what_the_file_does_not(
             assert request.headers["api-key"] == "k/1"
             imds.set_document(body(item(NotBefore=FUTURE), incarnation=2))
             eventually(lambda: receiver.records)
+            eventually(lambda: {ID} in listed(receiver))  # long before the interval of a minute
     resource = attributes(receiver.metrics[0].resource_metrics[0].resource.attributes)
     assert [resource[name] for name in ("service.name", "service.version", "team")] == ["watcher", "1", "a"]
+    assert (resource["host.name"], resource["cloud.platform"]) == (ME, "azure.vm")
+    assert resource["service.instance.id"] == resource["host.id"]  # else the VMs of a fleet would be one series

@@ -247,17 +247,6 @@ def test_those_who_ask_and_do_not_read_keep_nobody_waiting(server: HttpServer, v
     assert longest < 1
 
 
-def test_who_reads_gets_the_whole_of_a_long_answer_however_slowly(server: HttpServer, view: Shown) -> None:
-    view.body = os.urandom(4_000_000)
-    with socket.create_connection(server.address, timeout=20) as client:
-        client.sendall(REQUEST % (b"metrics", b"Connection: close\r\n"))
-        said = b""
-        while piece := client.recv(40_000):
-            said += piece
-            time.sleep(0.001)
-    assert said.endswith(view.body)
-
-
 def test_a_connection_is_kept_between_two_scrapes(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "REQUEST_PATIENCE", 0.1)
     connection = http.client.HTTPConnection(*server.address, timeout=20)

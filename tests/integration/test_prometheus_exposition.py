@@ -61,16 +61,6 @@ def test_openmetrics_is_served_to_those_who_ask_and_parses(exposition: MetricsTe
     assert "process_resident_memory_bytes" in families
 
 
-def test_it_is_computed_at_each_scrape() -> None:
-    times = iter([10.0, 20.0])
-    tracked = diff(Tracked(), document(item(NotBefore="2026-03-01T12:01:00Z")), now(0)).tracked
-    exposition = MetricsText(lambda: parts(Snapshot(tracked, Totals(), Figures(), at(next(times)))))
-    for expected in (50.0, 40.0):
-        body = exposition.render("")[0].decode()
-        assert "azure_scheduled_event_seconds_to_not_before{event_id=" in body
-        assert f"}} {expected}\n" in body
-
-
 @pytest.mark.parametrize(
     ("accept", "openmetrics"),
     [

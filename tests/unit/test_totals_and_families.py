@@ -68,16 +68,10 @@ def test_the_countdown_is_absent_once_the_event_is_started(agent: Agent) -> None
     assert agent.value("azure_scheduled_event_started_timestamp_seconds", 901, ID) == at(900).timestamp()
 
 
-def test_an_unknown_duration_has_no_sample(agent: Agent) -> None:
-    agent.sees(1, item("known"), item("unknown", DurationInSeconds=-1))
-    expected = agent.families(1)["azure_scheduled_event_expected_interruption_seconds"].samples
-    assert expected == {("known",): 5.0}
-
-
-def test_the_next_not_before_is_the_earliest_of_its_scope(agent: Agent) -> None:
+def test_the_next_not_before_is_the_earliest_of_its_scope_and_an_unknown_duration_has_no_sample(agent: Agent) -> None:
     agent.sees(
         1,
-        item("late"),
+        item("late", DurationInSeconds=-1),
         item("soon", NotBefore="Sun, 01 Mar 2026 12:05:00 GMT"),
         item("theirs", NotBefore="Sun, 01 Mar 2026 12:01:00 GMT", Resources=[PEER]),
         item("none", NotBefore=None),
@@ -85,6 +79,9 @@ def test_the_next_not_before_is_the_earliest_of_its_scope(agent: Agent) -> None:
     )
     upcoming = agent.families(1)["azure_scheduled_events_next_not_before_timestamp_seconds"].samples
     assert upcoming == {("self",): at(300).timestamp(), ("peer",): at(60).timestamp()}
+    expected = agent.families(1)["azure_scheduled_event_expected_interruption_seconds"].samples
+    assert ("late",) not in expected
+    assert expected["soon",] == 5.0
 
 
 def test_the_info_carries_what_the_event_is_with_a_short_description(agent: Agent) -> None:
