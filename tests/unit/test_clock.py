@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.core.clock import Gap, Instant, believable, elapsed, silence
+from notbefore.core.clock import Gap, Instant, believable, credible, elapsed, silence
 from support.azure import at
 
 BEGIN = Instant(at(0), "boot", 100.0, at(0))
@@ -70,6 +70,11 @@ def test_a_clock_since_the_boot_that_goes_back_is_of_another_boot() -> None:
 )
 def test_a_gap_is_believed_as_far_as_imds_saw_time_pass(gap: Gap, later: Instant, believed: float | None) -> None:
     assert believable(gap, BEGIN, later) == believed
+
+
+def test_a_date_that_is_not_given_is_not_wrong() -> None:
+    assert credible(end(60, 60, None), BEGIN)
+    assert not credible(end(60, 60, 100_000), BEGIN)
 
 
 seconds = st.floats(-100_000, 100_000)
