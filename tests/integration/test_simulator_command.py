@@ -97,6 +97,7 @@ def test_it_ends_well_on_a_signal(start: Start, number: signal.Signals) -> None:
         ("--scenario", "earthquake"),
         ("--listen", "127.0.0.1:0", "--fault", "freeze:-1"),
         ("--listen", "127.0.0.1:0", "--fault", "status:7"),
+        ("--listen", "127.0.0.1:0", "--fault", "earthquake"),
     ],
 )
 def test_a_mistake_in_the_words_ends_with_code_2_and_says_what_was_expected(

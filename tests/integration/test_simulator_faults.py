@@ -40,24 +40,16 @@ def test_a_status_is_answered_once_and_then_the_document(simulator: Simulator, s
     assert is_good(get(simulator))
 
 
-def test_half_an_answer_announces_more_than_it_sends(simulator: Simulator) -> None:
-    simulator.fault("half")
-    with pytest.raises(http.client.IncompleteRead):
-        get(simulator)
-    assert is_good(get(simulator))
-
-
-def test_a_frozen_socket_says_nothing(simulator: Simulator) -> None:
-    simulator.fault("freeze")
-    with pytest.raises(TimeoutError):
-        get(simulator, timeout=0.3)
-    assert is_good(get(simulator))
-
-
-def test_a_disconnect_resets_the_connection(simulator: Simulator) -> None:
-    simulator.fault("disconnect")
-    with pytest.raises(ConnectionResetError):
-        get(simulator)
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("half", http.client.IncompleteRead), ("freeze", TimeoutError), ("disconnect", ConnectionResetError)],
+)
+def test_an_answer_that_is_none_is_followed_by_a_good_one(
+    simulator: Simulator, kind: str, expected: type[Exception]
+) -> None:
+    simulator.fault(kind)
+    with pytest.raises(expected):
+        get(simulator, timeout=0.3 if kind == "freeze" else PATIENCE)
     assert is_good(get(simulator))
 
 

@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 
-from notbefore.commands.main import WRONG
+from notbefore.commands.main import OK, WRONG
 from notbefore.commands.options import add_configuration, add_json, overrides
 from notbefore.commands.tables import print_json
 from notbefore.config.load import examine
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     """Print what was asked for; returns the exit code. Raises ``ConfigError`` for what is wrong."""
     set_up("text", "critical")  # a library's log line about an address may hold a secret
     try:
-        return _run(options)
+        config, notes = _examined(options)
     except ConfigError as error:
         if not options.json:
             raise
@@ -39,21 +39,16 @@ def run(options: argparse.Namespace) -> int:
         mistakes = [dict(zip(keys, (*one.place, one.key, one.text), strict=True)) for one in error.mistakes]
         print_json([{"ok": False, "error": str(error), "mistakes": mistakes}], sys.stdout)
         return WRONG
-
-
-def _run(options: argparse.Namespace) -> int:
-    config, notes = _examined(options)
     found = warnings(config, options.config)
-    if not options.json:
-        sys.stderr.writelines(f"notbefore: warning: {escaped(text)}\n" for text in found)
-        sys.stderr.writelines(f"notbefore: note: {escaped(text)}\n" for text in notes)
-    strict = options.strict and bool(found)
+    code = WRONG if options.strict and found else OK
     if options.json:
-        print_json([{"ok": not strict, "error": None, "warnings": found, "notes": notes}], sys.stdout)
-    else:
-        name = options.config or "The configuration (no file: defaults, environment and command line)"
-        sys.stdout.write(f"{name} is valid{f', with {len(found)} warning(s): see above' if found else ''}.\n")
-    return WRONG if strict else 0
+        print_json([{"ok": code == OK, "error": None, "warnings": found, "notes": notes}], sys.stdout)
+        return code
+    sys.stderr.writelines(f"notbefore: warning: {escaped(text)}\n" for text in found)
+    sys.stderr.writelines(f"notbefore: note: {escaped(text)}\n" for text in notes)
+    name = options.config or "The configuration (no file: defaults, environment and command line)"
+    sys.stdout.write(f"{name} is valid{f', with {len(found)} warning(s): see above' if found else ''}.\n")
+    return code
 
 
 def _examined(options: argparse.Namespace) -> tuple[Config, list[str]]:

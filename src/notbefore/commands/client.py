@@ -15,7 +15,7 @@ from requests.auth import HTTPBasicAuth
 from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema, SSLError
 
 from notbefore.config.load import load
-from notbefore.config.model import Server, host_and_port
+from notbefore.config.model import host_and_port
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.web.access import load_web_config
 
@@ -124,14 +124,10 @@ def agent_client(options: argparse.Namespace) -> AgentClient:
     given = {name: getattr(options, name) for name in names}
     if options.url is not None:
         return AgentClient(options.url, **given)
-    return local_agent(load(options.config, os.environ, {}, sending=False).server, **given)
-
-
-def local_agent(server: Server, **given: str | None) -> AgentClient:
-    """Return the client for the agent that serves as ``server`` says; ``given``: the other fields of the client."""
+    server = load(options.config, os.environ, {}, sending=False).server
     tls = load_web_config(Path(server.web_config_file)).tls_server_config if server.web_config_file else None
     host, port = host_and_port(server.listen)
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     host = f"[{host}]" if ":" in host else host
-    own = tls.cert_file if tls is not None and given.get("ca_file") is None else None
+    own = tls.cert_file if tls is not None and options.ca_file is None else None
     return AgentClient(f"{'http' if tls is None else 'https'}://{host}:{port}", own_cert_file=own, **given)
