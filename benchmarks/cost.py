@@ -22,11 +22,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -77,46 +76,27 @@ class Run:
             self.process = subprocess.Popen([*under, *words], stdout=subprocess.DEVNULL, stderr=output, env=environment)
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
 
-    def wait(self, polls: int) -> None:
-        """Until IMDS was asked so often."""
-        deadline = time.monotonic() + PATIENCE + polls
-        while self.imds.polls < polls:
+    def wait(self, polls: int, *, scraping: bool = False) -> None:
+        """Until IMDS was asked so often; ``scraping``: with a scrape for each poll, as Prometheus asks.
+
+        The first scrape imports a library, which takes seconds under cachegrind: those behind it are made up for.
+        """
+        deadline, scraped = time.monotonic() + PATIENCE + polls, 0
+        while self.imds.polls < polls or (scraping and scraped < self.imds.polls):
             if time.monotonic() > deadline:
                 raise SystemExit(f"{self.imds.polls} polls came, {polls} were waited for")
-            time.sleep(0.05)
+            if scraping and scraped < self.imds.polls:
+                with suppress(OSError, http.client.HTTPException):  # it does not listen yet
+                    self.scrape(**ASKED_BY_PROMETHEUS)
+                    scraped += 1
+                    continue
+                self._connection.close()
+            time.sleep(0.02)
 
     def scrape(self, **headers: str) -> bytes:
         """Ask for /metrics once; the connection is kept."""
         self._connection.request("GET", "/metrics", headers=headers)
         return self._connection.getresponse().read()
-
-    @contextmanager
-    def scraped_after_each_poll(self) -> Iterator[None]:
-        """One scrape after each poll, as Prometheus asks, over one connection that is kept; at the end, none is left.
-
-        The first scrape imports a library, which takes seconds under cachegrind: those behind it are made up for.
-        """
-        stop = threading.Event()
-
-        def ask() -> None:
-            scraped = 0
-            while self.process.poll() is None and not (stop.is_set() and scraped >= self.imds.polls):
-                if self.imds.polls <= scraped:
-                    time.sleep(0.02)
-                    continue
-                try:
-                    self.scrape(**ASKED_BY_PROMETHEUS)
-                    scraped += 1
-                except (OSError, http.client.HTTPException):  # it does not listen yet, or no longer
-                    self._connection.close()
-
-        thread = threading.Thread(target=ask)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
 
     def end(self) -> str:
         """Stop it as systemd does; returns what it wrote to standard error."""
@@ -135,8 +115,7 @@ def counted(command: str, events: int, polls: int, *, scraped: bool) -> tuple[in
     """Instructions of a whole run, and its polls."""
     run = Run(command, events, CACHEGRIND)
     try:
-        with run.scraped_after_each_poll() if scraped else nullcontext():
-            run.wait(polls)
+        run.wait(polls, scraping=scraped)
     finally:
         output = run.end()
     found = re.search(r"I\s+refs:\s+([\d,]+)", output)

@@ -97,7 +97,8 @@ class World(threading.Thread):
         listed: dict[str, dict[str, Any]] = {}
         for incarnation in itertools.count(2):
             steps = []
-            over = self._over.wait(random.uniform(*self._pace))
+            if over := self._over.wait(random.uniform(*self._pace)):
+                time.sleep(self._pace[1])  # the last list is seen as long as the others
             for event in [*listed] if over else random.sample([*listed], min(2, len(listed))):
                 if not over and listed[event]["EventStatus"] == "Scheduled" and random.random() < 0.8:
                     listed[event] |= STARTED
@@ -116,8 +117,7 @@ class World(threading.Thread):
                 return
 
     def stop(self) -> None:
-        """Let the last list be seen as long as the others, and end everything."""
-        time.sleep(self._pace[1])
+        """End everything."""
         self._over.set()
         self.join()
 
