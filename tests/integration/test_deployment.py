@@ -88,25 +88,26 @@ def test_the_unit_is_exposed_as_little_as_is_said(unit: Path) -> None:
     assert float(exposure[1]) <= 1.5
 
 
-@units
-def test_systemd_has_nothing_to_say_of_the_unit(unit: Path, tmp_path: Path) -> None:
-    here = tmp_path / unit.name
-    here.write_text(unit.read_text(encoding="utf-8").replace("/opt/notbefore/bin/", f"{BIN}/"), encoding="utf-8")
+def verify(unit: Path, place: Path) -> None:
+    """Have systemd look at a unit and what is beside it in ``place``: it has nothing to say."""
     needs("systemd-analyze")
+    here = place / unit.name
+    here.write_text(unit.read_text(encoding="utf-8").replace("/opt/notbefore/bin/", f"{BIN}/"), encoding="utf-8")
     done = run("systemd-analyze", "verify", "--man=no", here)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@units
+def test_systemd_has_nothing_to_say_of_the_unit(unit: Path, tmp_path: Path) -> None:
+    verify(unit, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["access.md", "azure-monitor.md"])
 def test_the_unit_takes_the_drop_in_of_a_document(name: str, tmp_path: Path) -> None:
     (text,) = re.findall(r"```ini\n(.*?)```", (ROOT / "docs" / name).read_text(encoding="utf-8"), re.DOTALL)
-    unit = UNIT.read_text(encoding="utf-8").replace("/opt/notbefore/bin/", f"{BIN}/")
-    (tmp_path / UNIT.name).write_text(unit, encoding="utf-8")
     (tmp_path / f"{UNIT.name}.d").mkdir()
     (tmp_path / f"{UNIT.name}.d" / "override.conf").write_text(textwrap.dedent(text), encoding="utf-8")
-    needs("systemd-analyze")
-    done = run("systemd-analyze", "verify", "--man=no", tmp_path / UNIT.name)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    verify(UNIT, tmp_path)
 
 
 def settings_of(path: Path) -> dict[str, str]:
@@ -228,15 +229,8 @@ def test_the_probes_ask_the_agent_of_the_chart_and_prometheus_gets_in(access: st
                 name = endpoint["tlsConfig"]["serverName"]
                 url = f"{endpoint['scheme']}://{name}:{port}{endpoint['path']}"
                 needs("curl")
-                curl = (
-                    "curl",
-                    "--silent",
-                    "--cacert",
-                    tmp_path / "ca.crt",
-                    "--resolve",
-                    f"{name}:{port}:127.0.0.1",
-                    url,
-                )
+                host = f"{name}:{port}:127.0.0.1"
+                curl = ("curl", "--silent", "--cacert", tmp_path / "ca.crt", "--resolve", host, url)
                 assert "notbefore_build_info" in run(*curl, "--user", "prometheus:hunter2").stdout
                 assert "notbefore_build_info" not in run(*curl).stdout
         finally:

@@ -160,16 +160,10 @@ def test_no_import_goes_in_a_circle() -> None:
     ("module", "source", "fault"),
     [
         ("core.x", "import socket", "the core imports socket"),
-        ("core.x", "def f():\n    import time", "the core imports time"),
         ("core.x", "from notbefore.metrics.totals import Totals", "core imports metrics"),
-        ("core.x", "import yaml as y", "the core imports yaml"),
         ("imds.x", "from notbefore.store import state", "imds imports store"),
-        ("store.x", "import notbefore.agent.agent", "store imports agent"),
-        ("web.x", "from notbefore import courier", "web imports courier"),
         ("config.x", "def f():\n    from notbefore.web.access import Access", "config imports web"),
-        ("agent.x", "from notbefore.commands.main import main", "agent imports commands"),
         ("fleet.x", "from notbefore.agent.view import AgentView", "fleet imports agent"),
-        ("process.x", "from notbefore.agent.state import AgentState", "process imports agent"),
         ("agent.x", "from notbefore.otlp.signals import metrics_data", "notbefore.otlp.signals at the top"),
         ("agent.x", "import apprise.plugins", "apprise.plugins at the top"),
         ("agent.x", "try:\n    import asyncio\nexcept ImportError: pass", "asyncio at the top"),
@@ -179,17 +173,9 @@ def test_the_check_finds_what_it_is_for(module: str, source: str, fault: str) ->
     assert fault in faults(module, source)
 
 
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        ("core.x", "import hashlib\nfrom notbefore.core.change import Change"),
-        ("imds.x", "import socket\nfrom notbefore.core.record import Vm"),
-        ("agent.x", "def f():\n    import yaml"),
-        ("commands.x", "from notbefore.agent.agent import Agent"),
-    ],
-)
-def test_the_check_lets_pass_what_is_right(module: str, source: str) -> None:
-    assert faults(module, source) == []
+def test_the_check_lets_pass_what_is_right() -> None:
+    assert faults("core.x", "import hashlib\nfrom notbefore.core.change import Change") == []
+    assert faults("agent.x", "import socket\ndef f():\n    import yaml\n    from notbefore.core.record import Vm") == []
 
 
 def test_an_agent_loads_no_command_but_its_own() -> None:
