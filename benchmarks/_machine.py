@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,11 +20,10 @@ def describe() -> str:
 
 def resident(pid: int | str = "self", what: str = "VmRSS") -> float:
     """MiB that a process holds in memory (``VmHWM``: the most that it ever did); 0 once it has ended."""
-    try:
+    with suppress(OSError):
         lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return 0.0
-    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith(what)), 0.0)
+        return sum(int(line.split()[1]) / 1024 for line in lines if line.startswith(what))
+    return 0.0
 
 
 class _Server(ThreadingHTTPServer):

@@ -255,7 +255,6 @@ def drain(state: Path) -> bool:
 
 
 def told(*command: object) -> list[dict[str, Any]]:
-    """What a command prints, as an operator would use it."""
     return [json.loads(line) for line in notbefore(*command, "--json").stdout.splitlines()]
 
 

@@ -81,14 +81,11 @@ def installed(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     shutil.rmtree(place)
 
 
-def test_the_service_is_installed_without_a_network(installed: Path) -> None:
-    unit = (installed / "etc" / "systemd" / "system" / "notbefore.service").read_text(encoding="utf-8")
-    assert f'ExecStart="{installed}/opt/notbefore/bin/notbefore" run' in unit
-    assert (installed / "etc" / "notbefore" / "notbefore.yml").exists()
-
-
 def test_what_was_installed_needs_nothing_of_the_clone(installed: Path, tmp_path: Path) -> None:
-    prefix = installed / "opt" / "notbefore"
+    prefix, etc = installed / "opt" / "notbefore", installed / "etc"
+    unit = (etc / "systemd" / "system" / "notbefore.service").read_text(encoding="utf-8")
+    assert f'ExecStart="{prefix}/bin/notbefore" run' in unit
+    assert (etc / "notbefore" / "notbefore.yml").exists()
     demo = without_a_network(prefix / "bin" / "notbefore", "demo", cwd=tmp_path)
     assert (demo.returncode, "finished   Freeze of this VM finished" in demo.stdout) == (0, True), demo.stderr
     assert str(ROOT) not in demo.stdout
