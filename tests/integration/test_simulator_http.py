@@ -139,7 +139,7 @@ def test_it_can_listen_on_ipv6() -> None:
         assert client.get()["Events"] == []
 
 
-def test_it_ends_with_every_connection_and_thread() -> None:
+def test_a_kept_connection_is_answered_no_more_when_it_closes_and_no_thread_stays() -> None:
     before = set(threading.enumerate())
     with Simulator() as simulator:
         client = Client(simulator)

@@ -11,7 +11,6 @@ import struct
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Self
@@ -52,13 +51,13 @@ class Simulator(SimulatorState):
         return f"{self.endpoint}/vm/{quote(vm, safe='')}"
 
     def close(self) -> None:
-        """Stop serving: the port is free, every connection is closed, no client is held."""
+        """Stop serving: the port is free, no client is held, and none is answered on a connection that it keeps."""
+        self._server.closed = True
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
         self.clear()
         self._server.server_close()
-        self._server.cut()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -97,6 +96,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request, whatever its method is."""
+        if self.server.closed:
+            self.close_connection = True
+            return
         try:
             self._answer()
         except _RefusedError as refusal:
@@ -197,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
-    """The standard library's threading server, with a list of the open connections so that they can be closed."""
+    """The standard library's threading server."""
 
     daemon_threads = True
     block_on_close = False
@@ -207,29 +209,13 @@ class _Server(ThreadingHTTPServer):
         if ":" in listen[0]:
             self.address_family = socket.AF_INET6
         self.state = state
-        self._open: set[socket.socket] = set()
+        self.closed = False
         super().__init__(listen, _Handler)
 
     def server_bind(self) -> None:
         """Bind without the DNS query of HTTPServer for this machine's name, which can take many seconds."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Remember the connection, and let a thread serve it."""
-        self._open.add(request)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        """Close the connection, and forget it."""
-        super().shutdown_request(request)
-        self._open.discard(request)
-
-    def cut(self) -> None:
-        """End every connection: its thread notices."""
-        for connection in list(self._open):
-            with suppress(OSError):  # the client has closed it already
-                connection.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing for clients that went away: many of the faults cause it."""
