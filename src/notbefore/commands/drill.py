@@ -5,7 +5,6 @@ it opens is closed again, also where the routes would not. What it leaves behind
 """
 
 import argparse
-import os
 import socket
 import sys
 import time
@@ -19,9 +18,8 @@ import msgspec
 
 from notbefore.agent.control_socket import ask_agent
 from notbefore.agent.operations import ExerciseReply, ExerciseRequest
-from notbefore.commands.options import add_json, seconds
+from notbefore.commands.options import add_json, load_state_configuration, seconds
 from notbefore.commands.tables import print_json, table
-from notbefore.config.load import load
 from notbefore.config.model import Config
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
@@ -58,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Send the exercise; returns 0 if every sink was reached. Raises ``NotBeforeError``."""
-    config = load(options.config, os.environ, {"state.dir": options.state_dir}, sending=False)
+    config = load_state_configuration(options)
     patience = seconds("--wait", options.wait)
     routing = _routing(config, options.sink, patience + SPARE)
     exercise = Exercise(routing, _vm(config), options.scenario)

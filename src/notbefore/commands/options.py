@@ -34,8 +34,7 @@ def load_configuration(options: argparse.Namespace) -> Config:
 
 def overrides(options: argparse.Namespace) -> dict[str, str | None]:
     """Return what the command line says instead of the configuration, by the paths of the keys."""
-    found = {"server.listen": options.listen, "imds.endpoint": options.imds, "state.dir": options.state_dir}
-    return found | {"log.level": getattr(options, "log_level", None)}
+    return {"server.listen": options.listen, "imds.endpoint": options.imds, "state.dir": options.state_dir}
 
 
 def add_state(parser: argparse.ArgumentParser) -> None:

@@ -2,21 +2,16 @@
 
 import argparse
 import logging
-from typing import get_args
 
 from notbefore.agent.agent import Agent
 from notbefore.commands.options import add_configuration, load_configuration
-from notbefore.config.model import Log
 from notbefore.config.warnings import warnings
 from notbefore.logs import set_up
-
-LEVELS = get_args(Log.__annotations__["level"])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The configuration, and the second key to approvals."""
     add_configuration(parser)
-    parser.add_argument("--log-level", choices=LEVELS, help="log.level: from which level up the agent logs")
     parser.add_argument(
         "--allow-approval", action="store_true", help="events may be approved; approval.enabled must be true as well"
     )
