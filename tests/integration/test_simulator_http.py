@@ -82,12 +82,6 @@ def test_it_is_as_strict_as_imds(client: Client, path: str, headers: dict[str, s
     assert client.status("GET", path, headers=headers) == status
 
 
-@pytest.mark.parametrize("method", ["PUT", "HEAD"])
-def test_another_method_is_not_allowed_and_the_answer_says_which_are(client: Client, method: str) -> None:
-    response, _ = client.ask(method, EVENTS)
-    assert (response.status, response.headers["Allow"]) == (405, "GET, POST")
-
-
 @pytest.mark.parametrize("vm", ["West%4eO_0", "West NO/ü"])
 def test_each_vm_has_an_endpoint_that_knows_its_name(simulator: Simulator, client: Client, vm: str) -> None:
     path = simulator.endpoint_of(vm).removeprefix(simulator.endpoint) + INSTANCE

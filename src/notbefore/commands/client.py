@@ -60,7 +60,9 @@ class AgentClient(Struct, frozen=True):
         session.trust_env = False  # an agent is asked without a proxy
         session.verify = self.ca_file or True
         if self.own_cert_file is not None:
-            session.mount("https://", _Pinned(_fingerprint(Path(self.own_cert_file))))
+            adapter = HTTPAdapter()
+            adapter.init_poolmanager(1, 1, assert_fingerprint=_fingerprint(Path(self.own_cert_file)))
+            session.mount("https://", adapter)
             session.verify = False  # the fingerprint is compared instead: issuer, name and dates do not matter
         if self.cert_file is not None:
             session.cert = (self.cert_file, self.key_file or self.cert_file)
@@ -80,17 +82,6 @@ class AgentClient(Struct, frozen=True):
             reasons = body.get("error") or ": ".join([str(body.get("status", status)), *body.get("reasons", ())])
             raise NotBeforeError(f"{self.url}{path}: {reasons}")
         return body
-
-
-class _Pinned(HTTPAdapter):
-    """HTTPS to the certificate with this fingerprint alone."""
-
-    def __init__(self, fingerprint: str) -> None:
-        self._fingerprint = fingerprint
-        super().__init__()
-
-    def init_poolmanager(self, *args: Any, **options: Any) -> None:
-        super().init_poolmanager(*args, assert_fingerprint=self._fingerprint, **options)
 
 
 def _fingerprint(path: Path) -> str:

@@ -136,12 +136,12 @@ class _Show:
 
 def _measured(record: Record) -> str:
     """Return what was measured of an event that is over, in words; empty where nothing was."""
-    measured = (
-        ("notice", record.notice_seconds),
-        ("started for", record.started_seconds),
-        ("measured interruption", record.interruption_seconds),
-    )
-    parts = [f"{text} {seconds:.1f} s" for text, seconds in measured if seconds is not None]
+    measured = {
+        "notice": record.notice_seconds,
+        "started for": record.started_seconds,
+        "measured interruption": record.interruption_seconds,
+    }
+    parts = [f"{text} {seconds:.1f} s" for text, seconds in measured.items() if seconds is not None]
     return f" ({', '.join(parts)})" if parts and record.outcome is not None else ""
 
 

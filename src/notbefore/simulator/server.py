@@ -17,7 +17,6 @@ from typing import Any, Final, Self
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import msgspec
-from msgspec import Struct
 
 from notbefore.simulator.state import Fault, SimulatorState, instance
 
@@ -67,18 +66,10 @@ class Simulator(SimulatorState):
         self.close()
 
 
-class _StartRequest(Struct):
-    EventId: str
-
-
-class _StartRequests(Struct):
-    StartRequests: list[_StartRequest]
-
-
 class _RefusedError(Exception):
     """The answer is a status and a text instead of what was asked for."""
 
-    def __init__(self, status: int, text: str, **headers: str) -> None:
+    def __init__(self, text: str, status: int = HTTPStatus.BAD_REQUEST, **headers: str) -> None:
         super().__init__(text)
         self.status = status
         self.headers = headers
@@ -95,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: "_Server"
 
     def do_GET(self) -> None:
-        """Answer a request, whatever its method is."""
+        """Answer a request."""
         if self.server.closed:
             self.close_connection = True
             return
@@ -104,8 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
         except _RefusedError as refusal:
             self._reply({"error": str(refusal)}, refusal.status, **refusal.headers)
 
-    # http.server looks for these names
-    do_POST = do_PUT = do_DELETE = do_HEAD = do_PATCH = do_OPTIONS = do_GET  # noqa: N815 - http.server's
+    do_POST = do_GET  # noqa: N815 - the name is http.server's
 
     def _answer(self) -> None:
         body, url, state = self._body(), urlsplit(self.path), self.server.state
@@ -115,16 +105,13 @@ class _Handler(BaseHTTPRequestHandler):
             name, path = unquote(name), f"/{rest}"
         vm = next((known for known in state.vms if known.casefold() == name.casefold()), None)
         if vm is None or path not in VERSIONS:
-            raise _RefusedError(HTTPStatus.NOT_FOUND, "no such VM" if vm is None else "not found")
-        allowed = ("GET", "POST") if path == EVENTS else ("GET",)
-        if self.command not in allowed:
-            raise _RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, "method not allowed", Allow=", ".join(allowed))
+            raise _RefusedError("no such VM" if vm is None else "not found", HTTPStatus.NOT_FOUND)
         if "X-Forwarded-For" in self.headers:
-            raise _RefusedError(HTTPStatus.BAD_REQUEST, "X-Forwarded-For: requests through a proxy are not answered")
+            raise _RefusedError("X-Forwarded-For: requests through a proxy are not answered")
         if self.headers.get("Metadata", "").casefold() != "true":
-            raise _RefusedError(HTTPStatus.BAD_REQUEST, "Required metadata header not specified")
+            raise _RefusedError("Required metadata header not specified")
         if parse_qs(url.query).get("api-version", [""])[-1] not in VERSIONS[path]:
-            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"api-version is one of {', '.join(VERSIONS[path])}")
+            raise _RefusedError(f"api-version is one of {', '.join(VERSIONS[path])}")
         if path == INSTANCE:
             self._reply(instance(vm))
         elif self.command == "POST":
@@ -140,14 +127,14 @@ class _Handler(BaseHTTPRequestHandler):
         sensible = length.isascii() and length.isdigit() and len(length) <= len(str(MAX_BODY))
         if "Transfer-Encoding" in self.headers or not sensible or int(length) > MAX_BODY:
             text = f"Content-Length: expected {MAX_BODY} bytes at most"
-            raise _RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text, Connection="close")
+            raise _RefusedError(text, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, Connection="close")
         return self.rfile.read(int(length))
 
     def _fail(self, fault: Fault) -> None:
         """Answer as the fault says."""
         if fault.status is not None:
             asked = {429: {"Retry-After": "2"}, 302: {"Location": "http://127.0.0.1:9/metadata/scheduledevents"}}
-            raise _RefusedError(fault.status, fault.kind, **asked.get(fault.status, {}))
+            raise _RefusedError(fault.kind, fault.status, **asked.get(fault.status, {}))
         if fault.kind == "garbage":
             self._send(HTTPStatus.OK, b"<html>Service Unavailable</html>")
             return
@@ -167,14 +154,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _approve(self, body: bytes) -> None:
         try:
-            wanted = msgspec.json.decode(body, type=_StartRequests)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"malformed body: {error}") from None
+            wanted = msgspec.json.decode(body, type=dict[str, list[dict[str, str]]])
+            event_ids = [one["EventId"] for one in wanted["StartRequests"]]
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError) as error:
+            raise _RefusedError(f"malformed body: {error}") from None
         fault = self.server.state.take_fault(start_request=True)
         if fault is not None and fault.status is not None:
-            raise _RefusedError(fault.status, fault.kind)
-        if not self.server.state.approve([one.EventId for one in wanted.StartRequests]):
-            raise _RefusedError(HTTPStatus.BAD_REQUEST, "no such event")
+            raise _RefusedError(fault.kind, fault.status)
+        if not self.server.state.approve(event_ids):
+            raise _RefusedError("no such event")
         if fault is not None:
             self.server.state.hold(fault.value)
             self.close_connection = True
@@ -191,8 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
         """Log nothing: there is a request each second."""
