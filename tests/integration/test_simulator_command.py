@@ -96,7 +96,7 @@ def test_it_ends_well_on_a_signal(start: Start, number: signal.Signals) -> None:
         ("--speed", "nan"),
         ("--scenario", "earthquake"),
         ("--listen", "127.0.0.1:0", "--fault", "freeze:-1"),
-        ("--listen", "127.0.0.1:0", "--fault", "status:7"),
+        ("--listen", "127.0.0.1:0", "--fault", "status:0"),
         ("--listen", "127.0.0.1:0", "--fault", "earthquake"),
     ],
 )

@@ -23,6 +23,7 @@ from notbefore.core.sentence import rfc3339
 from notbefore.core.text import some_of
 from notbefore.errors import ConfigError
 
+CUT: Final = "There are older changes, too many for one answer.\n"
 MAX_NAMES: Final = 3  # in a row; `--json` has all of them
 HEAD: Final = (
     *("TIME", "CHANGE", "OUTCOME", "TYPE", "SCOPE", "NOTICE", "SCHEDULED", "STARTED", "INTERRUPTION", "RESOURCES"),
@@ -76,7 +77,8 @@ def start_time(text: str, now: datetime) -> datetime:
 def ask_changes(agent: AgentClient, since: datetime | None, limit: int) -> list[dict[str, Any]]:
     """Return the last changes that a running agent knows, oldest first; raises ``NotBeforeError``."""
     answer = agent.ask(f"/api/v1/history?limit={limit}" + (f"&since={quote(rfc3339(since))}" if since else ""))
-    _say_cut(cut=answer.get("cut", False))
+    if answer.get("cut"):
+        sys.stderr.write(CUT)
     changes: list[dict[str, Any]] = answer["changes"]
     return changes
 
@@ -85,13 +87,9 @@ def read_changes(state_dir: Path, since: datetime | None, limit: int) -> list[di
     """Return the last changes in a state directory, oldest first; raises ``NotBeforeError``."""
     with asking(state_dir, HistoryReply) as ask:
         reply = ask(HistoryRequest(since.timestamp() if since else None, limit))
-    _say_cut(cut=reply.cut)
+    if reply.cut:
+        sys.stderr.write(CUT)
     return [msgspec.json.decode(bytes(record)) for record in reply.records]
-
-
-def _say_cut(*, cut: bool) -> None:
-    if cut:
-        sys.stderr.write("There are older changes, too many for one answer.\n")
 
 
 def show_history(changes: Sequence[dict[str, Any]], out: TextIO, *, as_json: bool) -> None:

@@ -77,7 +77,7 @@ class SimulatorState:
         if kind not in FAULTS:
             raise ValueError(f"no fault {kind!r}; there are {', '.join(FAULTS)}")
         fault = Fault(kind, FAULTS[kind] if value is None else value)
-        if not 0 <= fault.value <= MAX_VALUE or (fault.status or 500) not in range(300, 600):
+        if not 0 <= fault.value <= MAX_VALUE or fault.status not in (None, *range(300, 600)):
             raise ValueError(f"{kind}: VALUE is 0 to {MAX_VALUE:g} seconds, or a status of 300 to 599")
         with self._lock:
             self._faults += [fault] * times
