@@ -1,9 +1,6 @@
-"""What an agent costs the VM that it runs on, as a table: ``python benchmarks/cost.py [--write] [--command COMMAND]``.
+"""What an agent costs the VM that it runs on, as a table: ``python benchmarks/cost.py [--write]``.
 
-``--write`` makes the table in docs/performance.md anew. ``--command`` measures another program:
-``/opt/exporter --imds={imds} --port={port} --data={state}``. ``{imds}`` is replaced by the address of an IMDS that is
-served here, ``{port}`` by the port at which ``/metrics`` is asked for, ``{state}`` by an empty directory. The program
-is to poll IMDS once a second.
+``--write`` makes the table in docs/performance.md anew.
 
 Instructions are counted by cachegrind, so a busy machine does not change them: two runs that differ in the number of
 polls, and the difference of their counts divided by the difference of their polls. Start and stop cancel out. Wakings
@@ -16,9 +13,7 @@ import http.client
 import os
 import platform
 import re
-import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -34,12 +29,12 @@ from _machine import Imds, describe
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from notbefore.simulator.scenarios import http_date
+from support.agent import free_port
 from support.azure import body, item
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs/performance.md"
 BEGIN, END = "<!-- made by benchmarks/cost.py -->\n", "<!-- end -->\n"
-OURS: Final = f"{sys.executable} -m notbefore run --imds {{imds}} --listen 127.0.0.1:{{port}} --state-dir {{state}}"
 CACHEGRIND: Final = ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null")
 PATIENCE: Final = 300.0  # seconds for a poll or a scrape to come: a start under cachegrind takes up to a minute
 SETTLED: Final = 10  # polls after which the first things are over: identity, the first commit
@@ -60,17 +55,15 @@ def listing(events: int) -> bytes:
 
 
 class Run:
-    """One process of a program, its IMDS and its scrapes."""
+    """One agent, its IMDS and its scrapes."""
 
-    def __init__(self, command: str, events: int, under: Sequence[str] = ()) -> None:
+    def __init__(self, events: int, under: Sequence[str] = ()) -> None:
         self.listed = listing(events)
         self.imds = Imds(VM, lambda: self.listed)
         self._directory = tempfile.TemporaryDirectory()
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        state = Path(self._directory.name, "state")
-        state.mkdir(mode=0o700)
-        words = shlex.split(command.format(imds=self.imds.url, port=port, state=state))
+        port = free_port()
+        words = [sys.executable, "-m", "notbefore", "run", "--imds", self.imds.url]
+        words += ["--listen", f"127.0.0.1:{port}", "--state-dir", f"{self._directory.name}/state"]
         environment = {**os.environ, "NOTBEFORE_LOG__LEVEL": "warning", "PYTHONHASHSEED": "0"}
         with Path(self._directory.name, "output").open("wb") as output:
             self.process = subprocess.Popen([*under, *words], stdout=subprocess.DEVNULL, stderr=output, env=environment)
@@ -111,30 +104,30 @@ class Run:
             return Path(place, "output").read_text(errors="replace")
 
 
-def counted(command: str, events: int, polls: int, *, scraped: bool) -> tuple[int, int]:
+def counted(events: int, polls: int, *, scraped: bool) -> tuple[int, int]:
     """Instructions of a whole run, and its polls."""
-    run = Run(command, events, CACHEGRIND)
+    run = Run(events, CACHEGRIND)
     try:
         run.wait(polls, scraping=scraped)
     finally:
         output = run.end()
     found = re.search(r"I\s+refs:\s+([\d,]+)", output)
     if found is None:
-        raise SystemExit(f"{command}: cachegrind did not say what it counted:\n{output}")
+        raise SystemExit(f"cachegrind did not say what it counted:\n{output}")
     return int(found[1].replace(",", "")), run.imds.polls
 
 
-def instructions(command: str, events: int, polls: int, *, scraped: bool) -> float:
+def instructions(events: int, polls: int, *, scraped: bool) -> float:
     """Thousands of instructions of one poll, with a scrape if ``scraped``."""
     with ThreadPoolExecutor() as pool:
         lengths = (SETTLED, SETTLED + polls)
-        short, long = pool.map(lambda length: counted(command, events, length, scraped=scraped), lengths)
+        short, long = pool.map(lambda length: counted(events, length, scraped=scraped), lengths)
     return (long[0] - short[0]) / (long[1] - short[1]) / 1000
 
 
-def watched(command: str, events: int, seconds: float) -> dict[str, float]:
+def watched(events: int, seconds: float) -> dict[str, float]:
     """What a run without cachegrind shows, by the rows of the table."""
-    run = Run(command, events)
+    run = Run(events)
     what = f"{events} events listed" if events else "idle"
     try:
         run.wait(SETTLED)
@@ -178,17 +171,17 @@ def memory(pid: int, when: str) -> dict[str, float]:
     }
 
 
-def measured(command: str, polls: int, seconds: float) -> dict[str, float]:
+def measured(polls: int, seconds: float) -> dict[str, float]:
     """The rows of the table."""
     with ThreadPoolExecutor() as pool:
         counts = {
             f"instructions of {what}, {events or 'no'} events listed (thousands)": pool.submit(
-                instructions, command, events, polls, scraped=scraped
+                instructions, events, polls, scraped=scraped
             )
             for what, scraped in (("a poll", False), ("a poll and a scrape", True))
             for events in (0, 10)
         }
-        idle, ten = (pool.submit(watched, command, events, seconds) for events in (0, 10))
+        idle, ten = (pool.submit(watched, events, seconds) for events in (0, 10))
         return {name: count.result() for name, count in counts.items()} | idle.result() | ten.result()
 
 
@@ -200,7 +193,6 @@ def table(figures: dict[str, float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--command", default=OURS, help="what is measured instead of notbefore")
     parser.add_argument("--polls", type=int, default=60, help="between the two lengths of a run")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long wakings are counted")
     parser.add_argument("--write", action="store_true", help="write the table to docs/performance.md")
@@ -210,7 +202,7 @@ def main() -> None:
         return
     about = f"{describe()}, Linux {platform.release()}, {datetime.now(UTC):%Y-%m-%d}; {options.polls} polls between the"
     about += f" two lengths of a run, {options.seconds:.0f} s of wakings.\n"
-    figures = table(measured(options.command, options.polls, options.seconds))
+    figures = table(measured(options.polls, options.seconds))
     text = f"{figures}\nMeasured on: {about.removeprefix('machine: ')}"
     print(text)
     if options.write:

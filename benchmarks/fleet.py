@@ -141,7 +141,7 @@ def main() -> None:
         found.add_argument("--kills", type=int, default=40, help="faults: how many of each")
         found.add_argument("--seconds", type=float, default=seconds, help="of weighing snapshots, or of a fault")
         found.set_defaults(run=command)
-    options = parser.parse_args()
+    options = parser.parse_args(sys.argv[1:] or ["figures"])
     options.run(options)
 
 

@@ -10,7 +10,6 @@ longest, the agent's threads and open files, its memory before, during and after
 import argparse
 import asyncio
 import base64
-import http.client
 import multiprocessing
 import os
 import resource
@@ -19,12 +18,13 @@ import ssl
 import sys
 import tempfile
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
 
 import bcrypt
+import requests
 import trustme
 from _machine import describe, resident
 
@@ -58,59 +58,44 @@ def main() -> int:
 
 def flood(kind: str, connections: int, seconds: float) -> bool:
     """Attack an agent of its own, and print a line; whether the bars held."""
-    with tempfile.TemporaryDirectory() as place, Simulator() as imds:
-        tls = prepare(Path(place), kind)
+    with tempfile.TemporaryDirectory() as place, Simulator() as imds, requests.Session() as scraper:
+        scraper.headers["Connection"], scraper.trust_env = "close", False
+        prepare(Path(place), kind, scraper)
         with RunningAgent(imds.endpoint, Path(place, "state"), f"{place}/notbefore.yml") as agent:
-            return measured(agent, kind, tls, connections, seconds)
+            return measured(agent, kind, scraper, connections, seconds)
 
 
-def prepare(place: Path, kind: str) -> ssl.SSLContext | None:
-    """Write the configuration; returns what a scraper needs for TLS."""
-    web, tls = "", None
+def prepare(place: Path, kind: str, scraper: requests.Session) -> None:
+    """Write the configuration; the scraper learns whom to trust and what to say."""
+    web = ""
     if kind == "half-handshake":
         authority = trustme.CA()
-        cert = authority.issue_cert("localhost", "127.0.0.1")
-        cert.private_key_and_cert_chain_pem.write_to_path(place / "server.pem")
-        web = "tls_server_config: {cert_file: server.pem, key_file: server.pem}\n"
-        tls = ssl.create_default_context()
-        authority.configure_trust(tls)
+        authority.cert_pem.write_to_path(place / "ca.pem")
+        authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(place / "server.pem")
+        web, scraper.verify = "tls_server_config: {cert_file: server.pem, key_file: server.pem}\n", f"{place}/ca.pem"
     if kind == "wrong-password":
         web = f"basic_auth_users: {{prometheus: {bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(10)).decode()}}}\n"
+        scraper.auth = ("prometheus", PASSWORD)
     (place / "web.yml").write_text(web, encoding="utf-8")
     (place / "notbefore.yml").write_text("server: {web_config_file: web.yml}\n" if web else "", encoding="utf-8")
-    return tls
-
-
-def seconds_of(port: int, path: str, kind: str, tls: ssl.SSLContext | None) -> float:
-    """Seconds to the end of the answer, over a new connection; it has to be the whole one."""
-    begun = time.monotonic()
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    with closing(connection):
-        if tls is not None:
-            address = "127.0.0.1", port
-            connection.sock = tls.wrap_socket(socket.create_connection(address, 60), server_hostname="localhost")
-        headers = {"Authorization": basic(PASSWORD)} if kind == "wrong-password" else {}
-        connection.request("GET", path, headers=headers)
-        response = connection.getresponse()
-        body = response.read()
-    if response.status != 200 or not body:
-        raise OSError(f"GET {path}: {response.status} {body[:200]!r}")
-    return time.monotonic() - begun
 
 
 def basic(password: str) -> str:
     return "Basic " + base64.b64encode(f"prometheus:{password}".encode()).decode()
 
 
-def measured(agent: RunningAgent, kind: str, tls: ssl.SSLContext | None, connections: int, seconds: float) -> bool:
+def measured(agent: RunningAgent, kind: str, scraper: requests.Session, connections: int, seconds: float) -> bool:
     """Scrape it while it is attacked."""
-    pid = agent.process.pid
+    pid, scheme = agent.process.pid, "https" if isinstance(scraper.verify, str) else "http"
 
     def get(path: str) -> float:
-        return seconds_of(agent.port, path, kind, tls)
+        """Seconds to the end of the answer, over a new connection; it has to be the whole one."""
+        begun = time.monotonic()
+        scraper.get(f"{scheme}://localhost:{agent.port}{path}", timeout=60).raise_for_status()
+        return time.monotonic() - begun
 
     def is_ready() -> bool:
-        with suppress(OSError, http.client.HTTPException):
+        with suppress(OSError):
             return get("/readyz") > 0
         return False
 

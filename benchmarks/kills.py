@@ -255,7 +255,9 @@ def drain(state: Path) -> bool:
 
 
 def told(*command: object) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in notbefore(*command, "--json").stdout.splitlines()]
+    done = notbefore(*command, "--json")
+    assert done.returncode == 0, done.stderr  # noqa: S101 - what fails lists nothing, and nothing would be lost
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 # ---- faults of the disk and of the state file
