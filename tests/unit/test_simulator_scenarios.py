@@ -9,7 +9,6 @@ from notbefore.simulator.scenarios import SCENARIOS, Play
 from support.azure import ID, body
 
 BEGUN = 1_800_000_000.0
-MINUTE = 60.0
 
 names = st.sampled_from(sorted(SCENARIOS))
 with_notice = sorted(name for name, scenario in SCENARIOS.items() if scenario.notice)
@@ -42,16 +41,14 @@ def test_a_canceled_event_goes_without_having_started(name: str) -> None:
     assert seen[-1] is None
 
 
-def test_a_canceled_event_that_was_approved_before_happens_nevertheless() -> None:
-    played = play("user-reboot", cancel=True, approved=60.0)
-    assert status(played, 62.0) == "Started"
-    assert status(played, 8 * MINUTE) == "Started"
-
-
-def test_an_approved_event_starts_soon_and_keeps_the_time_that_it_is_started() -> None:
-    played = play("user-reboot", approved=100.0)
-    end = 102.0 + SCENARIOS["user-reboot"].started
-    assert [status(played, s) for s in (101.0, 102.0, end - 0.1, end)] == ["Scheduled", "Started", "Started", None]
+@pytest.mark.parametrize(("cancel", "approved"), [(False, 100.0), (True, 60.0)])
+def test_an_approved_event_starts_soon_also_if_it_was_to_be_canceled_and_is_started_for_its_time(
+    approved: float, *, cancel: bool
+) -> None:
+    played, begins = play("user-reboot", cancel=cancel, approved=approved), approved + 2
+    end = begins + SCENARIOS["user-reboot"].started
+    seen = [status(played, seconds) for seconds in (begins - 1, begins, end - 0.1, end)]
+    assert seen == ["Scheduled", "Started", "Started", None]
 
 
 @given(
