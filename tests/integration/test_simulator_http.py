@@ -11,7 +11,6 @@ import pytest
 
 from notbefore.simulator.server import Simulator
 from support.agent import PATIENCE, eventually
-from support.needs import needs
 
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 INSTANCE = "/metadata/instance?api-version=2021-02-01"
@@ -124,13 +123,6 @@ def test_a_body_without_a_sensible_length_is_refused_and_the_connection_ends(
 ) -> None:
     request = b"POST " + EVENTS.encode() + b" HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n" + headers + b"\r\n\r\n"
     assert raw(simulator, request).split(b" ")[1] == b"413"
-
-
-def test_it_can_listen_on_ipv6() -> None:
-    needs("IPv6")
-    with Simulator(listen=("::1", 0)) as simulator, Client(simulator) as client:
-        assert simulator.endpoint.startswith("http://[::1]:")
-        assert client.get()["Events"] == []
 
 
 def test_a_kept_connection_is_answered_no_more_when_it_closes_and_no_thread_stays() -> None:

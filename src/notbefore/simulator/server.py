@@ -43,7 +43,7 @@ class Simulator(SimulatorState):
     def endpoint(self) -> str:
         """The ``imds.endpoint`` for an agent on the first VM."""
         host, port = self._server.server_address[:2]
-        return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
+        return f"http://{host!s}:{port}"
 
     def endpoint_of(self, vm: str) -> str:
         """Return the ``imds.endpoint`` for an agent on one of the VMs."""
@@ -80,8 +80,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    server_version = "IMDS/simulated"
-    sys_version = ""
     timeout = 300  # seconds without a request, after which the connection is closed
     server: "_Server"
 
@@ -103,9 +101,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path.startswith("/vm/"):
             name, _, rest = path.removeprefix("/vm/").partition("/")
             name, path = unquote(name), f"/{rest}"
-        vm = next((known for known in state.vms if known.casefold() == name.casefold()), None)
-        if vm is None or path not in VERSIONS:
-            raise _RefusedError("no such VM" if vm is None else "not found", HTTPStatus.NOT_FOUND)
+        if name not in state.vms or path not in VERSIONS:
+            raise _RefusedError("not found", HTTPStatus.NOT_FOUND)
         if "X-Forwarded-For" in self.headers:
             raise _RefusedError("X-Forwarded-For: requests through a proxy are not answered")
         if self.headers.get("Metadata", "").casefold() != "true":
@@ -113,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
         if parse_qs(url.query).get("api-version", [""])[-1] not in VERSIONS[path]:
             raise _RefusedError(f"api-version is one of {', '.join(VERSIONS[path])}")
         if path == INSTANCE:
-            self._reply(instance(vm))
+            self._reply(instance(name))
         elif self.command == "POST":
             self._approve(body)
         elif (fault := state.take_fault()) is not None:
@@ -193,8 +190,6 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, listen: tuple[str, int], state: SimulatorState) -> None:
-        if ":" in listen[0]:
-            self.address_family = socket.AF_INET6
         self.state = state
         self.closed = False
         super().__init__(listen, _Handler)

@@ -155,8 +155,6 @@ def instance(vm: str) -> dict[str, Any]:
         "compute": {
             "location": "westeurope",
             "name": vm,
-            "osType": "Linux",
-            "placementGroupId": "",
             "platformFaultDomain": str(int(seed[0], 16) % 3),
             "platformUpdateDomain": str(int(seed[1], 16) % 5),
             "resourceGroupName": group,
