@@ -14,7 +14,6 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,13 +28,12 @@ from _machine import Imds, describe
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from notbefore.simulator.scenarios import http_date
-from support.agent import free_port
+from support.agent import RunningAgent
 from support.azure import body, item
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs/performance.md"
 BEGIN, END = "<!-- made by benchmarks/cost.py -->\n", "<!-- end -->\n"
-CACHEGRIND: Final = ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null")
 PATIENCE: Final = 300.0  # seconds for a poll or a scrape to come: a start under cachegrind takes up to a minute
 SETTLED: Final = 10  # polls after which the first things are over: identity, the first commit
 MIB: Final = 1024  # KiB
@@ -54,20 +52,23 @@ def listing(events: int) -> bytes:
     return body(*(item(one, Resources=[VM, "cost_1"], NotBefore=later) for one in ids), incarnation=events + 1)
 
 
+class Counted(RunningAgent):
+    """Its instructions are counted; it says how many at its end."""
+
+    @staticmethod
+    def before(_state: Path) -> Sequence[str]:
+        return ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null")
+
+
 class Run:
     """One agent, its IMDS and its scrapes."""
 
-    def __init__(self, events: int, under: Sequence[str] = ()) -> None:
-        self.listed = listing(events)
-        self.imds = Imds(VM, lambda: self.listed)
+    def __init__(self, events: int, kind: type[RunningAgent] = RunningAgent) -> None:
+        listed = listing(events)
+        self.imds = Imds(VM, lambda: listed)
         self._directory = tempfile.TemporaryDirectory()
-        port = free_port()
-        words = [sys.executable, "-m", "notbefore", "run", "--imds", self.imds.url]
-        words += ["--listen", f"127.0.0.1:{port}", "--state-dir", f"{self._directory.name}/state"]
-        environment = {**os.environ, "NOTBEFORE_LOG__LEVEL": "warning", "PYTHONHASHSEED": "0"}
-        with Path(self._directory.name, "output").open("wb") as output:
-            self.process = subprocess.Popen([*under, *words], stdout=subprocess.DEVNULL, stderr=output, env=environment)
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+        self.agent = kind(self.imds.url, Path(self._directory.name, "state"), interval="1s")
+        self._connection = http.client.HTTPConnection("127.0.0.1", self.agent.port, timeout=PATIENCE)
 
     def wait(self, polls: int, *, scraping: bool = False) -> None:
         """Until IMDS was asked so often; ``scraping``: with a scrape for each poll, as Prometheus asks.
@@ -94,19 +95,15 @@ class Run:
     def end(self) -> str:
         """Stop it as systemd does; returns what it wrote to standard error."""
         self._connection.close()
-        self.process.terminate()
-        try:
-            self.process.wait(PATIENCE)
-        finally:
-            self.process.kill()
+        self.agent.stop()
         self.imds.close()
-        with self._directory as place:
-            return Path(place, "output").read_text(errors="replace")
+        self._directory.cleanup()
+        return self.agent.log
 
 
 def counted(events: int, polls: int, *, scraped: bool) -> tuple[int, int]:
     """Instructions of a whole run, and its polls."""
-    run = Run(events, CACHEGRIND)
+    run = Run(events, Counted)
     try:
         run.wait(polls, scraping=scraped)
     finally:
@@ -131,22 +128,16 @@ def watched(events: int, seconds: float) -> dict[str, float]:
     what = f"{events} events listed" if events else "idle"
     try:
         run.wait(SETTLED)
-        before, begun = switches(run.process.pid), time.monotonic()
+        before, begun = switches(run.agent.process.pid), time.monotonic()
         time.sleep(seconds)
-        wakings = (switches(run.process.pid) - before) / (time.monotonic() - begun)
+        wakings = (switches(run.agent.process.pid) - before) / (time.monotonic() - begun)
         found = {f"wakings a second, {what}": wakings}
         if events:
             return found
-        found |= memory(run.process.pid, "idle")
+        found |= memory(run.agent.process.pid, "idle")
         body = run.scrape()  # the first
-        found |= memory(run.process.pid, "after a scrape")
-        run.listed = listing(1)
-        run.wait(run.imds.polls + 3)
-        return found | {
-            "series, idle": len(SERIES.findall(body)),
-            "series, one event listed": len(SERIES.findall(run.scrape())),
-            "bytes of a scrape, idle": len(body),
-        }
+        found |= memory(run.agent.process.pid, "after a scrape")
+        return found | {"series, idle": len(SERIES.findall(body)), "bytes of a scrape, idle": len(body)}
     finally:
         run.end()
 
@@ -185,12 +176,6 @@ def measured(polls: int, seconds: float) -> dict[str, float]:
         return {name: count.result() for name, count in counts.items()} | idle.result() | ten.result()
 
 
-def table(figures: dict[str, float]) -> str:
-    """Markdown."""
-    rows = (f"| {row} | {f'{one:,.0f}' if one >= 40 else f'{one:.1f}'} |\n" for row, one in figures.items())
-    return f"| | notbefore |\n|---|---|\n{''.join(rows)}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--polls", type=int, default=60, help="between the two lengths of a run")
@@ -200,10 +185,12 @@ def main() -> None:
     if shutil.which("valgrind") is None:
         print("valgrind is not installed: nothing is measured")
         return
+    os.environ |= {"NOTBEFORE_LOG__LEVEL": "warning", "PYTHONHASHSEED": "0"}
     about = f"{describe()}, Linux {platform.release()}, {datetime.now(UTC):%Y-%m-%d}; {options.polls} polls between the"
     about += f" two lengths of a run, {options.seconds:.0f} s of wakings.\n"
-    figures = table(measured(options.polls, options.seconds))
-    text = f"{figures}\nMeasured on: {about.removeprefix('machine: ')}"
+    figures = measured(options.polls, options.seconds)
+    rows = (f"| {row} | {f'{one:,.0f}' if one >= 40 else f'{one:.1f}'} |\n" for row, one in figures.items())
+    text = f"| | notbefore |\n|---|---|\n{''.join(rows)}\nMeasured on: {about.removeprefix('machine: ')}"
     print(text)
     if options.write:
         before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)

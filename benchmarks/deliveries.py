@@ -5,7 +5,6 @@ resident size before the first delivery and after a thousand; 20,000 deliveries 
 resident size meanwhile.
 """
 
-import compileall
 import itertools
 import json
 import os
@@ -22,7 +21,6 @@ from pathlib import Path
 from _machine import Receiver, describe, resident
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-import notbefore
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import SinkConfig, Webhook
 from notbefore.core.outbox import Bounds
@@ -40,7 +38,6 @@ NUMBERS = itertools.count(1)  # of events
 
 def main() -> None:
     print(describe())
-    compileall.compile_dir(Path(notbefore.__file__).parent, quiet=1)  # as an installation does
     latency()
     size()
     throughput(20_000)

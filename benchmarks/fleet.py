@@ -1,6 +1,6 @@
 """The fleet's figures: ``python benchmarks/fleet.py figures | faults``; ``--help`` lists the options.
 
-``figures``: changes a second of the reading and of the fold; resident memory, and the bytes of snapshots in a time.
+``figures``: changes a second of its CPU time; resident memory, and the bytes of snapshots in a time.
 ``faults``: what is lost, repeated or out of order. Times depend on the load of the machine.
 """
 
@@ -18,14 +18,10 @@ from _machine import describe, resident
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from notbefore.core.record import Heartbeat, Record
-from notbefore.fleet.hub_records import Report, read
-from notbefore.fleet.partition import Partition
-from notbefore.fleet.snapshot import Position
-from notbefore.fleet.waves import Grouping
 from support import fleet_faults
 from support.agent import eventually
 from support.fleet_instance import RunningFleet, configured, send
-from support.fleet_records import body, report, vm
+from support.fleet_records import report, vm
 from support.hub import Hub
 from support.peers import HttpPeer
 
@@ -53,23 +49,6 @@ def reports(events: int, vms: int, *steps: str) -> list[Record]:
     ]
 
 
-def rate(what: str, count: int, seconds: float) -> None:
-    print(f"{what}: {count / seconds:,.0f} changes/s")
-
-
-def pure(bodies: list[bytes]) -> None:
-    """What the core takes in, in the time of this process alone."""
-    begin = time.process_time()
-    found = [one for one in map(read, bodies) if isinstance(one, Report)]
-    rate("reading", len(found), time.process_time() - begin)
-    fold = Partition("0", Grouping())
-    items = [(data, Position(str(number), number, 1e9 + number / 1000)) for number, data in enumerate(bodies)]
-    begin = time.process_time()
-    made = sum(1 for item in items for _ in fold.add(*item))
-    rate("fold", len(items), time.process_time() - begin)
-    print(f"notifications: {made}")
-
-
 def cpu(process: int) -> float:
     """User and system time of a process, in seconds."""
     fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
@@ -80,7 +59,6 @@ def figures(options: argparse.Namespace) -> None:
     """How much it takes in, how much memory it needs, and what it writes of 1,000 open events."""
     records = reports(1000, options.vms, "announced")
     print(f"{len(records):,} changes of 1,000 events; {describe()}")
-    pure([body(one) for one in records])
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         directory = Path(name)
         hub, hook = stack.enter_context(Hub(directory, partitions=32)), stack.enter_context(HttpPeer())
@@ -90,7 +68,7 @@ def figures(options: argparse.Namespace) -> None:
         idle, used = resident(process), cpu(process)
         send(hub, records)
         eventually(lambda: instance.metric_sum(RECORDS) >= len(records), patience=600)
-        rate("an instance, by its CPU time", len(records), cpu(process) - used)
+        print(f"an instance, by its CPU time: {len(records) / (cpu(process) - used):,.0f} changes/s")
         beats = [
             Heartbeat.of(vm(f"set{number}_{one}", scale_set=f"set{number}"), (), "1", datetime.now(UTC), 300.0)
             for number in range(SETS)

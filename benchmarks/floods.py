@@ -94,12 +94,7 @@ def measured(agent: RunningAgent, kind: str, scraper: requests.Session, connecti
         scraper.get(f"{scheme}://localhost:{agent.port}{path}", timeout=60).raise_for_status()
         return time.monotonic() - begun
 
-    def is_ready() -> bool:
-        with suppress(OSError):
-            return get("/readyz") > 0
-        return False
-
-    eventually(is_ready, 20)
+    eventually(lambda: "serving http" in agent.log, 20)
     for path in ("/", "/metrics", "/api/v1/history"):  # what is loaded once belongs to no flood
         get(path)
     before = most = resident(pid)

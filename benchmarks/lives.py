@@ -2,8 +2,7 @@
 
 Plays an IMDS, starts the installed command, disturbs it, and holds each record of the history against what really
 happened. Prints how many reports were false (the bar is 0), and how many outcomes unknown. What a boot does to them is
-in tests/integration/test_truth.py.
-`python benchmarks/lives.py --lives 1000` takes some ten minutes.
+in tests/integration/test_truth.py. `--lives 1000` takes some ten minutes.
 """
 
 import argparse
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -80,7 +78,6 @@ class Subject:
         self.lives, self.chance = lives, chance
         self.away_until = self.spoilt_until = 0.0  # IMDS answers 500; a field of each event cannot be read
         self.pauses: list[tuple[float, float]] = []  # in which the agent did not run, in Unix seconds
-        self.done = Counter[str]()
         self.imds = Imds(NAME, self.document)
         self.file = directory / "notbefore.db"
         self.process = self.start()
@@ -113,7 +110,6 @@ class Subject:
     def disturb(self) -> None:
         """One thing that may happen."""
         what = self.chance.choice(DISTURBANCES)
-        self.done[what] += 1
         begin = time.time()
         if what in ("kill", "stop"):
             self.end(signal.SIGTERM if what == "stop" or self.chance.random() < 0.5 else signal.SIGKILL)
@@ -207,8 +203,6 @@ def main() -> None:
         timid, unknown = timid + len(uncertain & started), unknown + len(uncertain)
     whole = [one for records in histories for one in records]
     ended = sum(PREFIX + "outcome" in one for one in whole)
-    done = sum((subject.done for subject in subjects), Counter[str]())
-    print(f"done to them: {dict(done)}; {time.time() - begin:.0f} s")
     print(f"{len(whole)} reports of {ended} ends: {len(false)} false (bar 0), {unknown} outcomes unknown,", end=" ")
     print(f"{timid} of them though the start was reported (bar 0)")
     for one in false[:20]:

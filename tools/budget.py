@@ -1,9 +1,8 @@
 """What the project weighs: lines, threads, locks, large classes, beside the most that there should be.
 
-``python tools/budget.py`` prints the table; ``--rooms`` adds the lines of each room. It ends with 1 where one is over.
+``python tools/budget.py`` prints the table, and the lines of each room. It ends with 1 where one is over.
 """
 
-import argparse
 import ast
 import io
 import re
@@ -31,13 +30,10 @@ MOST: Final = {
 
 def main() -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(description="what the project weighs, beside the most that there should be")
-    parser.add_argument("--rooms", action="store_true", help="the lines of each room as well")
-    rooms: bool = parser.parse_args().rooms
     found = dict(zip(MOST, measured(), strict=True))
     for name, value in found.items():
         print(f"{'over' if value > MOST[name] else 'ok':4}  {value:6,}  of {MOST[name]:6,}  {name}")
-    for place in sorted(SOURCE.glob("[a-z]*/")) if rooms else ():
+    for place in sorted(SOURCE.glob("[a-z]*/")):
         print(f"      {lines(place.rglob('*.py')):6,}  {place.name}/")
     return int(any(value > MOST[name] for name, value in found.items()))
 
