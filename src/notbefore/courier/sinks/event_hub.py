@@ -104,7 +104,7 @@ def event_data(message: Message, record: Record | Heartbeat) -> EventData:
 
 def client_options(settings: EventHub) -> dict[str, Any]:
     """What every client of the SDK is given for these settings: no retries, and the way to the hub."""
-    return {
+    options: dict[str, Any] = {
         "retry_total": 0,
         "retry_backoff_factor": 0,
         "auth_timeout": settings.timeout.seconds,
@@ -113,6 +113,8 @@ def client_options(settings: EventHub) -> dict[str, Any]:
         "connection_verify": settings.ca_file,
         "custom_endpoint_address": settings.endpoint,
     }
+    # one that is None is not left out: with `connection_verify` each connection would load all authorities, 0.6 MiB
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def make_credential(settings: EventHub) -> Any:
