@@ -111,10 +111,14 @@ class ListenError(NotBeforeError):
 class SendError(NotBeforeError):
     """The receiver did not accept a message.
 
-    ``permanent``: nor will it tomorrow. ``retry_after``: seconds, as it asked.
+    ``permanent``: nor will it tomorrow. ``by_hand``: nor before somebody puts something right, such as a token.
+    ``retry_after``: seconds, as it asked.
     """
 
-    def __init__(self, text: str, *, permanent: bool = False, retry_after: float | None = None) -> None:
+    def __init__(
+        self, text: str, *, permanent: bool = False, by_hand: bool = False, retry_after: float | None = None
+    ) -> None:
         super().__init__(text)
         self.permanent = permanent
+        self.by_hand = by_hand
         self.retry_after = retry_after

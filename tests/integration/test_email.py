@@ -68,7 +68,7 @@ def test_mail_over_tls_with_a_password(tmp_path: Path, authority: trustme.CA, pe
         sent(keys(peer, **login, **ca_file))
         with pytest.raises(SendError, match="535") as raised:
             sent(keys(peer, **login | {"password": Secret("wrong")}, **ca_file))
-        assert not raised.value.permanent  # somebody may put it right
+        assert (raised.value.permanent, raised.value.by_hand) == (False, True)
         with pytest.raises(SendError, match="CERTIFICATE_VERIFY_FAILED"):
             sent(keys(peer, **login))
         assert len(peer.mails) == 1

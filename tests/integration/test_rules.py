@@ -488,6 +488,7 @@ def holding(*views: tuple[int, OutboxView]) -> Callable[[], list[FleetVm]]:
 
 WAITED: Final = (
     "The oldest notification for chat has waited for 6m 15s. It is tried again until it is delivered or has expired."
+    " A token or an address may be wrong: `notbefore outbox list` has the reason."
 )
 CRITICAL_WAITS: Final = "NotbeforeCriticalNotificationWaits"
 UNREADABLE: Final = "NotbeforeEventUnreadable"

@@ -254,8 +254,9 @@ def test_a_status_says_whether_it_is_tried_again(http: HttpReceiver) -> None:
     elsewhere = (("Location", http.peer.url + "/elsewhere"),)
     http.peer.answers.extend(Say(status, elsewhere) for status in (*passing, *final))
     http.peer.answers.append(Say(how="cut"))
-    found = [failure(sink_of(http.config)).permanent for _ in (*passing, *final, "cut")]
-    assert found == [False] * len(passing) + [True] * len(final) + [False]
+    found = [failure(sink_of(http.config)) for _ in (*passing, *final, "cut")]
+    assert [error.permanent for error in found] == [False] * len(passing) + [True] * len(final) + [False]
+    assert [error.by_hand for error in found] == [True] * 3 + [False] * (len(found) - 3)
     assert len(http.got()) == len(found)  # no redirect was followed
 
 

@@ -589,6 +589,14 @@ def test_what_is_not_accepted_in_time_goes_to_the_fallback_as_well(box: Box) -> 
     assert box.lease(1000, accepted(one), chat=9, mail=9, hub=9) == []
 
 
+def test_what_somebody_has_to_put_right_goes_to_the_fallback_at_once_and_is_tried_again(box: Box) -> None:
+    box.put(one := critical())
+    box.lease(1, chat=9)
+    mail, hub = box.lease(2, failed(one, error="401", by_hand=True), mail=9, hub=9)
+    assert (mail.note, hub.sink) == ("chat has not accepted it within 2 s: 401", "hub")
+    assert ids(box.lease(100, failed(mail, by_hand=True), accepted(hub), chat=9)) == [one.delivery_id]
+
+
 def test_what_may_run_once_and_goes_to_another_sink_is_written_as_begun_there_too() -> None:
     box = Box(patience=1.0)
     box.put(delivery(once=True))

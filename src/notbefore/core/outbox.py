@@ -72,6 +72,7 @@ class SendResult(Struct, frozen=True):
     retry_after: float | None = None  # seconds, asked for by the receiver: nothing is sent to this sink before
     thread: str | None = None  # what the sink is given again with later deliveries of this event
     repeat: float | None = None  # seconds after which it is to be sent again while the event lasts
+    by_hand: bool = False  # somebody has to put something right first: what is critical goes to its fallback at once
 
 
 class Ledger(Struct, frozen=True):
@@ -579,7 +580,8 @@ def _after_failure(row: Delivery, result: SendResult, dice: float, now: float) -
         pause = FAILED_REPEAT_SECONDS
     if result.retry_after is not None:
         pause = max(pause, min(result.retry_after, LONGEST_ASKED))
-    return replace(row, attempts=attempts, due=now + pause, error=result.error, begun=False)
+    at = min(row.fallback_at, now) if result.by_hand and row.fallback_at is not None else row.fallback_at
+    return replace(row, attempts=attempts, due=now + pause, error=result.error, begun=False, fallback_at=at)
 
 
 def _to_sink(row: Delivery, sink: str, **fields: Any) -> Delivery:

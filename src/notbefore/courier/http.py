@@ -32,7 +32,8 @@ MAX_ANSWER: Final = 64 * 1024  # bytes of an answer that are looked at
 CONNECT_SHARE: Final = 4  # the timeout by this is for one address of a name, so that the next ones can be tried
 MAX_CAUSE: Final = 2_000  # characters of an answer in an error
 LONGEST: Final = 300.0  # seconds for an answer, where no timeout says less
-PASSING: Final = frozenset({401, 403, 404, 408, 409, 421, 423, 425, 429})  # of the 4xx: try again
+BY_HAND: Final = frozenset({401, 403, 404})  # a token, an address: try again, somebody may put it right
+PASSING: Final = BY_HAND | {408, 409, 421, 423, 425, 429}  # of the 4xx: try again
 INTERIM: Final = range(102, 200)  # such as 103 (Early Hints); Python skips 100 itself, and nobody asks for 101
 
 
@@ -44,7 +45,7 @@ def error_of_status(status: int, cause: str, retry_after: float | None = None) -
     if 200 <= status < 300:  # noqa: PLR2004 - the class of a status is its first digit
         return None
     passing = 500 <= status < 600 or status in PASSING  # noqa: PLR2004 - as above
-    return SendError(cause, permanent=not passing, retry_after=retry_after)
+    return SendError(cause, permanent=not passing, by_hand=status in BY_HAND, retry_after=retry_after)
 
 
 class HttpResponse(Struct, frozen=True):

@@ -140,7 +140,9 @@ class Worker:
         if time.monotonic() - self._logged.get(level, -LOG_EVERY) >= LOG_EVERY:
             self._logged[level] = time.monotonic()
             log.log(level, "sink %s %s", self._name, text)
-        return SendResult(delivery.delivery_id, "failed" if again else "refused", cause, error.retry_after)
+        return SendResult(
+            delivery.delivery_id, "failed" if again else "refused", cause, error.retry_after, by_hand=error.by_hand
+        )
 
 
 def _what(delivery: Delivery) -> str:

@@ -63,6 +63,7 @@ class Sink(HttpSink):
             raise SendError(
                 "; ".join(map(str, failures)),
                 permanent=all(error.permanent for error in failures),
+                by_hand=all(error.by_hand for error in failures),
                 retry_after=max(error.retry_after or 0.0 for error in failures) or None,
             )
         # of an event that no longer affects this VM, those repeat it which it still affects

@@ -70,7 +70,7 @@ class Sink(BaseSink):
             said = f"{error.smtp_code} {_words(error.smtp_error)}"
             login = isinstance(error, smtplib.SMTPAuthenticationError)  # the password may be put right
             permanent = error.smtp_code in PERMANENT and not login
-            raise SendError(f"the mail server says {said}", permanent=permanent) from None
+            raise SendError(f"the mail server says {said}", permanent=permanent, by_hand=login) from None
         except smtplib.SMTPNotSupportedError as error:
             raise SendError(f"the mail server cannot do this: {error}", permanent=True) from None
         except (smtplib.SMTPException, OSError) as error:
