@@ -55,6 +55,7 @@ def bundled(place: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    needs("find", "tar", "gzip")
     place = tmp_path_factory.mktemp("dist")
     made = bundled(place)
     if "Could not find a version" in made.stderr or "Max retries" in made.stderr:

@@ -50,6 +50,7 @@ NEEDS = {
     "azurite-blob": Need("npm install --global --ignore-scripts azurite@3.35.0", "checkpoints in Blob Storage"),
     "chromium": Need(APT + "chromium", "the pages in a browser"),
     "curl": Need(APT + "curl", "what the documents do with curl"),
+    "find": Need(APT + "findutils", "the bundle"),
     "grep": Need(APT + "grep", "the commands of docs/switching.md"),
     "gzip": Need(APT + "gzip", "the bundle"),
     "ip": Need(APT + "iproute2", "a network of its own"),
