@@ -28,9 +28,6 @@ class Duration:
     def __hash__(self) -> int:
         return hash(self.seconds)
 
-    def __repr__(self) -> str:
-        return f"Duration({self.text!r})"
-
     def __str__(self) -> str:
         return self.text
 
