@@ -188,7 +188,7 @@ OUTBOX: Final = gauge(
 )
 OLDEST_PENDING: Final = gauge(
     "notbefore_outbox_oldest_pending_seconds{sink, severity}",
-    "Age of the oldest pending delivery that is due; absent if there is none.",
+    "Age of the oldest pending delivery, of a reminder since it is due; absent if there is none.",
 )
 COURIER_RUNNING: Final = gauge("notbefore_courier_running", "1 while the courier process runs.")
 COURIER_STARTS: Final = counter("notbefore_courier_starts{reason}", "Starts of the courier process, by reason.")
