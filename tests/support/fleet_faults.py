@@ -12,7 +12,6 @@ import shutil
 import signal
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -130,18 +129,16 @@ class Account(NamedTuple):
         """What of these events the receiver was notified of."""
         found = notified(hook)
         first: dict[tuple[str, str], int] = {}
-        ids: dict[tuple[str, str], set[str]] = {}
-        for place, (event, step, delivery) in enumerate(found):
+        for place, (event, step, _) in enumerate(found):
             first.setdefault((event, step), place)
-            ids.setdefault((event, step), set()).add(delivery)
         wanted = [(event, step) for event in events for step in STEPS]
         places = [[first[event, step] for step in STEPS if (event, step) in first] for event in events]
         return cls(
             wanted=len(wanted),
-            lost=sum(1 for one in wanted if one not in first),
-            out_of_order=sum(1 for one in places if one != sorted(one)),
-            twice=sum(len(one) - 1 for one in ids.values()),
-            repeated=sum(count - 1 for count in Counter(delivery for *_, delivery in found).values()),
+            lost=sum(one not in first for one in wanted),
+            out_of_order=sum(one != sorted(one) for one in places),
+            twice=len(set(found)) - len(first),
+            repeated=len(found) - len(set(found)),
         )
 
     @property

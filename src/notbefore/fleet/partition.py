@@ -140,13 +140,12 @@ class Partition:
             yield from events.look(now)
             for one in (self.silence, self.missing):
                 yield from one.look(now, unwatched, events.is_gone, events.explained)
-        for wave, made in events.waves.flush(now):
-            if wave.key not in events.waves.open:  # it is over
-                events.close(wave.stories.values(), now)
-            if made is not None:
-                yield made
-        yield from self.silence.flush(now)
-        yield from self.missing.flush(now)
+        for waves in self._every:
+            for wave, made in waves.flush(now):
+                if wave.key not in waves.open:  # it is over
+                    events.close(wave.stories.values(), now)
+                if made is not None:
+                    yield made
 
     def _take(self, found: Report | Beat | Poison | None, now: float) -> str | Poison:
         """Take in what a record says; returns what it was: see ``RESULTS``."""

@@ -8,7 +8,6 @@ same rules. Times are Unix seconds of the hub's clock.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
 from sys import intern
 from typing import Final
 
@@ -21,7 +20,7 @@ from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
 from notbefore.fleet.hub_records import Beat, Place, Report, one_place
 from notbefore.fleet.story import FINISHED, STARTED, Story, from_unix
-from notbefore.fleet.waves import Grouping, Notification, Wave, Waves
+from notbefore.fleet.waves import Grouping, Wave, Waves
 
 INTERVALS: Final = 3  # without a sign of life, after which a VM is silent
 FORGET_SECONDS: Final = 86_400.0  # after which a silent VM is no longer expected: somebody has deleted it
@@ -139,10 +138,6 @@ class Silence:
             self._note(stories.get(place), place, silent.get(place, []), now)
             yield
 
-    def flush(self, now: float) -> Iterator[Notification]:
-        """What is to be notified by now."""
-        return (made for _, made in self.waves.flush(now) if made is not None)
-
     @property
     def silent(self) -> list[Heard]:
         """The VMs that are silent now."""
@@ -152,20 +147,18 @@ class Silence:
         """Have people notified where these VMs of a place are not the ones that they know of."""
         names = tuple(sorted(one.name for one in silent))
         if story is None:
-            story = self._begin(place, from_unix(min(one.at for one in silent)), now)
+            began = from_unix(min(one.at for one in silent))
+            kind, why = ("missing", MISSING) if self._missing else ("silent", None)
+            where = sha256(repr(place).encode())[:8]  # several places of one wave may fall silent at once
+            event = Event(f"{kind}-{now:.0f}-{where}", SILENT, STATUS_STARTED, "VirtualMachine", (), description=why)
+            mark = (began, "", "")
+            story = Story(event, place, began, place.group, "", mark, mark, started=began)
         elif names == (story.event.resources if story.standing is STARTED else ()):
             return
         story.event = replace(story.event, resources=names or story.event.resources)
         story.claim = story.standing = STARTED if names else FINISHED
         story.over = None if names else from_unix(now)
         self.waves.note(story, now)
-
-    def _begin(self, place: Place, began: datetime, now: float) -> Story:
-        kind, why = ("missing", MISSING) if self._missing else ("silent", None)
-        where = sha256(repr(place).encode())[:8]  # several places of one wave may fall silent at once
-        event = Event(f"{kind}-{now:.0f}-{where}", SILENT, STATUS_STARTED, "VirtualMachine", (), description=why)
-        mark = (began, "", "")
-        return Story(event, place, began, place.group, "", mark, mark, started=began)
 
 
 def _interval(found: Beat) -> float:
