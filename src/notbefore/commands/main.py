@@ -5,6 +5,7 @@ import errno
 import importlib
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,8 +32,8 @@ DOCUMENTS: Final = "documents: https://github.com/notbefore/notbefore/tree/main/
 COMMANDS: Final = {
     "run": "watch the events of this VM; serve metrics, page and API",
     "fleet": "read the changes of all VMs from an Event Hub, and notify of each event once",
-    "fleet-mute": "notify nobody of some events for a time",
-    "fleet-report": "show how Azure treated the fleet, from its history",
+    "fleet mute": "notify nobody of some events for a time",
+    "fleet report": "show how Azure treated the fleet, from its history",
     "check-config": "read a configuration: show what is wrong with it",
     "events": "show what is listed now, as a running agent knows it",
     "history": "show the last changes",
@@ -99,7 +100,7 @@ def understood(words: Sequence[str]) -> Sequence[str]:
     """
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
-    two = "-".join(words[:2])
+    two = " ".join(words[:2])
     return [two, *words[2:]] if two in COMMANDS else words
 
 
@@ -123,7 +124,7 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         command = commands.add_parser(
             name,
             help=text,
-            prog=f"notbefore {name.replace('fleet-', 'fleet ')}",
+            prog=f"notbefore {name}",
             description=f"{text[0].upper()}{text[1:]}.",
             epilog=DOCUMENTS,
             allow_abbrev=False,
@@ -137,4 +138,4 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _module(command: str) -> Any:
-    return importlib.import_module(f"notbefore.commands.{command.replace('-', '_')}")
+    return importlib.import_module(f"notbefore.commands.{re.sub('[- ]', '_', command)}")
