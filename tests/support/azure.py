@@ -5,9 +5,11 @@ from typing import Any
 
 import msgspec
 
+from notbefore.core.change import Change
 from notbefore.core.clock import Instant
 from notbefore.core.document import Document, Event, parse
-from notbefore.core.tracked import Observation
+from notbefore.core.lifecycle import diff
+from notbefore.core.tracked import Observation, Tracked
 
 T0 = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 ME = "WestNO_0"
@@ -15,6 +17,7 @@ PEER = "WestNO_1"
 ID = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
 FUTURE = "Fri, 01 Mar 2058 12:00:00 GMT"  # a NotBefore that does not pass while a test runs
 STARTED = {"EventStatus": "Started", "NotBefore": ""}
+LEFT = ({"Resources": [ME, PEER]}, {"Resources": [PEER]})  # this VM is affected, and then no longer
 
 
 def at(seconds: float) -> datetime:
@@ -66,3 +69,12 @@ def instant(seconds: float = 0.0, boot: str = "boot") -> Instant:
 def now(seconds: float = 0.0, **fields: Any) -> Observation:
     """A well-watched moment of the VM ``ME``."""
     return Observation(**{"at": instant(seconds), "vm": ME, "silence": 1.0, **fields})
+
+
+def last_change(*looks: dict[str, Any] | None, vm: str = ME) -> Change:
+    """The last change of an event that is listed with these fields, one look after the other; ``None``: not listed."""
+    tracked, found = diff(Tracked(), document(), now(vm=vm)).tracked, list[Change]()
+    for second, fields in enumerate(looks, start=1):
+        step = diff(tracked, document(*([] if fields is None else [item(**fields)])), now(second, vm=vm))
+        tracked, found = step.tracked, [*found, *step.changes]
+    return found[-1]

@@ -17,22 +17,12 @@ from notbefore.core.delivery import (
     sinks_of,
 )
 from notbefore.core.duration import Duration
-from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Match, Route
-from notbefore.core.tracked import Tracked
-from support.azure import ME, PEER, STARTED, at, document, item, now
+from support.azure import LEFT, ME, PEER, STARTED, at
+from support.azure import last_change as change
 
 VM = Vm(name=ME)
-
-
-def change(*looks: dict[str, Any] | None, vm: str = ME) -> Change:
-    tracked, last = diff(Tracked(), document(), now(0, vm=vm)).tracked, None
-    for second, fields in enumerate(looks, start=1):
-        step = diff(tracked, document(*([] if fields is None else [item(**fields)])), now(second, vm=vm))
-        tracked, last = step.tracked, step.changes[-1]
-    assert last
-    return last
 
 
 def made(one: Change, *routes: Route, vm: str = ME, **terms: Any) -> tuple[Delivery, ...]:
@@ -73,18 +63,6 @@ def test_what_leads_up_to_an_event_expires_when_it_ends(
     assert made(change(*looks))[0].expires_with_event == expires_with_event
 
 
-def test_a_reminder_comes_so_long_before_not_before() -> None:
-    one = change({})
-    chat, reminder = made(one, Route(sinks=("chat",), remind_before=(Duration("5m"),)))
-    assert one.event.not_before
-    assert reminder.due == one.event.not_before.timestamp() - 300
-    assert (reminder.kind, reminder.expires_with_event) == ("reminder", True)
-    assert reminder.delivery_id != chat.delivery_id
-
-
-LEFT = ({"Resources": [ME, PEER]}, {"Resources": [PEER]})
-
-
 @pytest.mark.parametrize("looks", [({"NotBefore": None},), ({}, STARTED), ({}, None), LEFT])
 def test_there_is_no_reminder_of_what_has_no_time_ahead(looks: tuple[dict[str, Any] | None, ...]) -> None:
     assert len(made(change(*looks), Route(sinks=("chat",), remind_before=(Duration("5m"),)))) == 1
@@ -105,7 +83,10 @@ def test_there_may_be_several_reminders_each_with_its_time() -> None:
     times = (Duration("5m"), Duration("10m"), Duration("1h"), Duration("600s"))  # the notice is 15 min
     chat, *reminders = made(change({}), Route(sinks=("chat",), remind_before=times))
     start = chat.not_before
-    assert [start - one.due for one in reminders] == [600, 300]
+    assert [(one.kind, start - one.due, one.expires_with_event) for one in reminders] == [
+        ("reminder", 600, True),
+        ("reminder", 300, True),
+    ]
     assert [one.expires for one in reminders] == [reminders[1].due, start + REMINDER_GRACE]
     assert len({one.delivery_id for one in (chat, *reminders)}) == 3
 
@@ -126,11 +107,6 @@ def test_what_is_critical_has_a_fallback() -> None:
     (info,) = made(change({}), route)
     assert (critical.fallback, critical.fallback_at) == (("hub",), critical.created + 30)
     assert (info.fallback, info.fallback_at) == ((), None)
-
-
-def test_a_sink_that_is_not_configured_has_the_terms_of_any() -> None:
-    (lost,) = made(change({}), Route(sinks=("gone",)))
-    assert lost.expires == lost.created + Terms().expire_after
 
 
 def test_a_sign_of_life_is_worth_nothing_once_the_next_one_is_due() -> None:

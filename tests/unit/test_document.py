@@ -44,11 +44,6 @@ def test_it_takes_missing_fields_of_old_versions_for_unknown() -> None:
     assert (read.resources, read.resource_type) == ((), None)
 
 
-def test_it_keeps_types_and_statuses_that_it_does_not_know() -> None:
-    read = event(EventType="Levitate", EventStatus="Pondered", EventSource="Fate")
-    assert (read.event_type, read.event_status, read.event_source) == ("Levitate", "Pondered", "Fate")
-
-
 def test_a_byte_order_mark_does_no_harm() -> None:
     assert parse(b"\xef\xbb\xbf" + body()).events == ()
 
@@ -120,13 +115,9 @@ def test_one_bad_event_does_not_lose_the_others(bad: object, reason: str, event_
     assert [(flaw.reason, flaw.event_id, flaw.rejected) for flaw in read.flaws] == [(reason, event_id, True)]
 
 
-def test_an_event_with_an_impossible_number_is_rejected() -> None:
-    read = parse(b'{"DocumentIncarnation":1,"Events":[{"EventId":"A","DurationInSeconds":' + b"9" * 5000 + b"}]}")
-    assert [(flaw.reason, flaw.event_id) for flaw in read.flaws] == [("not_an_event", None)]
-
-
-def test_an_event_that_is_not_even_text_is_rejected_without_a_name() -> None:
-    read = parse(b'{"DocumentIncarnation":1,"Events":[{"EventId":"\xff"}]}')
+@pytest.mark.parametrize("bad", [b'"EventId":"A","DurationInSeconds":' + b"9" * 5000, b'"EventId":"\xff"'])
+def test_an_event_that_cannot_be_decoded_is_rejected_without_a_name(bad: bytes) -> None:
+    read = parse(b'{"DocumentIncarnation":1,"Events":[{' + bad + b"}]}")
     assert [(flaw.reason, flaw.event_id) for flaw in read.flaws] == [("not_an_event", None)]
 
 
@@ -143,11 +134,8 @@ def test_of_two_events_with_one_id_the_started_one_counts_else_the_first() -> No
         (b"", "empty"),
         (b"[]", "wrong_shape"),
         (b'{"error":"gone"}', "wrong_shape"),
-        (b'{"DocumentIncarnation":1}', "wrong_shape"),
         (b'{"DocumentIncarnation":"one","Events":[]}', "wrong_shape"),
         (b'{"DocumentIncarnation":"9223372036854775808","Events":[]}', "wrong_shape"),
-        (b'{"DocumentIncarnation":1,"Events":null}', "wrong_shape"),
-        (b'{"DocumentIncarnation":true,"Events":[]}', "wrong_shape"),
         (b'{"DocumentIncarnation":1e999,"Events":[]}', "wrong_shape"),
         *((b'{"DocumentIncarnation":' + b"9" * n + b',"Events":[]}', "wrong_shape") for n in (19, 400, 5000)),
         (b'{"DocumentIncarnation":NaN,"Events":[]}', "not_json"),

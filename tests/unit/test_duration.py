@@ -2,7 +2,7 @@
 
 import pytest
 
-from notbefore.core.duration import Duration, back_off, countdown
+from notbefore.core.duration import Duration, countdown
 from support.azure import at
 
 
@@ -12,10 +12,6 @@ from support.azure import at
 )
 def test_a_countdown_says_how_long_it_is_to_a_time_or_how_long_ago_it_was(seconds: float, text: str) -> None:
     assert countdown(at(seconds), at(0)) == text
-
-
-def test_a_back_off_doubles_up_to_its_limit() -> None:
-    assert [back_off(attempt, 1.0, 30.0) for attempt in (1, 2, 3, 5, 6, 5000)] == [1.0, 2.0, 4.0, 16.0, 30.0, 30.0]
 
 
 def test_a_minute_is_sixty_seconds_however_it_is_written() -> None:

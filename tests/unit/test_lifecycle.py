@@ -229,13 +229,6 @@ def test_a_name_that_is_learnt_later_makes_the_event_ours_without_a_change() -> 
     assert story.tracked.events[ID.casefold()].scope == "self"
 
 
-def test_while_an_event_cannot_be_identified_none_is_taken_for_gone() -> None:
-    story = Story().sees(0, item()).sees(1, {**item(), "EventId": 5})
-    assert story.kinds == ["announced"]
-    gone = story.sees(2).last
-    assert (gone.kind, gone.reason) == ("ended", "not_readable")
-
-
 def test_an_event_that_is_never_readable_takes_nothing_from_the_others() -> None:
     broken = item("broken", EventType=None)
     story = Story().sees(0, broken).sees(1, broken, item()).sees(900, broken, item(**STARTED)).sees(1500, broken)
@@ -298,12 +291,6 @@ def test_the_longest_gap_while_started_is_the_interruption() -> None:
     story.sees(900, item(**STARTED), gap=0.2).sees(910, item(**STARTED), gap=5.0)
     story.sees(920, item(**STARTED), gap=4.5).sees(930, gap=0.0)
     assert story.last.interruption == 5.0
-
-
-def test_no_interruption_is_claimed_for_another_vm_or_a_canceled_event() -> None:
-    peers = Story().sees(0).sees(1, item(Resources=[PEER], **STARTED), gap=3.0).sees(2, gap=3.0)
-    canceled = Story().sees(0, item()).sees(1, gap=3.0)
-    assert (peers.last.interruption, canceled.last.interruption) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -438,11 +425,6 @@ def test_what_was_stored_goes_on_as_if_it_had_never_been_away(documents: list[li
         assert first == second_
         through = first.tracked
         stored = msgspec.json.decode(msgspec.json.encode(second_.tracked), type=Tracked)
-
-
-def test_there_is_no_less_notice_than_none() -> None:
-    story = Story().sees(0).sees(931, item())  # listed as Scheduled still, after its NotBefore
-    assert story.last.notice_seconds == 0
 
 
 # ---- the limits, each from both sides

@@ -65,12 +65,6 @@ def test_a_reminder_waits_for_what_comes_before_it_and_is_not_sent_beside_anothe
     assert box.lease(3) == []
 
 
-def test_a_delivery_is_given_with_all_that_its_text_needs(box: Box) -> None:
-    box.put(delivery(severity="critical", note="why"))
-    (given,) = box.lease(1)
-    assert (given.record, given.note, given.severity, given.state) == (b"{}", "why", "critical", "pending")
-
-
 # ---- results
 
 
@@ -117,16 +111,6 @@ def test_a_pause_that_the_receiver_asks_for_is_for_the_sink(box: Box) -> None:
     assert box.rows()[0].due == 91 + LONGEST_ASKED
 
 
-def test_what_became_of_each_delivery_is_counted(box: Box) -> None:
-    box.put(delivery("a"), delivery("b"), delivery("c"), delivery("d", sink="hub"))
-    a, b, c, d = box.lease(1)
-    box.lease(2, accepted(a), failed(b), refused(c), refused(d))
-    assert box.outbox.rows.ledger.counts == {
-        ("chat", "accepted"): 3, ("chat", "delivered"): 1, ("chat", "failed"): 1,
-        ("chat", "dead"): 1, ("hub", "accepted"): 1, ("hub", "dead"): 1,
-    }  # fmt: skip
-
-
 def test_latency_is_from_the_change_to_its_acceptance_by_buckets(box: Box) -> None:
     for at, (created, now) in enumerate([(1.0, 1.09), (1.0, 1.11), (1.0, 30_000.0), (5.0, 4.0)]):
         box.put(delivery(str(at), created=created, due=0.0))
@@ -146,12 +130,6 @@ def test_what_a_courier_says_after_it_was_given_up_counts_only_if_it_was_accepte
     box.outbox.release(2)
     assert box.lease(2, accepted(one)) == []
     assert (box.count("delivered"), box.rows()) == (1, [])
-
-
-def test_the_same_delivery_is_taken_in_once(box: Box) -> None:
-    one = delivery()
-    box.put(one, one)
-    assert (box.count("accepted"), len(box.rows())) == (1, 1)
 
 
 def test_later_deliveries_of_an_event_are_given_its_thread(box: Box) -> None:

@@ -148,15 +148,6 @@ def test_what_a_vm_reports_that_does_not_know_its_group_is_kept_together_by_even
     assert partition_key(Record.of(only, place), "e-1") == "8d10/rg/web"
 
 
-def test_what_is_unknown_is_left_out() -> None:
-    bare = {"EventId": "a", "EventType": "Freeze", "EventStatus": "Scheduled"}
-    (only,) = changes((0, (bare,), {"silence": None}))
-    flat = Record.of(only, None).flat()
-    assert None not in flat.values()
-    assert "azure.scheduled_event.notice_seconds" not in flat
-    assert "host.id" not in flat
-
-
 @pytest.mark.parametrize(
     ("looks", "expected"),
     [

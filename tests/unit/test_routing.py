@@ -12,20 +12,10 @@ from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm
 from notbefore.core.routing import DurationRange, Match, Route, Target, route
 from notbefore.core.tracked import Observation, Tracked
-from support.azure import ME, PEER, STARTED, at, document, item, now
+from support.azure import LEFT, ME, PEER, STARTED, at, document, item
+from support.azure import last_change as change
 
 SINKS = ("oncall", "hub")
-
-
-def change(*looks: dict[str, Any] | None, vm: str = ME, **moment: Any) -> Change:
-    """The last change of an event that is listed with these fields, one look after the other; ``None``: not listed."""
-    tracked, last = diff(Tracked(), document(), now(0, vm=vm)).tracked, None
-    for second, fields in enumerate(looks, start=1):
-        items = [] if fields is None else [item(**fields)]
-        step = diff(tracked, document(*items), now(second, vm=vm, **moment))
-        tracked, last = step.tracked, step.changes[-1]
-    assert last
-    return last
 
 
 def sinks(routes: list[Route], one: Change, vm: str | None = ME) -> list[str]:
@@ -66,11 +56,6 @@ def test_how_near_it_is_imds_clock_says_where_that_of_the_vm_is_wrong(hours: int
         (one,) = diff(Tracked(), document(far), Observation(instant, ME)).changes
         (target,) = route(one, (), Vm(name=ME), ("hub",))
         assert target.severity == severity
-
-
-def test_without_routes_every_sink_gets_the_changes_of_this_vm() -> None:
-    assert sinks([], change({})) == ["oncall", "hub"]
-    assert sinks([], change({"Resources": [PEER]})) == []
 
 
 def test_the_first_route_wins_unless_it_goes_on() -> None:
@@ -155,9 +140,6 @@ def notifying(announce_by: Any) -> list[str]:
 def test_each_affected_vm_notifies_for_itself_and_all_is_all() -> None:
     assert notifying("affected") == [PEER, ME]
     assert notifying("all") == [PEER, ME, "WestNO_7"]
-
-
-LEFT = ({"Resources": [ME, PEER]}, {"Resources": [PEER]})
 
 
 def test_who_was_notified_of_an_event_is_notified_when_this_vm_leaves_it() -> None:

@@ -107,7 +107,7 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
     names = {target.sink for target in targets}  # these have it by their own routes
     created, not_before = change.time.timestamp(), change.not_before.timestamp() if change.not_before else 0.0
     for target in targets:
-        terms = routing.sinks.get(target.sink, Terms())
+        terms = routing.sinks[target.sink]
         if change.approval is not None and not terms.approvals:
             continue
         fallback = tuple(name for name in target.route.fallback if name not in names)
