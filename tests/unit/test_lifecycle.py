@@ -341,16 +341,6 @@ def test_what_starts_again_was_scheduled_once() -> None:
     assert story.tracked.events[ID.casefold()].started == at(5)
 
 
-def test_the_countdown_is_of_what_has_not_started() -> None:
-    one = Story().sees(0, item()).tracked.events[ID.casefold()]
-    assert one.seconds_to(at(60)) == 840
-    assert one.seconds_to(at(960)) == -60
-    for fields in ({"EventStatus": "Started"}, {"NotBefore": None}):
-        assert Story().sees(0, item(**fields)).tracked.events[ID.casefold()].seconds_to(at(60)) is None
-    back = Story().sees(0, item(**STARTED)).sees(1, item()).tracked.events[ID.casefold()]
-    assert back.seconds_to(at(60)) == 840
-
-
 def test_that_resources_moved_says_whom_it_was_to_hit_before() -> None:
     story = Story().sees(0, item(Resources=[ME, PEER])).sees(1, item(Resources=[PEER]))
     assert (story.last.kind, story.last.scope, story.last.previous_scope) == ("updated", "peer", "self")

@@ -429,8 +429,6 @@ class Outbox:
         rows.hold(row.lane, now)
         if result.retry_after is not None:
             rows.paused[row.sink] = now + min(result.retry_after, LONGEST_ASKED)
-        elif result.outcome == "accepted":
-            rows.paused.pop(row.sink, None)
         if result.outcome == "accepted":
             self._delivered(row, result, now)
         elif result.outcome == "returned":
