@@ -1,5 +1,6 @@
 """Events, documents and moments for tests: everything has a sensible default, so that a test names what it is about."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -71,10 +72,10 @@ def now(seconds: float = 0.0, **fields: Any) -> Observation:
     return Observation(**{"at": instant(seconds), "vm": ME, "silence": 1.0, **fields})
 
 
-def last_change(*looks: dict[str, Any] | None, vm: str = ME) -> Change:
+def last_change(*looks: dict[str, Any] | None, vm: str = ME, seconds: Sequence[float] = range(1, 9)) -> Change:
     """The last change of an event that is listed with these fields, one look after the other; ``None``: not listed."""
     tracked, found = diff(Tracked(), document(), now(vm=vm)).tracked, list[Change]()
-    for second, fields in enumerate(looks, start=1):
+    for second, fields in zip(seconds, looks, strict=False):
         step = diff(tracked, document(*([] if fields is None else [item(**fields)])), now(second, vm=vm))
         tracked, found = step.tracked, [*found, *step.changes]
     return found[-1]

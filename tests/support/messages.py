@@ -9,14 +9,12 @@ import msgspec
 from notbefore.config.messages import Links, Messages
 from notbefore.config.sinks import SinkConfig
 from notbefore.core.delivery import Routing, Terms, deliveries
-from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Route
-from notbefore.core.tracked import Tracked
 from notbefore.courier.message import Message, Receipt, Sink
 from notbefore.courier.sinks import make
 from notbefore.errors import SendError
-from support.azure import ME, document, item, now
+from support.azure import ME, last_change
 
 VM = Vm(
     name=ME,
@@ -43,11 +41,7 @@ def message(
 
     ``seconds``: when it was listed so.
     """
-    tracked, last = diff(Tracked(), document(), now(0)).tracked, None
-    for second, look in zip(seconds, looks or ({},), strict=False):
-        step = diff(tracked, document(*([] if look is None else [item(**look)])), now(second))
-        tracked, last = step.tracked, step.changes[-1]
-    assert last
+    last = last_change(*(looks or ({},)), seconds=seconds)
     line = Record.of(last, vm, exercise=exercise).line()
     (delivery,) = deliveries(last, line, Routing((Route(sinks=("it",), announce_by="all"),), {"it": Terms()}), vm)
     found = Message.of(delivery)

@@ -70,7 +70,7 @@ class Account(RuleBasedStateMachine):
             self.excused.add(one.delivery_id)  # whoever knows that the event moved or ended needs none
         else:
             self.outbox.take(change(kind, key), b"{}", [one], self.now, self.now)
-            self.queued.setdefault(one_lane(one), []).append(one.delivery_id)
+            self.queued.setdefault(lane_of(one), []).append(one.delivery_id)
         if len(self.outbox.rows.chosen()) >= BOUNDS.rows:
             self.excused |= {row.delivery_id for row in self.outbox.rows.chosen()} | {one.delivery_id}
 
@@ -213,10 +213,6 @@ class Account(RuleBasedStateMachine):
         assert not self.under_way
         left = [row for row in self.outbox.rows.chosen() if row.state == "pending"]
         assert not left, f"stuck: {left}"
-
-
-def one_lane(one: Delivery) -> tuple[str, str]:
-    return one.sink, one.event_key
 
 
 def lane_of(one: Delivery) -> tuple[str, str]:
