@@ -232,7 +232,7 @@ approval:
     - {action: leave}
 """
     found = policy(text, tmp_path)
-    assert found.approving == ("users", "rules[1]")
+    assert [name for name, _ in found.named_rules] == ["users", "rules[1]", "rules[2]"]
     assert found.rules[1].approve_after == Duration("60s")
 
 

@@ -132,7 +132,8 @@ class Approver:
         """Begin to decide, where there can be anything to decide; log which settings hold. Again after a reload."""
         settings = self._settings()
         if not settings.off:
-            log.warning("approval is on: %d rules may approve events", len(settings.policy.approving))
+            approving = sum(rule.action == "approve" for rule in settings.policy.rules)
+            log.warning("approval is on: %d rules may approve events", approving)
         elif settings.allowed or settings.policy.enabled:
             log.warning("approval: nothing is sent: %s", settings.off)
         if self._thread.ident is None and (not settings.off or settings.dry_run or self._listed().begun):

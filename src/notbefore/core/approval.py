@@ -97,11 +97,6 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
         """The rules with their names in metrics and records."""
         return [(rule.name or f"rules[{number}]", rule) for number, rule in enumerate(self.rules)]
 
-    @property
-    def approving(self) -> tuple[str, ...]:
-        """The names of the rules that may approve."""
-        return tuple(name for name, rule in self.named_rules if rule.action == "approve")
-
 
 class Decision(Struct, frozen=True):
     """What the rules say about one event."""
