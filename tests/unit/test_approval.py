@@ -53,6 +53,14 @@ def test_an_event_of_several_is_skipped_unless_the_rule_says_who_speaks() -> Non
     assert judge(peers, msgspec.structs.replace(one, scope="peer"), "a third").action == "leave"
 
 
+def test_what_has_started_is_left_alone_and_what_a_rule_does_not_match_is_the_next_ones() -> None:
+    over = judge(Policy(rules=(Rule("all"),)), tracked(EventStatus="Started", NotBefore=""), ME)
+    assert (over.action, over.why) == ("leave", "it is Started: only what is Scheduled can be approved")
+    rules = (Rule(RuleMatch(event_type=("Reboot",))), Rule("all"))
+    found = judge(Policy(rules=rules), tracked(), ME)
+    assert (found.action, found.rule) == ("approve", "rules[1]")
+
+
 def test_after_not_before_nothing_is_approved() -> None:
     late = Rule("all", approve_after=Duration("15m"))
     assert judge(Policy(rules=(late,)), tracked(), ME).skipped == "too_late"

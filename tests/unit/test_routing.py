@@ -120,6 +120,12 @@ def test_what_is_not_known_of_this_vm_contradicts_no_route(vm: Vm | None) -> Non
     assert Match(vm=("web_1",)).accepts(change({}), vm) is not (vm == Vm(name=ME))
 
 
+def test_what_is_unknown_matches_no_bound() -> None:
+    unknown = change({"DurationInSeconds": -1, "NotBefore": None, "EventSource": None})
+    assert not Match(duration=DurationRange(min=0)).accepts(unknown, None)
+    assert not Match(event_source=("Platform",)).accepts(unknown, None)
+
+
 BOTH = {"Resources": [PEER, ME]}
 
 
