@@ -168,8 +168,7 @@ def test_the_vm_s_identity_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyP
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "s.pem")
-    words = ("--cert", str(tmp_path / "s.pem"), "--any-jwt")
-    with HttpPeer() as imds, Hub(tmp_path, *words) as hub:
+    with HttpPeer() as imds, Hub(tmp_path, "--cert", str(tmp_path / "s.pem")) as hub:
         token = {"access_token": "a.b.c", "expires_in": "3600", "resource": "https://eventhubs.azure.net/"}
         imds.default = Say(200, (("Content-Type", "application/json"),), json.dumps(token).encode())
         monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", imds.url)

@@ -50,18 +50,17 @@ def _read_order(server: HubServer, over: asyncio.Event) -> None:
     sys.stdout.flush()
 
 
-def main(words: list[str] | None = None) -> None:
+def main() -> None:
     """Serve until standard input ends."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=5672, help="0: any (it is printed)")
     parser.add_argument("--hub", action="append", default=[], metavar="NAME:PARTITIONS")
     parser.add_argument("--key", action="append", default=[], metavar="NAME=SECRET", help="of shared access signatures")
     parser.add_argument("--group", action="append", default=[], help="a consumer group; by default it has any")
-    parser.add_argument("--any-jwt", action="store_true", help="accept any token of an identity")
     parser.add_argument("--store", metavar="PATH", help="keep each hub in a file PATH.HUB")
     parser.add_argument("--cert", help="a PEM file with key and certificate: TLS")
     parser.add_argument("--max-message", type=int, default=1024 * 1024, help="bytes")
-    asyncio.run(serve(HubServer(parser.parse_args(words))))
+    asyncio.run(serve(HubServer(parser.parse_args())))
 
 
 if __name__ == "__main__":

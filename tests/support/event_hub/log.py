@@ -8,8 +8,6 @@ import zlib
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-SELECTORS = {"offset", "sequence-number", "enqueued-time"}
-
 
 class Entry(NamedTuple):
     """One event in a partition."""
@@ -42,19 +40,15 @@ class Hub:
         """To so many partitions; Azure takes none away either."""
         self.logs += [[] for _ in range(partitions - len(self.logs))]
 
-    def refusal(self, partition: int, selector: str | None) -> str | None:
+    def refusal(self, partition: int, selector: str) -> str | None:
         """Why a receiver is refused: its offset is beyond the last one; the words are Event Hubs'."""
         log, (kind, bound) = self.logs[partition], _bound(selector)
         last = log[-1].offset if log else -1
-        return (
-            f"The supplied offset '{bound}' is invalid. The last offset in the system is '{last}'"
-            if kind == "offset" and bound > last
-            else None
-        )
+        if kind != "offset" or bound <= last:
+            return None
+        return f"The supplied offset '{bound}' is invalid. The last offset in the system is '{last}'"
 
     def _put(self, partition: int, enqueued: int, key: str | None, message: bytes) -> None:
-        if partition >= len(self.logs):  # it was resized, and read again
-            self.resize(partition + 1)
         log = self.logs[partition]
         offset = log[-1].offset + len(log[-1].message) + 40 if log else 0
         log.append(Entry(offset, enqueued, key, message))
@@ -76,25 +70,14 @@ class Hub:
         if self._file is not None:
             self._file.flush()
 
-    def first(self, partition: int, selector: str | None) -> int:
+    def first(self, partition: int, selector: str) -> int:
         """The index of the first event that a receiver's selector lets through."""
-        log = self.logs[partition]
-        kind, bound = _bound(selector)
-        if kind is None:
-            return len(log)
-        inclusive = ">=" in (selector or "")
-
-        def passes(index: int) -> bool:
-            entry = log[index]
-            value = {"offset": entry.offset, "enqueued-time": entry.enqueued}.get(kind, index)
-            return value > bound or (inclusive and value == bound)
-
-        return next(filter(passes, range(len(log))), len(log))
+        log, (kind, bound) = self.logs[partition], _bound(selector)
+        values = (entry.offset if kind == "offset" else entry.enqueued for entry in log)
+        return next((index for index, value in enumerate(values) if value > bound), len(log))
 
 
-def _bound(selector: str | None) -> tuple[str | None, int]:
-    """What a selector asks for, and from which value on; ``None``: only what comes."""
-    words = (selector or "").replace("amqp.annotation.x-opt-", "").split(" ")
-    if len(words) != 3 or words[0] not in SELECTORS or words[2] == "'@latest'":
-        return None, 0
-    return words[0], int(words[2].strip("'"))
+def _bound(selector: str) -> tuple[str, int]:
+    """What a selector asks for, ``offset`` or ``enqueued-time``, and beyond which value."""
+    kind, _, bound = selector.removeprefix("amqp.annotation.x-opt-").split(" ")
+    return kind, int(bound.strip("'"))
