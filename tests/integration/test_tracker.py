@@ -638,10 +638,33 @@ def test_a_date_is_believed_where_the_wall_clock_was_set_by_years(agents: Agents
     assert agents.last("change", "notice_seconds") == ("announced", 898.0)
 
 
+OLD = {key: value for key, value in MINE.items() if key not in ("Description", "EventSource", "DurationInSeconds")}
+
+
+def test_another_api_version_is_no_change_of_the_event(agents: Agents) -> None:
+    agents.sees()
+    agents.sees(MINE)
+    agents.now.tracker.use("http://imds", "2017-11-01")
+    agents.sees(OLD)
+    agents.now.tracker.use("http://imds", "2020-07-01")
+    agents.sees(MINE)
+    assert agents.kinds() == ["announced"]
+    assert agents.now.listed.events[ID.casefold()].event.event_source == "Platform"
+    agents.now.tracker.use("http://imds", "2017-11-01")
+    agents.sees({**OLD, "Resources": [ME, PEER]})
+    assert agents.kinds() == ["announced", "updated"]
+    agents.sees()
+    assert agents.kinds() == ["announced", "updated", "canceled"]
+
+
 def test_what_another_endpoint_does_not_list_was_not_canceled(agents: Agents) -> None:
     agents.sees()
     agents.sees(MINE, OTHERS)
     agents.now.tracker.use("http://elsewhere", "2020-07-01")
     agents.sees()
     assert not agents.now.listed.certain(ID.casefold())  # so it is not approved either
-    assert agents.last("change", "reason", "outcome") == ("ended", "not_watched", "unknown")
+    agents.now.tracker.use("http://imds", "2020-07-01")
+    agents.sees(MINE)
+    agents.sees(MINE)
+    assert agents.kinds() == ["announced"]
+    assert agents.last("change", "outcome", event_id="other") == ("ended", "unknown")

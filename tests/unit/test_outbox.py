@@ -9,7 +9,7 @@ import pytest
 from notbefore.core.delivery import Delivery, delivery_id
 from notbefore.core.outbox import (
     DEAD_SECONDS,
-    FIRST_PAUSE,
+    FAILED_REPEAT_SECONDS,
     INTERRUPTED,
     LONGEST_ASKED,
     REPEAT_SECONDS,
@@ -76,7 +76,7 @@ def test_a_repetition_is_tried_again_whatever_the_receiver_says_and_can_be_sent_
     assert ids(box.lease(32)) == [one.delivery_id]
     box.lease(33, refuse(one, error="401"))
     (row,) = box.rows(state="repeating")
-    assert (row.due, row.error, box.count("failed"), box.count("dead")) == (34, "401", 1, 0)
+    assert (row.due, row.error, box.count("failed"), box.count("dead")) == (93, "401", 1, 0)
     assert box.outbox.retry([one.delivery_id], 40) == 1
     box.lease(41, *[accepted(again, repeat=30.0) for again in box.lease(40)])
     (row,) = box.rows(state="repeating")
@@ -239,7 +239,8 @@ def test_what_is_repeated_is_held_until_the_event_ends(box: Box) -> None:
     (again,) = box.lease(32)
     assert again.state == "repeating"
     box.lease(33, failed(one))
-    assert ids(box.lease(33 + FIRST_PAUSE)) == [one.delivery_id]
+    assert box.lease(33 + FAILED_REPEAT_SECONDS - 1) == []
+    assert ids(box.lease(33 + FAILED_REPEAT_SECONDS)) == [one.delivery_id]
     box.lease(99, accepted(one, repeat=30.0))
     assert (box.rows()[0].due, box.rows()[0].expires) == (129, 2 + REPEAT_SECONDS)
     box.take("finished")

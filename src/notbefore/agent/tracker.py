@@ -168,7 +168,7 @@ class Tracker:
     def _observation(self, state: StoredState, at: Instant, gap: Gap) -> Observation:
         poll = self._state.snapshot.poll
         rebooted = state.seen is not None and state.seen.boot != at.boot
-        elsewhere = poll.outdated and poll.answered is not None  # as good as no answer for an unknown time
+        elsewhere = poll.outdated and poll.answered is not None
         last, measured = state.seen, None
         if poll.answered is not None:
             last = self._clock.instant(poll.answered, poll.date)
@@ -184,6 +184,7 @@ class Tracker:
             down=_down(self._state.noted, at) if rebooted else None,
             gap=measured,
             interval=self._interval,
+            elsewhere=elsewhere,
         )
 
     def _gap_over_boot(self, at: Instant) -> float | None:

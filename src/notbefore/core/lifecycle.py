@@ -23,6 +23,7 @@ LATE_ANSWER: Final = 1.0  # seconds beyond the interval by which an answer may c
 
 NOT_BEFORE_MARGIN: Final = timedelta(seconds=1)  # NotBefore and ``Date`` count whole seconds
 
+VERSIONED: Final = ("description", "event_source", "duration")  # the fields that older api-versions do not have
 MAX_DEPARTED: Final = 1_000  # events remembered after they were gone, to know them when they come back
 MAX_STEPS: Final = 64  # steps of one event that are distinguished from their repetitions
 
@@ -58,7 +59,8 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
     """Compare what is tracked with a new document. The content decides.
 
     An event that cannot be read keeps its last known state, and nothing is claimed of that time. While not even its
-    EventId can be read, that holds for every event that is missing, since the unreadable one may be it.
+    EventId can be read, that holds for every event that is missing, since the unreadable one may be it. So it does in
+    the first answer of another endpoint or api-version: the next one decides.
     """
     look = _Look(tracked, document, now)
     departed = dict(tracked.departed)
@@ -66,6 +68,8 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
     events = {key: known for key, (known, _) in found.items()}
     changes = [change for _, change in found.values() if change is not None]
     unread = {(flaw.event_id or "").casefold() for flaw in document.flaws if flaw.rejected}
+    if now.elsewhere:
+        unread.add("")
     for key, known in tracked.events.items():
         if key in events:
             continue
@@ -111,6 +115,8 @@ class _Look(Struct, frozen=True):
         if old is None:
             return self._new(event)
         event = _last_known(old.event, event, self.document.flaws)
+        if now.elsewhere:
+            old = replace(old, event=_in_both_versions(old.event, event))
         phase = Phase.of(event)
         starts = old.start is None and phase is Phase.STARTED
         noticed = old.not_before if phase is Phase.STARTED else None  # what a started event lists is not ahead
@@ -246,6 +252,12 @@ def _last_known(old: Event, event: Event, flaws: tuple[Flaw, ...]) -> Event:
     if "resources" in lost:
         lost.append("resources_cut")
     return replace(event, **{name: getattr(old, name) for name in lost}) if lost else event
+
+
+def _in_both_versions(old: Event, event: Event) -> Event:
+    """The event as last listed, with what only one of two api-versions knows as the new one has it."""
+    lacking = [name for name in VERSIONED if getattr(old, name) is None or getattr(event, name) is None]
+    return replace(old, **{name: getattr(event, name) for name in lacking})
 
 
 def _few_polls(now: Observation) -> float:

@@ -38,6 +38,7 @@ LONGEST_ASKED: Final = 3600.0  # seconds: what a Retry-After may ask for at most
 WRITE_PATIENCE: Final = 1.0  # seconds for which a delivery waits until what it depends on is written
 DEAD_SECONDS: Final = 30 * A_DAY  # how long a dead letter is kept
 REPEAT_SECONDS: Final = 400 * A_DAY  # how long a delivery is repeated at most, when its event never ends
+FAILED_REPEAT_SECONDS: Final = 60.0  # after which a repetition is tried again that the receiver refused
 ROW_BYTES: Final = 600  # of a delivery beside its record and its texts
 LATENCY_BOUNDS: Final = (0.1, 1.0, 5.0, 30.0, 300.0, 3_600.0)  # seconds from a change to its acceptance
 INTERRUPTED: Final = "interrupted: its courier ended while it ran; it is not run again"
@@ -573,6 +574,8 @@ def _after_failure(row: Delivery, result: SendResult, dice: float, now: float) -
     """It is tried again later."""
     attempts = row.attempts + 1
     pause = back_off(attempts, FIRST_PAUSE, LONGEST_PAUSE) * dice
+    if row.state == "repeating":
+        pause = FAILED_REPEAT_SECONDS
     if result.retry_after is not None:
         pause = max(pause, min(result.retry_after, LONGEST_ASKED))
     at = min(row.fallback_at, now) if result.by_hand and row.fallback_at is not None else row.fallback_at

@@ -48,6 +48,7 @@ class Observation(Struct, frozen=True):
     down: datetime | None = None  # when it had gone down at the latest, by IMDS's clock; None: unknown
     gap: float | None = 0.0  # seconds: the longest delay since the last good answer; None: not measured
     interval: float = 1.0  # seconds between polls
+    elsewhere: bool = False  # the first answer of another endpoint or api-version, after a reload
 
     @property
     def watched(self) -> bool:
