@@ -9,7 +9,7 @@ from typing import Final, Literal, get_args
 from msgspec import Struct
 
 from notbefore.core.change import Change, ChangeKind, Scope
-from notbefore.core.document import REBOOTING, STARTED, VANISHING, Event
+from notbefore.core.document import PREEMPT, PROMISED, REBOOTING, STARTED, VANISHING, Event
 from notbefore.core.duration import Duration
 from notbefore.core.record import Vm
 
@@ -130,6 +130,9 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
     def __post_init__(self) -> None:
         if len(self.remind_before) > MAX_REMINDERS:
             raise ValueError(f"remind_before: expected {MAX_REMINDERS} or less, got {len(self.remind_before)}")
+        preempt = {one.casefold() for one in self.match.event_type} == {PREEMPT.casefold()}
+        if preempt and any(one.seconds >= PROMISED[PREEMPT] for one in self.remind_before):
+            raise ValueError(f"remind_before: a Preempt has {PROMISED[PREEMPT]:g} s of notice: expected less")
         if not self.fallback and self.fallback_after != Duration("60s"):
             raise ValueError("fallback_after: there is no `fallback`: name the sinks that are tried then")
 
