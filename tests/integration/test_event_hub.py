@@ -73,22 +73,6 @@ def test_changes_arrive_as_cloud_events_keyed_by_the_group_of_their_vm(hub: Hub)
     assert read(second).get_type() == "notbefore.scheduled_event.started.v1"
 
 
-def test_the_connection_is_kept_and_made_anew_after_it_was_lost(hub: Hub) -> None:
-    sink = sink_of(config(hub))
-    sink.send(message())
-    hub.order("drop")
-    outcomes: list[str] = []
-    for _ in range(3):
-        try:
-            sink.send(message({"EventId": f"after-{len(outcomes)}"}))
-            outcomes.append("accepted")
-        except SendError as error:
-            assert not error.permanent
-            outcomes.append(str(error))
-    sink.close()
-    assert outcomes[-1] == "accepted"
-
-
 def test_what_is_cut_off_in_the_middle_is_sent_again_by_the_outbox_alone(hub: Hub) -> None:
     with closing(sink_of(config(hub))) as sink:
         large = recording(message(), body="x" * 200_000)  # several frames

@@ -61,16 +61,6 @@ def events(store: Store) -> list[str]:
     return [row.event_key for row in rows_of(store)]
 
 
-def test_what_was_remembered_is_there_after_a_restart(tmp_path: Path) -> None:
-    with store_in(tmp_path) as store:
-        write(store, stored(1, delivery("e1", created=0.0)))
-    with store_in(tmp_path) as store:
-        assert store.load() == ME
-        assert events(store) == ["e1"]
-        assert len(store.history(None, 10)[0]) == 1
-        assert store.outbox.view().counts == {("chat", "accepted"): 1}
-
-
 def test_only_what_is_news_is_written_again(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
         write(store)
@@ -193,11 +183,6 @@ def test_a_file_of_an_older_schema_is_set_aside_and_one_of_a_newer_is_refused(tm
                 assert store.load() == StoredState()
             assert (tmp_path / (FILE_NAME + ".damaged")).exists()
     with pytest.raises(StoreError, match="written by a newer notbefore"):
-        Store(tmp_path, Clock())
-
-
-def test_another_owner_of_the_directory_is_named(tmp_path: Path) -> None:
-    with store_in(tmp_path), pytest.raises(StoreError, match="another notbefore is running"):
         Store(tmp_path, Clock())
 
 
@@ -335,13 +320,6 @@ def test_the_age_of_what_waits_is_right_whatever_the_wall_clock_does(tmp_path: P
         assert clock.time() - view.oldest[("chat", "info")] == pytest.approx(60.0)
         settle(store)
         assert len(store.outbox.exchange([], {"chat": 9})) == 1
-
-
-def test_what_is_not_on_disk_is_in_the_history(tmp_path: Path) -> None:
-    with store_in(tmp_path) as store, SickDisk(store) as disk:
-        store.commit(ME, [stored(number) for number in range(3)])
-        assert store.history(None, 2) == ([stored(number).record for number in (1, 2)], False)
-        disk.heal()
 
 
 def test_the_history_and_each_answer_are_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,17 +125,6 @@ def test_a_courier_that_has_nothing_to_do_leaves(owner: Owner, monkeypatch: pyte
     assert (owner.left, couriers.figures.starts) == ({}, CourierFigures().starts | {"due": 1})
 
 
-def test_a_long_command_is_not_taken_for_nothing_to_do(
-    tmp_path: Path, owner: Owner, monkeypatch: pytest.MonkeyPatch, start: Start
-) -> None:
-    monkeypatch.setattr(supervisor, "LINGER", 0.2)
-    got = tmp_path / "got"
-    couriers = start(Orders(sinks(hook=f"sleep 1.5; echo >> {got}")))
-    owner.put("a", sink="hook")
-    serve([couriers], lambda: not owner.rows)
-    assert (got.read_text(), owner.outbox.rows.ledger.counts["hook", "delivered"]) == ("\n", 1)
-
-
 # ---- trouble
 
 
