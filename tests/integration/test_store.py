@@ -294,7 +294,12 @@ def test_the_time_until_imds_answers_is_counted_once_also_by_who_is_restarted_be
         store.know_time(wall)
         store.outbox.put([delivery(created=wall, due=wall, expires=wall + 600)])
         settle(store)
-    for down, left in ((100.0, 200.0), (500.0, -200.0)):
+    clock.go(50.0)
+    with store_in(tmp_path, clock) as store:  # in the same boot the time goes on while nobody runs
+        assert [row.expires - clock.boot_time() for row in rows_of(store)] == [pytest.approx(550.0)]
+        settle(store)
+    # how long the machine was down, by IMDS; of what it does not say, or cannot be, nothing is counted
+    for down, left in ((100.0, 150.0), (500.0, -250.0), (-1_000.0, 550.0), (None, 550.0)):
         directory, after = tmp_path / f"{down}", SteppedClock("second")
         after.booted = 5.0
         directory.mkdir()
@@ -305,7 +310,7 @@ def test_the_time_until_imds_answers_is_counted_once_also_by_who_is_restarted_be
                 after.go(150.0, steady=150.0, booted=150.0)
                 store.outbox.put([])  # as a note that it runs: it is written
         with store_in(directory, after) as store:
-            store.know_time(wall + down + 300)
+            store.know_time(wall + 50 + down + 300 if down is not None else None)
             settle(store)
             (row,) = rows_of(store)
             assert row.expires - after.boot_time() == pytest.approx(left)
