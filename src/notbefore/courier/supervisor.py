@@ -84,8 +84,7 @@ class Supervisor:
         self._wake_main = wake_main
         self._lock = lock
         self._courier: CourierProcess | None = None
-        self._to_wake = False  # something is due since the last look
-        self._was_due = False
+        self._to_wake = False  # there is something new to deliver; what is due by time, each turn finds
         self._reason = "due"  # why the next one is started
         self._failures = 0
         self._not_before = 0.0  # monotonic seconds: no start before
@@ -107,13 +106,11 @@ class Supervisor:
     @property
     def patience(self) -> float:
         """Seconds after which ``tick`` is needed at the latest."""
-        due = self._outbox.next_due()
         if self.successor:
             return 0.0
         if self._courier is not None:
-            return due if due is not None and 0 < due < TURN_INTERVAL else TURN_INTERVAL
-        if self.replaced:
-            due = 0.0
+            return TURN_INTERVAL
+        due = 0.0 if self.replaced else self._outbox.next_due()
         if due is None:
             return LONGEST_PAUSE
         return max(0.0, due - START_AHEAD, self._not_before - time.monotonic())
@@ -202,8 +199,7 @@ class Supervisor:
             elif not self._greet(courier, msgspec.msgpack.decode(frame, type=Hello)):
                 return
         courier.channel.flush()
-        was_due, self._was_due = self._was_due, self._is_due()
-        if courier.works and (self._to_wake or (self._was_due and not was_due)):
+        if courier.works and self._to_wake:
             self._to_wake = False
             courier.channel.send(Wake())
 
