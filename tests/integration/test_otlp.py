@@ -1,6 +1,7 @@
 """OTLP to real receivers: the same samples as a scrape; records accepted, refused, rejected in part; TLS; gRPC."""
 
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 import trustme
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.sdk.metrics.export import MetricsData
 
 from notbefore.config.messages import Messages
@@ -30,9 +32,11 @@ from notbefore.otlp.sender import MAX_ANSWER, PartialSuccess, Sender, partial_su
 from notbefore.otlp.signals import log_record, metrics_data, resource_of
 from notbefore.web.exposition import MetricsText
 from peers.otlp import (
+    Collector,
     GrpcReceiver,
     Receiver,
     attributes,
+    collected,
     metrics_of,
     rejecting,
     rejecting_metrics,
@@ -48,7 +52,10 @@ from support.peers import Say
 SINCE, BEGUN = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
 
 
-ROADS: dict[str, Any] = {"http/protobuf": Receiver, "grpc": GrpcReceiver}
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Collector, Receiver]]:
+    with collected(tmp_path_factory.mktemp("rotel")) as found:
+        yield found
 
 
 class Agent:
@@ -98,14 +105,19 @@ def to(url: str, **fields: Any) -> OtlpConnection:
 # ---- metrics
 
 
-@pytest.mark.parametrize("protocol", ROADS)
-def test_a_scrape_and_an_export_are_the_same_sample_by_sample(protocol: str) -> None:
+@pytest.mark.parametrize("road", ["http", "grpc"])
+def test_a_scrape_and_an_export_through_a_collector_are_the_same_sample_by_sample(
+    pair: tuple[Collector, Receiver], road: str
+) -> None:
+    collector, receiver = pair
     data, text = busy().both()
-    with ROADS[protocol]() as receiver:
-        sender = sender_to(to(receiver.url, protocol=protocol), "metrics")
-        assert sender.send(data).rejected == 0
-        sender.close()
-        (arrived,) = receiver.metrics
+    before = len(receiver.metrics)
+    protocol: Any = {"http": "http/protobuf", "grpc": "grpc"}[road]
+    sender = sender_to(to(f"http://127.0.0.1:{getattr(collector, road)}", protocol=protocol), "metrics")
+    assert sender.send(data).rejected == 0
+    sender.close()
+    eventually(lambda: len(receiver.metrics) > before)
+    (arrived,) = receiver.metrics[before:]
     assert len(scraped(text)) > 80
     assert series(arrived) == scraped(text)
 
@@ -212,12 +224,14 @@ def sent(url: str, *messages: Message, **fields: Any) -> list[Receipt | SendErro
     return outcomes(sink_to(url, **fields), *messages)
 
 
-@pytest.mark.parametrize("protocol", ROADS)
-def test_a_record_arrives_as_it_is(protocol: str) -> None:
+@pytest.mark.parametrize("road", ["http", "grpc"])
+def test_a_record_arrives_through_a_collector_as_it_is(pair: tuple[Collector, Receiver], road: str) -> None:
+    collector, receiver = pair
+    before = len(receiver.records)
     one = message({"Description": "x\ny", "Resources": ["WestNO_0", PEER]}, severity="critical")
-    with ROADS[protocol]() as receiver:
-        assert sent(receiver.url, one, protocol=protocol) == [Receipt()]
-        (record,) = receiver.records
+    protocol = {"http": "http/protobuf", "grpc": "grpc"}[road]
+    assert sent(f"http://127.0.0.1:{getattr(collector, road)}", one, protocol=protocol) == [Receipt()]
+    (record,) = eventually(lambda: receiver.records[before:])
     resource = attributes(receiver.logs[-1].resource_logs[0].resource.attributes)
     shown = attributes(record.attributes)
     assert shown.pop("notbefore.delivery.id") == one.delivery_id
@@ -310,8 +324,10 @@ def test_grpc_does_so_too_and_brings_its_headers(authority: trustme.CA, tmp_path
         headers = {"Api-Key": Secret("k-1")}
         fields: dict[str, Any] = {"protocol": "grpc", "headers": headers, **certificates(authority, tmp_path)}
         assert sent(receiver.url, message(), **fields) == [Receipt()]
-        assert len(receiver.records) == 1
-        assert receiver.requests[0].headers["api-key"] == "k-1"
+        ((path, body, metadata),) = receiver.requests
+    assert path == "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
+    assert len(ExportLogsServiceRequest.FromString(body).resource_logs) == 1
+    assert metadata["api-key"] == "k-1"
 
 
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "UNAUTHENTICATED"])
@@ -345,7 +361,7 @@ def test_a_header_is_read_anew_from_its_file(tmp_path: Path) -> None:
     assert [request.headers["api-key"] for request in receiver.requests] == ["first", "second"]
 
 
-@pytest.mark.parametrize("protocol", ROADS)
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 @pytest.mark.parametrize("signal", ["metrics", "logs"])
 def test_the_sdk_takes_nothing_from_the_environment_for_an_address_of_ours(
     monkeypatch: pytest.MonkeyPatch, protocol: str, signal: str
@@ -361,10 +377,12 @@ def test_the_sdk_takes_nothing_from_the_environment_for_an_address_of_ours(
     for name, value in values.items():
         monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", value)
         monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{signal.upper()}_{name}", value)
-    with ROADS[protocol]() as receiver:
-        sender_to(to(receiver.url, protocol=protocol), signal).send(MetricsData([]) if signal == "metrics" else [])
-        (request,) = receiver.requests
-    assert "for-another" not in request.headers.values()
+    with Receiver() as web, GrpcReceiver() as grpc_receiver:
+        url = web.url if protocol == "http/protobuf" else grpc_receiver.url
+        sender_to(to(url, protocol=protocol), signal).send(MetricsData([]) if signal == "metrics" else [])
+        headers = [request.headers for request in web.requests] or [sent for _, _, sent in grpc_receiver.requests]
+    assert len(headers) == 1
+    assert "for-another" not in headers[0].values()
 
 
 def test_odd_texts_and_numbers_do_no_harm() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 from google.protobuf.json_format import MessageToJson
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import (
@@ -31,7 +30,7 @@ from notbefore.core.duration import Duration
 from notbefore.courier.message import Sink
 from notbefore.courier.redact import Redactor
 from notbefore.errors import SendError
-from peers.otlp import octets
+from peers.otlp import decoded
 from support.azure import ID, STARTED
 from support.hub import Hub
 from support.messages import message, sink_of
@@ -78,10 +77,7 @@ class OtlpReceiver(HttpReceiver):
     """Its bodies are protobuf, where a text may hold anything: what counts is what is read out of it."""
 
     def got(self) -> list[bytes]:
-        return [
-            MessageToJson(ExportLogsServiceRequest.FromString(octets(request))).encode()
-            for request in self.peer.requests
-        ]
+        return [MessageToJson(decoded(request)).encode() for request in self.peer.requests]
 
 
 class MailReceiver(Receiver):

@@ -1,12 +1,20 @@
-"""Receivers of OTLP that decode what they are sent, over HTTP and over gRPC."""
+"""Receivers of OTLP: one that decodes what it is sent, over HTTP and gRPC, and a real collector before it."""
 
 import gzip
-from collections.abc import Iterable
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, Self
 
 import grpc
+import rotel
 import trustme
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
     ExportLogsPartialSuccess,
@@ -23,50 +31,44 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from support.agent import eventually, free_port
 from support.peers import HttpPeer, Request, Say
 
-GRPC = "/opentelemetry.proto.collector."
-METRICS = ("/v1/metrics", f"{GRPC}metrics.v1.MetricsService/Export")
-LOGS = ("/v1/logs", f"{GRPC}logs.v1.LogsService/Export")
+REQUESTS: dict[str, Any] = {"/v1/metrics": ExportMetricsServiceRequest, "/v1/logs": ExportLogsServiceRequest}
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-class _Decoding:
-    """What came, decoded; what cannot be decoded fails the test that looks."""
+class Receiver(HttpPeer):
+    """Over HTTP. What came, decoded; what cannot be decoded fails the test that looks."""
 
-    requests: list[Request]
+    def __init__(self, authority: trustme.CA | None = None, *, client_ca: trustme.CA | None = None) -> None:
+        super().__init__(authority, client_ca=client_ca)
+        self.default = Say(200, (("Content-Type", "application/x-protobuf"),), b"")
 
     @property
     def metrics(self) -> list[ExportMetricsServiceRequest]:
-        return [ExportMetricsServiceRequest.FromString(octets(one)) for one in self.requests if one.path in METRICS]
+        return [decoded(request) for request in list(self.requests) if request.path == "/v1/metrics"]
 
     @property
     def logs(self) -> list[ExportLogsServiceRequest]:
-        return [ExportLogsServiceRequest.FromString(octets(one)) for one in self.requests if one.path in LOGS]
+        return [decoded(request) for request in list(self.requests) if request.path == "/v1/logs"]
 
     @property
     def records(self) -> list[LogRecord]:
         return [record for request in self.logs for record in records_of(request)]
 
 
-def octets(request: Request) -> bytes:
-    assert request.path.startswith(GRPC) or request.headers["content-type"] == "application/x-protobuf"
-    return gzip.decompress(request.body) if request.headers.get("content-encoding") == "gzip" else request.body
+def decoded(request: Request) -> Any:
+    assert request.headers["content-type"] == "application/x-protobuf"
+    body = gzip.decompress(request.body) if request.headers.get("content-encoding") == "gzip" else request.body
+    return REQUESTS[request.path].FromString(body)
 
 
-class Receiver(_Decoding, HttpPeer):
-    """Over HTTP."""
-
-    def __init__(self, authority: trustme.CA | None = None, *, client_ca: trustme.CA | None = None) -> None:
-        super().__init__(authority, client_ca=client_ca)
-        self.default = Say(200, (("Content-Type", "application/x-protobuf"),), b"")
-
-
-class GrpcReceiver(_Decoding):
+class GrpcReceiver:
     """Over gRPC, with TLS and client certificates where an authority is given; ``abort`` is a code to answer with."""
 
     def __init__(self, authority: trustme.CA | None = None) -> None:
-        self.requests: list[Request] = []
+        self.requests: list[tuple[str, bytes, dict[str, Any]]] = []
         self.abort: grpc.StatusCode | None = None
         self._server = grpc.server(ThreadPoolExecutor(2))
         self._server.add_generic_rpc_handlers((_Handler(self),))
@@ -96,12 +98,70 @@ class _Handler(grpc.GenericRpcHandler):
         path, metadata = handler_call_details.method, dict(handler_call_details.invocation_metadata)
 
         def answer(body: bytes, context: Any) -> bytes:
-            self._receiver.requests.append(Request(path, metadata, body))
+            self._receiver.requests.append((path, body, metadata))
             if self._receiver.abort is not None:
                 context.abort(self._receiver.abort, "as the test wants it")
             return b""
 
         return grpc.unary_unary_rpc_method_handler(answer)
+
+
+class Collector:
+    """rotel: a collector of OTLP, from PyPI; it receives over HTTP and gRPC, and sends on over HTTP."""
+
+    def __init__(self, directory: Path, to: str) -> None:
+        self.http, self.grpc = free_port(), free_port()
+        self.log = ""
+        words = {
+            "otlp-http-endpoint": f"127.0.0.1:{self.http}",
+            "otlp-grpc-endpoint": f"127.0.0.1:{self.grpc}",
+            "exporter": "otlp",
+            "otlp-exporter-endpoint": to,
+            "otlp-exporter-protocol": "http",
+            "batch-timeout": "50ms",
+            "pid-file": str(directory / "rotel.pid"),
+            "log-file": str(directory / "rotel.log"),
+        }
+        program = Path(rotel.__file__).with_name("rotel-agent")
+        command = [str(program), "start", *(word for key, value in words.items() for word in (f"--{key}", value))]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={"PATH": os.environ["PATH"]}
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.log += line.decode(errors="replace")
+
+    def __enter__(self) -> Self:
+        eventually(lambda: self._process.poll() is not None or (_listens(self.http) and _listens(self.grpc)))
+        assert self._process.poll() is None, self.log
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
+def collected(directory: Path) -> Iterator[tuple[Collector, Receiver]]:
+    """A collector, and the receiver behind it."""
+    with Receiver() as receiver, Collector(directory, receiver.url) as collector:
+        yield collector, receiver
 
 
 def rejecting_metrics(count: int, why: str) -> Say:
