@@ -262,7 +262,7 @@ def test_a_status_says_whether_it_is_tried_again(http: HttpReceiver) -> None:
 
 def test_a_receiver_that_does_not_answer_in_time_is_to_be_tried_again(http: HttpReceiver) -> None:
     # one that drips holds apprise: the courier gives it up
-    http.peer.default = Say(how="hang" if http.config.kind == "apprise" else "drip_head")
+    http.peer.default = Say(how="hang" if http.config.kind == "apprise" else "drip")
     settings: Any = msgspec.structs.replace(http.config.settings, timeout=Duration("500ms"))
     assert not failure(sink_of(SinkConfig(**{http.config.kind: settings}))).permanent
 

@@ -26,7 +26,7 @@ class Request(NamedTuple):
 
 
 class Say(NamedTuple):
-    """One answer. ``how``: plain; hang, cut (none); drip, drip_head (a byte now and then)."""
+    """One answer. ``how``: plain; hang, cut (none); drip (a byte now and then)."""
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
@@ -88,7 +88,7 @@ class HttpPeer:
         if say.how in ("hang", "cut"):
             handler.close_connection = True
             return
-        if say.how == "drip_head":
+        if say.how == "drip":
             for byte in b"HTTP/1.1 200 OK\r\n" + b"X-Slow: 1\r\n" * 50:
                 if self.over.wait(0.3):
                     return
@@ -98,11 +98,7 @@ class HttpPeer:
             handler.send_header(name, value)
         handler.send_header("Content-Length", str(len(say.body)))
         handler.end_headers()
-        for byte in say.body if say.how == "drip" else ():
-            if self.over.wait(0.3):
-                return
-            handler.wfile.write(bytes([byte]))
-        if say.how != "drip" and handler.command != "HEAD":
+        if handler.command != "HEAD":
             handler.wfile.write(say.body)
 
     @property

@@ -69,12 +69,6 @@ def test_an_approval_by_hand_says_who_and_why() -> None:
     assert "Approval: Azure accepted it (by hand, root): CHG-1: drained\n" in text.plain
 
 
-def test_an_exercise_says_so_first() -> None:
-    text = text_of(message(exercise=True))
-    assert text.title.startswith("[EXERCISE] Freeze")
-    assert text.plain.startswith("This is an exercise: nothing has happened, and nothing will. The VM will be paused")
-
-
 # ---- several VMs
 
 
@@ -130,14 +124,6 @@ def test_silent_vms_are_shown_with_since_when_and_where(kind: ChangeKind, over: 
     assert [fact.name for fact in text.facts] == ["Silent since", *over, "VMs", "Place", "Severity"]
     assert "Silent since: 2026-03-01 12:00:01 UTC\n" in text.plain
     assert bool(text.advice) == (kind == "started")
-
-
-@pytest.mark.parametrize(
-    ("event_type", "advice"), [("Freeze", "may have been interrupted"), ("Preempt", "still exists")]
-)
-def test_what_to_check_after_an_end_that_nobody_saw_depends_on_the_type(event_type: str, advice: str) -> None:
-    gone = recording(message({}, None, kind="ended"), outcome="unknown", event_type=event_type)
-    assert advice in text_of(gone).advice
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ KINDS: Final = {
     "ended": KindPhrases(
         "may have happened: Azure no longer lists it",
         "It is not known whether the event happened.",
-        "Check {the_vm}: it may have been interrupted.",
+        "Check {the_vm}: it may have been interrupted, or may be gone.",
     ),
     "approved": KindPhrases(
         "approved: it may start now",
@@ -95,7 +95,6 @@ KINDS: Final = {
         _NOT_APPROVED,
     ),
 }
-MAYBE_GONE: Final = "Check whether the VM still exists."  # instead of the advice of ``ended``
 CRASHED: Final = "Treat {the_vm} as crashed: what was not written to disk is lost. "
 
 SOURCES: Final = {PLATFORM: "Azure (Platform)", USER: "a user of your subscription (User)"}

@@ -103,9 +103,8 @@ def _story(message: Message, now: datetime, own: dict[str, str]) -> tuple[str, s
     if kind in KINDS:
         said = KINDS[kind]
         why = f" The reason: {WORDS[record.reason]}." if kind == "ended" and record.reason in WORDS else ""
-        gone = kind == "ended" and record.event_type in VANISHING
-        advice = _filled(phrases.MAYBE_GONE if gone else said.advice, record)
-        return f"{event} {said.title}", said.summary.format(vm=one_line(record.vm_name or "A VM")) + why, advice
+        summary = said.summary.format(vm=one_line(record.vm_name or "A VM")) + why
+        return f"{event} {said.title}", summary, _filled(said.advice, record)
     affected = "The VM" if record.of_one_vm else "Each affected VM"
     if message.is_ahead:
         state, advice = _when(record.not_before, now), of_type.ahead
