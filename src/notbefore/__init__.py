@@ -27,6 +27,6 @@ def _installed_version() -> str:
             for name in os.listdir(place or "."):  # noqa: PTH208 - pathlib is not imported for this
                 if name.startswith(prefix) and name.endswith(suffix):
                     return name.removeprefix(prefix).removesuffix(suffix)
-    from importlib.metadata import version  # noqa: PLC0415 - see above
+    from importlib.metadata import version  # see above
 
     return version("azure-notbefore")

@@ -133,38 +133,6 @@ def test_what_looks_like_a_configuration_is_one(tmp_path: Path) -> None:
         load(path, environment, {})  # raises what is wrong, with its place
 
 
-def uncommented(path: Path) -> str:
-    """An example with what stands in it as a comment: `# ` is prose."""
-    return re.sub(r"^#(?=[^ ]|  )", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-
-
-EXAMPLES: Final = [
-    ("notbefore.yml, all of it", uncommented(ROOT / "config" / "notbefore.yml")),
-    *(
-        (path.name, path.read_text(encoding="utf-8"))
-        for path in sorted((ROOT / "config").rglob("*.y*ml"))
-        if path.parent.name != "templates"  # of the Helm chart: no YAML before they are rendered
-    ),
-    *blocks("yaml"),
-]
-
-
-def twice(node: yaml.Node | None) -> Iterator[str]:
-    """The keys that stand more than once in a mapping; of those YAML takes the last, and says nothing."""
-    if isinstance(node, yaml.MappingNode):
-        keys = [str(key.value) for key, _ in node.value]
-        yield from {key for key in keys if keys.count(key) > 1}
-    for part in node.value if isinstance(node, yaml.CollectionNode) else ():
-        for below in part if isinstance(part, tuple) else (part,):
-            yield from twice(below)
-
-
-def test_no_key_stands_twice_in_an_example() -> None:
-    for name, text in EXAMPLES:
-        documents = yaml.compose_all(text, Loader=yaml.CSafeLoader)
-        assert [key for document in documents for key in twice(document)] == [], name
-
-
 # ---- commands
 
 
@@ -222,10 +190,6 @@ def test_every_metric_that_is_named_exists() -> None:
         for name in re.findall(r"`((?:azure_scheduled_event|notbefore_)\w*)[`{]", path.read_text(encoding="utf-8")):
             family = re.sub(r"_(?:total|bucket|sum|count)$", "", name)
             assert family in known or name in known, f"{path.name}: {name}"
-
-
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150
 
 
 def test_the_house_table_names_every_module() -> None:

@@ -62,7 +62,7 @@ class AgentView:
 
     @cached_property
     def _text(self) -> "MetricsText":
-        from notbefore.web.exposition import MetricsText  # noqa: PLC0415 - 9 MiB, at the first scrape
+        from notbefore.web.exposition import MetricsText  # 9 MiB, at the first scrape
 
         return MetricsText(lambda: parts(self._snapshot()))
 
@@ -164,7 +164,7 @@ class AgentView:
     def page(self) -> bytes:
         """The page for people, as HTML."""
         from notbefore.web.page.model import PageModel, by_urgency, newest_ended  # noqa: PLC0415 - for few
-        from notbefore.web.page.render import render  # noqa: PLC0415 - as above
+        from notbefore.web.page.render import render  # as above
 
         in_use, listed = self._in_use(), self.pending()
         return render(

@@ -27,6 +27,6 @@ def run(options: argparse.Namespace) -> int:
     set_up(config.log.format, config.log.level)
     for text in warnings(config, options.config):
         logging.getLogger("notbefore.config").warning(text)
-    from notbefore.fleet.instance import FleetInstance  # noqa: PLC0415 - after the check above
+    from notbefore.fleet.instance import FleetInstance  # after the check above
 
     return FleetInstance(config).run()

@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Mute, end a mute, or list them; returns the exit code. Raises ``NotBeforeError``."""
-    import asyncio  # noqa: PLC0415 - for this command alone
+    import asyncio  # for this command alone
 
-    from notbefore.fleet.keeper import STORE_ERRORS  # noqa: PLC0415 - for this command alone, with Azure's SDK
+    from notbefore.fleet.keeper import STORE_ERRORS  # for this command alone, with Azure's SDK
 
     begun = _begun(options) if options.match and not options.end else None
     try:
@@ -65,8 +65,8 @@ def _begun(options: argparse.Namespace) -> Mute:
 
 async def _changed(config: Config, begun: Mute | None, ended: str | None) -> list[Mute]:
     """What is muted now, after one was begun or ended."""
-    from notbefore.fleet.instance import make_snapshots  # noqa: PLC0415 - these two are for this command alone, 30 MB
-    from notbefore.fleet.sdk import make_consumer  # noqa: PLC0415 - as above
+    from notbefore.fleet.instance import make_snapshots  # these two are for this command alone, 30 MB
+    from notbefore.fleet.sdk import make_consumer  # as above
 
     def changed(body: bytes) -> bytes:
         mutes = {one.id: one for one in read_mutes(body) if one.until > time.time()}

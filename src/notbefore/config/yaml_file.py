@@ -36,7 +36,7 @@ class Places(dict[str, Place]):
 
 def read(path: Path) -> tuple[dict[str, Any], Places]:
     """Return a YAML file's values and their places; raises ``ConfigError``."""
-    import yaml  # noqa: PLC0415 - half a megabyte that an agent without a file does not need
+    import yaml  # half a megabyte that an agent without a file does not need
 
     try:
         with path.open("rb") as file:

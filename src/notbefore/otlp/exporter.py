@@ -80,8 +80,8 @@ class Exporter:
 
     def _export(self) -> None:
         try:
-            from notbefore.otlp.sender import Sender  # noqa: PLC0415 - megabytes, only where it is configured
-            from notbefore.otlp.signals import agent_resource, metrics_data  # noqa: PLC0415 - as above
+            from notbefore.otlp.sender import Sender  # megabytes, only where it is configured
+            from notbefore.otlp.signals import agent_resource, metrics_data  # as above
 
             families, vm = self._read()
             self._learn()

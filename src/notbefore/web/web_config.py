@@ -91,7 +91,7 @@ class WebConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     def password_fits(self, user: str, password: bytes) -> bool:
         """Whether the password is the user's. Takes as long for a user that there is not as for the dearest hash."""
-        import bcrypt  # noqa: PLC0415 - 1 MiB that only an agent with passwords needs
+        import bcrypt  # 1 MiB that only an agent with passwords needs
 
         decoy = _DECOY.format(max(int(hashed[4:6]) for hashed in self.basic_auth_users.values()))
         hashed = self.basic_auth_users.get(user, decoy)
