@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from notbefore.config.secret import Secret
@@ -38,6 +37,9 @@ class Recording(Sink):
         self.closed = True
 
 
+COMMAND = SinkConfig(command=Command(command=("/bin/true",), timeout=Duration("60s")))
+
+
 @pytest.fixture
 def owner() -> Owner:
     return Owner()
@@ -51,6 +53,16 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def orders(*names: str, timeout: str = "200ms") -> Orders:
     slack = SinkConfig(slack=Slack(url=Secret("x"), timeout=Duration(timeout)))
     return Orders(dict.fromkeys(names or ("chat",), slack))
+
+
+def waiting(over: threading.Event, begun: threading.Event | None = None) -> Callable[[Message], Receipt]:
+    def act(_message: Message) -> Receipt:
+        if begun is not None:
+            begun.set()
+        over.wait(60)
+        return Receipt()
+
+    return act
 
 
 def raising(error: Exception) -> Callable[[Message], Receipt]:
@@ -151,15 +163,11 @@ def test_what_hung_and_arrives_after_all_is_not_sent_again(owner: Owner) -> None
     over = threading.Event()
 
     def act(message: Message) -> Receipt:
-        if message.delivery_id == "late":
-            over.wait(20)
-        else:
-            over.wait(20)
-            time.sleep(0.5)  # within the time for what is under way
+        over.wait(20)
+        time.sleep(0.0 if message.delivery_id == "late" else 0.5)  # within the time for what is under way
         return Receipt()
 
-    given = orders("slow")
-    given = msgspec.structs.replace(given, sinks=given.sinks | orders("other", timeout="60s").sinks)
+    given = Orders(orders("slow").sinks | orders("other", timeout="60s").sinks)
     with CourierHere(owner, given, lambda _name: Recording(act)) as courier:
         courier.until(lambda: owner.results)
         assert [(one.delivery_id, one.outcome) for one in owner.results] == [("late", "failed")]
@@ -170,18 +178,8 @@ def test_what_hung_and_arrives_after_all_is_not_sent_again(owner: Owner) -> None
 
 def test_a_command_that_runs_is_waited_for_where_another_sink_hangs(owner: Owner) -> None:
     over, hung = threading.Event(), threading.Event()
-
-    def wait_for(event: threading.Event) -> Recording:
-        def act(_message: Message) -> Receipt:
-            event.wait(60)
-            return Receipt()
-
-        return Recording(act)
-
-    sinks = {"runs": wait_for(over), "hangs": wait_for(hung), "other": Recording()}
-    given = orders("hangs", "other")
-    command = SinkConfig(command=Command(command=("/bin/true",), timeout=Duration("60s")))
-    given = msgspec.structs.replace(given, sinks=given.sinks | {"runs": command})
+    sinks = {"runs": Recording(waiting(over)), "hangs": Recording(waiting(hung)), "other": Recording()}
+    given = Orders(orders("hangs", "other").sinks | {"runs": COMMAND})
     owner.put("x", sink="hangs")
     owner.put("y", sink="runs")
     with CourierHere(owner, given, lambda name: sinks[name]) as courier:
@@ -243,18 +241,9 @@ def test_asked_to_leave_it_waits_no_longer_than_it_was_given_but_for_a_command(
     owner: Owner, *, runs_once: bool
 ) -> None:
     begun, over = threading.Event(), threading.Event()
-
-    def act(_message: Message) -> Receipt:
-        begun.set()
-        over.wait(60)
-        return Receipt()
-
-    given = orders(timeout="60s")
-    if runs_once:
-        command = SinkConfig(command=Command(command=("/bin/true",), timeout=Duration("60s")))
-        given = msgspec.structs.replace(given, sinks={"chat": command})
+    given = Orders({"chat": COMMAND}) if runs_once else orders(timeout="60s")
     owner.put("a")
-    with CourierHere(owner, given, lambda _name: Recording(act)) as courier:
+    with CourierHere(owner, given, lambda _name: Recording(waiting(over, begun))) as courier:
         courier.until(begun.is_set)
         courier.leave(0.3)
         if runs_once:

@@ -3,25 +3,21 @@
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
 
-from notbefore.config.messages import Links, Messages
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import PagerDuty as Settings
 from notbefore.config.sinks import SinkConfig
 from notbefore.core.document import MAX_DESCRIPTION, MAX_ID, MAX_NAME, MAX_RESOURCES, MAX_WORD
-from notbefore.courier.message import Message, Receipt
+from notbefore.courier.message import Message
 from notbefore.errors import SendError
 from peers.pagerduty import ROUTING_KEY, PagerDuty
 from support.azure import ID, ME, PEER, STARTED
-from support.messages import VM, message, sink_of
+from support.messages import LINKS, message
+from support.messages import sent as messages_sent
 from support.peers import Say
 
-LINKS = Links(dashboard="https://grafana.example.org/d/x?a=1&b=2", runbook="https://wiki.example.org/r")
 REBOOT = {"EventType": "Reboot", "DurationInSeconds": -1}
-BOTH = REBOOT | {"Resources": [ME, PEER]}
-OTHER = msgspec.structs.replace(VM, name=PEER, vm_id="x", resource_id="y", zone="3")
 
 
 @pytest.fixture
@@ -30,13 +26,11 @@ def pager() -> Iterator[PagerDuty]:
         yield found
 
 
-def sent(pager: PagerDuty, *messages: Message, links: Links = LINKS, **fields: Any) -> list[Receipt]:
-    settings = Settings(routing_key=Secret(ROUTING_KEY), url=f"{pager.url}/v2/enqueue", **fields)
-    sink = sink_of(SinkConfig(pagerduty=settings), Messages(links=links))
+def sent(pager: PagerDuty, *messages: Message) -> None:
+    settings = Settings(routing_key=Secret(ROUTING_KEY), url=f"{pager.url}/v2/enqueue")
     try:
-        return [sink.send(one) for one in messages]
+        messages_sent(SinkConfig(pagerduty=settings), *messages)
     finally:
-        sink.close()
         assert not pager.wrong
 
 

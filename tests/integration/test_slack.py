@@ -8,18 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from notbefore.config.messages import Links, Messages
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import SinkConfig, Slack
-from notbefore.courier.message import Message
 from notbefore.errors import SendError
 from peers.slack import SlackServer
 from support.azure import ME, STARTED
-from support.messages import message, recording, sink_of
+from support.messages import message, recording, sent
 from support.peers import HttpPeer, Say
 
-LINKS = Links(dashboard="https://grafana.example.org/d/x?a=1&b=2", runbook="https://wiki.example.org/r")
-SETTINGS = Messages(links=LINKS)
 REBOOT = {"EventType": "Reboot"}
 
 
@@ -32,15 +28,6 @@ def slack() -> Iterator[SlackServer]:
 
 def hook(server: HttpPeer, **fields: Any) -> SinkConfig:
     return SinkConfig(slack=Slack(url=Secret(f"{server.url}/services/T0/B0/x"), **fields))
-
-
-def sent(config: SinkConfig, *messages: Message) -> None:
-    sink = sink_of(config, SETTINGS)
-    try:
-        for one in messages or (message(),):
-            sink.send(one)
-    finally:
-        sink.close()
 
 
 def test_each_step_is_a_message(slack: SlackServer) -> None:
