@@ -28,8 +28,8 @@ from peers.pagerduty import ROUTING_KEY, PagerDuty
 from support.agent import eventually
 from support.azure import ID, ME, STARTED
 from support.messages import message, sent
-from support.peers import ConnectProxy, HttpPeer, Request, Say, black_hole
-from support.raw_server import raw, serving
+from support.peers import HttpPeer, Request, Say, black_hole
+from support.raw_server import raw, serving, tunnel
 
 ID2 = {"EventId": "00000000-AFDC-4513-B24B-AA5F13A16123"}
 
@@ -91,8 +91,8 @@ def test_a_name_that_leads_to_a_private_address_is_caught_at_the_connection(monk
 
 @pytest.mark.parametrize("host", ["inside.example.org", "10.1.2.3"])
 def test_a_proxy_leads_a_webhook_to_nothing_private_either(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with HttpPeer() as peer, ConnectProxy(peer.port) as proxy:
-        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.port}")
+    with HttpPeer() as peer, serving(tunnel(peer.port)) as (proxy, asked):
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
         monkeypatch.setenv("NO_PROXY", "")
         ask = socket.getaddrinfo
         address = {"inside.example.org": "192.168.7.7"}
@@ -102,7 +102,7 @@ def test_a_proxy_leads_a_webhook_to_nothing_private_either(host: str, monkeypatc
         with pytest.raises(SendError, match="is not a public address") as raised:
             sent(SinkConfig(webhook=Webhook(url=Secret(f"https://{host}/hook"))))
         assert raised.value.permanent
-        assert proxy.asked == []
+        assert asked == []
 
 
 def test_a_name_that_cannot_be_resolved_before_a_proxy_is_tried_again(
@@ -110,15 +110,15 @@ def test_a_name_that_cannot_be_resolved_before_a_proxy_is_tried_again(
 ) -> None:
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     url, ca_file = Secret("https://hook.invalid/in"), str(tmp_path / "ca.pem")
-    with HttpPeer(authority, "hook.invalid") as peer, ConnectProxy(peer.port) as proxy:
-        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.port}")
+    with HttpPeer(authority, "hook.invalid") as peer, serving(tunnel(peer.port)) as (proxy, asked):
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
         monkeypatch.setenv("NO_PROXY", "")
         with pytest.raises(SendError, match=r"hook\.invalid cannot be resolved here, .* set `allow_private") as raised:
             sent(SinkConfig(webhook=Webhook(url=url, ca_file=ca_file)))
         assert not raised.value.permanent
-        assert proxy.asked == []
+        assert asked == []
         sent(SinkConfig(webhook=Webhook(url=url, ca_file=ca_file, allow_private=True)))
-        assert (proxy.asked, len(peer.requests)) == (["hook.invalid:443"], 1)
+        assert ([head.split(b" ")[1] for head in asked], len(peer.requests)) == ([b"hook.invalid:443"], 1)
 
 
 def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

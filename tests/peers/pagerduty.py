@@ -23,7 +23,7 @@ SCHEMA: Final = {
     "additionalProperties": False,
     "properties": {
         "routing_key": {"type": "string", "minLength": 32, "maxLength": 32},
-        "event_action": {"enum": ["trigger", "acknowledge", "resolve"]},
+        "event_action": {"enum": ["trigger", "resolve"]},
         "dedup_key": {"type": "string", "minLength": 1, "maxLength": 255},
         "client": _TEXT,
         "client_url": _URL,

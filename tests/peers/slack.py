@@ -14,74 +14,52 @@ import jsonschema
 from support.peers import HttpPeer, Request, Say
 
 
-def _text(kinds: list[str], most: int) -> dict[str, Any]:
-    properties = {
-        "type": {"enum": kinds},
-        "text": {"type": "string", "minLength": 1, "maxLength": most},
-        "emoji": {"type": "boolean"},
-        "verbatim": {"type": "boolean"},
-    }
-    plain, mrkdwn = {"type": {"const": "plain_text"}}, {"type": {"const": "mrkdwn"}}
+def _text(most: int, kind: str = "mrkdwn") -> dict[str, Any]:
+    text = {"type": "string", "minLength": 1, "maxLength": most}
+    own = "verbatim" if kind == "mrkdwn" else "emoji"  # which one of them the other kind may not have
     return {
         "type": "object",
-        "properties": properties,
+        "properties": {"type": {"const": kind}, "text": text, own: {"type": "boolean"}},
         "required": ["type", "text"],
         "additionalProperties": False,
-        "allOf": [  # `emoji` is for plain texts alone, `verbatim` for the others
-            {"if": {"properties": plain}, "then": {"not": {"required": ["verbatim"]}}},
-            {"if": {"properties": mrkdwn}, "then": {"not": {"required": ["emoji"]}}},
-        ],
     }
 
 
-def _block(kind: str, required: list[str], **properties: Any) -> dict[str, Any]:
+def _block(kind: str, **properties: Any) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {"type": {"const": kind}, **properties},
-        "required": ["type", *required],
+        "required": ["type", *properties],
         "additionalProperties": False,
     }
 
 
-_BOTH: Final = ["plain_text", "mrkdwn"]
 _BLOCKS: Final = {
     "type": "array",
     "maxItems": 50,
     "items": {
         "oneOf": [
-            _block("header", ["text"], text=_text(["plain_text"], 150)),
-            _block("section", ["text"], text=_text(_BOTH, 3_000)),
-            _block(
-                "section",
-                ["fields"],
-                fields={"type": "array", "minItems": 1, "maxItems": 10, "items": _text(_BOTH, 2_000)},
-            ),
-            _block(
-                "context",
-                ["elements"],
-                elements={"type": "array", "minItems": 1, "maxItems": 10, "items": _text(_BOTH, 3_000)},
-            ),
+            _block("header", text=_text(150, "plain_text")),
+            _block("section", text=_text(3_000)),
+            _block("section", fields={"type": "array", "minItems": 1, "maxItems": 10, "items": _text(2_000)}),
+            _block("context", elements={"type": "array", "minItems": 1, "maxItems": 10, "items": _text(3_000)}),
         ]
     },
 }
-_ATTACHMENTS: Final = {
-    "type": "array",
-    "maxItems": 100,
-    "items": {
-        "type": "object",
-        "properties": {
-            "color": {"type": "string", "pattern": "^(good|warning|danger|#[0-9a-f]{6})$"},
-            "blocks": _BLOCKS,
-        },
-        "required": ["blocks"],
-        "additionalProperties": False,
+_ATTACHMENT: Final = {
+    "type": "object",
+    "properties": {
+        "color": {"type": "string", "pattern": "^(good|warning|danger|#[0-9a-f]{6})$"},
+        "blocks": _BLOCKS,
     },
+    "required": ["blocks"],
+    "additionalProperties": False,
 }
 _CONTENT: Final = {
     "properties": {
         "text": {"type": "string", "maxLength": 4_000},  # longer ones are taken, but Slack asks for less
         "blocks": _BLOCKS,
-        "attachments": _ATTACHMENTS,
+        "attachments": {"type": "array", "maxItems": 100, "items": _ATTACHMENT},
         "unfurl_links": {"type": "boolean"},
     }
 }

@@ -55,11 +55,6 @@ class Installed(NamedTuple):
     def install(self, file: Path) -> None:
         run(sys.executable, "-m", "pip", "--python", self.place, "install", "-q", "--no-deps", "--no-index", "-U", file)
 
-    def remove(self) -> None:
-        """As an installation does before it writes the new files."""
-        for path in self.packages.glob("*notbefore*"):
-            shutil.rmtree(path)
-
     @property
     def packages(self) -> Path:
         return next(self.place.glob("lib/python*/site-packages"))

@@ -1,7 +1,6 @@
 """The receivers of the sinks: real servers on loopback that accept, refuse, hang, drip and lie as a test says."""
 
 import http.server
-import select
 import socket
 import ssl
 import threading
@@ -113,56 +112,6 @@ class HttpPeer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-class ConnectProxy:
-    """A proxy that leads every ``CONNECT`` to one port here, and remembers where it was meant to go."""
-
-    def __init__(self, port: int) -> None:
-        self.asked: list[str] = []
-        self._to = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
-
-    def _accept(self) -> None:
-        self._listener.settimeout(0.1)
-        while not self._over.is_set():
-            try:
-                client, _ = self._listener.accept()
-            except TimeoutError:
-                continue
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with client:
-            client.settimeout(10)
-            head = b""
-            while b"\r\n\r\n" not in head:
-                head += client.recv(4096)
-            self.asked.append(head.split(b" ")[1].decode())
-            with socket.create_connection(("127.0.0.1", self._to)) as server:
-                client.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
-                other = {client: server, server: client}
-                while not self._over.is_set():
-                    for end in select.select(list(other), [], [], 0.1)[0]:
-                        try:
-                            data = end.recv(65536)
-                            other[end].sendall(data)
-                        except OSError:
-                            return
-                        if not data:
-                            return
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-        self._listener.close()
 
 
 class MailPeer:

@@ -1,5 +1,6 @@
 """A server that does to a connection what a test's function says: for answers that no proper server would give."""
 
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -58,5 +59,21 @@ def raw(octets: bytes, *, close: bool = True) -> Talk:
         if close:
             connection.shutdown(socket.SHUT_RDWR)
             raise ConnectionAbortedError  # what has arrived meanwhile is not read
+
+    return talk
+
+
+def tunnel(port: int) -> Talk:
+    """A proxy: it leads every ``CONNECT`` to one port here."""
+
+    def talk(connection: socket.socket, _: bytes) -> None:
+        connection.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        with socket.create_connection(("127.0.0.1", port)) as server:
+            other = {connection: server, server: connection}
+            while True:
+                for end in select.select(list(other), [], [])[0]:
+                    if not (data := end.recv(65536)):
+                        raise ConnectionAbortedError
+                    other[end].sendall(data)
 
     return talk

@@ -118,8 +118,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, _error: Exception | None) -> None:
         self.lost = True
         self.server.clients.discard(self)
-        for readers in self.server.readers.values():
-            readers[:] = [reader for reader in readers if reader.client is not self]
+        self.server.readers = [reader for reader in self.server.readers if reader.client is not self]
 
     # ---- what the engine makes of them
 
@@ -162,37 +161,24 @@ class ClientConnection(asyncio.Protocol):
         self._read_from(link, address)
 
     def _read_from(self, link: Any, address: str) -> None:
-        hub, rest = self.server.path(address)
+        hub, (_, group, _, number) = self.server.path(address)
+        partition, selector = int(number), _selector(link.remote_source)
         why = self._denied(hub)
         if why is None and self.server.fault == "busy":
             why = BUSY
         groups = self.server.options.group
-        if why is None and groups and rest[1].casefold() not in map(str.casefold, groups):
+        if why is None and groups and group.casefold() not in map(str.casefold, groups):
             why = ("amqp:not-found", f"The messaging entity '{address}' could not be found.")
+        if why is None and (invalid := self.server.hubs[hub].refusal(partition, selector)) is not None:
+            why = ("com.microsoft:argument-error", invalid)
         if why is not None:
             self._refuse(link, *why)
             return
-        partition, selector = int(rest[3]), _selector(link.remote_source)
-        invalid = self.server.hubs[hub].refusal(partition, selector)
-        if invalid is not None:
-            self._refuse(link, "com.microsoft:argument-error", invalid)
-            return
-        properties = {str(name): value for name, value in (link.remote_properties or {}).items()}
-        epoch = properties.get("com.microsoft:epoch")
-        readers = self.server.readers.setdefault((hub, rest[1].casefold(), partition), [])
-        highest = max((reader.epoch for reader in readers if reader.epoch is not None), default=None)
-        if highest is not None and (epoch is None or epoch < highest):
-            self._refuse(link, "amqp:link:stolen", f"Receiver with a higher epoch '{highest}' exists")
-            return
-        if epoch is not None:
-            for reader in readers:
-                reader.link.condition = condition("amqp:link:stolen", f"New receiver with epoch '{epoch}' is created")
-                reader.link.close()
-                reader.client.flush()
-            readers.clear()
+        place = (hub, group.casefold(), partition)
+        others = [reader for reader in self.server.readers if reader.place == place]
+        self.server.end(others, "amqp:link:stolen", "New receiver with epoch '0' is created")  # as all have
         link.open()
-        start = self.server.hubs[hub].first(partition, selector)
-        readers.append(Reader(link, (self.server.hubs[hub], partition), start, epoch, self))
+        self.server.readers.append(Reader(link, self, place, self.server.hubs[hub].first(partition, selector)))
 
     def _denied(self, hub: str) -> tuple[str, str] | None:
         if hub not in self.server.hubs:
@@ -207,15 +193,13 @@ class ClientConnection(asyncio.Protocol):
         link.close()
 
     def _link_closed(self, event: Any) -> None:
-        for readers in self.server.readers.values():
-            readers[:] = [reader for reader in readers if reader.link != event.link]
+        self.server.readers = [reader for reader in self.server.readers if reader.link != event.link]
         event.link.close()
 
     def _credit_given(self, event: Any) -> None:
-        for readers in self.server.readers.values() if event.link.is_sender else ():
-            for reader in readers:
-                if reader.link == event.link:
-                    self.server.pump(reader)
+        for reader in self.server.readers:
+            if reader.link == event.link:
+                self.server.pump(reader)
 
     def _transfer_arrived(self, event: Any) -> None:
         delivery, link = event.delivery, event.link

@@ -27,11 +27,10 @@ def condition(name: str, text: str) -> Condition:
 
 
 class Reader:
-    """A receiver of one partition."""
+    """A receiver of one partition; ``place``: hub, consumer group and partition."""
 
-    def __init__(self, link: Any, place: tuple[Hub, int], start: int, epoch: int | None, client: Any) -> None:
-        self.link, self.next, self.epoch, self.client = link, start, epoch, client
-        self.hub, self.partition = place
+    def __init__(self, link: Any, client: Any, place: tuple[str, str, int], start: int) -> None:
+        self.link, self.client, self.place, self.next = link, client, place, start
 
 
 class HubServer:
@@ -46,7 +45,7 @@ class HubServer:
             self.hubs[name.casefold()] = Hub(name, int(partitions or 2), store)
         self.keys = dict(text.split("=", 1) for text in options.key)
         self.clients: set[Any] = set()
-        self.readers: dict[tuple[str, str, int], list[Reader]] = {}
+        self.readers: list[Reader] = []
         self.fault = ""
         self.cuts = 0  # transfers that are to be cut off yet
         self._tags = itertools.count()
@@ -80,7 +79,8 @@ class HubServer:
 
     def pump(self, reader: Reader) -> None:
         """Send a receiver what it has credit for."""
-        log = reader.hub.logs[reader.partition]
+        hub, _, partition = reader.place
+        log = self.hubs[hub].logs[partition]
         while reader.link.credit > 0 and reader.next < len(log):
             entry = log[reader.next]
             values: dict[str, str | int | timestamp] = {
@@ -93,11 +93,17 @@ class HubServer:
             reader.next += 1
 
     def pump_all(self, hub: str, partition: int) -> None:
-        for (name, _, number), readers in self.readers.items():
-            if (name, number) == (hub, partition):
-                for reader in readers:
-                    self.pump(reader)
-                    reader.client.flush()
+        for reader in self.readers:
+            if (reader.place[0], reader.place[2]) == (hub, partition):
+                self.pump(reader)
+                reader.client.flush()
+
+    def end(self, readers: list[Reader], name: str, text: str) -> None:
+        for reader in readers:
+            reader.link.condition = condition(name, text)
+            reader.link.close()
+            reader.client.flush()
+        self.readers = [reader for reader in self.readers if reader not in readers]
 
     def order(self, word: str) -> None:
         """A fault from now on, or one at once."""
@@ -113,12 +119,4 @@ class HubServer:
         else:
             self.fault = "" if word == "calm" else word
             if word == "busy":
-                self._throttle()
-
-    def _throttle(self) -> None:
-        for readers in self.readers.values():
-            for reader in readers:
-                reader.link.condition = condition(*BUSY)
-                reader.link.close()
-                reader.client.flush()
-            readers.clear()
+                self.end(self.readers, *BUSY)
