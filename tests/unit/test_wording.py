@@ -121,9 +121,9 @@ def test_what_many_vms_say_together_is_shared_as_it_is() -> None:
 def test_silent_vms_are_shown_with_since_when_and_where(kind: ChangeKind, over: tuple[str, ...]) -> None:
     silent = recording(message(kind=kind), event_type="Silent", resources=(PEER, ME), fleet_vms=2)
     text = text_of(silent)
-    assert [fact.name for fact in text.facts] == ["Silent since", *over, "VMs", "Place", "Severity"]
-    assert "Silent since: 2026-03-01 12:00:01 UTC\n" in text.plain
-    assert bool(text.advice) == (kind == "started")
+    assert [fact.name for fact in text.facts] == ["Since", *over, "VMs", "Place", "Severity"]
+    assert "Since: 2026-03-01 12:00:01 UTC\n" in text.plain
+    assert (text.title, bool(text.advice)) == (silent.record.body, kind == "started")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@
 
 from typing import Final, NamedTuple
 
-from notbefore.core.change import MISSING
 from notbefore.core.document import FREEZE, PLATFORM, PREEMPT, REBOOT, REDEPLOY, TERMINATE, USER
 
 WAVE: Final = "wave-"  # begins the id of several events that `notbefore fleet` reports together
@@ -101,9 +100,8 @@ SOURCES: Final = {PLATFORM: "Azure (Platform)", USER: "a user of your subscripti
 EXERCISE: Final = "This is an exercise: nothing has happened, and nothing will."
 CORRECTION: Final = "This corrects an earlier message: VMs that could not report it then have done so now."
 
-# of VMs that a fleet hears nothing of: while it lasts, when it is over, and what happened
-SILENT: Final = ("silent", "heard from again", "No heartbeat came for three intervals, and no event explains it.")
-NOT_THERE: Final = ("missing", "no longer missing", MISSING)
+# of VMs that a fleet hears nothing of
+SILENT: Final = "No heartbeat came for three intervals, and no event explains it."
 HEARD: Final = "All of these VMs send heartbeats again, or are no longer expected."
 SILENT_ADVICE: Final = (
     "Check in the portal whether the VMs run. On one that runs, check `systemctl status notbefore`, and with"

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from notbefore.config.messages import Links, Messages
-from notbefore.core.change import MISSING, SILENT, WORDS
+from notbefore.core.change import SILENT, WORDS
 from notbefore.core.document import REBOOTING, STARTED, VANISHING
 from notbefore.core.duration import countdown, words
 from notbefore.core.record import EXERCISE, Record
@@ -150,16 +150,12 @@ def _filled(advice: str, record: Record) -> str:
 
 
 def _silence(message: Message) -> tuple[str, str, str]:
-    """As ``_story``, where VMs of a fleet have fallen silent, or are heard from again."""
-    lasting, over, summary = _silent_phrases(message.record)
-    who = subject(message.record)
+    """As ``_story``, where VMs of a fleet have fallen silent, or are heard from again: the record says it."""
+    record = message.record
     if message.over:
-        return f"{who}: {over}", phrases.HEARD, ""
-    return f"{who}: {lasting}{_MARKS.get(message.kind, '')}", summary, phrases.SILENT_ADVICE
-
-
-def _silent_phrases(record: Record) -> tuple[str, str, str]:
-    return phrases.NOT_THERE if record.description == MISSING else phrases.SILENT
+        return record.body, phrases.HEARD, ""
+    why = one_line(record.description or phrases.SILENT)
+    return f"{record.body}{_MARKS.get(message.kind, '')}", why, phrases.SILENT_ADVICE
 
 
 # ---- the facts: those without a value are left out
@@ -191,9 +187,9 @@ def _facts(message: Message, now: datetime) -> Facts:
 
 def _facts_of_silence(message: Message) -> Facts:
     record = message.record
-    yield f"{_silent_phrases(record)[0].capitalize()} since", _clock(record.first_seen)
+    yield "Since", clock(record.first_seen)
     if message.over:
-        yield "Over since", _clock(record.over_since or record.time)
+        yield "Over since", clock(record.over_since or record.time)
     yield "VMs", _names(record)
     yield "Place", _place(record)
     yield "Severity", message.shown_severity
@@ -202,16 +198,16 @@ def _facts_of_silence(message: Message) -> Facts:
 def _times(message: Message, now: datetime) -> Facts:
     """When; and what an update is about where that is not NotBefore."""
     record = message.record
-    planned = _clock(record.not_before) if record.not_before is not None else "unknown"
+    planned = clock(record.not_before) if record.not_before is not None else "unknown"
     before = record.previous_not_before if record.previous_not_before != record.not_before else None
     if message.over:
-        yield "Over since", _clock(record.over_since or record.time)
+        yield "Over since", clock(record.over_since or record.time)
         yield "Duration of the event", words(record.started_seconds) if record.started_seconds is not None else ""
     elif message.is_ahead:
         yield "Not before", planned + (f", {countdown(record.not_before, now)}" if record.not_before else "")
-        yield "Previously", _clock(before) if before is not None else ""
+        yield "Previously", clock(before) if before is not None else ""
     elif record.event_status == STARTED or message.kind == "started":
-        yield "Started" if message.kind == "started" else "Changed", _clock(record.time)
+        yield "Started" if message.kind == "started" else "Changed", clock(record.time)
     else:
         yield "Not before", planned
     if message.kind == "updated" and before is None and not record.no_longer_affected:
@@ -250,7 +246,7 @@ def _names(record: Record) -> str:
     return some_of(sorted(record.resources, key=natural), MAX_NAMES) or "unknown (Azure names none)"
 
 
-def _clock(time: datetime) -> str:
+def clock(time: datetime) -> str:
     """``2026-03-01 12:15:00 UTC``."""
     return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 

@@ -13,7 +13,7 @@ from notbefore.core.duration import countdown
 from notbefore.core.record import json_line
 from notbefore.courier.http import Http, HttpSink
 from notbefore.courier.message import Message, Receipt
-from notbefore.courier.wording import Text, text_of
+from notbefore.courier.wording import Text, clock, text_of
 
 HEADERS: Final = {"Content-Type": "application/json"}
 MAX_HEADER: Final = 150  # characters; Slack's limits
@@ -62,8 +62,7 @@ def content(message: Message, text: Text, now: datetime) -> dict[str, Any]:
 def _blocks(message: Message, text: Text, now: datetime) -> Iterator[dict[str, Any]]:
     time = message.record.not_before if message.is_ahead else None
     if time is not None:
-        utc = f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-        date = f"<!date^{int(time.timestamp())}^{{date_short_pretty}} {{time_secs}}|{utc}>"
+        date = f"<!date^{int(time.timestamp())}^{{date_short_pretty}} {{time_secs}}|{clock(time)}>"
         yield _section(f"*{date}* (your local time), {countdown(time, now)}")
     if text.summary:
         yield _section(inert(text.summary))
