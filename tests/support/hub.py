@@ -37,10 +37,10 @@ class Hub:
     def __init__(self, directory: Path, *words: str, partitions: int = 4) -> None:
         needs("proton")
         self.port = free_port()
-        self._store = directory / "hub"
+        self._store = directory / "hub.changes"
         self._command = [
             sys.executable, "-m", "support.event_hub", "--port", str(self.port),
-            "--hub", f"changes:{partitions}", "--key", f"root={KEY}", "--store", str(self._store), *words,
+            "--partitions", str(partitions), "--key", f"root={KEY}", "--store", str(self._store), *words,
         ]  # fmt: skip
         self._process: subprocess.Popen[str] | None = None
 
@@ -81,16 +81,15 @@ class Hub:
     def __exit__(self, *_: object) -> None:
         self.kill(signal.SIGTERM)  # so that its coverage is written down
 
-    def connection_string(self, hub: str = "changes", key: str = KEY, name: str = "root") -> str:
+    def connection_string(self, key: str = KEY, name: str = "root") -> str:
         return (
             f"Endpoint=sb://127.0.0.1:{self.port};SharedAccessKeyName={name};SharedAccessKey={key};"
-            f"EntityPath={hub};UseDevelopmentEmulator=true"
+            f"EntityPath=changes;UseDevelopmentEmulator=true"
         )
 
     @property
     def stored(self) -> Sequence[Stored]:
-        path = self._store.with_name("hub.changes")
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        lines = self._store.read_bytes().splitlines(keepends=True)
         return [_read(json.loads(line)) for line in lines if line.endswith(b"\n")]
 
 

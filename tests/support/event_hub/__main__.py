@@ -1,11 +1,12 @@
 """A small Event Hub on loopback, for the tests and `make demo-fleet`; the extra `proton` has its engine.
 
-``python -m support.event_hub --hub changes:4 --key root=SECRET`` starts it.
+``python -m support.event_hub --port 5672 --partitions 4 --key root=SECRET --store FILE`` starts it.
 
 AMQP 1.0 by the Qpid Proton engine; asyncio moves the octets. It speaks what the unmodified Azure SDK asks for with
 ``UseDevelopmentEmulator=true``: SASL, ``$cbs`` with a real check of the SAS signature, ``$management`` READ, senders
-with partition keys, batches taken apart, receivers from an offset, epochs. Each partition is an append-only log, on
-disk with ``--store``, so that it survives a kill. It is not Azure: what it says when it refuses is modelled.
+with partition keys, batches taken apart, receivers from an offset; the newest receiver takes its partition. Each
+partition is an append-only log on disk, so that it survives a kill. It is not Azure: what it says when it refuses is
+modelled.
 
 Faults are ordered on standard input, a word a line: ``reject:CONDITION``, ``noack``, ``freeze``, ``refuse:STATUS``
 (what ``$cbs`` says to a token) until ``calm``; ``cut:N`` ends the connection in the middle of each of the next N
@@ -17,6 +18,7 @@ import argparse
 import asyncio
 import ssl
 import sys
+from pathlib import Path
 
 from support.event_hub.connection import ClientConnection
 from support.event_hub.server import HubServer
@@ -29,8 +31,8 @@ async def serve(server: HubServer) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(server.options.cert)
     loop = asyncio.get_running_loop()
-    listener = await loop.create_server(lambda: ClientConnection(server), "127.0.0.1", server.options.port, ssl=context)
-    sys.stdout.write(f"listening on 127.0.0.1:{listener.sockets[0].getsockname()[1]}\n")
+    await loop.create_server(lambda: ClientConnection(server), "127.0.0.1", server.options.port, ssl=context)
+    sys.stdout.write("listening\n")
     sys.stdout.flush()
     over = asyncio.Event()
     loop.add_reader(sys.stdin, _read_order, server, over)
@@ -53,11 +55,11 @@ def _read_order(server: HubServer, over: asyncio.Event) -> None:
 def main() -> None:
     """Serve until standard input ends."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--port", type=int, default=5672, help="0: any (it is printed)")
-    parser.add_argument("--hub", action="append", default=[], metavar="NAME:PARTITIONS")
-    parser.add_argument("--key", action="append", default=[], metavar="NAME=SECRET", help="of shared access signatures")
-    parser.add_argument("--group", action="append", default=[], help="a consumer group; by default it has any")
-    parser.add_argument("--store", metavar="PATH", help="keep each hub in a file PATH.HUB")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--partitions", type=int, required=True)
+    parser.add_argument("--key", action="append", metavar="NAME=SECRET", help="of shared access signatures")
+    parser.add_argument("--group", help="the only consumer group; by default it has any")
+    parser.add_argument("--store", type=Path, required=True, help="the file with what was sent")
     parser.add_argument("--cert", help="a PEM file with key and certificate: TLS")
     parser.add_argument("--max-message", type=int, default=1024 * 1024, help="bytes")
     asyncio.run(serve(HubServer(parser.parse_args())))

@@ -23,9 +23,10 @@ from proton import (
 
 from support.event_hub import amqp
 from support.event_hub.log import Hub
-from support.event_hub.server import BUSY, HubServer, Reader, condition
+from support.event_hub.server import BUSY, NAME, HubServer, Reader, condition
 
 CREDIT = 300
+DENIED = ("amqp:unauthorized-access", "Unauthorized access. There is no valid token.")
 
 
 def text_of(value: Any) -> str:
@@ -39,7 +40,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, server: HubServer) -> None:
         self.server = server
-        self.until: dict[str, float] = {}  # hub -> end of the token that was put for it
+        self.allowed = False  # a good token was put
         self.replies: dict[str, Any] = {}  # $cbs, $management -> the link on which answers go
         self.formats: dict[tuple[int, int], int] = {}
         self.message_format = 0
@@ -146,12 +147,11 @@ class ClientConnection(asyncio.Protocol):
         link.properties = {symbol("com.microsoft:tracking-id"): "simulated"}
         if link.is_receiver:  # the client sends
             address = link.remote_target.address
-            why = None if address.startswith("$") else self._denied(self.server.path(address)[0])
-            if why is not None:
-                self._refuse(link, *why)
-                return
-            link.open()
-            link.flow(CREDIT)
+            if self.allowed or address.startswith("$"):
+                link.open()
+                link.flow(CREDIT)
+            else:
+                self._refuse(link, *DENIED)
             return
         address = link.remote_source.address
         if address.startswith("$"):
@@ -161,31 +161,26 @@ class ClientConnection(asyncio.Protocol):
         self._read_from(link, address)
 
     def _read_from(self, link: Any, address: str) -> None:
-        hub, (_, group, _, number) = self.server.path(address)
+        _, _, group, _, number = self.server.path(address)
         partition, selector = int(number), _selector(link.remote_source)
-        why = self._denied(hub)
-        if why is None and self.server.fault == "busy":
-            why = BUSY
-        groups = self.server.options.group
-        if why is None and groups and group.casefold() not in map(str.casefold, groups):
-            why = ("amqp:not-found", f"The messaging entity '{address}' could not be found.")
-        if why is None and (invalid := self.server.hubs[hub].refusal(partition, selector)) is not None:
-            why = ("com.microsoft:argument-error", invalid)
-        if why is not None:
+        if why := self._why_not(address, group, partition, selector):
             self._refuse(link, *why)
             return
-        place = (hub, group.casefold(), partition)
-        others = [reader for reader in self.server.readers if reader.place == place]
+        others = [one for one in self.server.readers if (one.group, one.partition) == (group, partition)]
         self.server.end(others, "amqp:link:stolen", "New receiver with epoch '0' is created")  # as all have
         link.open()
-        self.server.readers.append(Reader(link, self, place, self.server.hubs[hub].first(partition, selector)))
+        self.server.readers.append(Reader(link, self, group, partition, self.server.hub.first(partition, selector)))
 
-    def _denied(self, hub: str) -> tuple[str, str] | None:
-        if hub not in self.server.hubs:
-            return "amqp:not-found", f"The messaging entity '{hub}' could not be found."
-        if self.until.get(hub, 0.0) < time.time():
-            return "amqp:unauthorized-access", f"Unauthorized access. There is no valid token for {hub}."
-        return None
+    def _why_not(self, address: str, group: str, partition: int, selector: str) -> tuple[str, str] | None:
+        """The condition and its text, if that partition cannot be read."""
+        if not self.allowed:
+            return DENIED
+        if self.server.fault == "busy":
+            return BUSY
+        if self.server.options.group not in (None, group):
+            return "amqp:not-found", f"The messaging entity '{address}' could not be found."
+        invalid = self.server.hub.refusal(partition, selector)
+        return ("com.microsoft:argument-error", invalid) if invalid else None
 
     def _refuse(self, link: Any, name: str, text: str) -> None:
         link.open()
@@ -222,27 +217,22 @@ class ClientConnection(asyncio.Protocol):
             _accept(delivery)
             self._manage(payload)
         else:
-            self._store_events(delivery, address, payload)
+            self._store_events(delivery, payload)
 
-    def _store_events(self, delivery: Any, address: str, payload: bytes) -> None:
+    def _store_events(self, delivery: Any, payload: bytes) -> None:
         """Events from a sender."""
         server = self.server
-        hub, rest = server.path(address)
         if server.fault.startswith("reject:"):
             _reject(delivery, server.fault.removeprefix("reject:"), "a fault was ordered")
             return
         if len(payload) > server.options.max_message:
             _reject(delivery, "amqp:link:message-size-exceeded", f"The message of {len(payload)} bytes is too large.")
             return
-        if self.until.get(hub, 0.0) < time.time():
-            _reject(delivery, "amqp:unauthorized-access", "ExpiredToken: The token is expired.")
-            return
         key, messages = events_of(payload, self.message_format)
-        partition = int(rest[-1]) if rest else server.hubs[hub].partition_of(key)
-        server.hubs[hub].append(partition, key, messages)
+        partition = server.hub.append(key, messages)
         if server.fault != "noack":
             _accept(delivery)
-        server.pump_all(hub, partition)
+        server.pump_all(partition)
 
     # ---- $cbs and $management
 
@@ -254,20 +244,17 @@ class ClientConnection(asyncio.Protocol):
 
     def _put_token(self, payload: bytes) -> None:
         request, properties = _decoded(payload)
-        name = properties["name"]
-        hub, _ = self.server.path(name)
-        status, text, end = self.server.check_token(text_of(request.body), name, hub)
+        status, text = self.server.check_token(text_of(request.body), properties["name"])
         if self.server.fault.startswith("refuse:"):
             status, text = int(self.server.fault.removeprefix("refuse:")), "a fault was ordered"
         if status == 202:
-            self.until[hub] = end
+            self.allowed = True
         self._reply("$cbs", request, status, text)
 
     def _manage(self, payload: bytes) -> None:
         request, properties = _decoded(payload)
-        name = properties["name"].casefold()
-        status, text, _ = self.server.check_token(properties["security_token"], name, name)
-        found = _described(self.server.hubs[name], properties.get("partition")) if status == 202 else None
+        status, text = self.server.check_token(properties["security_token"], properties["name"])
+        found = _described(self.server.hub, properties.get("partition")) if status == 202 else None
         self._reply("$management", request, 200 if found else status, text, found)
 
     HANDLERS: ClassVar[dict[Any, Callable[..., None]]] = {
@@ -304,13 +291,13 @@ def _described(hub: Hub, partition: str | None) -> dict[str, Any]:
     if partition is None:
         ids = [str(number) for number in range(len(hub.logs))]
         return {
-            "name": hub.name,
+            "name": NAME,
             "created_at": timestamp(hub.created),
             "partition_ids": Array(UNDESCRIBED, Data.STRING, *ids),  # type: ignore[arg-type] # its stubs know less
         }
     log = hub.logs[int(partition)]
     return {
-        "name": hub.name,
+        "name": NAME,
         "partition": partition,
         "begin_sequence_number": 0,
         "last_enqueued_sequence_number": len(log) - 1,
@@ -327,17 +314,15 @@ def _selector(source: Any) -> str:
     return text_of(described.value)
 
 
-def _key_of(parts: list[amqp.Section]) -> str | None:
+def _key_of(parts: list[amqp.Section]) -> str:
     noted: dict[Any, Any] = next((part.value for part in parts if part.code == amqp.MESSAGE_ANNOTATIONS), {})
-    key = noted.get("x-opt-partition-key")
-    return None if key is None else text_of(key)
+    return text_of(noted.get("x-opt-partition-key", ""))
 
 
-def events_of(payload: bytes, message_format: int) -> tuple[str | None, list[bytes]]:
+def events_of(payload: bytes, message_format: int) -> tuple[str, list[bytes]]:
     """The partition key and the events of one transfer; a batch is taken apart."""
     parts = amqp.sections(payload)
-    key = _key_of(parts)
     if message_format != amqp.BATCH_FORMAT:
-        return key, [amqp.bare(parts)]
+        return _key_of(parts), [amqp.bare(parts)]
     inner = [amqp.sections(part.value) for part in parts if part.code == amqp.DATA]
-    return key or (_key_of(inner[0]) if inner else None), [amqp.bare(event) for event in inner]
+    return _key_of(inner[0]), [amqp.bare(event) for event in inner]

@@ -1,4 +1,4 @@
-"""``Hub``: a simulated Event Hub's partitions, each an append-only log, on disk if wanted."""
+"""``Hub``: a simulated Event Hub's partitions, each an append-only log on disk."""
 
 import base64
 import json
@@ -6,7 +6,7 @@ import os
 import time
 import zlib
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 
 class Entry(NamedTuple):
@@ -14,27 +14,24 @@ class Entry(NamedTuple):
 
     offset: int
     enqueued: int  # Unix milliseconds
-    key: str | None
+    key: str
     message: bytes
 
 
 class Hub:
     """Partitions, each an append-only log."""
 
-    def __init__(self, name: str, partitions: int, store: Path | None) -> None:
-        self.name = name
+    def __init__(self, partitions: int, store: Path) -> None:
         self.created = int(time.time() * 1000)
         self.logs: list[list[Entry]] = [[] for _ in range(partitions)]
-        self._file: BinaryIO | None = None
-        self._next = 0  # partition for events without a key
-        if store is not None and store.exists():
+        if store.exists():
             whole = store.read_bytes().rpartition(b"\n")
             os.truncate(store, len(whole[0] + whole[1]))  # a torn last line was never acknowledged
             for line in whole[0].splitlines():
                 row = json.loads(line)
                 self._put(row["p"], row["t"], row["k"], base64.b64decode(row["m"]))
         self.created = min([self.created, *(log[0].enqueued for log in self.logs if log)])
-        self._file = store.open("ab") if store is not None else None
+        self._file = store.open("ab")
 
     def resize(self, partitions: int) -> None:
         """To so many partitions; Azure takes none away either."""
@@ -48,27 +45,20 @@ class Hub:
             return None
         return f"The supplied offset '{bound}' is invalid. The last offset in the system is '{last}'"
 
-    def _put(self, partition: int, enqueued: int, key: str | None, message: bytes) -> None:
+    def _put(self, partition: int, enqueued: int, key: str, message: bytes) -> None:
         log = self.logs[partition]
         offset = log[-1].offset + len(log[-1].message) + 40 if log else 0
         log.append(Entry(offset, enqueued, key, message))
 
-    def partition_of(self, key: str | None) -> int:
-        """Azure's hash is another, and as stable."""
-        if key is None:
-            self._next = (self._next + 1) % len(self.logs)
-            return self._next
-        return zlib.crc32(key.encode()) % len(self.logs)
-
-    def append(self, partition: int, key: str | None, messages: list[bytes]) -> None:
-        now = int(time.time() * 1000)
+    def append(self, key: str, messages: list[bytes]) -> int:
+        """Write down events, and return their partition; Azure's hash is another, and as stable."""
+        now, partition = int(time.time() * 1000), zlib.crc32(key.encode()) % len(self.logs)
         for message in messages:
-            if self._file is not None:
-                row = {"p": partition, "t": now, "k": key, "m": base64.b64encode(message).decode()}
-                self._file.write(json.dumps(row).encode() + b"\n")
+            row = {"p": partition, "t": now, "k": key, "m": base64.b64encode(message).decode()}
+            self._file.write(json.dumps(row).encode() + b"\n")
             self._put(partition, now, key, message)
-        if self._file is not None:
-            self._file.flush()
+        self._file.flush()
+        return partition
 
     def first(self, partition: int, selector: str) -> int:
         """The index of the first event that a receiver's selector lets through."""

@@ -1,12 +1,10 @@
-"""``HubServer``: the hubs, the keys and the faults of a simulated namespace, and who reads which partition."""
+"""``HubServer``: the hub, the keys and the faults of a simulated namespace, and who reads which partition."""
 
 import argparse
 import base64
 import hashlib
 import hmac
 import itertools
-import time
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -15,6 +13,7 @@ from proton import Condition, symbol, timestamp
 from support.event_hub import amqp
 from support.event_hub.log import Hub
 
+NAME = "changes"  # of the hub
 BUSY = (
     "com.microsoft:server-busy",
     "The request was terminated because the entity is being throttled. Wait 4 seconds.",
@@ -27,22 +26,19 @@ def condition(name: str, text: str) -> Condition:
 
 
 class Reader:
-    """A receiver of one partition; ``place``: hub, consumer group and partition."""
+    """A receiver of one partition, in a consumer group."""
 
-    def __init__(self, link: Any, client: Any, place: tuple[str, str, int], start: int) -> None:
-        self.link, self.client, self.place, self.next = link, client, place, start
+    def __init__(self, link: Any, client: Any, group: str, partition: int, start: int) -> None:
+        self.link, self.client, self.next = link, client, start
+        self.group, self.partition = group, partition
 
 
 class HubServer:
-    """The server: hubs, keys, faults, and who is connected."""
+    """The server: hub, keys, faults, and who is connected."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.hubs: dict[str, Hub] = {}
-        for text in options.hub:
-            name, _, partitions = text.partition(":")
-            store = Path(f"{options.store}.{name}") if options.store else None
-            self.hubs[name.casefold()] = Hub(name, int(partitions or 2), store)
+        self.hub = Hub(options.partitions, options.store)
         self.keys = dict(text.split("=", 1) for text in options.key)
         self.clients: set[Any] = set()
         self.readers: list[Reader] = []
@@ -51,25 +47,24 @@ class HubServer:
         self._tags = itertools.count()
 
     @staticmethod
-    def path(address: str) -> tuple[str, list[str]]:
-        """The hub and the rest of an address such as ``amqps://host/hub/ConsumerGroups/g/Partitions/0``."""
-        parts = [part for part in (urlsplit(address).path if "://" in address else address).split("/") if part]
-        return (parts[0].casefold() if parts else ""), parts[1:]
+    def path(address: str) -> list[str]:
+        """The parts of an address such as ``amqps://host/hub/ConsumerGroups/g/Partitions/0``, without the host."""
+        return [part for part in (urlsplit(address).path if "://" in address else address).split("/") if part]
 
-    def check_token(self, token: str, audience: str, hub: str) -> tuple[int, str, float]:
-        """Status, text and end of a token: of a SAS the signature is checked; that of an identity is taken."""
-        if hub not in self.hubs:
-            return 404, f"The messaging entity '{audience}' could not be found.", 0.0
+    def check_token(self, token: str, audience: str) -> tuple[int, str]:
+        """Status and text: of a SAS the signature is checked; the token of an identity is taken."""
+        if self.path(audience)[:1] != [NAME]:
+            return 404, f"The messaging entity '{audience}' could not be found."
         if not token.startswith("SharedAccessSignature "):
-            return 202, "Accepted", time.time() + 3600
+            return 202, "Accepted"
         fields = dict(part.split("=", 1) for part in token.partition(" ")[2].split("&") if "=" in part)
         key = self.keys.get(unquote(fields.get("skn", "")))
         if key is None:
-            return 401, "InvalidSignature: the name of the key is not known", 0.0
+            return 401, "InvalidSignature: the name of the key is not known"
         digest = hmac.new(key.encode(), f"{fields['sr']}\n{fields['se']}".encode(), hashlib.sha256).digest()
         if not hmac.compare_digest(base64.b64encode(digest).decode(), unquote(fields["sig"])):
-            return 401, "InvalidSignature: The token has an invalid signature.", 0.0
-        return 202, "Accepted", float(fields["se"])
+            return 401, "InvalidSignature: The token has an invalid signature."
+        return 202, "Accepted"
 
     def send(self, link: Any, message: bytes) -> None:
         delivery = link.delivery(f"{next(self._tags):x}")
@@ -79,22 +74,21 @@ class HubServer:
 
     def pump(self, reader: Reader) -> None:
         """Send a receiver what it has credit for."""
-        hub, _, partition = reader.place
-        log = self.hubs[hub].logs[partition]
+        log = self.hub.logs[reader.partition]
         while reader.link.credit > 0 and reader.next < len(log):
             entry = log[reader.next]
             values: dict[str, str | int | timestamp] = {
                 "x-opt-sequence-number": reader.next,
                 "x-opt-offset": str(entry.offset),
                 "x-opt-enqueued-time": timestamp(entry.enqueued),
-                **({"x-opt-partition-key": entry.key} if entry.key is not None else {}),
+                "x-opt-partition-key": entry.key,
             }
             self.send(reader.link, amqp.annotations(values) + entry.message)
             reader.next += 1
 
-    def pump_all(self, hub: str, partition: int) -> None:
+    def pump_all(self, partition: int) -> None:
         for reader in self.readers:
-            if (reader.place[0], reader.place[2]) == (hub, partition):
+            if reader.partition == partition:
                 self.pump(reader)
                 reader.client.flush()
 
@@ -114,8 +108,7 @@ class HubServer:
         elif name == "cut":
             self.cuts = int(number)
         elif name == "resize":
-            for hub in self.hubs.values():
-                hub.resize(int(number))
+            self.hub.resize(int(number))
         else:
             self.fault = "" if word == "calm" else word
             if word == "busy":
