@@ -103,7 +103,6 @@ def test_what_is_too_large_is_cut_and_says_so(tmp_path: Path) -> None:
 
 
 REFUSALS = {
-    "reject:com.microsoft:server-busy": "server-busy",
     "reject:amqp:not-found": "NotFound",
     "refuse:401": "Status code: 401",
     "noack": "did not answer in time",

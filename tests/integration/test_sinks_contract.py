@@ -6,7 +6,7 @@ from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import pytest
@@ -40,21 +40,16 @@ CANARY = "canary-7f3a9b2c"
 TIMEOUT = Duration("8s")  # in which a receiver answers on a busy machine as well
 
 
-class Receiver:
+class Receiver(Protocol):
     """A sink, and how its receiver is made to answer."""
 
     config: SinkConfig
     down: SinkConfig
-    final = True  # a refusal is for good
+    final: bool = True  # a refusal is for good
 
-    def fails(self) -> None:
-        raise NotImplementedError
-
-    def refuses(self) -> None:
-        raise NotImplementedError
-
-    def got(self) -> list[bytes]:
-        raise NotImplementedError
+    def fails(self) -> None: ...
+    def refuses(self) -> None: ...
+    def got(self) -> list[bytes]: ...
 
 
 class HttpReceiver(Receiver):

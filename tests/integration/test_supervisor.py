@@ -67,14 +67,17 @@ def pid_of(couriers: Supervisor) -> int:
     return int(eventually(found)[-1])
 
 
-def test_a_courier_takes_its_orders_delivers_and_leaves_when_the_agent_stops(tmp_path: Path, owner: Owner) -> None:
+def test_a_courier_takes_its_orders_delivers_each_time_it_is_woken_and_leaves_when_the_agent_stops(
+    tmp_path: Path, owner: Owner
+) -> None:
     got = tmp_path / "got"
     poked: list[int] = []
     couriers = Supervisor(Orders(sinks(hook=f"cat >> {got}")), owner, lambda: poked.append(1))
-    owner.put("id", sink="hook")
-    couriers.wake()
-    serve([couriers], lambda: not owner.rows)
-    assert (got.read_bytes(), poked) == (RECORD + b"\n", [1])
+    for one in ("a", "b"):
+        owner.put(one, sink="hook")
+        couriers.wake()
+        serve([couriers], lambda: not owner.rows)
+    assert (got.read_bytes(), poked) == (2 * (RECORD + b"\n"), [1, 1])
     assert couriers.figures == CourierFigures(running=True, starts=CourierFigures().starts | {"due": 1})
     couriers.stop(NEVER)
     assert (couriers.figures.running, owner.endings, couriers.trouble) == (False, 1, "")
@@ -100,20 +103,6 @@ def test_nothing_due_starts_nothing(owner: Owner) -> None:
     assert couriers.figures.running
     couriers.stop(AT_ONCE)
     assert couriers.watched == ([], [])
-
-
-def test_a_courier_is_woken_when_something_is_due(tmp_path: Path, owner: Owner, start: Start) -> None:
-    got = tmp_path / "got"
-    couriers = start(Orders(sinks(hook=f"cat >> {got}")))
-    owner.put("a", sink="hook")
-    serve([couriers], lambda: not owner.rows)
-    asked = len(owner.rooms)
-    owner.put("b", sink="hook")
-    couriers.wake()
-    serve([couriers], lambda: not owner.rows)
-    assert owner.given[-1].delivery_id == "b"
-    assert owner.rooms[asked:]
-    assert couriers.figures.starts["due"] == 1
 
 
 def test_a_courier_that_has_nothing_to_do_leaves(owner: Owner, monkeypatch: pytest.MonkeyPatch, start: Start) -> None:

@@ -48,8 +48,6 @@ def test_each_change_has_its_title(looks: tuple[dict[str, Any] | None, ...], tit
 
 
 def test_what_is_over_says_how_long_it_took_and_an_end_that_nobody_saw_that_it_is_not_known() -> None:
-    over = recording(message({}, STARTED, None), interruption_seconds=4.2)
-    assert text_of(over).title == "Freeze of WestNO_0 is over"
     both = {"Resources": [ME, PEER]}  # of several VMs each measures only its own
     several = recording(message(both, both | STARTED, None), interruption_seconds=4.2)
     assert text_of(several).title == "Freeze of WestNO_0 and 1 more is over"
