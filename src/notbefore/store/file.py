@@ -190,8 +190,7 @@ class StateFile:
                 self._add_history(db, writing.records)
             db.execute("COMMIT")
         except BaseException:
-            with suppress(sqlite3.Error):  # the first error is the one to report
-                db.execute("ROLLBACK")
+            self.forget()  # which rolls it back; after any failure all is written anew
             raise
         self._stamp, self._state = stamp, writing.state
 
@@ -284,12 +283,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     db.execute("PRAGMA journal_mode = TRUNCATE")
     db.execute("PRAGMA synchronous = EXTRA")
     if version == 0:
-        try:
-            db.executescript(_SCHEMA)
-        except BaseException:
-            with suppress(sqlite3.Error):
-                db.execute("ROLLBACK")
-            raise
+        db.executescript(_SCHEMA)
     db.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000:.0f}")
 
 
