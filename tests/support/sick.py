@@ -1,7 +1,6 @@
 """A disk that takes nothing for a while: somebody else holds SQLite's lock on the state file."""
 
 import sqlite3
-from types import TracebackType
 from typing import Self
 
 from notbefore.store.store import Store
@@ -19,7 +18,7 @@ class SickDisk:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._db.close()
 
     def heal(self) -> None:

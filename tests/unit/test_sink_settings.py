@@ -36,7 +36,6 @@ ENVIRONMENT = {
     "PAGERDUTY_KEY": "e93facc04764012d7bfb002500d5d1a6",
     "BOT": "bot-secret",
     "PAGER_URL": "json://localhost",
-    "HOOK": "https://example.org/h",
 }
 
 
