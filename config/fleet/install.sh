@@ -105,7 +105,7 @@ if [ -n "$remove" ]; then
 fi
 [ -z "$bundle" ] || install_bundle
 case $prefix in
-    *[\"\'\\]*) fail "$prefix: systemd runs nothing from a path with a quote or a backslash in it" ;;
+    *[!A-Za-z0-9/._-]*) fail "$prefix: install it where the path has letters, digits and / . _ - alone" ;;
 esac
 [ -x "$prefix/bin/notbefore" ] || fail "$prefix/bin/notbefore is not there: install the package first, run the script out of it"
 
@@ -130,8 +130,7 @@ said=$("$prefix/bin/notbefore" check-config --strict "$checked" 2>&1 >/dev/null)
 
 [ -z "$config" ] || mv "$new" "$etc/notbefore.yml"
 
-# systemd reads a path in quotes, in which `%` begins a specifier
-replace /opt/notbefore/bin/notbefore "\"$(echo "$prefix/bin/notbefore" | replace % %%)\"" \
+replace /opt/notbefore/bin/notbefore "$prefix/bin/notbefore" \
     <"$prefix/share/notbefore/systemd/notbefore.service" | install -m 0644 /dev/stdin "$units/notbefore.service"
 {
     echo '[Service]'

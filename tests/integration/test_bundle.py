@@ -85,7 +85,7 @@ def installed(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def test_what_was_installed_needs_nothing_of_the_clone(installed: Path, tmp_path: Path) -> None:
     prefix, etc = installed / "opt" / "notbefore", installed / "etc"
     unit = (etc / "systemd" / "system" / "notbefore.service").read_text(encoding="utf-8")
-    assert f'ExecStart="{prefix}/bin/notbefore" run' in unit
+    assert f"ExecStart={prefix}/bin/notbefore run" in unit
     assert (etc / "notbefore" / "notbefore.yml").exists()
     demo = without_a_network(prefix / "bin" / "notbefore", "demo", cwd=tmp_path)
     assert (demo.returncode, "finished   Freeze of this VM finished" in demo.stdout) == (0, True), demo.stderr

@@ -4,7 +4,7 @@ promtool's time begins at 0, which is ``T0`` here: timestamps among the samples 
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
@@ -23,21 +23,6 @@ from support.azure import T0, at, document, instant
 JOB = "notbefore"  # that the rules know
 INTERVAL = 5  # seconds between two polls of an agent
 Items = list[dict[str, Any]]
-
-
-class Target(Protocol):
-    """What Prometheus scrapes."""
-
-    name: str
-    job: str
-
-    def poll(self, second: int) -> bool:
-        """Go on to a second; does it answer?"""
-        ...
-
-    def scrape(self, second: int, wanted: frozenset[str]) -> dict[str, float]:
-        """Series -> value."""
-        ...
 
 
 class FleetVm:
@@ -113,6 +98,9 @@ class FleetInstance:
         assert view is not None
         process = Snapshot(Tracked(), Totals(), Figures(), at(second), self.outbox(second), ("chat",))
         return exposed(self.name, fleet.samples(view, process), wanted, self.job)
+
+
+Target = FleetVm | FleetInstance  # what Prometheus scrapes
 
 
 def exposed(name: str, made: Iterable[Family], wanted: frozenset[str], job: str = JOB) -> dict[str, float]:

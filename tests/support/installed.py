@@ -36,8 +36,21 @@ def wheel(place: Path, changes: dict[str, tuple[str, str]]) -> Path:
     return next(place.glob("*.whl"))
 
 
+def install(place: Path, file: Path) -> None:
+    run(sys.executable, "-m", "pip", "--python", place, "install", "-q", "--no-deps", "--no-index", "-U", file)
+
+
+def environment(place: Path, file: Path) -> Path:
+    """An environment that holds a wheel; what it depends on is lent by the one that the tests run in."""
+    run(sys.executable, "-m", "venv", "--without-pip", place)
+    install(place, file)
+    (packages,) = place.glob("lib/python*/site-packages")
+    (packages / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
+    return place
+
+
 class Installed(NamedTuple):
-    """An environment in which the agent is installed; what it depends on is lent by that of the tests."""
+    """An environment in which the agent is installed."""
 
     place: Path
     older: Path  # wheels; this one is installed first
@@ -46,15 +59,8 @@ class Installed(NamedTuple):
     @classmethod
     def make(cls, place: Path, changes: dict[str, tuple[str, str]]) -> Self:
         """``changes`` make the newer version: file -> a pattern, and what stands in its place."""
-        made = cls(place / "opt", wheel(place / "older", {}), wheel(place / "newer", changes))
-        run(sys.executable, "-m", "venv", "--without-pip", made.place)
-        made.install(made.older)
-        (made.packages / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
-        return made
+        older = wheel(place / "older", {})
+        return cls(environment(place / "opt", older), older, wheel(place / "newer", changes))
 
     def install(self, file: Path) -> None:
-        run(sys.executable, "-m", "pip", "--python", self.place, "install", "-q", "--no-deps", "--no-index", "-U", file)
-
-    @property
-    def packages(self) -> Path:
-        return next(self.place.glob("lib/python*/site-packages"))
+        install(self.place, file)

@@ -6,7 +6,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -51,11 +50,6 @@ def test_an_agent_alone_needs_little_and_what_an_extra_adds_is_added() -> None:
     assert {"apprise", "waitress"} <= pinned("agent", "apprise").keys()
 
 
-def test_an_unknown_group_is_named_with_those_that_there_are() -> None:
-    with pytest.raises(SystemExit, match="nothing for nonsense: known are agent, all, "):
-        part(TEXT, {"nonsense", "agent"})
-
-
 @pytest.mark.parametrize("place", ["Makefile", ".ci/run", "Dockerfile", ".github/workflows"])
 def test_what_is_installed_is_installed_by_hash(place: str) -> None:
     path = ROOT / place
@@ -69,9 +63,3 @@ def test_what_is_installed_is_installed_by_hash(place: str) -> None:
     assert installs
     for line in installs:
         assert "--require-hashes" in line or "--no-deps" in line or "PIP     =" in line, line
-
-
-def test_the_workflows_are_yaml_with_jobs() -> None:
-    for path in (ROOT / ".github/workflows").glob("*.yml"):
-        jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
-        assert all({"runs-on", "steps"} <= job.keys() for job in jobs.values())
