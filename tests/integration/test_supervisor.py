@@ -14,7 +14,8 @@ import msgspec
 import pytest
 
 import notbefore
-from notbefore.config.sinks import Command, SinkConfig
+from notbefore.config.secret import Secret
+from notbefore.config.sinks import Command, SinkConfig, Webhook
 from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import SendResult
 from notbefore.courier import supervisor
@@ -24,6 +25,7 @@ from notbefore.courier.supervisor import Supervisor
 from notbefore.metrics.process import CourierFigures
 from support.agent import eventually
 from support.owner import RECORD, Owner, serve
+from support.peers import HttpPeer, Say
 
 NEVER: Callable[[float], bool] = lambda _seconds: False  # noqa: E731 - as short as what it says
 AT_ONCE: Callable[[float], bool] = lambda _seconds: True  # noqa: E731
@@ -112,6 +114,23 @@ def test_a_courier_that_has_nothing_to_do_leaves(owner: Owner, monkeypatch: pyte
     serve([couriers], lambda: couriers.figures.running)
     serve([couriers], lambda: not couriers.figures.running)
     assert (owner.left, couriers.figures.starts) == ({}, CourierFigures().starts | {"due": 1})
+
+
+def test_a_slow_receiver_is_not_taken_for_nothing_to_do(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch, start: Start
+) -> None:
+    class Slow(HttpPeer):
+        def answer(self, handler: Any, say: Say) -> None:
+            time.sleep(2.0)  # longer than a turn
+            super().answer(handler, say)
+
+    monkeypatch.setattr(supervisor, "LINGER", 0.2)
+    with Slow() as peer:
+        hook = Webhook(url=Secret(peer.url), allow_private=True)
+        couriers = start(Orders({"hook": SinkConfig(webhook=hook)}))
+        owner.put("a", sink="hook")
+        serve([couriers], lambda: not owner.rows)
+        assert len(peer.requests) == 1
 
 
 # ---- trouble
