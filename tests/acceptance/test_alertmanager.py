@@ -19,13 +19,7 @@ VMS = ("WestNO_0", "WestNO_1", "WestNO_2")
 
 
 @pytest.fixture
-def receiver() -> Iterator[HttpPeer]:
-    with HttpPeer() as found:
-        yield found
-
-
-@pytest.fixture
-def members(tmp_path: Path, receiver: HttpPeer) -> Iterator[list[int]]:
+def members(tmp_path: Path, hook: HttpPeer) -> Iterator[list[int]]:
     configuration = {
         "global": {"resolve_timeout": "12s"},
         "route": {
@@ -35,7 +29,7 @@ def members(tmp_path: Path, receiver: HttpPeer) -> Iterator[list[int]]:
             "group_wait": "5s",
             "group_interval": "5s",
         },
-        "receivers": [{"name": "hook", "webhook_configs": [{"url": receiver.url, "send_resolved": True}]}],
+        "receivers": [{"name": "hook", "webhook_configs": [{"url": hook.url, "send_resolved": True}]}],
     }
     with cluster_of_two(tmp_path, configuration) as ports:
         yield ports

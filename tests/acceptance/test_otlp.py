@@ -13,8 +13,6 @@ from support.agent import RunningAgent, eventually, get
 from support.azure import FUTURE, ID, ME, body, item
 from support.peers import Say
 
-NANO = 1_000_000_000
-
 
 def configured(directory: Path, endpoint: str, records: dict[str, Any] | None = None, **settings: Any) -> str:
     path = directory / "notbefore.yaml"

@@ -3,13 +3,10 @@
 Debian's Prometheus and Alertmanager run what is in ``config/``, with shorter times and receivers of ours.
 """
 
-import http.client
 import json
 import re
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -19,32 +16,14 @@ import yaml
 
 from notbefore.simulator.server import Simulator
 from peers.pagerduty import ROUTING_KEY, PagerDuty
-from support.agent import PATIENCE, RunningAgent, eventually, free_port, get
+from support.agent import RunningAgent, eventually, get
+from support.alertmanager import cluster_of_two
 from support.azure import body, item
-from support.needs import needs
 from support.peers import HttpPeer
+from support.scraping import Prometheus
 
 CONFIG: Final = Path(__file__).parents[2] / "config"
-WITHIN: Final = 15.0  # seconds from a change to those who are notified, at intervals of 1 s; 3 are usual
-
-
-@contextmanager
-def running(port: int, *words: str, log: Path) -> Iterator[None]:
-    with log.open("wb") as file:
-        process = subprocess.Popen(words, stdout=file, stderr=file)
-    try:
-        eventually(lambda: process.poll() is not None or answers(port))
-        assert process.poll() is None, log.read_text(encoding="utf-8")
-        yield
-    finally:
-        process.terminate()
-        process.wait(PATIENCE)
-
-
-def answers(port: int) -> bool:
-    with suppress(OSError, http.client.HTTPException):
-        return get(port, "/-/ready")[0] == 200
-    return False
+RULES: Final = CONFIG / "prometheus/notbefore.rules.yml"
 
 
 def example() -> dict[str, Any]:
@@ -58,38 +37,6 @@ def example() -> dict[str, Any]:
 
     hasten(config["route"])
     return config
-
-
-def managing(port: int, directory: Path) -> tuple[str, ...]:
-    needs("prometheus-alertmanager")
-    return (
-        "prometheus-alertmanager",
-        f"--config.file={directory / 'alertmanager.yml'}",
-        f"--storage.path={directory / 'am'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-        "--cluster.listen-address=",
-    )
-
-
-def scraping(port: int, directory: Path) -> tuple[str, ...]:
-    return (
-        "prometheus",
-        f"--config.file={directory / 'prometheus.yml'}",
-        f"--storage.tsdb.path={directory / 'tsdb'}",
-        f"--web.listen-address=127.0.0.1:{port}",
-    )
-
-
-def prometheus(agents: Sequence[int], manager: int, directory: Path) -> None:
-    config = {
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
-        "rule_files": [str(CONFIG / "prometheus/notbefore.rules.yml")],
-        "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{manager}"]}]}]},
-        "scrape_configs": [
-            {"job_name": "notbefore", "static_configs": [{"targets": [f"127.0.0.1:{agent}" for agent in agents]}]}
-        ],
-    }
-    (directory / "prometheus.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
 
 
 @pytest.mark.long
@@ -113,11 +60,11 @@ def test_who_what_when_the_start_and_the_end_can_be_read_in_slack_and_pagerduty(
         key.write_text(ROUTING_KEY, encoding="utf-8")
         config["global"] = {"slack_api_url": slack.url, "pagerduty_url": f"{pager.url}/v2/enqueue"}
         config["receivers"][0]["pagerduty_configs"][0]["routing_key_file"] = str(key)
-        (tmp_path / "alertmanager.yml").write_text(yaml.safe_dump(config), encoding="utf-8")
-        managed, served = free_port(), free_port()
-        prometheus([agent.port for agent in agents], managed, tmp_path)
-        stack.enter_context(running(managed, *managing(managed, tmp_path), log=tmp_path / "am.log"))
-        stack.enter_context(running(served, *scraping(served, tmp_path), log=tmp_path / "prometheus.log"))
+        members = stack.enter_context(cluster_of_two(tmp_path, config))
+        managers = [{"static_configs": [{"targets": [f"127.0.0.1:{port}" for port in members]}]}]
+        alerting = {"alertmanagers": managers}
+        targets = [{"targets": [f"127.0.0.1:{agent.port}" for agent in agents]}]
+        stack.enter_context(Prometheus(tmp_path, targets, rule_files=[str(RULES)], alerting=alerting))
 
         def in_slack() -> str:
             shown = [json.loads(request.body)["attachments"][0] for request in slack.requests]
@@ -133,7 +80,7 @@ def test_who_what_when_the_start_and_the_end_can_be_read_in_slack_and_pagerduty(
         assert re.match(r"opened: Reboot of web_[01](, web_1)? \(2 VMs\), not before 20", on_call()[0])
         assert "Azure says: Virtual machine is being paused" in in_slack()
         # notbefore's own sink gives an alert the same labels
-        (alert,) = json.loads(get(managed, "/api/v2/alerts")[1])
+        (alert,) = json.loads(get(members[0], "/api/v2/alerts")[1])
         (sent,) = json.loads(eventually(lambda: sink.requests)[0].body)
         assert sent["labels"] == alert["labels"]
         simulator.set_document(body({**reboot, "EventStatus": "Started", "NotBefore": ""}, incarnation=3))

@@ -1,18 +1,14 @@
 """The bundle, installed by ``install.sh`` in a network namespace without a network, and the package that is in it."""
 
 import hashlib
-import http.server
 import io
 import json
 import os
 import shutil
-import ssl
 import subprocess
 import sys
 import tarfile
-import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +17,7 @@ import trustme
 import yaml
 
 from support.needs import needs
+from support.peers import HttpPeer, Say
 
 ROOT: Final = Path(__file__).parents[2]
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -168,36 +165,31 @@ def beside(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Path:
+def small() -> bytes:
     """A bundle with nothing but a script, which writes down that it ran: what the real one does is seen above."""
     script = b'#!/bin/sh\necho installed >"$DESTDIR/installed"\n'
     member = tarfile.TarInfo("notbefore-0.1.0-bundle/install.sh")
     member.size, member.mode = len(script), 0o755
-    (tmp_path / "served").mkdir()
-    with tarfile.open(tmp_path / "served" / "bundle.tar.gz", "w:gz") as tar:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         tar.addfile(member, io.BytesIO(script))
-    return tmp_path / "served" / "bundle.tar.gz"
+    return packed.getvalue()
 
 
 @pytest.fixture
-def served(small: Path, tmp_path: Path) -> Iterator[tuple[str, str]]:
+def served(small: bytes, tmp_path: Path) -> Iterator[tuple[str, str]]:
     """An address with TLS that gives the bundle, and the file with its authority."""
     needs("curl", "tar", "gzip")
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("localhost").configure_cert(context)
-    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(small.parent))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"https://localhost:{server.server_port}/{small.name}", str(tmp_path / "ca.pem")
-        server.shutdown()
+    with HttpPeer(authority) as server:
+        server.default = Say(body=small)
+        yield f"{server.url}/bundle.tar.gz", str(tmp_path / "ca.pem")
 
 
 @FLEET
 def test_a_vm_of_the_fleet_installs_the_bundle_of_that_hash_and_no_other(
-    script: Callable[[], str], beside: dict[str, str], served: tuple[str, str], small: Path, tmp_path: Path
+    script: Callable[[], str], beside: dict[str, str], served: tuple[str, str], small: bytes, tmp_path: Path
 ) -> None:
     assert "pip" not in script(), "nothing is taken from an index by its name"
     unfilled = run("sh", "-c", script(), cwd=tmp_path, **beside)
@@ -209,7 +201,7 @@ def test_a_vm_of_the_fleet_installs_the_bundle_of_that_hash_and_no_other(
     wrong = run("sh", "-c", words.replace("FILL-IN-BUNDLE-SHA256", "0" * 64), cwd=tmp_path, **environment)
     assert (wrong.returncode, "did NOT match" in wrong.stderr) == (1, True)
     assert list((tmp_path / "root").iterdir()) == []
-    digest = hashlib.sha256(small.read_bytes()).hexdigest()
+    digest = hashlib.sha256(small).hexdigest()
     done = run("sh", "-c", words.replace("FILL-IN-BUNDLE-SHA256", digest), cwd=tmp_path, **environment)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "root" / "installed").exists()

@@ -26,7 +26,6 @@ from support.azure import T0, event
 from support.box import delivery, rows_of
 
 NOBODY = 65534
-WEEK = 7 * 86_400.0
 
 
 def dead(name: str, **fields: Any) -> Delivery:

@@ -31,9 +31,6 @@ from support.messages import message, sent
 from support.peers import HttpPeer, Request, Say, black_hole
 from support.raw_server import raw, serving, tunnel
 
-ID2 = {"EventId": "00000000-AFDC-4513-B24B-AA5F13A16123"}
-
-
 # ---- webhook
 
 

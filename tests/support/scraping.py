@@ -18,7 +18,8 @@ from support.needs import needs
 class Prometheus:
     """Scrapes each second; ``history`` is OpenMetrics text with timestamps that it is to have known all along.
 
-    ``exporters`` are the instances of another job, and whether it answers there (as which Prometheus itself does).
+    ``exporters`` are the instances of another job, and whether it answers there (as which Prometheus itself does);
+    ``settings`` are what else stands in its configuration.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class Prometheus:
         history: bytes = b"",
         exporters: Mapping[str, bool] | None = None,
         job: str = "notbefore",
+        **settings: Any,
     ) -> None:
         needs("prometheus", "promtool")
         self.port = free_port()
@@ -45,9 +47,8 @@ class Prometheus:
             for instance, up in (exporters or {}).items()
         ]
         jobs = [scraped, {"job_name": "node", "static_configs": others}]
-        config.write_text(
-            yaml.safe_dump({"global": {"scrape_interval": "1s"}, "scrape_configs": jobs}), encoding="utf-8"
-        )
+        every = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        config.write_text(yaml.safe_dump({"global": every, "scrape_configs": jobs, **settings}), encoding="utf-8")
         self._log = (directory / "prometheus.log").open("wb")
         words = [
             f"--config.file={config}",
