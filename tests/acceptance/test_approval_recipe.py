@@ -4,12 +4,11 @@ import http.server
 import json
 import re
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 import yaml
@@ -19,6 +18,7 @@ from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, notbefore
 from support.azure import FUTURE, body, item
 from support.needs import needs
+from support.peers import HttpPeer, Say
 
 VMS: Final = ("web_0", "web_1", "web_2")
 RECIPE: Final = (
@@ -28,22 +28,21 @@ RECIPE: Final = (
 (SCRIPT,) = re.findall(r"```sh\n(.*?)```", RECIPE, re.DOTALL)
 
 
-class Prepared:
+class Prepared(HttpPeer):
     """Each VM's own word that it is prepared, and the recipe that asks for it."""
 
     def __init__(self, directory: Path) -> None:
         needs("curl")
-        self._files = directory / "prepared"
-        for vm in VMS:
-            (self._files / vm).mkdir(parents=True)
-        handler = partial(_Handler, directory=str(self._files))
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+        super().__init__()
+        self.vms = set[str]()
         self.config = self._install(directory)
+
+    def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:  # noqa: ARG002 - whatever it was to say
+        super().answer(handler, Say(200 if handler.path.split("/")[1] in self.vms else 404))
 
     def _install(self, directory: Path) -> Path:
         script = directory / "all-prepared"
-        text = SCRIPT.replace("http://$vm:8080/", f"http://127.0.0.1:{self.server.server_port}/$vm/")
+        text = SCRIPT.replace("http://$vm:8080/", f"{self.url}/$vm/")
         here = f"{sys.executable} -m notbefore approve --state-dir {directory}/$NOTBEFORE_VM"
         script.write_text(text.replace("notbefore approve", here), "utf-8")
         script.chmod(0o755)
@@ -53,18 +52,6 @@ class Prepared:
         config = directory / "notbefore.yml"
         config.write_text(json.dumps(values), encoding="utf-8")
         return config
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-
-    def prepare(self, vm: str) -> None:
-        (self._files / vm / "prepared").touch()
-
-
-class _Handler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        pass
 
 
 @pytest.fixture
@@ -83,8 +70,8 @@ def waited(imds: Simulator, polls: int = 30) -> None:
 
 
 def test_three_agents_approve_and_not_before_the_last_is_prepared(imds: Simulator, tmp_path: Path) -> None:
-    prepared = Prepared(tmp_path)
     with ExitStack() as stack:
+        prepared = stack.enter_context(Prepared(tmp_path))
         agents = [
             stack.enter_context(
                 RunningAgent(imds.endpoint_of(vm), tmp_path / vm, str(prepared.config), "--allow-approval")
@@ -95,10 +82,10 @@ def test_three_agents_approve_and_not_before_the_last_is_prepared(imds: Simulato
         for agent in agents:
             agent.reported("announced")
         for vm in (VMS[1], VMS[0]):
-            prepared.prepare(vm)
+            prepared.vms.add(vm)
             waited(imds)
             assert imds.start_requests == []
-        prepared.prepare(VMS[2])
+        prepared.vms.add(VMS[2])
         eventually(lambda: imds.start_requests)
         for agent in agents:
             eventually(partial(has_started, agent))
@@ -106,7 +93,6 @@ def test_three_agents_approve_and_not_before_the_last_is_prepared(imds: Simulato
         assert set(imds.start_requests) == {event_id}  # the deputies may have asked in the same moment
         by = [one for agent in agents for one in agent.records if "azure.scheduled_event.approval.by" in one]
         assert {one["azure.scheduled_event.approval.reason"] for one in by} == {"all VMs are prepared"}
-    prepared.close()
 
 
 def test_every_one_of_400_vms_is_asked_by_its_whole_name(tmp_path: Path) -> None:
@@ -125,8 +111,10 @@ def test_every_one_of_400_vms_is_asked_by_its_whole_name(tmp_path: Path) -> None
 
 
 def test_an_event_that_is_another_one_by_then_is_not_approved(imds: Simulator, tmp_path: Path) -> None:
-    prepared = Prepared(tmp_path)
-    with RunningAgent(imds.endpoint_of(VMS[0]), tmp_path / VMS[0], str(prepared.config), "--allow-approval") as agent:
+    with (
+        Prepared(tmp_path) as prepared,
+        RunningAgent(imds.endpoint_of(VMS[0]), tmp_path / VMS[0], str(prepared.config), "--allow-approval") as agent,
+    ):
         agent.ready()
         event = item("a", NotBefore=FUTURE, Resources=[VMS[0]])
         imds.set_document(body(event, incarnation=2))
@@ -144,4 +132,3 @@ def test_an_event_that_is_another_one_by_then_is_not_approved(imds: Simulator, t
         assert imds.start_requests == []
         record.write_text(json.dumps(agent.records[1]), encoding="utf-8")
         assert notbefore(*words, str(record)).returncode == 0
-    prepared.close()

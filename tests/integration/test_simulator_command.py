@@ -1,6 +1,5 @@
 """``notbefore simulate`` as a process: what it says, what it serves, how it ends."""
 
-import http.client
 import signal
 import socket
 import subprocess
@@ -12,7 +11,7 @@ import msgspec
 import pytest
 
 from notbefore.commands.main import main
-from support.agent import PATIENCE, eventually
+from support.agent import PATIENCE, eventually, get
 
 PATH = "/metadata/scheduledevents?api-version=2020-07-01"
 Start = Callable[..., "Running"]
@@ -32,12 +31,8 @@ class Running:
         self.host = self.line.partition("http://")[2].partition(": ")[0]
 
     def get(self, path: str = PATH) -> Any:
-        connection = http.client.HTTPConnection(self.host, timeout=PATIENCE)
-        connection.request("GET", path, headers={"Metadata": "true"})
-        response = connection.getresponse()
-        body = response.read()
-        connection.close()
-        return msgspec.json.decode(body) if response.status == 200 else response.status
+        status, body = get(int(self.host.rpartition(":")[2]), path, Metadata="true")
+        return msgspec.json.decode(body) if status == 200 else status
 
     def events(self) -> list[dict[str, Any]]:
         events: list[dict[str, Any]] = self.get()["Events"]

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
@@ -71,7 +72,11 @@ class GrpcReceiver:
         self.requests: list[tuple[str, bytes, dict[str, Any]]] = []
         self.abort: grpc.StatusCode | None = None
         self._server = grpc.server(ThreadPoolExecutor(2))
-        self._server.add_generic_rpc_handlers((_Handler(self),))
+        for kind in ("metrics.v1.Metrics", "logs.v1.Logs"):
+            service = f"opentelemetry.proto.collector.{kind}Service"
+            method: Any = grpc.unary_unary_rpc_method_handler(partial(self._answer, f"/{service}/Export"))
+            handler = grpc.method_handlers_generic_handler(service, {"Export": method})
+            self._server.add_generic_rpc_handlers((handler,))
         if authority is None:
             self.port = self._server.add_insecure_port("127.0.0.1:0")
         else:
@@ -89,21 +94,11 @@ class GrpcReceiver:
     def __exit__(self, *_: object) -> None:
         self._server.stop(None).wait()
 
-
-class _Handler(grpc.GenericRpcHandler):
-    def __init__(self, receiver: GrpcReceiver) -> None:
-        self._receiver = receiver
-
-    def service(self, handler_call_details: Any) -> Any:
-        path, metadata = handler_call_details.method, dict(handler_call_details.invocation_metadata)
-
-        def answer(body: bytes, context: Any) -> bytes:
-            self._receiver.requests.append((path, body, metadata))
-            if self._receiver.abort is not None:
-                context.abort(self._receiver.abort, "as the test wants it")
-            return b""
-
-        return grpc.unary_unary_rpc_method_handler(answer)
+    def _answer(self, path: str, body: bytes, context: grpc.ServicerContext) -> bytes:
+        self.requests.append((path, body, dict(context.invocation_metadata())))
+        if self.abort is not None:
+            context.abort(self.abort, "as the test wants it")
+        return b""
 
 
 class Collector:
