@@ -1,6 +1,5 @@
 """The first event of a VM: its series begin at 1, and what counts a fleet's events counts it, in a real Prometheus."""
 
-import re
 import time
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from boards import queries
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually
 from support.azure import ME, body, item
+from support.panels import resolved
 from support.scraping import Prometheus
 
 NOTICE = "azure_scheduled_event_initial_notice_seconds"
@@ -18,10 +18,6 @@ VARIABLES = {
     "__range": "30s", "__range_s": "30", "__rate_interval": "30s", "__rate_interval_ms": "30000",
     "region": ".*", "group": ".*", "scale_set": ".*", "vm": ".*",
 }  # fmt: skip
-
-
-def resolved(expr: str) -> str:
-    return re.sub(r"\$([a-z_]\w*)", lambda match: VARIABLES[match[1]], expr)
 
 
 def test_the_first_event_of_a_vm_is_counted_once_and_the_next_one_as_well(tmp_path: Path) -> None:
@@ -38,20 +34,20 @@ def test_the_first_event_of_a_vm_is_counted_once_and_the_next_one_as_well(tmp_pa
                 assert prometheus.value(f"{CHANGES}_total") is None
                 simulator.set_document(body(item("first"), incarnation=2))
                 eventually(lambda: prometheus.value(f"{CHANGES}_total"))
-                assert [prometheus.value(resolved(expr)) for expr in (announced, notice)] == [1, 1]
-                assert prometheus.value(resolved(median)) is not None
+                assert [prometheus.value(resolved(expr, VARIABLES)) for expr in (announced, notice)] == [1, 1]
+                assert prometheus.value(resolved(median, VARIABLES)) is not None
                 # this is why: of the same series increase() sees nothing
                 eventually(lambda: (prometheus.value(f"count_over_time({CHANGES}_total[1m])") or 0) >= 3)
                 assert prometheus.value(f"increase({CHANGES}_total[30s])") == 0
-                assert [prometheus.value(resolved(expr)) for expr in (announced, notice)] == [1, 1]
+                assert [prometheus.value(resolved(expr, VARIABLES)) for expr in (announced, notice)] == [1, 1]
 
                 simulator.set_document(body(item("first"), item("second"), incarnation=3))
                 eventually(lambda: prometheus.value(f"{CHANGES}_total") == 2)
-                assert [prometheus.value(resolved(expr)) for expr in (announced, notice)] == [2, 2]
+                assert [prometheus.value(resolved(expr, VARIABLES)) for expr in (announced, notice)] == [2, 2]
                 # once the windows begin after the first events, nothing has grown
                 later = time.time() + 60
                 for expr in (announced, notice):
-                    (found,) = prometheus.ask("query", query=resolved(expr), time=later)["result"] or [
+                    (found,) = prometheus.ask("query", query=resolved(expr, VARIABLES), time=later)["result"] or [
                         {"value": [0, "0"]}
                     ]
                     assert float(found["value"][1]) == pytest.approx(0)
