@@ -64,7 +64,7 @@ def read(place: Path, text: str, **environment: str) -> Config:
 def test_a_library_that_is_missing_is_named_with_its_extra(
     place: Path, monkeypatch: pytest.MonkeyPatch, missing: str, text: str, extra: str
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else object())
+    monkeypatch.setattr("notbefore.config.sinks.find_spec", lambda name: None if name == missing else object())
     with pytest.raises(ConfigError, match=rf"pip install 'azure-notbefore\[{extra}\]'"):
         read(place, text)
 

@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 
 from notbefore.commands.options import load_configuration
-from notbefore.config.libraries import check_extra
+from notbefore.config.sinks import check_extra
 from notbefore.config.warnings import warnings
 from notbefore.logs import set_up
 

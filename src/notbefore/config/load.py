@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from notbefore.config.libraries import check_installed
 from notbefore.config.model import Config
 from notbefore.config.reading import Reader
-from notbefore.config.sinks import EventHub, SinkSettings
+from notbefore.config.sinks import EventHub, SinkSettings, check_installed
 from notbefore.config.yaml_file import Places, Variable, read
 from notbefore.core.routing import Route
 from notbefore.core.text import one_of

@@ -1,5 +1,6 @@
 """What a user may set of each kind of sink. Secrets are wrapped; every key has a default but the address."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
@@ -26,7 +27,15 @@ from notbefore.config.constraints import (
 from notbefore.config.secret import Secret
 from notbefore.core.delivery import Terms
 from notbefore.core.duration import Duration
+from notbefore.errors import ConfigError
 
+MODULES: Final = {  # by extra of the package, which installs it
+    "apprise": "apprise",
+    "eventhub": "azure.eventhub",
+    "fleet": "azure.eventhub.extensions.checkpointstoreblobaio",
+    "otlp": "opentelemetry.exporter.otlp.proto.http",
+    "otlp-grpc": "opentelemetry.exporter.otlp.proto.grpc",
+}
 ExpireAfter = Annotated[Duration, between("1s")]
 LabelName = Annotated[str, matching(r"[a-zA-Z_][a-zA-Z0-9_]*", "the name of a label: letters, digits and _")]
 Namespace = Annotated[str, matching(r"[A-Za-z0-9.-]+", "its name alone, such as fleet.servicebus.windows.net")]
@@ -240,3 +249,20 @@ class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 KINDS: Final = {one.name: get_args(one.type)[0] for one in msgspec.structs.fields(SinkConfig)}
+
+
+def check_extra(extra: str) -> None:
+    """Raise ``ConfigError`` if the library of an extra is not installed; imports at most the packages around it."""
+    try:
+        found = find_spec(MODULES[extra])
+    except ModuleNotFoundError:  # the package around it is not there
+        found = None
+    if found is None:
+        raise ConfigError(f"{MODULES[extra]} is not installed: pip install 'azure-notbefore[{extra}]'")
+
+
+def check_installed(settings: SinkSettings) -> None:
+    """Raise ``ConfigError`` if the library is not installed that a sink, or the export over OTLP, needs."""
+    grpc = isinstance(settings, OtlpConnection) and settings.protocol == "grpc"
+    if extra := "otlp-grpc" if grpc else settings.EXTRA:
+        check_extra(extra)

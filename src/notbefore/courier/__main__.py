@@ -56,8 +56,8 @@ def _first_frame(channel: Channel) -> bytes:
 
 def _check(orders: Orders) -> None:
     """Raise an error if this version cannot work in place of the agent's."""
-    from notbefore.config.libraries import check_installed  # noqa: PLC0415 - a courier of the same version does without
-    from notbefore.config.load import load  # noqa: PLC0415 - as above
+    from notbefore.config.load import load  # noqa: PLC0415 - a courier of the same version does without
+    from notbefore.config.sinks import check_installed  # noqa: PLC0415 - as above
 
     for config in orders.sinks.values():
         import_module(f"notbefore.courier.sinks.{config.kind}")

@@ -89,14 +89,15 @@ def application(view: ProcessView, more: dict[str, Route]) -> App:
         **more,
     }
 
-    def app(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-        response = _respond(routes, environ)
-        headers = [("Content-Type", response.content_type), ("Content-Length", str(len(response.body)))]
-        headers += (ALWAYS | dict(response.headers)).items()
-        start_response(f"{response.status.value} {response.status.phrase}", headers)
-        return () if environ["REQUEST_METHOD"] == "HEAD" else (response.body,)
+    return lambda environ, start_response: send(_respond(routes, environ), environ, start_response)
 
-    return app
+
+def send(response: Response, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Give an answer to the server."""
+    headers = [("Content-Type", response.content_type), ("Content-Length", str(len(response.body)))]
+    headers += (ALWAYS | dict(response.headers)).items()
+    start_response(f"{response.status.value} {response.status.phrase}", headers)
+    return () if environ["REQUEST_METHOD"] == "HEAD" else (response.body,)
 
 
 def path_of(environ: Environ) -> str:

@@ -5,10 +5,11 @@ import logging
 import os
 import threading
 from collections.abc import Iterable
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from notbefore.web.access import Access
-from notbefore.web.app import ALWAYS, ANONYMOUS, App, Environ, StartResponse, path_of
+from notbefore.web.app import ANONYMOUS, App, Environ, Response, StartResponse, path_of, send
 
 if TYPE_CHECKING:  # an agent without the file does not import it
     from notbefore.web.web_config import WebConfig
@@ -41,26 +42,28 @@ class AccessControl:
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request."""
-        config, host = self._access.config(), environ.get("HTTP_HOST", "")
-        if not self._access.accepts_host(host):
-            text = f"{host[:100]!r} is not a name of this agent: if it should be, add it to server.allowed_hosts\n"
-            return _refuse(environ, start_response, "421 Misdirected Request", text)
-        if config is not None and config.basic_auth_users:
-            given = environ.get("HTTP_AUTHORIZATION", "")
-            right = self._check(config, given, environ.get("REMOTE_ADDR", "")) if given else False
-            if right is None:
-                text = "another password is being checked\n"
-                return _refuse(environ, start_response, "429 Too Many Requests", text, BUSY)
-            if not given and path_of(environ) in PROBES:
-                environ[ANONYMOUS] = True
-            elif not right:
-                text = "a user and a password are required\n"
-                return _refuse(environ, start_response, "401 Unauthorized", text, CHALLENGE)
-        return self._app(environ, start_response)
+        refused = self._refusal(environ)
+        return self._app(environ, start_response) if refused is None else send(refused, environ, start_response)
 
     def close(self) -> None:
         """Compare no more: a thread that is in a hash when the interpreter ends aborts the process."""
         self._comparing.acquire(timeout=LONGEST_COMPARISON)
+
+    def _refusal(self, environ: Environ) -> Response | None:
+        config, host = self._access.config(), environ.get("HTTP_HOST", "")
+        if not self._access.accepts_host(host):
+            text = f"{host[:100]!r} is not a name of this agent: if it should be, add it to server.allowed_hosts"
+            return _text(HTTPStatus.MISDIRECTED_REQUEST, text)
+        if config is None or not config.basic_auth_users:
+            return None
+        given = environ.get("HTTP_AUTHORIZATION", "")
+        if not given and path_of(environ) in PROBES:
+            environ[ANONYMOUS] = True
+            return None
+        right = self._check(config, given, environ.get("REMOTE_ADDR", "")) if given else False
+        if right is None:
+            return _text(HTTPStatus.TOO_MANY_REQUESTS, "another password is being checked", BUSY)
+        return None if right else _text(HTTPStatus.UNAUTHORIZED, "a user and a password are required", CHALLENGE)
 
     def _check(self, config: "WebConfig", authorization: str, address: str) -> bool | None:
         """Whether the header's value is right; ``None``: not compared, since another one is."""
@@ -96,10 +99,5 @@ def _user_and_password(authorization: str) -> tuple[str, bytes] | None:
         return None
 
 
-def _refuse(
-    environ: Environ, start: StartResponse, status: str, text: str, *headers: tuple[str, str]
-) -> Iterable[bytes]:
-    body = text.encode()
-    kind = ("Content-Type", "text/plain; charset=utf-8")
-    start(status, [kind, ("Content-Length", str(len(body))), *headers, *ALWAYS.items()])
-    return () if environ["REQUEST_METHOD"] == "HEAD" else (body,)
+def _text(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Response:
+    return Response(f"{text}\n".encode(), "text/plain; charset=utf-8", status, headers)

@@ -6,9 +6,8 @@ CONTRIBUTING.md says how to add one.
 from importlib import import_module
 from typing import Any
 
-from notbefore.config.libraries import check_installed
 from notbefore.config.messages import Messages
-from notbefore.config.sinks import SinkConfig
+from notbefore.config.sinks import SinkConfig, check_installed
 from notbefore.courier.message import Sink
 from notbefore.courier.redact import Redactor, known_secrets
 from notbefore.errors import ConfigError
