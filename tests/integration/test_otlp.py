@@ -39,7 +39,6 @@ from peers.otlp import (
     collected,
     metrics_of,
     rejecting,
-    rejecting_metrics,
     scraped,
     series,
     starts,
@@ -158,7 +157,7 @@ def test_what_comes_of_exports_is_counted_and_said_once(tmp_path: Path, caplog: 
         return list(samples(Snapshot(agent.tracked, agent.totals, agent.figures, at(5)))), None
 
     with Receiver() as receiver, caplog.at_level("INFO"):
-        receiver.default = rejecting_metrics(2, "too old for hunter2")
+        receiver.default = rejecting(2, "too old for hunter2")
         headers = {"Api-Key": Secret(str(key), "file")}
         config = Otlp(endpoint=receiver.url, interval=Duration("1s"), headers=headers)
         exporter = Exporter(config, read, counts, Redactor(), Http)

@@ -8,7 +8,6 @@ import re
 import shutil
 import socket
 import ssl
-import struct
 import subprocess
 import threading
 import time
@@ -167,16 +166,6 @@ def test_the_end_of_a_connection_is_said_in_tls(place: Place) -> None:
         assert read_all(tls).endswith(METRICS)  # raises at an end that is not said
 
 
-def test_a_reader_that_goes_away_in_the_middle_is_no_trouble(place: Place) -> None:
-    with serving(place.write(), view=Shown(LONG)) as server, ExitStack() as stack:
-        tls = shaken(place.client(), server, stack)
-        tls.sendall(REQUEST % (b"metrics", b""))
-        assert tls.recv(1)
-        tls.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # cut, not closed
-        tls.close()
-        assert ask(server, "/healthz", place.client())[0] == 200
-
-
 def test_a_record_may_come_in_parts_and_what_is_no_record_is_the_end(place: Place) -> None:
     come, go, other = ssl.MemoryBIO(), ssl.MemoryBIO(), place.client()
     tls = place.client().wrap_bio(come, go, server_hostname="localhost")
@@ -313,20 +302,13 @@ def test_a_file_that_names_a_certificate_which_is_not_there_yet_is_used_once_it_
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("tls_server_config: {cert_file: cert.pem}", ":1: tls_server_config: the key `key_file` is missing"),
         (
             "tls_server_config:\n  cert_files: x",
             ":2: tls_server_config.cert_files: there is no such key here: did you mean 'cert_file'?",
         ),
         ("tls_server_config: {cert_file: cert.pem, key_file: none.pem}", "tls_server_config.cert_file, key_file: "),
         ("tls_server_config: {cert_file: cert.pem, key_file: client.pem}", "mismatch"),
-        ("tls_server_config: {min_version: TLS10}", "Expected one of TLS12, TLS13"),
         ("tls_server_config: {cert_file: c, key_file: k, client_ca_file: x}", "need each other"),
-        (
-            "tls_server_config: {cert_file: c, key_file: k, client_auth_type: RequestClientCert}",
-            "did you mean 'RequireAndVerifyClientCert'?",
-        ),
-        (TLS % "cipher_suites: [RC4]", "there is no such key here"),
         (TLS % "client_ca_file: key.pem, client_auth_type: RequireAndVerifyClientCert", "_config.client_ca_file: "),
         ("tls_server_config: {cert_file: cert.pem, key_file: locked.pem}", "the key is encrypted"),
         ('tls_server_config: {cert_file: "c\\0", key_file: key.pem}', "tls_server_config.cert_file"),
@@ -336,7 +318,6 @@ def test_a_file_that_names_a_certificate_which_is_not_there_yet_is_used_once_it_
             "basic_auth_users.bob: expected a bcrypt",
         ),
         ("basic_auth_users: {bob: $2y$31$" + "a" * 53 + "}", "cost 4 to 14"),
-        ("rate_limit: {burst: 1}", ":1: rate_limit: there is no such key here"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(place: Place, text: str, expected: str) -> None:

@@ -16,12 +16,6 @@ CASES: list[dict[str, Any]] = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
 pytestmark = pytest.mark.usefixtures("log_as_before")
 
 
-def test_there_are_sixty_and_no_two_are_the_same() -> None:
-    given = [(case["given"], str(case.get("set"))) for case in CASES]
-    assert len(set(given)) == len(given)
-    assert len(given) >= 60
-
-
 @pytest.mark.parametrize("case", CASES, ids=[f"line-{number}" for number, _ in enumerate(CASES)])
 def test_it_is_said_what_is_wrong_and_what_to_do(
     case: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,9 +22,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
     ExportLogsServiceResponse,
 )
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsPartialSuccess,
     ExportMetricsServiceRequest,
-    ExportMetricsServiceResponse,
 )
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
@@ -106,7 +103,6 @@ class Collector:
 
     def __init__(self, directory: Path, to: str) -> None:
         self.http, self.grpc = free_port(), free_port()
-        self.log = ""
         words = {
             "otlp-http-endpoint": f"127.0.0.1:{self.http}",
             "otlp-grpc-endpoint": f"127.0.0.1:{self.grpc}",
@@ -119,20 +115,13 @@ class Collector:
         }
         program = Path(rotel.__file__).with_name("rotel-agent")
         command = [str(program), "start", *(word for key, value in words.items() for word in (f"--{key}", value))]
-        self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={"PATH": os.environ["PATH"]}
-        )
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.log += line.decode(errors="replace")
+        self.log = directory / "rotel.txt"
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env={"PATH": os.environ["PATH"]})
 
     def __enter__(self) -> Self:
         eventually(lambda: self._process.poll() is not None or (_listens(self.http) and _listens(self.grpc)))
-        assert self._process.poll() is None, self.log
+        assert self._process.poll() is None, self.log.read_text(errors="replace")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -142,9 +131,6 @@ class Collector:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._reader.join()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
 
 
 def _listens(port: int) -> bool:
@@ -159,14 +145,8 @@ def collected(directory: Path) -> Iterator[tuple[Collector, Receiver]]:
         yield collector, receiver
 
 
-def rejecting_metrics(count: int, why: str) -> Say:
-    """The same of data points."""
-    partial = ExportMetricsPartialSuccess(rejected_data_points=count, error_message=why)
-    return Say(200, (), ExportMetricsServiceResponse(partial_success=partial).SerializeToString())
-
-
 def rejecting(count: int, why: str) -> Say:
-    """An answer that takes a request but for so many of its records."""
+    """An answer that takes a request but for so many of its records, or data points: the bytes are the same."""
     partial = ExportLogsPartialSuccess(rejected_log_records=count, error_message=why)
     body = ExportLogsServiceResponse(partial_success=partial).SerializeToString()
     return Say(200, (("Content-Type", "application/x-protobuf"),), body)
@@ -197,10 +177,9 @@ def metrics_of(request: ExportMetricsServiceRequest) -> list[Metric]:
 def prometheus_name(metric: Metric) -> str:
     """As OpenTelemetry's specification translates it (Prometheus and OpenMetrics Compatibility)."""
     name = metric.name
-    unit = {"s": "seconds", "1": "ratio" if metric.HasField("gauge") else ""}.get(metric.unit, metric.unit)
-    unit = "" if unit.startswith("{") else unit
-    if unit and unit not in name.split("_"):
-        name += f"_{unit}"
+    assert metric.unit in ("", "s")
+    if metric.unit and "seconds" not in name.split("_"):
+        name += "_seconds"
     if metric.HasField("sum") and metric.sum.is_monotonic:
         name += "_total"
     return name

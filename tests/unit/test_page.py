@@ -19,7 +19,7 @@ from notbefore.metrics.outbox import OutboxView
 from notbefore.web import page
 from notbefore.web.page.model import MAX_ENDED, PageModel, by_urgency, newest_ended
 from notbefore.web.page.render import countdown, render
-from notbefore.web.page.timeline import TICKS, Scale
+from notbefore.web.page.timeline import Scale
 from notbefore.web.view import CheckResult
 from support.azure import ID, ME, PEER, STARTED, at, document, item, now
 
@@ -244,13 +244,6 @@ def test_the_scale_keeps_the_order_and_its_bounds(one: float, other: float) -> N
     scale = Scale(900, 3600)
     low, high = scale.x(min(one, other)), scale.x(max(one, other))
     assert 0 <= low <= high <= 100
-
-
-def test_the_scale_ends_at_ticks_beyond_all_that_is_drawn() -> None:
-    model = Agent().sees(0).sees(1, item()).sees(900, item(**STARTED)).sees(1300).model(5000)
-    scale = Scale.over(model.ended, at(5000))
-    assert (scale.before, scale.after) == (900, 900)
-    assert {scale.before, scale.after} <= {seconds for seconds, _ in TICKS}
 
 
 def test_an_agent_whose_page_nobody_opens_imports_nothing_for_it() -> None:

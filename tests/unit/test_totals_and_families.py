@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from notbefore.core.change import Change
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Tracked
 from notbefore.metrics import fleet
@@ -132,6 +131,13 @@ def test_the_notice_of_an_event_follows_its_not_before_and_stays_once_it_is_star
     assert (agent.value(name, 1501, ID), agent.value(name, 1501, "sudden")) == (1490, 0)
 
 
+def test_an_end_that_nobody_saw_is_counted_and_no_sample_of_an_interruption(agent: Agent) -> None:
+    agent.sees(1, item()).sees(900, silence=800.0)
+    assert agent.value("azure_scheduled_event_changes", 900, "ended", "Freeze") == 1
+    assert agent.value("azure_scheduled_event_initial_notice_seconds", 900, "Freeze").count == 1
+    assert agent.value("azure_scheduled_event_measured_interruption_seconds", 900, "Freeze") is None
+
+
 def test_a_value_on_a_bound_belongs_to_the_bucket_below() -> None:
     histogram = Histogram.empty((1.0, 2.0))
     for value in (1.0, 1.5, 2.0, 99.0):
@@ -176,12 +182,6 @@ def test_the_agents_own_figures_come_out() -> None:
     assert agent.value("notbefore_documents_rejected", 0, "too_deep") is None
 
 
-def test_totals_survive_the_way_to_the_disk_and_back(agent: Agent) -> None:
-    agent.sees(1, item()).sees(2, item(**STARTED)).sees(3)
-    stored = msgspec.msgpack.decode(msgspec.msgpack.encode(agent.totals), type=Totals)
-    assert stored == agent.totals
-
-
 def test_a_label_that_a_metric_has_gained_is_empty_in_what_was_stored_before(agent: Agent) -> None:
     notice = agent.sees(1, item()).totals.notice[named(event_type="Freeze")]
     agent.totals = Totals(changes={named(change="canceled"): 3}, notice={(): notice})
@@ -191,23 +191,6 @@ def test_a_label_that_a_metric_has_gained_is_empty_in_what_was_stored_before(age
     assert agent.value("azure_scheduled_event_initial_notice_seconds", 4, "") == notice
     text = MetricsText(fresh(agent.families(4).values)).render("")[0].decode()
     assert 'azure_scheduled_event_changes_total{change="canceled",event_type=""} 3.0' in text
-
-
-def test_an_outcome_that_nobody_saw_gives_no_samples() -> None:
-    change = Change(
-        id="x",
-        kind="ended",
-        reason="not_watched",
-        time=at(0),
-        event=document(item()).events[0],
-        scope="self",
-        incarnation=1,
-        first_seen=at(0),
-        outcome="unknown",
-    )
-    totals = Totals().plus(change)
-    assert (totals.notice, totals.interruption) == ({}, {})
-    assert totals.changes == {named(change="ended", event_type="Freeze"): 1}
 
 
 def test_what_became_of_deliveries_comes_out_with_zeros_for_the_sinks_that_are_configured() -> None:
