@@ -27,6 +27,7 @@ FAILED: Final = 1
 WRONG: Final = 2
 UNWRITABLE: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a standard output
 
+HELP_WIDTH: Final = 80  # characters
 DOCUMENTS: Final = "documents: https://github.com/notbefore/notbefore/tree/main/docs"
 # name: what it does. `check-config` is the module check_config, with the functions add_arguments and run
 COMMANDS: Final = {
@@ -105,7 +106,7 @@ def understood(words: Sequence[str]) -> Sequence[str]:
 
 
 def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """Return a parser that knows all commands by name, and the arguments of the one that ``words`` name.
+    """Return a parser that knows the command that ``words`` name, with its arguments; without one all, by name.
 
     The arguments of a command stand in its module, and importing it costs memory: a running agent has only its own.
     """
@@ -113,13 +114,14 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
         prog="notbefore",
         description=DESCRIPTION,
         epilog=f"{EXIT_CODES}\n{DOCUMENTS}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
     )
     parser.set_defaults(parser=parser)
     parser.add_argument("-V", "--version", action="store_true", help=COMMANDS["version"])
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     asked = next((word for word in words if not word.startswith("-")), None)
-    for name, text in COMMANDS.items():
+    for name in [asked] if asked in COMMANDS else COMMANDS:
+        text = COMMANDS[name]
         # no abbreviations: --allow is not --allow-approval
         command = commands.add_parser(
             name,
@@ -128,13 +130,20 @@ def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
             description=f"{text[0].upper()}{text[1:]}.",
             epilog=DOCUMENTS,
             allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_Help,
         )
         command.set_defaults(parser=command)
         command.add_argument("--version", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         if name == asked and name != "version":
             _module(name).add_arguments(command)
     return parser
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """To learn the width of the terminal argparse imports what is 0.4 MiB, for each argument that is added."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=HELP_WIDTH)
 
 
 def _module(command: str) -> Any:
