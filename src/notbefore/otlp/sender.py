@@ -11,23 +11,18 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import requests
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import DecodeError
 from msgspec import Struct
 from opentelemetry.exporter.otlp.proto.http import Compression
 from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 
 from notbefore.config.sinks import OtlpConnection
 from notbefore.core.text import one_line
 from notbefore.errors import SendError
 
 Signal = Literal["metrics", "logs"]
-RESPONSES: Final[dict[Signal, type[Message]]] = {
-    "metrics": ExportMetricsServiceResponse,
-    "logs": ExportLogsServiceResponse,
-}
 MAX_ANSWER: Final = 1024 * 1024  # bytes; what was rejected stands in it
 PLAIN: Final = (b"", b"{}", b"ok", b"success", b'{"partialsuccess":{}}')  # of receivers that answer no protobuf
 OF_THE_BODY: Final = ("content-type", "content-encoding")
@@ -92,7 +87,7 @@ class Sender:
 
     def _http_exporter(self) -> Any:
         own = self._connection
-        self._session = _Session(own, self._signal, self._http)
+        self._session = _Session(own, self._http)
         return (OTLPMetricExporter if self._signal == "metrics" else OTLPLogExporter)(
             endpoint=f"{own.endpoint.rstrip('/')}/v1/{self._signal}" if own.endpoint else None,
             certificate_file=own.ca_file,
@@ -126,11 +121,10 @@ class Sender:
 class _Session(requests.Session):
     """What the HTTP exporter sends through: as sinks do, without redirects, within bounds of size and time."""
 
-    def __init__(self, connection: OtlpConnection, signal: Signal, http: Callable[..., Any]) -> None:
+    def __init__(self, connection: OtlpConnection, http: Callable[..., Any]) -> None:
         super().__init__()
         self.outcome: PartialSuccess | Exception | None = None
         self._connection = connection
-        self._signal: Signal = signal
         self._make = http
         self._http: Any = None
 
@@ -173,20 +167,19 @@ class _Session(requests.Session):
         answer.check()
         if len(answer.body) >= MAX_ANSWER:  # the count of what was rejected may be in the rest
             raise SendError(f"the answer has more than {MAX_ANSWER} bytes")
-        return partial_success(self._signal, answer.body)
+        return partial_success(answer.body)
 
 
-def partial_success(signal: Signal, body: bytes) -> PartialSuccess:
+def partial_success(body: bytes) -> PartialSuccess:
     """Read the body of an accepted request's answer; raises ``SendError`` for one that is not OTLP: a page, say."""
-    answer: Any = RESPONSES[signal]()
+    answer = ExportLogsServiceResponse()  # that of metrics has the same fields, under other names
     try:
         if b"".join(body.split()).lower() not in PLAIN:
             answer.ParseFromString(body)
     except DecodeError:
         raise SendError("the answer is not OTLP: does the address lead to an OTLP receiver?") from None
     partial = answer.partial_success
-    rejected = partial.rejected_data_points if signal == "metrics" else partial.rejected_log_records
-    return PartialSuccess(max(0, rejected), one_line(partial.error_message))
+    return PartialSuccess(max(0, partial.rejected_log_records), one_line(partial.error_message))
 
 
 def _read(path: str | None) -> bytes | None:

@@ -7,7 +7,6 @@ each handshake and each request. A new version that is wrong, or that would remo
 import ipaddress
 import logging
 import socket
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -155,7 +154,6 @@ def signature(file: str | Path) -> Signature:
     return found.st_ctime_ns, found.st_size, found.st_ino  # not mtime: a copy may keep the old one
 
 
-@lru_cache(maxsize=16)  # the names in ``Host`` are few
 def _is_address(text: str) -> bool:
     try:
         ipaddress.ip_address(text)

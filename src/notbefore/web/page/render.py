@@ -4,7 +4,6 @@ The page is made whole each time; ``page.js`` replaces what differs. It recognis
 elements with ``data-keep`` alone.
 """
 
-import re
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -16,15 +15,12 @@ from markupsafe import Markup
 from notbefore.core.document import STARTED
 from notbefore.core.duration import span
 from notbefore.core.record import view
+from notbefore.core.text import escaped
 from notbefore.web.page.model import PageModel, TimelineEvent
 from notbefore.web.page.timeline import Scale
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 MAX_TEXT: Final = 400  # characters of a description
-# controls that HTML does not allow, and characters that turn the direction of text around or are not visible
-_UNSEEN: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]"
-)
 
 
 def render(model: PageModel) -> bytes:
@@ -56,9 +52,7 @@ def environment(*directories: Path) -> Environment:
 
 def _visible(value: Any) -> Any:
     r"""Each value on its way into the page: an unseen character is shown as ``\u202e``. Jinja2 escapes the rest."""
-    if isinstance(value, str) and not isinstance(value, Markup):
-        return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
-    return value
+    return escaped(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def countdown(seconds: float) -> str:
