@@ -1,6 +1,5 @@
 """Three VMs tell a cluster of two Alertmanagers of the same event: one notification of it, and one of its end."""
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,8 +9,8 @@ import pytest
 import yaml
 
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, get
-from support.alertmanager import cluster_of_two
+from support.agent import RunningAgent, eventually
+from support.alertmanager import alerts, cluster_of_two
 from support.azure import FUTURE, body, item
 from support.peers import HttpPeer
 
@@ -33,11 +32,6 @@ def members(tmp_path: Path, hook: HttpPeer) -> Iterator[list[int]]:
     }
     with cluster_of_two(tmp_path, configuration) as ports:
         yield ports
-
-
-def alerts(port: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(get(port, "/api/v2/alerts")[1])
-    return found
 
 
 def test_whatever_changes_of_an_event_it_stays_one_alert(members: list[int], tmp_path: Path) -> None:

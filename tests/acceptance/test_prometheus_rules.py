@@ -16,8 +16,8 @@ import yaml
 
 from notbefore.simulator.server import Simulator
 from peers.pagerduty import ROUTING_KEY, PagerDuty
-from support.agent import RunningAgent, eventually, get
-from support.alertmanager import cluster_of_two
+from support.agent import RunningAgent, eventually
+from support.alertmanager import alerts, cluster_of_two
 from support.azure import body, item
 from support.peers import HttpPeer
 from support.scraping import Prometheus
@@ -80,7 +80,7 @@ def test_who_what_when_the_start_and_the_end_can_be_read_in_slack_and_pagerduty(
         assert re.match(r"opened: Reboot of web_[01](, web_1)? \(2 VMs\), not before 20", on_call()[0])
         assert "Azure says: Virtual machine is being paused" in in_slack()
         # notbefore's own sink gives an alert the same labels
-        (alert,) = json.loads(get(members[0], "/api/v2/alerts")[1])
+        (alert,) = alerts(members[0])
         (sent,) = json.loads(eventually(lambda: sink.requests)[0].body)
         assert sent["labels"] == alert["labels"]
         simulator.set_document(body({**reboot, "EventStatus": "Started", "NotBefore": ""}, incarnation=3))

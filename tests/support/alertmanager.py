@@ -44,6 +44,11 @@ def cluster_of_two(directory: Path, configuration: dict[str, Any]) -> Iterator[l
         yield ports
 
 
+def alerts(port: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(get(port, "/api/v2/alerts")[1])
+    return found
+
+
 def _state(port: int) -> tuple[str, int]:
     with suppress(OSError, http.client.HTTPException, ValueError):
         state = json.loads(get(port, "/api/v2/status")[1])["cluster"]

@@ -3,7 +3,6 @@
 import math
 import re
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from support.scraping import Prometheus
@@ -31,28 +30,33 @@ def series(prometheus: Prometheus, target: dict[str, Any], variables: dict[str, 
     return [{"labels": one["metric"], "values": [float(value) for _, value in one["values"]]} for one in found]
 
 
-def without(labels: list[str], found: list[dict[str, Any]]) -> list[str]:
+def _without(labels: list[str], found: list[dict[str, Any]]) -> list[str]:
     """Those of the labels that a series does not have."""
     return [label for label in labels if not all(one["labels"].get(label) for one in found)]
 
 
-def faults(prometheus: Prometheus, panel: dict[str, Any], variables: dict[str, str]) -> Iterator[str]:
-    """Queries of a panel that find nothing, and labels of their legends that no series has."""
-    for target in panel["targets"]:
-        found = series(prometheus, target, variables)
-        where = f"{panel['title']}, {target['refId']}"
-        if not any(not math.isnan(value) for one in found for value in one["values"]):
-            yield f"{where}: nothing"
-        legend = re.findall(r"{{(\w+)}}", target.get("legendFormat", ""))
-        yield from (f"{where}: no label {label}" for label in without(legend, found))
-
-
-def organized(prometheus: Prometheus, panel: dict[str, Any], variables: dict[str, str]) -> tuple[set[str], set[str]]:
-    """The fields that a table shows, and those that its queries find."""
-    answers = {target["refId"]: series(prometheus, target, variables) for target in panel["targets"]}
-    labels = {label for found in answers.values() for one in found for label in one["labels"]}
-    values = {"Value"} if len(answers) == 1 else {f"Value #{ref}" for ref in answers}
-    options = panel["transformations"][-1]["options"]
-    titles = {override["matcher"]["options"] for override in panel["fieldConfig"]["overrides"]}
-    assert titles <= set(options["renameByName"].values()), panel["title"]
-    return set(options["renameByName"]), labels | values
+def faults(prometheus: Prometheus, board: dict[str, Any], variables: dict[str, str]) -> list[str]:
+    """Queries that find nothing, labels that no series has, and columns of tables that are neither label nor value."""
+    found: list[str] = []
+    for panel in board["panels"]:
+        answers = {target["refId"]: series(prometheus, target, variables) for target in panel["targets"]}
+        for target in panel["targets"]:
+            answer, where = answers[target["refId"]], f"{panel['title']}, {target['refId']}"
+            if not any(not math.isnan(value) for one in answer for value in one["values"]):
+                found.append(f"{where}: nothing")
+            legend = re.findall(r"{{(\w+)}}", target.get("legendFormat", ""))
+            found += [f"{where}: no label {label}" for label in _without(legend, answer)]
+        if panel["type"] == "table":
+            labels = {label for answer in answers.values() for one in answer for label in one["labels"]}
+            values = {"Value"} if len(answers) == 1 else {f"Value #{ref}" for ref in answers}
+            renamed = panel["transformations"][-1]["options"]["renameByName"]
+            titles = {override["matcher"]["options"] for override in panel["fieldConfig"]["overrides"]}
+            odd = (set(renamed) - labels - values) | (titles - set(renamed.values()))
+            found += [f"{panel['title']}: no column {name}" for name in odd]
+    for annotation in board["annotations"]["list"]:
+        answer = series(prometheus, annotation["target"], variables)
+        said = re.findall(r"{{(\w+)}}", annotation["titleFormat"] + annotation["textFormat"])
+        found += [f"{annotation['name']}: nothing"] * (not answer)
+        said += annotation["tagKeys"].split(",")
+        found += [f"{annotation['name']}: no label {label}" for label in _without(said, answer)]
+    return found
