@@ -3,8 +3,8 @@
 promtool's time begins at 0, which is ``T0`` here: timestamps among the samples are moved by that.
 """
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,7 +15,7 @@ from notbefore.metrics import families, fleet
 from notbefore.metrics.families import Family, Snapshot, fresh
 from notbefore.metrics.fleet import Counts
 from notbefore.metrics.outbox import OutboxView
-from notbefore.metrics.process import Figures
+from notbefore.metrics.process import Figures, PollFigures
 from notbefore.metrics.totals import Totals
 from notbefore.web.exposition import MetricsText
 from support.azure import T0, at, document, instant
@@ -25,78 +25,81 @@ INTERVAL = 5  # seconds between two polls of an agent
 Items = list[dict[str, Any]]
 
 
+T = TypeVar("T")
+Chapters = Mapping[int, T]  # what holds from each second on
+
+
+def now(chapters: Chapters[T], second: int) -> T:
+    return [one for since, one in chapters.items() if since <= second][-1]
+
+
 class FleetVm:
-    """A VM of the scale set ``web`` and its agent; ``look`` says what Azure lists at a second, ``None``: it is down."""
+    """A VM of the scale set ``web`` and its agent; ``story`` is what Azure lists, ``None`` while the VM is down.
+
+    ``polling``, ``figures`` and ``approvals`` are what the agent counts beside that, at each second.
+    """
 
     job = JOB
 
     def __init__(  # noqa: PLR0913 - each is a word of the test, by name
         self,
         name: str,
-        look: Callable[[int], Items | None],
+        story: Chapters[Items | None],
         *,
         placed: bool = True,
-        stood_still: Callable[[int], float] = lambda _: 0.0,
-        change: Callable[[int, "FleetVm"], None] = lambda _, __: None,
-        outbox: Callable[[int], OutboxView] = lambda _: OutboxView(),
-        sinks: tuple[str, ...] = (),
+        stood_still: Mapping[int, float] = {},
+        polling: Callable[[int], dict[str, Any]] = lambda _: {},
+        figures: Callable[[int], dict[str, Any]] = lambda _: {},
+        approvals: Callable[[int], dict[Any, int]] = lambda _: {},
+        outbox: Chapters[OutboxView] | None = None,
     ) -> None:
-        self.name = name
-        self.look, self.stood_still, self.change, self.outbox, self.sinks = look, stood_still, change, outbox, sinks
-        self.tracked, self.totals, self.figures = Tracked(), Totals(), Figures()
+        self.name, self.story, self.stood_still, self.outbox = name, story, stood_still, outbox
+        self.polling, self.figures, self.approvals = polling, figures, approvals
+        place = {"name": name, "subscription_id": "s", "resource_group": "g", "scale_set": "web"}
+        self.place = place if placed else {}
+        self.tracked, self.totals = Tracked(), Totals()
         self.last: int | None = None
-        if placed:
-            place = {"subscription_id": "s", "resource_group": "g", "scale_set": "web"}
-            self.figures = replace(self.figures, vm={"name": name, **place})
 
     def poll(self, second: int) -> bool:
         """Look at Azure; is the VM up?"""
-        items = self.look(second)
+        items = now(self.story, second)
         if items is None:
             return False
         silence = None if self.last is None else float(second - self.last)
-        name = self.figures.vm.get("name")
-        gap = self.stood_still(second)
-        step = diff(
-            self.tracked, document(*items, incarnation=second), Observation(instant(second), name, silence, gap=gap)
-        )
+        gap = self.stood_still.get(second, 0.0)
+        seen = Observation(instant(second), self.place.get("name"), silence, gap=gap)
+        step = diff(self.tracked, document(*items, incarnation=second), seen)
         self.tracked, self.last = step.tracked, second
         for one in step.changes:
             self.totals = self.totals.plus(one)
-        self.polled(last_success=at(second).timestamp(), answering=True)
-        self.change(second, self)
         return True
-
-    def polled(self, **values: Any) -> None:
-        """Set some of the figures of its polling."""
-        self.figures = replace(self.figures, polling=replace(self.figures.polling, **values))
 
     def scrape(self, second: int, wanted: frozenset[str]) -> dict[str, float]:
         """Series -> value."""
-        view = Snapshot(self.tracked, self.totals, self.figures, at(second), self.outbox(second), self.sinks)
-        return exposed(self.name, families.samples(view), wanted)
+        polling = PollFigures(**{"last_success": at(second).timestamp(), "answering": True, **self.polling(second)})
+        figures = Figures(polling=polling, vm=self.place, **self.figures(second))
+        totals = replace(self.totals, approvals=self.approvals(second))
+        outbox, sinks = (now(self.outbox, second), ("chat",)) if self.outbox else (OutboxView(), ())
+        return exposed(
+            self.name, families.samples(Snapshot(self.tracked, totals, figures, at(second), outbox, sinks)), wanted
+        )
 
 
 class FleetInstance:
-    """An instance of ``notbefore fleet``; ``look`` says what it has to show at a second, ``None``: it is down."""
+    """An instance of ``notbefore fleet``; ``story`` is what it has to show, ``None`` while it is down."""
 
     job = "notbefore-fleet"
 
-    def __init__(
-        self,
-        name: str,
-        look: Callable[[int], Counts | None],
-        outbox: Callable[[int], OutboxView] = lambda _: OutboxView(),
-    ) -> None:
-        self.name, self.look, self.outbox = name, look, outbox
+    def __init__(self, name: str, story: Chapters[Counts | None], outbox: Chapters[OutboxView] | None = None) -> None:
+        self.name, self.story, self.outbox = name, story, outbox or {0: OutboxView()}
 
     def poll(self, second: int) -> bool:
-        return self.look(second) is not None
+        return now(self.story, second) is not None
 
     def scrape(self, second: int, wanted: frozenset[str]) -> dict[str, float]:
-        view = self.look(second)
+        view = now(self.story, second)
         assert view is not None
-        process = Snapshot(Tracked(), Totals(), Figures(), at(second), self.outbox(second), ("chat",))
+        process = Snapshot(Tracked(), Totals(), Figures(), at(second), now(self.outbox, second), ("chat",))
         return exposed(self.name, fleet.samples(view, process), wanted, self.job)
 
 
