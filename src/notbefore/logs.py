@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from notbefore.core.record import json_line
-from notbefore.core.sentence import rfc3339
-from notbefore.core.text import escaped
+from notbefore.core.text import escaped, rfc3339
 
 _SEVERITIES = {logging.DEBUG: "DEBUG", logging.INFO: "INFO", logging.WARNING: "WARN", logging.ERROR: "ERROR"}
 

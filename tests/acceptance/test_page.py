@@ -12,9 +12,8 @@ from msgspec.structs import replace
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from notbefore.core.lifecycle import diff
-from notbefore.core.listing import PendingEvent, PendingView
 from notbefore.core.record import Vm, view
-from notbefore.core.tracked import Tracked
+from notbefore.core.tracked import PendingEvent, PendingView, Tracked
 from notbefore.metrics.outbox import OutboxView
 from notbefore.simulator.server import Simulator
 from notbefore.web.page.model import PageModel, TimelineEvent

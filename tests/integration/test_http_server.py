@@ -18,7 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from notbefore.config.model import Server
-from notbefore.core.listing import PendingEvent, PendingView
+from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.errors import ListenError
 from notbefore.web import channel as channels
 from notbefore.web.app import make_app

@@ -10,8 +10,7 @@ import yaml
 from azure.eventhub import EventData
 from azure.eventhub.aio import EventHubProducerClient
 
-from notbefore.core.envelope import partition_key
-from notbefore.core.record import Heartbeat, Record
+from notbefore.core.record import Heartbeat, Record, partition_key
 from support.agent import RunningAgent
 from support.fleet_records import body
 from support.hub import Hub

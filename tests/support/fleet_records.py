@@ -6,8 +6,7 @@ from typing import Any
 
 from notbefore.core.change import Change, ChangeKind, Outcome, change_id
 from notbefore.core.document import Event
-from notbefore.core.envelope import cloud_event
-from notbefore.core.record import Heartbeat, Record, Vm, json_line
+from notbefore.core.record import Heartbeat, Record, Vm, cloud_event, json_line
 
 OUTCOMES: dict[str, Outcome] = {"canceled": "canceled", "finished": "finished", "ended": "unknown"}
 

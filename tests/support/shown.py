@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from notbefore.config.model import Server
-from notbefore.core.listing import PendingView
+from notbefore.core.tracked import PendingView
 from notbefore.web.app import make_app
 from notbefore.web.page.model import PageModel
 from notbefore.web.page.render import render

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notbefore.core.lifecycle import diff
-from notbefore.core.listing import PendingEvent, PendingView
 from notbefore.core.record import Record, Vm
-from notbefore.core.tracked import Tracked
+from notbefore.core.tracked import PendingEvent, PendingView, Tracked
 from notbefore.metrics.outbox import OutboxView
 from notbefore.web import page
 from notbefore.web.page.model import MAX_ENDED, PageModel, by_urgency, newest_ended

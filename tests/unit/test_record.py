@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notbefore.core.change import MISSING, SILENT, Change
-from notbefore.core.envelope import cloud_event, partition_key
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import (
     MAX_TAG,
@@ -19,12 +18,14 @@ from notbefore.core.record import (
     Heartbeat,
     Record,
     Vm,
+    cloud_event,
     identity,
     is_of_resource,
     json_line,
+    partition_key,
+    sentence,
     tags_in,
 )
-from notbefore.core.sentence import sentence
 from notbefore.core.tracked import Tracked
 from support.azure import ID, ME, PEER, STARTED, document, item, now
 

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from notbefore.core.envelope import DATA_SCHEMA, cloud_event
 from notbefore.core.lifecycle import diff
-from notbefore.core.record import Heartbeat, Record, Vm
+from notbefore.core.record import DATA_SCHEMA, Heartbeat, Record, Vm, cloud_event
 from notbefore.core.tracked import Tracked
 from support.azure import ME, PEER, T0, document, item, now
 from support.messages import VM

@@ -17,8 +17,7 @@ from notbefore.core.change import Scope
 from notbefore.core.clock import Instant
 from notbefore.core.document import Event
 from notbefore.core.duration import span
-from notbefore.core.listing import PendingEvent
-from notbefore.core.tracked import TrackedEvent
+from notbefore.core.tracked import PendingEvent, TrackedEvent
 from notbefore.logs import LogFormatter, set_up
 from support.fleet_records import report, vm
 

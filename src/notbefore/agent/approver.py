@@ -32,8 +32,7 @@ from notbefore.core.approval import (
 )
 from notbefore.core.change import OPERATOR, ApprovalKind, Change, Reason
 from notbefore.core.document import SCHEDULED, parse
-from notbefore.core.listing import PendingEvent
-from notbefore.core.tracked import WATCHED, TrackedEvent
+from notbefore.core.tracked import WATCHED, PendingEvent, TrackedEvent
 from notbefore.errors import DocumentError, ImdsError, NotBeforeError
 from notbefore.imds.client import ImdsClient, events_path
 from notbefore.process.clock import ClockReading

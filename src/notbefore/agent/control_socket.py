@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from notbefore.agent.operations import Reply, Request
-from notbefore.core.listing import PendingEvent
+from notbefore.core.tracked import PendingEvent
 from notbefore.errors import NotBeforeError
 
 NAME: Final = "control.sock"

@@ -18,7 +18,7 @@ from notbefore.agent.approver import ApprovalSettings
 from notbefore.agent.polling import Polling
 from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.config.model import Config
-from notbefore.core.listing import PendingEvent, PendingView
+from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.metrics.families import Family, Snapshot, parts, samples
 from notbefore.metrics.process import Figures
 from notbefore.store.store import Store

@@ -12,9 +12,9 @@ from notbefore.agent.control_socket import MAX_REASON, MAX_USER, ControlReply, C
 from notbefore.commands.options import add_state, load_state_configuration
 from notbefore.commands.tables import due
 from notbefore.core.duration import span
-from notbefore.core.listing import PendingEvent
 from notbefore.core.record import Record
 from notbefore.core.text import escaped, one_line
+from notbefore.core.tracked import PendingEvent
 from notbefore.courier.wording import effect
 from notbefore.errors import ConfigError, NotBeforeError
 

@@ -19,8 +19,7 @@ from notbefore.commands.tables import print_json, table
 from notbefore.core.change import WORDS
 from notbefore.core.duration import Duration, span
 from notbefore.core.record import Record
-from notbefore.core.sentence import rfc3339
-from notbefore.core.text import some_of
+from notbefore.core.text import rfc3339, some_of
 from notbefore.errors import ConfigError
 
 CUT: Final = "There are older changes, too many for one answer.\n"

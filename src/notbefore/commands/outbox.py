@@ -16,7 +16,7 @@ from notbefore.commands.tables import print_json, table
 from notbefore.core.delivery import STATES, Delivery
 from notbefore.core.duration import span
 from notbefore.core.record import json_line
-from notbefore.core.sentence import rfc3339
+from notbefore.core.text import rfc3339
 from notbefore.errors import ConfigError, NotBeforeError
 
 ACTIONS: Final = {

@@ -13,11 +13,10 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import BY_RULE, OPERATOR, Approval, ApprovalKind, Change, Reason, change_id
-from notbefore.core.digest import sha256
 from notbefore.core.document import EVENT_SOURCES, EVENT_TYPES, SCHEDULED
 from notbefore.core.duration import Duration
 from notbefore.core.routing import EventMatch
-from notbefore.core.text import one_of
+from notbefore.core.text import one_of, sha256
 from notbefore.core.tracked import Tracked, TrackedEvent
 
 KEPT_ATTEMPTS: Final = 20  # that are over, of events that are gone: a list that flaps brings them back

@@ -5,8 +5,8 @@ from typing import Final, Literal, get_args
 
 from msgspec import Struct
 
-from notbefore.core.digest import sha256
 from notbefore.core.document import Event
+from notbefore.core.text import sha256
 
 LifecycleKind = Literal["announced", "updated", "started", "canceled", "finished", "ended"]
 LIFECYCLE_KINDS: tuple[LifecycleKind, ...] = get_args(LifecycleKind)

@@ -8,10 +8,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import Change, ChangeKind
-from notbefore.core.digest import sha256
 from notbefore.core.document import Event
 from notbefore.core.record import Record, Vm, view
 from notbefore.core.routing import NEAR, Route, Severity, Target, route
+from notbefore.core.text import sha256
 
 MessageKind = ChangeKind | Literal["reminder", "heartbeat"]
 EXPIRING_KINDS: Final = frozenset({"announced", "updated", "reminder"})  # they are of no use once the event has ended

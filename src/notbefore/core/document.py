@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from notbefore.core.digest import sha256
+from notbefore.core.text import sha256
 from notbefore.errors import DocumentError
 
 MAX_BYTES: Final = 1024 * 1024  # a document of 1,000 events is about 400 KB

@@ -1,11 +1,12 @@
-"""``Record``: a change as flat, typed data, for log lines, OTLP, the page and notifications.
+"""``Record``: a change as flat, typed data, for log lines, OTLP, the page and notifications; in words; as a CloudEvent.
 
 Its fields are typed; ``flat`` returns the attributes as they are written out. Attribute names follow
 OpenTelemetry's semantic conventions where they have one (``cloud.*``, ``host.*``, ``azure.*`` resource attributes); the
 rest stands under ``azure.scheduled_event.``. Unknown values are left out.
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from itertools import islice
 from typing import Any, Final, Self, TypeVar
@@ -14,9 +15,8 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from notbefore.core.change import BY_RULE, OPERATOR, WORDS, Change, Step
-from notbefore.core.sentence import progress, rfc3339, sentence, sentence_of_many, vms_in_words
-from notbefore.core.text import escaped
+from notbefore.core.change import BY_RULE, MISSING, OPERATOR, SILENT, WORDS, Change, Step
+from notbefore.core.text import escaped, rfc3339
 
 Value = str | int | float | bool | list[str]
 Viewed = TypeVar("Viewed", bound=Struct)
@@ -60,6 +60,7 @@ class FleetFacts(Struct, frozen=True):
     fleet_over: int = 0  # of the events
 
 
+_OUTCOMES: Final = {"canceled": "canceled", "finished": "finished", "unknown": "gone, and how it ended was not seen"}
 EXERCISE: Final = "[EXERCISE] "  # begins the sentence of what is not real
 TAG: Final = "azure.tag."
 """Before the name of a tag, in lower case: `azure.tag.team`, as OpenTelemetry's Collector calls it."""
@@ -67,6 +68,10 @@ TAG_BYTES: Final = TAG.encode()  # looked for before a record is read once more:
 MAX_TAGS: Final = 10  # of one record
 MAX_TAG_NAME: Final = 512  # characters; this and the next one are Azure's own limits
 MAX_TAG: Final = 256  # characters of a value
+MAX_LISTED: Final = 100  # EventIds in a heartbeat
+MAX_RESOURCES_CUT: Final = 20  # names that stay when resources are cut
+DATA_SCHEMA: Final = "https://github.com/notbefore/notbefore/blob/main/src/notbefore/core/record.v1.json"
+_NOT_IN_URI: Final = re.compile("[^A-Za-z0-9._~/-]")
 
 
 class BaseRecord(Struct, frozen=True, kw_only=True):
@@ -180,7 +185,7 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
             fleet,
             vm,
             event_name=_attribute(change.kind),
-            body=(EXERCISE if exercise else "") + _sentence(change, fleet, vm),
+            body=(EXERCISE if exercise else "") + sentence(change, vm, fleet),
             vm_name=(vm and vm.name) or None,
             tags=_recorded(vm),
             change_id=change.id,
@@ -196,7 +201,7 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
     def many(self) -> str:
         """The affected VMs in words, where there are several: ``48 VMs of the scale set web``; empty otherwise."""
         several = self.fleet_vms is not None and self.fleet_vms != 1
-        return vms_in_words(self.fleet_vms or 0, self.scale_set, self.resource_group, self.location) if several else ""
+        return _vms_in_words(self.fleet_vms or 0, self) if several else ""
 
     @property
     def of_one_vm(self) -> bool:
@@ -206,7 +211,7 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
     @property
     def progress(self) -> str:
         """How far a wave of several events has come: ``2 of 5 events are over``; empty for one event."""
-        return progress(self.fleet_events or 0, self.fleet_under_way or 0, self.fleet_over or 0)
+        return _progress(self)
 
     @property
     def events_to_come(self) -> int:
@@ -239,9 +244,6 @@ _OF_ONE_VM: Final = (
     *("zone", "resource_id", "vm_id", "vm_name", "vm_size"),
     *("notice_seconds", "scheduled_seconds", "started_seconds", "interruption_seconds"),
 )
-
-
-MAX_LISTED: Final = 100  # EventIds in a heartbeat
 
 
 class Heartbeat(BaseRecord, frozen=True, kw_only=True):
@@ -280,15 +282,6 @@ def _written(value: Any) -> Value:
     return written
 
 
-def _sentence(change: Change, fleet: FleetFacts | None, vm: Vm | None) -> str:
-    if fleet is None:
-        return sentence(change)
-    vm = vm or Vm()
-    several = vms_in_words(fleet.fleet_vms, vm.scale_set, vm.resource_group, vm.location)
-    whom = vm.name if fleet.fleet_vms == 1 and vm.name else several
-    return sentence_of_many(change, whom, progress(fleet.fleet_events, fleet.fleet_under_way, fleet.fleet_over))
-
-
 def _recorded(vm: Vm | None) -> dict[str, str]:
     """The tags of a VM that its records have."""
     if vm is None or not vm.record_tags:
@@ -316,3 +309,99 @@ def is_of_resource(name: str) -> bool:
 def json_line(values: object) -> bytes:
     r"""JSON in UTF-8 on one line, whatever the texts hold; what is not safe to show is escaped as ``\uXXXX``."""
     return escaped(msgspec.json.encode(values).decode()).encode()
+
+
+# ---- in words
+
+
+def sentence(change: Change, vm: Vm | None = None, fleet: FleetFacts | None = None) -> str:
+    """The change in words, for people: what happens to whom, and when; ``fleet``: what many VMs say of it together."""
+    event, wave = change.event, ""
+    whom = {"self": "this VM", "peer": "another VM", "unknown": "a VM of this group"}[change.scope]
+    if fleet is not None:
+        wave, vm = _progress(fleet), vm or Vm()
+        whom = vm.name if fleet.fleet_vms == 1 and vm.name else _vms_in_words(fleet.fleet_vms, vm)
+    if event.event_type == SILENT:
+        missing, over = event.description == MISSING, change.kind == "finished"
+        back = "no longer missing" if missing else "heard from again, or no longer expected"
+        return f"{whom}: {back if over else 'missing' if missing else 'silent'}"
+    if change.no_longer_affected:
+        known = change.previous_scope == "self"
+        return f"{event.event_type} {'no longer affects' if known else 'does not affect'} this VM"
+    if change.kind == "announced":
+        when = f"not before {rfc3339(change.not_before)}" if change.not_before else "at a time not given"
+        step = f"announced: {when}"
+    elif change.kind == "updated":
+        before = change.previous.event_type if change.previous is not None else event.event_type
+        was = f"it was a {before}" if before != event.event_type else ""
+        step = ": ".join(filter(None, ("changed", was, wave)))
+    elif change.approval is not None:
+        result = "approved" if change.kind == "approved" else "not approved"
+        step = f"{result}: {WORDS.get(change.reason, change.reason)} ({change.approval.approval_rule})"
+    elif change.kind == "started":
+        step = "started without notice" if change.without_notice else "started"
+    else:
+        step = _OUTCOMES[change.outcome or "unknown"]
+    return f"{event.event_type} of {whom} {step}"
+
+
+def _progress(facts: FleetFacts | Record) -> str:
+    """How far a wave of several events has come: ``2 of 5 events are over``; empty for one event."""
+    events, found = facts.fleet_events or 0, list[str]()
+    if events < 2:  # noqa: PLR2004 - a wave
+        return ""
+    for count, word in ((facts.fleet_over, "over"), (facts.fleet_under_way, "under way")):
+        if count:
+            of = "" if found else f" of {events} events"
+            found.append(f"{count}{of} {'is' if count == 1 else 'are'} {word}")
+    return ", ".join(found) or f"none of {events} events has started"
+
+
+def _vms_in_words(count: int, at: Vm | Record) -> str:
+    """So many VMs, and where they are: ``48 VMs of the scale set web``."""
+    vms = f"{count} VM{'' if count == 1 else 's'}" if count else "VMs that Azure does not name"
+    places = (("of the scale set", at.scale_set), ("of the resource group", at.resource_group), ("in", at.location))
+    return next((f"{vms} {words} {name}" for words, name in places if name), vms)
+
+
+# ---- how it travels
+
+
+def partition_key(record: BaseRecord, event_key: str) -> str:
+    """What has to meet in one partition of a stream: all that VMs of one group report, signs of life included.
+
+    VMs see each other's events within a scale set or an availability set. IMDS names the scale set, and no
+    availability set, but that one lies within one resource group. So the key is the scale set's, else the resource
+    group's; the event's own, where IMDS has not said who the VM is.
+    """
+    if record.subscription_id is None or record.resource_group is None:
+        return event_key
+    group = (record.subscription_id, record.resource_group, *((record.scale_set,) if record.scale_set else ()))
+    return "/".join(group).casefold()
+
+
+def cut(record: Record) -> Record:
+    """The record made smaller, with a mark that says so."""
+    return replace(
+        record,
+        description=None,
+        resources=record.resources[:MAX_RESOURCES_CUT],
+        truncated=("description", "resources"),
+    )
+
+
+def cloud_event(record: Record | Heartbeat, delivery_id: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """A record as a CloudEvents 1.0 envelope (JSON format) around ``data``; the id is the change's."""
+    change = record if isinstance(record, Record) else None
+    source = record.resource_id or f"/{record.vm_name or 'unknown'}"
+    return {
+        "specversion": "1.0",
+        "id": change.change_id if change else delivery_id,
+        "source": _NOT_IN_URI.sub("-", source),  # a URI reference: the VM's resource id, or what is known of it
+        "type": f"notbefore.scheduled_event.{change.change}.v1" if change else "notbefore.heartbeat.v1",
+        **({"subject": change.event_id} if change and change.event_id else {}),
+        "time": rfc3339(record.time),
+        "datacontenttype": "application/json",
+        **({"dataschema": DATA_SCHEMA} if change else {}),
+        "data": data,
+    }

@@ -1,7 +1,8 @@
-"""Text from outside, made safe to show; the nearest of some words. Pure."""
+"""Text from outside, made safe to show; times as texts, digests, the nearest of some words. Pure."""
 
 import re
 from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
 
 
 def escaped(text: str) -> str:
@@ -46,3 +47,15 @@ def one_of(word: str, known: Collection[str]) -> str:
     folded = {one.casefold(): one for one in known}
     near = get_close_matches(word.casefold(), folded, n=1)
     return (f": did you mean {folded[near[0]]!r}? Expected" if near else ": expected") + f" one of {', '.join(known)}"
+
+
+def rfc3339(time: datetime) -> str:
+    """UTC to the millisecond: 2022-04-11T22:26:58.000Z."""
+    return time.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def sha256(content: bytes) -> str:
+    """The digest of what identifies a change, a delivery or an event's content: 64 hexadecimal digits."""
+    import hashlib  # noqa: PLC0415 - it loads OpenSSL, 3.5 MB: an agent that has seen no event does not need it
+
+    return hashlib.sha256(content).hexdigest()

@@ -15,9 +15,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import MISSING, SILENT
-from notbefore.core.digest import sha256
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
+from notbefore.core.text import sha256
 from notbefore.fleet.hub_records import Beat, Place, Report, one_place
 from notbefore.fleet.story import FINISHED, STARTED, Story, from_unix
 from notbefore.fleet.waves import Grouping, Wave, Waves

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from notbefore.core.listing import PendingView
+from notbefore.core.tracked import PendingView
 
 
 class CheckResult(Struct, frozen=True):

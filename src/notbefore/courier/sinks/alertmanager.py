@@ -18,8 +18,7 @@ from notbefore.config.messages import Messages
 from notbefore.config.sinks import Alertmanager
 from notbefore.core.record import json_line
 from notbefore.core.routing import SEVERITIES
-from notbefore.core.sentence import rfc3339
-from notbefore.core.text import escaped, natural, one_line, some_of
+from notbefore.core.text import escaped, natural, one_line, rfc3339, some_of
 from notbefore.courier.http import Http, HttpSink
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.wording import Text, text_of

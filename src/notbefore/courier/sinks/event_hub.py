@@ -16,8 +16,7 @@ from azure.eventhub.exceptions import OperationTimeoutError
 
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import EventHub
-from notbefore.core.envelope import cloud_event, cut, partition_key
-from notbefore.core.record import Heartbeat, Record, json_line
+from notbefore.core.record import Heartbeat, Record, cloud_event, cut, json_line, partition_key
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
 from notbefore.errors import SendError

@@ -10,8 +10,7 @@ from typing import Any, Final
 from notbefore.config.messages import Messages
 from notbefore.config.sinks import PagerDuty
 from notbefore.core.record import json_line
-from notbefore.core.sentence import rfc3339
-from notbefore.core.text import one_line
+from notbefore.core.text import one_line, rfc3339
 from notbefore.courier.http import Http, HttpSink
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.wording import Text, text_of

@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from notbefore.core.change import WORDS
 from notbefore.core.lifecycle import OUTCOMES
-from notbefore.core.listing import PendingEvent, PendingView
 from notbefore.core.record import Record, view
 from notbefore.core.routing import SEVERITIES, severity_of
+from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.metrics.outbox import OutboxView
 from notbefore.web.view import CheckResult
 
