@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from notbefore.config.messages import Links, Messages
-from notbefore.config.sinks import Alertmanager, Email
+from notbefore.config.sinks import Alertmanager, Email, Links, Messages
 from notbefore.courier.message import Message
 from notbefore.courier.sinks import alertmanager, email, pagerduty, slack
 from notbefore.courier.wording import text_of

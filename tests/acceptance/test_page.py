@@ -14,11 +14,11 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm, view
 from notbefore.core.tracked import PendingEvent, PendingView, Tracked
-from notbefore.metrics.outbox import OutboxView
+from notbefore.metrics.process import OutboxView
 from notbefore.simulator.server import Simulator
+from notbefore.web.app import CheckResult
 from notbefore.web.page.model import PageModel, TimelineEvent
 from notbefore.web.page.render import countdown, render
-from notbefore.web.view import CheckResult
 from support.agent import RunningAgent, eventually
 from support.azure import ME, PEER, at, body, document, item, now
 from support.browser import Heard, chromium

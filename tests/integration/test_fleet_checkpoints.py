@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from azure.core.exceptions import AzureError
 
-from notbefore.config.fleet import Checkpoints
+from notbefore.config.model import Checkpoints
 from notbefore.config.secret import Secret
 from notbefore.fleet import blob_snapshots
 from notbefore.fleet.blob_snapshots import BlobSnapshots, make_blob_snapshots

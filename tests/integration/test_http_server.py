@@ -21,9 +21,8 @@ from notbefore.config.model import Server
 from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.errors import ListenError
 from notbefore.web import channel as channels
-from notbefore.web.app import make_app
+from notbefore.web.app import CheckResult, make_app
 from notbefore.web.server import HttpServer
-from notbefore.web.view import CheckResult
 from support.agent import free_port
 from support.needs import needs
 from support.shown import METRICS, NOTHING_PENDING, REQUEST, Shown, ask, connected, dripping, read_all, serving

@@ -16,10 +16,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.sdk.metrics.export import MetricsData
 
-from notbefore.config.messages import Messages
 from notbefore.config.model import Otlp
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import OtlpConnection
+from notbefore.config.sinks import Messages, OtlpConnection
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Tracked

@@ -19,8 +19,7 @@ import trustme
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Alertmanager, Apprise, Command, SinkConfig, Webhook
 from notbefore.core.duration import Duration
-from notbefore.courier.addresses import check_address
-from notbefore.courier.http import Http
+from notbefore.courier.http import Http, check_address
 from notbefore.courier.message import Message
 from notbefore.courier.sinks.command import run
 from notbefore.errors import SendError

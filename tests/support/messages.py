@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from notbefore.config.messages import Links, Messages
-from notbefore.config.sinks import SinkConfig
+from notbefore.config.sinks import Links, Messages, SinkConfig
 from notbefore.core.delivery import Routing, Terms, deliveries
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Route

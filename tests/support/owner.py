@@ -12,10 +12,9 @@ import msgspec
 
 from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import OF_AN_AGENT, Bounds, Outbox, SendResult
-from notbefore.courier.channel import Channel
 from notbefore.courier.main import Courier
 from notbefore.courier.message import Sink
-from notbefore.courier.orders import Given, Leave, Orders, Turn, Wake
+from notbefore.courier.orders import Channel, Given, Leave, Orders, Turn, Wake
 from notbefore.courier.redact import Redactor
 from notbefore.courier.supervisor import Supervisor
 from support.box import delivery

@@ -11,11 +11,10 @@ from typing import Any
 
 from notbefore.config.model import Server
 from notbefore.core.tracked import PendingView
-from notbefore.web.app import make_app
+from notbefore.web.app import CheckResult, make_app
 from notbefore.web.page.model import PageModel
 from notbefore.web.page.render import render
 from notbefore.web.server import HttpServer
-from notbefore.web.view import CheckResult
 
 NOTHING_PENDING = PendingView(incarnation=1, last_successful_poll=None, vm=None, unreadable=0, events=())
 METRICS = b"# TYPE up gauge\nup 1\n"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from msgspec.structs import replace
 
-from notbefore.config.messages import Messages
+from notbefore.config.sinks import Messages
 from notbefore.core.delivery import Routing, Terms, deliveries
 from notbefore.core.record import Record
 from notbefore.core.routing import Match, Route

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from notbefore.config.messages import Messages
-from notbefore.config.sinks import KINDS, Alertmanager, Email
+from notbefore.config.sinks import KINDS, Alertmanager, Email, Messages
 from notbefore.core.record import Vm
 from notbefore.core.text import escaped
 from notbefore.courier.message import Message

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from notbefore.config.messages import Links, Messages
+from notbefore.config.sinks import Links, Messages
 from notbefore.core.change import ChangeKind
 from notbefore.core.record import Vm
 from notbefore.courier import wording

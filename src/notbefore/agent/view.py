@@ -22,7 +22,7 @@ from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.metrics.families import Family, Snapshot, parts, samples
 from notbefore.metrics.process import Figures
 from notbefore.store.store import Store
-from notbefore.web.view import CheckResult
+from notbefore.web.app import CheckResult
 
 if TYPE_CHECKING:  # imported at the first scrape
     from notbefore.web.exposition import MetricsText

@@ -13,6 +13,7 @@ from notbefore.config.constraints import (
     HostName,
     HttpUrl,
     HubConnection,
+    LinkUrl,
     MailAddress,
     Password,
     Port,
@@ -28,6 +29,24 @@ from notbefore.config.secret import Secret
 from notbefore.core.delivery import Terms
 from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
+
+Advice = Annotated[str, matching(r"[\s\S]{0,2000}", "a text of 2000 characters or less")]
+
+
+class Links(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a message leads. `{vm}` stands for the name of the VM that sends it, `{event_type}` for Azure's type."""
+
+    dashboard: LinkUrl | None = None
+    runbook: LinkUrl | None = None
+    page: LinkUrl | None = None  # of the agent, such as https://{vm}.example.org:10169/
+
+
+class Messages(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the messages of all sinks say beside the change."""
+
+    advice: dict[str, Advice] = {}  # what to do, by event type: Reboot: text. Instead of the built-in text
+    links: Links = Links()
+
 
 MODULES: Final = {  # by extra of the package, which installs it
     "apprise": "apprise",

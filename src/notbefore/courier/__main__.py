@@ -13,9 +13,8 @@ from importlib import import_module
 from typing import Final
 
 from notbefore import __version__
-from notbefore.courier.channel import Channel, wait
 from notbefore.courier.main import Courier
-from notbefore.courier.orders import DONE, Hello, Orders, unseal
+from notbefore.courier.orders import DONE, Channel, Hello, Orders, unseal, wait
 from notbefore.courier.redact import Redactor
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from notbefore.courier.channel import Channel
-from notbefore.courier.orders import TURN_INTERVAL, Leave, Orders
+from notbefore.courier.orders import TURN_INTERVAL, Channel, Leave, Orders
 
 if TYPE_CHECKING:
     import subprocess

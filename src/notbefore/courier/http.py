@@ -5,6 +5,7 @@ requests does it; a ``.netrc`` is not, nor are user and password of an address.
 """
 
 import io
+import ipaddress
 import os
 import socket
 import time
@@ -23,8 +24,7 @@ from requests.utils import get_environ_proxies, select_proxy
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util import Retry
 
-from notbefore.config.messages import Messages
-from notbefore.courier.addresses import check_address, check_target
+from notbefore.config.sinks import Messages
 from notbefore.courier.message import Sink
 from notbefore.errors import SendError
 
@@ -35,6 +35,17 @@ LONGEST: Final = 300.0  # seconds for an answer, where no timeout says less
 BY_HAND: Final = frozenset({401, 403, 404})  # a token, an address: try again, somebody may put it right
 PASSING: Final = BY_HAND | {408, 409, 421, 423, 425, 429}  # of the 4xx: try again
 INTERIM: Final = range(102, 200)  # such as 103 (Early Hints); Python skips 100 itself, and nobody asks for 101
+NAT64: Final = ipaddress.ip_network("64:ff9b::/96")  # its last 32 bits are an IPv4 address, which the network connects
+_NOT_PUBLIC: Final = (
+    "168.63.129.16/32",  # the host's agent channel in Azure: as private as IMDS
+    "192.0.0.0/24",  # IETF protocol assignments; one of them is another cloud's IMDS
+    "::/96",  # IPv4 addresses as IPv6 ones, of old
+    "64:ff9b:1::/48",  # NAT64 of a network's own
+    "2001::/32",  # Teredo, which holds an IPv4 address
+    "2002::/16",  # 6to4, which holds one as well
+    "fec0::/10",  # site-local, of old
+)
+NOT_PUBLIC: Final = tuple(map(ipaddress.ip_network, _NOT_PUBLIC))
 
 
 def error_of_status(status: int, cause: str, retry_after: float | None = None) -> SendError | None:
@@ -251,3 +262,32 @@ class _Adapter(HTTPAdapter):
         manager = super().proxy_manager_for(*args, **options)
         manager.pool_classes_by_scheme = _pools(_Connection)  # the proxy's own address may be a private one
         return manager
+
+
+def check_address(address: str) -> None:
+    """Raise ``SendError`` for an address that is not public."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        inner = ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF) if ip in NAT64 else ip.ipv4_mapped
+        ip = inner or ip
+    if not ip.is_global or ip.is_multicast or any(ip in network for network in NOT_PUBLIC):
+        raise SendError(
+            f"{ip} is not a public address: set `allow_private: true` if it is the right one", permanent=True
+        )
+
+
+def check_target(url: str, *, proxied: bool) -> None:
+    """As ``check_address``, before there is a connection: for each attempt anew, of a name where a proxy connects."""
+    host = urlsplit(url).hostname or ""
+    flags = socket.AI_NUMERICHOST if not proxied else 0  # the address of a name that we connect to is looked at then
+    try:
+        found = socket.getaddrinfo(host, None, flags=flags)
+    except (OSError, ValueError):
+        if not proxied:
+            return
+        raise SendError(
+            f"{host} cannot be resolved here, and the proxy may connect to a private address: set"
+            " `allow_private: true` if you trust the name"
+        ) from None
+    for one in found:
+        check_address(str(one[4][0]))

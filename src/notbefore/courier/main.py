@@ -16,13 +16,11 @@ from typing import Final
 
 import msgspec
 
-from notbefore.config.messages import Messages
-from notbefore.config.sinks import SinkConfig
+from notbefore.config.sinks import Messages, SinkConfig
 from notbefore.core.outbox import SendResult
 from notbefore.courier import sinks
-from notbefore.courier.channel import Channel, wait
 from notbefore.courier.message import Sink
-from notbefore.courier.orders import DONE, HUNG, TURN_INTERVAL, FromAgent, Given, Leave, Orders, Turn
+from notbefore.courier.orders import DONE, HUNG, TURN_INTERVAL, Channel, FromAgent, Given, Leave, Orders, Turn, wait
 from notbefore.courier.redact import Redactor
 from notbefore.courier.worker import Worker
 

@@ -21,9 +21,8 @@ from notbefore.config.model import Config
 from notbefore.core.delivery import Delivery
 from notbefore.core.duration import back_off
 from notbefore.core.outbox import SendResult
-from notbefore.courier.channel import Channel, wait
 from notbefore.courier.courier_process import CourierProcess, environment
-from notbefore.courier.orders import DONE, HUNG, TURN_INTERVAL, Given, Hello, Orders, Turn, Wake, seal
+from notbefore.courier.orders import DONE, HUNG, TURN_INTERVAL, Channel, Given, Hello, Orders, Turn, Wake, seal, wait
 from notbefore.errors import ConfigError
 from notbefore.metrics.process import CourierFigures
 from notbefore.metrics.totals import increased

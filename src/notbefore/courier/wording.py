@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from notbefore.config.messages import Links, Messages
+from notbefore.config.sinks import Links, Messages
 from notbefore.core.change import SILENT, WORDS
 from notbefore.core.document import REBOOTING, STARTED, VANISHING
 from notbefore.core.duration import countdown, words

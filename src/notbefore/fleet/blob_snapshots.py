@@ -14,7 +14,7 @@ from typing import Any, Final
 from azure.core.exceptions import AzureError, ResourceExistsError, ResourceModifiedError, ResourceNotFoundError
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 
-from notbefore.config.fleet import Checkpoints
+from notbefore.config.model import Checkpoints
 from notbefore.fleet.checkpoints import LostPartitionError, Snapshots
 from notbefore.fleet.snapshot import Position
 

@@ -14,8 +14,7 @@ from typing import Any
 from azure.eventhub.aio import CheckpointStore
 
 from notbefore.fleet.snapshot import Position, read_snapshot
-from notbefore.store.lock import OwnerLock
-from notbefore.store.private import private
+from notbefore.store.lock import OwnerLock, private
 
 
 class LostPartitionError(Exception):

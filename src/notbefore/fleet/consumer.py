@@ -20,7 +20,7 @@ from azure.core.exceptions import AzureError
 from azure.eventhub import CloseReason, EventData
 from azure.eventhub.aio import PartitionContext
 
-from notbefore.config.fleet import FleetConfig
+from notbefore.config.model import FleetConfig
 from notbefore.core.duration import back_off
 from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.inventory import not_heard

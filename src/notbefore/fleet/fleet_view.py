@@ -27,9 +27,8 @@ from notbefore.metrics import fleet as metrics
 from notbefore.metrics.families import Family, Metric, Snapshot, fresh
 from notbefore.metrics.process import CourierFigures, Figures
 from notbefore.metrics.totals import Labels
-from notbefore.web.app import App, Environ, Response, application, html, query_of, since_of
+from notbefore.web.app import App, CheckResult, Environ, Response, application, html, query_of, since_of
 from notbefore.web.page.model import PageModel
-from notbefore.web.view import CheckResult
 
 if TYPE_CHECKING:  # imported at the first scrape
     from notbefore.web.exposition import MetricsText

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from notbefore.core.change import Outcome
 from notbefore.fleet.shown_waves import EventFacts, facts
 from notbefore.fleet.story import OUTCOMES, Measures, Story, from_unix
-from notbefore.store.private import private
+from notbefore.store.lock import private
 
 FILE_NAME: Final = "fleet-history.db"
 MAX_ANSWER: Final = 100_000  # events in one answer

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from notbefore import __version__
-from notbefore.config.fleet import FleetConfig
-from notbefore.config.model import Config
+from notbefore.config.model import Config, FleetConfig
 from notbefore.courier.sinks.event_hub import make_credential
 from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.errors import ConfigError, StoreError

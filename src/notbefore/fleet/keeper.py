@@ -16,7 +16,7 @@ from typing import Any, Final
 from azure.core.exceptions import AzureError
 from msgspec import Struct
 
-from notbefore.config.fleet import FleetConfig
+from notbefore.config.model import FleetConfig
 from notbefore.fleet.checkpoints import LostPartitionError, Snapshots
 from notbefore.fleet.figures import PartitionFigures
 from notbefore.fleet.history import History

@@ -11,7 +11,7 @@ from azure.eventhub import EventData
 from azure.eventhub.aio import EventHubConsumerClient, PartitionContext
 from azure.eventhub.amqp import AmqpMessageBodyType
 
-from notbefore.config.fleet import FleetConfig
+from notbefore.config.model import FleetConfig
 from notbefore.courier.sinks.event_hub import client_options
 from notbefore.fleet.checkpoints import Snapshots
 from notbefore.fleet.snapshot import Position

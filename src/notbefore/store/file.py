@@ -26,7 +26,7 @@ from notbefore.core.tracked import Tracked
 from notbefore.errors import StoreError
 from notbefore.metrics.totals import Totals
 from notbefore.store import SCHEMA_VERSION
-from notbefore.store.private import prepare_file
+from notbefore.store.lock import prepare_file
 
 FILE_NAME: Final = "notbefore.db"
 BUSY_SECONDS: Final = 0.5  # for another's transaction, such as that of a backup

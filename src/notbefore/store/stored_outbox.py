@@ -12,7 +12,7 @@ from msgspec import Struct
 from notbefore.core.change import Change
 from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import Outbox, SendResult
-from notbefore.metrics.outbox import OutboxView, view_of
+from notbefore.metrics.process import OutboxView, view_of
 
 log = logging.getLogger("notbefore.store")
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import parse_qs
 
 import msgspec
@@ -18,12 +18,11 @@ from msgspec import Struct
 
 from notbefore.core.document import EVENT_TYPES
 from notbefore.core.record import json_line
-from notbefore.web.view import CheckResult, ProcessView, View
+from notbefore.core.tracked import PendingView
 
 MAX_LIMIT: Final = 10_000
 MAX_FIELDS: Final = 10  # of a query
 DEFAULT_LIMIT: Final = 100
-
 JSON: Final = "application/json; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"
 ALWAYS: Final = {
@@ -48,6 +47,39 @@ log = logging.getLogger("notbefore.http")
 Environ = dict[str, Any]
 StartResponse = Callable[[str, list[tuple[str, str]]], object]
 App = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+
+class CheckResult(Struct, frozen=True):
+    """The result of a health check, with its reasons."""
+
+    ok: bool
+    reasons: tuple[str, ...] = ()
+
+
+class ProcessView(Protocol):
+    """What every process shows. Its methods are called from several threads and never wait for the network."""
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """The body and the content type for this ``Accept`` header."""
+
+    def health(self) -> CheckResult:
+        """Is the process alive?"""
+
+    def ready(self) -> CheckResult:
+        """Does it receive what it watches?"""
+
+
+class View(ProcessView, Protocol):
+    """What an agent shows."""
+
+    def pending(self) -> PendingView:
+        """The events that Azure lists now."""
+
+    def history(self, since: datetime | None, limit: int) -> bytes:
+        """The last ``limit`` changes since a time, as the JSON of ``/api/v1/history``."""
+
+    def page(self) -> bytes:
+        """The page for people, as HTML."""
 
 
 class Response(Struct, frozen=True):

@@ -6,8 +6,7 @@ CONTRIBUTING.md says how to add one.
 from importlib import import_module
 from typing import Any
 
-from notbefore.config.messages import Messages
-from notbefore.config.sinks import SinkConfig, check_installed
+from notbefore.config.sinks import Messages, SinkConfig, check_installed
 from notbefore.courier.message import Sink
 from notbefore.courier.redact import Redactor, known_secrets
 from notbefore.errors import ConfigError

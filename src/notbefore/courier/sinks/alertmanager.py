@@ -14,8 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from notbefore.config.messages import Messages
-from notbefore.config.sinks import Alertmanager
+from notbefore.config.sinks import Alertmanager, Messages
 from notbefore.core.record import json_line
 from notbefore.core.routing import SEVERITIES
 from notbefore.core.text import escaped, natural, one_line, rfc3339, some_of

@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Self
 from urllib.parse import parse_qs, urlsplit
 
-from notbefore.config.messages import Messages
-from notbefore.config.sinks import Apprise
+from notbefore.config.sinks import Apprise, Messages
 from notbefore.courier.http import error_of_status
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink

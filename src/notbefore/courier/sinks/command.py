@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from notbefore.config.messages import Messages
-from notbefore.config.sinks import Command
+from notbefore.config.sinks import Command, Messages
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
 from notbefore.errors import SendError

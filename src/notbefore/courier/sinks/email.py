@@ -14,8 +14,7 @@ from email.message import EmailMessage
 from email.utils import format_datetime, formataddr
 from typing import Final
 
-from notbefore.config.messages import Messages
-from notbefore.config.sinks import Email
+from notbefore.config.sinks import Email, Messages
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
 from notbefore.courier.wording import Text, text_of

@@ -14,8 +14,7 @@ from azure.eventhub import EventData, TransportType
 from azure.eventhub.aio import EventHubProducerClient
 from azure.eventhub.exceptions import OperationTimeoutError
 
-from notbefore.config.messages import Messages
-from notbefore.config.sinks import EventHub
+from notbefore.config.sinks import EventHub, Messages
 from notbefore.core.record import Heartbeat, Record, cloud_event, cut, json_line, partition_key
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from opentelemetry.sdk._logs import ReadableLogRecord
 
-from notbefore.config.messages import Messages
-from notbefore.config.sinks import OtlpConnection
+from notbefore.config.sinks import Messages, OtlpConnection
 from notbefore.core.record import is_of_resource
 from notbefore.courier.http import Http
 from notbefore.courier.message import Message, Receipt

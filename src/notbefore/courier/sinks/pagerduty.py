@@ -7,8 +7,7 @@ The API: https://developer.pagerduty.com/docs/events-api-v2-overview. It accepts
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from notbefore.config.messages import Messages
-from notbefore.config.sinks import PagerDuty
+from notbefore.config.sinks import Messages, PagerDuty
 from notbefore.core.record import json_line
 from notbefore.core.text import one_line, rfc3339
 from notbefore.courier.http import Http, HttpSink

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from notbefore.config.messages import Messages
-from notbefore.config.sinks import Slack
+from notbefore.config.sinks import Messages, Slack
 from notbefore.core.duration import countdown
 from notbefore.core.record import json_line
 from notbefore.courier.http import Http, HttpSink

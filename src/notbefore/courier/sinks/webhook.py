@@ -8,8 +8,7 @@ import hashlib
 import hmac
 import time
 
-from notbefore.config.messages import Messages
-from notbefore.config.sinks import Webhook
+from notbefore.config.sinks import Messages, Webhook
 from notbefore.core.record import json_line
 from notbefore.courier.http import Http, HttpSink
 from notbefore.courier.message import Message, Receipt
