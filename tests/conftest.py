@@ -44,7 +44,7 @@ MEASURED = {
 }
 # these start what was installed, which is not measured; or a courier that is killed if its end takes more than a
 # second, and on a busy machine a measurement takes longer to be written down
-UNMEASURED = {"test_bundle.py", "test_deployment.py", "test_package.py", "test_supervisor.py"}
+UNMEASURED = {"test_bundle.py", "test_deployment.py", "test_kubernetes.py", "test_package.py", "test_supervisor.py"}
 
 # the acceptance tests for which an everyday loop has time: -m "not long"
 QUICK = {"test_agent.py", "test_commands.py"}

@@ -1,0 +1,309 @@
+"""Kubernetes: the Helm chart of the agent, as Helm's own library renders it, and the manifests of the fleet."""
+
+import json
+import re
+import subprocess
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import bcrypt
+import helm_python
+import kubernetes_validate
+import pytest
+import trustme
+import yaml
+
+from integration.test_deployment import BIN, CONFIG, ROOT, relabeled
+from notbefore.config.load import load
+from notbefore.config.model import default_state_dir
+from notbefore.courier.supervisor import STOP_SECONDS
+from notbefore.fleet.instance import STOP_PATIENCE
+from notbefore.simulator.server import Simulator
+from support.agent import eventually, free_port, run
+from support.needs import needs
+
+CHART: Final = CONFIG / "helm" / "notbefore"
+# AKS offers the newest three versions, and older ones with long-term support: what the oldest has not yet and the
+# newest no longer, either of these two says
+KUBERNETES: Final = ("1.29.0", kubernetes_validate.latest_version())
+CUSTOM: Final = {  # not Kubernetes' own
+    "PodMonitor": ("monitoring.coreos.com/v1", "azmonitoring.coreos.com/v1"),
+    "PrometheusRule": ("monitoring.coreos.com/v1",),
+    "Certificate": ("cert-manager.io/v1",),
+    "Issuer": ("cert-manager.io/v1",),
+}
+Objects = dict[tuple[str, str], Any]  # by kind and name
+ACCESS: Final[dict[str, dict[str, Any]]] = {  # who may ask the agents: the values that docs/getting-started.md names
+    "node": {},
+    "open": {"access": "open", "podMonitor": {"enabled": True}},
+    "tls": {"access": "tls", "podMonitor": {"enabled": True}},
+}
+EVERYTHING: Final[dict[str, Any]] = {
+    "image": {"repository": "registry.example.org/notbefore", "digest": "sha256:" + "0" * 64},
+    "imagePullSecrets": [{"name": "pull"}],
+    "access": "tls",
+    "config": {
+        "sinks": {"oncall": {"slack": {"url_file": "/run/notbefore/slack-url"}}},
+        "routes": [{"match": {"event_type": ["Reboot"]}, "sinks": ["oncall"]}],
+    },
+    "secrets": {"name": "mine", "create": {"slack-url": "https://hooks.example.org/x"}},
+    "tls": {"certManager": False, "certificate": "own", "ca": {"name": "ama-metrics-mtls-secret", "key": "ca.pem"}},
+    "podMonitor": {"enabled": True, "apiVersion": "azmonitoring.coreos.com/v1", "namespace": "kube-system"},
+    "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+    "dashboards": {"enabled": True, "annotations": {"grafana_folder": "Azure"}},
+    "networkPolicy": {"enabled": False},
+    "tolerations": [{"key": "spot", "operator": "Exists"}],
+    "podAnnotations": {"a": "b"},
+    "podLabels": {"team": "infra"},
+    "env": [{"name": "OTEL_RESOURCE_ATTRIBUTES", "value": "a=b"}],
+}
+
+
+def rendered(values: dict[str, Any], *, name: str = "notbefore", namespace: str = "notbefore") -> Objects:
+    """The objects that `helm template` gives."""
+    with helm_python.Chart.load(CHART) as chart:
+        chart.validate_schema(values)
+        texts = chart.render(values, name=name, namespace=namespace)
+    return by_name(text for path, text in texts.items() if path.endswith(".yaml"))
+
+
+def fleet() -> Objects:
+    """The manifests of `notbefore fleet`."""
+    return by_name(path.read_text(encoding="utf-8") for path in sorted((CONFIG / "kubernetes").glob("*.yaml")))
+
+
+def by_name(texts: Iterable[str]) -> Objects:
+    objects = [one for text in texts for one in yaml.safe_load_all(text) if one]
+    found = {(one["kind"], one["metadata"]["name"]): one for one in objects}
+    assert len(found) == len(objects)
+    return found
+
+
+def pods_of(objects: Objects) -> Any:
+    (found,) = (one["spec"] for (kind, _), one in objects.items() if kind in ("DaemonSet", "Deployment"))
+    return found
+
+
+def config_of(values: dict[str, Any]) -> str:
+    return str(rendered(values)["ConfigMap", "notbefore"]["data"]["notbefore.yml"])
+
+
+def test_helm_lint_has_nothing_to_say() -> None:
+    said = helm_python.lint(CHART, EVERYTHING, strict=True)
+    assert (said["messages"], said["errors"], said["total_charts_linted"]) == ([], [], 1)
+
+
+@pytest.mark.parametrize("values", [*ACCESS.values(), EVERYTHING, None], ids=[*ACCESS, "everything", "fleet"])
+def test_every_kubernetes_that_aks_offers_takes_it(values: dict[str, Any] | None) -> None:
+    objects = fleet() if values is None else rendered(values, name="other", namespace="elsewhere")
+    for one in objects.values():
+        if one["kind"] in CUSTOM:
+            assert one["apiVersion"] in CUSTOM[one["kind"]]
+            continue
+        for version in KUBERNETES:
+            kubernetes_validate.validate(one, version, strict=True)
+    pod = pods_of(objects)["template"]["spec"]
+    mounted = {mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert {volume["name"] for volume in pod["volumes"]} == mounted
+
+
+def test_every_value_arrives() -> None:
+    found = rendered(EVERYTHING)
+    pod = found["DaemonSet", "notbefore"]["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    assert container["image"] == "registry.example.org/notbefore@sha256:" + "0" * 64
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "pull"}]
+    assert pod["spec"]["tolerations"] == [{"key": "spot", "operator": "Exists"}]
+    assert pod["metadata"]["annotations"].items() >= {"a": "b"}.items()
+    assert pod["metadata"]["labels"].items() >= {"team": "infra"}.items()
+    assert container["env"] == EVERYTHING["env"]
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    assert volumes["secrets"]["secret"]["secretName"] == "mine"
+    assert found["Secret", "mine"]["stringData"] == {"slack-url": "https://hooks.example.org/x"}
+    assert [one["secret"]["name"] for one in volumes["web"]["projected"]["sources"]] == ["notbefore-web", "own"]
+    monitor = found["PodMonitor", "notbefore"]
+    assert monitor["metadata"]["namespace"] == "kube-system"
+    assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["notbefore"]}
+    assert monitor["spec"]["labelLimit"] == 63
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["tlsConfig"]["ca"] == {"secret": {"name": "ama-metrics-mtls-secret", "key": "ca.pem"}}
+    assert not [kind for kind, _ in found if kind in ("Certificate", "Issuer", "NetworkPolicy")]
+
+
+def test_the_agent_takes_the_configuration_that_the_chart_makes(tmp_path: Path) -> None:
+    (tmp_path / "slack-url").write_text("https://hooks.example.org/x\n", encoding="utf-8")
+    file = tmp_path / "notbefore.yml"
+    file.write_text(config_of(EVERYTHING).replace("/run/notbefore/", f"{tmp_path}/"), encoding="utf-8")
+    config = load(file, {}, {})
+    assert (list(config.sinks), config.server.listen, config.log.format) == (["oncall"], ":10169", "json")
+
+
+def test_another_configuration_replaces_the_pods() -> None:
+    def checksum(values: dict[str, Any]) -> str:
+        return str(pods_of(rendered(values))["template"]["metadata"]["annotations"]["checksum/config"])
+
+    assert checksum({}) == checksum({"podLabels": {"a": "b"}})
+    assert checksum({}) != checksum({"config": {"log": {"level": "debug"}}})
+    assert checksum({}) != checksum({"access": "open"})
+
+
+def test_no_pod_is_put_on_a_virtual_node_though_every_taint_is_tolerated() -> None:
+    pod = pods_of(rendered({}))["template"]["spec"]
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [{"key": "type", "operator": "NotIn", "values": ["virtual-kubelet"]}]
+
+
+def test_only_a_chart_that_is_asked_to_listens_beyond_the_node() -> None:
+    servers = {name: yaml.safe_load(config_of(values)).get("server", {}) for name, values in ACCESS.items()}
+    assert "listen" not in servers["node"]
+    assert [name for name, server in servers.items() if server.get("insecure")] == ["open"]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"podMonitor": {"enabled": True}}, "set access to tls or open"),
+        ({"config": {"server": {"listen": ":80"}}}, "`access` (node, tls or open) sets it"),
+        ({"access": "all"}, "access"),
+        ({"config": {"sinks": {"oncall": {"slack": {"url_fil": "x"}}}}}, "url_fil"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(helm_python.HelmError, match=re.escape(said)):
+        rendered(values)
+
+
+def test_the_rules_and_the_dashboards_are_those_of_the_project() -> None:
+    found = rendered(EVERYTHING)
+    rules = (CONFIG / "prometheus" / "notbefore.rules.yml").read_text(encoding="utf-8")
+    assert found["PrometheusRule", "notbefore"]["spec"] == yaml.safe_load(rules)
+    maps = [one for one in found.values() if one["metadata"].get("labels", {}).get("grafana_dashboard") == "1"]
+    held = {key: json.loads(text) for one in maps for key, text in one["data"].items()}
+    boards = sorted((ROOT / "dashboards").glob("*.json"))
+    assert held == {f"notbefore-{path.name}": json.loads(path.read_text(encoding="utf-8")) for path in boards}
+    assert max(len(json.dumps(one)) for one in maps) < 1024 * 1024, "a ConfigMap holds no more"
+
+
+def test_a_packaged_chart_holds_the_files_behind_the_links(tmp_path: Path) -> None:
+    archive = helm_python.package(CHART, destination=tmp_path)
+    with tarfile.open(archive) as tar:
+        held = [member for member in tar if "/files/" in member.name]
+    assert len(held) == len(list((CHART / "files").iterdir()))
+    assert all(member.isreg() for member in held), "they are files there"
+
+
+def test_a_pod_is_scraped_as_its_node_in_the_job_that_the_rules_know(tmp_path: Path) -> None:
+    monitor = rendered(ACCESS["open"])["PodMonitor", "notbefore"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+
+    def snake(key: str) -> str:
+        return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", key)
+
+    relabelings = [{snake(key): value for key, value in one.items()} for one in endpoint["relabelings"]]
+    (labels,) = relabeled(relabelings, tmp_path, {"__meta_kubernetes_pod_node_name": "aks-1"})
+    assert (labels["job"], labels["instance"]) == ("notbefore", "aks-1")
+
+
+@pytest.mark.parametrize("access", ["node", "tls"])
+def test_the_probes_ask_the_agent_of_the_chart_and_prometheus_gets_in(access: str, tmp_path: Path) -> None:
+    """The chart's own configuration and probes, with another port, and the pod's paths below a directory of ours."""
+    port, web, chart = free_port(), tmp_path / "run" / "notbefore-web", rendered(ACCESS[access])
+    text = chart["ConfigMap", "notbefore"]["data"]["notbefore.yml"]
+    text = text.replace("/run/notbefore-web", str(web)).replace(":10169", f":{port}")
+    config = tmp_path / "notbefore.yml"
+    values = yaml.safe_load(text) or {}
+    values.setdefault("server", {}).setdefault("listen", f"127.0.0.1:{port}")  # not the usual one: others may have it
+    config.write_text(yaml.safe_dump(values), encoding="utf-8")
+    web.mkdir(parents=True)
+    secrets = yaml.safe_load_all((CONFIG / "kubernetes/secret.example.yaml").read_text(encoding="utf-8"))
+    example = next(one for one in secrets if one["metadata"]["name"] == "notbefore-web")["stringData"]["web.yml"]
+    hashed = bcrypt.hashpw(b"hunter2", bcrypt.gensalt(4)).decode()
+    (web / "web.yml").write_text(re.sub(r"\$2b\$\S+", hashed, example), encoding="utf-8")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.crt")
+    certificate = authority.issue_cert("notbefore.notbefore.svc")
+    certificate.private_key_pem.write_to_path(web / "tls.key")
+    certificate.cert_chain_pems[0].write_to_path(web / "tls.crt")
+
+    pod = chart["DaemonSet", "notbefore"]["spec"]["template"]["spec"]["containers"][0]
+    probes = [pod[f"{name}Probe"]["exec"]["command"] for name in ("startup", "liveness", "readiness")]
+
+    def asked(command: list[str]) -> int:
+        words: list[str | Path] = [BIN / command[0], *command[1:-1], config]
+        assert command[-1] == "/etc/notbefore/notbefore.yml"
+        return run(*words).returncode
+
+    with Simulator() as imds:
+        order = ["run", str(config), "--imds", imds.endpoint, "--state-dir", str(tmp_path / "state")]
+        agent = subprocess.Popen([BIN / "notbefore", *order], stdout=subprocess.DEVNULL)
+
+        def probed() -> bool:
+            assert agent.poll() is None
+            return [asked(probe) for probe in probes] == [0, 0, 0]
+
+        try:
+            eventually(probed, 240)  # seconds: each is a process
+            if access == "tls":
+                (endpoint,) = chart["PodMonitor", "notbefore"]["spec"]["podMetricsEndpoints"]
+                name = endpoint["tlsConfig"]["serverName"]
+                url = f"{endpoint['scheme']}://{name}:{port}{endpoint['path']}"
+                needs("curl")
+                host = f"{name}:{port}:127.0.0.1"
+                curl = ("curl", "--silent", "--cacert", tmp_path / "ca.crt", "--resolve", host, url)
+                assert "notbefore_build_info" in run(*curl, "--user", "prometheus:hunter2").stdout
+                assert "notbefore_build_info" not in run(*curl).stdout
+        finally:
+            agent.terminate()
+            agent.wait(30)
+    assert 0 not in [asked(probe) for probe in probes]
+
+
+@pytest.mark.parametrize("name", ["notbefore", "notbefore-fleet"])
+def test_the_pods_have_what_they_need_and_no_more(name: str) -> None:
+    objects = rendered(ACCESS["open"]) if name == "notbefore" else fleet()
+    pods = pods_of(objects)
+    pod, (container,) = pods["template"]["spec"], pods["template"]["spec"]["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    user = "USER {runAsUser}:{runAsGroup}\n".format(**pod["securityContext"])
+    recipe = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert user in recipe
+    assert 'CMD ["notbefore", "health"]' in recipe
+    assert (pod["securityContext"]["runAsNonRoot"], pod["automountServiceAccountToken"]) == (True, False)
+    to_hand_over = STOP_PATIENCE if name == "notbefore-fleet" else 0
+    assert pod["terminationGracePeriodSeconds"] > to_hand_over + STOP_SECONDS + 5
+    mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounted["state"] == str(default_state_dir())
+    labels = pods["selector"]["matchLabels"]
+    assert labels.items() <= pods["template"]["metadata"]["labels"].items()
+    monitor, policy = objects["PodMonitor", name]["spec"], objects["NetworkPolicy", name]["spec"]
+    assert monitor["selector"]["matchLabels"] == policy["podSelector"]["matchLabels"] == labels
+    port = container["ports"][0]
+    ports = [monitor["podMetricsEndpoints"][0]["port"], policy["ingress"][0]["ports"][0]["port"]]
+    assert ports == [port["name"], port["name"]]
+    config = yaml.safe_load(objects["ConfigMap", name]["data"]["notbefore.yml"])
+    assert config["server"]["listen"] == f":{port['containerPort']}"
+
+
+def test_the_instances_of_the_fleet_share_snapshots_and_their_documents_speak_of_them() -> None:
+    found, name = fleet(), "notbefore-fleet"
+    pods = found["Deployment", name]["spec"]
+    (container,) = pods["template"]["spec"]["containers"]
+    assert found["Namespace", name]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert found["PodDisruptionBudget", name]["spec"]["selector"] == pods["selector"]
+    assert pods["template"]["spec"]["serviceAccountName"] == found["ServiceAccount", name]["metadata"]["name"]
+    probed = {container[f"{probe}Probe"]["httpGet"]["port"] for probe in ("startup", "liveness", "readiness")}
+    assert probed == {container["ports"][0]["name"]}
+    assert yaml.safe_load(found["ConfigMap", name]["data"]["notbefore.yml"])["fleet"]["checkpoints"]
+    typed = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    assert set(re.findall(r"kubectl -n (\S+)", typed)) == {"notbefore", name}
+    assert set(re.findall(r"exec POD -- (\S+)", typed)) == {"notbefore"}, "there is little else in the image"
+    applied = re.findall(r"apply -f (config/\S+)", typed)
+    assert applied
+    assert all((ROOT / place).is_file() for place in applied)
