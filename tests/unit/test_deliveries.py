@@ -72,6 +72,8 @@ def test_a_reminder_is_as_severe_as_the_event_is_by_then() -> None:
     far = {"EventType": "Redeploy", "NotBefore": f"{at(86_400):%a, %d %b %Y %H:%M:%S GMT}"}
     route = Route(sinks=("chat",), remind_before=(Duration("4h"), Duration("1h"), Duration("5m")))
     assert [one.severity for one in made(change(far), route)] == ["warning", "warning", "critical", "critical"]
+    own = msgspec.structs.replace(route, severity="info")
+    assert {one.severity for one in made(change(far), own)} == {"info"}
 
 
 def test_who_tells_of_all_is_reminded_of_what_left_this_vm() -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
+from notbefore.core.delivery import Routing, Terms, deliveries
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm
-from notbefore.core.routing import DurationRange, Match, Route, Target, route
+from notbefore.core.routing import DurationRange, Match, Route, route
 from notbefore.core.tracked import Observation, Tracked
 from support.azure import LEFT, ME, PEER, STARTED, at, document, item
 from support.azure import last_change as change
@@ -19,11 +20,16 @@ SINKS = ("oncall", "hub")
 
 
 def sinks(routes: list[Route], one: Change, vm: str | None = ME) -> list[str]:
-    return [target.sink for target in route(one, tuple(routes), Vm(name=vm) if vm else None, SINKS)]
+    return list(route(one, tuple(routes), Vm(name=vm) if vm else None, SINKS))
+
+
+def severity(one: Change, *routes: Route) -> str:
+    (only,) = deliveries(one, b"{}", Routing(routes, {"hub": Terms()}), Vm(name=ME))
+    return only.severity
 
 
 @pytest.mark.parametrize(
-    ("fields", "severity"),
+    ("fields", "expected"),
     [
         ({"EventType": "Preempt"}, "critical"),
         ({"EventType": "Reboot"}, "critical"),
@@ -32,30 +38,25 @@ def sinks(routes: list[Route], one: Change, vm: str | None = ME) -> list[str]:
         ({"EventType": "Freeze", "DurationInSeconds": 5}, "info"),
     ],
 )
-def test_severity_is_by_type_and_notice(fields: dict[str, Any], severity: str) -> None:
-    (target,) = route(change(fields), (Route(sinks=("hub",)),), Vm(name=ME), SINKS)
-    assert target.severity == severity
+def test_severity_is_by_type_and_notice(fields: dict[str, Any], expected: str) -> None:
+    assert severity(change(fields)) == expected
 
 
-@pytest.mark.parametrize(("minutes", "severity"), [(59, "critical"), (61, "warning"), (7 * 1440, "warning")])
-def test_what_takes_a_vm_down_is_critical_once_it_is_near(minutes: int, severity: str) -> None:
+@pytest.mark.parametrize(("minutes", "expected"), [(59, "critical"), (61, "warning"), (7 * 1440, "warning")])
+def test_what_takes_a_vm_down_is_critical_once_it_is_near(minutes: int, expected: str) -> None:
     far = {"EventType": "Redeploy", "NotBefore": f"{at(60 * minutes):%a, %d %b %Y %H:%M:%S GMT}"}
-    (target,) = route(change(far), (Route(sinks=("hub",)),), Vm(name=ME), SINKS)
-    assert (target.severity, target.near_severity) == (severity, "critical")
-    (target,) = route(change(far, far | STARTED), (Route(sinks=("hub",)),), Vm(name=ME), SINKS)
-    assert target.severity == "critical"
-    (target,) = route(change(far), (Route(sinks=("hub",), severity="info"),), Vm(name=ME), SINKS)
-    assert (target.severity, target.near_severity) == ("info", "info")
+    assert severity(change(far)) == expected
+    assert severity(change(far, far | STARTED)) == "critical"
+    assert severity(change(far), Route(sinks=("hub",), severity="info")) == "info"
 
 
 @pytest.mark.parametrize("hours", [-5, 5, -24 * 365])
 def test_how_near_it_is_imds_clock_says_where_that_of_the_vm_is_wrong(hours: int) -> None:
     instant = Instant(at(0) + timedelta(hours=hours), "boot", 5.0, at(0))
-    for minutes, severity in ((15, "critical"), (90, "warning")):
+    for minutes, expected in ((15, "critical"), (90, "warning")):
         far = item(EventType="Reboot", NotBefore=f"{at(60 * minutes):%a, %d %b %Y %H:%M:%S GMT}")
         (one,) = diff(Tracked(), document(far), Observation(instant, ME)).changes
-        (target,) = route(one, (), Vm(name=ME), ("hub",))
-        assert target.severity == severity
+        assert severity(one) == expected
 
 
 def test_the_first_route_wins_unless_it_goes_on() -> None:
@@ -64,9 +65,9 @@ def test_the_first_route_wins_unless_it_goes_on() -> None:
     assert sinks([msgspec.structs.replace(first, go_on=True), second], change({})) == ["oncall", "hub"]
 
 
-def test_a_sink_gets_a_change_once_with_the_first_routes_severity() -> None:
+def test_a_sink_gets_a_change_once_by_the_first_route() -> None:
     routes = (Route(sinks=("oncall",), go_on=True, severity="critical"), Route(sinks=("oncall",)))
-    assert route(change({}), routes, Vm(name=ME), SINKS) == (Target("oncall", "critical", "critical", routes[0]),)
+    assert route(change({}), routes, Vm(name=ME), SINKS) == {"oncall": routes[0]}
 
 
 @pytest.mark.parametrize(
@@ -148,4 +149,4 @@ def test_who_was_notified_of_an_event_is_notified_when_this_vm_leaves_it() -> No
 
 def test_a_vm_that_does_not_know_its_name_speaks() -> None:
     routes = (Route(sinks=("hub",)),)
-    assert route(change({}), routes, None, SINKS) == (Target("hub", "info", "info", routes[0]),)
+    assert route(change({}), routes, None, SINKS) == {"hub": routes[0]}

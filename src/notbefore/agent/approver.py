@@ -255,7 +255,7 @@ class Approver:
             self._unanswered[event.key] = str(error), self._clock.monotonic() + PAUSE
             log.warning("approval of %s: %s; again in %g s", event.event_id, error, PAUSE)
             return PAUSE
-        return self._end(sent.accepted(attempt.tracked, self._clock.now()), "accepted", "")
+        return self._end(replace(sent, approved=content_of(attempt.tracked)), "accepted", "")
 
     def _end(self, attempt: ApprovalAttempt, reason: Reason, words: str) -> float:
         """Record how it ended: approved; failed, if IMDS was asked; else skipped."""
@@ -346,7 +346,7 @@ def _approved(attempt: ApprovalAttempt | None, tracked: TrackedEvent) -> str:
     """That an event was approved as it is, in words; empty where it was not."""
     if attempt is None or attempt.approved != content_of(tracked):
         return ""
-    return f"it is approved already, by {attempt.approved_by}: nothing more is sent unless Azure changes it"
+    return "it is approved already (`notbefore history`): nothing more is sent unless Azure changes it"
 
 
 def _why_not_listed(body: bytes, tracked: TrackedEvent) -> str:

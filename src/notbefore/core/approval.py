@@ -35,11 +35,6 @@ class RuleMatch(EventMatch, frozen=True, forbid_unknown_fields=True):
         for key, text in unknown_words(self):
             raise ValueError(f"{key}: {text}")
 
-    @property
-    def selects(self) -> bool:
-        """It says which events: by type, source or expected interruption."""
-        return bool(self.event_type or self.event_source or self.duration)
-
 
 def unknown_words(match: EventMatch) -> Iterator[tuple[str, str]]:
     """Return the event types and sources that Azure does not document, as (key, text): they match no event today."""
@@ -62,11 +57,11 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     for_all_resources: Literal["leader", "each"] | None = None  # needed if the event has several resources
 
     def __post_init__(self) -> None:
-        if self.action == "leave" and self.approve_after.seconds:
-            raise ValueError("action: leave has no use for approve_after")
-        if self.action == "leave" and self.for_all_resources:
-            raise ValueError("action: leave has no use for for_all_resources")
-        if self.action == "approve" and self.match != "all" and not self.match.selects:
+        match = self.match
+        if self.action == "leave" and (self.approve_after.seconds or self.for_all_resources):
+            raise ValueError("action: leave has no use for approve_after or for_all_resources")
+        chosen = match == "all" or match.event_type or match.event_source or match.duration
+        if self.action == "approve" and not chosen:
             raise ValueError("match: expected event_type, event_source or duration; `match: all` approves every event")
         if self.approve_after.seconds > LONGEST_WAIT:
             raise ValueError("approve_after: expected at most 30d")
@@ -137,14 +132,9 @@ def judge(policy: Policy, tracked: TrackedEvent, vm: str | None, *, flawed: bool
         if tracked.scope in rule.matcher.scope and rule.matcher.holds(tracked.event):
             if rule.action == "leave":
                 return Decision("leave", "the rule says so", name)
-            decision = _approve(rule, tracked, vm)
-            return replace(decision, rule=name, step=_step(name, rule, tracked))
+            written = sha256(msgspec.json.encode(rule, enc_hook=str))[:16]
+            return replace(_approve(rule, tracked, vm), rule=name, step=f"{content_of(tracked)} {name} {written}")
     return Decision("leave", "no rule matches")
-
-
-def _step(name: str, rule: Rule, tracked: TrackedEvent) -> str:
-    written = msgspec.json.encode(rule, enc_hook=str)
-    return f"{content_of(tracked)} {name} {sha256(written)[:16]}"
 
 
 def _approve(rule: Rule, tracked: TrackedEvent, vm: str | None) -> Decision:
@@ -174,18 +164,11 @@ class ApprovalAttempt(Struct, frozen=True):
     outcome: str = ""  # in words
     carried_out: tuple[str, ...] = ()  # the decisions that were carried out
     approved: str = ""  # the content of the event that was approved
-    approved_by: str = ""  # who approved it and when, in words
     records: int = 0  # that were made of it
 
     def is_carried_out(self, tracked: TrackedEvent, step: str) -> bool:
         """Return whether nothing is left to do for this decision."""
         return step in self.carried_out or self.approved == content_of(tracked)
-
-    def accepted(self, tracked: TrackedEvent, now: datetime) -> "ApprovalAttempt":
-        """Return it with the note that IMDS accepted the start request."""
-        who = f"rule {self.rule}" if self.by == BY_RULE else f"{self.rule} {self.by}"
-        how = f"{who} at {now.isoformat(timespec='seconds').replace('+00:00', 'Z')}"
-        return replace(self, approved=content_of(tracked), approved_by=how)
 
     def ended(self, outcome: str) -> "ApprovalAttempt":
         """Return it as done; a record of it was made."""
@@ -204,15 +187,10 @@ def next_attempt(
     before: ApprovalAttempt | None, tracked: TrackedEvent, rule: str, step: str = "", by: str = BY_RULE
 ) -> ApprovalAttempt:
     """The attempt for a new decision; it keeps what was done ``before`` about this event."""
-    new = ApprovalAttempt(tracked, rule, step, by=by)
-    if before is None:
-        return new
-    return replace(
-        new,
-        carried_out=before.carried_out[-MAX_DECISIONS:],
-        approved=before.approved,
-        approved_by=before.approved_by,
-        records=before.records,
+    done = before or ApprovalAttempt(tracked, rule)
+    carried_out = done.carried_out[-MAX_DECISIONS:]
+    return ApprovalAttempt(
+        tracked, rule, step, by=by, carried_out=carried_out, approved=done.approved, records=done.records
     )
 
 

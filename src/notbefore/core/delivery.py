@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from notbefore.core.change import Change, ChangeKind
 from notbefore.core.document import Event
 from notbefore.core.record import Record, Vm, view
-from notbefore.core.routing import NEAR, Route, Severity, Target, route
+from notbefore.core.routing import NEAR, Route, Severity, route, severity_at_once, severity_of
 from notbefore.core.text import sha256
 
 MessageKind = ChangeKind | Literal["reminder", "heartbeat"]
@@ -104,20 +104,19 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
     """The deliveries of a change. ``record``: the change as JSON, UTF-8; ``vm``: this VM, as far as it is known."""
     found: list[Delivery] = []
     targets = route(change, routing.routes, vm, tuple(routing.sinks))
-    names = {target.sink for target in targets}  # these have it by their own routes
     created, not_before = change.time.timestamp(), change.not_before.timestamp() if change.not_before else 0.0
-    for target in targets:
-        terms = routing.sinks[target.sink]
+    for sink, way in targets.items():
+        terms, severity = routing.sinks[sink], way.severity or severity_at_once(change)
         if change.approval is not None and not terms.approvals:
             continue
-        fallback = tuple(name for name in target.route.fallback if name not in names)
-        fallback = fallback if target.severity == "critical" else ()
+        # those that have it by their own routes are not given it twice
+        fallback = tuple(name for name in way.fallback if name not in targets) if severity == "critical" else ()
         message = Delivery(
-            delivery_id=delivery_id(change.id, target.sink),
+            delivery_id=delivery_id(change.id, sink),
             event_key=change.event.key,
-            sink=target.sink,
+            sink=sink,
             kind=change.kind,
-            severity=target.severity,
+            severity=severity,
             created=created,
             due=created + _settling(change, terms),
             expires=created + terms.expire_after,
@@ -126,12 +125,11 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
             expires_with_event=terms.expire_on_end and change.kind in EXPIRING_KINDS,
             not_before=not_before,
             fallback=fallback,
-            fallback_at=created + target.route.fallback_after.seconds if fallback else None,
-            others=tuple(sorted(names - {target.sink})),
+            fallback_at=created + way.fallback_after.seconds if fallback else None,
+            others=tuple(sorted(targets.keys() - {sink})),
             once=terms.once,
         )
-        found.append(message)
-        found += _reminders(change, target, message)
+        found += (message, *_reminders(change, way, message))
     return tuple(found)
 
 
@@ -143,7 +141,7 @@ def sinks_of(record: bytes, routing: Routing, vm: Vm | None) -> tuple[str, ...]:
         return ()
     event = view(Event, read, duration=read.expected_duration_seconds)
     change = view(Change, read, id=read.change_id, kind=read.change, event=event)
-    return tuple(target.sink for target in route(change, routing.routes, vm, tuple(routing.sinks)))
+    return tuple(route(change, routing.routes, vm, tuple(routing.sinks)))
 
 
 def _settling(change: Change, terms: Terms) -> float:
@@ -160,21 +158,23 @@ def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: 
     return Delivery(identity, key, sink, "heartbeat", "info", now, now, now + interval, record)
 
 
-def _reminders(change: Change, target: Target, message: Delivery) -> Iterator[Delivery]:
+def _reminders(change: Change, way: Route, message: Delivery) -> Iterator[Delivery]:
     """The reminders of a change before NotBefore."""
-    not_before = change.event.not_before
-    if target.last or change.kind not in ("announced", "updated") or not_before is None:
+    event, not_before = change.event, change.event.not_before
+    last = change.no_longer_affected and way.announce_by != "all"
+    if last or change.kind not in ("announced", "updated") or not_before is None:
         return
+    near = way.severity or severity_of(event.event_type, None, event.duration)
     start = not_before.timestamp()
     # a notice that is shorter than that: the change itself says it
-    times = sorted({start - one.seconds for one in target.route.remind_before if start - one.seconds > message.created})
+    times = sorted({start - one.seconds for one in way.remind_before if start - one.seconds > message.created})
     ends = [*times[1:], start + REMINDER_GRACE]  # the next one replaces it
     for number, (due, expires) in enumerate(zip(times, ends, strict=False)):
         yield replace(
             message,
-            delivery_id=delivery_id(change.id, target.sink, f"reminder {number}" if number else "reminder"),
+            delivery_id=delivery_id(change.id, message.sink, f"reminder {number}" if number else "reminder"),
             kind="reminder",
-            severity=target.near_severity if due >= start - NEAR else message.severity,
+            severity=near if due >= start - NEAR else message.severity,
             created=due,
             due=due,
             expires=expires,

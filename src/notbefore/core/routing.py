@@ -137,16 +137,6 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
             raise ValueError("fallback_after: there is no `fallback`: name the sinks that are tried then")
 
 
-class Target(Struct, frozen=True):
-    """A sink that a change goes to, and how."""
-
-    sink: str
-    severity: Severity
-    near_severity: Severity  # once NotBefore is near
-    route: Route  # by which it goes there
-    last: bool = False  # the last message: the event no longer affects this VM, and others' events do not go there
-
-
 def severity_of(event_type: str, ahead: float | None, duration: int | None) -> Severity:
     """Return the severity by what is the same on every VM that sees the event; the rules for Prometheus say the same.
 
@@ -158,33 +148,26 @@ def severity_of(event_type: str, ahead: float | None, duration: int | None) -> S
     return "warning" if duration is None or duration >= LONG_FREEZE else "info"
 
 
-def _severities(change: Change, own: Severity | None) -> tuple[Severity, Severity]:
-    """Now, and once NotBefore is near; ``own`` is that of the route, which wins."""
+def severity_at_once(change: Change) -> Severity:
+    """Return how severe a change is when it is seen."""
     event, not_before, ahead = change.event, change.not_before, None
     if event.event_status != STARTED and not_before is not None:
         ahead = (not_before - change.time).total_seconds()
         if change.notice_seconds is not None:  # by IMDS's clock: the wall clock of a VM may be hours off
             ahead = change.notice_seconds - (change.time - change.first_seen).total_seconds()
-    return (
-        own or severity_of(event.event_type, ahead, event.duration),
-        own or severity_of(event.event_type, None, event.duration),
-    )
+    return severity_of(event.event_type, ahead, event.duration)
 
 
-def route(change: Change, routes: tuple[Route, ...], vm: Vm | None, sinks: tuple[str, ...]) -> tuple[Target, ...]:
-    """The deliveries that a change causes on this VM; at most one for each sink, the first route's."""
-    found: dict[str, Target] = {}
-    for route in routes or (Route(Match(scope=("self",)), sinks),):
-        if not route.match.accepts(change, vm):
-            continue
-        if _notifies(change, route.announce_by, vm):
-            severity, near = _severities(change, route.severity)
-            last = change.no_longer_affected and route.announce_by != "all"
-            for sink in route.sinks:
-                found.setdefault(sink, Target(sink, severity, near, route, last))
-        if not route.go_on:
-            break
-    return tuple(found.values())
+def route(change: Change, routes: tuple[Route, ...], vm: Vm | None, sinks: tuple[str, ...]) -> dict[str, Route]:
+    """The sinks that a change goes to on this VM, each with the first route by which it goes there."""
+    found: dict[str, Route] = {}
+    for one in routes or (Route(Match(scope=("self",)), sinks),):
+        if one.match.accepts(change, vm):
+            if _notifies(change, one.announce_by, vm):
+                found |= {sink: one for sink in one.sinks if sink not in found}
+            if not one.go_on:
+                break
+    return found
 
 
 def _one_of(value: str, wanted: tuple[str, ...]) -> bool:
