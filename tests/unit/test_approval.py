@@ -242,8 +242,8 @@ approval:
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        ("{action: leave, approve_after: 5s}", "action: leave has no use for approve_after"),
-        ("{action: leave, for_all_resources: each}", "action: leave has no use for for_all_resources"),
+        ("{action: leave, approve_after: 5s}", "action: leave has no use for approve_after or for_all_resources"),
+        ("{action: leave, for_all_resources: each}", "action: leave has no use for approve_after or for_all_resources"),
         ("{}", "match: expected event_type"),
         ("{match: {scope: [self, peer]}}", "match: expected event_type"),
         ("{match: {event_type: []}}", "expected at least one"),
