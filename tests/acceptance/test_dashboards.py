@@ -19,17 +19,21 @@ EVERYTHING = {"region": ".*", "group": ".*", "scale_set": ".*", "vm": ".*"}
 ONE = {"region": "westeurope", "group": "fleet", "scale_set": "WestNO", "vm": LIVE[0]}
 CHOSEN = {"fleet": EVERYTHING, "notbefore": EVERYTHING, "vm": ONE}
 BOARDS: dict[str, dict[str, Any]] = {name: json.loads((DASHBOARDS / f"{name}.json").read_bytes()) for name in CHOSEN}
-
-
 PANELS = [(name, panel) for name, board in BOARDS.items() for panel in board["panels"]]
 
 
-def panel_of(name: str, title: str, kind: str) -> dict[str, Any]:
-    found: list[dict[str, Any]] = [
-        panel for panel in BOARDS[name]["panels"] if (panel["title"], panel["type"]) == (title, kind)
-    ]
-    assert len(found) == 1
-    return found[0]
+def target_of(name: str, title: str, kind: str, ref: str = "") -> dict[str, Any]:
+    """A panel's first query, or the one that is named."""
+    (panel,) = (one for one in BOARDS[name]["panels"] if (one["title"], one["type"]) == (title, kind))
+    found: dict[str, Any] = next(one for one in panel["targets"] if ref in ("", one["refId"]))
+    return found
+
+
+def check(prometheus: Prometheus, chosen: dict[str, str], *expected: tuple[str, str, float]) -> None:
+    """What single numbers of the dashboards say: (dashboard, panel, number)."""
+    for name, title, number in expected:
+        (shown,) = series(prometheus, target_of(name, title, "stat"), chosen)
+        assert shown["values"] == [number], title
 
 
 @pytest.fixture(scope="module")
@@ -88,15 +92,11 @@ def test_whom_nobody_has_chosen_adds_to_no_number(prometheus: Prometheus) -> Non
             assert series(prometheus, annotation["target"], nobody) == []
 
 
-def test_one_vm_counts_as_one(prometheus: Prometheus) -> None:
-    for name, title, one, all_of_them in (("notbefore", "Agents", 1, 6), ("fleet", "Silent or failing agents", 2, 6)):
-        for chosen, number in ((ONE, one), (EVERYTHING, all_of_them)):
-            (shown,) = series(prometheus, panel_of(name, title, "stat")["targets"][0], chosen)
-            assert shown["values"] == [number], title
-
-
 def test_the_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
-    for name, title, number in (
+    check(prometheus, ONE, ("notbefore", "Agents", 1), ("fleet", "Silent or failing agents", 2))
+    check(
+        prometheus,
+        EVERYTHING,
         ("fleet", "Silent or failing agents", 6),  # EastUS_2 fails in two ways, and is one
         ("notbefore", "Agents", 6),
         ("notbefore", "Versions", 1),
@@ -104,14 +104,9 @@ def test_the_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
         ("notbefore", "State not written", 1),
         ("notbefore", "Damaged state files", 0),
         ("notbefore", "Failed reloads", 0),
-    ):
-        (shown,) = series(prometheus, panel_of(name, title, "stat")["targets"][0], EVERYTHING)
-        assert shown["values"] == [number], title
-    failing = panel_of("fleet", "Silent or failing agents", "table")["targets"][0]
-    problems = sorted(
-        (one["labels"]["problem"], one["labels"].get("name")) for one in series(prometheus, failing, EVERYTHING)
     )
-    assert problems == [
+    failing = series(prometheus, target_of("fleet", "Silent or failing agents", "table"), EVERYTHING)
+    assert sorted((one["labels"]["problem"], one["labels"].get("name")) for one in failing) == [
         ("IMDS does not answer", "EastUS_2"),
         ("cannot be scraped", STOPPED),
         ("cannot be scraped", SILENT),  # for longer than the time range
@@ -125,28 +120,27 @@ def test_the_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
 def test_what_another_job_tells_of_the_same_instance_is_not_the_agents(prometheus: Prometheus) -> None:
     (instance,) = (instance for instance, up in EXPORTERS.items() if up)
     assert prometheus.value(f'process_resident_memory_bytes{{instance="{instance}"}}')
-    memory = next(one for one in panel_of("notbefore", "Agents", "table")["targets"] if one["refId"] == "memory")
-    rows = [one["labels"] for one in series(prometheus, memory, EVERYTHING) if one["labels"]["instance"] == instance]
-    assert [row["job"] for row in rows] == ["notbefore"]
+    rows = [
+        one["labels"] for one in series(prometheus, target_of("notbefore", "Agents", "table", "memory"), EVERYTHING)
+    ]
+    assert [row["job"] for row in rows if row["instance"] == instance] == ["notbefore"]
 
 
 def test_an_event_that_keeps_its_vm_down_is_shown_while_others_see_it(prometheus: Prometheus) -> None:
     chosen = {**EVERYTHING, "vm": SILENT}
-    for name, title in (
-        ("fleet", "VMs affected now"),
-        ("fleet", "Events listed now"),
-        ("fleet", "Started now"),
-        ("vm", "Events that hit it"),
-        ("vm", "Started now"),
-    ):
-        (shown,) = series(prometheus, panel_of(name, title, "stat")["targets"][0], chosen)
-        assert shown["values"] == [1], title
+    check(
+        prometheus,
+        chosen,
+        ("fleet", "VMs affected now", 1),
+        ("fleet", "Events listed now", 1),
+        ("fleet", "Started now", 1),
+        ("vm", "Events that hit it", 1),
+        ("vm", "Started now", 1),
+    )
+    lost = {"name": SILENT, "event_id": LOST, "event_status": "Started", "scope": "self"}  # last reported as Scheduled
     for name, title in (("fleet", "What is coming"), ("vm", "Listed now")):
-        (row,) = series(prometheus, panel_of(name, title, "table")["targets"][0], chosen)
-        assert (
-            row["labels"].items()
-            >= {"name": SILENT, "event_id": LOST, "event_status": "Started", "scope": "self"}.items()
-        )  # it was Scheduled when the VM last reported
+        (row,) = series(prometheus, target_of(name, title, "table"), chosen)
+        assert row["labels"].items() >= lost.items()
 
 
 def test_the_annotations_of_a_vm_are_the_events_that_hit_it(prometheus: Prometheus) -> None:
@@ -158,14 +152,10 @@ def test_the_annotations_of_a_vm_are_the_events_that_hit_it(prometheus: Promethe
 
 def test_events_are_counted_once_however_many_vms_report_them(prometheus: Prometheus) -> None:
     assert prometheus.value('count(azure_scheduled_event_status{instance=~"127.+"})') == 2 * 3
-    listed = panel_of("fleet", "Events listed now", "stat")["targets"][0]
-    (shown,) = series(prometheus, listed, {**EVERYTHING, "vm": "|".join(LIVE)})
-    assert shown["values"] == [3.0]
-
-    notices = panel_of("fleet", "Notice that Azure gave", "heatmap")["targets"][0]
+    check(prometheus, {**EVERYTHING, "vm": "|".join(LIVE)}, ("fleet", "Events listed now", 3))
 
     def reported(vm: str) -> float:
-        found = series(prometheus, notices, {**EVERYTHING, "vm": vm})
+        found = series(prometheus, target_of("fleet", "Notice that Azure gave", "heatmap"), {**EVERYTHING, "vm": vm})
         highest: float = max(value for one in found if one["labels"]["le"] == "+Inf" for value in one["values"])
         return highest
 

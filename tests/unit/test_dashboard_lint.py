@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,13 @@ BOARDS: dict[str, dict[str, Any]] = {
 }
 SCREEN = 26  # lines of Grafana's grid that a screen of 1080 lines shows
 UNITS = {value for name, value in vars(units).items() if isinstance(value, str) and not name.startswith("__")}
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+GRAFANAS = {"__rate_interval", "__rate_interval_ms", "__range", "__range_s"}
 boards = pytest.mark.parametrize("board", [pytest.param(board, id=name) for name, board in BOARDS.items()])
-
-
-def queries(board: dict[str, Any]) -> Iterator[str]:
-    for panel in board["panels"]:
-        yield from (target["expr"] for target in panel["targets"])
-    yield from (annotation["target"]["expr"] for annotation in board["annotations"]["list"])
-
-
-def kind(panel: dict[str, Any]) -> str:
-    return f"{panel['type'].replace('-', '')}Panel"
+panels = pytest.mark.parametrize(
+    "panel",
+    [pytest.param(one, id=f"{name} {one['title']}") for name, board in BOARDS.items() for one in board["panels"]],
+)
 
 
 def errors(value: Any, definition: str) -> list[str]:
@@ -38,40 +33,24 @@ def errors(value: Any, definition: str) -> list[str]:
     return [f"{list(error.path)}: {error.message}" for error in Draft7Validator(schema).iter_errors(value)]
 
 
-@pytest.mark.parametrize("name", DASHBOARDS)
-def test_the_file_is_what_its_code_writes(name: str) -> None:
-    written = (ROOT / "dashboards" / name).read_text(encoding="utf-8")
-    assert written == DASHBOARDS[name](), f"dashboards/{name} is not what dashboards/src says: make dashboards"
-
-
-def test_there_is_no_dashboard_without_its_code() -> None:
+def test_the_files_are_what_their_code_writes() -> None:
     assert {path.name for path in (ROOT / "dashboards").glob("*.json")} == set(DASHBOARDS)
+    for name, write in DASHBOARDS.items():
+        written = (ROOT / "dashboards" / name).read_text(encoding="utf-8")
+        assert written == write(), f"dashboards/{name} is not what dashboards/src says: make dashboards"
 
 
 @boards
-def test_it_is_a_dashboard_of_panels_as_grafana_defines_them(board: dict[str, Any]) -> None:
+def test_it_is_a_dashboard_as_grafana_defines_it_and_leads_to_the_others(board: dict[str, Any]) -> None:
     assert errors({**board, "panels": []}, "Board") == []
-    assert {panel["title"]: found for panel in board["panels"] if (found := errors(panel, kind(panel)))} == {}
-
-
-def test_the_schema_refuses_what_grafana_does_not_know() -> None:
-    board = BOARDS["fleet.json"]
-    assert errors({**board, "panels": [], "refresh": 30}, "Board")
-    assert errors({**board["panels"][0], "options": {"colour": "red"}}, kind(board["panels"][0]))
-
-
-def test_titles_and_uids_are_unique() -> None:
+    assert errors({**board, "panels": [], "refresh": 30}, "Board"), "the schema refuses what Grafana does not know"
     for key in ("uid", "title"):
-        assert len({board[key] for board in BOARDS.values()}) == len(BOARDS)
-
-
-@boards
-def test_ids_and_titles_of_panels_are_unique(board: dict[str, Any]) -> None:
-    ids = [panel["id"] for panel in board["panels"]]
-    assert len(set(ids)) == len(ids)
-    assert all(number > 0 for number in ids)
-    titles = [(panel["type"], panel["title"]) for panel in board["panels"]]
-    assert len(set(titles)) == len(titles)
+        assert [one[key] for one in BOARDS.values()].count(board[key]) == 1
+    (link,) = board["links"]
+    assert (link["type"], link["includeVars"], link["keepTime"]) == ("dashboards", True, True)
+    assert set(link["tags"]) <= set(board["tags"])
+    led = re.findall(r'"/d/([\w-]+)\?', json.dumps(board).replace('\\"', '"'))
+    assert set(led) <= {other["uid"] for other in BOARDS.values()}
 
 
 @boards
@@ -89,80 +68,49 @@ def test_the_panels_fill_one_screen_without_gap_or_overlap(board: dict[str, Any]
 
 
 @boards
-def test_the_data_source_is_a_variable_everywhere(board: dict[str, Any]) -> None:
+def test_what_it_asks_can_be_narrowed_down_and_is_asked_of_the_chosen_source(board: dict[str, Any]) -> None:
     first, *others = board["templating"]["list"]
     assert (first["type"], first["name"], first["query"]) == ("datasource", "datasource", "prometheus")
-    asking = [*board["panels"], *board["annotations"]["list"], *others]
-    assert all(item["datasource"] == {"type": "prometheus", "uid": "${datasource}"} for item in asking)
+    names = [variable["name"] for variable in others]
+    assert names == (["job", "region", "scale_set"] if board["uid"] == "notbefore-event-hub" else [*VARIABLES])
+    annotations = board["annotations"]["list"]
+    assert [(one["name"], one["enable"]) for one in annotations] == [("Announced", True), ("Started", True)]
+    assert all(item["datasource"] == SOURCE for item in [*board["panels"], *annotations, *others])
+    targets = [target for panel in board["panels"] for target in panel["targets"]]
+    asked = [one["expr"] for one in [*targets, *(annotation["target"] for annotation in annotations)]]
+    used = {name for query in asked for name in re.findall(r"\$([a-z_]\w*)", query)}
+    assert used - GRAFANAS == set(names)
+    for key in ("id", "title"):
+        found = [(panel["type"] if key == "title" else "", panel[key]) for panel in board["panels"]]
+        assert len(set(found)) == len(found)
 
 
-@boards
-def test_it_can_be_narrowed_down_as_far_as_its_metrics_go(board: dict[str, Any]) -> None:
-    names = [variable["name"] for variable in board["templating"]["list"]]
-    of_instances = board["uid"] == "notbefore-event-hub"
-    assert names == ["datasource", *(("job", "region", "scale_set") if of_instances else VARIABLES)]
-    used = {name for query in queries(board) for name in re.findall(r"\$([a-z_]\w*)", query)}
-    assert used <= {*names, "__rate_interval", "__rate_interval_ms", "__range", "__range_s"}
-    assert set(names[1:]) <= used
+@panels
+def test_a_panel_says_what_it_shows_in_which_unit_and_from_which_thresholds(panel: dict[str, Any]) -> None:
+    kind = f"{panel['type'].replace('-', '')}Panel"
+    assert errors(panel, kind) == []
+    assert panel["id"] > 0
+    assert panel["title"]
+    assert panel["description"].endswith(".")
+    defaults = panel["fieldConfig"]["defaults"]
+    overridden = [one for item in panel["fieldConfig"]["overrides"] for one in item["properties"]]
+    assert {defaults["unit"], *(one["value"] for one in overridden if one["id"] == "unit")} <= UNITS
+    for thresholds in (defaults.get("thresholds"), *(one["value"] for one in overridden)):
+        if isinstance(thresholds, dict) and "steps" in thresholds:
+            base, *steps = [step["value"] for step in thresholds["steps"]]
+            assert base is None
+            assert steps == sorted(set(steps))
 
 
-@boards
-def test_it_shows_the_events_as_annotations(board: dict[str, Any]) -> None:
-    assert [annotation["name"] for annotation in board["annotations"]["list"]] == ["Announced", "Started"]
-    assert all(annotation["enable"] for annotation in board["annotations"]["list"])
-
-
-@boards
-def test_it_leads_to_the_others(board: dict[str, Any]) -> None:
-    (link,) = board["links"]
-    assert (link["type"], link["includeVars"], link["keepTime"]) == ("dashboards", True, True)
-    assert set(link["tags"]) <= set(board["tags"])
-
-
-@boards
-def test_links_to_a_vm_lead_to_the_dashboard_there_is(board: dict[str, Any]) -> None:
-    uids = {other["uid"] for other in BOARDS.values()}
-    led = re.findall(r'"/d/([\w-]+)\?', json.dumps(board).replace('\\"', '"'))
-    assert set(led) <= uids
-
-
-@boards
-def test_each_panel_says_what_it_shows_and_in_which_unit(board: dict[str, Any]) -> None:
-    for panel in board["panels"]:
-        assert panel["title"]
-        assert panel["description"].endswith("."), panel["title"]
-        overridden = [one for item in panel["fieldConfig"]["overrides"] for one in item["properties"]]
-        used = {panel["fieldConfig"]["defaults"]["unit"], *(one["value"] for one in overridden if one["id"] == "unit")}
-        assert used <= UNITS, panel["title"]
-
-
-@boards
-def test_ranges_of_queries_follow_the_panel(board: dict[str, Any]) -> None:
-    for target in (target for panel in board["panels"] for target in panel["targets"]):
+@panels
+def test_queries_have_ids_and_legends_and_their_ranges_follow_the_panel(panel: dict[str, Any]) -> None:
+    ids = [target["refId"] for target in panel["targets"]]
+    assert len(set(ids)) == len(ids)
+    for target in panel["targets"]:
+        assert target["range"] is not target["instant"]
+        assert target.get("legendFormat") or panel["type"] not in ("timeseries", "statetimeline", "bargauge", "heatmap")
         # at once over the whole time range; but for what it must not hide: agents and VMs that are silent, gone or down
-        allowed = {"$__range", "1h", "6h", "7d"} if target.get("instant") else {"$__rate_interval"}
+        allowed = {"$__range", "1h", "6h", "7d"} if target["instant"] else {"$__rate_interval"}
         assert set(re.findall(r"\[([^\]]+)\]", target["expr"])) <= allowed, target["expr"]
         counters = re.findall(r"\w+\((\w+(?:_total|_bucket|_sum|_count))\b(?![^[]*\[)", target["expr"])
         assert not counters, "a counter is shown by its rate or increase"
-
-
-@boards
-def test_queries_have_ids_of_their_own_and_legends(board: dict[str, Any]) -> None:
-    for panel in board["panels"]:
-        ids = [target["refId"] for target in panel["targets"]]
-        assert len(set(ids)) == len(ids), panel["title"]
-        for target in panel["targets"]:
-            assert target["range"] is not target["instant"], panel["title"]
-            if panel["type"] in ("timeseries", "statetimeline", "bargauge", "heatmap"):
-                assert target["legendFormat"], panel["title"]
-
-
-@boards
-def test_thresholds_rise_from_a_base(board: dict[str, Any]) -> None:
-    for panel in board["panels"]:
-        overridden = [one["value"] for item in panel["fieldConfig"]["overrides"] for one in item["properties"]]
-        for thresholds in (panel["fieldConfig"]["defaults"].get("thresholds"), *overridden):
-            if isinstance(thresholds, dict) and "steps" in thresholds:
-                base, *steps = [step["value"] for step in thresholds["steps"]]
-                assert base is None, panel["title"]
-                assert steps == sorted(set(steps)), panel["title"]
