@@ -18,11 +18,39 @@ from notbefore.core.outbox import Outbox
 from notbefore.errors import StoreError
 from notbefore.store.disk import DiskThread
 from notbefore.store.file import FILE_NAME, FileClock, HistoryRecord, StoredState, Writing
-from notbefore.store.history import RecentRecords
 from notbefore.store.stored_outbox import StoreClock, StoredChange, StoredOutbox
 
 ANSWER_PATIENCE: Final = 5.0  # seconds to read the history
 ANSWER_BYTES: Final = 4 * 1024 * 1024  # of records in one answer; the file holds more
+MAX_RECORDS: Final = 1_000  # that wait for the disk; older ones are dropped, and counted
+
+
+class WaitingRecords:
+    """The records that the history in the file does not hold yet, oldest first."""
+
+    def __init__(self) -> None:
+        self.waiting: list[HistoryRecord] = []
+        self._taken = 0  # how many of them a transaction writes, or could not write
+        self._dropped = 0  # they are missing in the history
+
+    def add(self, record: HistoryRecord) -> None:
+        """It is to be written."""
+        self.waiting.append(record)
+        if len(self.waiting) > MAX_RECORDS:
+            del self.waiting[0]
+            self._taken = max(0, self._taken - 1)
+            self._dropped += 1
+
+    def take(self) -> list[HistoryRecord]:
+        """What is to be written now."""
+        self._taken = len(self.waiting)
+        return [*self.waiting]
+
+    def written(self) -> int:
+        """What was taken is on disk; returns how many were dropped since the last time."""
+        del self.waiting[: self._taken]
+        dropped, self._dropped, self._taken = self._dropped, 0, 0
+        return dropped
 
 
 class Store:
@@ -39,7 +67,7 @@ class Store:
         self._memory = threading.Condition()  # of all below; never held over the disk
         self._state = StoredState()
         self._outbox = Outbox(_dice)
-        self._records = RecentRecords()
+        self._records = WaitingRecords()
         self._date: tuple[float, float] | None = None  # Unix seconds by IMDS, at a moment since the boot; see ``_boot``
         self._boot = clock.boot_id  # of the machine, up to which the time is known that has passed
         self.outbox = StoredOutbox(self._outbox, self._memory, clock, self._stepped, to_deliver)
@@ -104,7 +132,8 @@ class Store:
         """
         start = since or 0.0
         with self._memory:
-            known = dict.fromkeys(self._records.since(start))  # newest first
+            waiting = [one.record for one in self._records.waiting if one.time >= start]
+        known = dict.fromkeys(waiting[::-1])  # newest first; some of them may be in the file by then
         with suppress(sqlite3.Error, OSError, StoreError):  # what is in memory is all there is
             read = self.disk.do(lambda: self.disk.file.history(start, limit, max_bytes), ANSWER_PATIENCE)
             known |= dict.fromkeys(read)
@@ -131,7 +160,7 @@ class Store:
         return Writing(
             state=self._state,
             outbox=self._outbox.rows.take_changes(everything=everything),
-            records=self._records.take(again=everything),
+            records=self._records.take(),
             clock=FileClock(self._boot, now, self._date_at(now)),
             everything=everything,
         )
