@@ -16,7 +16,6 @@ TOLERANCE: Final = 2.0
 DRIFT: Final = 0.001
 """The part of a duration by which two clocks may drift apart and still agree: NTP corrects by up to 500 ppm."""
 
-
 READING: Final = 0.5  # seconds by which clocks that are read one after the other may differ on a busy machine
 MAX_DISAGREEMENT: Final = 86_400.0  # seconds by which ``Date`` may differ from the other clocks and be believed
 
@@ -51,9 +50,7 @@ def elapsed(begin: Instant, end: Instant) -> float | None:
     Within a boot the clock since the boot counts, if another one agrees. While the host paused the VM that clock stood
     still: then the wall clock counts if IMDS's ``Date`` agrees with it, as it does over a boot.
     """
-    uptime = _uptime(begin, end)
-    wall = (end.wall - begin.wall).total_seconds()
-    date = _date(begin, end)
+    uptime, wall, date = _passed(begin, end)
     if uptime is not None and (_agree(uptime, wall) or (date is not None and _agree(uptime, date))):
         return None if date is not None and not _agree(uptime, date) and date > uptime else uptime
     if date is not None and _agree(wall, date) and wall >= (uptime or 0.0):
@@ -66,8 +63,7 @@ def silence(begin: Instant, end: Instant) -> float | None:
 
     The wall clock counts only where IMDS gave no ``Date``, and only to say that the length is unknown.
     """
-    uptime, date = _uptime(begin, end), _date(begin, end)
-    wall = (end.wall - begin.wall).total_seconds()
+    uptime, wall, date = _passed(begin, end)
     if uptime is not None:
         if date is not None:
             return uptime if _agree(uptime, date) else max(uptime, date)
@@ -83,10 +79,10 @@ def believable(gap: Gap, begin: Instant, end: Instant) -> float | None:
     Where the wall clock went further than the clock since the boot, it was set, or the VM was paused. ``Date`` went as
     far after a pause; it counts whole seconds, so it shows no pause that is shorter than one.
     """
-    uptime, date = _uptime(begin, end), _date(begin, end)
+    uptime, wall, date = _passed(begin, end)
     if uptime is None:
         return None
-    ahead = (end.wall - begin.wall).total_seconds() - uptime
+    ahead = wall - uptime
     if ahead <= READING + DRIFT * uptime:
         return max(gap.wall, gap.monotonic)  # either clock may have stood still
     if date is None:
@@ -104,21 +100,20 @@ def credible(now: Instant, before: Instant | None) -> bool:
     """
     if now.date is None:
         return True
-    uptime = _uptime(before, now) if before is not None else None
     others = [now.wall]
-    if before is not None and before.date is not None and uptime is not None:
+    if before is not None and before.date is not None and (uptime := _passed(before, now)[0]) is not None:
         others.append(before.date + timedelta(seconds=uptime))
     return any(abs((now.date - other).total_seconds()) <= MAX_DISAGREEMENT for other in others)
 
 
-def _uptime(begin: Instant, end: Instant) -> float | None:
-    """By the clock since the boot; ``None`` over a boot, or where that clock went backwards, which it cannot."""
+def _passed(begin: Instant, end: Instant) -> tuple[float | None, float, float | None]:
+    """Seconds by the clock since the boot, the wall clock and ``Date``.
+
+    ``None`` over a boot, or where the clock since the boot went backwards, which it cannot; and without a ``Date``.
+    """
     same = begin.boot == end.boot and end.uptime >= begin.uptime
-    return end.uptime - begin.uptime if same else None
-
-
-def _date(begin: Instant, end: Instant) -> float | None:
-    return (end.date - begin.date).total_seconds() if begin.date is not None and end.date is not None else None
+    date = (end.date - begin.date).total_seconds() if begin.date is not None and end.date is not None else None
+    return end.uptime - begin.uptime if same else None, (end.wall - begin.wall).total_seconds(), date
 
 
 def _agree(one: float, other: float) -> bool:

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from notbefore.core.change import Change, ChangeKind, Outcome, Reason, change_id
 from notbefore.core.clock import elapsed
-from notbefore.core.document import REBOOTING, Document, Event, Flaw
-from notbefore.core.tracked import Observation, Phase, Tracked, TrackedEvent, scope_of
+from notbefore.core.document import REBOOTING, SCHEDULED, STARTED, Document, Event, Flaw
+from notbefore.core.tracked import Observation, Tracked, TrackedEvent, scope_of
 
 MISSED_POLLS: Final = 3
 """Polls without an answer in which no event starts and ends: one that is gone after them, before NotBefore or not, was
@@ -28,22 +28,26 @@ MAX_DEPARTED: Final = 1_000  # events remembered after they were gone, to know t
 MAX_STEPS: Final = 64  # steps of one event that are distinguished from their repetitions
 
 
-TRANSITIONS: Final[dict[tuple[Phase, Phase], tuple[ChangeKind, Reason]]] = {
-    (Phase.ABSENT, Phase.SCHEDULED): ("announced", "first_seen_scheduled"),
-    (Phase.ABSENT, Phase.STARTED): ("started", "first_seen_started"),
-    (Phase.ABSENT, Phase.OTHER): ("announced", "first_seen_other_status"),
-    (Phase.SCHEDULED, Phase.SCHEDULED): ("updated", "content_changed"),
-    (Phase.SCHEDULED, Phase.STARTED): ("started", "status_started"),
-    (Phase.SCHEDULED, Phase.OTHER): ("updated", "status_other"),
-    (Phase.STARTED, Phase.SCHEDULED): ("updated", "status_went_back"),
-    (Phase.STARTED, Phase.STARTED): ("updated", "content_changed"),
-    (Phase.STARTED, Phase.OTHER): ("updated", "status_other"),
-    (Phase.OTHER, Phase.SCHEDULED): ("updated", "status_other"),
-    (Phase.OTHER, Phase.STARTED): ("started", "status_started"),
-    (Phase.OTHER, Phase.OTHER): ("updated", "content_changed"),
-    (Phase.SCHEDULED, Phase.ABSENT): ("canceled", "gone_before_start"),
-    (Phase.STARTED, Phase.ABSENT): ("finished", "gone_after_start"),
-    (Phase.OTHER, Phase.ABSENT): ("ended", "gone_from_other_status"),
+ABSENT: Final = "absent"
+OTHER: Final = "other"
+"""Beside Azure's two statuses: not listed, and in a status that Azure may add."""
+
+TRANSITIONS: Final[dict[tuple[str, str], tuple[ChangeKind, Reason]]] = {
+    (ABSENT, SCHEDULED): ("announced", "first_seen_scheduled"),
+    (ABSENT, STARTED): ("started", "first_seen_started"),
+    (ABSENT, OTHER): ("announced", "first_seen_other_status"),
+    (SCHEDULED, SCHEDULED): ("updated", "content_changed"),
+    (SCHEDULED, STARTED): ("started", "status_started"),
+    (SCHEDULED, OTHER): ("updated", "status_other"),
+    (STARTED, SCHEDULED): ("updated", "status_went_back"),
+    (STARTED, STARTED): ("updated", "content_changed"),
+    (STARTED, OTHER): ("updated", "status_other"),
+    (OTHER, SCHEDULED): ("updated", "status_other"),
+    (OTHER, STARTED): ("started", "status_started"),
+    (OTHER, OTHER): ("updated", "content_changed"),
+    (SCHEDULED, ABSENT): ("canceled", "gone_before_start"),
+    (STARTED, ABSENT): ("finished", "gone_after_start"),
+    (OTHER, ABSENT): ("ended", "gone_from_other_status"),
 }
 OUTCOMES: Final[dict[ChangeKind, Outcome]] = {"canceled": "canceled", "finished": "finished", "ended": "unknown"}
 
@@ -117,9 +121,9 @@ class _Look(Struct, frozen=True):
         event = _last_known(old.event, event, self.document.flaws)
         if now.elsewhere:
             old = replace(old, event=_in_both_versions(old.event, event))
-        phase = Phase.of(event)
-        starts = old.start is None and phase is Phase.STARTED
-        noticed = old.not_before if phase is Phase.STARTED else None  # what a started event lists is not ahead
+        phase = _phase(event)
+        starts = old.start is None and phase == STARTED
+        noticed = old.not_before if phase == STARTED else None  # what a started event lists is not ahead
         advanced = replace(
             old,
             event=event,
@@ -131,7 +135,7 @@ class _Look(Struct, frozen=True):
         known = self.measured(advanced)
         if old.event == event or old.event.digest() == event.digest():  # only the order or case of resources
             return known, None
-        known, change = self._step(known, *TRANSITIONS[Phase.of(old.event), phase])
+        known, change = self._step(known, *TRANSITIONS[_phase(old.event), phase])
         if change.kind == "started" and old.start is not None:  # for the second time: it was reported at the first
             change = replace(change, scheduled_seconds=None)
         # a scope may change as well because IMDS says who we are: Resources did not move then
@@ -139,7 +143,7 @@ class _Look(Struct, frozen=True):
         return known, replace(change, previous=old.event, previous_scope=scope)
 
     def _new(self, event: Event) -> tuple[TrackedEvent, Change]:
-        tracked, now, is_started = self.tracked, self.now, Phase.of(event) is Phase.STARTED
+        tracked, now, is_started = self.tracked, self.now, event.event_status == STARTED
         was_unread = event.key in tracked.unread or "" in tracked.unread
         watched = now.watched and not was_unread
         known = TrackedEvent(
@@ -153,7 +157,7 @@ class _Look(Struct, frozen=True):
             interruption=0.0 if watched or not is_started else None,
             steps=tracked.departed.get(event.key, {}),
         )
-        kind, reason = TRANSITIONS[Phase.ABSENT, Phase.of(event)]
+        kind, reason = TRANSITIONS[ABSENT, _phase(event)]
         came_back = event.key in tracked.departed and not was_unread
         return self._step(self.measured(known), kind, "came_back" if came_back else reason)
 
@@ -194,18 +198,18 @@ class _Look(Struct, frozen=True):
 
     def _ending(self, known: TrackedEvent, *, watched: bool, proven: bool) -> tuple[ChangeKind, Reason]:
         """How the event ended, as far as that is certain, and why it is said."""
-        phase = Phase.of(known.event)
-        if phase is Phase.STARTED:  # Azure knows one way out of it
+        phase = _phase(known.event)
+        if phase == STARTED:  # Azure knows one way out of it
             unwatched = "machine_rebooted" if proven else "gone_after_start_unwatched"
-            return TRANSITIONS[phase, Phase.ABSENT] if watched else ("finished", unwatched)
+            return TRANSITIONS[phase, ABSENT] if watched else ("finished", unwatched)
         if self.now.rebooted:
             return "ended", "machine_rebooted"
         if known.start is not None:  # it had begun, whatever was listed of it after that
             return "ended", "status_went_back"
         if not watched:
             return "ended", "not_readable" if known.event.key in self.tracked.unread else "not_watched"
-        if phase is Phase.OTHER or self._cannot_have_started(known):
-            return TRANSITIONS[phase, Phase.ABSENT]
+        if phase == OTHER or self._cannot_have_started(known):
+            return TRANSITIONS[phase, ABSENT]
         return "ended", "start_may_be_missed"
 
     def _cannot_have_started(self, known: TrackedEvent) -> bool:
@@ -227,7 +231,7 @@ class _Look(Struct, frozen=True):
             return False
         if known.start is not None:
             return True
-        if Phase.of(known.event) is not Phase.SCHEDULED or due is None or now.down is None or now.last is None:
+        if known.event.event_status != SCHEDULED or due is None or now.down is None or now.last is None:
             return False
         return now.last + timedelta(seconds=_few_polls(now)) >= due and now.down >= due
 
@@ -243,6 +247,11 @@ class _Look(Struct, frozen=True):
             del steps[next(name for name in steps if name.startswith("updated "))]
         known, identity = replace(known, steps=steps), change_id(known.event.key, kind, digest, nth)
         return known, known.change(identity, (kind, reason), self.now.at.wall, self.document.incarnation)
+
+
+def _phase(event: Event) -> str:
+    """Where a listed event stands."""
+    return event.event_status if event.event_status in (SCHEDULED, STARTED) else OTHER
 
 
 def _last_known(old: Event, event: Event, flaws: tuple[Flaw, ...]) -> Event:

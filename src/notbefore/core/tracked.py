@@ -4,14 +4,13 @@
 """
 
 from datetime import UTC, datetime, timedelta
-from enum import Enum
 from typing import Final
 
 from msgspec import Struct
 
 from notbefore.core.change import Change, ChangeKind, Reason, Scope
 from notbefore.core.clock import Instant, elapsed
-from notbefore.core.document import SCHEDULED, STARTED, Event
+from notbefore.core.document import STARTED, Event
 from notbefore.core.record import Vm, view
 
 WATCHED: Final = 15.0
@@ -25,20 +24,6 @@ IMMINENT: Final = 15.0
 
 ALWAYS: Final = datetime.min.replace(tzinfo=UTC)
 """Before any other moment."""
-
-
-class Phase(Enum):
-    """Where an event stands, as the document says it."""
-
-    ABSENT = "absent"
-    SCHEDULED = "scheduled"
-    STARTED = "started"
-    OTHER = "other"  # a status that Azure may add
-
-    @staticmethod
-    def of(event: Event) -> "Phase":
-        """The phase of an event that is listed."""
-        return {SCHEDULED: Phase.SCHEDULED, STARTED: Phase.STARTED}.get(event.event_status, Phase.OTHER)
 
 
 class Observation(Struct, frozen=True):
@@ -97,7 +82,7 @@ class TrackedEvent(Struct, frozen=True):
 
     def seconds_to(self, now: datetime) -> float | None:
         """Seconds from ``now`` to NotBefore, negative after it; ``None`` without one, and for what is started."""
-        if Phase.of(self.event) is Phase.STARTED or self.event.not_before is None:
+        if self.event.event_status == STARTED or self.event.not_before is None:
             return None
         return (self.event.not_before - now).total_seconds()
 
@@ -145,7 +130,7 @@ class Tracked(Struct, frozen=True):
         ``ALWAYS`` where one is Started, or has no NotBefore; ``None`` where none is listed.
         """
         ours = [known.event for known in self.events.values() if known.may_be_ours]
-        if any(event.not_before is None or Phase.of(event) is Phase.STARTED for event in ours):
+        if any(event.not_before is None or event.event_status == STARTED for event in ours):
             return ALWAYS
         first = min((event.not_before for event in ours if event.not_before is not None), default=None)
         return first - timedelta(seconds=IMMINENT) if first is not None else None
