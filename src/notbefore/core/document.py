@@ -25,8 +25,6 @@ MAX_DESCRIPTION: Final = 4_096
 MAX_DURATION: Final = 10 * 365 * 86_400  # seconds
 YEARS: Final = range(2016, 9999)  # the service's first; .NET writes the years 1 and 9999 for "no time"
 
-RFC_1123: Final = "%d %b %Y %H:%M:%S"  # without the day of the week and the zone, which is GMT
-
 FREEZE: Final = "Freeze"
 REBOOT: Final = "Reboot"
 REDEPLOY: Final = "Redeploy"
@@ -232,7 +230,7 @@ def read_time(text: object) -> datetime | None:
         if plain[:4].isdigit():
             time = datetime.fromisoformat(plain)
         else:  # not by email.utils: that is 4 MB of imports
-            time = datetime.strptime(plain, RFC_1123)  # noqa: DTZ007 - the next line says which zone it is
+            time = datetime.strptime(plain + "Z", "%d %b %Y %H:%M:%S%z")
         time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
