@@ -5,28 +5,24 @@ is announced, started and finished by each VM of its scale set: so three notific
 each under one delivery id of its own.
 """
 
-import asyncio
 import json
 import random
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import yaml
-from azure.eventhub import EventData
-from azure.eventhub.aio import EventHubProducerClient
 from azure.eventhub.exceptions import EventHubError
 
 from support.agent import eventually
 from support.azurite import Azurite
-from support.fleet_instance import RunningFleet, configured
+from support.fleet_instance import RunningFleet, configured, send
 from support.hub import Hub
 from support.peers import HttpPeer
 from support.random_fleets import record_of
@@ -49,70 +45,43 @@ def change_of(event: str, vm: str, step: str, not_before: datetime) -> bytes:
     )  # fmt: skip
 
 
-class Writer:
-    """Begins an event each turn while it runs, and sends all of their changes, until the hub has each of them."""
+class Writer(threading.Thread):
+    """Begins an event each turn until it is to end, and sends all of their changes, until the hub has each of them."""
 
     def __init__(self, hub: Hub) -> None:
+        super().__init__()
         self._hub = hub
         self._over = threading.Event()
-        self.reading = threading.Event()  # somebody reads the hub: what is over before is history, and nobody's news
-        self._client: EventHubProducerClient | None = None
         self._not_before = datetime.now(UTC) + timedelta(hours=1)  # Azure's, the same on each VM
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
         self.begun: list[str] = []
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
+        """Begin nothing more; what has begun comes to its end."""
         self._over.set()
-        self.reading.set()
-        self._thread.join()
+        if self.is_alive():
+            self.join()
 
-    async def _run(self) -> None:
-        await asyncio.to_thread(self.reading.wait)
-        turn, last = 0, None
-        while last is None or turn < last:
-            if self._over.is_set() and last is None:
-                last = turn + 2 * LIFE  # what has begun comes to its end
-            for key, bodies in self._turn(turn, begins=last is None).items():
-                await self._send(key, bodies)
+    def run(self) -> None:
+        turn = 0
+        while not self._over.is_set() or turn < len(self.begun) + 2 * LIFE:
+            if not self._over.is_set():
+                self.begun.append(f"E{turn}")
+            for age, step in enumerate(STEPS):  # an event begins, an older one starts, a still older one ends
+                number = turn - age * LIFE
+                if 0 <= number < len(self.begun):
+                    name = f"set{number % SETS}"
+                    changes = [change_of(f"E{number}", f"{name}_{vm}", step, self._not_before) for vm in range(VMS)]
+                    self._send(f"sub/rg/{name}", changes)
             turn += 1
-            await asyncio.sleep(PAUSE)
-        if self._client is not None:
-            await self._client.close()
+            time.sleep(PAUSE)
 
-    def _turn(self, turn: int, *, begins: bool) -> dict[str, list[bytes]]:
-        """The changes of one turn, by partition key: an event begins, an older one starts, a still older one ends."""
-        found: dict[str, list[bytes]] = {}
-        if begins:
-            self.begun.append(f"E{turn}")
-        for age, step in enumerate(STEPS):
-            number = turn - age * LIFE
-            if 0 <= number < len(self.begun):
-                name = f"set{number % SETS}"
-                changes = [change_of(f"E{number}", f"{name}_{vm}", step, self._not_before) for vm in range(VMS)]
-                found.setdefault(f"sub/rg/{name}", []).extend(changes)
-        return found
-
-    async def _send(self, key: str, bodies: list[bytes]) -> None:
+    def _send(self, key: str, bodies: list[bytes]) -> None:
         """Send until the hub has it: what comes next waits, so the order is kept."""
         while True:
-            try:
-                self._client = self._client or EventHubProducerClient.from_connection_string(
-                    self._hub.connection_string(), retry_total=0
-                )
-                async with asyncio.timeout(10):
-                    await self._client.send_batch([EventData(one) for one in bodies], partition_key=key)
-            except (EventHubError, TimeoutError, OSError):
-                with suppress(EventHubError, TimeoutError, OSError):
-                    if self._client is not None:
-                        await asyncio.wait_for(self._client.close(), 5)
-                self._client = None
-                await asyncio.sleep(0.5)
-            else:
+            with suppress(EventHubError, OSError):
+                send(self._hub, bodies, key)
                 return
+            time.sleep(PAUSE)
 
 
 class Account(NamedTuple):
@@ -161,17 +130,18 @@ def notified(hook: HttpPeer) -> list[tuple[str, str, str]]:
     return found
 
 
-class Scene:
-    """A hub, perhaps a checkpoint store, a receiver, a writer and instances, each of which is ended."""
+class Scene(ExitStack):
+    """A hub, perhaps a checkpoint store, a receiver, instances that read the hub, and a writer."""
 
-    def __init__(self, directory: Path, stack: ExitStack, *, store: bool) -> None:
+    def __init__(self, directory: Path, instances: int, *, store: bool = True) -> None:
+        super().__init__()
         self._directory = directory
-        self.hub = stack.enter_context(Hub(directory, partitions=8))
-        self.hook = stack.enter_context(HttpPeer())
-        self.blobs = stack.enter_context(Azurite(directory)) if store else None
+        self.hub = self.enter_context(Hub(directory, partitions=8))
+        self.hook = self.enter_context(HttpPeer())
+        self.blobs = self.enter_context(Azurite(directory)) if store else None
         self.instances: list[RunningFleet] = []
         self._ended: list[RunningFleet] = []
-        stack.callback(self._end)
+        self.callback(self._end)
         options: dict[str, Any] = {"rebalance": "1s", "takeover": "5s"}
         if self.blobs is not None:
             options["checkpoints"] = {"connection_string": self.blobs.connection_string, "container": "notbefore"}
@@ -180,19 +150,25 @@ class Scene:
         # by default what announces an event is not sent any more once that is over: here it is wanted
         values["sinks"]["hook"]["webhook"]["expire_on_end"] = False
         self._config.write_text(yaml.safe_dump(values), encoding="utf-8")
-        self.writer = stack.enter_context(Writer(self.hub))
+        self.writer = Writer(self.hub)
+        for _ in range(instances):
+            self.add()
+
+    def __enter__(self) -> Self:
+        # what is over before somebody reads the hub is history, and nobody's news
+        eventually(lambda: self.metric("notbefore_fleet_hub_connected"), patience=PATIENCE)
+        self.writer.start()
+        self.progress()
+        return self
 
     def _end(self) -> None:
+        self.writer.end()
         for one in self.instances:
             one.__exit__()
 
-    def add(self, state: Path | None = None) -> RunningFleet:
-        made = RunningFleet(self._config, state or self._directory / f"instance{len(self.instances)}")
-        self.instances.append(made)
-        if not self.writer.reading.is_set():
-            eventually(lambda: self.metric("notbefore_fleet_hub_connected"), patience=PATIENCE)
-            self.writer.reading.set()
-        return made
+    def add(self, state: Path | None = None) -> None:
+        number = len(self.instances) + len(self._ended)
+        self.instances.append(RunningFleet(self._config, state or self._directory / f"instance{number}"))
 
     def kill(self, number: int = -1, *, disk: bool = False) -> Path:
         """Kill an instance; ``disk``: its machine is gone with its disk. Returns its state."""
@@ -225,25 +201,18 @@ class Scene:
 
     def settle(self) -> Account:
         """Have the writer end, wait for what is wanted, and count."""
-        self.writer.__exit__(None, None, None)
-        account, since, seen = Account.of(self.writer.begun, self.hook), time.monotonic(), 0
-        while account.lost and time.monotonic() - since < PATIENCE:
+        self.writer.end()
+        since, seen = time.monotonic(), 0
+        while (account := Account.of(self.writer.begun, self.hook)).lost and time.monotonic() - since < PATIENCE:
             time.sleep(0.5)
             if len(self.hook.requests) > seen:
                 since, seen = time.monotonic(), len(self.hook.requests)
-            account = Account.of(self.writer.begun, self.hook)
         return account
 
 
 def _removed(path: Path) -> bool:
     shutil.rmtree(path, ignore_errors=True)
     return not path.exists()
-
-
-@contextmanager
-def scene(directory: Path, *, store: bool = True) -> Iterator[Scene]:
-    with ExitStack() as stack:
-        yield Scene(directory, stack, store=store)
 
 
 # ---- the faults; each returns the account, and what else is to be known
@@ -254,10 +223,7 @@ def kills(directory: Path, times: int, instances: int = 2, stops: int = 0) -> tu
 
     ``stops``: how often another one hangs as well, for some seconds, perhaps longer than ``takeover``.
     """
-    with scene(directory, store=instances > 1) as at:
-        for _ in range(instances):
-            at.add()
-        at.progress()
+    with Scene(directory, instances, store=instances > 1) as at:
         chance = random.Random(16)  # noqa: S311 - no secret
         for killed in range(times):
             time.sleep(chance.random())
@@ -268,18 +234,14 @@ def kills(directory: Path, times: int, instances: int = 2, stops: int = 0) -> tu
                 at.instances[0].process.send_signal(signal.SIGCONT)
             at.progress(1)
         account = at.settle()
-        return (
-            account,
-            f"{instances} instances, {times} kills, {stops} stops, {at.takeovers()} takeovers of a partition",
-        )
+        said = f"{instances} instances, {times} kills, {stops} stops, {at.takeovers()} takeovers of a partition"
+        return account, said
 
 
 def store_away(directory: Path, seconds: float) -> tuple[Account, str]:
     """The checkpoint store is away, and then it hangs; meanwhile an instance is killed."""
-    with scene(directory) as at:
+    with Scene(directory, 2) as at:
         assert at.blobs
-        at.add(), at.add()
-        at.progress()
         began = at.notified()
         for away, back in (
             (at.blobs.stop, at.blobs.start),
@@ -297,10 +259,9 @@ def store_away(directory: Path, seconds: float) -> tuple[Account, str]:
 
 def container_deleted(directory: Path) -> tuple[Account, str]:
     """Somebody deletes the container of the checkpoints under running instances, and makes it again."""
-    with scene(directory) as at:
+    with Scene(directory, 2) as at:
         assert at.blobs
-        at.add(), at.add()
-        at.progress(12)
+        at.progress()
         time.sleep(6)  # snapshots are written
         at.blobs.delete_container()
         eventually(lambda: at.metric(STORE))
@@ -314,9 +275,8 @@ def container_deleted(directory: Path) -> tuple[Account, str]:
 
 def hub_away(directory: Path, seconds: float) -> tuple[Account, str]:
     """The hub is away, throttles, ends connections."""
-    with scene(directory, store=False) as at:
-        one = at.add().ready()
-        at.progress()
+    with Scene(directory, 1, store=False) as at:
+        one = at.instances[0].ready()
         at.hub.kill()
         eventually(lambda: not one.answers("/readyz"))
         assert one.answers("/healthz")
