@@ -129,7 +129,7 @@ def play(directory: Path, stack: ExitStack, *, keep: bool) -> None:
 
 if __name__ == "__main__":
     if not is_here("proton"):
-        sys.exit(f"the engine of the Event Hub could not be built: {NEEDS['proton'].get}")
+        sys.exit(f"the engine of the Event Hub could not be built: {NEEDS['proton'][0]}")
     with ExitStack() as found:
         name = found.enter_context(tempfile.TemporaryDirectory(prefix="notbefore-demo-"))
         play(Path(name), found, keep="--keep" in sys.argv[1:])

@@ -7,23 +7,11 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-
-
-class Need(NamedTuple):
-    """How to get it, what is not seen without it, and how to find out whether it is here.
-
-    Without the last one it is a command on the PATH.
-    """
-
-    get: str
-    unseen: str
-    is_here: Callable[[], bool] | None = None
 
 
 def _may_mount() -> bool:
@@ -41,67 +29,51 @@ def compiler() -> list[str] | None:
     return [sys.executable, "-m", "ziglang", "cc"] if importlib.util.find_spec("ziglang") else None
 
 
-APT = "apt-get install "
-NEEDS = {
-    "IPv6": Need("enable it on the loopback interface", "listening over IPv6", socket.has_dualstack_ipv6),
-    "a C compiler": Need(APT + "gcc libc6-dev", "clocks that jump, disks that hang", lambda: compiler() is not None),
-    "amtool": Need(APT + "prometheus-alertmanager", "that Alertmanager accepts config/alertmanager"),
-    "awk": Need(APT + "mawk", "config/fleet/install.sh"),
-    "azurite-blob": Need("npm install --global --ignore-scripts azurite@3.35.0", "checkpoints in Blob Storage"),
-    "chromium": Need(APT + "chromium", "the pages in a browser"),
-    "curl": Need(APT + "curl", "what the documents do with curl"),
-    "find": Need(APT + "findutils", "the bundle"),
-    "grep": Need(APT + "grep", "the commands of docs/switching.md"),
-    "gzip": Need(APT + "gzip", "the bundle"),
-    "ip": Need(APT + "iproute2", "a network of its own"),
-    "prometheus": Need(APT + "prometheus", "what Prometheus makes of metrics, rules and dashboards"),
-    "prometheus-alertmanager": Need(APT + "prometheus-alertmanager", "what Alertmanager makes of the alerts"),
-    "promtool": Need(APT + "prometheus", "that Prometheus accepts metrics and rules, and when each alert fires"),
-    "proton": Need(
-        APT + "gcc python3-dev, and make clean",
-        "all that goes through an Event Hub, the fleet as well",
-        lambda: importlib.util.find_spec("proton") is not None,
-    ),
-    "root": Need("run the tests as root", "other users, and networks of their own", lambda: os.geteuid() == 0),
-    "sed": Need(APT + "sed", "config/fleet/install.sh"),
-    "systemd-analyze": Need(APT + "systemd", "that systemd accepts the units"),
-    "tar": Need(APT + "tar", "the bundle"),
-    "the right to mount": Need("run the tests as root, with unshare", "full and read-only disks", _may_mount),
-    "unshare": Need(APT + "util-linux", "a network of its own"),
+COMMANDS = {  # on the PATH -> what brings it
+    "amtool": "apt-get install prometheus-alertmanager",
+    "awk": "apt-get install mawk",
+    "azurite-blob": "npm install --global --ignore-scripts azurite@3.35.0",
+    "chromium": "apt-get install chromium",
+    "curl": "apt-get install curl",
+    "find": "apt-get install findutils",
+    "grep": "apt-get install grep",
+    "gzip": "apt-get install gzip",
+    "ip": "apt-get install iproute2",
+    "prometheus": "apt-get install prometheus",
+    "prometheus-alertmanager": "apt-get install prometheus-alertmanager",
+    "promtool": "apt-get install prometheus",
+    "sed": "apt-get install sed",
+    "systemd-analyze": "apt-get install systemd",
+    "tar": "apt-get install tar",
+    "unshare": "apt-get install util-linux",
+}
+NEEDS: dict[str, tuple[str, Callable[[], object]]] = {  # how to get it, and whether it is here
+    **{name: (get, partial(shutil.which, name)) for name, get in COMMANDS.items()},
+    "IPv6": ("enable it on the loopback interface", socket.has_dualstack_ipv6),
+    "a C compiler": ("apt-get install gcc libc6-dev", compiler),
+    "proton": ("apt-get install gcc python3-dev, and make clean", partial(importlib.util.find_spec, "proton")),
+    "root": ("run the tests as root", lambda: os.geteuid() == 0),
+    "the right to mount": ("run the tests as root, with unshare", _may_mount),
 }
 
 
 @cache
 def is_here(name: str) -> bool:
     """Whether this machine has what ``NEEDS`` calls so."""
-    look = NEEDS[name].is_here
-    return shutil.which(name) is not None if look is None else look()
+    return bool(NEEDS[name][1]())
 
 
 def needs(*names: str) -> None:
     """Skip the test unless this machine has all of these, which ``NEEDS`` knows."""
     if missing := [name for name in names if not is_here(name)]:
-        unseen = "; ".join(dict.fromkeys(NEEDS[name].unseen for name in missing))
-        pytest.skip(f"needs {', '.join(missing)} ({how_to_get(missing)}). Not seen without it: {unseen}")
-
-
-def how_to_get(names: Sequence[str]) -> str:
-    """One command for all that Debian has, and what else is to be done."""
-    ways = dict.fromkeys(NEEDS[name].get for name in names)
-    packages = " ".join(way.removeprefix(APT) for way in ways if way.startswith(APT))
-    return "; ".join([APT + packages] * bool(packages) + [way for way in ways if not way.startswith(APT)])
+        ways = dict.fromkeys(NEEDS[name][0] for name in missing)
+        pytest.skip(f"needs {', '.join(missing)} ({'; '.join(ways)})")
 
 
 def not_seen(reasons: Iterable[str]) -> str:
     """What a run did not see, in one line: how many tests for want of what."""
-    counted = Counter(reason.removeprefix("Skipped: ").partition(". Not seen")[0] for reason in reasons)
-    parts = [
-        reason.replace("needs", f"{count} need{'s' if count == 1 else ''}", 1)
-        if reason.startswith("needs ")
-        else f"{count}: {reason}"
-        for reason, count in counted.most_common()
-    ]
-    return f"{counted.total()} skipped: {', '.join(parts)}"
+    counted = Counter(reason.removeprefix("Skipped: ") for reason in reasons)
+    return f"{counted.total()} skipped: " + ", ".join(f"{n} {reason}" for reason, n in counted.most_common())
 
 
 def compile_library(source: Path, library: Path) -> None:

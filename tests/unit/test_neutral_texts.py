@@ -42,24 +42,16 @@ def texts(value: Any) -> Iterator[str]:
         yield from (text for item in value for text in texts(item))
 
 
-def _slack(one: Message, text: Text) -> Any:
-    return slack.content(one, text, NOW)
-
-
 def _email(one: Message, text: Text) -> Any:
     mail = email.compose(one, text, ACCOUNT, NOW)
     return dict(mail.items()), mail.get_content()
 
 
-def _alertmanager(one: Message, text: Text) -> Any:
-    return alertmanager.alerts(one, text, Alertmanager(urls=("http://am-0:9093",)))
-
-
 CATEGORIES = ("Cc", "Cf", "Zl", "Zp")  # controls, format characters, separators of lines and paragraphs
 SINKS: dict[str, Callable[[Message, Text], Any]] = {
-    "slack": _slack,
+    "slack": lambda one, text: slack.content(one, text, NOW),
     "email": _email,
-    "alertmanager": _alertmanager,
+    "alertmanager": lambda one, text: alertmanager.alerts(one, text, Alertmanager(urls=("http://am-0:9093",))),
     "pagerduty": pagerduty.event,
     "apprise": apprise.notification,
 }
