@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from notbefore.core.document import VANISHING
-from notbefore.fleet.figures import PartitionFigures
 from notbefore.fleet.history import PastEvent
-from notbefore.fleet.hub_records import Poison, Report, one_place
+from notbefore.fleet.hub_records import PartitionFigures, Poison, Report, one_place
 from notbefore.fleet.snapshot import Closed, Snapshot
 from notbefore.fleet.story import CANCELED, ENDED, NEW, OVER, STARTED, STRENGTH, Story, from_unix
 from notbefore.fleet.waves import Grouping, Waves

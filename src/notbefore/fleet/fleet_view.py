@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from notbefore import __version__
@@ -21,18 +22,21 @@ from notbefore.fleet.hub_records import Place
 from notbefore.fleet.keeper import Parts
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.report import Row, report
-from notbefore.fleet.shown_waves import FILTERS, FleetEvents, ShownPartition, coming, names_of
+from notbefore.fleet.shown_waves import FILTERS, FleetEvents, ShownPartition, coming, names_of, under_way
 from notbefore.fleet.story import OVER
 from notbefore.metrics import fleet as metrics
 from notbefore.metrics.families import Family, Metric, Snapshot, fresh
 from notbefore.metrics.process import CourierFigures, Figures
 from notbefore.metrics.totals import Labels
 from notbefore.web.app import App, CheckResult, Environ, Response, application, html, query_of, since_of
-from notbefore.web.page.model import PageModel
+from notbefore.web.page.model import MAX_PENDING, PageModel
 
-if TYPE_CHECKING:  # imported at the first scrape
+if TYPE_CHECKING:  # imported when somebody asks
+    from jinja2 import Template
+
     from notbefore.web.exposition import MetricsText
 
+TEMPLATES: Final = Path(__file__).with_name("templates")
 CALENDAR: Final = "text/calendar; charset=utf-8"
 DAYS: Final = 30 * 86_400.0  # seconds: of the table on the page
 MONTH_EVERY: Final = 60.0  # seconds between two readings of it
@@ -145,12 +149,10 @@ class FleetView:
         return calendar(self.fleet(wanted).waves, datetime.now(UTC))
 
     def page(self, wanted: Mapping[str, str]) -> bytes:
-        """The page of the fleet, as HTML."""
-        from notbefore.fleet.page import instance_page  # noqa: PLC0415 - only when somebody opens it
-
-        config = self._config
+        """The page of the fleet, as HTML in UTF-8; ``wanted``: the filters."""
+        now, config, fleet = datetime.now(UTC), self._config, self.fleet(wanted)
         status = PageModel(
-            now=datetime.now(UTC),
+            now=now,
             ready=self.ready(),
             version=__version__,
             state_file=str(self._parts.history.path),
@@ -158,8 +160,25 @@ class FleetView:
             kinds={name: sink.kind for name, sink in config.sinks.items()},
             outbox=self._parts.outbox.view(),
         )
-        mutes = tuple(one.words for one in self._consumer.mutes if one.until > time.time())
-        return instance_page(status, self.fleet(wanted), self._last_month(), wanted, mutes)
+        made = self._template.render(
+            model=status,
+            now=now,
+            fleet=fleet,
+            ahead=[one for one in fleet.waves if one.to_come],  # what can still be prepared for
+            most=MAX_PENDING,
+            lines=under_way(fleet.waves),
+            month=self._last_month(),
+            wanted=wanted,
+            filters=FILTERS,
+            mutes=[one.words for one in self._consumer.mutes if one.until > time.time()],
+        )
+        return made.encode(errors="replace")  # the name of a file may hold what is no text
+
+    @cached_property
+    def _template(self) -> "Template":
+        from notbefore.web.page import render  # noqa: PLC0415 - only when somebody opens the page
+
+        return render.environment(TEMPLATES, render.TEMPLATES).get_template("instance.html")
 
     def _last_month(self) -> list[Row]:
         if time.monotonic() - self._month_at > MONTH_EVERY:

@@ -3,6 +3,7 @@
 Only the fields that the fleet needs are decoded.
 """
 
+from collections import Counter
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Annotated, Final, Literal, NamedTuple
@@ -18,6 +19,9 @@ MAX_BYTES: Final = 1024 * 1024  # of one record: what a hub accepts by default
 _EVENT: Final = "azure.scheduled_event."
 
 PoisonReason = Literal["too_large", "not_json", "foreign", "newer", "wrong_shape", "failed", "too_many"]
+
+RESULTS: Final = ("news", "known", "late", "beat", "skipped", "poison")
+"""What a record was: it changed a story; it did not; its event is over; a sign of life; of no use here; unreadable."""
 
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
 Word = Annotated[str, Meta(max_length=MAX_WORD)]
@@ -146,6 +150,17 @@ class Poison(Struct, frozen=True):
 
     reason: PoisonReason
     detail: str = ""
+
+
+class PartitionFigures(Struct):
+    """What was counted since the start, of all partitions that this instance has had."""
+
+    records: Counter[str] = field(default_factory=Counter)  # by RESULTS
+    poison: Counter[str] = field(default_factory=Counter)  # by reason
+    errors: Counter[str] = field(default_factory=Counter)  # by part: hub, store, history, or the program (`fold`)
+    given_up: int = 0
+    missing: int = 0  # records that were gone before they were read
+    said: set[tuple[str, str]] = set()  # of which partition, and why, a record that is not used was logged
 
 
 class _Envelope(Struct):

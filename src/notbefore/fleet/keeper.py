@@ -18,9 +18,9 @@ from msgspec import Struct
 
 from notbefore.config.model import FleetConfig
 from notbefore.fleet.checkpoints import LostPartitionError, Snapshots
-from notbefore.fleet.figures import PartitionFigures
 from notbefore.fleet.history import History
 from notbefore.fleet.hub_clock import HubClock
+from notbefore.fleet.hub_records import PartitionFigures
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import Partition

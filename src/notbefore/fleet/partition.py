@@ -13,8 +13,7 @@ import msgspec
 
 from notbefore.core.outbox import OutboxImage
 from notbefore.fleet.events import Events
-from notbefore.fleet.figures import PartitionFigures
-from notbefore.fleet.hub_records import Beat, Poison, Report, read
+from notbefore.fleet.hub_records import Beat, PartitionFigures, Poison, Report, read
 from notbefore.fleet.silence import Silence
 from notbefore.fleet.snapshot import Position, Snapshot
 from notbefore.fleet.story import from_unix
