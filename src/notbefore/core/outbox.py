@@ -19,14 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import APPROVAL_KINDS, Change
-from notbefore.core.delivery import (
-    A_DAY,
-    EXPIRING_KINDS,
-    Delivery,
-    DeliveryState,
-    Lane,
-    delivery_id,
-)
+from notbefore.core.delivery import A_DAY, EXPIRING_KINDS, Delivery, DeliveryState, Lane, delivery_id
 from notbefore.core.duration import back_off
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.routing import SEVERITIES

@@ -69,7 +69,6 @@ MAX_TAGS: Final = 10  # of one record
 MAX_TAG_NAME: Final = 512  # characters; this and the next one are Azure's own limits
 MAX_TAG: Final = 256  # characters of a value
 MAX_LISTED: Final = 100  # EventIds in a heartbeat
-MAX_RESOURCES_CUT: Final = 20  # names that stay when resources are cut
 DATA_SCHEMA: Final = "https://github.com/notbefore/notbefore/blob/main/src/notbefore/core/record.v1.json"
 _NOT_IN_URI: Final = re.compile("[^A-Za-z0-9._~/-]")
 
@@ -378,16 +377,6 @@ def partition_key(record: BaseRecord, event_key: str) -> str:
         return event_key
     group = (record.subscription_id, record.resource_group, *((record.scale_set,) if record.scale_set else ()))
     return "/".join(group).casefold()
-
-
-def cut(record: Record) -> Record:
-    """The record made smaller, with a mark that says so."""
-    return replace(
-        record,
-        description=None,
-        resources=record.resources[:MAX_RESOURCES_CUT],
-        truncated=("description", "resources"),
-    )
 
 
 def cloud_event(record: Record | Heartbeat, delivery_id: str, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,16 +60,6 @@ class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-VM_FACTS: Final = {  # what a route asks of the VM that reports a change -> the field of ``Vm``
-    "vm": "name",
-    "scale_set": "scale_set",
-    "resource_group": "resource_group",
-    "subscription": "subscription_id",
-    "location": "location",
-    "zone": "zone",
-}
-
-
 class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
     """What a change must be like for a route, and the VM that reports it."""
 
@@ -85,11 +75,12 @@ class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
 
     def accepts(self, change: Change, vm: Vm | None) -> bool:
         """Whether every matcher that is set agrees; also with an event that was this VM's, when it no longer is."""
+        ours = change.scope == "unknown" or change.no_longer_affected  # may be, or was: rather one message too many
         return (
             self.is_here(vm)
             and _one_of(change.kind, self.change)
             and _one_of(change.event.event_status, self.event_status)
-            and (_in_scope(change.scope, self.scope) or (change.no_longer_affected and "self" in self.scope))
+            and (not self.scope or change.scope in self.scope or (ours and "self" in self.scope))
             and self.holds(change.event)
         )
 
@@ -101,13 +92,14 @@ class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
         """
         vm = vm or Vm()
         known = bool(vm.vm_id)  # IMDS has said who this VM is; an empty fact is one that it does not have
-        for key, field in VM_FACTS.items():
-            wanted, fact = getattr(self, key), getattr(vm, field)
-            if wanted and (known or fact) and _compared(fact) not in map(_compared, wanted):
+        asked = (self.vm, self.scale_set, self.resource_group, self.subscription, self.location, self.zone)
+        facts = (vm.name, vm.scale_set, vm.resource_group, vm.subscription_id, vm.location, vm.zone)
+        for names, fact in zip(asked, facts, strict=True):
+            if names and (known or fact) and _compared(fact) not in map(_compared, names):
                 return False
         tags = {name.casefold(): value for name, value in vm.tags.items()}
-        asked = [(tags.get(name.casefold()), values) for name, values in self.tags.items()] if known else []
-        return all(value is not None and (not values or value in values) for value, values in asked)
+        found = [(tags.get(name.casefold()), values) for name, values in self.tags.items()] if known else []
+        return all(value is not None and (not values or value in values) for value, values in found)
 
 
 def _compared(name: str) -> str:
@@ -172,11 +164,6 @@ def route(change: Change, routes: tuple[Route, ...], vm: Vm | None, sinks: tuple
 
 def _one_of(value: str, wanted: tuple[str, ...]) -> bool:
     return not wanted or value.casefold() in (word.casefold() for word in wanted)
-
-
-def _in_scope(scope: Scope, wanted: tuple[Scope, ...]) -> bool:
-    # an event that may be ours goes where ours go: rather one message too many
-    return not wanted or scope in wanted or (scope == "unknown" and "self" in wanted)
 
 
 def _notifies(change: Change, announce_by: AnnounceBy, vm: Vm | None) -> bool:

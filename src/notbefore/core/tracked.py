@@ -130,10 +130,8 @@ class Tracked(Struct, frozen=True):
         ``ALWAYS`` where one is Started, or has no NotBefore; ``None`` where none is listed.
         """
         ours = [known.event for known in self.events.values() if known.may_be_ours]
-        if any(event.not_before is None or event.event_status == STARTED for event in ours):
-            return ALWAYS
-        first = min((event.not_before for event in ours if event.not_before is not None), default=None)
-        return first - timedelta(seconds=IMMINENT) if first is not None else None
+        begins = [None if event.event_status == STARTED else event.not_before for event in ours]
+        return min((time - timedelta(seconds=IMMINENT) if time else ALWAYS for time in begins), default=None)
 
 
 def scope_of(event: Event, vm: str | None) -> Scope:

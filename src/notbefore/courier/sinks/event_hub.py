@@ -15,7 +15,7 @@ from azure.eventhub.aio import EventHubProducerClient
 from azure.eventhub.exceptions import OperationTimeoutError
 
 from notbefore.config.sinks import EventHub, Messages
-from notbefore.core.record import Heartbeat, Record, cloud_event, cut, json_line, partition_key
+from notbefore.core.record import Heartbeat, Record, cloud_event, json_line, partition_key
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
 from notbefore.errors import SendError
@@ -34,7 +34,7 @@ class Sink(BaseSink):
         self._credential: Any = None  # where it is a token's
 
     def send(self, message: Message) -> Receipt:
-        """Send one, cut down where it is too large for the hub."""
+        """Send one. Raises ``SendError``, a permanent one where it is too large for the hub."""
         self._runner.run(self._send(message))
         return Receipt()
 
@@ -63,14 +63,11 @@ class Sink(BaseSink):
         if self._client is None:
             self._open(self._settings)
         client: Any = self._client
-        content = message.content
-        batch = await client.create_batch(partition_key=partition_key(content, message.event_key))
-        for one in (content, cut(content) if isinstance(content, Record) else content):
-            with suppress(ValueError):  # it is too large
-                batch.add(event_data(message, one))
-                break
-        else:
-            raise SendError("too large for the hub, even cut down", permanent=True)
+        batch = await client.create_batch(partition_key=partition_key(message.content, message.event_key))
+        try:
+            batch.add(event_data(message, message.content))
+        except ValueError:
+            raise SendError("too large for the hub", permanent=True) from None
         await client.send_batch(batch)
 
     def _open(self, settings: EventHub) -> None:
