@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,7 @@ import pytest
 import trustme
 import yaml
 
+from support import agent
 from support.needs import needs
 from support.peers import HttpPeer, Say
 
@@ -26,16 +27,8 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reas
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    return subprocess.run(
-        [str(word) for word in command],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-        cwd=cwd,
-        env={**kept, "PYTHON": sys.executable, **environment},
-    )
+    variables = [f"{name}={value}" for name, value in {"PYTHON": sys.executable, **environment}.items()]
+    return agent.run("env", "-u", "PYTHONPATH", "-u", "VIRTUAL_ENV", "-C", cwd, *variables, *command)
 
 
 def without_a_network(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -151,20 +144,6 @@ def of_the_extension() -> str:
     return str(json.loads(text)["commandToExecute"])
 
 
-FLEET: Final = pytest.mark.parametrize("script", [of_cloud_init, of_the_extension], ids=["cloud-init", "extension"])
-
-
-@pytest.fixture
-def beside(tmp_path: Path) -> dict[str, str]:
-    """The environment of a VM: another root, and an apt-get that has nothing to do."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "root").mkdir()
-    (tmp_path / "bin" / "apt-get").write_text("#!/bin/sh\n", encoding="utf-8")
-    (tmp_path / "bin" / "apt-get").chmod(0o755)
-    return {"DESTDIR": str(tmp_path / "root"), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
-
-
-@pytest.fixture
 def small() -> bytes:
     """A bundle with nothing but a script, which writes down that it ran: what the real one does is seen above."""
     script = b'#!/bin/sh\necho installed >"$DESTDIR/installed"\n'
@@ -176,32 +155,31 @@ def small() -> bytes:
     return packed.getvalue()
 
 
-@pytest.fixture
-def served(small: bytes, tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """An address with TLS that gives the bundle, and the file with its authority."""
+@pytest.mark.parametrize("script", [of_cloud_init(), of_the_extension()], ids=["cloud-init", "extension"])
+def test_a_vm_of_the_fleet_installs_the_bundle_of_that_hash_and_no_other(script: str, tmp_path: Path) -> None:
     needs("curl", "tar", "gzip")
-    authority = trustme.CA()
+    assert "pip" not in script, "nothing is taken from an index by its name"
+    root, authority, bundle = tmp_path / "root", trustme.CA(), small()
+    root.mkdir()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    with HttpPeer(authority) as server:
-        server.default = Say(body=small)
-        yield f"{server.url}/bundle.tar.gz", str(tmp_path / "ca.pem")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "apt-get").write_text("#!/bin/sh\n", encoding="utf-8")  # it has nothing to do
+    (tmp_path / "bin" / "apt-get").chmod(0o755)
 
+    def install(words: str) -> subprocess.CompletedProcess[str]:
+        path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+        authorities = {"CURL_CA_BUNDLE": str(tmp_path / "ca.pem")}
+        return run("sh", "-c", words, cwd=tmp_path, DESTDIR=str(root), PATH=path, **authorities)
 
-@FLEET
-def test_a_vm_of_the_fleet_installs_the_bundle_of_that_hash_and_no_other(
-    script: Callable[[], str], beside: dict[str, str], served: tuple[str, str], small: bytes, tmp_path: Path
-) -> None:
-    assert "pip" not in script(), "nothing is taken from an index by its name"
-    unfilled = run("sh", "-c", script(), cwd=tmp_path, **beside)
+    unfilled = install(script)
     assert unfilled.returncode == 1
     assert "fill in the address of the bundle (https://...) and its SHA-256" in unfilled.stderr
-    url, authority = served
-    words = script().replace("FILL-IN-BUNDLE-URL", url)
-    environment = {**beside, "CURL_CA_BUNDLE": authority}
-    wrong = run("sh", "-c", words.replace("FILL-IN-BUNDLE-SHA256", "0" * 64), cwd=tmp_path, **environment)
-    assert (wrong.returncode, "did NOT match" in wrong.stderr) == (1, True)
-    assert list((tmp_path / "root").iterdir()) == []
-    digest = hashlib.sha256(small).hexdigest()
-    done = run("sh", "-c", words.replace("FILL-IN-BUNDLE-SHA256", digest), cwd=tmp_path, **environment)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "root" / "installed").exists()
+    with HttpPeer(authority) as server:
+        server.default = Say(body=bundle)
+        script = script.replace("FILL-IN-BUNDLE-URL", f"{server.url}/bundle.tar.gz")
+        wrong = install(script.replace("FILL-IN-BUNDLE-SHA256", "0" * 64))
+        assert (wrong.returncode, "did NOT match" in wrong.stderr) == (1, True)
+        assert list(root.iterdir()) == []
+        done = install(script.replace("FILL-IN-BUNDLE-SHA256", hashlib.sha256(bundle).hexdigest()))
+        assert done.returncode == 0, done.stderr
+    assert (root / "installed").exists()

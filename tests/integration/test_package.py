@@ -19,7 +19,6 @@ from support.installed import environment
 from support.needs import needs
 
 ROOT = Path(__file__).parents[2]
-INSTALLER = ("awk", "sed")
 Install = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = pytest.mark.long
 
@@ -41,25 +40,15 @@ def prefix(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment(tmp_path_factory.mktemp("opt") / "notbefore", wheel)
 
 
-def test_what_this_module_makes_is_made_in_one_process(request: pytest.FixtureRequest) -> None:
-    """A pytest that pytest-xdist does not know takes the groups away from it, and nobody says so."""
-    grouping = request.config.getoption("loadgroup", default=False)
-    assert not grouping or request.node.nodeid.endswith("@test_package")
-
-
-def test_the_wheel_holds_all_that_the_code_reads(dist: Path) -> None:
+def test_the_wheel_holds_all_that_the_code_reads_and_its_readme_links_lead_somewhere_on_an_index(dist: Path) -> None:
     (wheel,) = dist.glob("*.whl")
-    held = set(zipfile.ZipFile(wheel).namelist())
+    archive = zipfile.ZipFile(wheel)
+    held = set(archive.namelist())
     package = ROOT / "src" / "notbefore"
     files = (path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     assert {f"notbefore/{path.relative_to(package).as_posix()}" for path in files} <= held
     assert any(name.endswith("share/notbefore/systemd/notbefore.service") for name in held)
-
-
-def test_every_link_of_the_readme_leads_somewhere_on_an_index(dist: Path) -> None:
-    (wheel,) = dist.glob("*.whl")
-    archive = zipfile.ZipFile(wheel)
-    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    (name,) = (name for name in held if name.endswith(".dist-info/METADATA"))
     assert re.findall(r"\]\((?!https:|#)([^)]*)\)", archive.read(name).decode()) == []
 
 
@@ -67,13 +56,8 @@ def test_the_source_distribution_holds_what_the_documents_name(dist: Path) -> No
     (archive,) = dist.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         held = {name.partition("/")[2] for name in tar.getnames()}
-    assert {
-        "docs/how-it-works.md",
-        "config/notbefore.yml",
-        "tests/conftest.py",
-        "constraints.txt",
-        "tools/reference.py",
-    } <= held
+    named = {"docs/how-it-works.md", "config/notbefore.yml", "tests/conftest.py", "constraints.txt"}
+    assert named | {"tools/reference.py"} <= held
 
 
 def test_the_installed_command_tells_its_version(prefix: Path) -> None:
@@ -86,7 +70,7 @@ def test_the_installed_command_tells_its_version(prefix: Path) -> None:
 @pytest.fixture
 def destination() -> Iterator[Path]:
     """Another system's root, in a place where others than we may read."""
-    needs(*INSTALLER)
+    needs("awk", "sed")
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         place.chmod(0o755)
@@ -101,20 +85,15 @@ def install(prefix: Path, destination: Path) -> Install:
     return partial(run, prefix / "share" / "notbefore" / "fleet" / "install.sh", DESTDIR=str(destination))
 
 
-@pytest.fixture
-def mine(tmp_path: Path) -> Path:
-    """Where a test writes its configuration."""
-    return tmp_path / "mine #&.yml"
-
-
 def is_untouched(destination: Path) -> bool:
     etc = destination / "etc" / "notbefore"
     return not list(etc.glob(".*")) and (etc / "notbefore.yml").read_text(encoding="utf-8") == "# healthy\n"
 
 
 def test_the_installer_sets_up_the_service_and_keeps_what_is_there(
-    prefix: Path, destination: Path, install: Install, mine: Path
+    prefix: Path, destination: Path, install: Install, tmp_path: Path
 ) -> None:
+    mine = tmp_path / "mine #&.yml"
     etc, units = destination / "etc" / "notbefore", destination / "etc" / "systemd" / "system"
     (etc / "notbefore.yml").unlink()
     (etc / "credentials").mkdir()
@@ -160,8 +139,9 @@ def test_whatever_umask_root_has_only_root_writes_and_the_service_reads(
 
 
 def test_the_installer_refuses_a_secret_in_the_configuration_and_says_where_to_move_it(
-    destination: Path, install: Install, mine: Path
+    destination: Path, install: Install, tmp_path: Path
 ) -> None:
+    mine = tmp_path / "mine.yml"
     sinks = {
         "oncall": "{slack: {url: 'https://hooks.example.org/hunter2'}}",
         "query": "{webhook: {url: 'https://example.org/in?key=hunter2'}}",
