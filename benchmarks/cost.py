@@ -27,7 +27,7 @@ from typing import Final
 from _machine import Imds, describe
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from notbefore.simulator.scenarios import http_date
+from notbefore.simulator.state import http_date
 from support.agent import RunningAgent
 from support.azure import body, item
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from _machine import Imds
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from notbefore.simulator.scenarios import http_date
+from notbefore.simulator.state import http_date
 from support.azure import STARTED, body, item
 
 AT_ONCE = 25  # events listed by one IMDS

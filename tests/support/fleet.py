@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from notbefore.simulator.scenarios import SCENARIOS, Play, http_date
 from notbefore.simulator.server import Simulator
+from notbefore.simulator.state import SCENARIOS, Play, http_date
 from support.agent import RunningAgent, eventually, free_port
 from support.azure import ID, body, item
 from support.history import PastVm, Present, openmetrics

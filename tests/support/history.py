@@ -24,7 +24,7 @@ from notbefore.core.tracked import Observation, Tracked
 from notbefore.metrics.families import Family, Snapshot, fresh, samples
 from notbefore.metrics.process import ConfigFigures, Figures, OutboxView, PollFigures
 from notbefore.metrics.totals import Histogram, Totals
-from notbefore.simulator.scenarios import Play
+from notbefore.simulator.state import Play
 from notbefore.web.exposition import MetricsText
 from support.peers import HttpPeer, Say
 

@@ -15,8 +15,8 @@ from notbefore.commands.events import show_waves
 from notbefore.config.load import load
 from notbefore.core.outbox import SendResult
 from notbefore.core.record import json_line
-from notbefore.fleet import keeper, others
-from notbefore.fleet.checkpoints import FileSnapshots
+from notbefore.fleet import checkpoints, keeper
+from notbefore.fleet.checkpoints import FileSnapshots, Others
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.events import MAX_WAITING
 from notbefore.fleet.fleet_view import FleetView
@@ -24,7 +24,6 @@ from notbefore.fleet.history import History, PastEvent, read_past
 from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.keeper import Keeper, Parts
 from notbefore.fleet.mutes import Mute, is_muted
-from notbefore.fleet.others import Others
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.silence import ExpectedVm
 from notbefore.fleet.snapshot import Position, compressed
@@ -76,7 +75,7 @@ def test_who_takes_over_is_told_what_a_sink_said_of_an_event_that_is_open(tmp_pa
 
 
 def test_one_snapshot_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(others, "EVERY", 0.0)
+    monkeypatch.setattr(checkpoints, "EVERY", 0.0)
     log = Log()
     log.add(A, "announced")
     good: Any = compressed(log.fold.snapshot(0.0))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from notbefore.fleet.report import report
+from notbefore.fleet.history import report
 from support.past import past
 
 

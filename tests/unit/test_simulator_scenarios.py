@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notbefore.core.document import parse
-from notbefore.simulator.scenarios import SCENARIOS, Play
+from notbefore.simulator.state import SCENARIOS, Play
 from support.azure import ID, body
 
 BEGUN = 1_800_000_000.0

@@ -12,7 +12,7 @@ import pytest
 from notbefore.commands.approve import describe
 from notbefore.commands.events import show_events
 from notbefore.commands.history import show_history
-from notbefore.commands.tables import due
+from notbefore.commands.options import due
 from notbefore.core.change import Scope
 from notbefore.core.clock import Instant
 from notbefore.core.document import Event

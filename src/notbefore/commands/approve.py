@@ -9,8 +9,7 @@ from typing import Final
 import msgspec
 
 from notbefore.agent.control_socket import MAX_REASON, MAX_USER, ControlReply, ControlRequest, ask_agent
-from notbefore.commands.options import add_state, load_state_configuration
-from notbefore.commands.tables import due
+from notbefore.commands.options import add_state, due, load_state_configuration
 from notbefore.core.duration import span
 from notbefore.core.record import Record
 from notbefore.core.text import escaped, one_line

@@ -8,8 +8,7 @@ import os
 import sys
 
 from notbefore.commands.main import OK, WRONG
-from notbefore.commands.options import add_configuration, add_json, overrides
-from notbefore.commands.tables import print_json
+from notbefore.commands.options import add_configuration, add_json, overrides, print_json
 from notbefore.config.load import examine
 from notbefore.config.model import Config
 from notbefore.config.warnings import warnings

@@ -18,8 +18,7 @@ import msgspec
 
 from notbefore.agent.control_socket import ask_agent
 from notbefore.agent.operations import ExerciseReply, ExerciseRequest
-from notbefore.commands.options import add_json, load_state_configuration, seconds
-from notbefore.commands.tables import print_json, table
+from notbefore.commands.options import add_json, load_state_configuration, print_json, seconds, table
 from notbefore.config.model import Config
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant

@@ -5,8 +5,7 @@ import sys
 from typing import Any, Final, TextIO
 
 from notbefore.commands.client import add_agent, agent_client
-from notbefore.commands.options import add_json
-from notbefore.commands.tables import due, print_json, table
+from notbefore.commands.options import add_json, due, print_json, table
 from notbefore.core.document import STARTED
 from notbefore.core.duration import span
 from notbefore.core.text import escaped, some_of

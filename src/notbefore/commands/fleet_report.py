@@ -14,13 +14,11 @@ from msgspec.structs import replace
 
 from notbefore.commands.client import AgentClient, add_agent, agent_client
 from notbefore.commands.history import start_time
-from notbefore.commands.options import add_json
-from notbefore.commands.tables import print_json, table
+from notbefore.commands.options import add_json, print_json, table
 from notbefore.core.duration import span
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, NotBeforeError
-from notbefore.fleet.history import read_past
-from notbefore.fleet.report import COLUMNS, USUAL, report
+from notbefore.fleet.history import COLUMNS, USUAL, read_past, report
 
 IN_TABLE: Final = (
     "events", "vms", "notice_min", "notice_median", "notice_max", "short_notice",

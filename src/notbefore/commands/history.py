@@ -13,9 +13,8 @@ import msgspec
 
 from notbefore.agent.operations import HistoryReply, HistoryRequest
 from notbefore.commands.client import AgentClient, add_agent, agent_client
-from notbefore.commands.options import add_json
+from notbefore.commands.options import add_json, print_json, table
 from notbefore.commands.owner import asking
-from notbefore.commands.tables import print_json, table
 from notbefore.core.change import WORDS
 from notbefore.core.duration import Duration, span
 from notbefore.core.record import Record

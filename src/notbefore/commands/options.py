@@ -1,12 +1,16 @@
-"""What several commands have in common: which configuration, and which of its keys the command line overrides."""
+"""What commands have in common: which configuration, what the command line overrides, tables for people, and JSON."""
 
 import argparse
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TextIO
 
 from notbefore.config.load import load
 from notbefore.config.model import Config, default_state_dir
-from notbefore.core.duration import Duration
+from notbefore.core.duration import Duration, span
+from notbefore.core.record import json_line
+from notbefore.core.text import escaped
 from notbefore.errors import ConfigError
 
 
@@ -58,3 +62,26 @@ def seconds(option: str, text: str) -> float:
         return Duration(text).seconds
     except ValueError as error:
         raise ConfigError(f"{option}: {error}") from None
+
+
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], out: TextIO) -> None:
+    """Print columns with a head; without rows, nothing."""
+    if not rows:
+        return
+    cells = [head, *(tuple(map(escaped, row)) for row in rows)]  # a name may hold anything, also what moves the cursor
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
+    out.writelines(f"{line.rstrip()}\n" for line in lines)
+
+
+def due(left: float | None) -> str:
+    """Return how far NotBefore is, for a column of a table: ``in 14m05s``, ``43s ago``, ``-`` where it is not known."""
+    if left is None:
+        return "-"
+    text = span(float(round(abs(left)))).replace(".0s", "s")
+    return f"in {text}" if left >= 0 else f"{text} ago"
+
+
+def print_json(items: Iterable[object], out: TextIO) -> None:
+    """Print one JSON object a line."""
+    out.writelines(json_line(item).decode() + "\n" for item in items)

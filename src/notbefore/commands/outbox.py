@@ -10,9 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from notbefore.agent.operations import OutboxReply, OutboxRequest
-from notbefore.commands.options import add_json, add_state, load_state_configuration
+from notbefore.commands.options import add_json, add_state, load_state_configuration, print_json, table
 from notbefore.commands.owner import asking
-from notbefore.commands.tables import print_json, table
 from notbefore.core.delivery import STATES, Delivery
 from notbefore.core.duration import span
 from notbefore.core.record import json_line

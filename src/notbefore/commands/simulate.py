@@ -8,9 +8,8 @@ from typing import Final
 
 from notbefore.config.model import host_and_port
 from notbefore.errors import ConfigError, ListenError
-from notbefore.simulator.scenarios import SCENARIOS
 from notbefore.simulator.server import Simulator
-from notbefore.simulator.state import FAULTS
+from notbefore.simulator.state import FAULTS, SCENARIOS
 
 DEFAULT_LISTEN: Final = "127.0.0.1:16925"
 

@@ -17,11 +17,10 @@ from notbefore.core.text import natural
 from notbefore.core.tracked import Tracked
 from notbefore.fleet.calendar import calendar
 from notbefore.fleet.consumer import Consumer
-from notbefore.fleet.history import read_past
+from notbefore.fleet.history import Row, read_past, report
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.keeper import Parts
 from notbefore.fleet.partition import Partition
-from notbefore.fleet.report import Row, report
 from notbefore.fleet.shown_waves import FILTERS, FleetEvents, ShownPartition, coming, names_of, under_way
 from notbefore.fleet.story import OVER
 from notbefore.metrics import fleet as metrics

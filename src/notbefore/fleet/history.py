@@ -1,4 +1,4 @@
-"""The history of an instance: the events that are over, in one SQLite file.
+"""The history of an instance: the events that are over, in one SQLite file; and what a report counts of them.
 
 An event that is over stands in the snapshot of its partition until it is here, so that a kill loses none. Writing one
 again replaces it: who takes a partition over may do so, and what is learnt late has another outcome.
@@ -6,16 +6,18 @@ again replaces it: who takes a partition over may do so, and what is learnt late
 
 import logging
 import sqlite3
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from notbefore.core.change import Outcome
+from notbefore.core.document import PROMISED
 from notbefore.fleet.shown_waves import EventFacts, facts
 from notbefore.fleet.story import OUTCOMES, Measures, Story, from_unix
 from notbefore.store.lock import private
@@ -23,6 +25,11 @@ from notbefore.store.lock import private
 FILE_NAME: Final = "fleet-history.db"
 MAX_ANSWER: Final = 100_000  # events in one answer
 BUSY_SECONDS: Final = 2.0  # to wait for another connection to the file
+
+KEPT: Final = 0.9  # share of the promise from which on it counts as kept: an agent sees an event up to a second later
+COLUMNS: Final = ("event_type", "region", "subscription", "resource_group", "scale_set", "zone", "event_source")
+"""What a report may be made by, beside ``tags.NAME``."""
+USUAL: Final = ("event_type", "region")
 
 log = logging.getLogger("notbefore.fleet.history")
 
@@ -122,3 +129,50 @@ def read_past(found: Iterable[bytes]) -> list[PastEvent]:
         if known is None or one.closed >= known.closed:
             newest[one.key] = one
     return sorted(newest.values(), key=lambda one: one.closed)
+
+
+Row = dict[str, Any]
+"""The events of one type in one place. Notice and interruption are of the affected VMs, in seconds."""
+
+
+def report(past: Iterable[PastEvent], by: tuple[str, ...] = USUAL) -> list[Row]:
+    """The rows, by ``COLUMNS`` or ``tags.NAME``. Exercises are left out."""
+    groups: dict[tuple[str, ...], list[PastEvent]] = {}
+    for one in past:
+        if not one.exercise:
+            groups.setdefault(tuple(_value(one, name) for name in by), []).append(one)
+    return [dict(zip(by, key, strict=True)) | _counted(group) for key, group in sorted(groups.items())]
+
+
+def _counted(events: list[PastEvent]) -> Row:
+    measured = [one for event in events for one in event.measured.values()]
+    notices = [one.notice for one in measured if one.notice is not None]
+    interruptions = [one.interruption for one in measured if one.interruption is not None]
+    promises = {PROMISED.get(event.event_type) for event in events}
+    promised = promises.pop() if len(promises) == 1 else None  # of several types there is no one promise
+    outcomes = Counter(event.outcome for event in events)
+    return {
+        "events": len(events),
+        "vms": sum(len(event.vms) for event in events),  # affected, an event's each
+        "finished": outcomes["finished"],
+        "canceled": outcomes["canceled"],
+        "unknown": outcomes["unknown"],
+        "as_far_as_known": sum(event.as_far_as_known for event in events),  # not every VM said that they were over
+        "promised": promised,
+        "measured_notice": len(notices),  # VMs
+        "short_notice": sum(one < KEPT * promised for one in notices) if promised is not None else None,
+        **_spread("notice", notices),
+        "measured_interruption": len(interruptions),  # VMs
+        **_spread("interruption", interruptions),
+    }
+
+
+def _spread(name: str, values: list[float]) -> Row:
+    found = sorted(values)
+    three = (found[0], found[(len(found) - 1) // 2], found[-1]) if found else (None, None, None)
+    return dict(zip((f"{name}_min", f"{name}_median", f"{name}_max"), three, strict=True))
+
+
+def _value(event: PastEvent, name: str) -> str:
+    tag = name.removeprefix("tags.")
+    return str(getattr(event, name) or "") if tag == name else event.tags.get(tag.casefold(), "")

@@ -19,8 +19,7 @@ from waitress.server import TcpWSGIServer
 
 from notbefore.config.model import Server, host_and_port
 from notbefore.errors import ConfigError, ListenError
-from notbefore.web.access import Access
-from notbefore.web.auth import AccessControl
+from notbefore.web.access import Access, AccessControl
 from notbefore.web.channel import Channel
 
 try:
