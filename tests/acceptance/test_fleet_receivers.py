@@ -38,7 +38,7 @@ class Receivers:
         hook = {"name": "hook", "webhook_configs": [{"url": self.behind.url, "send_resolved": True}]}
         # an alert that has no end of its own is over soon: one of the fleet is not sent again while its event lasts
         routing = {"global": {"resolve_timeout": "1s"}, "route": {"receiver": "hook", **route}, "receivers": [hook]}
-        # one of the two is notified: what a cluster makes of it is test_alertmanager's
+        # one of the two is notified: what a cluster makes of it is test_one_reboot's
         self.alertmanager = stack.enter_context(cluster_of_two(directory, routing))[0]
 
     def configuration(self, directory: Path, **fleet: Any) -> Path:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -41,42 +42,35 @@ sys.exit(main(sys.argv[1:]))
 class Manager:
     """Systemd's end of the socket."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind("\0" + address[1:] if address.startswith("@") else address)
-        self._socket.settimeout(0.1)
+    def __init__(self, address: str, watchdog: float = WATCHDOG) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(address.replace("@", "\0"))
+        self.socket.settimeout(0.1)
+        self.environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": str(int(watchdog * 1_000_000))}
         self.received: list[str] = []
-
-    def environment(self, watchdog: float = WATCHDOG) -> dict[str, str]:
-        return {"NOTIFY_SOCKET": self.address, "WATCHDOG_USEC": str(int(watchdog * 1_000_000))}
 
     def listen(self) -> list[str]:
         """All assignments up to now."""
-        try:
+        with suppress(TimeoutError):
             while True:
-                self.received += self._socket.recv(4096).decode().splitlines()
-        except TimeoutError:
-            return self.received
+                self.received += self.socket.recv(4096).decode().splitlines()
+        return self.received
 
     def has(self, line: str, times: int = 1) -> bool:
         return self.listen().count(line) >= times
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[Manager]:
     manager = Manager(str(tmp_path / "notify"))
-    yield manager
-    manager.close()
+    with manager.socket:
+        yield manager
 
 
 def test_systemd_is_notified_of_ready_alive_reloading_and_stopping(
     manager: Manager, imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in manager.environment().items():
+    for name, value in manager.environment.items():
         monkeypatch.setenv(name, value)
     with RunningAgent(imds.endpoint, tmp_path) as agent:
         eventually(lambda: manager.has("READY=1"))
@@ -93,12 +87,11 @@ def test_systemd_is_notified_of_ready_alive_reloading_and_stopping(
         assert manager.listen()[-2:] == ["STOPPING=1", "STATUS=stopping"]
 
 
-def test_the_watchdog_starves_when_the_polling_hangs(manager: Manager, imds: Simulator, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HANGING, "run", "--imds", imds.endpoint, "--state-dir", str(tmp_path)]
-    environment = {**os.environ, **manager.environment(0.4), "NOTBEFORE_IMDS__INTERVAL": "200ms"}
-    agent = subprocess.Popen(
-        [*command, "--listen", "127.0.0.1:0"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+def test_the_watchdog_starves_when_the_polling_hangs(imds: Simulator, tmp_path: Path) -> None:
+    manager = Manager(str(tmp_path / "notify"), 0.4)
+    words = ("run", "--imds", imds.endpoint, "--state-dir", str(tmp_path), "--listen", "127.0.0.1:0")
+    environment = {**os.environ, **manager.environment, "NOTBEFORE_IMDS__INTERVAL": "200ms"}
+    agent = subprocess.Popen([sys.executable, "-c", HANGING, *words], env=environment, stdout=subprocess.DEVNULL)
     try:
         eventually(lambda: manager.has("WATCHDOG=1"))
 
@@ -113,26 +106,21 @@ def test_the_watchdog_starves_when_the_polling_hangs(manager: Manager, imds: Sim
     finally:
         agent.terminate()
         agent.wait(PATIENCE)
+        manager.socket.close()
 
 
-def test_without_systemd_nothing_is_sent(tmp_path: Path) -> None:
-    notifier = SystemdNotifier({})
-    notifier.ready()
-    notifier.notify("well", alive=True)
-    assert notifier.patience == float("inf")
-    gone = SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "soon"})
-    gone.ready()
-    assert gone.patience == float("inf")
-    SystemdNotifier({"NOTIFY_SOCKET": "vsock:2:1234"}).ready()
-
-
-def test_a_watchdog_for_another_process_is_not_fed() -> None:
-    assert SystemdNotifier({"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}).patience == float("inf")
+def test_without_systemd_or_for_another_process_nothing_is_sent(tmp_path: Path) -> None:
+    nobody = {"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "soon"}
+    for environment in ({}, nobody, {"NOTIFY_SOCKET": "vsock:2:1234"}, {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}):
+        notifier = SystemdNotifier(environment)
+        notifier.ready()
+        notifier.notify("well", alive=True)
+        assert notifier.patience == float("inf")
     assert SystemdNotifier({"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": str(os.getpid())}).patience <= 1
 
 
 def test_a_status_is_one_line() -> None:
     manager = Manager(f"@notbefore-test-{os.getpid()}")
-    SystemdNotifier(manager.environment()).notify("a\nREADY=1", alive=True)
-    assert manager.listen() == ["STATUS=a READY=1"]
-    manager.close()
+    with manager.socket:
+        SystemdNotifier(manager.environment).notify("a\nREADY=1", alive=True)
+        assert manager.listen() == ["STATUS=a READY=1"]

@@ -223,6 +223,25 @@ def test_an_event_is_one_alert_from_its_announcement_to_its_end() -> None:
     assert [receipt.repeat for receipt in receipts] == [60.0, 60.0, None]
 
 
+def test_whatever_changes_of_an_event_it_stays_one_alert() -> None:
+    first = {"EventType": "Reboot", "Resources": [ME]}
+    changes: list[dict[str, Any]] = [
+        {"Resources": ["web_1", ME, "web_2"]},
+        {"Resources": ["web_1"]},
+        {"EventSource": "User"},
+        {"EventType": "Redeploy"},
+        {"DurationInSeconds": 5},
+        {"NotBefore": "Mon, 02 Mar 2026 12:00:00 GMT", "Description": "another"},
+        STARTED,
+    ]
+    with HttpPeer() as peer:
+        (receipt,) = sent(alertmanager(peer.url), message(first))
+        later = [message(first, first | change, thread=receipt.thread) for change in changes]
+        sent(alertmanager(peer.url), *later)
+        (labels, *others) = (alert_of(request)["labels"] for request in peer.requests)
+    assert others == [labels] * len(changes)
+
+
 def test_the_severity_is_the_route_s_and_does_not_fall() -> None:
     short = {"EventType": "Freeze", "DurationInSeconds": 5}
     longer = short | {"DurationInSeconds": 30}
