@@ -58,7 +58,7 @@ class Owner:
         self.outbox.release(self.now)
 
     def next_due(self) -> float | None:
-        due = self.outbox.next_due()
+        due = self.outbox.rows.next_due()
         return None if due is None else due - self.now
 
     @property

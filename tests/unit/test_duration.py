@@ -2,7 +2,7 @@
 
 import pytest
 
-from notbefore.core.duration import Duration, countdown
+from notbefore.core.duration import countdown
 from support.azure import at
 
 
@@ -12,7 +12,3 @@ from support.azure import at
 )
 def test_a_countdown_says_how_long_it_is_to_a_time_or_how_long_ago_it_was(seconds: float, text: str) -> None:
     assert countdown(at(seconds), at(0)) == text
-
-
-def test_a_minute_is_sixty_seconds_however_it_is_written() -> None:
-    assert {Duration("1m"), Duration("60s")} == {Duration("60000ms")}

@@ -201,7 +201,7 @@ class Account(RuleBasedStateMachine):
         if not self.outbox.rows.time_known:
             self.outbox.advance(0.0)
         for _ in range(200):
-            due = self.outbox.next_due()
+            due = self.outbox.rows.next_due()
             if due is None and not self.under_way:
                 break
             self.now = max(self.now, due or 0.0)

@@ -11,25 +11,15 @@ _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d)", re.ASCII)
 
 
-class Duration:
+class Duration(str):
     """A span of time, written as in Prometheus: ``500ms``, ``1s``, ``1m30s``, ``1h``. Raises ``ValueError``."""
 
-    __slots__ = ("seconds", "text")
+    __slots__ = ("seconds",)
 
     def __init__(self, text: object) -> None:
         if not isinstance(text, str) or not text or _DURATION.sub("", text):
             raise ValueError(f"expected a duration such as 500ms, 1s, 5m or 1h, got {text!r}")
-        self.text = text
         self.seconds = sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Duration) and other.seconds == self.seconds
-
-    def __hash__(self) -> int:
-        return hash(self.seconds)
-
-    def __str__(self) -> str:
-        return self.text
 
 
 def back_off(attempt: int, first: float, longest: float) -> float:

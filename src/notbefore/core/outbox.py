@@ -31,7 +31,6 @@ LONGEST_ASKED: Final = 3600.0  # seconds: what a Retry-After may ask for at most
 WRITE_PATIENCE: Final = 1.0  # seconds for which a delivery waits until what it depends on is written
 DEAD_SECONDS: Final = 30 * A_DAY  # how long a dead letter is kept
 REPEAT_SECONDS: Final = 400 * A_DAY  # how long a delivery is repeated at most, when its event never ends
-FAILED_REPEAT_SECONDS: Final = 60.0  # after which a repetition is tried again that the receiver refused
 ROW_BYTES: Final = 600  # of a delivery beside its record and its texts
 LATENCY_BOUNDS: Final = (0.1, 1.0, 5.0, 30.0, 300.0, 3_600.0)  # seconds from a change to its acceptance
 INTERRUPTED: Final = "interrupted: its courier ended while it ran; it is not run again"
@@ -220,9 +219,12 @@ class OutboxRows:
         return found[1] if found is not None else None
 
     def next_due(self) -> float | None:
-        """When something may go next; ``None``: nothing waits."""
-        times = ((sink, queue.first()) for sink, queue in self._queues.items())
-        return min((max(at, self.paused.get(sink, at)) for sink, at in times if at is not None), default=None)
+        """When a courier is needed next; ``None``: nothing waits."""
+        queues = self._queues.items()
+        times = [max(at, self.paused.get(sink, at)) for sink, queue in queues if (at := queue.first()) is not None]
+        if (fallback := self.fallbacks.first()) is not None:
+            times.append(fallback)
+        return min(times, default=None)
 
     def _line_up(self, lane: Lane) -> bool:
         """Note when the next delivery of a lane may go; returns whether there is one."""
@@ -396,11 +398,6 @@ class Outbox:
         _expire(self.rows, now)
         return dead
 
-    def next_due(self) -> float | None:
-        """When a courier is needed next; ``None``: nothing waits."""
-        times = self.rows.fallbacks.first(), self.rows.next_due()
-        return min((time for time in times if time is not None), default=None)
-
     def _give(self, sink: str, count: int, now: float) -> list[Delivery]:
         """What a courier is given for a sink."""
         found: list[Delivery] = []
@@ -567,8 +564,6 @@ def _after_failure(row: Delivery, result: SendResult, dice: float, now: float) -
     """It is tried again later."""
     attempts = row.attempts + 1
     pause = back_off(attempts, FIRST_PAUSE, LONGEST_PAUSE) * dice
-    if row.state == "repeating":
-        pause = FAILED_REPEAT_SECONDS
     if result.retry_after is not None:
         pause = max(pause, min(result.retry_after, LONGEST_ASKED))
     at = min(row.fallback_at, now) if result.by_hand and row.fallback_at is not None else row.fallback_at

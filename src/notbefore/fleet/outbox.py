@@ -106,7 +106,7 @@ class FleetOutbox:
     def next_due(self) -> float | None:
         """Seconds until a courier is needed, 0 or less: now; ``None``: nothing waits."""
         with self._lock:
-            due = self._outbox.next_due()
+            due = self._outbox.rows.next_due()
             return None if due is None else due - time.monotonic()
 
     def view(self) -> OutboxView:

@@ -99,7 +99,7 @@ class StoredOutbox:
     def next_due(self) -> float | None:
         """Seconds until a courier is needed, 0 or less: now; ``None``: nothing waits."""
         with self._memory:
-            due = self._outbox.next_due()
+            due = self._outbox.rows.next_due()
             return None if due is None else due - self._clock.boot_time()
 
     def use_sinks(self, sinks: Collection[str], targets: Callable[[Delivery], Sequence[str]]) -> None:
