@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm, view
 from notbefore.core.tracked import PendingEvent, PendingView, Tracked
-from notbefore.metrics.process import OutboxView
+from notbefore.metrics.totals import OutboxView
 from notbefore.simulator.server import Simulator
 from notbefore.web.app import CheckResult
 from notbefore.web.page.model import PageModel, TimelineEvent

@@ -28,8 +28,7 @@ from notbefore.courier.redact import Redactor
 from notbefore.courier.sinks.otlp_logs import Sink
 from notbefore.errors import SendError
 from notbefore.metrics.families import Family, Snapshot, fresh, samples
-from notbefore.metrics.process import Figures, PollFigures
-from notbefore.metrics.totals import Totals
+from notbefore.metrics.totals import Figures, PollFigures, Totals
 from notbefore.otlp.exporter import Exporter
 from notbefore.otlp.sender import MAX_ANSWER, PartialSuccess, Sender, partial_success
 from notbefore.otlp.signals import log_record, metrics_data, resource_of

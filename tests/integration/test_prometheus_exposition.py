@@ -13,8 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Tracked
 from notbefore.metrics.families import Family, Metric, Part, Snapshot, fresh, parts
-from notbefore.metrics.process import Figures, PollFigures
-from notbefore.metrics.totals import Histogram, Totals
+from notbefore.metrics.totals import Figures, Histogram, PollFigures, Totals
 from notbefore.web.exposition import MetricsText
 from support.azure import PEER, STARTED, at, document, item, now
 from support.needs import needs

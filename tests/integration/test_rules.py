@@ -18,7 +18,7 @@ import yaml
 from notbefore.core.document import EVENT_TYPES
 from notbefore.core.routing import NEAR, severity_of
 from notbefore.metrics import fleet
-from notbefore.metrics.process import ConfigFigures, OutboxView
+from notbefore.metrics.totals import ConfigFigures, OutboxView
 from support.agent import run
 from support.azure import at, item
 from support.fast_motion import Chapters, FleetInstance, FleetVm, Items, Target, scraped

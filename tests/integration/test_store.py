@@ -21,8 +21,7 @@ from notbefore.errors import StoreError
 from notbefore.process.clock import Clock
 from notbefore.store.disk import DiskHangsError
 from notbefore.store.file import FILE_NAME, StateFile, StoredState
-from notbefore.store.store import Store
-from notbefore.store.stored_outbox import StoredChange
+from notbefore.store.store import Store, StoredChange
 from support.agent import eventually
 from support.azure import T0
 from support.box import change, rows_of

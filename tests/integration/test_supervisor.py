@@ -22,7 +22,7 @@ from notbefore.courier import supervisor
 from notbefore.courier.courier_process import CourierProcess, environment
 from notbefore.courier.orders import Hello, Orders
 from notbefore.courier.supervisor import Supervisor
-from notbefore.metrics.process import CourierFigures
+from notbefore.metrics.totals import CourierFigures
 from support.agent import eventually
 from support.owner import RECORD, Owner, serve
 from support.peers import HttpPeer, Say

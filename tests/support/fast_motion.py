@@ -14,8 +14,7 @@ from notbefore.core.tracked import Observation, Tracked
 from notbefore.metrics import families, fleet
 from notbefore.metrics.families import Family, Snapshot, fresh
 from notbefore.metrics.fleet import Counts
-from notbefore.metrics.process import Figures, OutboxView, PollFigures
-from notbefore.metrics.totals import Totals
+from notbefore.metrics.totals import Figures, OutboxView, PollFigures, Totals
 from notbefore.web.exposition import MetricsText
 from support.azure import T0, at, document, instant
 

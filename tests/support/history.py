@@ -22,8 +22,7 @@ from notbefore.core.lifecycle import diff
 from notbefore.core.outbox import LATENCY_BOUNDS
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.metrics.families import Family, Snapshot, fresh, samples
-from notbefore.metrics.process import ConfigFigures, Figures, OutboxView, PollFigures
-from notbefore.metrics.totals import Histogram, Totals
+from notbefore.metrics.totals import ConfigFigures, Figures, Histogram, OutboxView, PollFigures, Totals
 from notbefore.simulator.state import Play
 from notbefore.web.exposition import MetricsText
 from support.peers import HttpPeer, Say

@@ -20,8 +20,7 @@ from notbefore.errors import ImdsError
 from notbefore.process.clock import Clock
 from notbefore.store.disk import DiskThread
 from notbefore.store.file import StoredState
-from notbefore.store.store import Store
-from notbefore.store.stored_outbox import StoredChange
+from notbefore.store.store import Store, StoredChange
 from support.world import Account, World
 
 

@@ -27,8 +27,7 @@ from notbefore.core.routing import DurationRange, Route, route
 from notbefore.core.tracked import Tracked, TrackedEvent, scope_of
 from notbefore.errors import ConfigError
 from notbefore.metrics.families import Snapshot, samples
-from notbefore.metrics.process import Figures
-from notbefore.metrics.totals import Totals
+from notbefore.metrics.totals import Figures, Totals
 from support.azure import ID, ME, PEER, at, document, instant, item, now
 
 

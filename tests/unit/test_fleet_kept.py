@@ -27,7 +27,7 @@ from notbefore.fleet.mutes import Mute, is_muted
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.silence import ExpectedVm
 from notbefore.fleet.snapshot import Position, compressed
-from notbefore.metrics.process import CourierFigures
+from notbefore.metrics.totals import CourierFigures
 from support.fleet_log import T0, A, Log
 
 CONFIG = """

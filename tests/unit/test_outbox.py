@@ -17,7 +17,7 @@ from notbefore.core.outbox import (
     SendResult,
 )
 from notbefore.core.schedule import Schedule
-from notbefore.metrics.process import view_of
+from notbefore.metrics.totals import view_of
 from support.azure import T0, event
 from support.box import Box, accepted, delivery, failed, ids, refused
 

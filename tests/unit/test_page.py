@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
 from notbefore.core.tracked import PendingEvent, PendingView, Tracked
-from notbefore.metrics.process import OutboxView
+from notbefore.metrics.totals import OutboxView
 from notbefore.web import page
 from notbefore.web.app import CheckResult
 from notbefore.web.page.model import MAX_ENDED, PageModel, by_urgency, newest_ended
-from notbefore.web.page.render import countdown, render
-from notbefore.web.page.timeline import Scale
+from notbefore.web.page.render import Scale, countdown, render
 from support.azure import ID, ME, PEER, STARTED, at, document, item, now
 
 HEAD = {"html", "head", "meta", "title", "link", "script", "body"}

@@ -9,8 +9,7 @@ from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Tracked
 from notbefore.metrics import fleet
 from notbefore.metrics.families import VM, Family, Snapshot, fresh, samples
-from notbefore.metrics.process import Figures, OutboxView, PollFigures
-from notbefore.metrics.totals import MAX_SERIES, Histogram, Labels, Totals, named
+from notbefore.metrics.totals import MAX_SERIES, Figures, Histogram, Labels, OutboxView, PollFigures, Totals, named
 from notbefore.web.exposition import MetricsText
 from support.azure import ID, PEER, STARTED, at, document, item, now
 

@@ -32,8 +32,7 @@ from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up
 from notbefore.metrics.families import Family
-from notbefore.metrics.process import ConfigFigures, Figures
-from notbefore.metrics.totals import increased
+from notbefore.metrics.totals import ConfigFigures, Figures, increased
 from notbefore.process.clock import Clock
 from notbefore.process.main_thread import MainThread, exit_at_once
 from notbefore.process.stdout import StdoutWriter

@@ -7,7 +7,7 @@ from notbefore.agent.state import AgentState
 from notbefore.config.sinks import SinkConfig
 from notbefore.core.delivery import heartbeat_delivery
 from notbefore.core.record import Heartbeat
-from notbefore.store.stored_outbox import StoredOutbox
+from notbefore.store.store import StoredOutbox
 
 
 class Heartbeats:

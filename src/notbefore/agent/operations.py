@@ -11,8 +11,7 @@ from msgspec import Raw, Struct
 
 from notbefore.core.delivery import Delivery, DeliveryState
 from notbefore.errors import NotBeforeError
-from notbefore.store.store import Store
-from notbefore.store.stored_outbox import StoredChange
+from notbefore.store.store import Store, StoredChange
 
 
 class OutboxRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="outbox", tag_field="ask"):

@@ -18,11 +18,10 @@ from notbefore.core.clock import Instant
 from notbefore.core.delivery import Routing, deliveries
 from notbefore.core.document import Flaw
 from notbefore.core.record import Record, Vm
-from notbefore.metrics.process import PollFigures
+from notbefore.metrics.totals import PollFigures
 from notbefore.process.clock import Clock, ClockReading
 from notbefore.store.file import StoredState
-from notbefore.store.store import Store
-from notbefore.store.stored_outbox import StoredChange
+from notbefore.store.store import Store, StoredChange
 
 WRITE_PATIENCE: Final = 10.0  # seconds for what must be on disk: how far an approval has come, and an orderly end
 

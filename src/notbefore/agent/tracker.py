@@ -22,8 +22,7 @@ from notbefore.core.lifecycle import as_another_vm, diff, with_scopes
 from notbefore.core.record import Vm
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.errors import DocumentError, ImdsError
-from notbefore.metrics.process import PollFigures
-from notbefore.metrics.totals import increased
+from notbefore.metrics.totals import PollFigures, increased
 from notbefore.process.clock import ClockReading
 from notbefore.store.file import StoredState
 from notbefore.store.store import Store

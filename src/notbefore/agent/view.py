@@ -20,7 +20,7 @@ from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.config.model import Config
 from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.metrics.families import Family, Snapshot, parts, samples
-from notbefore.metrics.process import Figures
+from notbefore.metrics.totals import Figures
 from notbefore.store.store import Store
 from notbefore.web.app import CheckResult
 

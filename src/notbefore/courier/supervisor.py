@@ -24,8 +24,7 @@ from notbefore.core.outbox import SendResult
 from notbefore.courier.courier_process import CourierProcess, environment
 from notbefore.courier.orders import DONE, HUNG, TURN_INTERVAL, Channel, Given, Hello, Orders, Turn, Wake, seal, wait
 from notbefore.errors import ConfigError
-from notbefore.metrics.process import CourierFigures
-from notbefore.metrics.totals import increased
+from notbefore.metrics.totals import CourierFigures, increased
 from notbefore.store import SCHEMA_VERSION
 
 OVERDUE: Final = 15  # seconds without a turn after which a courier counts as hanging

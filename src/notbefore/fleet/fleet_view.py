@@ -25,8 +25,7 @@ from notbefore.fleet.shown_waves import FILTERS, FleetEvents, ShownPartition, co
 from notbefore.fleet.story import OVER
 from notbefore.metrics import fleet as metrics
 from notbefore.metrics.families import Family, Metric, Snapshot, fresh
-from notbefore.metrics.process import CourierFigures, Figures
-from notbefore.metrics.totals import Labels
+from notbefore.metrics.totals import CourierFigures, Figures, Labels
 from notbefore.web.app import App, CheckResult, Environ, Response, application, html, query_of, since_of
 from notbefore.web.page.model import MAX_PENDING, PageModel
 

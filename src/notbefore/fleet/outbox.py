@@ -13,8 +13,7 @@ from notbefore.core.delivery import Delivery, Routing, deliveries
 from notbefore.core.outbox import OF_A_FLEET, Outbox, OutboxImage, SendResult
 from notbefore.core.record import Record
 from notbefore.fleet.waves import Notification, known
-from notbefore.metrics.process import OutboxView, view_of
-from notbefore.metrics.totals import Totals
+from notbefore.metrics.totals import OutboxView, Totals, view_of
 
 
 class FleetOutbox:

@@ -21,8 +21,19 @@ from notbefore.core.document import SCHEDULED, STARTED
 from notbefore.core.outbox import LATENCY_BOUNDS
 from notbefore.core.text import escaped
 from notbefore.core.tracked import Tracked, TrackedEvent
-from notbefore.metrics.process import Figures, OutboxView, PollFigures
-from notbefore.metrics.totals import MAX_SERIES, OTHER, UNKNOWN, Histogram, Labels, Named, Totals, known_type
+from notbefore.metrics.totals import (
+    MAX_SERIES,
+    OTHER,
+    UNKNOWN,
+    Figures,
+    Histogram,
+    Labels,
+    Named,
+    OutboxView,
+    PollFigures,
+    Totals,
+    known_type,
+)
 
 MAX_DESCRIPTION_LABEL: Final = 120  # characters of Description in the label of the status metric
 

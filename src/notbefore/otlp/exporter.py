@@ -18,7 +18,7 @@ from notbefore.core.record import Vm
 from notbefore.core.text import shortened
 from notbefore.errors import ConfigError, SendError
 from notbefore.metrics.families import Family
-from notbefore.metrics.process import OTLP_RESULTS
+from notbefore.metrics.totals import OTLP_RESULTS
 
 FIRST: Final = 2.0  # seconds to the first export: by then it is known who this VM is, if IMDS says so
 SPACING: Final = 1.0  # seconds between two exports, however fast the changes come

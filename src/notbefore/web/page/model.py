@@ -12,7 +12,7 @@ from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.record import Record, view
 from notbefore.core.routing import SEVERITIES, severity_of
 from notbefore.core.tracked import PendingEvent, PendingView
-from notbefore.metrics.process import OutboxView
+from notbefore.metrics.totals import OutboxView
 from notbefore.web.app import CheckResult
 
 MAX_PENDING: Final = 100  # events; /api/v1/events has all of them
