@@ -12,14 +12,11 @@ from support.azure import ME, listed
 from support.installed import VERSION, Installed
 from support.peers import HttpPeer
 
-NEWER = {  # file -> what is another in the newer version
-    "pyproject.toml": (VERSION, 'version = "9.9.9"'),
+NEWER = {"pyproject.toml": (VERSION, 'version = "9.9.9"')}  # file -> what is another in the newer version
+REFUSING = {  # a newer version that has another name for a key
+    **NEWER,
+    "src/notbefore/config/model.py": (r"    records: Records = Records\(\)", "    recordz: Records = Records()"),
 }
-
-
-@pytest.fixture
-def installed(tmp_path: Path) -> Installed:
-    return Installed.make(tmp_path, NEWER)
 
 
 def agent_of(installed: Installed, imds: Simulator, hook: HttpPeer, tmp_path: Path) -> RunningAgent:
@@ -35,12 +32,6 @@ def agent_of(installed: Installed, imds: Simulator, hook: HttpPeer, tmp_path: Pa
 def arrived(hook: HttpPeer) -> list[str]:
     """The events that were announced, in the order of their arrival."""
     return [name for request in hook.requests for name in re.findall(r'"(E\d)"', request.body.decode())[:1]]
-
-
-REFUSING = {  # a newer version that has another name for a key
-    **NEWER,
-    "src/notbefore/config/model.py": (r"    records: Records = Records\(\)", "    recordz: Records = Records()"),
-}
 
 
 def test_for_a_version_that_refuses_the_configuration_no_agent_ends(hook: HttpPeer, tmp_path: Path) -> None:
@@ -62,9 +53,8 @@ def test_for_a_version_that_refuses_the_configuration_no_agent_ends(hook: HttpPe
 
 
 @pytest.mark.long
-def test_an_agent_ends_for_another_version_that_works_and_that_one_goes_on(
-    installed: Installed, hook: HttpPeer, tmp_path: Path
-) -> None:
+def test_an_agent_ends_for_another_version_that_works_and_that_one_goes_on(hook: HttpPeer, tmp_path: Path) -> None:
+    installed = Installed.make(tmp_path, NEWER)
     with Simulator((ME,)) as imds:
         imds.set_document(listed("E1"))
         with agent_of(installed, imds, hook, tmp_path).ready() as agent:

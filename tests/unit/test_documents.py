@@ -36,12 +36,14 @@ _FENCE: Final = re.compile(r"^[ ]*```(\w+)[^\n]*\n(.*?)^[ ]*```$", re.MULTILINE 
 _LINK: Final = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
-def blocks(language: str) -> Iterator[tuple[str, str]]:
+TEXTS: Final = {path: path.read_text(encoding="utf-8") for path in DOCUMENTS}
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
     """Each block of a language, and the document that it stands in."""
-    for path in DOCUMENTS:
-        for kind, text in _FENCE.findall(path.read_text(encoding="utf-8")):
-            if kind == language:
-                yield path.name, text
+    return [
+        (path.name, block) for path, text in TEXTS.items() for kind, block in _FENCE.findall(text) if kind == language
+    ]
 
 
 # ---- references
@@ -57,68 +59,54 @@ def test_a_reference_says_what_the_code_says(name: str, monkeypatch: pytest.Monk
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == made, "it is stale: make reference"
 
 
-def test_every_file_names_the_version() -> None:
+def test_every_file_names_the_version_and_the_pythons_that_are_claimed_are_tested() -> None:
     found = {name: set(re.findall(way, (ROOT / name).read_text(encoding="utf-8"))) for name, way in VERSIONS.items()}
     version: str = PROJECT["version"]
     assert found == {name: {version} for name in VERSIONS}
     assert f"\n## {version} - " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-
-
-def test_what_an_index_shows_is_complete_and_every_python_that_is_claimed_is_tested() -> None:
-    assert {"Homepage", "Documentation", "Source", "Issues", "Changelog", "Security"} <= PROJECT["urls"].keys()
     assert "<" not in PROJECT["requires-python"], "newer Pythons could not even try"
-    workflow = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
     claimed = set(re.findall(r"3\.\d\d", " ".join(PROJECT["classifiers"])))
     assert claimed
-    assert claimed <= set(re.findall(r"3\.\d\d", workflow))
+    assert claimed <= set(re.findall(r"3\.\d\d", (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")))
 
 
 # ---- configurations
 
 
-def as_configuration(text: str) -> dict[str, Any] | None:
-    """The block as a whole configuration, if it is one or a part of one: sections, or sinks by their names."""
-    values = yaml.safe_load(text)
-    if not isinstance(values, dict):
-        return None
-    if set(values) <= SECTIONS:
-        return values
-    if all(isinstance(sink, dict) and len(sink) == 1 and set(sink) <= set(KINDS) for sink in values.values()):
-        return {"sinks": values}
-    return None
+def configurations() -> Iterator[tuple[str, dict[str, Any]]]:
+    """The blocks that are a configuration or a part of one: sections, or sinks by their names."""
+    for name, text in blocks("yaml"):
+        values = yaml.safe_load(text)
+        if isinstance(values, dict) and set(values) <= SECTIONS:
+            yield name, values
+        elif isinstance(values, dict) and all(
+            isinstance(one, dict) and set(one) <= set(KINDS) for one in values.values()
+        ):
+            yield name, {"sinks": values}
 
 
-HUB: Final = "Endpoint=sb://x.example.org/;SharedAccessKeyName=root;SharedAccessKey=abc=;EntityPath=changes"
-CONFIGURATIONS: Final = [
-    (name, values) for name, text in blocks("yaml") if (values := as_configuration(text)) is not None
-]
-
-
-def test_the_schema_for_editors_takes_each_configuration_in_the_documents() -> None:
+def test_what_looks_like_a_configuration_is_one_and_the_schema_for_editors_takes_it(tmp_path: Path) -> None:
     schema = json.loads((ROOT / "config" / "notbefore.schema.json").read_text(encoding="utf-8"))
     validator = jsonschema.Draft7Validator(schema)
-    assert len(CONFIGURATIONS) >= 5
-    for name, values in CONFIGURATIONS:
-        assert [error.message for error in validator.iter_errors(values)] == [], name
-
-
-SECRETS: Final = {"hub": HUB, "pager": "0" * 32}  # by what is in their names
-
-
-def test_what_looks_like_a_configuration_is_one(tmp_path: Path) -> None:
+    hub = "Endpoint=sb://x.example.org/;SharedAccessKeyName=root;SharedAccessKey=abc=;EntityPath=changes"
+    secrets = {"hub": hub, "pager": "0" * 32}  # by what is in their names
     environment = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
-    for number, (name, values) in enumerate(CONFIGURATIONS):
+    found = list(configurations())
+    assert len(found) >= 5
+    for number, (name, values) in enumerate(found):
+        assert [error.message for error in validator.iter_errors(values)] == [], name
         for route in values.get("routes", ()):  # of sinks that the block leaves out
             for sink in route["sinks"]:
                 values.setdefault("sinks", {}).setdefault(sink, {"command": {"command": ["/bin/true"]}})
         text = yaml.safe_dump(values)
-        for key, found in re.findall(r"((?:\w+_)?(?:file|env|credential)): (\S+)", text):
-            secret = next((one for part, one in SECRETS.items() if part in found), "https://example.org/secret")
+        for key, place in re.findall(r"((?:\w+_)?(?:file|env|credential)): (\S+)", text):
             if key.endswith("env"):
-                environment[found] = "https://example.org/secret"
+                environment[place] = "https://example.org/secret"
                 continue
-            (tmp_path / found.lstrip("/").replace("/", "-")).write_text(secret, encoding="utf-8")
-            text = text.replace(f"{key}: {found}", f"{key}: {found.lstrip('/').replace('/', '-')}")
+            file = tmp_path / place.lstrip("/").replace("/", "-")
+            secret = next((one for part, one in secrets.items() if part in place), "https://example.org/secret")
+            file.write_text(secret, encoding="utf-8")
+            text = text.replace(f"{key}: {place}", f"{key}: {file.name}")
         path = tmp_path / f"{number} {name}"
         path.write_text(text, encoding="utf-8")
         load(path, environment, {})  # raises what is wrong, with its place
@@ -134,8 +122,8 @@ def commands() -> Iterator[tuple[str, str]]:
             for part in re.split(r"&&|\||\s#\s", re.sub(r"^\s*[$#>] ", "", line)):
                 if part.strip().startswith("notbefore "):
                     yield name, part.strip()
-    for path in DOCUMENTS:
-        for span in re.findall(r"`(notbefore [^`\n]+)`", path.read_text(encoding="utf-8")):
+    for path, text in TEXTS.items():
+        for span in re.findall(r"`(notbefore [^`\n]+)`", text):
             if not re.search(r"\[|\.\.\.", span):
                 yield path.name, span
 
@@ -156,8 +144,7 @@ def test_every_command_can_be_typed() -> None:
 
 
 def test_every_link_leads_somewhere_and_every_program_that_is_named_is_there() -> None:
-    for path in DOCUMENTS:
-        text = path.read_text(encoding="utf-8")
+    for path, text in TEXTS.items():
         for target, anchor in _LINK.findall(text):
             leads = (path.parent / target).resolve() if target else path
             assert leads.exists(), f"{path.name}: {target}"
@@ -177,8 +164,8 @@ def anchors(path: Path) -> set[str]:
 def test_every_metric_that_is_named_exists() -> None:
     defined = (*vars(families).values(), *vars(fleet).values())
     known = {value.name for value in defined if isinstance(value, Metric)}
-    for path in DOCUMENTS:
-        for name in re.findall(r"`((?:azure_scheduled_event|notbefore_)\w*)[`{]", path.read_text(encoding="utf-8")):
+    for path, text in TEXTS.items():
+        for name in re.findall(r"`((?:azure_scheduled_event|notbefore_)\w*)[`{]", text):
             family = re.sub(r"_(?:total|bucket|sum|count)$", "", name)
             assert family in known or name in known, f"{path.name}: {name}"
 
