@@ -6,7 +6,7 @@ from typing import Any
 
 from notbefore.core.change import Change, ChangeKind
 from notbefore.core.delivery import Delivery
-from notbefore.core.outbox import OF_AN_AGENT, Bounds, Outbox, SendResult
+from notbefore.core.outbox import OF_AN_AGENT, Bounds, Outbox, OutboxImage, SendResult
 from notbefore.store.store import Store
 from support.azure import T0, event
 
@@ -47,13 +47,19 @@ class Box:
         self.outbox.put(deliveries, now, now)
 
     def take(self, kind: ChangeKind, event_key: str = "e", *made: Delivery, now: float = 0.0, **fields: Any) -> None:
-        self.outbox.take(change(kind, event_key, **fields), b'{"moved":1}', made, now, now)
+        self.outbox.take(change(kind, event_key, **fields), made, now, now)
 
     def lease(self, now: float = 1.0, *results: SendResult, **room: int) -> list[Delivery]:
         return self.outbox.exchange(results, room or {"chat": 100, "hub": 100}, now)
 
     def rows(self, **chosen: Any) -> list[Delivery]:
         return self.outbox.rows.chosen(**chosen)
+
+    def image(self, now: float) -> OutboxImage:
+        """All of it, as its owner writes it down."""
+        _, rows, threads, ledger = self.outbox.rows.take_changes(everything=True)
+        known = tuple(row for row in rows.values() if row is not None)
+        return OutboxImage(now, known, tuple((lane, one) for lane, one in threads.items() if one is not None), ledger)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -81,7 +81,7 @@ def test_a_moved_not_before_is_an_update_that_tells_the_old_one() -> None:
     assert (story.last.kind, story.last.reason) == ("updated", "content_changed")
     assert story.last.previous is not None
     assert (story.last.previous.not_before, story.last.event.not_before) == (at(900), at(1500))
-    assert [change.not_before_shift for change in story.changes] == [0, 600]
+    assert [change.not_before_changed for change in story.changes] == [False, True]
 
 
 def test_the_same_content_is_no_change_whatever_the_incarnation() -> None:

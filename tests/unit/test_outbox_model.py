@@ -69,7 +69,7 @@ class Account(RuleBasedStateMachine):
             self.outbox.put([one], self.now, self.now)
             self.excused.add(one.delivery_id)  # whoever knows that the event moved or ended needs none
         else:
-            self.outbox.take(change(kind, key), b"{}", [one], self.now, self.now)
+            self.outbox.take(change(kind, key), [one], self.now, self.now)
             self.queued.setdefault(lane_of(one), []).append(one.delivery_id)
         if len(self.outbox.rows.chosen()) >= BOUNDS.rows:
             self.excused |= {row.delivery_id for row in self.outbox.rows.chosen()} | {one.delivery_id}

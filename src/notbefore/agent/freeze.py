@@ -53,5 +53,8 @@ class FreezeMeter:
 
     def _tick(self) -> None:
         wall, monotonic = self._clock.time(), self._clock.monotonic()
-        late = Gap(max(0.0, wall - self._wall - TICK), max(0.0, monotonic - self._monotonic - TICK))
-        self._wall, self._monotonic, self._longest = wall, monotonic, self._longest.widened(late)
+        longest = self._longest
+        self._longest = Gap(
+            max(longest.wall, wall - self._wall - TICK), max(longest.monotonic, monotonic - self._monotonic - TICK)
+        )
+        self._wall, self._monotonic = wall, monotonic

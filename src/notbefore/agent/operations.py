@@ -91,7 +91,7 @@ class Operations:
     def _exercise(self, request: ExerciseRequest) -> ExerciseReply:
         with self._store.outbox.opened() as (outbox, now):
             for step in request.steps:  # delivered as changes are, and no part of the state and the history
-                outbox.take(step.change, step.record, step.deliveries, now, time.time())
+                outbox.take(step.change, step.deliveries, now, time.time())
             left = [row for row in outbox.rows.chosen() if row.event_key == request.event_key]
             if request.end:
                 outbox.drop([row.delivery_id for row in left])

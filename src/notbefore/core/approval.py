@@ -21,7 +21,6 @@ from notbefore.core.tracked import Tracked, TrackedEvent
 
 KEPT_ATTEMPTS: Final = 20  # that are over, of events that are gone: a list that flaps brings them back
 MAX_DECISIONS: Final = 100  # decisions of one event that are remembered
-LONGEST_WAIT: Final = 30 * 86_400.0  # seconds
 
 
 class RuleMatch(EventMatch, frozen=True, forbid_unknown_fields=True):
@@ -63,8 +62,6 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
         chosen = match == "all" or match.event_type or match.event_source or match.duration
         if self.action == "approve" and not chosen:
             raise ValueError("match: expected event_type, event_source or duration; `match: all` approves every event")
-        if self.approve_after.seconds > LONGEST_WAIT:
-            raise ValueError("approve_after: expected at most 30d")
         if self.name == OPERATOR:
             raise ValueError(f"name: {OPERATOR!r} stands for what is approved by hand")
 
@@ -145,10 +142,10 @@ def _approve(rule: Rule, tracked: TrackedEvent, vm: str | None) -> Decision:
             return Decision("leave", why, skipped="several_resources")
         if rule.for_all_resources == "leader" and (vm is None or vm.casefold() != names[0]):
             return Decision("leave", "another VM decides for all of them")
-    at = tracked.first_seen + timedelta(seconds=rule.approve_after.seconds)
-    if tracked.not_before is not None and at >= tracked.not_before:
+    wait, due = rule.approve_after.seconds, tracked.event.not_before
+    if due is not None and wait >= (due - tracked.first_seen).total_seconds():
         return Decision("leave", "NotBefore comes first", skipped="too_late")
-    return Decision("approve", "the rule says so", at=at)
+    return Decision("approve", "the rule says so", at=tracked.first_seen + timedelta(seconds=wait))
 
 
 class ApprovalAttempt(Struct, frozen=True):

@@ -97,10 +97,9 @@ class Change(Struct, Step, frozen=True):
     approval: "Approval | None" = None  # for the kinds of approval
 
     @property
-    def not_before_shift(self) -> float:
-        """Seconds by which NotBefore is later than it was before this step; 0 where one of the two is not known."""
-        before, after = self.previous.not_before if self.previous else None, self.event.not_before
-        return (after - before).total_seconds() if before and after else 0.0
+    def not_before_changed(self) -> bool:
+        """NotBefore is another than before this step."""
+        return self.previous is not None and self.previous.not_before != self.event.not_before
 
 
 OPERATOR: Final = "operator"  # the rule of what is approved by hand

@@ -39,10 +39,6 @@ class Gap(Struct, frozen=True):
     wall: float
     monotonic: float
 
-    def widened(self, other: "Gap") -> "Gap":
-        """The longer of both, on each clock."""
-        return Gap(max(self.wall, other.wall), max(self.monotonic, other.monotonic))
-
 
 def elapsed(begin: Instant, end: Instant) -> float | None:
     """Seconds from ``begin`` to ``end``; ``None`` where the clocks do not agree on them.

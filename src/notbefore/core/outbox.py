@@ -91,7 +91,7 @@ class OutboxChanges(NamedTuple):
 
 
 class OutboxImage(Struct, frozen=True):
-    """All of an outbox, as it is written down. Its times are on a clock that shows ``clock`` at that moment."""
+    """An outbox, or a part of one, as it is written down: on a clock that shows ``clock`` at that moment."""
 
     clock: float = 0.0
     rows: tuple[Delivery, ...] = ()
@@ -133,10 +133,8 @@ class OutboxRows:
         found = sorted((self.by_id[one] for one in self._of_event.get(event_key, ())), key=lambda row: row.seq)
         return found if sink is None else [row for row in found if row.sink == sink]
 
-    def image(self, now: float, event_keys: Collection[str] | None = None) -> OutboxImage:
-        """All of it; or what it holds of these events, without what it has counted."""
-        if event_keys is None:
-            return OutboxImage(now, tuple(self.by_id.values()), tuple(self.threads.items()), self.ledger)
+    def image(self, now: float, event_keys: Collection[str]) -> OutboxImage:
+        """What it holds of these events, without what it has counted."""
         rows = tuple(row for key in event_keys for row in self.of_event(key))
         return OutboxImage(now, rows, tuple((lane, one) for lane, one in self.threads.items() if lane[1] in event_keys))
 
@@ -295,20 +293,13 @@ class Outbox:
 
     # ---- what happens to events
 
-    def take(self, change: Change, record: bytes, made: Sequence[Delivery], now: float, wall: float) -> None:
-        """Take a change and its deliveries: what it makes needless is withdrawn.
-
-        ``record``: the change as JSON. ``wall``: Unix seconds of ``now``.
-        """
+    def take(self, change: Change, made: Sequence[Delivery], now: float, wall: float) -> None:
+        """Take a change and its deliveries: what it makes needless is withdrawn. ``wall``: Unix seconds of ``now``."""
         key, over = change.event.key, change.kind in OUTCOMES
         if over:
             self._withdraw(key, now, lambda row: row.expires_with_event, over=True)
-        elif change.kind == "started":
+        elif change.kind == "started" or change.not_before_changed:  # those of a new NotBefore are among what is made
             self._withdraw(key, now, lambda row: row.is_reminder)
-        elif change.not_before_shift:  # the reminders move, also those to sinks whose route sends nothing of it
-            for row in self.rows.of_event(key):
-                if row.state == "pending" and row.is_reminder:
-                    self.rows.put(replace(row.shifted(change.not_before_shift), record=record))
         if change.no_longer_affected:
             self.no_longer_affected([key], now)
             over = True

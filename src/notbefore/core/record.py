@@ -105,9 +105,7 @@ class BaseRecord(Struct, frozen=True, kw_only=True):
     @classmethod
     def read(cls, line: bytes) -> Self:
         """A stored line, read; attributes that are not known are ignored. Raises ``msgspec.DecodeError``."""
-        read = msgspec.json.decode(line, type=cls)
-        tags = tags_in(line)
-        return replace(read, tags=tags) if tags else read
+        return replace(msgspec.json.decode(line, type=cls), tags=tags_in(line))
 
 
 def tags_in(line: bytes) -> dict[str, str]:

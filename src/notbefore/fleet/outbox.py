@@ -43,7 +43,7 @@ class FleetOutbox:
         new = {one.delivery_id: one for vm in vms for one in deliveries(change, line, self.routing, vm)}
         with self._lock:
             self._partition_of[change.event.key] = partition
-            self._outbox.take(change, line, list(new.values()), time.monotonic(), self._hub_time())
+            self._outbox.take(change, list(new.values()), time.monotonic(), self._hub_time())
             self._news.add(partition)
             self.totals = self.totals.plus(change)
         self._wake()

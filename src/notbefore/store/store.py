@@ -209,7 +209,7 @@ class Store:
         with self._memory:
             news, self._state = state is not self._state, state
             for one in changes:
-                self._outbox.take(one.change, one.record, one.deliveries, now, wall)
+                self._outbox.take(one.change, one.deliveries, now, wall)
                 self._records.add(HistoryRecord(one.change.id, one.change.time.timestamp(), one.record))
             step = self._stepped(news=news)
         if any(one.deliveries for one in changes):
