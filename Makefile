@@ -12,7 +12,7 @@ PARALLEL ?= --numprocesses 8 --dist loadgroup --no-loadscope-reorder
 EXTRAS ?= apprise,web
 
 help:
-	@echo 'make demo    see events arrive, start and finish (KEEP=1: stay until Ctrl-C)'
+	@echo 'make demo    see events arrive, start and finish'
 	@echo 'make demo-fleet  200 VMs, an Event Hub and instances of `notbefore fleet` (KEEP=1: stay until Ctrl-C)'
 	@echo "make test    all tests, with the coverage gates (ARGS='-k name': some, without them)"
 	@echo 'make check   ruff, mypy, import directions'
@@ -53,7 +53,7 @@ proton:
 	CC="$$CC" CFLAGS=-O1 $(PIP) --require-hashes --requirement $(VENV)/pins.txt >$(VENV)/proton.log 2>&1
 
 demo: $(VENV)/base
-	@$(BIN)/notbefore demo $(if $(KEEP),--keep)
+	@$(BIN)/notbefore demo
 
 demo-fleet: $(VENV)/dev
 	@PYTHONPATH=tests $(BIN)/python -m support.demo_fleet $(if $(KEEP),--keep)
