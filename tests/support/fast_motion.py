@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
-from prometheus_client.parser import text_string_to_metric_families
 
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.metrics import families, fleet
-from notbefore.metrics.families import Family, Snapshot, fresh
+from notbefore.metrics.families import Family, Snapshot
 from notbefore.metrics.fleet import Counts
 from notbefore.metrics.totals import Figures, OutboxView, PollFigures, Totals
-from notbefore.web.exposition import MetricsText
+from notbefore.web.exposition import client_metric
 from support.azure import T0, at, document, instant
 
 JOB = "notbefore"  # that the rules know
@@ -106,19 +105,16 @@ Target = FleetVm | FleetInstance  # what Prometheus scrapes
 
 def exposed(name: str, made: Iterable[Family], wanted: frozenset[str], job: str = JOB) -> dict[str, float]:
     """Series -> value, of the metrics that are wanted."""
-    needed = [family for family in made if any(name.startswith(family.metric.name) for name in wanted)]
-    body, _ = MetricsText(fresh(lambda: needed)).render("")
     found: dict[str, float] = {}
-    parse: Any = text_string_to_metric_families  # has no types
-    for sample in (sample for family in parse(body.decode()) for sample in family.samples):
+    for sample in (sample for family in made for sample in client_metric(family).samples):
         if sample.name in wanted:
             moved = T0.timestamp() if sample.name.endswith(("_timestamp_seconds", "_created")) else 0.0
-            found[series(sample.name, {**sample.labels, "instance": name}, job)] = sample.value - moved
+            found[series(sample.name, {**sample.labels, "instance": name, "job": job})] = sample.value - moved
     return found
 
 
-def series(name: str, labels: dict[str, str], job: str = JOB) -> str:
-    quoted = ",".join(f'{key}="{value}"' for key, value in {**labels, "job": job}.items())
+def series(name: str, labels: dict[str, str]) -> str:
+    quoted = ",".join(f'{key}="{value}"' for key, value in labels.items())
     return f"{name}{{{quoted}}}"
 
 
@@ -131,7 +127,10 @@ def scraped(vms: Iterable[Target], minutes: int, interval: int, wanted: frozense
             up = vm.poll(second)
             if second % interval:
                 continue
-            now = {series("up", {"instance": vm.name}, vm.job): float(up), **(vm.scrape(second, wanted) if up else {})}
+            now = {
+                series("up", {"instance": vm.name, "job": vm.job}): float(up),
+                **(vm.scrape(second, wanted) if up else {}),
+            }
             for key, value in now.items():
                 values.setdefault(key, ["_"] * steps)[second // interval] = f"{value:.6f}"
     return [{"series": key, "values": " ".join(_ended(row))} for key, row in values.items()]

@@ -10,21 +10,20 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import accumulate
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from notbefore.core.clock import Instant
-from notbefore.core.document import parse
 from notbefore.core.lifecycle import diff
 from notbefore.core.outbox import LATENCY_BOUNDS
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.metrics.families import Family, Snapshot, fresh, samples
 from notbefore.metrics.totals import ConfigFigures, Figures, Histogram, OutboxView, PollFigures, Totals
 from notbefore.simulator.state import Play
-from notbefore.web.exposition import MetricsText
+from notbefore.web.exposition import MetricsText, client_metric
+from support.azure import document
+from support.fast_motion import series
 from support.peers import HttpPeer, Say
 
 SINKS = ("oncall", "hub")
@@ -61,10 +60,9 @@ class PastVm:
         else:
             self.polling.results["timeout"] = self.polling.results.get("timeout", 0) + round(step)
             self.polling = replace(self.polling, answering=False)
+        place = {"name": self.name, "location": self.location, "resource_group": self.resource_group}
         vm = {
-            "name": self.name,
-            "location": self.location,
-            "resource_group": self.resource_group,
+            **place,
             "scale_set": self.name.rpartition("_")[0],
             "zone": "1",
             "fault_domain": "0",
@@ -78,15 +76,8 @@ class PastVm:
 
     def _poll(self, now: float, step: float) -> None:
         items = [item for play in self.group if play.begun <= now and (item := play.item(now)) is not None]
-        document = parse(msgspec.json.encode({"DocumentIncarnation": 1, "Events": items}))
-        gap = self.interruption if self.tracked.interrupting else 0.0
-        done = diff(
-            self.tracked,
-            document,
-            Observation(
-                Instant(datetime.fromtimestamp(now, UTC), date=datetime.fromtimestamp(now, UTC)), self.name, gap=gap
-            ),
-        )
+        gap, moment = self.interruption if self.tracked.interrupting else 0.0, datetime.fromtimestamp(now, UTC)
+        done = diff(self.tracked, document(*items), Observation(Instant(moment, date=moment), self.name, gap=gap))
         self.tracked = done.tracked
         for change in done.changes:
             self.totals = self.totals.plus(change)
@@ -110,31 +101,13 @@ def openmetrics(vms: Iterable[PastVm], step: float) -> bytes:
     """The whole past of these VMs."""
     lines: list[str] = []
     for vm in vms:
-        now = vm.begins
+        now, target = vm.begins, {"instance": vm.instance, "job": "notbefore"}
         while now <= vm.ends:
-            target = f'instance="{vm.instance}",job="notbefore"'
-            lines.append(f"up{{{target}}} 1 {now}")
-            lines += (line for family in vm.look(now, step) for line in _lines(family, target, now))
+            lines.append(f"{series('up', target)} 1 {now}")
+            samples = (sample for family in vm.look(now, step) for sample in client_metric(family).samples)
+            lines += [f"{series(one.name, {**one.labels, **target})} {one.value} {now}" for one in samples]
             now += step
     return "\n".join((*lines, "# EOF\n")).encode()
-
-
-def _lines(family: Family, target: str, now: float) -> Iterator[str]:
-    metric = family.metric
-    name = f"{metric.name}_total" if metric.kind == "counter" else metric.name
-    for values, sample in family.samples.items():
-        labels = ",".join([*(f'{k}="{v}"' for k, v in zip(metric.labels, values, strict=True)), target])
-        created = sample.created if isinstance(sample, Histogram) else family.created.get(values)
-        if created is not None:
-            yield f"{metric.name}_created{{{labels}}} {created} {now}"
-        if not isinstance(sample, Histogram):
-            yield f"{name}{{{labels}}} {sample} {now}"
-            continue
-        bounds = [*map(str, sample.bounds), "+Inf"]
-        for bound, count in zip(bounds, accumulate(sample.counts), strict=True):
-            yield f'{name}_bucket{{{labels},le="{bound}"}} {count} {now}'
-        yield f"{name}_count{{{labels}}} {sample.count} {now}"
-        yield f"{name}_sum{{{labels}}} {sample.sum} {now}"
 
 
 class Present(HttpPeer):

@@ -42,7 +42,7 @@ class MetricsText:
             source = part.source if isinstance(part, Part) else part
             last = kept.get(number)
             if last is None or last[0] != source:
-                made: Iterable[Metric] = map(_client_metric, part.families()) if isinstance(part, Part) else (part,)
+                made: Iterable[Metric] = map(client_metric, part.families()) if isinstance(part, Part) else (part,)
                 last = kept[number] = source, encode(_Collected(list(made))).removesuffix(end)
             texts.append(last[1])
         return b"".join((*texts, end)), content_type
@@ -70,7 +70,7 @@ def _encoder(accept: str) -> tuple[Callable[[Any], bytes], str, bytes]:
     return encode, content_type, encode(_Collected([]))
 
 
-def _client_metric(family: Family) -> Metric:
+def client_metric(family: Family) -> Metric:
     """The family as one of ``prometheus_client``; its label values are by name."""
     metric, name = family.metric, family.metric.name
     made = Metric(name, metric.help, metric.kind)
