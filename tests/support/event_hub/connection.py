@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from proton import (
     UNDESCRIBED,
@@ -12,7 +11,7 @@ from proton import (
     Connection,
     Data,
     Delivery,
-    Event,
+    Handler,
     Message,
     Transport,
     TransportException,
@@ -22,8 +21,7 @@ from proton import (
 )
 
 from support.event_hub import amqp
-from support.event_hub.log import Hub
-from support.event_hub.server import BUSY, NAME, HubServer, Reader, condition
+from support.event_hub.server import BUSY, NAME, Hub, HubServer, Reader, condition
 
 CREDIT = 300
 DENIED = ("amqp:unauthorized-access", "Unauthorized access. There is no valid token.")
@@ -35,7 +33,7 @@ def text_of(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol, Handler):
     """One connection."""
 
     def __init__(self, server: HubServer) -> None:
@@ -125,21 +123,25 @@ class ClientConnection(asyncio.Protocol):
 
     def _dispatch(self) -> None:
         while (event := self.events.peek()) is not None:
-            handler = self.HANDLERS.get(event.type)
-            if handler is not None:
-                handler(self, event)
+            event.dispatch(self)
             self.events.pop()
 
-    def _connection_opened(self, event: Any) -> None:
+    def on_connection_remote_open(self, event: Any) -> None:
         event.connection.container = "simulated"
         event.connection.properties = {symbol("product"): "simulated"}
         event.connection.open()
 
-    def _session_opened(self, event: Any) -> None:
+    def on_connection_remote_close(self, event: Any) -> None:
+        event.connection.close()
+
+    def on_session_remote_open(self, event: Any) -> None:
         event.session.incoming_capacity = 1 << 22
         event.session.open()
 
-    def _link_opened(self, event: Any) -> None:
+    def on_session_remote_close(self, event: Any) -> None:
+        event.session.close()
+
+    def on_link_remote_open(self, event: Any) -> None:
         link = event.link
         link.source.copy(link.remote_source)
         link.target.copy(link.remote_target)
@@ -187,16 +189,18 @@ class ClientConnection(asyncio.Protocol):
         link.condition = condition(name, text)
         link.close()
 
-    def _link_closed(self, event: Any) -> None:
+    def on_link_remote_close(self, event: Any) -> None:
         self.server.readers = [reader for reader in self.server.readers if reader.link != event.link]
         event.link.close()
 
-    def _credit_given(self, event: Any) -> None:
+    on_link_remote_detach = on_link_remote_close
+
+    def on_link_flow(self, event: Any) -> None:
         for reader in self.server.readers:
             if reader.link == event.link:
                 self.server.pump(reader)
 
-    def _transfer_arrived(self, event: Any) -> None:
+    def on_delivery(self, event: Any) -> None:
         delivery, link = event.delivery, event.link
         if link.is_sender or not delivery.readable:
             return
@@ -256,18 +260,6 @@ class ClientConnection(asyncio.Protocol):
         status, text = self.server.check_token(properties["security_token"], properties["name"])
         found = _described(self.server.hub, properties.get("partition")) if status == 202 else None
         self._reply("$management", request, 200 if found else status, text, found)
-
-    HANDLERS: ClassVar[dict[Any, Callable[..., None]]] = {
-        Event.CONNECTION_REMOTE_OPEN: _connection_opened,
-        Event.CONNECTION_REMOTE_CLOSE: lambda _self, event: event.connection.close(),
-        Event.SESSION_REMOTE_OPEN: _session_opened,
-        Event.SESSION_REMOTE_CLOSE: lambda _self, event: event.session.close(),
-        Event.LINK_REMOTE_OPEN: _link_opened,
-        Event.LINK_REMOTE_CLOSE: _link_closed,
-        Event.LINK_REMOTE_DETACH: _link_closed,
-        Event.LINK_FLOW: _credit_given,
-        Event.DELIVERY: _transfer_arrived,
-    }
 
 
 def _accept(delivery: Any) -> None:
