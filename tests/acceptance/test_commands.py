@@ -128,7 +128,7 @@ def test_what_is_typed_wrongly_is_answered_with_what_to_do(
 
 
 @pytest.mark.parametrize(
-    ("words", "same"), [("-V", "version"), ("demo --version", "version"), ("help demo", "demo -h")]
+    ("words", "same"), [("-V", "--version"), ("demo --version", "--version"), ("help demo", "demo -h")]
 )
 def test_it_is_understood_as_a_person_types_it(words: str, same: str, typed: Typed) -> None:
     found = typed(*words.split())
@@ -144,14 +144,14 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[bytes
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_an_output_that_takes_nothing_is_said_in_one_line(unbuffered: str) -> None:
-    done = shell("version >/dev/full", PYTHONUNBUFFERED=unbuffered)
+    done = shell("--version >/dev/full", PYTHONUNBUFFERED=unbuffered)
     assert done.stderr == b"notbefore: standard output cannot be written: No space left on device\n"
     assert done.returncode == 1
 
 
 def test_a_closed_output_or_a_reader_that_goes_away_is_no_traceback() -> None:
-    assert shell("version >&-").stderr == b""
-    assert shell("version | true").stderr == b""
+    assert shell("--version >&-").stderr == b""
+    assert shell("--version | true").stderr == b""
 
 
 def test_a_terminal_that_lacks_a_letter_is_shown_its_number(agent: RunningAgent) -> None:

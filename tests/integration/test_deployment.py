@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 import pytest
 import yaml
 
-from notbefore.commands.main import make_parser
+from notbefore.commands.main import parsed
 from notbefore.config.load import load
 from notbefore.config.model import default_state_dir
 from notbefore.courier.supervisor import STOP_SECONDS
@@ -96,7 +96,7 @@ def test_the_units_have_one_sandbox_and_give_courier_and_partitions_their_time()
     assert int(agent["TimeoutStopSec"]) > STOP_SECONDS + 5
     assert int(fleet["TimeoutStopSec"]) > STOP_PATIENCE + STOP_SECONDS + 5
     assert default_state_dir() == Path("/var/lib") / agent["StateDirectory"]
-    options = make_parser(["fleet"]).parse_args(fleet["ExecStart"].split()[1:])
+    options = parsed(fleet["ExecStart"].split()[1:])
     assert options.listen != load(None, {}, {}).server.listen, "an agent on the same machine has that port"
 
 

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import yaml
 
-from notbefore.commands.main import make_parser, understood
+from notbefore.commands.main import parsed
 from notbefore.config.load import load
 from notbefore.config.model import Config
 from notbefore.config.sinks import KINDS
@@ -132,10 +132,9 @@ def test_every_command_can_be_typed() -> None:
     found = sorted(set(commands()))
     assert len(found) > 30
     for name, line in found:
-        words = understood([word.rstrip(",") for word in shlex.split(line, posix=False)][1:])
-        typed = words if len(words) > 1 else [*words, "--help"]  # only its name: there must be one of that name
+        words = [word.rstrip(",") for word in shlex.split(line, posix=False)][1:]
         try:
-            make_parser(words).parse_args(typed)
+            parsed(words if len(words) > 1 else [*words, "--help"])  # only its name: there must be one of that name
         except SystemExit as end:
             assert end.code == 0, f"{name}: {line}"
 

@@ -79,7 +79,7 @@ def test_no_import_goes_in_a_circle_those_inside_functions_included() -> None:
 
 def test_an_agent_loads_no_command_but_its_own() -> None:
     code = (
-        "import sys; from notbefore.commands.main import make_parser; make_parser(['run'])\n"
+        "import sys; from notbefore.commands.main import parsed; parsed(['run'])\n"
         "print(*sorted(name for name in sys.modules if name.startswith('notbefore.commands.')))"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,8 @@ FAILED: Final = 1
 WRONG: Final = 2
 UNWRITABLE: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a standard output
 
-HELP_WIDTH: Final = 80  # characters
+# without a width argparse imports what is 0.4 MiB, for each argument that is added
+HELP: Final = partial(argparse.RawDescriptionHelpFormatter, width=80)
 DOCUMENTS: Final = "documents: https://github.com/notbefore/notbefore/tree/main/docs"
 # name: what it does. `check-config` is the module check_config, with the functions add_arguments and run
 COMMANDS: Final = {
@@ -44,8 +46,8 @@ COMMANDS: Final = {
     "outbox": "look at the deliveries that wait: list, show, retry, drop",
     "simulate": "serve a simulated IMDS, to try everything against",
     "demo": "watch events be announced, start and finish: a simulator and an agent, in fast time",
-    "version": "show the version",
 }
+VERSION: Final = ("-V", "--version")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter is shown its number
     try:
         try:
-            return _run(understood(sys.argv[1:] if arguments is None else arguments))
+            return _run(sys.argv[1:] if arguments is None else arguments)
         finally:
             sys.stdout.flush()  # here, and not at the interpreter's end: there nobody can say why it failed
     except OSError as error:
@@ -70,19 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    parser = make_parser(words)
-    command = next((word for word in words if not word.startswith("-")), None)
-    if command is not None and command not in COMMANDS:
-        parser.error(f"there is no command {command!r}{one_of(command, COMMANDS)}")
-    options, unknown = parser.parse_known_args(words)
-    if unknown:  # `parse_args` would show the usage of `notbefore` instead of that of the command
-        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if options.version or options.command == "version":
+    if not {*VERSION}.isdisjoint(words):
         sys.stdout.write(f"notbefore {notbefore.__version__}\n")
         return OK
-    if options.command is None:
-        parser.print_help()
-        return WRONG
+    options = parsed(words)
     try:
         code: int = _module(options.command).run(options)
         return code
@@ -94,56 +87,38 @@ def _run(words: Sequence[str]) -> int:
         return FAILED
 
 
-def understood(words: Sequence[str]) -> Sequence[str]:
-    """Return the words as the parser takes them: `help events` as `events --help`, `fleet report` as one command.
+def parsed(words: Sequence[str]) -> argparse.Namespace:
+    """Return the command and its options; a help or a mistake ends the process, as argparse does it.
 
-    A configuration called `report` is `./report`.
+    `help events` is `events --help`. `fleet report` is one command; a configuration called `report` is `./report`.
+    The arguments of a command stand in its module, and importing it costs memory: a running agent has only its own.
     """
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     two = " ".join(words[:2])
-    return [two, *words[2:]] if two in COMMANDS else words
+    command, *others = [two, *words[2:]] if two in COMMANDS else words or ("",)
+    if command in COMMANDS:
+        text = COMMANDS[command]
+        parser = _parser(f"notbefore {command}", f"{text[0].upper()}{text[1:]}.", DOCUMENTS)
+        _module(command).add_arguments(parser)
+        return parser.parse_args(others, argparse.Namespace(command=command))
+    parser = _parser("notbefore", DESCRIPTION, f"{EXIT_CODES}\n{DOCUMENTS}")
+    parser.add_argument(*VERSION, action="store_true", help="show the version")
+    commands = parser.add_subparsers(metavar="COMMAND")
+    for name, text in COMMANDS.items():
+        commands.add_parser(name, help=text)
+    if command and not command.startswith("-"):
+        parser.error(f"there is no command {command!r}{one_of(command, COMMANDS)}")
+    parser.parse_args(words)
+    parser.print_help()
+    raise SystemExit(WRONG)
 
 
-def make_parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    """Return a parser that knows the command that ``words`` name, with its arguments; without one all, by name.
-
-    The arguments of a command stand in its module, and importing it costs memory: a running agent has only its own.
-    """
-    parser = argparse.ArgumentParser(
-        prog="notbefore",
-        description=DESCRIPTION,
-        epilog=f"{EXIT_CODES}\n{DOCUMENTS}",
-        formatter_class=_Help,
+def _parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    # no abbreviations: --allow is not --allow-approval
+    return argparse.ArgumentParser(
+        name, description=description, epilog=epilog, allow_abbrev=False, formatter_class=HELP
     )
-    parser.set_defaults(parser=parser)
-    parser.add_argument("-V", "--version", action="store_true", help=COMMANDS["version"])
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    asked = next((word for word in words if not word.startswith("-")), None)
-    for name in [asked] if asked in COMMANDS else COMMANDS:
-        text = COMMANDS[name]
-        # no abbreviations: --allow is not --allow-approval
-        command = commands.add_parser(
-            name,
-            help=text,
-            prog=f"notbefore {name}",
-            description=f"{text[0].upper()}{text[1:]}.",
-            epilog=DOCUMENTS,
-            allow_abbrev=False,
-            formatter_class=_Help,
-        )
-        command.set_defaults(parser=command)
-        command.add_argument("--version", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        if name == asked and name != "version":
-            _module(name).add_arguments(command)
-    return parser
-
-
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """To learn the width of the terminal argparse imports what is 0.4 MiB, for each argument that is added."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=HELP_WIDTH)
 
 
 def _module(command: str) -> Any:

@@ -62,8 +62,7 @@ def _check(orders: Orders) -> None:
         import_module(f"notbefore.courier.sinks.{config.kind}")
         check_installed(config.settings)
     # it is all there, up to the command that starts the agent, and that takes the configuration
-    options = import_module("notbefore.commands.main").make_parser(orders.command).parse_args(orders.command)
-    import_module(f"notbefore.commands.{options.command}")
+    options = import_module("notbefore.commands.main").parsed(orders.command)
     load(options.config, orders.variables, {}, sending=False)
 
 
