@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from google.protobuf.json_format import MessageToJson
 
-from notbefore.config.secret import Secret
+from notbefore.config.secret import Secret, secrets_in
 from notbefore.config.sinks import (
     KINDS,
     Alertmanager,
@@ -232,7 +232,7 @@ def test_what_is_sent_names_the_event_marks_an_exercise_and_opens_no_line(receiv
 
 
 def test_a_failure_says_whether_it_is_for_good_and_contains_no_secret(receiver: Receiver) -> None:
-    redact = Redactor(secret.reveal() for secret in receiver.config.secrets.values())
+    redact = Redactor(secret.reveal() for secret in secrets_in(receiver.config.settings).values())
     down = failure(sink_of(receiver.down))
     receiver.fails()
     failed = failure(sink_of(receiver.config))

@@ -14,14 +14,15 @@ import msgspec
 import pytest
 
 import notbefore
+from notbefore.config.model import Config, FleetConfig
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Command, SinkConfig, Webhook
+from notbefore.config.sinks import Command, EventHub, SinkConfig, Webhook
 from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import SendResult
 from notbefore.courier import supervisor
 from notbefore.courier.courier_process import CourierProcess, environment
 from notbefore.courier.orders import Hello, Orders
-from notbefore.courier.supervisor import Supervisor
+from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.metrics.totals import CourierFigures
 from support.agent import eventually
 from support.owner import RECORD, Owner, serve
@@ -263,7 +264,8 @@ def test_a_courier_is_given_no_secret_of_the_environment(monkeypatch: pytest.Mon
     names = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS", "NOTBEFORE_X__Y", "TOKEN")
     for name in (*names, "HTTPS_PROXY"):
         monkeypatch.setenv(name, "x")
-    found = environment(Orders(hidden=("TOKEN",)))
+    fleet = FleetConfig(EventHub(connection_string=Secret("TOKEN", "env")))
+    found = environment(make_orders(Config(fleet=fleet)))
     assert not {*names} & found.keys()
     assert found["HTTPS_PROXY"] == "x"
 

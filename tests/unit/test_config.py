@@ -9,7 +9,7 @@ import pytest
 from notbefore.commands.main import main
 from notbefore.config.load import load
 from notbefore.config.model import Config, Server, default_state_dir, host_and_port
-from notbefore.config.secret import Secret
+from notbefore.config.secret import Secret, secrets_in
 from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
 
@@ -99,7 +99,7 @@ def test_every_key_may_come_from_a_variable(tmp_path: Path) -> None:
         NOTBEFORE_SERVER__ALLOWED_HOSTS="a, *.b",
         URL="https://hooks.slack.com/services/x",
     )
-    assert config.sinks["a"].secrets == {"url": Secret("URL", "env")}
+    assert secrets_in(config.sinks["a"].settings) == {"url": Secret("URL", "env")}
     assert config.sinks["b"].webhook is not None
     assert config.sinks["b"].webhook.ca_file == str(tmp_path / "ca.pem")
     assert (config.imds.discover, config.server.allowed_hosts) == (False, ("a", "*.b"))

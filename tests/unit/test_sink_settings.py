@@ -12,7 +12,7 @@ import pytest
 
 from notbefore.config.load import load
 from notbefore.config.model import Config
-from notbefore.config.secret import Secret
+from notbefore.config.secret import Secret, secrets_in
 from notbefore.config.sinks import Alertmanager, SinkConfig
 from notbefore.config.warnings import warnings
 from notbefore.core.routing import Match
@@ -99,8 +99,8 @@ def test_orders_arrive_with_what_the_courier_needs(place: Path) -> None:
     kinds = ["slack", "email", "apprise", "webhook", "pagerduty", "alertmanager", "command"]
     assert [sink.kind for sink in orders.sinks.values()] == [sink.kind for sink in config.sinks.values()] == kinds
     for name, sink in orders.sinks.items():
-        for key, secret in sink.secrets.items():
-            assert secret.reveal({}) == config.sinks[name].secrets[key].reveal(environment)
+        for key, secret in secrets_in(sink.settings).items():
+            assert secret.reveal({}) == secrets_in(config.sinks[name].settings)[key].reveal(environment)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe", b"x" * 70_000])

@@ -20,7 +20,6 @@ from notbefore.config.constraints import (
     matching,
     refuse,
 )
-from notbefore.config.secret import Secret
 from notbefore.config.sinks import EventHub, Messages, OtlpConnection, SinkConfig
 from notbefore.core.approval import Policy
 from notbefore.core.delivery import Routing
@@ -208,10 +207,3 @@ class Config(_Section, frozen=True):
         """The routes, and the terms of each sink: what decides where a change goes."""
         terms = {name: sink.settings.terms for name, sink in self.sinks.items()}
         return Routing(self.routes, terms)
-
-    @property
-    def own_secrets(self) -> dict[str, Secret]:
-        """The secrets of the agent's own, by their keys; those of the sinks are the courier's."""
-        found = {"heartbeat.ping_url": self.heartbeat.ping_url} if self.heartbeat is not None else {}
-        headers = self.otlp.headers if self.otlp is not None else {}
-        return found | {f"otlp.headers.{name}": secret for name, secret in headers.items()}

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+import msgspec
+
 from notbefore.errors import ConfigError
 
 MAX_SECRET: Final = 64 * 1024  # bytes
@@ -71,6 +73,20 @@ class Secret:
     def variable(self) -> str | None:
         """The environment variable that holds it, or ``None``."""
         return self._reference if self.source == "env" else None
+
+
+def secrets_in(value: object, path: str = "") -> dict[str, Secret]:
+    """Every secret in a part of the configuration, by the path of its key."""
+    if isinstance(value, Secret):
+        return {path: value}
+    inner = msgspec.structs.asdict(value) if isinstance(value, msgspec.Struct) else value
+    if not isinstance(inner, dict):
+        return {}
+    return {
+        found: secret
+        for key, one in inner.items()
+        for found, secret in secrets_in(one, f"{path}.{key}" if path else key).items()
+    }
 
 
 def _read(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, get_args
+from typing import Annotated, ClassVar, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -253,18 +253,6 @@ class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
         """The settings of the kind."""
         settings: SinkSettings = getattr(self, self.kind)
         return settings
-
-    @property
-    def secrets(self) -> dict[str, Secret]:
-        """Every secret in it, by the name of its key."""
-        found: dict[str, Secret] = {}
-        for name in self.settings.__struct_fields__:
-            value: Any = getattr(self.settings, name)
-            if isinstance(value, Secret):
-                found[name] = value
-            elif isinstance(value, dict):
-                found |= {f"{name}.{key}": item for key, item in value.items() if isinstance(item, Secret)}
-        return found
 
 
 KINDS: Final = {one.name: get_args(one.type)[0] for one in msgspec.structs.fields(SinkConfig)}

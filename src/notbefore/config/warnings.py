@@ -14,6 +14,7 @@ import msgspec
 
 from notbefore.config.load import ENVIRONMENT_PREFIX
 from notbefore.config.model import Config
+from notbefore.config.secret import secrets_in
 from notbefore.config.yaml_file import Places, read
 from notbefore.core.approval import unknown_words
 from notbefore.core.change import APPROVAL_KINDS, SILENT
@@ -62,14 +63,11 @@ def _can_be_run(program: str) -> bool:
 
 def _plain_secrets(config: Config) -> Iterator[Finding]:
     """Yield each key under which a secret stands as plain text; an address of a webhook that holds no key is none."""
-    found = config.own_secrets
-    for name, sink in config.sinks.items():
-        found |= {f"sinks.{name}.{sink.kind}.{key}": secret for key, secret in sink.secrets.items()}
     text = (
         "a secret stands in the file itself: write it to /etc/notbefore/credentials/NAME, which only root can read, and"
         " name it instead: KEY_credential: NAME (for a header {credential: NAME}), or KEY_file"
     )
-    for key, secret in found.items():
+    for key, secret in secrets_in(config).items():
         if secret.source == "inline" and not (key.endswith(".webhook.url") and NO_KEY.fullmatch(secret.reveal())):
             yield key, text
 

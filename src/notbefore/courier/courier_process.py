@@ -20,11 +20,10 @@ _OTLP_HEADERS: Final = re.compile("OTEL_EXPORTER_OTLP_(.*_)?HEADERS")  # whether
 
 def environment(orders: Orders) -> dict[str, str]:
     """The agent's variables less those that hold a secret: what the courier needs of them goes through the socket."""
-    hidden = {secret.variable for sink in orders.sinks.values() for secret in sink.secrets.values()} | {*orders.hidden}
     return {
         name: value
         for name, value in os.environ.items()
-        if name not in hidden and not name.startswith("NOTBEFORE_") and not _OTLP_HEADERS.fullmatch(name)
+        if name not in orders.hidden and not name.startswith("NOTBEFORE_") and not _OTLP_HEADERS.fullmatch(name)
     }
 
 

@@ -35,7 +35,7 @@ class Orders(Struct, frozen=True):
     messages: Messages = Messages()
     log_format: Literal["auto", "json", "text"] = "auto"
     log_level: str = "info"
-    hidden: tuple[str, ...] = ()  # variables of the environment that hold other secrets of the agent's
+    hidden: tuple[str, ...] = ()  # variables of the environment that hold secrets
     # how the agent was started, and its variables NOTBEFORE_*: another version looks whether it can be started so
     command: tuple[str, ...] = ("run",)
     variables: dict[str, str] = {}

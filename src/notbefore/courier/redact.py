@@ -14,7 +14,7 @@ from html import unescape
 from typing import Final
 from urllib.parse import unquote, unquote_plus
 
-from notbefore.config.secret import HIDDEN
+from notbefore.config.secret import HIDDEN, secrets_in
 from notbefore.config.sinks import SinkConfig
 from notbefore.errors import ConfigError
 
@@ -71,7 +71,7 @@ def known_secrets(sink: SinkConfig) -> list[str]:
     """The secrets of a sink, and what is made of them to be sent; one that cannot be read now cannot leak either."""
     found: list[str] = []
     user = getattr(sink.settings, "username", None) or getattr(sink.settings, "user", None) or ""
-    for name, secret in sink.secrets.items():
+    for name, secret in secrets_in(sink.settings).items():
         with suppress(ConfigError):
             found.append(secret.reveal())
             if name == "password":

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 import notbefore
 from notbefore import __version__
 from notbefore.config.model import Config
+from notbefore.config.secret import secrets_in
 from notbefore.core.delivery import Delivery
 from notbefore.core.duration import back_off
 from notbefore.core.outbox import SendResult
@@ -55,7 +56,7 @@ def make_orders(config: Config) -> Orders:
     return Orders(
         sinks=config.sinks,
         messages=config.messages,
-        hidden=tuple(one.variable for one in config.own_secrets.values() if one.variable),
+        hidden=tuple(one.variable for one in secrets_in(config).values() if one.variable),
         log_format=config.log.format,
         log_level=config.log.level,
         command=tuple(sys.argv[1:]),
