@@ -79,11 +79,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             Path(file).write_text(line, encoding="utf-8")
 
 
-def measures_children(item: pytest.Item) -> bool:
-    """Whether the processes that a test starts are measured."""
-    return item.path.name in MEASURED if is_acceptance(item) else item.path.name not in UNMEASURED
-
-
 def is_alone(item: pytest.Item) -> bool:
     """Whether nothing else may run beside this test."""
     return item.get_closest_marker("alone") is not None
@@ -118,7 +113,8 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """What runs alone waits for the other processes' tests. Of some tests, what they start is not measured."""
     with pytest.MonkeyPatch.context() as patch, Path(__file__).open("rb") as lock:
-        if not measures_children(item):
+        name = item.path.name
+        if name not in MEASURED if is_acceptance(item) else name in UNMEASURED:
             patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
         if "PYTEST_XDIST_WORKER" in os.environ:
             from fcntl import LOCK_EX, LOCK_SH, flock  # noqa: PLC0415 - Windows has none

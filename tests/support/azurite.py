@@ -3,14 +3,17 @@
 import asyncio
 import signal
 import subprocess
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 
 from notbefore.fleet.snapshot import Snapshot, read_snapshot
 from support.agent import PATIENCE, eventually, free_port, get
 from support.needs import needs
+
+Found = TypeVar("Found")
 
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -60,33 +63,28 @@ class Azurite:
         assert self._process
         self._process.send_signal(number)
 
-    def make_container(self) -> None:
-        async def make() -> None:
+    def _ask(self, do: Callable[[Any], Awaitable[Found]]) -> Found:
+        async def ask() -> Found:
             async with BlobCheckpointStore.from_connection_string(self.connection_string, CONTAINER) as store:
-                await store._container_client.create_container()
+                return await do(store._container_client)
 
-        asyncio.run(make())
+        return asyncio.run(ask())
+
+    def make_container(self) -> None:
+        self._ask(lambda container: container.create_container())
 
     def delete_container(self) -> None:
-        async def delete() -> None:
-            async with BlobCheckpointStore.from_connection_string(self.connection_string, CONTAINER) as store:
-                await store._container_client.delete_container()
-
-        asyncio.run(delete())
+        self._ask(lambda container: container.delete_container())
 
     def snapshots(self) -> list[Snapshot]:
         """What the instances have written down, of each partition."""
 
-        async def read() -> list[Snapshot]:
-            found: list[Snapshot] = []
-            async with BlobCheckpointStore.from_connection_string(self.connection_string, CONTAINER) as store:
-                async for blob in store._container_client.list_blobs():
-                    if "/checkpoint/" in blob.name:
-                        client = store._container_client.get_blob_client(blob.name)
-                        found.append(read_snapshot(await (await client.download_blob()).readall()))
-            return found
+        async def read(container: Any) -> list[Snapshot]:
+            names = [blob.name async for blob in container.list_blobs() if "/checkpoint/" in blob.name]
+            blobs = [await container.get_blob_client(name).download_blob() for name in names]
+            return [read_snapshot(await blob.readall()) for blob in blobs]
 
-        return asyncio.run(read())
+        return self._ask(read)
 
     def unsettled(self) -> list[str]:
         """The ids of the deliveries that the instances have written down as not accepted."""

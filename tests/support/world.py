@@ -209,12 +209,12 @@ class Account:
         self.world = world
         self.false: list[str] = []
         self.timid: list[str] = []
-        self.memories: dict[str, tuple[dict[str, Sight], set[str]]] = {}
+        self.memories: dict[str, dict[str, Sight]] = {}
         self.move(world.vm)
 
     def move(self, vm: str) -> None:
         """The disk is in this VM now, which was shown nothing in the meantime, and perhaps nothing ever."""
-        self.sights, self.ended = self.memories.setdefault(vm, ({}, set()))
+        self.sights = self.memories.setdefault(vm, {})
         self.last_look: float | None = None
         self.unread_before = set[str]()
         self.same_boot = True
@@ -244,8 +244,7 @@ class Account:
                 continue
             looked = self.last_look if "" not in self.unread_before and key not in self.unread_before else None
             sight = self.sights.get(key)
-            if sight is None or key in self.ended:
-                self.ended.discard(key)
+            if sight is None:
                 sight = self.sights[key] = Sight(now, item, now, looked)
             if item["EventStatus"] == "Started" and sight.first_started is None:
                 sight.first_started, sight.looked_before_start = now, looked if sight.at == self.last_look else None
@@ -290,20 +289,19 @@ class Account:
 
     def _wrong_durations(self, record: dict[str, Any], truth: Happening, sight: Sight | None) -> Iterator[str]:
         now = self.world.now
-        first = sight.first if sight is not None and truth.event_id not in self.ended else now
+        first = sight.first if sight is not None else now
+        looked = sight.looked_before if sight is not None else self.last_look
         notice = record.get(PREFIX + "notice_seconds")
-        begins = sight is None or truth.event_id in self.ended
-        looked = self.last_look if begins else sight.looked_before if sight is not None else None
         if notice is not None:
             if looked is None or first - looked > 15 + SLACK:
                 yield f"notice {notice} though nobody saw when it began"
             given = record.get(PREFIX + "not_before")
-            known = (datetime.fromisoformat(given) - ORIGIN).total_seconds() if given else None
-            at_once = sight.first_started == first if sight is not None and not begins else truth.started is not None
-            expected = 0.0 if at_once or known is None else max(0.0, known - first)
+            at_once = sight.first_started == first if sight is not None else truth.started is not None
+            due = first if at_once or not given else (datetime.fromisoformat(given) - ORIGIN).total_seconds()
+            expected = max(0.0, due - first)
             if abs(notice - expected) > SLACK:
                 yield f"notice {notice}, not {expected}"
-        started = now if sight is None or sight.first_started is None or begins else sight.first_started
+        started = now if sight is None or sight.first_started is None else sight.first_started
         for which, begin, end in (("scheduled", first, started), ("started", started, now)):
             value = record.get(f"{PREFIX}{which}_seconds")
             if value is not None and abs(value - (end - begin)) > SLACK:
