@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import io
 import json
 import threading
 from collections.abc import Sequence
@@ -165,7 +164,9 @@ def test_what_cannot_be_written_is_counted_and_said_tried_again_and_keeps_nothin
     asyncio.run(write())
 
 
-def test_that_nothing_is_coming_is_said_where_each_partition_of_the_hub_is_known(tmp_path: Path) -> None:
+def test_that_nothing_is_coming_is_said_where_each_partition_of_the_hub_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     async def look() -> None:
         kept = Kept(tmp_path)
         assert kept.config.fleet
@@ -178,8 +179,8 @@ def test_that_nothing_is_coming_is_said_where_each_partition_of_the_hub_is_known
             ("2", "Nothing is coming over the fleet."),
         ):
             await consumer.keeper.take(name)
-            show_waves(json.loads(json_line(view.fleet({}))), out := io.StringIO())
-            assert out.getvalue() == f"{said}\n"
+            show_waves(json.loads(json_line(view.fleet({}))))
+            assert capsys.readouterr().out == f"{said}\n"
             assert ("Nothing is coming" in view.page({}).decode()) is said.startswith("Nothing")
 
     asyncio.run(look())

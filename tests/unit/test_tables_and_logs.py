@@ -1,6 +1,5 @@
 """What people read: spans, tables, log lines."""
 
-import io
 import json
 import logging
 from datetime import UTC, datetime
@@ -45,9 +44,9 @@ def test_how_far_not_before_is_has_no_sign_that_must_be_interpreted(left: float 
     assert due(left) == text
 
 
-def answer(last: datetime | None, **fields: Any) -> dict[str, Any]:
-    """What ``/api/v1/events`` says, with the time of the last good poll."""
-    return {"last_successful_poll": last and last.isoformat(), "unreadable": 0, "silence": "", "events": [], **fields}
+def answer(**fields: Any) -> dict[str, Any]:
+    """What ``/api/v1/events`` says."""
+    return {"unreadable": 0, "silence": "", "events": [], **fields}
 
 
 LISTED = dict.fromkeys(("event_id", "event_type", "event_status", "scope", "event_source"), "x") | {
@@ -66,21 +65,24 @@ LISTED = dict.fromkeys(("event_id", "event_type", "event_status", "scope", "even
         ({"events": [LISTED]}, "EVENT ID"),
     ],
 )
-def test_that_nothing_is_scheduled_is_said_only_where_it_is_known(fields: dict[str, Any], said: str) -> None:
-    out = io.StringIO()
-    show_events(answer(last=datetime(2026, 3, 1, 12, tzinfo=UTC), **fields), out)
-    assert out.getvalue().partition("\n")[0].startswith(said)
-    assert bool(out.getvalue()) == bool(said)
+def test_that_nothing_is_scheduled_is_said_only_where_it_is_known(
+    fields: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show_events(answer(**fields))
+    shown = capsys.readouterr().out
+    assert shown.startswith(said)
+    assert bool(shown) == bool(said)
 
 
-def test_the_history_says_in_words_why_an_ending_or_an_approval_is_reported() -> None:
+def test_the_history_says_in_words_why_an_ending_or_an_approval_is_reported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     seen = report(vm("vm_0"), "finished", reason="gone_after_start")
     accepted = {"change": "approved", "reason": "accepted", "approval_rule": "drained", "approval_by": "rule"}
     too_late = {"change": "approval_failed", "reason": "too_late", "approval_rule": "operator", "approval_by": "ann"}
     records = [seen, *(msgspec.structs.replace(seen, **changed) for changed in (accepted, too_late))]
-    out = io.StringIO()
-    show_history([record.flat() for record in records], out, as_json=False)
-    said = [line.partition(seen.event_id)[2].strip() for line in out.getvalue().splitlines()[1:]]
+    show_history([record.flat() for record in records])
+    said = [line.partition(seen.event_id)[2].strip() for line in capsys.readouterr().out.splitlines()[1:]]
     assert said == [
         "it was Started, and is no longer listed",
         "Azure accepted it (rule drained)",
@@ -88,11 +90,10 @@ def test_the_history_says_in_words_why_an_ending_or_an_approval_is_reported() ->
     ]
 
 
-def test_a_name_cannot_move_the_cursor_of_the_terminal_that_shows_it() -> None:
-    out = io.StringIO()
-    show_events(answer(last=datetime.now(UTC), events=[LISTED | {"event_type": "a\x1b[2Jb\n"}]), out)
-    assert "\x1b" not in out.getvalue()
-    assert out.getvalue().count("\n") == 2
+def test_a_name_cannot_move_the_cursor_of_the_terminal_that_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
+    show_events(answer(events=[LISTED | {"event_type": "a\x1b[2Jb\n"}]))
+    shown = capsys.readouterr().out
+    assert ("\x1b" in shown, shown.count("\n")) == (False, 2)
 
 
 def log_record(**fields: object) -> logging.LogRecord:

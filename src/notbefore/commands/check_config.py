@@ -36,12 +36,12 @@ def run(options: argparse.Namespace) -> int:
             raise
         keys = ("file", "line", "column", "key", "text")
         mistakes = [dict(zip(keys, (*one.place, one.key, one.text), strict=True)) for one in error.mistakes]
-        print_json([{"ok": False, "error": str(error), "mistakes": mistakes}], sys.stdout)
+        print_json([{"ok": False, "error": str(error), "mistakes": mistakes}])
         return WRONG
     found = warnings(config, options.config)
     code = WRONG if options.strict and found else OK
     if options.json:
-        print_json([{"ok": code == OK, "error": None, "warnings": found, "notes": notes}], sys.stdout)
+        print_json([{"ok": code == OK, "error": None, "warnings": found, "notes": notes}])
         return code
     sys.stderr.writelines(f"notbefore: warning: {escaped(text)}\n" for text in found)
     sys.stderr.writelines(f"notbefore: note: {escaped(text)}\n" for text in notes)

@@ -28,12 +28,8 @@ class AgentClient(Struct, frozen=True):
     """Asks one agent over HTTP or HTTPS."""
 
     url: str
-    ca_file: str | None = None  # PEM; default: the certificate authorities that requests knows
+    options: argparse.Namespace  # of the command line: whom to trust, and who asks
     own_cert_file: str | None = None  # the agent's own certificate, where its file is known: no other is accepted
-    cert_file: str | None = None  # the client certificate of this command
-    key_file: str | None = None
-    user: str | None = None
-    password_file: str | None = None
 
     def ask(self, path: str) -> dict[str, Any]:
         """GET a path and return its JSON object; raises ``NotBeforeError``, which says what to do."""
@@ -56,18 +52,19 @@ class AgentClient(Struct, frozen=True):
         return self._read(path, response.status_code, response.content)
 
     def _session(self) -> requests.Session:
-        session = requests.Session()
+        session, options = requests.Session(), self.options
         session.trust_env = False  # an agent is asked without a proxy
-        session.verify = self.ca_file or True
+        session.verify = options.ca_file or True
         if self.own_cert_file is not None:
             adapter = HTTPAdapter()
             adapter.init_poolmanager(1, 1, assert_fingerprint=_fingerprint(Path(self.own_cert_file)))
             session.mount("https://", adapter)
             session.verify = False  # the fingerprint is compared instead: issuer, name and dates do not matter
-        if self.cert_file is not None:
-            session.cert = (self.cert_file, self.key_file or self.cert_file)
-        if self.user is not None and self.password_file is not None:
-            session.auth = HTTPBasicAuth(self.user.encode(), Path(self.password_file).read_bytes().rstrip(b"\r\n"))
+        if options.cert_file is not None:
+            session.cert = (options.cert_file, options.key_file or options.cert_file)
+        if options.user is not None:
+            password = Path(options.password_file).read_bytes().rstrip(b"\r\n")
+            session.auth = HTTPBasicAuth(options.user.encode(), password)
         return session
 
     def _read(self, path: str, status: int, content: bytes) -> dict[str, Any]:
@@ -111,14 +108,12 @@ def agent_client(options: argparse.Namespace) -> AgentClient:
     """Return the client for the agent that the options name; raises ``ConfigError``."""
     if (options.user is None) != (options.password_file is None):
         raise ConfigError("--user and --password-file belong together")
-    names = ("ca_file", "cert_file", "key_file", "user", "password_file")
-    given = {name: getattr(options, name) for name in names}
     if options.url is not None:
-        return AgentClient(options.url, **given)
+        return AgentClient(options.url, options)
     server = load(options.config, os.environ, {}, sending=False).server
     tls = load_web_config(Path(server.web_config_file)).tls_server_config if server.web_config_file else None
     host, port = host_and_port(server.listen)
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     host = f"[{host}]" if ":" in host else host
     own = tls.cert_file if tls is not None and options.ca_file is None else None
-    return AgentClient(f"{'http' if tls is None else 'https'}://{host}:{port}", own_cert_file=own, **given)
+    return AgentClient(f"{'http' if tls is None else 'https'}://{host}:{port}", options, own)

@@ -12,7 +12,7 @@ import uuid
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 import msgspec
 
@@ -61,9 +61,9 @@ def run(options: argparse.Namespace) -> int:
     exercise = Exercise(routing, _vm(config), options.scenario)
     report = exercise.report(exercise.send(Path(config.state.dir), patience), config, routed=options.sink is None)
     if options.json:
-        print_json([report], sys.stdout)
+        print_json([report])
     else:
-        show(report, sys.stdout)
+        show(report)
     return 0 if report["results"] and not report["not_reached"] and not report["still_open"] else 1
 
 
@@ -183,12 +183,12 @@ def _row(kind: str, sent: Delivery, left: Delivery | None) -> dict[str, str]:
     return {"sink": sent.sink, "kind": kind, "change": sent.kind, "result": result, "error": error}
 
 
-def show(report: dict[str, Any], out: TextIO) -> None:
+def show(report: dict[str, Any]) -> None:
     """Print the report for people."""
     if not report["results"]:
-        out.write("No route matches this event: nobody was notified.\n")
+        sys.stdout.write("No route matches this event: nobody was notified.\n")
         return
-    table(("SINK", "KIND", "CHANGE", "RESULT", "ERROR"), [tuple(row.values()) for row in report["results"]], out)
+    table(("SINK", "KIND", "CHANGE", "RESULT", "ERROR"), [tuple(row.values()) for row in report["results"]])
     closed = "what is opened there stays open. This exercise has closed it."
     sentences = {
         "reached": "Reached: {}.",
@@ -197,4 +197,6 @@ def show(report: dict[str, Any], out: TextIO) -> None:
         "closed_by_drill": f"No route sends the end of an event to {{}}: {closed}",
         "still_open": f"STILL OPEN: {{}}. Close the alert of {report['event_id']} there by hand.",
     }
-    out.writelines(f"\n{text.format(', '.join(report[key]))}\n" for key, text in sentences.items() if report[key])
+    sys.stdout.writelines(
+        f"\n{text.format(', '.join(report[key]))}\n" for key, text in sentences.items() if report[key]
+    )

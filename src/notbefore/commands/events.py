@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 from notbefore.commands.client import add_agent, agent_client
 from notbefore.commands.options import add_json, due, print_json, table
@@ -33,24 +33,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Show the listed events; returns the exit code. Raises ``NotBeforeError`` where no agent or no IMDS answers."""
     client = agent_client(options)
-    if options.fleet:
-        show_waves(client.ask("/api/v1/fleet/events"), sys.stdout, as_json=options.json)
-        return 0
-    answer = client.ask("/api/v1/events")
-    show_events(answer, sys.stdout, as_json=options.json)
-    if answer["silence"]:  # an error is no empty list
+    answer = client.ask("/api/v1/fleet/events" if options.fleet else "/api/v1/events")
+    if options.json:
+        print_json(answer["waves" if options.fleet else "events"])
+    elif options.fleet:
+        show_waves(answer)
+    else:
+        show_events(answer)
+    if not options.fleet and answer["silence"]:  # an error is no empty list
         raise NotBeforeError(f"it is not known what is scheduled now: {answer['silence']}")
     return 0
 
 
-def show_events(answer: dict[str, Any], out: TextIO, *, as_json: bool = False) -> None:
+def show_events(answer: dict[str, Any]) -> None:
     """Print what is started, then by NotBefore."""
     events = sorted(answer["events"], key=lambda one: (one["event_status"] != STARTED, one["not_before"] or "9"))
-    if as_json:
-        print_json(events, out)
-        return
-    out.writelines(f"{text}\n" for text in _remarks(answer))
-    table(HEAD, [_row(event) for event in events], out)
+    sys.stdout.writelines(f"{text}\n" for text in _remarks(answer))
+    table(HEAD, [_row(event) for event in events])
 
 
 def _remarks(answer: dict[str, Any]) -> list[str]:
@@ -76,13 +75,10 @@ def _row(event: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def show_waves(answer: dict[str, Any], out: TextIO, *, as_json: bool = False) -> None:
+def show_waves(answer: dict[str, Any]) -> None:
     """Print the waves of a fleet."""
-    if as_json:
-        print_json(answer["waves"], out)
-        return
-    out.writelines(f"{escaped(text)}\n" for text in _fleet_remarks(answer))
-    table(WAVES_HEAD, [_wave(wave) for wave in answer["waves"]], out)
+    sys.stdout.writelines(f"{escaped(text)}\n" for text in _fleet_remarks(answer))
+    table(WAVES_HEAD, [_wave(wave) for wave in answer["waves"]])
 
 
 def _fleet_remarks(answer: dict[str, Any]) -> list[str]:

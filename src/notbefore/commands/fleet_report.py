@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     found = [event for client in asked for one in _instances(client) for event in _past(one, since)]
     rows = report(read_past(found), by)
     if options.json:
-        print_json(rows, sys.stdout)
+        print_json(rows)
     elif options.csv:
         writer = csv.DictWriter(sys.stdout, rows[0] if rows else by, lineterminator="\n")
         writer.writeheader()
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.write(f"Events that were over since {since:%Y-%m-%d %H:%M} UTC, without exercises.\n")
         columns = (*by, *IN_TABLE)
         head = tuple(name.removeprefix("event_").replace("_", " ").upper() for name in columns)
-        table(head, [tuple(_cell(row[name]) for name in columns) for row in rows], sys.stdout)
+        table(head, [tuple(_cell(row[name]) for name in columns) for row in rows])
         sys.stdout.write(LEGEND if rows else "")
     return 0
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 
 from notbefore.agent.operations import HistoryReply, HistoryRequest
-from notbefore.commands.client import AgentClient, add_agent, agent_client
+from notbefore.commands.client import add_agent, agent_client
 from notbefore.commands.options import add_json, print_json, table
 from notbefore.commands.owner import asking
 from notbefore.core.change import WORDS
@@ -21,7 +21,6 @@ from notbefore.core.record import Record
 from notbefore.core.text import rfc3339, some_of
 from notbefore.errors import ConfigError
 
-CUT: Final = "There are older changes, too many for one answer.\n"
 MAX_NAMES: Final = 3  # in a row; `--json` has all of them
 HEAD: Final = (
     *("TIME", "CHANGE", "OUTCOME", "TYPE", "SCOPE", "NOTICE", "SCHEDULED", "STARTED", "INTERRUPTION", "RESOURCES"),
@@ -43,13 +42,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the changes; returns the exit code. Raises ``NotBeforeError``."""
+    """Print the changes, oldest first; returns the exit code. Raises ``NotBeforeError``."""
     since = start_time(options.since, datetime.now(UTC)) if options.since else None
+    changes: list[dict[str, Any]]
     if options.state_dir is None:
-        changes = ask_changes(agent_client(options), since, options.limit)
+        path = f"/api/v1/history?limit={options.limit}" + (f"&since={quote(rfc3339(since))}" if since else "")
+        answer = agent_client(options).ask(path)
+        changes, cut = answer["changes"], answer.get("cut")
     else:
-        changes = read_changes(Path(options.state_dir), since, options.limit)
-    show_history(changes, sys.stdout, as_json=options.json)
+        with asking(Path(options.state_dir), HistoryReply) as ask:
+            reply = ask(HistoryRequest(since.timestamp() if since else None, options.limit))
+        changes, cut = [msgspec.json.decode(bytes(record)) for record in reply.records], reply.cut
+    if cut:
+        sys.stderr.write("There are older changes, too many for one answer.\n")
+    if options.json:
+        print_json(changes)
+    else:
+        show_history(changes)
     return 0
 
 
@@ -72,32 +81,11 @@ def start_time(text: str, now: datetime) -> datetime:
         ) from None
 
 
-def ask_changes(agent: AgentClient, since: datetime | None, limit: int) -> list[dict[str, Any]]:
-    """Return the last changes that a running agent knows, oldest first; raises ``NotBeforeError``."""
-    answer = agent.ask(f"/api/v1/history?limit={limit}" + (f"&since={quote(rfc3339(since))}" if since else ""))
-    if answer.get("cut"):
-        sys.stderr.write(CUT)
-    changes: list[dict[str, Any]] = answer["changes"]
-    return changes
-
-
-def read_changes(state_dir: Path, since: datetime | None, limit: int) -> list[dict[str, Any]]:
-    """Return the last changes in a state directory, oldest first; raises ``NotBeforeError``."""
-    with asking(state_dir, HistoryReply) as ask:
-        reply = ask(HistoryRequest(since.timestamp() if since else None, limit))
-    if reply.cut:
-        sys.stderr.write(CUT)
-    return [msgspec.json.decode(bytes(record)) for record in reply.records]
-
-
-def show_history(changes: Sequence[dict[str, Any]], out: TextIO, *, as_json: bool) -> None:
-    """Print changes (records as JSON objects), oldest first."""
-    if as_json:
-        print_json(changes, out)
-        return
+def show_history(changes: Sequence[dict[str, Any]]) -> None:
+    """Print a table of changes, which are records as JSON objects."""
     if not changes:
-        out.write("No change has been seen.\n")
-    table(HEAD, [_row(msgspec.convert(change, Record)) for change in changes], out)
+        sys.stdout.write("No change has been seen.\n")
+    table(HEAD, [_row(msgspec.convert(change, Record)) for change in changes])
 
 
 def _row(change: Record) -> tuple[str, ...]:

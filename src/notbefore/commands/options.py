@@ -2,9 +2,9 @@
 
 import argparse
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TextIO
 
 from notbefore.config.load import load
 from notbefore.config.model import Config, default_state_dir
@@ -64,14 +64,14 @@ def seconds(option: str, text: str) -> float:
         raise ConfigError(f"{option}: {error}") from None
 
 
-def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], out: TextIO) -> None:
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     """Print columns with a head; without rows, nothing."""
     if not rows:
         return
     cells = [head, *(tuple(map(escaped, row)) for row in rows)]  # a name may hold anything, also what moves the cursor
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
-    out.writelines(f"{line.rstrip()}\n" for line in lines)
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in lines)
 
 
 def due(left: float | None) -> str:
@@ -82,6 +82,6 @@ def due(left: float | None) -> str:
     return f"in {text}" if left >= 0 else f"{text} ago"
 
 
-def print_json(items: Iterable[object], out: TextIO) -> None:
+def print_json(items: Iterable[object]) -> None:
     """Print one JSON object a line."""
-    out.writelines(json_line(item).decode() + "\n" for item in items)
+    sys.stdout.writelines(json_line(item).decode() + "\n" for item in items)

@@ -35,14 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """An action, and the deliveries that it is for."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in ACTIONS.items():
-        action = actions.add_parser(
-            name,
-            help=text,
-            description=f"{text[0].upper()}{text[1:]}.",
-            epilog=parser.epilog,
-            allow_abbrev=False,
-            formatter_class=parser.formatter_class,
-        )
+        action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
         action.set_defaults(ids=[], all=False, sink=None, state=None)
         add_state(action)
         if name != "show":
@@ -75,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     if options.sink is not None and options.sink not in config.sinks and not reply.rows:
         raise ConfigError(f"--sink: the outbox holds nothing for {options.sink!r}, and --config has no such sink")
     if options.action == "list" and options.json:
-        print_json([_fields(row, reply) for row in reply.rows], sys.stdout)
+        print_json([_fields(row, reply) for row in reply.rows])
     elif options.action == "list":
         _print_table(reply)
     elif options.action == "show":
@@ -105,7 +98,7 @@ def _print_table(reply: OutboxReply) -> None:
         due = "-" if row.state == "dead" else "now" if row.due <= now else f"in {span(row.due - now)}"
         named = (row.delivery_id[:8], row.state, row.sink, row.kind, row.severity)
         rows.append((*named, span(now - row.created), due, str(row.attempts), row.event_key, row.error[:80]))
-    table(head, rows, sys.stdout)
+    table(head, rows)
 
 
 def _fields(row: Delivery, reply: OutboxReply) -> dict[str, Any]:
