@@ -21,13 +21,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
+from email.utils import formatdate
 from pathlib import Path
 from typing import Final
 
 from _machine import Imds, describe
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from notbefore.simulator.state import http_date
 from support.agent import RunningAgent
 from support.azure import body, item
 
@@ -47,7 +47,7 @@ ASKED_BY_PROMETHEUS: Final = {
 
 def listing(events: int) -> bytes:
     """A document with so many freezes, which start in six hours."""
-    later = http_date(time.time() + 6 * 3600)
+    later = formatdate(time.time() + 6 * 3600, usegmt=True)
     ids = (f"C7061BAC-AFDC-4513-B24B-{number:012X}" for number in range(events))
     return body(*(item(one, Resources=[VM, "cost_1"], NotBefore=later) for one in ids), incarnation=events + 1)
 

@@ -19,13 +19,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from _machine import Imds
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from notbefore.simulator.state import http_date
 from support.azure import STARTED, body, item
 
 AT_ONCE = 25  # events listed by one IMDS
@@ -53,7 +53,7 @@ class Life(NamedTuple):
         """As Azure lists it at ``now``."""
         started = self.starts is not None and now >= self.starts
         found = item(self.event_id, EventType=self.event_type, Resources=self.resources, DurationInSeconds=-1)
-        return found | (STARTED if started else {"NotBefore": http_date(self.not_before)})
+        return found | (STARTED if started else {"NotBefore": formatdate(self.not_before, usegmt=True)})
 
 
 def planned(number: int, chance: random.Random, begins: float) -> Life:

@@ -1,4 +1,4 @@
-"""The simulator over real sockets: as strict as IMDS, several VMs, approval, and a clean end."""
+"""The simulator over real sockets: as strict as IMDS, several VMs, approval, faults, and a clean end."""
 
 import http.client
 import socket
@@ -20,8 +20,8 @@ METADATA = {"Metadata": "true"}
 class Client:
     """One kept-alive connection."""
 
-    def __init__(self, simulator: Simulator) -> None:
-        self.connection = http.client.HTTPConnection(simulator.endpoint.removeprefix("http://"), timeout=PATIENCE)
+    def __init__(self, simulator: Simulator, timeout: float = PATIENCE) -> None:
+        self.connection = http.client.HTTPConnection(simulator.endpoint.removeprefix("http://"), timeout=timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -123,6 +123,36 @@ def test_a_body_without_a_sensible_length_is_refused_and_the_connection_ends(
 ) -> None:
     request = b"POST " + EVENTS.encode() + b" HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n" + headers + b"\r\n\r\n"
     assert raw(simulator, request).split(b" ")[1] == b"413"
+
+
+@pytest.mark.parametrize("status", [302, 429, 599])  # 599 has no name
+def test_a_status_is_answered_once_and_then_the_document(simulator: Simulator, client: Client, status: int) -> None:
+    simulator.fault("status", status)
+    assert client.status("GET", EVENTS) == status
+    assert client.get()["Events"] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("half", http.client.IncompleteRead), ("freeze", TimeoutError), ("disconnect", ConnectionResetError)],
+)
+def test_an_answer_that_is_none_is_followed_by_a_good_one(
+    simulator: Simulator, client: Client, kind: str, expected: type[Exception]
+) -> None:
+    simulator.fault(kind)
+    with Client(simulator, 0.3 if kind == "freeze" else PATIENCE) as failing, pytest.raises(expected):
+        failing.get()
+    assert client.get()["Events"] == []
+
+
+def test_a_held_client_does_not_keep_the_simulator_from_ending() -> None:
+    with Simulator() as simulator:
+        simulator.fault("freeze", 3600.0)
+        client = Client(simulator)
+        client.connection.request("GET", EVENTS, headers=METADATA)
+        eventually(lambda: simulator.requests)
+    with client, pytest.raises((OSError, http.client.HTTPException)):
+        client.connection.getresponse()
 
 
 def test_a_kept_connection_is_answered_no_more_when_it_closes_and_no_thread_stays() -> None:

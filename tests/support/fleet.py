@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import msgspec
 import yaml
 
 from notbefore.simulator.server import Simulator
-from notbefore.simulator.state import SCENARIOS, Play, http_date
+from notbefore.simulator.state import SCENARIOS, Play
 from support.agent import RunningAgent, eventually, free_port
 from support.azure import ID, body, item
 from support.history import PastVm, Present, openmetrics
@@ -101,7 +102,7 @@ def watched_fleet(directory: Path, *, hours: float = 2.0, step: float = 60.0) ->
 def _play(simulator: Simulator, agents: list[RunningAgent], stopped: RunningAgent, prometheus: Prometheus) -> None:
     """Let things happen, and wait until they have been scraped."""
     stopped.stop()
-    soon = http_date(time.time() + 900)
+    soon = formatdate(time.time() + 900, usegmt=True)
     simulator.set_document(body(item("flawed", Resources=["WestNO_7"], NotBefore=soon, DurationInSeconds="soon")))
     eventually(lambda: prometheus.value("sum(notbefore_event_flaws_total)"))
     simulator.fault("garbage", times=2)

@@ -12,6 +12,7 @@ from notbefore.simulator.server import Simulator
 from notbefore.simulator.state import FAULTS, SCENARIOS
 
 DEFAULT_LISTEN: Final = "127.0.0.1:16925"
+SPEEDS: Final = (0.01, 100_000.0)  # within which every year has four digits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,9 +44,23 @@ def run(options: argparse.Namespace) -> int:
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: signals.append(number))
-    with _simulator(options) as simulator:
+    if not SPEEDS[0] <= options.speed <= SPEEDS[1]:
+        raise ConfigError(f"--speed: expected {SPEEDS[0]:g} to {SPEEDS[1]:g}")
+    try:
+        host, port = host_and_port(options.listen)
+        listen = (host or "127.0.0.1", port)
+        simulator = Simulator(options.vm or ("WestNO_0",), listen=listen, speed=options.speed)
+    except ValueError as error:
+        raise ConfigError(f"--listen: {error}") from None
+    except OSError as error:
+        raise ListenError(f"cannot listen at {options.listen}: {error}") from None
+    with simulator:
         for spec in options.fault:
-            _order_fault(simulator, spec)
+            kind, _, value = spec.partition(":")
+            try:
+                simulator.fault(kind, float(value) if value else None)
+            except ValueError as error:
+                raise ConfigError(f"--fault {spec}: {error}") from None
         for name in options.scenario:
             simulator.start(name, cancel=options.cancel)
         sys.stdout.write(f"IMDS at {simulator.endpoint}: notbefore run --imds {simulator.endpoint}\n")
@@ -55,25 +70,3 @@ def run(options: argparse.Namespace) -> int:
         while not signals:
             time.sleep(0.2)
     return 0
-
-
-def _simulator(options: argparse.Namespace) -> Simulator:
-    """The simulator, not serving yet."""
-    try:
-        host, port = host_and_port(options.listen)
-    except ValueError as error:
-        raise ConfigError(f"--listen: {error}") from None
-    try:
-        return Simulator(options.vm or ("WestNO_0",), listen=(host or "127.0.0.1", port), speed=options.speed)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    except OSError as error:
-        raise ListenError(f"cannot listen at {options.listen}: {error}") from None
-
-
-def _order_fault(simulator: Simulator, spec: str) -> None:
-    kind, _, value = spec.partition(":")
-    try:
-        simulator.fault(kind, float(value) if value else None)
-    except ValueError as error:
-        raise ConfigError(f"--fault {spec}: {error}") from None
