@@ -52,7 +52,6 @@ def running(receiver: Receiver) -> Iterator[tuple[Simulator, RunningAgent]]:
         config = Path(directory) / "notbefore.yaml"
         config.write_text(json.dumps({"sinks": sinks}), encoding="utf-8")
         with RunningAgent(imds.endpoint, Path(directory) / "state", str(config)) as agent:
-            agent.ready()
             time.sleep(3)  # what is done once at the start is over
             yield imds, agent
 

@@ -62,7 +62,7 @@ def figures(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         directory = Path(name)
         hub, hook = stack.enter_context(Hub(directory, partitions=32)), stack.enter_context(HttpPeer())
-        instance = stack.enter_context(RunningFleet(configured(directory, hub, hook.url), directory / "state")).ready()
+        instance = stack.enter_context(RunningFleet(configured(directory, hub, hook.url), directory / "state"))
         eventually(lambda: instance.metric_sum("notbefore_fleet_partitions") == 32)
         process = instance.process.pid
         idle, used = resident(process), cpu(process)

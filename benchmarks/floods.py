@@ -61,7 +61,7 @@ def flood(kind: str, connections: int, seconds: float) -> bool:
     with tempfile.TemporaryDirectory() as place, Simulator() as imds, requests.Session() as scraper:
         scraper.headers["Connection"], scraper.trust_env = "close", False
         prepare(Path(place), kind, scraper)
-        with RunningAgent(imds.endpoint, Path(place, "state"), f"{place}/notbefore.yml") as agent:
+        with RunningAgent(imds.endpoint, Path(place, "state"), f"{place}/notbefore.yml").at_once() as agent:
             return measured(agent, kind, scraper, connections, seconds)
 
 

@@ -42,7 +42,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def agent(place: Path) -> Iterator[RunningAgent]:
     (place / "agent.yml").write_text("server: {web_config_file: web.yml}\n", encoding="utf-8")
-    with Simulator() as imds, RunningAgent(imds.endpoint, place / "state", str(place / "agent.yml")) as running:
+    words = (place / "state", str(place / "agent.yml"))
+    with Simulator() as imds, RunningAgent(imds.endpoint, *words).at_once() as running:
         imds.set_document(body(item(NotBefore=FUTURE)))
         listen = f"server: {{web_config_file: web.yml, listen: '127.0.0.1:{running.port}'}}\n"
         (place / "agent.yml").write_text(listen, encoding="utf-8")  # so that the commands find it

@@ -28,7 +28,6 @@ def started(event_type: str = "Freeze", **fields: Any) -> bytes:
 
 def test_an_event_is_reported_from_its_announcement_to_its_end(imds: Simulator, tmp_path: Path) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as agent:
-        agent.ready()
         imds.set_document(scheduled())
         agent.reported("announced")
         assert agent.metric(PENDING % ("Scheduled", "Freeze", "self")) == 1
@@ -54,7 +53,6 @@ def test_an_event_is_reported_from_its_announcement_to_its_end(imds: Simulator, 
 def test_an_error_never_looks_like_no_events(imds: Simulator, tmp_path: Path, fault: str, result: str) -> None:
     imds.set_document(scheduled())
     with RunningAgent(imds.endpoint, tmp_path) as agent:
-        agent.ready()
         agent.reported("announced")
         imds.fault(fault, times=3)
         eventually(lambda: (agent.metric(f'notbefore_polls_total{{result="{result}"}}') or 0) >= 3)
@@ -70,7 +68,6 @@ def test_an_error_never_looks_like_no_events(imds: Simulator, tmp_path: Path, fa
 @pytest.mark.parametrize("hanging", [False, True])
 def test_sigterm_stops_it_within_two_seconds(imds: Simulator, tmp_path: Path, *, hanging: bool) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as agent:
-        agent.ready()
         if hanging:
             requests = imds.requests
             imds.fault("freeze", 30)
@@ -82,7 +79,6 @@ def test_sigterm_stops_it_within_two_seconds(imds: Simulator, tmp_path: Path, *,
 
 def test_a_reboot_is_reported_by_the_agent_that_it_killed(imds: Simulator, tmp_path: Path) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as first:
-        first.ready()
         imds.set_document(started("Reboot"))
         first.reported("started")
         eventually(lambda: read_state(tmp_path, "seen"))
@@ -91,7 +87,7 @@ def test_a_reboot_is_reported_by_the_agent_that_it_killed(imds: Simulator, tmp_p
     change_times(tmp_path, boot="the boot before")
     imds.set_document(body(incarnation=9))
     with RunningAgent(imds.endpoint, tmp_path) as second:
-        (record,) = second.ready().reported("finished")
+        (record,) = second.reported("finished")
     assert record["azure.scheduled_event.outcome"] == "finished"
     assert record["azure.scheduled_event.reason"] == "machine_rebooted"
     assert 0 < record["azure.scheduled_event.interruption_seconds"] < 60
@@ -101,7 +97,6 @@ def test_a_reboot_is_reported_by_the_agent_that_it_killed(imds: Simulator, tmp_p
 def test_the_interruption_of_a_freeze_is_measured(imds: Simulator, tmp_path: Path) -> None:
     imds.set_document(scheduled())
     with RunningAgent(imds.endpoint, tmp_path) as agent:
-        agent.ready()
         imds.set_document(started())
         agent.reported("announced", "started")
         agent.process.send_signal(signal.SIGSTOP)
@@ -116,7 +111,7 @@ def test_the_interruption_of_a_freeze_is_measured(imds: Simulator, tmp_path: Pat
 
 def test_idle_it_writes_nothing_to_the_disk(imds: Simulator, tmp_path: Path) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as agent:
-        agent.ready().metric("up")  # a scrape: all that is opened is open now
+        agent.metric("up")  # a scrape: all that is opened is open now
         polls = imds.requests
         # the main thread wakes each 10 s, and reads the outbox once more after the last commit: SQLite notes that in
         # its memory-mapped index. It is measured from then on, and over another waking (a poll each 0.2 s)
@@ -137,7 +132,6 @@ def test_sighup_takes_a_good_configuration_over_and_refuses_a_bad_one(imds: Simu
     config = tmp_path / "notbefore.yml"
     config.write_text("imds: {interval: 200ms}\n", encoding="utf-8")
     with RunningAgent(imds.endpoint, tmp_path / "state", str(config)) as agent:
-        agent.ready()
         config.write_text("vm: {name: [5]}\n", encoding="utf-8")
         agent.process.send_signal(signal.SIGHUP)
         eventually(lambda: agent.metric('notbefore_config_reloads_total{result="failure"}') == 1)
@@ -152,7 +146,7 @@ def test_sighup_takes_a_good_configuration_over_and_refuses_a_bad_one(imds: Simu
 
 def test_without_a_state_directory_it_goes_on_in_memory_and_says_so(imds: Simulator, tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file where the directory should be", encoding="utf-8")
-    with RunningAgent(imds.endpoint, tmp_path / "state") as agent:
+    with RunningAgent(imds.endpoint, tmp_path / "state").at_once() as agent:
         eventually(lambda: agent.answers("/healthz"))
         eventually(lambda: agent.json("/api/v1/events")["last_successful_poll"] is not None)
         assert agent.metric("notbefore_store_degraded") == 1
@@ -168,7 +162,6 @@ def test_without_a_state_directory_it_goes_on_in_memory_and_says_so(imds: Simula
 
 def test_a_second_agent_shares_neither_state_nor_address_with_the_first(imds: Simulator, tmp_path: Path) -> None:
     with RunningAgent(imds.endpoint, tmp_path / "state") as first:
-        first.ready()
         listen = f"127.0.0.1:{first.port}"
         for words, said in (
             (("--state-dir", str(tmp_path / "state"), "--listen", "127.0.0.1:0"), "another notbefore is running"),
@@ -191,7 +184,6 @@ def change_times(state: Path, **values: Any) -> None:
 @pytest.mark.alone
 def test_a_reader_that_stops_reading_stops_nobody_else(imds: Simulator, tmp_path: Path) -> None:
     with RunningAgent(imds.endpoint, tmp_path, reading=False) as agent:
-        agent.ready()
         imds.set_document(body(*(item(f"id-{number}", NotBefore=FUTURE) for number in range(500)), incarnation=2))
         eventually(lambda: agent.metric(CHANGES % ("announced", "Freeze")) == 500)
         polls = imds.requests
@@ -210,7 +202,6 @@ def test_while_imds_is_silent_nobody_says_that_nothing_is_scheduled(imds: Simula
         return done.returncode, done.stdout, done.stderr
 
     with RunningAgent(imds.endpoint, tmp_path) as agent:
-        agent.ready()
         assert asked(agent) == (0, "Nothing is scheduled.\n", "")
         imds.fault("status", times=100_000)
         eventually(lambda: get(agent.port, "/readyz")[0] == 503)
@@ -231,7 +222,6 @@ def test_while_imds_is_silent_nobody_says_that_nothing_is_scheduled(imds: Simula
 
 def test_an_event_that_cannot_be_read_is_not_passed_over(imds: Simulator, tmp_path: Path) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as agent:
-        agent.ready()
         imds.set_document(body(item(EventType=None), incarnation=2))
         eventually(lambda: agent.json("/api/v1/events")["unreadable"] == 1)
         assert b"1 listed events cannot be read" in get(agent.port, "/readyz")[1]

@@ -64,7 +64,6 @@ def test_nothing_is_sent_unless_both_keys_are_on_and_it_is_no_dry_run(tmp_path: 
             agent = RunningAgent(imds.endpoint, tmp_path / str(number) / "state", config, *words)
             running.append((allowed, enabled, dry_run, imds, stack.enter_context(agent)))
         for allowed, enabled, dry_run, imds, agent in running:
-            agent.ready()
             waited(imds)
             by_hand = notbefore("approve", ID, "--yes", "--state-dir", str(agent.state))
             both = allowed and enabled and not dry_run
@@ -83,7 +82,6 @@ def test_nothing_is_sent_unless_both_keys_are_on_and_it_is_no_dry_run(tmp_path: 
 
 def test_an_event_that_a_rule_names_is_approved_once_and_reported(imds: Simulator, tmp_path: Path) -> None:
     with agent_of(imds, tmp_path, USERS) as agent:
-        agent.ready()
         assert agent.metric(APPROVALS % ("approved", "users")) is None
         event_id = imds.start("user-reboot")
         record = last(agent, "approved")
@@ -100,7 +98,6 @@ def test_an_event_that_a_rule_names_is_approved_once_and_reported(imds: Simulato
 def test_stopping_does_not_wait_for_an_answer(imds: Simulator, tmp_path: Path) -> None:
     imds.fault("start-freeze", 60)
     with agent_of(imds, tmp_path, USERS) as agent:
-        agent.ready()
         imds.set_document(listed())
         eventually(lambda: imds.start_requests)
         assert agent.stop() == 0
@@ -111,7 +108,6 @@ def test_stopping_does_not_wait_for_an_answer(imds: Simulator, tmp_path: Path) -
 
 def test_by_hand_it_shows_what_it_means_asks_and_records_who(imds: Simulator, tmp_path: Path) -> None:
     with agent_of(imds, tmp_path) as agent:
-        agent.ready()
         event_id = imds.start("live-migration", resources=(ME, PEER))
         agent.reported("announced")
         state = ("--state-dir", str(agent.state))
@@ -134,7 +130,6 @@ def test_by_hand_it_shows_what_it_means_asks_and_records_who(imds: Simulator, tm
 def test_only_root_and_the_agents_user_may(imds: Simulator, tmp_path: Path) -> None:
     needs("root")
     with agent_of(imds, tmp_path) as agent:
-        agent.ready()
         path = agent.state / "control.sock"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         # even where the file's mode would let somebody in, the kernel says who it is

@@ -75,7 +75,7 @@ def test_three_agents_approve_and_not_before_the_last_is_prepared(imds: Simulato
         agents = [
             stack.enter_context(
                 RunningAgent(imds.endpoint_of(vm), tmp_path / vm, str(prepared.config), "--allow-approval")
-            ).ready()
+            )
             for vm in VMS
         ]
         event_id = imds.start("user-reboot", resources=VMS)
@@ -115,7 +115,6 @@ def test_an_event_that_is_another_one_by_then_is_not_approved(imds: Simulator, t
         Prepared(tmp_path) as prepared,
         RunningAgent(imds.endpoint_of(VMS[0]), tmp_path / VMS[0], str(prepared.config), "--allow-approval") as agent,
     ):
-        agent.ready()
         event = item("a", NotBefore=FUTURE, Resources=[VMS[0]])
         imds.set_document(body(event, incarnation=2))
         agent.reported("announced")

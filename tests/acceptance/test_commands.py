@@ -20,7 +20,6 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     state = tmp_path_factory.mktemp("state")
     with Simulator() as imds, RunningAgent(imds.endpoint, state) as running:
         imds.set_document(body())
-        running.ready()
         imds.set_document(body(item(NotBefore=FUTURE, Resources=["WestNO_0", "\u017eaba"]), incarnation=2))
         running.reported("announced")
         yield running
@@ -84,7 +83,7 @@ def test_history_reads_the_state_of_an_agent_that_has_stopped(tmp_path: Path, ty
     with Simulator() as imds:
         imds.set_document(body(item()))
         with RunningAgent(imds.endpoint, tmp_path) as stopped:
-            stopped.ready().stop()
+            stopped.stop()
     code, out, _ = typed("history", "--state-dir", str(tmp_path))
     assert (code, out.count(ID)) == (0, 1)
 

@@ -73,7 +73,6 @@ def rows(agent: RunningAgent, state: str, sink: str = "hook") -> float:
 def test_each_change_reaches_the_sink_once_and_in_order(imds: Simulator, hook: HttpPeer, place: Place) -> None:
     config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
-        agent.ready()
         assert agent.metric("notbefore_courier_running") == 0
         assert count(agent, "accepted") == 0
         imds.set_document(body(announced()))
@@ -98,7 +97,6 @@ def test_what_a_receiver_that_was_down_missed_comes_after_a_kill_and_a_restart(
     hook.default = Say(503)
     config = place.write({"hook": webhook(hook.url, expire_on_end=False)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
-        agent.ready()
         imds.set_document(body(announced()))
         eventually(lambda: len(hook.requests) >= 1)
         imds.set_document(body(started(), incarnation=2))
@@ -108,7 +106,6 @@ def test_what_a_receiver_that_was_down_missed_comes_after_a_kill_and_a_restart(
     assert set(kinds(hook)) == {"announced"}
     hook.default = Say()
     with RunningAgent(imds.endpoint, place.state, config) as agent:
-        agent.ready()
         eventually(lambda: count(agent, "delivered") == 2)
         assert kinds(hook)[-2:] == ["announced", "started"]
         assert len(set(ids(hook)[: failed + 1])) == 1  # the same id, before and after
@@ -120,7 +117,6 @@ def test_a_refusal_is_kept_shown_and_sent_again_when_the_cause_is_mended(
     hook.default = Say(400, body=b"invalid token")
     config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
-        agent.ready()
         imds.set_document(body(announced()))
         eventually(lambda: rows(agent, "dead") == 1)
         assert len(hook.requests) == 1
@@ -142,7 +138,6 @@ def test_a_refusal_is_kept_shown_and_sent_again_when_the_cause_is_mended(
 def test_an_agent_that_stops_reloads_nothing(imds: Simulator, hook: HttpPeer, place: Place) -> None:
     hook.default = Say(how="hang")
     with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(hook.url, timeout="60s")})) as agent:
-        agent.ready()
         imds.set_document(body(announced()))
         eventually(lambda: len(hook.requests) == 1)
         agent.process.terminate()
@@ -158,7 +153,6 @@ def test_a_reload_brings_other_sinks(imds: Simulator, hook: HttpPeer, place: Pla
     with HttpPeer() as other:
         config = place.write({"hook": webhook(hook.url)})
         with RunningAgent(imds.endpoint, place.state, config) as agent:
-            agent.ready()
             imds.set_document(body(announced()))
             eventually(lambda: count(agent, "delivered") == 1)
             place.write({"new": webhook(other.url)})
@@ -177,7 +171,6 @@ def test_a_drill_says_who_was_reached(imds: Simulator, hook: HttpPeer, place: Pl
         assert "no agent listens" in place.drill(config).stderr
         assert "there is no sink 'x' (known: bad, chat, hook)" in place.drill(config, "--sink", "x").stderr
         with RunningAgent(imds.endpoint, place.state, config) as agent:
-            agent.ready()
             done = place.drill(config, "--sink", "hook", "--scenario", "preempt")
             assert (done.returncode, "No route" in done.stdout) == (0, False), done.stderr + done.stdout
             assert kinds(hook) == ["announced", "started", "finished"]
@@ -201,7 +194,6 @@ def test_nothing_of_a_drill_that_was_killed_is_sent_later(imds: Simulator, hook:
     hook.default = Say(503)
     config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
-        agent.ready()
         with pytest.raises(subprocess.TimeoutExpired):
             notbefore("drill", config, "--state-dir", place.state, "--wait", "5s", timeout=4)
         eventually(lambda: count(agent, "expired") == 3)
@@ -214,8 +206,7 @@ def pager(found: PagerDuty) -> dict[str, Any]:
 def test_a_drill_closes_what_it_opens_and_says_what_is_left_open(imds: Simulator, place: Place) -> None:
     with PagerDuty() as found:
         config = place.write({"pager": pager(found)})
-        with RunningAgent(imds.endpoint, place.state, config) as agent:
-            agent.ready()
+        with RunningAgent(imds.endpoint, place.state, config):
             done = place.drill(config)
             assert (done.returncode, found.effects, found.wrong) == (0, ["opened", "added", "resolved"], []), (
                 done.stdout

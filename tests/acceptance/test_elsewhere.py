@@ -75,7 +75,6 @@ def test_a_courier_delivers_is_replaced_and_stops_where_posix_is_not(
     hook.default = Say(how="hang")
     config = notifying(tmp_path, hook, timeout="60s")
     with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
-        agent.ready()
         imds.set_document(body(item("e")))
         eventually(lambda: len(hook.requests) == 1)
         hook.default = Say()

@@ -31,7 +31,6 @@ def test_changes_and_signs_of_life_are_in_the_stream_whatever_is_killed(hub: Hub
     with Simulator((ME,)) as imds:
         imds.set_document(body())
         with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
-            agent.ready()
             eventually(lambda: types(hub) == ["heartbeat"])
             assert hub.stored[0].envelope["data"]["host.name"] == ME
             imds.set_document(body(item("e", NotBefore=FUTURE), incarnation=2))

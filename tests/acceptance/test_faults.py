@@ -89,7 +89,6 @@ def test_a_full_disk_keeps_nobody_from_being_notified(
     imds: Simulator, hook: HttpPeer, config: str, state: Path
 ) -> None:
     with AgentOnDiskOfItsOwn(imds.endpoint, state, config) as agent:
-        agent.ready()
         imds.set_document(listed("a"))
         eventually(lambda: events(hook) == ["a"])
         filler = fill(agent.disk)
@@ -125,7 +124,6 @@ def test_a_disk_that_hangs_holds_neither_polls_nor_scrapes_nor_messages(
 ) -> None:
     state = disk.directory
     with RunningAgent(imds.endpoint, state, config) as agent:
-        agent.ready()
         imds.set_document(listed("a"))
         eventually(lambda: delivered(agent) == 1)
         courier = agent.courier()
@@ -153,7 +151,6 @@ def test_a_disk_that_hangs_holds_neither_polls_nor_scrapes_nor_messages(
         assert agent.stop() == 0
         disk.hang(0)
     with RunningAgent(imds.endpoint, state, config) as agent:  # what was not written is news to it
-        agent.ready()
         eventually(lambda: agent.kinds == ["announced"])
         eventually(lambda: delivered(agent) == 5)
     assert once(hook) == ["a", "b", "c", "d", "e"]
@@ -169,11 +166,10 @@ def test_an_agent_that_starts_on_a_disk_that_takes_nothing_knows_what_is_there( 
 ) -> None:
     state = disk.directory
     with RunningAgent(imds.endpoint, state, config) as agent:
-        agent.ready()
         imds.set_document(listed("a"))
         eventually(lambda: delivered(agent) == 1)
     disk.hang(what)
-    with kind(imds.endpoint, state, config) as agent:
+    with kind(imds.endpoint, state, config).at_once() as agent:
         imds.set_document(listed("a", "b"))
         eventually(lambda: events(hook) == ["a", "b"])
         assert said in not_ready(agent)
@@ -182,7 +178,6 @@ def test_an_agent_that_starts_on_a_disk_that_takes_nothing_knows_what_is_there( 
         assert other.returncode == 3, other.stderr
     disk.hang(0)
     with RunningAgent(imds.endpoint, state, config) as agent:  # what only memory knew is forgotten: it is said again
-        agent.ready()
         eventually(lambda: agent.kinds == ["announced"])
         eventually(lambda: delivered(agent) == 2)
     assert once(hook) == ["a", "b"]

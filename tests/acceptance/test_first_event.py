@@ -26,7 +26,7 @@ def test_the_first_event_of_a_vm_is_counted_once_and_the_next_one_as_well(tmp_pa
     median = queries.quantile_by("event_type", 0.5, NOTICE, f"{NOTICE}_created")
     with Simulator((ME,)) as simulator:
         simulator.set_document(body())
-        with RunningAgent(simulator.endpoint, tmp_path / "state").ready() as agent:
+        with RunningAgent(simulator.endpoint, tmp_path / "state") as agent:
             targets = [{"targets": [f"127.0.0.1:{agent.port}"]}]
             with Prometheus(tmp_path, targets) as prometheus:
                 eventually(lambda: prometheus.value("up == 1"))

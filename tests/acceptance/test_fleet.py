@@ -42,7 +42,6 @@ def test_an_event_that_three_vms_report_is_notified_once_for_each_step(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
     with RunningFleet(configured(tmp_path, hub, hook.url), tmp_path / "state") as fleet:
-        fleet.ready()
         steps = [step for step in LIFECYCLE_KINDS if step in {"announced", "started", "finished"}]
         for number, step in enumerate(steps, start=1):
             send(hub, [report(one, step, resources=[A.name]) for one in (B, A, C)])
@@ -79,8 +78,6 @@ def test_any_instance_shows_the_whole_fleet_and_says_how_old_what_others_read_is
 ) -> None:
     config = shared(tmp_path, hub, hook, blobs)
     with RunningFleet(config, tmp_path / "one") as one, RunningFleet(config, tmp_path / "two") as two:
-        one.ready()
-        two.ready()
         eventually(
             lambda: (one.metric("notbefore_fleet_partitions"), two.metric("notbefore_fleet_partitions")) == (2, 2)
         )
@@ -101,12 +98,10 @@ def test_what_is_muted_is_notified_to_nobody_and_its_end_neither(hub: Hub, hook:
     assert (refused.returncode, state.exists()) == (1, False)  # made by root it would be of no use to the service
     assert "start the instance first" in refused.stderr
     with RunningFleet(config, state) as fleet:
-        fleet.ready()
         eventually((state / "partitions").exists)
         assert notbefore(*muted).returncode == 0
         fleet.stop()
     with RunningFleet(config, state) as fleet:
-        fleet.ready()
         send(hub, [report(A, "announced", "E-web"), report(SETS[1], "announced", "E-data")])
         send(hub, [report(SETS[1], "canceled", "E-data"), report(A, "canceled", "E-web")])
         eventually(lambda: len(fleet.json("/api/v1/fleet/history")["events"]) == 2)
@@ -124,11 +119,9 @@ def test_what_no_receiver_has_accepted_is_sent_by_the_instance_that_takes_over(
     config = shared(tmp_path, hub, hook, blobs)
     hook.default = Say(503)
     with RunningFleet(config, tmp_path / "one") as one:
-        one.ready()
         send(hub, [report(who, "announced", f"E-{who.scale_set}") for who in SETS])
         eventually(lambda: len(set(ids(hook))) == len(SETS))
         with RunningFleet(config, tmp_path / "two") as two:  # takes two of the four, while the other one goes on
-            two.ready()
             eventually(lambda: two.metric("notbefore_fleet_partitions") == 2)
             hook.requests.clear()
             hook.default = Say()

@@ -64,7 +64,6 @@ def test_each_query_finds_what_is_in_the_hub(hub: Hub, hook: HttpPeer, tmp_path:
     with RunningFleet(config, tmp_path / "state") as fleet:
         targets = [{"targets": [f"127.0.0.1:{fleet.port}"]}]
         with Prometheus(tmp_path, targets, job=JOB) as prometheus:
-            fleet.ready()
             tell(hub)
             eventually(lambda: {title: shown(prometheus, title) for title in NUMBERS} == NUMBERS)
             check(prometheus)

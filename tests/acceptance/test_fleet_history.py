@@ -37,7 +37,6 @@ def test_an_event_is_kept_once_through_a_disk_trouble_a_kill_and_a_replay_and_th
     config, state = configured(tmp_path, hub, hook.url), tmp_path / "state"
     (state / FILE_NAME).mkdir(parents=True)  # a directory, where a file is to be
     with RunningFleet(config, state) as fleet:
-        fleet.ready()
         happen(hub, "E-1", *STEPS)
         eventually(lambda: b'"finished"' in b"".join(one.body for one in hook.requests))
         eventually(lambda: fleet.metric('notbefore_fleet_errors_total{part="history"}'))
@@ -46,7 +45,6 @@ def test_an_event_is_kept_once_through_a_disk_trouble_a_kill_and_a_replay_and_th
         fleet.stop(signal.SIGKILL)
     shutil.rmtree(state / "partitions", ignore_errors=True)  # nothing is remembered: all is read again
     with RunningFleet(config, state) as fleet:
-        fleet.ready()
         happen(hub, "E-2", "announced", "canceled")
         eventually(lambda: len(events(fleet)) == 2)
         first, second = events(fleet)

@@ -42,7 +42,6 @@ def test_a_vm_of_the_inventory_that_is_never_heard_from_is_missing_until_it_is(
     config = configured(tmp_path, hub, hook.url, inventory_file="inventory.txt", missing_after="3s")
     send(hub, [beat(A), beat(B), report(A, "announced", "E-1")])
     with RunningFleet(config, tmp_path / "state") as fleet:
-        fleet.ready()
         eventually(lambda: notified(hook)[-1:] == [("started", ["web_9"])])
         assert fleet.json("/api/v1/fleet/events")["missing"] == ["web_9"]
         assert fleet.metric_sum("notbefore_fleet_vms_missing") == 1

@@ -56,7 +56,6 @@ def test_the_page_shows_what_is_coming_by_wave_and_how_the_month_went_to_everyon
     tell(hub)
     config = configured(tmp_path, hub, hook.url, group_by=["subscription", "resource_group", "scale_set", "event_type"])
     with RunningFleet(config, tmp_path / "state") as fleet, chromium() as browser:
-        fleet.ready()
         eventually(lambda: [wave["events"] for wave in fleet.json("/api/v1/fleet/events")["waves"]] == [2])
         page = browser.new_context(viewport=DESK).new_page()
         heard = Heard(page)

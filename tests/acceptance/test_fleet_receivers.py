@@ -93,7 +93,6 @@ def test_a_wave_of_500_vms_is_one_incident_and_a_handful_of_messages(receivers: 
         "group_interval": "4s",
     }
     with RunningFleet(receivers.configuration(tmp_path, **grouping), tmp_path / "state") as fleet:
-        fleet.ready()
         news = 'notbefore_fleet_records_total{result="news"}'
         send(receivers.hub, reports("announced", range(100)))
         eventually(lambda: receivers.steps == ["announced"], PATIENCE)

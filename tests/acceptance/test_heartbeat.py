@@ -23,7 +23,6 @@ def test_who_waits_for_pings_hears_when_imds_is_silent_and_when_the_agent_is(
         simulator.set_document(body())
         monkeypatch.setenv("PING_URL", f"{switch.url}/uuid")
         with RunningAgent(simulator.endpoint, tmp_path / "state", str(config)) as agent:
-            agent.ready()
             eventually(lambda: [request.path for request in switch.requests if request.path == "/uuid"])
             assert switch.requests[0].path in ("/uuid/start", "/uuid")  # IMDS may have been faster
             assert agent.metric("notbefore_courier_running") == 0  # no process was started for it

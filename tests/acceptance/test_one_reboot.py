@@ -64,7 +64,7 @@ def test_on_call_is_notified_once_of_a_reboot_of_five_vms_and_the_incident_is_cl
         config.write_text(yaml.safe_dump({"sinks": sinks}), encoding="utf-8")
         for vm in VMS:
             agent = RunningAgent(simulator.endpoint_of(vm), tmp_path / vm, str(config), interval="1s")
-            stack.enter_context(agent).ready()
+            stack.enter_context(agent)
         steps = [([item(**reboot, **later)], "firing"), ([item(**reboot, **STARTED)], "firing"), ([], "resolved")]
         for step, (listed, status) in enumerate(steps, start=1):
             simulator.set_document(body(*listed, incarnation=step + 1))

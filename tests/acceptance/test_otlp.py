@@ -35,7 +35,6 @@ def test_a_receiver_that_hangs_holds_neither_the_beat_nor_the_end(imds: Simulato
         receiver.default = Say(how="hang")
         config = configured(tmp_path, receiver.url, {"endpoint": "http://127.0.0.1:9"}, timeout="5m")
         with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
-            agent.ready()
             eventually(lambda: receiver.requests)
             polls = imds.requests
             eventually(lambda: imds.requests > polls + 10)
@@ -54,7 +53,6 @@ def test_without_it_nothing_of_it_is_loaded_and_a_reload_brings_it_and_takes_it(
         config = tmp_path / "notbefore.yaml"
         config.write_text("log: {level: info}\n", encoding="utf-8")
         with RunningAgent(imds.endpoint, tmp_path / "state", str(config)) as agent:
-            agent.ready()
             assert "google/_upb" not in mapped(agent)
             assert agent.metric('notbefore_otlp_exports_total{result="success",signal="metrics"}') is None
             configured(tmp_path, receiver.url, interval="1s")
@@ -81,8 +79,7 @@ def test_the_standard_variables_say_what_the_file_does_not(
         monkeypatch.setenv("OTEL_SERVICE_NAME", "watcher")
         config = tmp_path / "notbefore.yaml"
         config.write_text("otlp: {resource: {service.version: '1'}}\nsinks: {rec: {otlp_logs: {}}}\n", encoding="utf-8")
-        with RunningAgent(imds.endpoint, tmp_path / "state", str(config)) as agent:
-            agent.ready()
+        with RunningAgent(imds.endpoint, tmp_path / "state", str(config)):
             (request, *_) = eventually(lambda: receiver.requests)
             assert request.headers["api-key"] == "k/1"
             imds.set_document(body(item(NotBefore=FUTURE), incarnation=2))

@@ -45,7 +45,6 @@ def imds() -> Iterator[Simulator]:
 def agent(imds: Simulator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     """A dozen events in its history, one of them started."""
     with RunningAgent(imds.endpoint, tmp_path_factory.mktemp("state")) as agent:
-        agent.ready()
         imds.set_document(body(*(item(f"past-{number}", NotBefore=due(900)) for number in range(12)), incarnation=2))
         eventually(lambda: len(agent.records) == 12)
         imds.set_document(body(item("started", EventStatus="Started", NotBefore=""), incarnation=3))

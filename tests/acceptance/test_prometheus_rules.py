@@ -53,8 +53,7 @@ def test_who_what_when_the_start_and_the_end_can_be_read_in_slack_and_pagerduty(
         own = tmp_path / "notbefore.yaml"
         own.write_text(yaml.safe_dump({"sinks": {"am": {"alertmanager": {"urls": [sink.url]}}}}), encoding="utf-8")
         agents = [
-            stack.enter_context(RunningAgent(simulator.endpoint_of(name), tmp_path / name, str(own))).ready()
-            for name in names
+            stack.enter_context(RunningAgent(simulator.endpoint_of(name), tmp_path / name, str(own))) for name in names
         ]
         key, config = tmp_path / "key", example()
         key.write_text(ROUTING_KEY, encoding="utf-8")

@@ -168,7 +168,6 @@ def test_no_secret_is_printed_whatever_fails(tmp_path: Path, monkeypatch: pytest
         simulator.set_document(body())
         printed: dict[str, Any] = {}
         with RunningAgent(simulator.endpoint, tmp_path / "state", str(config)) as agent:
-            agent.ready()
             simulator.set_document(body(item(NotBefore=FUTURE)))
 
             def tried() -> bool:

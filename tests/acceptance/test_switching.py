@@ -50,7 +50,6 @@ def test_drain_and_uncordon_run_with_the_managers_variables_and_readiness_fails_
         return seen.read_text(encoding="utf-8").splitlines() if seen.exists() else []
 
     with RunningAgent(imds.endpoint, tmp_path / "state", recipe(tmp_path)) as agent:
-        agent.ready()
         assert get(agent.port, PENDING)[0] == 200
         imds.set_document(body(event, incarnation=2))
         eventually(lambda: get(agent.port, PENDING)[0] == 503)
@@ -82,7 +81,6 @@ def test_an_event_that_had_started_at_first_sight_is_drained_as_well_and_others_
     peers = item("E-2", EventType="Reboot", NotBefore=FUTURE, Resources=[PEER])
     started = item("E-3", EventType="Redeploy", EventStatus="Started", NotBefore="")
     with RunningAgent(imds.endpoint, tmp_path / "state", recipe(tmp_path)) as agent:
-        agent.ready()
         imds.set_document(body(freeze, peers, incarnation=2))
         agent.reported("announced", "announced")
         assert get(agent.port, PENDING)[0] == 200

@@ -38,7 +38,7 @@ def test_for_a_version_that_refuses_the_configuration_no_agent_ends(hook: HttpPe
     installed = Installed.make(tmp_path, REFUSING)
     with Simulator((ME,)) as imds:
         imds.set_document(listed())
-        with agent_of(installed, imds, hook, tmp_path).ready() as agent:
+        with agent_of(installed, imds, hook, tmp_path) as agent:
             assert agent.metric("notbefore_restart_needed") == 0  # what a scrape imports is imported
             with (tmp_path / "agent.yml").open("a", encoding="utf-8") as config:
                 config.write("records: {tags: [team]}\n")
@@ -57,13 +57,13 @@ def test_an_agent_ends_for_another_version_that_works_and_that_one_goes_on(hook:
     installed = Installed.make(tmp_path, NEWER)
     with Simulator((ME,)) as imds:
         imds.set_document(listed("E1"))
-        with agent_of(installed, imds, hook, tmp_path).ready() as agent:
+        with agent_of(installed, imds, hook, tmp_path) as agent:
             eventually(lambda: arrived(hook) == ["E1"])  # and its courier lingers for a minute
             installed.install(installed.newer)
             assert agent.process.wait(PATIENCE) == 0  # a service manager starts the new one
         assert "notbefore 9.9.9 is installed, and works" in agent.log
         imds.set_document(listed("E1", "E2"))
-        with agent_of(installed, imds, hook, tmp_path).ready() as newer:
+        with agent_of(installed, imds, hook, tmp_path) as newer:
             eventually(lambda: arrived(hook)[1:])
             assert newer.metric("notbefore_restart_needed") == 0
             eventually(lambda: newer.metric('notbefore_deliveries_total{result="delivered",sink="hook"}') == 2)

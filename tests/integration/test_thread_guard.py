@@ -82,7 +82,7 @@ def test_an_agent_whose_polling_always_fails_ends_with_a_code_that_has_it_restar
 ) -> None:
     monkeypatch.setenv("BROKEN", BROKEN)
     monkeypatch.setenv("NOTBEFORE_LOG__FORMAT", "json")
-    with Simulator((ME,)) as imds, BrokenAgent(imds.endpoint, tmp_path / "state") as agent:
+    with Simulator((ME,)) as imds, BrokenAgent(imds.endpoint, tmp_path / "state").at_once() as agent:
         eventually(lambda: agent.answers("/healthz"))
         eventually(lambda: agent.metric("notbefore_unforeseen_errors_total"))
         assert agent.process.wait(30) == 1

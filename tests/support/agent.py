@@ -92,6 +92,7 @@ class RunningAgent:
     """``notbefore run`` against an endpoint; its records are collected from its standard output."""
 
     python = sys.executable
+    _waited_for = True
 
     @staticmethod
     def before(_state: Path) -> Sequence[str]:
@@ -141,6 +142,16 @@ class RunningAgent:
             self.log += line.decode()
 
     def __enter__(self) -> Self:
+        """Once it is ready, but where that was not to be waited for."""
+        try:
+            return self.ready() if self._waited_for else self
+        except BaseException:
+            self.stop(signal.SIGKILL)
+            raise
+
+    def at_once(self) -> Self:
+        """For ``with``: do not wait until it is ready."""
+        self._waited_for = False
         return self
 
     def __exit__(self, *_: object) -> None:

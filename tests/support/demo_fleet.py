@@ -87,7 +87,7 @@ def play(directory: Path, stack: ExitStack, *, keep: bool) -> None:
         eventually(lambda: wanted in seen, patience=PATIENCE)
 
     def start() -> RunningFleet:
-        made = stack.enter_context(RunningFleet(config, directory / "state")).ready()
+        made = stack.enter_context(RunningFleet(config, directory / "state"))
         say(f"-- an instance reads the hub: http://127.0.0.1:{made.port}/ in a browser")
         return made
 

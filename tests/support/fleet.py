@@ -82,9 +82,7 @@ def watched_fleet(directory: Path, *, hours: float = 2.0, step: float = 60.0) ->
         words = (str(config), "--allow-approval")
         agents = [stack.enter_context(RunningAgent(simulator.endpoint_of(vm), directory / vm, *words)) for vm in LIVE]
         stopped = stack.enter_context(RunningAgent(simulator.endpoint_of(STOPPED), directory / STOPPED))
-        deaf = stack.enter_context(RunningAgent(f"http://127.0.0.1:{free_port()}", directory / "deaf"))
-        for agent in (*agents, stopped):
-            agent.ready()
+        deaf = stack.enter_context(RunningAgent(f"http://127.0.0.1:{free_port()}", directory / "deaf").at_once())
         targets = [f"127.0.0.1:{agent.port}" for agent in (*agents, stopped, deaf)]
         refused = [
             {"targets": [f"127.0.0.1:{free_port()}"], "labels": {"instance": f"{vm}:10169"}} for vm in (SILENT, NEVER)
