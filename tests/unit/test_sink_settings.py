@@ -10,7 +10,7 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from notbefore.config.load import load
+from notbefore.config.load import examine, load
 from notbefore.config.model import Config
 from notbefore.config.secret import Secret, secrets_in
 from notbefore.config.sinks import Alertmanager, SinkConfig
@@ -73,11 +73,12 @@ def test_a_library_that_is_missing_is_named_with_its_extra(
 def test_a_configuration_that_everybody_can_write_is_warned_of(place: Path) -> None:
     path, web = place / "notbefore.yaml", place / "web.yml"
     web.write_text("", encoding="utf-8")
-    config = read(place, f"server: {{web_config_file: {web}}}")
-    assert warnings(config, path) == []
+    path.write_text(f"server: {{web_config_file: {web}}}", encoding="utf-8")
+    config, places, _ = examine(path, {}, {})
+    assert warnings(config, places) == []
     path.chmod(0o646)
     web.chmod(0o622)
-    found = [text for text in warnings(config, path) if "can be written by every user" in text]
+    found = [text for text in warnings(config, places) if "can be written by every user" in text]
     assert [text.rpartition("chmod o-w ")[2] for text in found] == [str(path), str(web)]
 
 

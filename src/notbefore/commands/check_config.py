@@ -12,6 +12,7 @@ from notbefore.commands.options import add_configuration, add_json, overrides, p
 from notbefore.config.load import examine
 from notbefore.config.model import Config
 from notbefore.config.warnings import warnings
+from notbefore.config.yaml_file import Places
 from notbefore.core.text import escaped
 from notbefore.courier.sinks import try_out
 from notbefore.errors import ConfigError, Mistake
@@ -30,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     """Print what was asked for; returns the exit code. Raises ``ConfigError`` for what is wrong."""
     set_up("text", "critical")  # a library's log line about an address may hold a secret
     try:
-        config, notes = _examined(options)
+        config, places, notes = _examined(options)
     except ConfigError as error:
         if not options.json:
             raise
@@ -38,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
         mistakes = [dict(zip(keys, (*one.place, one.key, one.text), strict=True)) for one in error.mistakes]
         print_json([{"ok": False, "error": str(error), "mistakes": mistakes}])
         return WRONG
-    found = warnings(config, options.config)
+    found = warnings(config, places)
     code = WRONG if options.strict and found else OK
     if options.json:
         print_json([{"ok": code == OK, "error": None, "warnings": found, "notes": notes}])
@@ -50,8 +51,8 @@ def run(options: argparse.Namespace) -> int:
     return code
 
 
-def _examined(options: argparse.Namespace) -> tuple[Config, list[str]]:
-    """Return the configuration, and notes about who may read; raises ``ConfigError`` with all that is wrong."""
+def _examined(options: argparse.Namespace) -> tuple[Config, Places, list[str]]:
+    """Return what was read, and notes about who may read; raises ``ConfigError`` with all that is wrong."""
     config, places, mistakes = examine(options.config, os.environ, overrides(options))
     for name, sink in config.sinks.items():
         try:
@@ -68,4 +69,4 @@ def _examined(options: argparse.Namespace) -> tuple[Config, list[str]]:
         mistakes += error.mistakes or [Mistake(places.nearest(key), key, text)]
     if mistakes:
         raise ConfigError.of(mistakes)
-    return config, notes
+    return config, places, notes

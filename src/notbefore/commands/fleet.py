@@ -1,13 +1,10 @@
 """``notbefore fleet``: one instance that reads the changes of all VMs."""
 
 import argparse
-import logging
 from pathlib import Path
 
-from notbefore.commands.options import load_configuration
+from notbefore.commands.options import begin
 from notbefore.config.sinks import check_extra
-from notbefore.config.warnings import warnings
-from notbefore.logs import set_up
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,11 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Read until SIGTERM or SIGINT; returns the exit code. Raises ``NotBeforeError`` where it cannot start."""
-    config = load_configuration(options)
+    config = begin(options)
     check_extra("fleet")
-    set_up(config.log.format, config.log.level)
-    for text in warnings(config, options.config):
-        logging.getLogger("notbefore.config").warning(text)
     from notbefore.fleet.instance import FleetInstance  # after the check above
 
     return FleetInstance(config).run()

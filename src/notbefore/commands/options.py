@@ -1,17 +1,20 @@
 """What commands have in common: which configuration, what the command line overrides, tables for people, and JSON."""
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from notbefore.config.load import load
+from notbefore.config.load import examine, load
 from notbefore.config.model import Config, default_state_dir
+from notbefore.config.warnings import warnings
 from notbefore.core.duration import Duration, span
 from notbefore.core.record import json_line
 from notbefore.core.text import escaped
 from notbefore.errors import ConfigError
+from notbefore.logs import set_up
 
 
 def add_configuration(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +37,17 @@ def add_json(parser: argparse.ArgumentParser, what: str = "JSON, one object a li
 def load_configuration(options: argparse.Namespace) -> Config:
     """Return the configuration that the options name; raises ``ConfigError``."""
     return load(options.config, os.environ, overrides(options))
+
+
+def begin(options: argparse.Namespace) -> Config:
+    """As ``load_configuration``, for a process that stays: the log is set up, and has the warnings."""
+    config, places, mistakes = examine(options.config, os.environ, overrides(options))
+    if mistakes:
+        raise ConfigError.of(mistakes)
+    set_up(config.log.format, config.log.level)
+    for text in warnings(config, places):
+        logging.getLogger("notbefore.config").warning(text)
+    return config
 
 
 def overrides(options: argparse.Namespace) -> dict[str, str | None]:

@@ -1,12 +1,9 @@
 """``notbefore run``: the agent."""
 
 import argparse
-import logging
 
 from notbefore.agent.agent import Agent
-from notbefore.commands.options import add_configuration, load_configuration
-from notbefore.config.warnings import warnings
-from notbefore.logs import set_up
+from notbefore.commands.options import add_configuration, begin, load_configuration
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,8 +16,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Watch until SIGTERM or SIGINT; returns the exit code. Raises ``NotBeforeError`` where it cannot start."""
-    config = load_configuration(options)
-    set_up(config.log.format, config.log.level)
-    for text in warnings(config, options.config):
-        logging.getLogger("notbefore.config").warning(text)
-    return Agent(config, lambda: load_configuration(options), allow_approval=options.allow_approval).run()
+    return Agent(begin(options), lambda: load_configuration(options), allow_approval=options.allow_approval).run()

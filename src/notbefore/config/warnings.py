@@ -15,7 +15,7 @@ import msgspec
 from notbefore.config.load import ENVIRONMENT_PREFIX
 from notbefore.config.model import Config
 from notbefore.config.secret import secrets_in
-from notbefore.config.yaml_file import Places, read
+from notbefore.config.yaml_file import Places
 from notbefore.core.approval import unknown_words
 from notbefore.core.change import APPROVAL_KINDS, SILENT
 from notbefore.core.document import SCHEDULED, STARTED
@@ -27,23 +27,19 @@ Finding = tuple[str, str]  # the path of a key, and what is wrong with it
 NO_KEY: Final = re.compile(r"https?://[^/?#@]+(?:/[^/?#]{0,16})*")  # an address in which no part is like a key
 
 
-def warnings(config: Config, path: Path | None) -> list[str]:
-    """Return one text for each finding; ``path`` is the file that ``config`` was read from."""
-    places = read(path)[1] if path is not None else Places()
-    found = [*_of_sinks(config), *((key, text) for key, text in _plain_secrets(config) if key in places)]
+def warnings(config: Config, places: Places) -> list[str]:
+    """Return one text for each finding; ``places``: of what stands in the file and elsewhere."""
+    found = [*_of_sinks(config), *_plain_secrets(config, places)]
     for number, route in enumerate(config.routes):
         found += [(f"routes[{number}].match.{key}", text) for key, text in _of_route(route, fleet=bool(config.fleet))]
     return [
         *_misspelt_variables(os.environ),
-        *_writable(path, config.server.web_config_file),
-        *(str(Mistake(places.nearest(key), key, text)) if places else f"{key}: {text}" for key, text in found),
+        *_writable(places[""].origin if "" in places else None, config.server.web_config_file),
+        *(str(Mistake(places.nearest(key), key, text)) for key, text in found),
     ]
 
 
 def _of_sinks(config: Config) -> Iterator[Finding]:
-    if not Path(config.state.dir).is_absolute():
-        text = "is relative to the directory in which the agent is started: give an absolute path"
-        yield "state.dir", f"{config.state.dir} {text}"
     if Path(config.state.dir).is_file():
         yield "state.dir", f"{config.state.dir} is a file: name a directory"
     used = {name for route in config.routes for name in (*route.sinks, *route.fallback)}
@@ -52,23 +48,21 @@ def _of_sinks(config: Config) -> Iterator[Finding]:
         if config.routes and name not in used and not heartbeats:
             text = f"no route leads to the sink {name}, so nothing is sent there: name it under `routes`"
             yield f"sinks.{name}", text
-        if sink.command is not None and not _can_be_run(program := sink.command.command[0]):
+        program = sink.command.command[0] if sink.command is not None else None
+        # ``shutil.which`` does the same: its import costs every agent 0.5 MiB
+        if program is not None and not (Path(program).is_file() and os.access(program, os.X_OK)):
             yield f"sinks.{name}.command.command", f"{program} is no program that can be run: install it, or chmod +x"
 
 
-def _can_be_run(program: str) -> bool:
-    # ``shutil.which`` does the same: its import costs every agent 0.5 MiB
-    return Path(program).is_file() and os.access(program, os.X_OK)
-
-
-def _plain_secrets(config: Config) -> Iterator[Finding]:
+def _plain_secrets(config: Config, places: Places) -> Iterator[Finding]:
     """Yield each key under which a secret stands as plain text; an address of a webhook that holds no key is none."""
     text = (
         "a secret stands in the file itself: write it to /etc/notbefore/credentials/NAME, which only root can read, and"
         " name it instead: KEY_credential: NAME (for a header {credential: NAME}), or KEY_file"
     )
     for key, secret in secrets_in(config).items():
-        if secret.source == "inline" and not (key.endswith(".webhook.url") and NO_KEY.fullmatch(secret.reveal())):
+        no_key = key.endswith(".webhook.url") and NO_KEY.fullmatch(secret.reveal())
+        if secret.source == "inline" and places.nearest(key).line and not no_key:
             yield key, text
 
 
@@ -97,7 +91,7 @@ def _misspelt_variables(environment: Mapping[str, str]) -> Iterator[str]:
             yield f"{name}: this variable is ignored: two underscores stand after the section, {meant}"
 
 
-def _writable(*paths: Path | str | None) -> Iterator[str]:
+def _writable(*paths: str | None) -> Iterator[str]:
     """Which of the files every user may write; one that is not there is an error elsewhere."""
     for file in [Path(one) for one in paths if one] if hasattr(os, "geteuid") else ():  # Windows has access lists
         if file.exists() and file.stat().st_mode & stat.S_IWOTH:
