@@ -113,7 +113,6 @@ def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (("history", "--state-dir", "empty", "--since", "9999999d"), 2, "--since: expected 30m, 1h or 2d"),
         (("history", "--since", "0001-01-01T00:00:00+14:00"), 2, "--since: expected 30m, 1h or 2d"),
         (("simulate", "--listen", "16925"), 2, "--listen: expected HOST:PORT"),
-        (("history", "--limit", "0"), 2, "argument --limit: expected a number of changes, 1 or more, got 0"),
         (("approve", "ID", "--state-dir", "empty"), 1, "no agent listens at empty/control.sock"),
         (("fleet", "fleet.yml"), 2, "fleet.yml:1:1: fleet: the key `hub` is missing"),
         (("run", "often.yml"), 2, "often.yml:2:3: imds.interval: expected a duration"),

@@ -132,19 +132,6 @@ def test_a_status_is_answered_once_and_then_the_document(simulator: Simulator, c
     assert client.get()["Events"] == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [("half", http.client.IncompleteRead), ("freeze", TimeoutError), ("disconnect", ConnectionResetError)],
-)
-def test_an_answer_that_is_none_is_followed_by_a_good_one(
-    simulator: Simulator, client: Client, kind: str, expected: type[Exception]
-) -> None:
-    simulator.fault(kind)
-    with Client(simulator, 0.3 if kind == "freeze" else PATIENCE) as failing, pytest.raises(expected):
-        failing.get()
-    assert client.get()["Events"] == []
-
-
 def test_a_held_client_does_not_keep_the_simulator_from_ending() -> None:
     with Simulator() as simulator:
         simulator.fault("freeze", 3600.0)

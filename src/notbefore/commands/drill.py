@@ -58,13 +58,37 @@ def run(options: argparse.Namespace) -> int:
     config = load_state_configuration(options)
     patience = seconds("--wait", options.wait)
     routing = _routing(config, options.sink, patience + SPARE)
-    exercise = Exercise(routing, _vm(config), options.scenario)
-    report = exercise.report(exercise.send(Path(config.state.dir), patience), config, routed=options.sink is None)
+    vm = _vm(config)
+    steps = [_step(change, routing, vm) for change in _changes(SCENARIOS[options.scenario], vm.name)]
+    # what is opened where approvals do not go stays open until the end of the event is sent
+    alerting = {name for name, terms in routing.sinks.items() if not terms.approvals}
+    *before, last = ({one.sink for one in step.deliveries} for step in steps)
+    unclosed = sorted((set().union(*before) & alerting) - last)
+    if unclosed:
+        closing = Route(sinks=tuple(unclosed), announce_by="all")
+        steps.append(_step(steps[-1].change, Routing((closing,), routing.sinks), vm))
+    left = {one.delivery_id: one for one in _send(Path(config.state.dir), steps, patience)}
+
+    sent = sorted((one for step in steps for one in step.deliveries), key=attrgetter("sink"))
+    rows = [_row(config.sinks[one.sink].kind, one, left.get(one.delivery_id)) for one in sent]
+    tried = {one.sink for one in sent}
+    accepted = {(row["sink"], row["change"]) for row in rows if row["result"] == "delivered"}
+    missed = {one.sink for one in sent if (one.sink, one.kind) not in accepted}
+    end = steps[-1].change
+    report = {
+        "event_id": end.event.event_id,
+        "results": rows,
+        "reached": sorted(tried - missed),
+        "not_reached": sorted(missed),
+        "without_route": sorted(config.sinks.keys() - tried) if options.sink is None else [],
+        "closed_by_drill": unclosed,
+        "still_open": sorted({sink for sink, _ in accepted if (sink, end.kind) not in accepted} & alerting),
+    }
     if options.json:
         print_json([report])
     else:
-        show(report)
-    return 0 if report["results"] and not report["not_reached"] and not report["still_open"] else 1
+        _show(report)
+    return 0 if rows and not missed else 1
 
 
 def _routing(config: Config, sink: str | None, lasts: float) -> Routing:
@@ -92,9 +116,9 @@ def _vm(config: Config) -> Vm:
     return msgspec.structs.replace(known, name=name, record_tags=config.records.tags)
 
 
-def changes(scenario: str, vm: str, now: datetime) -> list[Change]:
-    """Return the changes of a made-up event on the VM named ``vm``: announced, started, finished, a second apart."""
-    event_type = SCENARIOS[scenario]
+def _changes(event_type: str, vm: str) -> list[Change]:
+    """Return the changes of a made-up event on a VM: announced, started, finished, a second apart."""
+    now = datetime.now(UTC)
     event = Event(
         event_id=f"EXERCISE-{uuid.uuid4()}",
         event_type=event_type,
@@ -115,56 +139,22 @@ def changes(scenario: str, vm: str, now: datetime) -> list[Change]:
     return found
 
 
-class Exercise:
-    """A made-up event, and all that is to be sent of it. ``unclosed``: the sinks whose alerts no route closes."""
+def _send(state_dir: Path, steps: list[StoredChange], patience: float) -> list[Delivery]:
+    """Have the agent send it, with ``patience`` seconds for attempts that fail; returns what was not accepted.
 
-    def __init__(self, routing: Routing, vm: Vm, scenario: str) -> None:
-        found = changes(scenario, vm.name, datetime.now(UTC))
-        self.end = found[-1]
-        self.steps = [_step(change, routing, vm) for change in found]
-        # what is opened where approvals do not go stays open until the end of the event is sent
-        self.keep_alerts = {name for name, terms in routing.sinks.items() if not terms.approvals}
-        *before, last = ({one.sink for one in step.deliveries} for step in self.steps)
-        self.unclosed = sorted((set().union(*before) & self.keep_alerts) - last)
-        if self.unclosed:
-            closing = Route(sinks=tuple(self.unclosed), announce_by="all")
-            self.steps.append(_step(self.end, Routing((closing,), routing.sinks), vm))
-
-    def send(self, state_dir: Path, patience: float) -> tuple[Delivery, ...]:
-        """Have the agent send it, with ``patience`` seconds for attempts that fail; returns what was not accepted.
-
-        Raises ``NotBeforeError`` where that is not known.
-        """
-        key = self.end.event.key
-        deadline = time.monotonic() + (self.end.time - datetime.now(UTC)).total_seconds() + patience
-        reply = ask_agent(state_dir, ExerciseRequest(key, self.steps), ExerciseReply)
-        overflowed = reply.overflowed
-        while reply.due is not None and time.monotonic() + max(0.0, reply.due) <= deadline:
-            time.sleep(LOOK_INTERVAL)
-            reply = ask_agent(state_dir, ExerciseRequest(key), ExerciseReply)
-        reply = ask_agent(state_dir, ExerciseRequest(key, end=True), ExerciseReply)
-        if reply.overflowed != overflowed:
-            raise NotBeforeError("the outbox has overflowed meanwhile: it is not known who was reached")
-        return tuple(row for row in reply.left if row.state != "repeating")
-
-    def report(self, left: tuple[Delivery, ...], config: Config, *, routed: bool) -> dict[str, Any]:
-        """What ``drill --json`` prints. ``left``: what was not accepted; ``routed``: not to one sink, by the routes."""
-        found = {one.delivery_id: one for one in left}
-        sent = sorted((one for step in self.steps for one in step.deliveries), key=attrgetter("sink"))
-        rows = [_row(config.sinks[one.sink].kind, one, found.get(one.delivery_id)) for one in sent]
-        tried = {one.sink for one in sent}
-        accepted = {(row["sink"], row["change"]) for row in rows if row["result"] == "delivered"}
-        missed = {one.sink for one in sent if (one.sink, one.kind) not in accepted}
-        opened = {sink for sink, _ in accepted} & self.keep_alerts
-        return {
-            "event_id": self.end.event.event_id,
-            "results": rows,
-            "reached": sorted(tried - missed),
-            "not_reached": sorted(missed),
-            "without_route": sorted(config.sinks.keys() - tried) if routed else [],
-            "closed_by_drill": self.unclosed,
-            "still_open": sorted(sink for sink in opened if (sink, self.end.kind) not in accepted),
-        }
+    Raises ``NotBeforeError`` where that is not known.
+    """
+    end = steps[-1].change
+    deadline = time.monotonic() + (end.time - datetime.now(UTC)).total_seconds() + patience
+    reply = ask_agent(state_dir, ExerciseRequest(end.event.key, steps), ExerciseReply)
+    overflowed = reply.overflowed
+    while reply.due is not None and time.monotonic() + max(0.0, reply.due) <= deadline:
+        time.sleep(LOOK_INTERVAL)
+        reply = ask_agent(state_dir, ExerciseRequest(end.event.key), ExerciseReply)
+    reply = ask_agent(state_dir, ExerciseRequest(end.event.key, end=True), ExerciseReply)
+    if reply.overflowed != overflowed:
+        raise NotBeforeError("the outbox has overflowed meanwhile: it is not known who was reached")
+    return [row for row in reply.left if row.state != "repeating"]
 
 
 def _step(change: Change, routing: Routing, vm: Vm) -> StoredChange:
@@ -183,7 +173,7 @@ def _row(kind: str, sent: Delivery, left: Delivery | None) -> dict[str, str]:
     return {"sink": sent.sink, "kind": kind, "change": sent.kind, "result": result, "error": error}
 
 
-def show(report: dict[str, Any]) -> None:
+def _show(report: dict[str, Any]) -> None:
     """Print the report for people."""
     if not report["results"]:
         sys.stdout.write("No route matches this event: nobody was notified.\n")

@@ -21,6 +21,8 @@ from notbefore.core.record import Record
 from notbefore.core.text import rfc3339, some_of
 from notbefore.errors import ConfigError
 
+NEWEST: Final = 100  # changes that are shown
+MOST: Final = 10_000  # with `--since`: all that an agent gives
 MAX_NAMES: Final = 3  # in a row; `--json` has all of them
 HEAD: Final = (
     *("TIME", "CHANGE", "OUTCOME", "TYPE", "SCOPE", "NOTICE", "SCHEDULED", "STARTED", "INTERRUPTION", "RESOURCES"),
@@ -34,24 +36,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     parser.add_argument("--state-dir", metavar="DIR", help="read this state directory instead of asking an agent")
     parser.add_argument(
-        "--since", metavar="TIME", help="only changes from this time on: 1h (an hour ago), or 2026-03-01T12:00:00Z"
-    )
-    parser.add_argument(
-        "--limit", type=_count, default=100, metavar="N", help="at most so many, the newest (default 100)"
+        "--since",
+        metavar="TIME",
+        help=f"changes from this time on: 1h (an hour ago), or 2026-03-01T12:00:00Z; without it the last {NEWEST}",
     )
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the changes, oldest first; returns the exit code. Raises ``NotBeforeError``."""
     since = start_time(options.since, datetime.now(UTC)) if options.since else None
+    limit = MOST if since else NEWEST
     changes: list[dict[str, Any]]
     if options.state_dir is None:
-        path = f"/api/v1/history?limit={options.limit}" + (f"&since={quote(rfc3339(since))}" if since else "")
+        path = f"/api/v1/history?limit={limit}" + (f"&since={quote(rfc3339(since))}" if since else "")
         answer = agent_client(options).ask(path)
         changes, cut = answer["changes"], answer.get("cut")
     else:
         with asking(Path(options.state_dir), HistoryReply) as ask:
-            reply = ask(HistoryRequest(since.timestamp() if since else None, options.limit))
+            reply = ask(HistoryRequest(since.timestamp() if since else None, limit))
         changes, cut = [msgspec.json.decode(bytes(record)) for record in reply.records], reply.cut
     if cut:
         sys.stderr.write("There are older changes, too many for one answer.\n")
@@ -60,12 +62,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         show_history(changes)
     return 0
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"expected a number of changes, 1 or more, got {text}")
-    return int(text)
 
 
 def start_time(text: str, now: datetime) -> datetime:

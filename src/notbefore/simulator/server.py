@@ -4,10 +4,7 @@ Several VMs: ``http://HOST:PORT/vm/NAME`` is the endpoint of each, ``http://HOST
 same events.
 """
 
-import os
-import socket
 import socketserver
-import struct
 import sys
 import threading
 from collections.abc import Sequence
@@ -134,20 +131,9 @@ class _Handler(BaseHTTPRequestHandler):
             raise _RefusedError(fault.kind, fault.status, **asked.get(fault.status, {}))
         if fault.kind == "garbage":
             self._send(HTTPStatus.OK, b"<html>Service Unavailable</html>")
-            return
-        self.close_connection = True
-        if fault.kind == "freeze":
+        else:  # "freeze"
             self.server.state.hold(fault.value)
-        elif fault.kind == "half":
-            body = self.server.state.body()
-            self.send_response(HTTPStatus.OK)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body[: len(body) // 2])
-        else:  # "disconnect": with SO_LINGER of 0 seconds, a close sends RST instead of FIN
-            linger = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            socket.close(self.connection.detach())
+            self.close_connection = True
 
     def _approve(self, body: bytes) -> None:
         try:

@@ -19,10 +19,8 @@ from msgspec import Struct
 APPROVED_AFTER: Final = 2.0  # seconds from a start request to Started; real ones were seen at once and later
 FAULTS: Final = {  # with the VALUE that each has unless one is given, a status or seconds
     "status": 500.0,
-    "half": 0.0,  # of the body, then the connection is closed
     "garbage": 0.0,  # 200 with a body that is not JSON
     "freeze": 30.0,  # the request is accepted, and nothing is sent for so long
-    "disconnect": 0.0,  # the connection is reset without an answer
     "start-status": 503.0,  # of a start request, which is ignored
     "start-freeze": 30.0,  # a start request is accepted, and not answered for so long
 }
