@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from notbefore.simulator.server import Simulator
-from support.azure import ME, PEER, body
+from support.azure import ME, PEER
 from support.hub import Hub
 from support.peers import HttpPeer
 
@@ -14,7 +14,6 @@ from support.peers import HttpPeer
 @pytest.fixture
 def imds() -> Iterator[Simulator]:
     with Simulator((ME, PEER)) as simulator:
-        simulator.set_document(body())
         yield simulator
 
 

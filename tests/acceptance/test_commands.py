@@ -19,7 +19,6 @@ from support.azure import FUTURE, ID, body, item
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     state = tmp_path_factory.mktemp("state")
     with Simulator() as imds, RunningAgent(imds.endpoint, state) as running:
-        imds.set_document(body())
         imds.set_document(body(item(NotBefore=FUTURE, Resources=["WestNO_0", "\u017eaba"]), incarnation=2))
         running.reported("announced")
         yield running

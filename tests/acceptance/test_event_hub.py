@@ -3,9 +3,6 @@
 import os
 import signal
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually
@@ -13,35 +10,26 @@ from support.azure import FUTURE, ME, body, item
 from support.hub import Hub
 
 
-def configured(directory: Path, hub: Hub, **settings: Any) -> str:
-    path = directory / "notbefore.yaml"
-    (directory / "hub-key").write_text(settings.pop("text", hub.connection_string()), encoding="utf-8")
-    sink = {"event_hub": {"connection_string_file": "hub-key", **settings}}
-    records = {"tags": ["Role", "absent"]}
-    path.write_text(yaml.safe_dump({"records": records, "sinks": {"hub": sink}}), encoding="utf-8")
-    return str(path)
-
-
 def types(hub: Hub) -> list[str]:
     return [one.envelope["type"].removeprefix("notbefore.").removesuffix(".v1") for one in hub.stored]
 
 
 def test_changes_and_signs_of_life_are_in_the_stream_whatever_is_killed(hub: Hub, tmp_path: Path) -> None:
-    config = configured(tmp_path, hub, heartbeat="5m")
-    with Simulator((ME,)) as imds:
-        imds.set_document(body())
-        with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
-            eventually(lambda: types(hub) == ["heartbeat"])
-            assert hub.stored[0].envelope["data"]["host.name"] == ME
-            imds.set_document(body(item("e", NotBefore=FUTURE), incarnation=2))
-            eventually(lambda: len(hub.stored) == 2)
-            hub.kill()
-            imds.set_document(body(item("e", EventStatus="Started", NotBefore=""), incarnation=3))
-            agent.reported("announced", "started")
-            os.kill(agent.courier(), signal.SIGKILL)
-            hub.start()
-            imds.set_document(body(incarnation=4))
-            eventually(lambda: len({one.envelope["id"] for one in hub.stored}) == 4)
+    (tmp_path / "hub-key").write_text(hub.connection_string(), encoding="utf-8")
+    sink = {"event_hub": {"connection_string_file": "hub-key", "heartbeat": "5m"}}
+    config = {"records": {"tags": ["Role", "absent"]}, "sinks": {"hub": sink}}
+    with Simulator((ME,)) as imds, RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
+        eventually(lambda: types(hub) == ["heartbeat"])
+        assert hub.stored[0].envelope["data"]["host.name"] == ME
+        imds.set_document(body(item("e", NotBefore=FUTURE), incarnation=2))
+        eventually(lambda: len(hub.stored) == 2)
+        hub.kill()
+        imds.set_document(body(item("e", EventStatus="Started", NotBefore=""), incarnation=3))
+        agent.reported("announced", "started")
+        os.kill(agent.courier(), signal.SIGKILL)
+        hub.start()
+        imds.set_document(body(incarnation=4))
+        eventually(lambda: len({one.envelope["id"] for one in hub.stored}) == 4)
     found = [kind for kind in types(hub) if kind != "heartbeat"]
     assert list(dict.fromkeys(found)) == [f"scheduled_event.{kind}" for kind in ("announced", "started", "finished")]
     assert {one.envelope["data"].get("azure.tag.role") for one in hub.stored} == {"simulated"}

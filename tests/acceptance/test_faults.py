@@ -6,9 +6,9 @@ import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
-import yaml
 
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, get, notbefore
@@ -55,11 +55,8 @@ def state(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def config(tmp_path: Path, hook: HttpPeer) -> str:
-    path = tmp_path / "notbefore.yaml"
-    sinks = {"hook": {"webhook": {"url": hook.url, "allow_private": True}}}
-    path.write_text(yaml.safe_dump({"sinks": sinks}), encoding="utf-8")
-    return str(path)
+def config(hook: HttpPeer) -> dict[str, Any]:
+    return {"sinks": {"hook": {"webhook": {"url": hook.url, "allow_private": True}}}}
 
 
 def events(hook: HttpPeer) -> list[str]:
@@ -86,7 +83,7 @@ def delivered(agent: RunningAgent) -> float:
 
 
 def test_a_full_disk_keeps_nobody_from_being_notified(
-    imds: Simulator, hook: HttpPeer, config: str, state: Path
+    imds: Simulator, hook: HttpPeer, config: dict[str, Any], state: Path
 ) -> None:
     with AgentOnDiskOfItsOwn(imds.endpoint, state, config) as agent:
         imds.set_document(listed("a"))
@@ -120,7 +117,7 @@ def disk(state: Path, monkeypatch: pytest.MonkeyPatch) -> HangingDisk:
 
 @pytest.mark.long
 def test_a_disk_that_hangs_holds_neither_polls_nor_scrapes_nor_messages(
-    imds: Simulator, hook: HttpPeer, config: str, disk: HangingDisk
+    imds: Simulator, hook: HttpPeer, config: dict[str, Any], disk: HangingDisk
 ) -> None:
     state = disk.directory
     with RunningAgent(imds.endpoint, state, config) as agent:
@@ -162,7 +159,14 @@ def test_a_disk_that_hangs_holds_neither_polls_nor_scrapes_nor_messages(
     [(ReadOnly, 0, b"readonly database"), (RunningAgent, WRITES, b"the disk has not answered")],
 )
 def test_an_agent_that_starts_on_a_disk_that_takes_nothing_knows_what_is_there(  # noqa: PLR0913 - fixtures
-    imds: Simulator, hook: HttpPeer, config: str, disk: HangingDisk, *, kind: type[RunningAgent], what: int, said: bytes
+    imds: Simulator,
+    hook: HttpPeer,
+    config: dict[str, Any],
+    disk: HangingDisk,
+    *,
+    kind: type[RunningAgent],
+    what: int,
+    said: bytes,
 ) -> None:
     state = disk.directory
     with RunningAgent(imds.endpoint, state, config) as agent:

@@ -24,30 +24,28 @@ def test_the_first_event_of_a_vm_is_counted_once_and_the_next_one_as_well(tmp_pa
     announced = queries.grown_by("change", f'{CHANGES}_total{{change="announced"}}', f"{CHANGES}_created")
     notice = f"max({queries.notice_buckets()})"
     median = queries.quantile_by("event_type", 0.5, NOTICE, f"{NOTICE}_created")
-    with Simulator((ME,)) as simulator:
-        simulator.set_document(body())
-        with RunningAgent(simulator.endpoint, tmp_path / "state") as agent:
-            targets = [{"targets": [f"127.0.0.1:{agent.port}"]}]
-            with Prometheus(tmp_path, targets) as prometheus:
-                eventually(lambda: prometheus.value("up == 1"))
-                eventually(lambda: (prometheus.value("count_over_time(up[1m])") or 0) >= 4)
-                assert prometheus.value(f"{CHANGES}_total") is None
-                simulator.set_document(body(item("first"), incarnation=2))
-                eventually(lambda: prometheus.value(f"{CHANGES}_total"))
-                assert [prometheus.value(resolved(expr, VARIABLES)) for expr in (announced, notice)] == [1, 1]
-                assert prometheus.value(resolved(median, VARIABLES)) is not None
-                # this is why: of the same series increase() sees nothing
-                eventually(lambda: (prometheus.value(f"count_over_time({CHANGES}_total[1m])") or 0) >= 3)
-                assert prometheus.value(f"increase({CHANGES}_total[30s])") == 0
-                assert [prometheus.value(resolved(expr, VARIABLES)) for expr in (announced, notice)] == [1, 1]
+    with Simulator((ME,)) as simulator, RunningAgent(simulator.endpoint, tmp_path / "state") as agent:
+        targets = [{"targets": [f"127.0.0.1:{agent.port}"]}]
+        with Prometheus(tmp_path, targets) as prometheus:
+            eventually(lambda: prometheus.value("up == 1"))
+            eventually(lambda: (prometheus.value("count_over_time(up[1m])") or 0) >= 4)
+            assert prometheus.value(f"{CHANGES}_total") is None
+            simulator.set_document(body(item("first"), incarnation=2))
+            eventually(lambda: prometheus.value(f"{CHANGES}_total"))
+            assert [prometheus.value(resolved(expr, VARIABLES)) for expr in (announced, notice)] == [1, 1]
+            assert prometheus.value(resolved(median, VARIABLES)) is not None
+            # this is why: of the same series increase() sees nothing
+            eventually(lambda: (prometheus.value(f"count_over_time({CHANGES}_total[1m])") or 0) >= 3)
+            assert prometheus.value(f"increase({CHANGES}_total[30s])") == 0
+            assert [prometheus.value(resolved(expr, VARIABLES)) for expr in (announced, notice)] == [1, 1]
 
-                simulator.set_document(body(item("first"), item("second"), incarnation=3))
-                eventually(lambda: prometheus.value(f"{CHANGES}_total") == 2)
-                assert [prometheus.value(resolved(expr, VARIABLES)) for expr in (announced, notice)] == [2, 2]
-                # once the windows begin after the first events, nothing has grown
-                later = time.time() + 60
-                for expr in (announced, notice):
-                    (found,) = prometheus.ask("query", query=resolved(expr, VARIABLES), time=later)["result"] or [
-                        {"value": [0, "0"]}
-                    ]
-                    assert float(found["value"][1]) == pytest.approx(0)
+            simulator.set_document(body(item("first"), item("second"), incarnation=3))
+            eventually(lambda: prometheus.value(f"{CHANGES}_total") == 2)
+            assert [prometheus.value(resolved(expr, VARIABLES)) for expr in (announced, notice)] == [2, 2]
+            # once the windows begin after the first events, nothing has grown
+            later = time.time() + 60
+            for expr in (announced, notice):
+                (found,) = prometheus.ask("query", query=resolved(expr, VARIABLES), time=later)["result"] or [
+                    {"value": [0, "0"]}
+                ]
+                assert float(found["value"][1]) == pytest.approx(0)

@@ -3,26 +3,20 @@
 from pathlib import Path
 
 import pytest
-import yaml
 
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually
-from support.azure import ME, body
+from support.azure import ME
 from support.peers import HttpPeer
 
 
 def test_who_waits_for_pings_hears_when_imds_is_silent_and_when_the_agent_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = tmp_path / "notbefore.yaml"
+    config = {"heartbeat": {"every": "10s", "ping_url_env": "PING_URL"}}
     with HttpPeer() as switch, Simulator((ME,)) as simulator:
-        values = {
-            "heartbeat": {"every": "10s", "ping_url_env": "PING_URL"},
-        }
-        config.write_text(yaml.safe_dump(values), encoding="utf-8")
-        simulator.set_document(body())
         monkeypatch.setenv("PING_URL", f"{switch.url}/uuid")
-        with RunningAgent(simulator.endpoint, tmp_path / "state", str(config)) as agent:
+        with RunningAgent(simulator.endpoint, tmp_path / "state", config) as agent:
             eventually(lambda: [request.path for request in switch.requests if request.path == "/uuid"])
             assert switch.requests[0].path in ("/uuid/start", "/uuid")  # IMDS may have been faster
             assert agent.metric("notbefore_courier_running") == 0  # no process was started for it

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from notbefore.simulator.server import Simulator
 from peers.pagerduty import ROUTING_KEY, PagerDuty
@@ -45,7 +44,6 @@ def test_on_call_is_notified_once_of_a_reboot_of_five_vms_and_the_incident_is_cl
 ) -> None:
     reboot: dict[str, Any] = {"Resources": list(VMS), "EventType": "Reboot", "DurationInSeconds": -1}
     later = {"NotBefore": format_datetime(datetime.now(UTC) + timedelta(minutes=15), usegmt=True)}
-    config = tmp_path / "notbefore.yaml"
 
     def statuses() -> list[str]:
         return [json.loads(request.body)["status"] for request in hook.requests]
@@ -55,15 +53,13 @@ def test_on_call_is_notified_once_of_a_reboot_of_five_vms_and_the_incident_is_cl
         direct, routed = (stack.enter_context(PagerDuty()) for _ in range(2))
         members = stack.enter_context(cluster_of_two(tmp_path, both(hook.url, routed.url)))
         simulator = stack.enter_context(Simulator(VMS))
-        simulator.set_document(body())
         sinks = {
             "each": {"slack": {"url": f"{chat.url}/services/T/B/each"}},
             "pager": {"pagerduty": {"routing_key": ROUTING_KEY, "url": f"{direct.url}/v2/enqueue"}},
             "am": {"alertmanager": {"urls": [f"http://127.0.0.1:{port}" for port in members]}},
         }
-        config.write_text(yaml.safe_dump({"sinks": sinks}), encoding="utf-8")
         for vm in VMS:
-            agent = RunningAgent(simulator.endpoint_of(vm), tmp_path / vm, str(config), interval="1s")
+            agent = RunningAgent(simulator.endpoint_of(vm), tmp_path / vm, {"sinks": sinks}, interval="1s")
             stack.enter_context(agent)
         steps = [([item(**reboot, **later)], "firing"), ([item(**reboot, **STARTED)], "firing"), ([], "resolved")]
         for step, (listed, status) in enumerate(steps, start=1):

@@ -37,7 +37,6 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def imds() -> Iterator[Simulator]:
     with Simulator((ME, PEER)) as simulator:
-        simulator.set_document(body())
         yield simulator
 
 

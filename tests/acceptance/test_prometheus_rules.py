@@ -49,11 +49,9 @@ def test_who_what_when_the_start_and_the_end_can_be_read_in_slack_and_pagerduty(
         simulator = stack.enter_context(Simulator(names))
         slack, pager = stack.enter_context(HttpPeer()), stack.enter_context(PagerDuty())
         sink = stack.enter_context(HttpPeer())
-        simulator.set_document(body())
-        own = tmp_path / "notbefore.yaml"
-        own.write_text(yaml.safe_dump({"sinks": {"am": {"alertmanager": {"urls": [sink.url]}}}}), encoding="utf-8")
+        own = {"sinks": {"am": {"alertmanager": {"urls": [sink.url]}}}}
         agents = [
-            stack.enter_context(RunningAgent(simulator.endpoint_of(name), tmp_path / name, str(own))) for name in names
+            stack.enter_context(RunningAgent(simulator.endpoint_of(name), tmp_path / name, own)) for name in names
         ]
         key, config = tmp_path / "key", example()
         key.write_text(ROUTING_KEY, encoding="utf-8")

@@ -165,7 +165,6 @@ def test_no_secret_is_printed_whatever_fails(tmp_path: Path, monkeypatch: pytest
         for name in named:  # what the configuration does not name is no secret that it could know of
             monkeypatch.setenv(name, zoo.environment[name])
         simulator = stack.enter_context(Simulator((ME,)))
-        simulator.set_document(body())
         printed: dict[str, Any] = {}
         with RunningAgent(simulator.endpoint, tmp_path / "state", str(config)) as agent:
             simulator.set_document(body(item(NotBefore=FUTURE)))

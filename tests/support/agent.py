@@ -18,6 +18,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import yaml
+
 Found = TypeVar("Found")
 
 NOWHERE = "http://127.0.0.1:9"
@@ -88,6 +90,13 @@ def notbefore(*words: object, timeout: float = PATIENCE, **environment: str) -> 
     return run(sys.executable, "-m", "notbefore", *words, timeout=timeout, **environment)
 
 
+def configured(state: Path, values: dict[str, Any]) -> str:
+    """A configuration beside a state directory."""
+    file = state.with_name(f"{state.name}.yaml")
+    file.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return str(file)
+
+
 class RunningAgent:
     """``notbefore run`` against an endpoint; its records are collected from its standard output."""
 
@@ -103,12 +112,13 @@ class RunningAgent:
         self,
         imds: str,
         state: Path,
-        *words: str,
+        *words: str | dict[str, Any],
         interval: str = "200ms",
         reading: bool = True,
         host: str = "127.0.0.1",
     ) -> None:
-        command = [*self.before(state), self.python, "-m", "notbefore", "run", *words, "--imds", imds]
+        typed = [one if isinstance(one, str) else configured(state, one) for one in words]
+        command = [*self.before(state), self.python, "-m", "notbefore", "run", *typed, "--imds", imds]
         self._start(command, state, host, NOTBEFORE_IMDS__INTERVAL=interval)
         if reading:
             self.read()

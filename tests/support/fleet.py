@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from notbefore.simulator.server import Simulator
 from notbefore.simulator.state import SCENARIOS, Play
@@ -72,14 +71,11 @@ def watched_fleet(directory: Path, *, hours: float = 2.0, step: float = 60.0) ->
         present = stack.enter_context(Present(vm for vm in vms if not vm.gone))
         answering, refusing = (stack.enter_context(HttpPeer()) for _ in range(2))
         refusing.default = Say(503)
-        config = directory / "notbefore.yaml"
         sinks = {"oncall": answering.url, "hub": refusing.url}
         hooks = {name: {"webhook": {"url": url, "allow_private": True}} for name, url in sinks.items()}
         approval = {"enabled": True, "rules": [{"name": "users", "match": {"event_source": "User"}}]}  # a rehearsal
-        config.write_text(yaml.safe_dump({"sinks": hooks, "approval": approval}), encoding="utf-8")
         simulator = stack.enter_context(Simulator((*LIVE, STOPPED)))
-        simulator.set_document(body())
-        words = (str(config), "--allow-approval")
+        words = ({"sinks": hooks, "approval": approval}, "--allow-approval")
         agents = [stack.enter_context(RunningAgent(simulator.endpoint_of(vm), directory / vm, *words)) for vm in LIVE]
         stopped = stack.enter_context(RunningAgent(simulator.endpoint_of(STOPPED), directory / STOPPED))
         deaf = stack.enter_context(RunningAgent(f"http://127.0.0.1:{free_port()}", directory / "deaf").at_once())
@@ -124,6 +120,7 @@ def _play(simulator: Simulator, agents: list[RunningAgent], stopped: RunningAgen
         'sum(azure_scheduled_event_measured_interruption_seconds_count{instance=~"127.+"})': 1.0,
         'sum(azure_scheduled_event_approvals_total{result="dry_run"})': 1.0,
         'count(up{instance=~"127.+"} == 0)': 1.0,
+        'count(notbefore_store_degraded{instance=~"127.+"} == 0)': 3.0,  # who stood still has found its disk slow
         'count(up{job="node"})': float(len(EXPORTERS)),
     }.items():
         eventually(lambda: (prometheus.value(expr) or 0.0) >= least)  # noqa: B023 - it is called here
