@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ import pytest
 
 from notbefore.commands.main import main
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, free_port, notbefore, run
+from support.agent import RunningAgent, free_port, notbefore
 from support.azure import FUTURE, ID, body, item
 
 
@@ -112,6 +113,7 @@ def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (("history", "--state-dir", "empty", "--since", "9999999d"), 2, "--since: expected 30m, 1h or 2d"),
         (("history", "--since", "0001-01-01T00:00:00+14:00"), 2, "--since: expected 30m, 1h or 2d"),
         (("simulate", "--listen", "16925"), 2, "--listen: expected HOST:PORT"),
+        (("check-config", "."), 2, ". cannot be read: Is a directory"),
         (("approve", "ID", "--state-dir", "empty"), 1, "no agent listens at empty/control.sock"),
         (("fleet", "fleet.yml"), 2, "fleet.yml:1:1: fleet: the key `hub` is missing"),
         (("run", "often.yml"), 2, "often.yml:2:3: imds.interval: expected a duration"),
@@ -157,61 +159,11 @@ def test_a_terminal_that_lacks_a_letter_is_shown_its_number(agent: RunningAgent)
     assert rb"WestNO_0, \u017eaba" in done.stdout
 
 
-# Root without CAP_DAC_OVERRIDE: permissions hold for it as for everybody, and it can still read an interpreter and an
-# environment that stand in a directory of its own. Giving a capability up needs no right.
-ORDINARY = """
-import ctypes, sys
-from notbefore.commands import main
-DAC_OVERRIDE, VERSION_3 = 1 << 1, 0x20080522  # linux/capability.h
-header, sets = (ctypes.c_uint32 * 2)(VERSION_3, 0), (ctypes.c_uint32 * 6)()
-libc = ctypes.CDLL(None)
-libc.capget(header, sets)
-for effective_permitted_inheritable in range(3):
-    sets[effective_permitted_inheritable] &= ~DAC_OVERRIDE
-assert libc.capset(header, sets) == 0
-sys.exit(main.main())
-"""
-
-
-def test_an_ordinary_user_is_shown_another_state_directory(tmp_path: Path) -> None:
-    place = tmp_path / "below"
-    place.mkdir(mode=0o500)
-    done = run(sys.executable, "-c", ORDINARY, "run", "--state-dir", place / "state")
-    assert (done.returncode, "Traceback" in done.stderr) == (3, False), done.stderr
-    assert f"no permission for {place / 'state'}: use another directory, `--state-dir DIR`" in done.stderr
-
-
-def test_a_machine_that_is_no_azure_vm_is_reported_once(tmp_path: Path) -> None:
-    words = ("run", "--state-dir", tmp_path, "--listen", f"127.0.0.1:{free_port()}")
-    done = run(sys.executable, "-c", NO_AZURE, *words, NOTBEFORE_LOG__FORMAT="text")
-    assert done.stderr.count("This does not look like an Azure VM") == 1, done.stderr
-    assert "notbefore demo" in done.stderr
-    assert "is IMDS at http://127.0.0.1:9 (a lease)? refused" in done.stderr
-
-
-NO_AZURE = """
-import signal, sys
-from notbefore.agent import polling
-from notbefore.commands.main import main
-from notbefore.imds import elsewhere
-polling.USUAL = "http://127.0.0.1:9"
-searches = []
-def candidates():
-    searches.append(1)
-    if len(searches) == 2:
-        signal.raise_signal(signal.SIGTERM)
-    yield "a lease", "http://127.0.0.1:9"
-elsewhere.candidates = candidates
-polling.SILENCE = polling.SEARCH_PAUSE = 0.2
-sys.exit(main([*sys.argv[1:], "--imds", "http://127.0.0.1:9"]))
-"""
-
-
-def test_a_configuration_may_come_through_a_pipe_and_a_directory_is_refused(tmp_path: Path, typed: Typed) -> None:
+def test_a_configuration_may_come_through_a_pipe() -> None:
     # as `notbefore check-config <(sops --decrypt FILE)`
-    assert b"is valid." in shell("check-config <(echo 'imds: {interval: 7s}')").stdout
-    code, out, error = typed("check-config", str(tmp_path))
-    assert (code, "Is a directory" in error, out) == (2, True, "")
+    done = shell("check-config <(echo 'sinks: {a: {webhook: {url: \"https://example.org/?key=x\"}}}')")
+    assert b"is valid, with 1 warning" in done.stdout
+    assert re.search(rb":1:23: sinks.a.webhook.url: a secret stands in the file itself", done.stderr)
 
 
 @pytest.mark.long

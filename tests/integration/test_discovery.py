@@ -158,3 +158,20 @@ def test_places_that_are_silent_are_no_thread_that_hangs(
             time.sleep(0.02)
         assert max(overdue) < 2  # by what the slowest place took, not by all of them
     assert "is IMDS at http://a (lease)? timeout" in caplog.messages
+
+
+def test_a_machine_that_is_no_azure_vm_is_reported_once(
+    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    searches = []
+
+    def places() -> list[tuple[str, str]]:
+        searches.append(silent)
+        return [("configuration", silent)]
+
+    for name in ("FIRST_SILENCE", "SEARCH_PAUSE"):
+        monkeypatch.setattr(polling, name, 0.2)
+    monkeypatch.setattr(elsewhere, "candidates", places)
+    with watching(tmp_path, endpoint=silent):
+        eventually(lambda: len(searches) > 2)
+    assert caplog.text.count("This does not look like an Azure VM") == 1

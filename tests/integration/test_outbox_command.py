@@ -4,8 +4,10 @@ import json
 import os
 import sqlite3
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.errors import StoreError
 from notbefore.process.clock import Clock
 from notbefore.store.file import FILE_NAME, StoredState
+from notbefore.store.lock import OwnerLock
 from notbefore.store.store import Store
 from support.agent import eventually, notbefore
 from support.azure import T0, event
@@ -119,18 +122,29 @@ def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
         control.stop()
 
 
+@contextmanager
+def ordinary_user() -> Iterator[None]:
+    """This process as somebody who is not root."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there are other permissions on Windows")
-def test_an_outbox_of_somebody_else_s_says_so(tmp_path: Path) -> None:
+def test_an_ordinary_user_is_told_what_to_do_about_the_state_of_another(tmp_path: Path) -> None:
     state = left(tmp_path / "state", dead("a"))
     with pytest.raises(StoreError, match="has `notbefore run` been started here"), open_store(state / "nowhere"):
         pass
     state.chmod(0o700 if os.geteuid() == 0 else 0)
-    try:
-        if os.geteuid() == 0:
-            os.seteuid(NOBODY)
-        with pytest.raises(StoreError, match="run this as root or as the agent's user"), open_store(state):
-            pass
-    finally:
-        if os.getuid() == 0:
-            os.seteuid(0)
-        state.chmod(0o700)
+    with ordinary_user(), pytest.raises(StoreError, match="as root or as the agent's user"), open_store(state):
+        pass
+    state.chmod(0o700)
+    with TemporaryDirectory() as place:  # which others may search
+        Path(place).chmod(0o555)
+        with ordinary_user(), pytest.raises(StoreError, match=r"no permission for .*/state: use another directory"):
+            OwnerLock(Path(place, "state")).hold()

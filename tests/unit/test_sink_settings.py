@@ -11,46 +11,12 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from notbefore.config.load import examine, load
-from notbefore.config.model import Config
 from notbefore.config.secret import Secret, secrets_in
-from notbefore.config.sinks import Alertmanager, SinkConfig
+from notbefore.config.sinks import Alertmanager, SinkConfig, Webhook
 from notbefore.config.warnings import warnings
-from notbefore.core.routing import Match
 from notbefore.courier.orders import Orders, seal, unseal
 from notbefore.courier.redact import Redactor, known_secrets, plain
 from notbefore.errors import ConfigError
-
-FULL = """
-sinks:
-  oncall: {slack: {url_file: slack-url}}
-  mail:   {email: {host: mx.a.org, user: u, password_credential: mail-key, from: vm@a.org, to: [ops@a.org]}}
-  any:    {apprise: {url_env: PAGER_URL}}
-  hook:
-    webhook: {url: "https://example.org/hook", secret_file: hook-key, headers: {X-Key: {env: BOT}}, expire_after: 7d}
-  pager:  {pagerduty: {routing_key_env: PAGERDUTY_KEY}}
-  am:     {alertmanager: {urls: ["http://am-0:9093", "http://am-1:9093"], username: u, password_env: BOT}}
-  run:    {command: {command: [/bin/true, --x], expire_on_end: false}}
-messages: {links: {dashboard: "https://grafana.example.org/d/x"}}
-"""
-ENVIRONMENT = {
-    "PAGERDUTY_KEY": "e93facc04764012d7bfb002500d5d1a6",
-    "BOT": "bot-secret",
-    "PAGER_URL": "json://localhost",
-}
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    (tmp_path / "slack-url").write_text("https://hooks.slack.com/services/T/B/x\n", encoding="utf-8")
-    (tmp_path / "hook-key").write_text("key", encoding="utf-8")
-    (tmp_path / "mail-key").write_text("mail-secret", encoding="utf-8")
-    return tmp_path
-
-
-def read(place: Path, text: str, **environment: str) -> Config:
-    path = place / "notbefore.yaml"
-    path.write_text(text, encoding="utf-8")
-    return load(path, {**ENVIRONMENT, "CREDENTIALS_DIRECTORY": str(place), **environment}, {})
 
 
 @pytest.mark.parametrize(
@@ -62,16 +28,18 @@ def read(place: Path, text: str, **environment: str) -> Config:
     ],
 )
 def test_a_library_that_is_missing_is_named_with_its_extra(
-    place: Path, monkeypatch: pytest.MonkeyPatch, missing: str, text: str, extra: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, text: str, extra: str
 ) -> None:
+    config = tmp_path / "notbefore.yaml"
+    config.write_text(text, encoding="utf-8")
     monkeypatch.setattr("notbefore.config.sinks.find_spec", lambda name: None if name == missing else object())
     with pytest.raises(ConfigError, match=rf"pip install 'azure-notbefore\[{extra}\]'"):
-        read(place, text)
+        load(config, {}, {})
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="its access lists are another matter")
-def test_a_configuration_that_everybody_can_write_is_warned_of(place: Path) -> None:
-    path, web = place / "notbefore.yaml", place / "web.yml"
+def test_a_configuration_that_everybody_can_write_is_warned_of(tmp_path: Path) -> None:
+    path, web = tmp_path / "notbefore.yaml", tmp_path / "web.yml"
     web.write_text("", encoding="utf-8")
     path.write_text(f"server: {{web_config_file: {web}}}", encoding="utf-8")
     config, places, _ = examine(path, {}, {})
@@ -82,26 +50,20 @@ def test_a_configuration_that_everybody_can_write_is_warned_of(place: Path) -> N
     assert [text.rpartition("chmod o-w ")[2] for text in found] == [str(path), str(web)]
 
 
-def test_a_route_may_ask_who_this_vm_is_in_one_word_or_several(place: Path) -> None:
-    asked = "{zone: 1, location: West Europe, scale_set: [a, b], tags: {env: prod, tier: [1, 2], any: []}}"
-    config = read(place, f"sinks: {{a: {{command: {{command: [/bin/ls]}}}}}}\nroutes: [{{match: {asked}, sinks: [a]}}]")
-    assert config.routes[0].match == Match(
-        zone=("1",),
-        location=("West Europe",),
-        scale_set=("a", "b"),
-        tags={"env": ("prod",), "tier": ("1", "2"), "any": ()},
-    )
-
-
-def test_orders_arrive_with_what_the_courier_needs(place: Path) -> None:
-    config = read(place, FULL)
-    environment = {**ENVIRONMENT, "CREDENTIALS_DIRECTORY": str(place)}
-    orders = unseal(seal(Orders(config.sinks, config.messages), environment))
-    kinds = ["slack", "email", "apprise", "webhook", "pagerduty", "alertmanager", "command"]
-    assert [sink.kind for sink in orders.sinks.values()] == [sink.kind for sink in config.sinks.values()] == kinds
-    for name, sink in orders.sinks.items():
-        for key, secret in secrets_in(sink.settings).items():
-            assert secret.reveal({}) == secrets_in(config.sinks[name].settings)[key].reveal(environment)
+def test_a_courier_is_given_the_text_of_a_secret_or_its_file(tmp_path: Path) -> None:
+    environment = {"CREDENTIALS_DIRECTORY": str(tmp_path), "KEY": "from-environment"}
+    texts = {"file": "from-file", "credential": "from-credential", "env": environment["KEY"]}
+    for source in ("file", "credential"):
+        (tmp_path / source).write_text(texts[source], encoding="utf-8")
+    headers = {
+        "file": Secret(str(tmp_path / "file"), "file"),
+        "credential": Secret("credential", "credential"),
+        "env": Secret("KEY", "env"),
+    }
+    sink = SinkConfig(webhook=Webhook(url=Secret("https://example.org"), headers=headers))
+    given = unseal(seal(Orders({"hook": sink}), environment)).sinks["hook"].settings
+    found = {key: secret.reveal({}) for key, secret in secrets_in(given).items()}
+    assert found == {"url": "https://example.org", **{f"headers.{name}": text for name, text in texts.items()}}
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe", b"x" * 70_000])
@@ -119,11 +81,6 @@ def test_a_credential_is_systemd_s_or_for_a_command_by_hand_the_installed_one(
     assert Secret("x", "credential").reveal({}) == "installed"
     with pytest.raises(ConfigError, match="elsewhere/x cannot be read: No such file"):
         Secret("x", "credential").reveal({"CREDENTIALS_DIRECTORY": str(tmp_path / "elsewhere")})
-
-
-def test_a_credential_is_no_path() -> None:
-    with pytest.raises(ValueError, match="not a path"):
-        Secret.read({"credential": "../shadow"})
 
 
 ALERTMANAGER = SinkConfig(

@@ -15,9 +15,10 @@ from notbefore.commands.options import due
 from notbefore.core.change import Scope
 from notbefore.core.clock import Instant
 from notbefore.core.document import Event
-from notbefore.core.duration import span
+from notbefore.core.duration import countdown, span
 from notbefore.core.tracked import PendingEvent, TrackedEvent
 from notbefore.logs import LogFormatter, set_up
+from support.azure import at
 from support.fleet_records import report, vm
 
 
@@ -35,6 +36,14 @@ from support.fleet_records import report, vm
 )
 def test_spans_are_written_for_people(seconds: float | None, text: str) -> None:
     assert span(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(840, "in 14 min"), (119, "in 119 s"), (120, "in 2 min"), (0.5, "now"), (-0.5, "now"), (-180, "3 min ago")],
+)
+def test_a_countdown_says_how_long_it_is_to_a_time_or_how_long_ago_it_was(seconds: float, text: str) -> None:
+    assert countdown(at(seconds), at(0)) == text
 
 
 @pytest.mark.parametrize(
