@@ -14,7 +14,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state-dir", metavar="DIR", help="state.dir: where the outbox is kept; each instance has its own"
     )
-    parser.set_defaults(imds=None)
 
 
 def run(options: argparse.Namespace) -> int:

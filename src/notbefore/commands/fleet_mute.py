@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--for", dest="seconds", default="4h", metavar="TIME", help="for how long, such as 4h")
     parser.add_argument("--comment", default="", metavar="TEXT", help="why: shown on the page")
     parser.add_argument("--end", metavar="ID", help="end a mute now")
-    parser.set_defaults(listen=None, imds=None)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -52,7 +52,8 @@ def begin(options: argparse.Namespace) -> Config:
 
 def overrides(options: argparse.Namespace) -> dict[str, str | None]:
     """Return what the command line says instead of the configuration, by the paths of the keys."""
-    return {"server.listen": options.listen, "imds.endpoint": options.imds, "state.dir": options.state_dir}
+    paths = {"listen": "server.listen", "imds": "imds.endpoint", "state_dir": "state.dir"}
+    return {path: getattr(options, name, None) for name, path in paths.items()}
 
 
 def add_state(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,6 @@ The scenarios are those of scenarios.json. Their timing and texts follow Microso
 captures of real VMs: minimum notice by type, some seconds of impact, about ten minutes from Started to gone.
 """
 
-import hashlib
 import threading
 import time
 import uuid
@@ -206,20 +205,19 @@ class SimulatorState:
 
 def instance(vm: str) -> dict[str, Any]:
     """Return a made-up ``/metadata/instance`` of a VM, the same for each call."""
-    seed = hashlib.sha256(vm.encode()).hexdigest()
     subscription, group = "8d10da13-8125-4ba9-a717-bf7490507b3d", "fleet"
     above = f"/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Compute"
     return {
         "compute": {
             "location": "westeurope",
             "name": vm,
-            "platformFaultDomain": str(int(seed[0], 16) % 3),
-            "platformUpdateDomain": str(int(seed[1], 16) % 5),
+            "platformFaultDomain": "1",
+            "platformUpdateDomain": "3",
             "resourceGroupName": group,
             "resourceId": f"{above}/virtualMachines/{vm}",
             "subscriptionId": subscription,
             "tagsList": [{"name": "role", "value": "simulated"}],
-            "vmId": str(uuid.UUID(seed[:32])),
+            "vmId": str(uuid.uuid5(uuid.NAMESPACE_DNS, vm)),
             "vmScaleSetName": vm.rpartition("_")[0],
             "vmSize": "Standard_D2s_v5",
             "zone": "1",
