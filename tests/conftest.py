@@ -49,10 +49,6 @@ UNMEASURED = {"test_bundle.py", "test_deployment.py", "test_kubernetes.py", "tes
 # the acceptance tests for which an everyday loop has time: -m "not long"
 QUICK = {"test_agent.py", "test_commands.py"}
 
-# what is imported and collected is no garbage: each of the processes would search it again and again, for half of the
-# time that it collects tests
-gc.disable()
-
 GUARD = Path(__file__).with_name("guard")
 runpy.run_path(str(GUARD / "sitecustomize.py"))  # here, and in every Python that a test starts
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(GUARD), os.environ.get("PYTHONPATH"))))
@@ -101,12 +97,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             group = "alone" if is_alone(item) else item.path.stem if item.path.name in ONE_PROCESS else None
             if group:
                 item.add_marker(pytest.mark.xdist_group(group))
-
-
-def pytest_collection_finish() -> None:
-    """From here on there may be garbage."""
-    gc.freeze()
-    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before the time of a test begins

@@ -4,12 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from notbefore.simulator.server import Simulator
 from support.agent import PATIENCE, RunningAgent, eventually, get
 from support.azure import ME, listed
-from support.installed import VERSION, Installed
+from support.installed import VERSION, environment, install, wheel
 from support.peers import HttpPeer
 
 NEWER = {"pyproject.toml": (VERSION, 'version = "9.9.9"')}  # file -> what is another in the newer version
@@ -19,14 +18,19 @@ REFUSING = {  # a newer version that has another name for a key
 }
 
 
-def agent_of(installed: Installed, imds: Simulator, hook: HttpPeer, tmp_path: Path) -> RunningAgent:
+def agent_of(place: Path, imds: Simulator, hook: HttpPeer) -> RunningAgent:
     class Agent(RunningAgent):
-        python = str(installed.place / "bin" / "python")
+        python = str(place / "opt/bin/python")
 
-    config = tmp_path / "agent.yml"
     sink = {"webhook": {"url": hook.url, "allow_private": True}}
-    config.write_text(yaml.safe_dump({"sinks": {"hook": sink}, "routes": [{"sinks": ["hook"]}]}), encoding="utf-8")
-    return Agent(imds.endpoint, tmp_path / "state", str(config))
+    return Agent(imds.endpoint, place / "state", {"sinks": {"hook": sink}})
+
+
+def wheels(place: Path, changes: dict[str, tuple[str, str]]) -> tuple[Path, Path]:
+    """This version, which is installed, and the newer one with these changes."""
+    older, newer = wheel(place / "older", {}), wheel(place / "newer", changes)
+    environment(place / "opt", older)
+    return older, newer
 
 
 def arrived(hook: HttpPeer) -> list[str]:
@@ -35,36 +39,36 @@ def arrived(hook: HttpPeer) -> list[str]:
 
 
 def test_for_a_version_that_refuses_the_configuration_no_agent_ends(hook: HttpPeer, tmp_path: Path) -> None:
-    installed = Installed.make(tmp_path, REFUSING)
+    older, newer = wheels(tmp_path, REFUSING)
     with Simulator((ME,)) as imds:
         imds.set_document(listed())
-        with agent_of(installed, imds, hook, tmp_path) as agent:
+        with agent_of(tmp_path, imds, hook) as agent:
             assert agent.metric("notbefore_restart_needed") == 0  # what a scrape imports is imported
-            with (tmp_path / "agent.yml").open("a", encoding="utf-8") as config:
+            with (tmp_path / "state.yaml").open("a", encoding="utf-8") as config:
                 config.write("records: {tags: [team]}\n")
-            installed.install(installed.newer)
+            install(tmp_path / "opt", newer)
             imds.set_document(listed("E1"))
             agent.reported("announced")
             eventually(lambda: b"records" in get(agent.port, "/readyz")[1])
             assert agent.metric("notbefore_restart_needed") == 1
             assert agent.process.poll() is None
-            installed.install(installed.older)
+            install(tmp_path / "opt", older)
             eventually(lambda: arrived(hook) == ["E1"])
 
 
 @pytest.mark.long
 def test_an_agent_ends_for_another_version_that_works_and_that_one_goes_on(hook: HttpPeer, tmp_path: Path) -> None:
-    installed = Installed.make(tmp_path, NEWER)
+    _, newer = wheels(tmp_path, NEWER)
     with Simulator((ME,)) as imds:
         imds.set_document(listed("E1"))
-        with agent_of(installed, imds, hook, tmp_path) as agent:
+        with agent_of(tmp_path, imds, hook) as agent:
             eventually(lambda: arrived(hook) == ["E1"])  # and its courier lingers for a minute
-            installed.install(installed.newer)
+            install(tmp_path / "opt", newer)
             assert agent.process.wait(PATIENCE) == 0  # a service manager starts the new one
         assert "notbefore 9.9.9 is installed, and works" in agent.log
         imds.set_document(listed("E1", "E2"))
-        with agent_of(installed, imds, hook, tmp_path) as newer:
+        with agent_of(tmp_path, imds, hook) as agent:
             eventually(lambda: arrived(hook)[1:])
-            assert newer.metric("notbefore_restart_needed") == 0
-            eventually(lambda: newer.metric('notbefore_deliveries_total{result="delivered",sink="hook"}') == 2)
+            assert agent.metric("notbefore_restart_needed") == 0
+            eventually(lambda: agent.metric('notbefore_deliveries_total{result="delivered",sink="hook"}') == 2)
     assert arrived(hook) == ["E1", "E2"]

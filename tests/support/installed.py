@@ -6,7 +6,6 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import NamedTuple, Self
 
 ROOT = Path(__file__).parents[2]
 VERSION = r'(?m)^version = ".*"$'
@@ -47,20 +46,3 @@ def environment(place: Path, file: Path) -> Path:
     (packages,) = place.glob("lib/python*/site-packages")
     (packages / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
     return place
-
-
-class Installed(NamedTuple):
-    """An environment in which the agent is installed."""
-
-    place: Path
-    older: Path  # wheels; this one is installed first
-    newer: Path
-
-    @classmethod
-    def make(cls, place: Path, changes: dict[str, tuple[str, str]]) -> Self:
-        """``changes`` make the newer version: file -> a pattern, and what stands in its place."""
-        older = wheel(place / "older", {})
-        return cls(environment(place / "opt", older), older, wheel(place / "newer", changes))
-
-    def install(self, file: Path) -> None:
-        install(self.place, file)
