@@ -65,6 +65,12 @@ class Agents:
             self.now.state.write_stop()
         self.now.close()
 
+    def restart(self, seconds: int, boot_id: str = "first", vm: Vm | None = THIS_VM, *, in_order: bool = False) -> None:
+        """The agent ends; so many seconds later there is another one."""
+        self.die(in_order=in_order)
+        self.clock.go(seconds)
+        self.boot(boot_id, vm)
+
     def routes(self, *sinks: str, **values: Any) -> None:
         routing = Routing((Route(sinks=sinks, **values),), {sink: Terms() for sink in sinks})
         self.settings = self.now.settings = ChangeSettings(routing)
@@ -74,6 +80,10 @@ class Agents:
         self._incarnation += 1
         self._last = body(*items, incarnation=self._incarnation)
         self.now.tracker.handle(Poll(0.0, 0.01, body=self._last, date=self.clock.date if dated else ""))
+
+    def sees_each(self, *documents: list[Any]) -> None:
+        for items in documents:
+            self.sees(*items)
 
     def sees_again(self) -> None:
         """The last document once more, as a new connection brings it."""
@@ -117,12 +127,9 @@ def wall(instant: Instant | None) -> datetime:
 
 
 def test_after_a_kill_with_an_unchanged_list_it_is_known_when_imds_answered_last(agents: Agents) -> None:
-    agents.sees()
-    agents.sees(OTHERS)
+    agents.sees_each([], [OTHERS])
     agents.waits(100, UNCHANGED)
-    agents.die()
-    agents.clock.go(3)
-    agents.boot()
+    agents.restart(3)
     agents.answers_missed(2)
     agents.sees()
     assert agents.last("change", "reason", event_id="other") == ("canceled", "gone_before_start")
@@ -146,9 +153,7 @@ def test_the_same_vm_is_known_by_its_id_and_else_by_its_name(
     agents.sees()
     agents.waits(10, UNCHANGED)
     agents.sees(OTHERS)
-    agents.die()
-    agents.clock.go(60)
-    agents.boot("second", vm=after)
+    agents.restart(60, "second", vm=after)
     reported = len(agents.said)
     agents.sees()
     agents.die()
@@ -160,11 +165,8 @@ def test_after_a_boot_nothing_is_compared_until_it_is_known_which_vm_this_is(
     agents: Agents, caplog: pytest.LogCaptureFixture, vm_id: str, kinds: list[str]
 ) -> None:
     agents.identify(Vm(name=ME, vm_id="0-1"))
-    agents.sees()
-    agents.sees(BEGUN, OTHERS)
-    agents.die(in_order=True)
-    agents.clock.go(60)
-    agents.boot("second", vm=None)
+    agents.sees_each([], [BEGUN, OTHERS])
+    agents.restart(60, "second", vm=None, in_order=True)
     reported = len(agents.said)
     agents.sees()
     agents.waits(5, UNCHANGED)
@@ -182,11 +184,8 @@ def test_after_a_boot_nothing_is_compared_until_it_is_known_which_vm_this_is(
 
 
 def test_the_first_comparison_waits_ten_seconds_for_the_name_at_most(agents: Agents) -> None:
-    agents.sees()
-    agents.sees(MINE, OTHERS)
-    agents.die()
-    agents.clock.go(60)
-    agents.boot("second", vm=None)
+    agents.sees_each([], [MINE, OTHERS])
+    agents.restart(60, "second", vm=None)
     reported = len(agents.said)
     agents.sees({**MINE, "Description": "another"})
     agents.waits(9, UNCHANGED)
@@ -216,14 +215,10 @@ def test_where_imds_never_names_the_vm_its_memory_is_its_own(agents: Agents, cap
 
 
 def test_over_a_reboot_the_interruption_ends_with_the_first_beat_and_not_with_the_first_answer(agents: Agents) -> None:
-    agents.sees()
-    agents.sees(MINE)
-    agents.sees(BEGUN)
+    agents.sees_each([], [MINE], [BEGUN])
     agents.waits(5, UNCHANGED)
     agents.waits(5, REFUSED)
-    agents.die()
-    agents.clock.go(40)
-    agents.boot("second")
+    agents.restart(40, "second")
     agents.waits(300, REFUSED)
     agents.sees()
     assert agents.last("reason", "outcome", "interruption_seconds") == ("machine_rebooted", "finished", 40.0)
@@ -233,26 +228,18 @@ def test_over_a_reboot_the_interruption_ends_with_the_first_beat_and_not_with_th
 def test_of_an_event_that_had_not_begun_the_last_beat_is_known_where_the_agent_was_stopped_in_order(
     agents: Agents, interruption: float | None, *, in_order: bool
 ) -> None:
-    agents.sees()
-    agents.sees(MINE)
+    agents.sees_each([], [MINE])
     agents.waits(2, UNCHANGED)
-    agents.die(in_order=in_order)
-    agents.clock.go(40)
-    agents.boot("second")
-    agents.sees(BEGUN)
-    agents.sees()
+    agents.restart(40, "second", in_order=in_order)
+    agents.sees_each([BEGUN], [])
     assert agents.last("change", "interruption_seconds") == ("finished", interruption)
 
 
 def test_over_two_boots_without_an_answer_in_between_no_interruption_is_given(agents: Agents) -> None:
-    agents.sees()
-    agents.sees(MINE)
-    agents.sees(BEGUN)
+    agents.sees_each([], [MINE], [BEGUN])
     agents.waits(5, UNCHANGED)
     for boot in ("second", "third"):
-        agents.die()
-        agents.clock.go(40)
-        agents.boot(boot)
+        agents.restart(40, boot)
         agents.waits(1, REFUSED)
     agents.sees()
     assert agents.last("reason", "outcome", "interruption_seconds") == ("machine_rebooted", "finished", None)
@@ -283,8 +270,7 @@ def test_a_reboot_proves_an_event_that_was_due_when_the_machine_went_down(
 
 
 def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_another_vms(agents: Agents) -> None:
-    agents.die()
-    agents.boot("second", vm=None)
+    agents.restart(0, "second", vm=None)
     agents.routes("chat", remind_before=(Duration("5m"),))
     agents.sees(MINE)
     agents.waits(10, UNCHANGED)
@@ -331,21 +317,17 @@ def test_what_is_known_is_old_until_imds_has_answered_again(agents: Agents, make
 
 def test_a_freeze_is_measured_after_a_restart_with_an_unchanged_list(agents: Agents) -> None:
     agents.clock.go(15 * 60 - 10)
-    agents.sees()
-    agents.sees(MINE)
-    agents.die()
-    agents.boot()
+    agents.sees_each([], [MINE])
+    agents.restart(0)
     agents.sees_again()
     assert agents.now.freeze_meter.running
     agents.clock.go(30)  # a freeze, and in it the event starts
-    agents.sees(BEGUN)
-    agents.sees()
+    agents.sees_each([BEGUN], [])
     assert agents.last("change", "interruption_seconds") == ("finished", pytest.approx(30.9))
 
 
 def test_freezes_are_measured_closely_from_shortly_before_an_event_of_this_vm_until_it_is_over(agents: Agents) -> None:
-    agents.sees()
-    agents.sees(OTHERS, MINE)
+    agents.sees_each([], [OTHERS, MINE])
     agents.waits(15 * 60 - 20, UNCHANGED)
     assert not agents.now.freeze_meter.running
     agents.waits(5, UNCHANGED)
@@ -360,8 +342,7 @@ def test_freezes_are_measured_closely_from_shortly_before_an_event_of_this_vm_un
 def test_a_freeze_that_nobody_announced_for_now_is_how_late_the_beat_was_by_any_clock(
     agents: Agents, steady: float, wall_lag: float, lag: float
 ) -> None:
-    agents.sees()
-    agents.sees(MINE)
+    agents.sees_each([], [MINE])
     agents.clock.go(wall_lag or 0.01, steady=steady)  # approved by another VM, it starts long before NotBefore
     document = body(BEGUN, incarnation=9)
     agents.now.tracker.handle(Poll(lag, 0.01, body=document, date=agents.clock.date, wall_lag=wall_lag))
@@ -371,19 +352,15 @@ def test_a_freeze_that_nobody_announced_for_now_is_how_late_the_beat_was_by_any_
 
 def test_the_first_answer_is_written_down_also_where_nothing_changed(agents: Agents) -> None:
     """Else the agent that stopped in order would seem to be the last one that ran."""
-    agents.sees()
-    agents.sees(MINE)
-    agents.die(in_order=True)
-    agents.clock.go(60)
-    agents.boot()
+    agents.sees_each([], [MINE])
+    agents.restart(60, in_order=True)
     agents.sees_again()
     answered = agents.clock.now()
     agents.die()  # killed
     agents.clock.go(40)
     agents.boot("second")
     assert wall(agents.now.known.state.seen) == answered
-    agents.sees(BEGUN)
-    agents.sees()
+    agents.sees_each([BEGUN], [])
     assert agents.last("change", "interruption_seconds") == ("finished", None)
 
 
@@ -540,8 +517,7 @@ def test_what_two_threads_write_at_once_is_all_written_and_each_record_once(agen
     totals = agents.now.known.state.totals
     counted = [one for one in agents.said if one["azure.scheduled_event.scope"] != "peer"]
     assert sum(totals.changes.values()) + sum(totals.approvals.values()) == len(counted) == 1 + 30
-    agents.die()
-    agents.boot()
+    agents.restart(0)
     assert agents.now.known.state.totals == totals
     assert len(agents.now.known.state.approvals) == 30
     written = agents.now.store.history(None, 1_000)[0]
@@ -550,8 +526,7 @@ def test_what_two_threads_write_at_once_is_all_written_and_each_record_once(agen
 
 def test_an_unchanged_answer_before_any_document_claims_nothing(agents: Agents) -> None:
     agents.sees(BEGUN)
-    agents.die()
-    agents.boot()
+    agents.restart(0)
     agents.waits(1, UNCHANGED)
     assert agents.now.known.poll.failure is None
     assert list(agents.now.known.state.tracked.events) == [ID.casefold()]
@@ -578,23 +553,23 @@ def test_a_time_in_which_an_event_cannot_be_read_counts_also_while_the_answer_st
 
 @pytest.mark.parametrize(("listed", "scope"), [(2_001, "unknown"), (2_000, "self")])
 def test_a_vm_beyond_the_resources_that_are_read_may_be_affected(agents: Agents, listed: int, scope: str) -> None:
-    agents.sees()
-    agents.sees({**MINE, "Resources": [*(f"vm_{number}" for number in range(listed - 1)), ME]})
+    agents.sees_each([], [{**MINE, "Resources": [*(f"vm_{number}" for number in range(listed - 1)), ME]}])
     assert agents.last("change", "scope") == ("announced", scope)
     assert agents.said[-1].get("notbefore.truncated") == (["resources"] if scope == "unknown" else None)
 
 
 def test_a_not_before_that_a_started_event_still_lists_changes_no_notice(agents: Agents) -> None:
-    agents.sees()
-    agents.sees({**MINE, "NotBefore": "Sun, 01 Mar 2026 12:00:32 GMT"})
-    agents.sees({**BEGUN, "NotBefore": "Sun, 01 Mar 2026 11:00:00 GMT"})
+    agents.sees_each(
+        [],
+        [{**MINE, "NotBefore": "Sun, 01 Mar 2026 12:00:32 GMT"}],
+        [{**BEGUN, "NotBefore": "Sun, 01 Mar 2026 11:00:00 GMT"}],
+    )
     assert agents.last("change", "notice_seconds") == ("started", 30.0)
 
 
 def test_how_many_polls_were_missed_depends_on_the_interval(agents: Agents) -> None:
     agents.now.tracker.use("http://imds", "2020-07-01", 2.0)
-    agents.sees()
-    agents.sees({**OTHERS, "NotBefore": None})
+    agents.sees_each([], [{**OTHERS, "NotBefore": None}])
     agents.clock.go(7)
     agents.answers_missed(2)
     agents.sees()
@@ -603,12 +578,10 @@ def test_how_many_polls_were_missed_depends_on_the_interval(agents: Agents) -> N
 
 def test_a_moved_disk_is_known_to_be_moved_also_after_a_boot_without_an_answer(agents: Agents) -> None:
     agents.identify(Vm(name=ME, vm_id="0-1"))
-    agents.sees()
-    agents.sees(MINE)
+    agents.sees_each([], [MINE])
     agents.die()
     agents.boot("second", vm=Vm(name=PEER, vm_id="0-2"))  # named, and killed before the first answer
-    agents.die()
-    agents.boot("third", vm=None)
+    agents.restart(0, "third", vm=None)
     reported = len(agents.said)
     agents.sees(BEGUN)
     agents.waits(10, UNCHANGED)
@@ -621,9 +594,7 @@ def test_a_date_that_is_years_off_gives_no_notice_and_is_logged_once(
     agents: Agents, caplog: pytest.LogCaptureFixture, years: int
 ) -> None:
     agents.clock.true += timedelta(days=365 * years)
-    agents.sees()
-    agents.sees(MINE)
-    agents.sees(BEGUN)
+    agents.sees_each([], [MINE], [BEGUN])
     agents.waits(5, UNCHANGED)
     agents.sees()
     assert {one.get("azure.scheduled_event.notice_seconds") for one in agents.said} == {None}
@@ -642,8 +613,7 @@ OLD = {key: value for key, value in MINE.items() if key not in ("Description", "
 
 
 def test_another_api_version_is_no_change_of_the_event(agents: Agents) -> None:
-    agents.sees()
-    agents.sees(MINE)
+    agents.sees_each([], [MINE])
     agents.now.tracker.use("http://imds", "2017-11-01")
     agents.sees(OLD)
     agents.now.tracker.use("http://imds", "2020-07-01")
@@ -658,13 +628,11 @@ def test_another_api_version_is_no_change_of_the_event(agents: Agents) -> None:
 
 
 def test_what_another_endpoint_does_not_list_was_not_canceled(agents: Agents) -> None:
-    agents.sees()
-    agents.sees(MINE, OTHERS)
+    agents.sees_each([], [MINE, OTHERS])
     agents.now.tracker.use("http://elsewhere", "2020-07-01")
     agents.sees()
     assert not agents.now.listed.certain(ID.casefold())  # so it is not approved either
     agents.now.tracker.use("http://imds", "2020-07-01")
-    agents.sees(MINE)
-    agents.sees(MINE)
+    agents.sees_each([MINE], [MINE])
     assert agents.kinds() == ["announced"]
     assert agents.last("change", "outcome", event_id="other") == ("ended", "unknown")
