@@ -192,7 +192,7 @@ def test_an_event_that_heartbeats_list_is_not_over() -> None:
     log.add(A, "announced")
     for _ in range(4):
         log.wait(LIMIT / 2)
-        log.read(body(Heartbeat.of(A, ["Event-1"], "1", at(0), 300.0)))
+        log.read(body(Heartbeat.of(A, ("Event-1",), "1", at(0), 300.0)))
     assert log.kinds == ["announced"]
     assert log.wait(LIMIT + 60) == ["announced", "ended"]
 

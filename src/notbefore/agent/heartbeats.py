@@ -31,6 +31,6 @@ class Heartbeats:
                 continue
             self._next[sink] = monotonic + interval.seconds
             now = self._clock.now()
-            listed = (event.event.event_id for event in known.state.tracked.events.values())
+            listed = tuple(event.event.event_id for event in known.state.tracked.events.values())
             line = Heartbeat.of(known.vm, listed, __version__, now, interval.seconds).line()
             self._outbox.put([heartbeat_delivery(sink, known.vm_name, line, now.timestamp(), interval.seconds)])

@@ -5,14 +5,14 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
 from notbefore.agent.operations import OutboxReply, OutboxRequest
 from notbefore.commands.options import add_json, add_state, load_state_configuration, print_json, table
 from notbefore.commands.owner import asking
-from notbefore.core.delivery import STATES, Delivery
+from notbefore.core.delivery import Delivery, DeliveryState
 from notbefore.core.duration import span
 from notbefore.core.record import json_line
 from notbefore.core.text import rfc3339
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name != "show":
             action.add_argument("--sink", metavar="NAME", help="only deliveries to this sink")
         if name == "list":
-            action.add_argument("--state", choices=STATES, help="only deliveries in this state")
+            action.add_argument("--state", choices=get_args(DeliveryState), help="only deliveries in this state")
             add_json(action)
             continue
         several = "+" if name == "show" else "*"

@@ -79,8 +79,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     rules: tuple[Rule, ...] = ()  # the first one that matches decides; without a match nothing is approved
 
     def __post_init__(self) -> None:
-        names = [name for name, _ in self.named_rules]
-        if len(set(names)) < len(names):
+        if len(dict(self.named_rules)) < len(self.rules):
             raise ValueError("rules: two have the same name")
 
     @property
@@ -122,8 +121,7 @@ def judge(policy: Policy, tracked: TrackedEvent, vm: str | None, *, flawed: bool
     """
     if tracked.event.event_status != SCHEDULED:
         return Decision("leave", f"it is {tracked.event.event_status}: only what is Scheduled can be approved")
-    objection = unreadable(tracked, flawed=flawed)
-    if objection:
+    if objection := unreadable(tracked, flawed=flawed):
         return Decision("leave", objection)
     for name, rule in policy.named_rules:
         if tracked.scope in rule.matcher.scope and rule.matcher.holds(tracked.event):

@@ -1,7 +1,7 @@
 """``Delivery``: one change that is to go to one sink; ``deliveries(change, ...)`` makes them. Pure."""
 
 from collections.abc import Iterator
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -20,7 +20,6 @@ REMINDER_GRACE: Final = 60.0  # seconds after NotBefore for which a reminder tha
 A_DAY: Final = 86_400.0  # seconds
 
 DeliveryState = Literal["pending", "dead", "repeating"]
-STATES: tuple[DeliveryState, ...] = get_args(DeliveryState)
 Lane = tuple[str, str]  # a sink and the key of an event: what is in it goes in order
 
 
@@ -146,10 +145,9 @@ def sinks_of(record: bytes, routing: Routing, vm: Vm | None) -> tuple[str, ...]:
 
 def _settling(change: Change, terms: Terms) -> float:
     """Seconds to wait if an event no longer affects another VM: that VM closes the alert, this one opens it again."""
-    before = change.previous
-    if terms.approvals or change.scope != "self" or before is None or change.kind != "updated":
-        return 0.0
-    return SETTLING if set(before.vms) - set(change.event.vms) else 0.0
+    before = change.previous if change.kind == "updated" and change.scope == "self" else None
+    left = before is not None and set(before.vms) - set(change.event.vms)
+    return SETTLING if left and not terms.approvals else 0.0
 
 
 def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: float) -> Delivery:

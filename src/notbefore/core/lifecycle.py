@@ -27,7 +27,6 @@ VERSIONED: Final = ("description", "event_source", "duration")  # the fields tha
 MAX_DEPARTED: Final = 1_000  # events remembered after they were gone, to know them when they come back
 MAX_STEPS: Final = 64  # steps of one event that are distinguished from their repetitions
 
-
 ABSENT: Final = "absent"
 OTHER: Final = "other"
 """Beside Azure's two statuses: not listed, and in a status that Azure may add."""

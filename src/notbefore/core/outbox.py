@@ -326,11 +326,9 @@ class Outbox:
         for lane in [lane for lane in self.rows.threads if lane[1] in event_keys]:
             self.rows.remember_thread(lane, None)
 
-    def _withdraw(
-        self, event_key: str, now: float, needless: Callable[[Delivery], bool], *, over: bool = False
-    ) -> None:
-        """Withdraw what is ``needless`` now; ``over``: nothing is repeated any more."""
-        for row in self.rows.of_event(event_key):
+    def _withdraw(self, key: str, now: float, needless: Callable[[Delivery], bool], *, over: bool = False) -> None:
+        """Withdraw what is ``needless`` of an event; ``over``: nothing of it is repeated any more."""
+        for row in self.rows.of_event(key):
             if row.state == "pending" and needless(row):
                 if row.delivery_id in self.rows.given:  # it may be delivered at this moment; it is not tried again
                     self.rows.put(replace(row, expires=min(row.expires, now), fallback_at=None, final=True))
@@ -470,9 +468,8 @@ class Outbox:
 
         Returns what left its sink.
         """
-        left = [
-            row for row in _at_hand(self.rows, list(self.rows.by_id)) if row.sink not in sinks and row.state != "dead"
-        ]
+        known = _at_hand(self.rows, self.rows.by_id)
+        left = [row for row in known if row.sink not in sinks and row.state != "dead"]
         for row in left:
             names = [name for name in targets(row) if name in sinks and name not in row.others]
             if row.state == "repeating":
@@ -505,7 +502,7 @@ def _push_out(rows: OutboxRows, bounds: Bounds, now: float) -> None:
     """Remove what is too much: repetitions first, then dead letters, then the least severe and oldest."""
     _expire(rows, now)
     if len(rows.by_id) > bounds.rows or rows.size > bounds.size:
-        for row in sorted(_at_hand(rows, list(rows.by_id)), key=_worth):
+        for row in sorted(_at_hand(rows, rows.by_id), key=_worth):
             if len(rows.by_id) > bounds.rows or rows.size > bounds.size:
                 rows.remove(row, "overflowed")
 

@@ -253,10 +253,9 @@ class Heartbeat(BaseRecord, frozen=True, kw_only=True):
 
     @classmethod
     def of(
-        cls, vm: Vm | None, listed: Iterable[str], version: str, now: datetime, interval: float | None = None
+        cls, vm: Vm | None, listed: tuple[str, ...], version: str, now: datetime, interval: float | None = None
     ) -> Self:
         """The heartbeat at ``now``; ``listed``: the EventIds of the scheduled events; ``interval`` in seconds."""
-        listed = tuple(listed)
         return view(
             cls,
             vm,

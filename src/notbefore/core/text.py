@@ -30,8 +30,7 @@ def shortened(text: str, most: int) -> str:
 
 def some_of(names: Sequence[str], most: int) -> str:
     """The first ``most`` of the names: ``web_0, web_1 and 97 more``."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def natural(name: str) -> tuple[list[str | int], str]:
