@@ -73,22 +73,16 @@ def test_drain_and_uncordon_run_with_the_managers_variables_and_readiness_fails_
         assert lines().count("drain") == 1, "the start of an event that was announced starts no second drain"
         assert get(agent.port, "/readyz?pending=drain")[0] == 400
 
-
-def test_an_event_that_had_started_at_first_sight_is_drained_as_well_and_others_are_left_alone(
-    imds: Simulator, tmp_path: Path
-) -> None:
-    freeze = item("E-1", NotBefore=FUTURE)
-    peers = item("E-2", EventType="Reboot", NotBefore=FUTURE, Resources=[PEER])
-    started = item("E-3", EventType="Redeploy", EventStatus="Started", NotBefore="")
-    with RunningAgent(imds.endpoint, tmp_path / "state", recipe(tmp_path)) as agent:
-        imds.set_document(body(freeze, peers, incarnation=2))
-        agent.reported("announced", "announced")
+        others = (item("E-2", NotBefore=FUTURE), item("E-3", EventType="Reboot", NotBefore=FUTURE, Resources=[PEER]))
+        imds.set_document(body(*others, incarnation=5))
+        agent.reported("announced", "started", "finished", "announced", "announced")
         assert get(agent.port, PENDING)[0] == 200
-        imds.set_document(body(freeze, peers, started, incarnation=3))
-        seen = tmp_path / "seen"
-        eventually(lambda: seen.exists() and len(seen.read_text(encoding="utf-8").splitlines()) == 1 + len(VARIABLES))
-        found = dict(line.split("=", 1) for line in seen.read_text(encoding="utf-8").splitlines()[1:])
-        assert (found["EVENT_ID"], found["EVENT_STATUS"], found["EVENT_NOTBEFORE"]) == ("E-3", "Started", "")
+        at_first_sight = item("E-4", EventType="Redeploy", EventStatus="Started", NotBefore="")
+        imds.set_document(body(*others, at_first_sight, incarnation=6))
+        eventually(lambda: lines()[-1] == "EVENT_TYPE=Redeploy")
+        found = dict(line.split("=", 1) for line in lines()[-len(VARIABLES) :])
+        assert (found["EVENT_ID"], found["EVENT_STATUS"], found["EVENT_NOTBEFORE"]) == ("E-4", "Started", "")
+        assert lines().count("drain") == 2, "a Freeze, and what affects another VM, are left alone"
 
 
 def test_the_script_can_be_run_and_says_what_it_expects() -> None:

@@ -40,7 +40,7 @@ def prefix(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment(tmp_path_factory.mktemp("opt") / "notbefore", wheel)
 
 
-def test_the_wheel_holds_all_that_the_code_reads_and_its_readme_links_lead_somewhere_on_an_index(dist: Path) -> None:
+def test_wheel_and_source_hold_all_that_is_read_and_the_readme_s_links_lead_somewhere_on_an_index(dist: Path) -> None:
     (wheel,) = dist.glob("*.whl")
     archive = zipfile.ZipFile(wheel)
     held = set(archive.namelist())
@@ -50,14 +50,10 @@ def test_the_wheel_holds_all_that_the_code_reads_and_its_readme_links_lead_somew
     assert any(name.endswith("share/notbefore/systemd/notbefore.service") for name in held)
     (name,) = (name for name in held if name.endswith(".dist-info/METADATA"))
     assert re.findall(r"\]\((?!https:|#)([^)]*)\)", archive.read(name).decode()) == []
-
-
-def test_the_source_distribution_holds_what_the_documents_name(dist: Path) -> None:
-    (archive,) = dist.glob("*.tar.gz")
-    with tarfile.open(archive) as tar:
+    with tarfile.open(next(dist.glob("*.tar.gz"))) as tar:
         held = {name.partition("/")[2] for name in tar.getnames()}
-    named = {"docs/how-it-works.md", "config/notbefore.yml", "tests/conftest.py", "constraints.txt"}
-    assert named | {"tools/reference.py"} <= held
+    documents = {"docs/how-it-works.md", "config/notbefore.yml", "tests/conftest.py", "constraints.txt"}
+    assert documents | {"tools/reference.py"} <= held
 
 
 def test_the_installed_command_tells_its_version(prefix: Path) -> None:
