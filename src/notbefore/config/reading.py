@@ -51,25 +51,14 @@ def read_struct(path: Path, kind: type[Part]) -> Part:
     return made
 
 
-class Reader:
-    """Makes structs, and collects ``mistakes``.
+class Reader(Struct, frozen=True):
+    """Makes structs, and collects ``mistakes``."""
 
-    ``environment``: where secrets and the files that are named are looked at; without one they are not. ``made``
-    returns what else is wrong with a struct, given its path and the struct.
-    """
-
-    def __init__(
-        self,
-        places: Places,
-        base: Path,
-        environment: Mapping[str, str] | None = None,
-        made: Made = lambda _path, _struct: (),
-    ) -> None:
-        self.mistakes: list[Mistake] = []
-        self._places = places
-        self._base = base
-        self._environment = environment
-        self._made = made
+    places: Places
+    base: Path  # what paths are relative to
+    environment: Mapping[str, str] | None = None  # without it secrets and files that are named are not looked at
+    made: Made = lambda _path, _struct: ()  # returns what else is wrong with a struct, given its path and the struct
+    mistakes: list[Mistake] = []
 
     def read(self, value: Any, annotation: Any, path: str = "") -> Any:
         """Return the value as its type says, or ``WRONG``."""
@@ -89,7 +78,7 @@ class Reader:
         name, colon, rest = text.partition(": ")
         if colon and re.fullmatch(r"[a-z]\w*(?:\.\w+)*", name, re.ASCII):
             path, text = _below(path, name), rest
-        self.mistakes.append(Mistake(self._places.nearest(path), path, text))
+        self.mistakes.append(Mistake(self.places.nearest(path), path, text))
         return WRONG
 
     def _converted(self, value: Any, kind: Kind, path: str) -> Any:
@@ -104,8 +93,8 @@ class Reader:
 
     def _check(self, value: Any, kind: Kind) -> None:
         for one in kind.constraints:
-            if self._environment is not None:
-                one.check(value.reveal(self._environment) if isinstance(value, Secret) else value)
+            if self.environment is not None:
+                one.check(value.reveal(self.environment) if isinstance(value, Secret) else value)
             elif not (one.looks or isinstance(value, Secret)):
                 one.check(value)
 
@@ -146,13 +135,13 @@ class Reader:
         if source in SOURCES and name in fields and kind_of(fields[name].type).of is Secret:
             return name, {source: value}
         if key.endswith("_file") and isinstance(value, str):
-            return key, str(self._base / value)
+            return key, str(self.base / value)
         return key, value
 
     def _make(self, kind: type[Struct], given: dict[str, Any], path: str) -> Any:
         try:
             made = kind(**given)
-            texts = list(self._made(path, made))
+            texts = list(self.made(path, made))
         except ValueError as error:  # what its keys say together
             texts = str(error).splitlines()
         for text in texts:
@@ -161,10 +150,10 @@ class Reader:
 
     def _secret(self, value: Any) -> Secret:
         if isinstance(value, dict) and isinstance(value.get("file"), str):
-            value = value | {"file": str(self._base / value["file"])}
+            value = value | {"file": str(self.base / value["file"])}
         secret = Secret.read(value)
-        if self._environment is not None:
-            secret.reveal(self._environment)
+        if self.environment is not None:
+            secret.reveal(self.environment)
         return secret
 
     def _list(self, value: Any, kind: Kind, path: str) -> Any:
