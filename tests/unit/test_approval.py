@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.config.load import load
 from notbefore.core.approval import (
     ApprovalAttempt,
     ApprovalContext,
@@ -25,7 +24,6 @@ from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm
 from notbefore.core.routing import DurationRange, Route, route
 from notbefore.core.tracked import Tracked, TrackedEvent, scope_of
-from notbefore.errors import ConfigError
 from notbefore.metrics.families import Snapshot, samples
 from notbefore.metrics.totals import Figures, Totals
 from support.azure import ID, ME, PEER, at, document, instant, item, now
@@ -211,63 +209,3 @@ def test_approvals_are_counted_by_rule_and_result_and_as_nothing_else() -> None:
         ("approved", "failed", "skipped", "dry_run"), 1.0
     )
     assert family.created.keys() == family.samples.keys()
-
-
-# ---- the configuration
-
-
-def policy(text: str, tmp_path: Any) -> Policy:
-    path = tmp_path / "c.yml"
-    path.write_text(text, encoding="utf-8")
-    return load(path, {}, {}).approval
-
-
-def test_the_rules_as_they_are_written(tmp_path: Any) -> None:
-    text = """
-approval:
-  enabled: true
-  dry_run: false
-  rules:
-    - {match: {event_source: User}, action: approve, name: users}
-    - match: {event_type: Freeze, duration: {min: 0, max: 8}}
-      approve_after: 60s
-      for_all_resources: leader
-    - {action: leave}
-"""
-    found = policy(text, tmp_path)
-    assert [name for name, _ in found.named_rules] == ["users", "rules[1]", "rules[2]"]
-    assert found.rules[1].approve_after == Duration("60s")
-
-
-@pytest.mark.parametrize(
-    ("rule", "said"),
-    [
-        ("{action: leave, approve_after: 5s}", "action: leave has no use for approve_after or for_all_resources"),
-        ("{action: leave, for_all_resources: each}", "action: leave has no use for approve_after or for_all_resources"),
-        ("{}", "match: expected event_type"),
-        ("{match: {scope: [self, peer]}}", "match: expected event_type"),
-        ("{match: {event_type: []}}", "expected at least one"),
-        ("{match: {event_type: Freeze, scope: []}}", "expected at least one"),
-        ("{match: {duration: {}}}", "duration: expected min or max"),
-        (
-            "{match: {event_type: [Freeze, Reboott]}}",
-            "event_type: Azure has no 'Reboott': did you mean 'Reboot'? Expected one of Freeze, Reboot",
-        ),
-        (
-            "{match: {event_source: Usr}, action: leave}",
-            "event_source: Azure has no 'Usr': did you mean 'User'? Expected one of Platform, User",
-        ),
-        ("{match: {duration: {min: 2, max: 1}}}", "expected min to be no more than max"),
-        ("{match: {scope: unknown}}", "expected one of self, peer"),
-        (f"{{match: all, name: {OPERATOR}}}", "approved by hand"),
-    ],
-)
-def test_a_mistake_in_a_rule_is_named(rule: str, said: str, tmp_path: Any) -> None:
-    with pytest.raises(ConfigError, match=r"c\.yml:4.*approval\.rules\[0\]") as found:
-        policy(f"approval:\n  enabled: true\n  rules:\n    - {rule}\n", tmp_path)
-    assert said in str(found.value)
-
-
-def test_two_rules_of_one_name_are_a_mistake(tmp_path: Any) -> None:
-    with pytest.raises(ConfigError, match="two have the same name"):
-        policy("approval:\n  rules:\n    - {match: all, name: a}\n    - {match: all, name: a}\n", tmp_path)

@@ -406,17 +406,6 @@ def test_whatever_comes_the_changes_tell_one_story(
         assert not tracked.departed.keys() & set(tracked.events)
 
 
-@given(st.lists(st.lists(listed, max_size=3), min_size=1, max_size=8))
-def test_what_was_stored_goes_on_as_if_it_had_never_been_away(documents: list[list[dict[str, Any]]]) -> None:
-    contents = [parse(body(*items, incarnation=number)) for number, items in enumerate(documents)]
-    through, stored = Tracked(), Tracked()
-    for second, content in enumerate(contents):
-        first, second_ = diff(through, content, now(second)), diff(stored, content, now(second))
-        assert first == second_
-        through = first.tracked
-        stored = msgspec.json.decode(msgspec.json.encode(second_.tracked), type=Tracked)
-
-
 # ---- the limits, each from both sides
 
 

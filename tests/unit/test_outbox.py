@@ -1,6 +1,5 @@
 """The rules of the outbox: order, retries, expiry, repetition, fallback, and what is counted."""
 
-import sys
 from typing import Any
 
 import msgspec
@@ -397,16 +396,6 @@ def test_what_waits_is_told_by_sink_and_severity(box: Box) -> None:
     assert view.oldest == {("chat", "info"): 1_002.0, ("hub", "critical"): 1_000.0}
     assert view.rows == {("chat", "pending"): 2, ("hub", "pending"): 1, ("mail", "dead"): 1}
     assert view.errors["hub"] == "503"
-
-
-def test_what_is_gone_leaves_nothing_behind_until_its_time_would_have_come() -> None:
-    schedule = Schedule[str]()
-    for number in range(10_000):
-        schedule.put(f"{number}", 86_400.0 + number)
-        schedule.drop(f"{number}")
-    schedule.put("a", 5.0)
-    assert sum(map(sys.getsizeof, vars(schedule).values())) < 10_000
-    assert (schedule.first(), schedule.pop(1e9), schedule.pop(1e9)) == (5.0, "a", None)
 
 
 # ---- a sink that was renamed or removed
