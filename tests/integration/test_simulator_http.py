@@ -1,12 +1,12 @@
 """The simulator over real sockets: as strict as IMDS, several VMs, approval, faults, and a clean end."""
 
-import http.client
 import threading
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import pytest
+import requests
 
 from notbefore.simulator.server import Simulator
 from support.agent import PATIENCE, eventually
@@ -16,32 +16,6 @@ INSTANCE = "/metadata/instance?api-version=2021-02-01"
 METADATA = {"Metadata": "true"}
 
 
-class Client:
-    """One kept-alive connection."""
-
-    def __init__(self, simulator: Simulator, timeout: float = PATIENCE) -> None:
-        self.connection = http.client.HTTPConnection(simulator.endpoint.removeprefix("http://"), timeout=timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.connection.close()
-
-    def ask(
-        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] = METADATA
-    ) -> tuple[http.client.HTTPResponse, bytes]:
-        self.connection.request(method, path, body, headers)
-        response = self.connection.getresponse()
-        return response, response.read()
-
-    def get(self, path: str = EVENTS, **headers: str) -> Any:
-        return msgspec.json.decode(self.ask("GET", path, headers={**METADATA, **headers})[1])
-
-    def status(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] = METADATA) -> int:
-        return self.ask(method, path, body, headers)[0].status
-
-
 @pytest.fixture
 def simulator() -> Iterator[Simulator]:
     with Simulator(["West%4eO_0", "West NO/ü"]) as running:
@@ -49,9 +23,16 @@ def simulator() -> Iterator[Simulator]:
 
 
 @pytest.fixture
-def client(simulator: Simulator) -> Iterator[Client]:
-    with Client(simulator) as opened:
+def session() -> Iterator[requests.Session]:
+    """A client that keeps its connection."""
+    with requests.Session() as opened:
+        opened.trust_env = False
+        opened.headers.update(METADATA)
         yield opened
+
+
+def listed(simulator: Simulator, session: requests.Session) -> Any:
+    return session.get(simulator.endpoint + EVENTS, timeout=PATIENCE).json()["Events"]
 
 
 @pytest.mark.parametrize(
@@ -66,23 +47,23 @@ def client(simulator: Simulator) -> Iterator[Client]:
         ("/vm/", METADATA, 404),
     ],
 )
-def test_it_is_as_strict_as_imds(client: Client, path: str, headers: dict[str, str], status: int) -> None:
-    assert client.status("GET", path, headers=headers) == status
+def test_it_is_as_strict_as_imds(simulator: Simulator, path: str, headers: dict[str, str], status: int) -> None:
+    assert requests.get(simulator.endpoint + path, headers=headers, timeout=PATIENCE).status_code == status
 
 
 @pytest.mark.parametrize("vm", ["West%4eO_0", "West NO/ü"])
-def test_each_vm_has_an_endpoint_that_knows_its_name(simulator: Simulator, client: Client, vm: str) -> None:
-    path = simulator.endpoint_of(vm).removeprefix(simulator.endpoint) + INSTANCE
-    assert client.get(path)["compute"]["name"] == vm
+def test_each_vm_has_an_endpoint_that_knows_its_name(simulator: Simulator, session: requests.Session, vm: str) -> None:
+    answer = session.get(simulator.endpoint_of(vm) + INSTANCE, timeout=PATIENCE)
+    assert answer.json()["compute"]["name"] == vm
 
 
 def test_an_approved_event_starts_long_before_not_before_whatever_the_case_of_its_id(
-    simulator: Simulator, client: Client
+    simulator: Simulator, session: requests.Session
 ) -> None:
     event_id = simulator.start("user-reboot", speed=20)
     body = msgspec.json.encode({"StartRequests": [{"EventId": event_id.lower()}]})
-    assert client.status("POST", EVENTS, body) == 200
-    eventually(lambda: bool(client.get()["Events"][0]["EventStatus"] == "Started"))
+    assert session.post(simulator.endpoint + EVENTS, body, timeout=PATIENCE).status_code == 200
+    eventually(lambda: bool(listed(simulator, session)[0]["EventStatus"] == "Started"))
     assert simulator.start_requests == [event_id]
 
 
@@ -97,35 +78,32 @@ def test_an_approved_event_starts_long_before_not_before_whatever_the_case_of_it
     ],
 )
 def test_a_malformed_start_request_is_a_bad_request_and_approves_nothing(
-    simulator: Simulator, client: Client, body: bytes
+    simulator: Simulator, session: requests.Session, body: bytes
 ) -> None:
-    known = simulator.start("user-reboot")
-    assert client.status("POST", EVENTS, body.replace(b"KNOWN", known.encode())) == 400
-    assert simulator.start_requests == []
+    known = simulator.start("user-reboot").encode()
+    refused = session.post(simulator.endpoint + EVENTS, body.replace(b"KNOWN", known), timeout=PATIENCE)
+    assert (refused.status_code, simulator.start_requests) == (400, [])
 
 
 @pytest.mark.parametrize("status", [302, 429, 599])  # 599 has no name
-def test_a_status_is_answered_once_and_then_the_document(simulator: Simulator, client: Client, status: int) -> None:
+def test_a_status_is_answered_once_and_then_the_document(
+    simulator: Simulator, session: requests.Session, status: int
+) -> None:
     simulator.fault("status", status)
-    assert client.status("GET", EVENTS) == status
-    assert client.get()["Events"] == []
+    answer = session.get(simulator.endpoint + EVENTS, timeout=PATIENCE, allow_redirects=False)
+    assert answer.status_code == status
+    assert listed(simulator, session) == []
 
 
-def test_a_held_client_does_not_keep_the_simulator_from_ending() -> None:
-    with Simulator() as simulator:
-        simulator.fault("freeze", 3600.0)
-        client = Client(simulator)
-        client.connection.request("GET", EVENTS, headers=METADATA)
-        eventually(lambda: simulator.requests)
-    with client, pytest.raises((OSError, http.client.HTTPException)):
-        client.connection.getresponse()
-
-
-def test_a_kept_connection_is_answered_no_more_when_it_closes_and_no_thread_stays() -> None:
+def test_neither_a_held_client_nor_a_kept_connection_is_answered_or_keeps_a_thread_once_it_closes(
+    session: requests.Session,
+) -> None:
     before = set(threading.enumerate())
     with Simulator() as simulator:
-        client = Client(simulator)
-        client.get()
-    with client, pytest.raises((OSError, http.client.HTTPException)):
-        client.get()
+        assert listed(simulator, session) == []
+        simulator.fault("freeze", 3600.0)
+        with pytest.raises(requests.Timeout):
+            requests.get(simulator.endpoint + EVENTS, headers=METADATA, timeout=0.3)
+    with pytest.raises(requests.ConnectionError):
+        listed(simulator, session)
     eventually(lambda: set(threading.enumerate()) <= before)
