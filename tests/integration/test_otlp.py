@@ -20,8 +20,6 @@ from notbefore.config.model import Otlp
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Messages, OtlpConnection
 from notbefore.core.duration import Duration
-from notbefore.core.lifecycle import diff
-from notbefore.core.tracked import Tracked
 from notbefore.courier.http import Http
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.redact import Redactor
@@ -46,7 +44,7 @@ from peers.otlp import (
     starts,
 )
 from support.agent import eventually
-from support.azure import PEER, STARTED, at, document, item, now
+from support.azure import PEER, STARTED, Story, at, item
 from support.messages import message, outcomes
 from support.peers import Say
 
@@ -59,20 +57,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Collector, 
         yield found
 
 
-class Agent:
+class Agent(Story):
     """Tracked and counted, and shown both ways."""
 
     def __init__(self) -> None:
-        self.tracked, self.totals = Tracked(), Totals(since=SINCE)
+        super().__init__()
+        self.totals = Totals(since=SINCE)
         polling = PollFigures("2020-07-01", {"changed": 2}, last_success=1.5).plus("changed", 0.0, 0.02)
         self.figures = Figures("1.0", "3.11", polling, vm={"name": "a"}, since=BEGUN)
-
-    def sees(self, second: int, *items: Any) -> "Agent":
-        step = diff(self.tracked, document(*items), now(second))
-        self.tracked = step.tracked
-        for change in step.changes:
-            self.totals = self.totals.plus(change)
-        return self
 
     def both(self) -> tuple[Any, str]:
         """One moment as OTLP, and as text."""

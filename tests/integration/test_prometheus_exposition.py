@@ -15,7 +15,7 @@ from notbefore.core.tracked import Tracked
 from notbefore.metrics.families import Family, Metric, Part, Snapshot, fresh, parts
 from notbefore.metrics.totals import Figures, Histogram, PollFigures, Totals
 from notbefore.web.exposition import MetricsText
-from support.azure import PEER, STARTED, at, document, item, now
+from support.azure import PEER, STARTED, Story, at, document, item, now
 from support.needs import needs
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -23,22 +23,13 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 @pytest.fixture(scope="module")
 def exposition() -> MetricsText:
-    tracked, totals = Tracked(), Totals()
-    looks: list[list[Any]] = [
-        [],
-        [item("a"), item("b", EventType='We"ird\\\n')],
-        [item("a", **STARTED), item("b"), item("c", Resources=[PEER], Description="x\ny")],
-        [item("d", DurationInSeconds=-1)],
-    ]
-    for second, items in enumerate(looks):
-        step = diff(tracked, document(*items), now(second))
-        tracked = step.tracked
-        for change in step.changes:
-            totals = totals.plus(change)
+    story = Story().sees(0).sees(1, item("a"), item("b", EventType='We"ird\\\n'))
+    story.sees(2, item("a", **STARTED), item("b"), item("c", Resources=[PEER], Description="x\ny"))
+    story.sees(3, item("d", DurationInSeconds=-1))
     figures = Figures(
         "1.0", "3.11", PollFigures("2020-07-01", last_success=1.5, flaws={"duration": 1}), vm={"name": "a"}
     )
-    view = Snapshot(tracked, totals, figures, at(5))
+    view = Snapshot(story.tracked, story.totals, figures, at(5))
     return MetricsText(lambda: parts(view))
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -11,6 +11,7 @@ from notbefore.core.clock import Instant
 from notbefore.core.document import Document, Event, parse
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Observation, Tracked
+from notbefore.metrics.totals import Totals
 
 T0 = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 ME = "WestNO_0"
@@ -72,10 +73,35 @@ def now(seconds: float = 0.0, **fields: Any) -> Observation:
     return Observation(**{"at": instant(seconds), "vm": ME, "silence": 1.0, **fields})
 
 
+class Story:
+    """A sequence of documents as one agent sees them: what it tracks, its changes, and what it counts of them."""
+
+    def __init__(self) -> None:
+        self.tracked, self.totals, self.incarnation = Tracked(), Totals(), 0
+        self.changes: list[Change] = []
+
+    def sees(self, seconds: float, *items: Any, by: Any = 1, **fields: Any) -> Self:
+        """A document whose DocumentIncarnation is higher ``by`` so much than the last one's."""
+        self.incarnation += by
+        step = diff(self.tracked, document(*items, incarnation=self.incarnation), now(seconds, **fields))
+        self.tracked = step.tracked
+        self.changes += step.changes
+        for change in step.changes:
+            self.totals = self.totals.plus(change)
+        return self
+
+    @property
+    def kinds(self) -> list[str]:
+        return [change.kind for change in self.changes]
+
+    @property
+    def last(self) -> Change:
+        return self.changes[-1]
+
+
 def last_change(*looks: dict[str, Any] | None, vm: str = ME, seconds: Sequence[float] = range(1, 9)) -> Change:
     """The last change of an event that is listed with these fields, one look after the other; ``None``: not listed."""
-    tracked, found = diff(Tracked(), document(), now(vm=vm)).tracked, list[Change]()
+    story = Story().sees(0, vm=vm)
     for second, fields in zip(seconds, looks, strict=False):
-        step = diff(tracked, document(*([] if fields is None else [item(**fields)])), now(second, vm=vm))
-        tracked, found = step.tracked, [*found, *step.changes]
-    return found[-1]
+        story.sees(second, *([] if fields is None else [item(**fields)]), by=0, vm=vm)
+    return story.last

@@ -8,14 +8,13 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from notbefore.core.lifecycle import diff
-from notbefore.core.tracked import Observation, Tracked
+from notbefore.core.tracked import Tracked
 from notbefore.metrics import families, fleet
 from notbefore.metrics.families import Family, Snapshot
 from notbefore.metrics.fleet import Counts
 from notbefore.metrics.totals import Figures, OutboxView, PollFigures, Totals
 from notbefore.web.exposition import client_metric
-from support.azure import T0, at, document, instant
+from support.azure import T0, Story, at
 
 JOB = "notbefore"  # that the rules know
 INTERVAL = 5  # seconds between two polls of an agent
@@ -30,7 +29,7 @@ def now(chapters: Chapters[T], second: int) -> T:
     return [one for since, one in chapters.items() if since <= second][-1]
 
 
-class FleetVm:
+class FleetVm(Story):
     """A VM of the scale set ``web`` and its agent; ``story`` is what Azure lists, ``None`` while the VM is down.
 
     ``polling``, ``figures`` and ``approvals`` are what the agent counts beside that, at each second.
@@ -50,25 +49,21 @@ class FleetVm:
         approvals: Callable[[int], dict[Any, int]] = lambda _: {},
         outbox: Chapters[OutboxView] | None = None,
     ) -> None:
+        super().__init__()
         self.name, self.story, self.stood_still, self.outbox = name, story, stood_still, outbox
         self.polling, self.figures, self.approvals = polling, figures, approvals
         place = {"name": name, "subscription_id": "s", "resource_group": "g", "scale_set": "web"}
         self.place = place if placed else {}
-        self.tracked, self.totals = Tracked(), Totals()
-        self.last: int | None = None
+        self.asked: int | None = None
 
     def poll(self, second: int) -> bool:
         """Look at Azure; is the VM up?"""
         items = now(self.story, second)
         if items is None:
             return False
-        silence = None if self.last is None else float(second - self.last)
-        gap = self.stood_still.get(second, 0.0)
-        seen = Observation(instant(second), self.place.get("name"), silence, gap=gap)
-        step = diff(self.tracked, document(*items, incarnation=second), seen)
-        self.tracked, self.last = step.tracked, second
-        for one in step.changes:
-            self.totals = self.totals.plus(one)
+        silence = None if self.asked is None else float(second - self.asked)
+        self.sees(second, *items, vm=self.place.get("name"), silence=silence, gap=self.stood_still.get(second, 0.0))
+        self.asked = second
         return True
 
     def scrape(self, second: int, wanted: frozenset[str]) -> dict[str, float]:

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.core.change import Change
 from notbefore.core.clock import Instant
 from notbefore.core.document import parse
 from notbefore.core.lifecycle import MAX_DEPARTED, MAX_STEPS, OUTCOMES, TRANSITIONS, as_another_vm, diff
 from notbefore.core.tracked import WATCHED, Observation, Tracked, scope_of
-from support.azure import ID, ME, PEER, STARTED, at, body, document, instant, item, now
+from support.azure import ID, ME, PEER, STARTED, Story, at, body, document, instant, item, now
 
 BLIND = {"silence": WATCHED + 1}
 
@@ -33,31 +32,6 @@ def booted(last: float | None) -> dict[str, Any]:
 DOWN_UNKNOWN = {**rebooted(905), "down": None}
 STARTS, NEVER = item(**STARTED), item(NotBefore=None)
 LATER = {"NotBefore": "Sun, 01 Mar 2026 12:30:00 GMT"}
-
-
-class Story:
-    """A sequence of documents as one agent sees them."""
-
-    def __init__(self) -> None:
-        self.tracked = Tracked()
-        self.changes: list[Change] = []
-        self.incarnation = 0
-
-    def sees(self, seconds: float, *items: Any, by: Any = 1, **fields: Any) -> "Story":
-        """A document whose DocumentIncarnation is higher ``by`` so much than the last one's."""
-        self.incarnation += by
-        step = diff(self.tracked, document(*items, incarnation=self.incarnation), now(seconds, **fields))
-        self.tracked = step.tracked
-        self.changes += step.changes
-        return self
-
-    @property
-    def kinds(self) -> list[str]:
-        return [change.kind for change in self.changes]
-
-    @property
-    def last(self) -> Change:
-        return self.changes[-1]
 
 
 def test_an_event_is_announced_started_and_finished() -> None:

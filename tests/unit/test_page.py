@@ -11,15 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
-from notbefore.core.tracked import PendingEvent, PendingView, Tracked
+from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.metrics.totals import OutboxView
 from notbefore.web import page
 from notbefore.web.app import CheckResult
 from notbefore.web.page.model import MAX_ENDED, PageModel, by_urgency, newest_ended
 from notbefore.web.page.render import Scale, countdown, render
-from support.azure import ID, ME, PEER, STARTED, at, document, item, now
+from support.azure import ID, ME, PEER, STARTED, Story, at, item
 
 HEAD = {"html", "head", "meta", "title", "link", "script", "body"}
 FLOW = {"header", "main", "section", "footer", "nav", "h1", "h2", "h3", "p", "ul", "li", "div", "dl", "dt", "dd"}
@@ -28,18 +27,10 @@ TABLES = {"table", "caption", "thead", "tbody", "tr", "th", "td", "svg", "line",
 ELEMENTS = HEAD | FLOW | WORDS | TABLES
 
 
-class Agent:
+class Agent(Story):
     """What the agent would answer, without I/O."""
 
-    def __init__(self) -> None:
-        self.tracked, self.records = Tracked(), list[bytes]()
-        self.vm = Vm(name=ME, location="norwayeast")
-
-    def sees(self, seconds: float, *items: Any, **fields: Any) -> "Agent":
-        step = diff(self.tracked, document(*items), now(seconds, **fields))
-        self.tracked = step.tracked
-        self.records += [Record.of(change, self.vm).line() for change in step.changes]
-        return self
+    vm = Vm(name=ME, location="norwayeast")
 
     def model(self, seconds: float, *, polled: bool = True, **said: Any) -> PageModel:
         lives = self.tracked.events.values()
@@ -50,7 +41,7 @@ class Agent:
             unreadable=0,
             events=tuple(PendingEvent.of(tracked, at(seconds)) for tracked in lives),
         )
-        history = b'{"changes":[' + b",".join(self.records) + b"]}"
+        history = b'{"changes":[' + b",".join(Record.of(one, self.vm).line() for one in self.changes) + b"]}"
         ready = said.pop("ready", CheckResult(ok=True))
         pending, ended = by_urgency(events.events), newest_ended(history)
         return PageModel(at(seconds), ready, events, pending, ended, **said)
@@ -216,7 +207,7 @@ def test_the_page_stays_small_whatever_is_listed() -> None:
     assert "And 50 more" in said(model)
     assert "and 295 more" in said(model)
     assert len(render(model)) < 300_000
-    agent.records = []
+    agent.changes = []
     agent.sees(3).sees(4, item("late"))
     assert render(agent.model(5)).count(b'<svg class="course"') == MAX_ENDED + 1
 

@@ -27,7 +27,7 @@ from notbefore.core.record import (
     tags_in,
 )
 from notbefore.core.tracked import Tracked
-from support.azure import ID, ME, PEER, STARTED, document, item, now
+from support.azure import ID, ME, PEER, STARTED, Story, document, item, now
 
 VM = Vm(
     name=ME, vm_id="0f1e", location="westeurope", subscription_id="8d10", resource_id="/subscriptions/8d10/x", zone="1"
@@ -35,11 +35,10 @@ VM = Vm(
 
 
 def changes(*looks: tuple[float, tuple[Any, ...], dict[str, Any]]) -> list[Change]:
-    tracked, found = Tracked(), list[Change]()
-    for number, (seconds, items, fields) in enumerate(looks):
-        step = diff(tracked, document(*items, incarnation=number), now(seconds, **fields))
-        tracked, found = step.tracked, [*found, *step.changes]
-    return found
+    story = Story()
+    for seconds, items, fields in looks:
+        story.sees(seconds, *items, **fields)
+    return story.changes
 
 
 def test_a_finished_event_tells_everything_that_was_measured() -> None:

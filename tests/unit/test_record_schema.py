@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from notbefore.core.lifecycle import diff
 from notbefore.core.record import DATA_SCHEMA, Heartbeat, Record, Vm, cloud_event
-from notbefore.core.tracked import Tracked
-from support.azure import ME, PEER, T0, document, item, now
+from support.azure import ME, PEER, T0, Story, item
 from support.messages import VM
 
 SCHEMA = json.loads(files("notbefore.core").joinpath("record.v1.json").read_text(encoding="utf-8"))
@@ -40,12 +38,11 @@ TAGGED = replace(VM, tags={"Team": "payments", "odd \u202e": "x" * 600}, record_
 
 @given(st.lists(st.lists(listed, max_size=3), max_size=6), st.sampled_from([None, VM, TAGGED, Vm(name=ME)]))
 def test_every_record_is_as_the_schema_says(documents: list[list[dict[str, Any]]], vm: Vm | None) -> None:
-    tracked = Tracked()
+    story = Story()
     for second, items in enumerate(documents):
-        step = diff(tracked, document(*(item(**fields) for fields in items), incarnation=second), now(second))
-        tracked = step.tracked
-        for change in step.changes:
-            VALIDATOR.validate(json.loads(Record.of(change, vm).line()))
+        story.sees(second, *(item(**fields) for fields in items))
+    for change in story.changes:
+        VALIDATOR.validate(json.loads(Record.of(change, vm).line()))
 
 
 @pytest.mark.parametrize(
@@ -58,14 +55,14 @@ def test_every_record_is_as_the_schema_says(documents: list[list[dict[str, Any]]
     ],
 )
 def test_the_schema_refuses_what_is_no_record(damage: dict[str, Any]) -> None:
-    change = diff(Tracked(), document(item()), now(0)).changes[0]
+    change = Story().sees(0, item()).last
     with pytest.raises(jsonschema.ValidationError):
         VALIDATOR.validate(Record.of(change, VM).flat() | damage)
 
 
 def test_the_schema_is_named_in_the_envelope() -> None:
     assert SCHEMA["$id"] == DATA_SCHEMA
-    record = Record.of(diff(Tracked(), document(item()), now(0)).changes[0], VM)
+    record = Record.of(Story().sees(0, item()).last, VM)
     assert cloud_event(record, "d", {})["dataschema"] == DATA_SCHEMA
 
 

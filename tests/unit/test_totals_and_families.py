@@ -11,21 +11,13 @@ from notbefore.metrics import fleet
 from notbefore.metrics.families import VM, Family, Snapshot, fresh, samples
 from notbefore.metrics.totals import MAX_SERIES, Figures, Histogram, Labels, OutboxView, PollFigures, Totals, named
 from notbefore.web.exposition import MetricsText
-from support.azure import ID, PEER, STARTED, at, document, item, now
+from support.azure import ID, PEER, STARTED, Story, at, document, item, now
 
 
-class Agent:
+class Agent(Story):
     """Tracked and counted, without I/O."""
 
-    def __init__(self) -> None:
-        self.tracked, self.totals, self.figures = Tracked(), Totals(), Figures()
-
-    def sees(self, seconds: float, *items: Any, **fields: Any) -> "Agent":
-        step = diff(self.tracked, document(*items, incarnation=int(seconds)), now(seconds, **fields))
-        self.tracked = step.tracked
-        for change in step.changes:
-            self.totals = self.totals.plus(change)
-        return self
+    figures = Figures()
 
     def families(self, seconds: float) -> dict[str, Family]:
         view = Snapshot(self.tracked, self.totals, self.figures, at(seconds))
