@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 import uuid
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from pathlib import Path
@@ -26,7 +27,7 @@ from notbefore.core.delivery import Delivery, Routing, deliveries
 from notbefore.core.document import EVENT_TYPES, FREEZE, PROMISED, SCHEDULED, STARTED, USER, Document, Event
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
-from notbefore.core.routing import Match, Route
+from notbefore.core.routing import Route
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.errors import ConfigError, ImdsError, NotBeforeError
 from notbefore.imds.client import ImdsClient
@@ -98,21 +99,17 @@ def _routing(config: Config, sink: str | None, lasts: float) -> Routing:
     own = {"expire_on_end": False, "expire_after": lasts}
     terms = {name: msgspec.structs.replace(one, **own) for name, one in config.routing.sinks.items()}
     if sink is None:
-        return Routing(config.routes or (Route(Match(scope=("self",)), tuple(config.sinks)),), terms)
+        return Routing(config.routes, terms)
     if sink not in config.sinks:
         raise ConfigError(f"--sink: there is no sink {sink!r} (known: {', '.join(config.sinks)})")
     return Routing((Route(sinks=(sink,), announce_by="all"),), terms)
 
 
 def _vm(config: Config) -> Vm:
-    client = ImdsClient(config.imds.endpoint)
-    try:
+    known = Vm()
+    with closing(ImdsClient(config.imds.endpoint)) as client, suppress(ImdsError):
         known = fetch_vm(client)
-    except ImdsError:
-        known = Vm()
-    finally:
-        client.close()
-    name = config.vm.name or known.name or socket.gethostname()
+    name = known.name or config.vm.name or socket.gethostname()
     return msgspec.structs.replace(known, name=name, record_tags=config.records.tags)
 
 

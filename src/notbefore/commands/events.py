@@ -46,19 +46,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def show_events(answer: dict[str, Any]) -> None:
-    """Print what is started, then by NotBefore."""
+    """Print what is started, then by NotBefore. That nothing is scheduled is said only where it is known."""
     events = sorted(answer["events"], key=lambda one: (one["event_status"] != STARTED, one["not_before"] or "9"))
-    sys.stdout.writelines(f"{text}\n" for text in _remarks(answer))
-    table(HEAD, [_row(event) for event in events])
-
-
-def _remarks(answer: dict[str, Any]) -> list[str]:
-    """Sentences above the listed events. That nothing is scheduled is said only where it is known."""
     if answer["unreadable"]:
-        return [f"{answer['unreadable']} listed events cannot be read: the agent's log says why."]
-    if answer["silence"]:
-        return ["What was listed when IMDS last answered:"] if answer["events"] else []
-    return [] if answer["events"] else ["Nothing is scheduled."]
+        sys.stdout.write(f"{answer['unreadable']} listed events cannot be read: the agent's log says why.\n")
+    elif answer["silence"] and events:
+        sys.stdout.write("What was listed when IMDS last answered:\n")
+    elif not answer["silence"] and not events:
+        sys.stdout.write("Nothing is scheduled.\n")
+    table(HEAD, [_row(event) for event in events])
 
 
 def _row(event: dict[str, Any]) -> tuple[str, ...]:
@@ -76,23 +72,19 @@ def _row(event: dict[str, Any]) -> tuple[str, ...]:
 
 
 def show_waves(answer: dict[str, Any]) -> None:
-    """Print the waves of a fleet."""
-    sys.stdout.writelines(f"{escaped(text)}\n" for text in _fleet_remarks(answer))
-    table(WAVES_HEAD, [_wave(wave) for wave in answer["waves"]])
-
-
-def _fleet_remarks(answer: dict[str, Any]) -> list[str]:
-    """Who is silent or missing, and that nothing is coming, where that is known."""
+    """Print the waves of a fleet, after who is silent or missing. That nothing is coming is said as above."""
+    waves, said = answer["waves"], []
     if answer["trouble"]:
-        doubt = "This may be old, or not all" if answer["waves"] else "It is not known what is coming"
-        said = [f"{doubt}: {answer['trouble']}."]
-    else:
-        said = [] if answer["waves"] else ["Nothing is coming over the fleet."]
-    return said + [
-        f"{len(names)} {'VM is' if len(names) == 1 else 'VMs are'} {what}: {some_of(names, MAX_NAMES)}"
-        for what, names in (("silent", answer["silent"]), ("missing", answer["missing"]))
-        if names
-    ]
+        doubt = "This may be old, or not all" if waves else "It is not known what is coming"
+        said.append(f"{doubt}: {answer['trouble']}.")
+    elif not waves:
+        said.append("Nothing is coming over the fleet.")
+    for what in ("silent", "missing"):
+        if names := answer[what]:
+            vms = "VM is" if len(names) == 1 else "VMs are"
+            said.append(f"{len(names)} {vms} {what}: {some_of(names, MAX_NAMES)}")
+    sys.stdout.writelines(f"{escaped(text)}\n" for text in said)
+    table(WAVES_HEAD, [_wave(wave) for wave in waves])
 
 
 def _wave(wave: dict[str, Any]) -> tuple[str, ...]:
