@@ -5,8 +5,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from notbefore.core.change import MISSING, SILENT, Change
 from notbefore.core.lifecycle import diff
@@ -21,7 +19,6 @@ from notbefore.core.record import (
     cloud_event,
     identity,
     is_of_resource,
-    json_line,
     partition_key,
     sentence,
     tags_in,
@@ -171,17 +168,6 @@ def test_the_sentence_says_what_happens_to_whom(
 ) -> None:
     found = changes(*((float(second), items, fields) for second, (items, fields) in enumerate(looks)))
     assert sentence(found[-1]) == expected
-
-
-@given(st.text())
-def test_every_text_comes_back_as_it_was(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return  # lone surrogates are refused when the document is read
-    line = json_line({"text": text})
-    assert json.loads(line) == {"text": text}
-    assert len(line.decode().splitlines()) == 1
 
 
 def test_a_cloud_event_s_source_is_a_uri_reference_whatever_the_vm_is_called() -> None:

@@ -76,7 +76,6 @@ def test_a_sink_gets_a_change_once_by_the_first_route() -> None:
         (Match(change=("announced", "started")), True),
         (Match(change=("finished",)), False),
         (Match(event_type=("Reboot",)), False),
-        (Match(event_status=("Started",)), False),
         (Match(scope=("peer",)), False),
         (Match(duration=DurationRange(min=6)), False),
     ],

@@ -18,9 +18,7 @@ from notbefore.config.secret import secrets_in
 from notbefore.config.yaml_file import Places
 from notbefore.core.approval import unknown_words
 from notbefore.core.change import APPROVAL_KINDS, SILENT
-from notbefore.core.document import SCHEDULED, STARTED
 from notbefore.core.routing import Route
-from notbefore.core.text import one_of
 from notbefore.errors import Mistake
 
 Finding = tuple[str, str]  # the path of a key, and what is wrong with it
@@ -73,9 +71,6 @@ def _of_route(route: Route, *, fleet: bool) -> Iterator[Finding]:
         match = msgspec.structs.replace(match, event_type=tuple(one for one in match.event_type if one != SILENT))
     for key, text in unknown_words(match):
         yield key, f"{text}. This word matches no event"
-    for word in match.event_status:
-        if word.casefold() not in (SCHEDULED.casefold(), STARTED.casefold()):
-            yield "event_status", f"Azure has no {word!r}{one_of(word, (SCHEDULED, STARTED))}"
     approvals = set(match.change) & set(APPROVAL_KINDS)
     if match.scope == ("peer",) and route.announce_by != "all" and not approvals and not fleet:
         text = f"with `announce_by: {route.announce_by}` a VM notifies only of events that affect it, and these do not"

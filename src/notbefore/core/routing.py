@@ -64,7 +64,6 @@ class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
     """What a change must be like for a route, and the VM that reports it."""
 
     change: tuple[ChangeKind, ...] = ()
-    event_status: tuple[str, ...] = ()
     vm: tuple[str, ...] = ()  # the name of this VM, which reports the change
     scale_set: tuple[str, ...] = ()  # of this VM
     resource_group: tuple[str, ...] = ()  # of this VM
@@ -79,7 +78,6 @@ class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
         return (
             self.is_here(vm)
             and _one_of(change.kind, self.change)
-            and _one_of(change.event.event_status, self.event_status)
             and (not self.scope or change.scope in self.scope or (ours and "self" in self.scope))
             and self.holds(change.event)
         )

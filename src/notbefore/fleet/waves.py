@@ -228,7 +228,7 @@ def ways_of(story: Story, routes: tuple[Route, ...]) -> str:
         if not match.is_here(known(vm)) or not match.holds(story.event):
             continue
         found.append(str(number))
-        if not (one.go_on or match.change or match.event_status):
+        if not (one.go_on or match.change):
             break
     return " ".join(found)
 
