@@ -10,10 +10,9 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from notbefore.config.load import examine, load
+from notbefore.config.load import examine, load, warnings
 from notbefore.config.secret import Secret, secrets_in
 from notbefore.config.sinks import Alertmanager, SinkConfig, Webhook
-from notbefore.config.warnings import warnings
 from notbefore.courier.orders import Orders, seal, unseal
 from notbefore.courier.redact import Redactor, known_secrets, plain
 from notbefore.errors import ConfigError

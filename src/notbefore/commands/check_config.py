@@ -9,9 +9,8 @@ import sys
 
 from notbefore.commands.main import OK, WRONG
 from notbefore.commands.options import add_configuration, add_json, overrides, print_json
-from notbefore.config.load import examine
+from notbefore.config.load import examine, warnings
 from notbefore.config.model import Config
-from notbefore.config.warnings import warnings
 from notbefore.config.yaml_file import Places
 from notbefore.core.text import escaped
 from notbefore.courier.sinks import try_out

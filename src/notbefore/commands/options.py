@@ -7,9 +7,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from notbefore.config.load import examine, load
+from notbefore.config.load import examine, load, warnings
 from notbefore.config.model import Config, default_state_dir
-from notbefore.config.warnings import warnings
 from notbefore.core.duration import Duration, span
 from notbefore.core.record import json_line
 from notbefore.core.text import escaped
