@@ -24,6 +24,7 @@ from notbefore.web import channel as channels
 from notbefore.web.app import CheckResult, make_app
 from notbefore.web.server import HttpServer
 from support.agent import free_port
+from support.azure import PEER, STARTED, Story, at, item
 from support.needs import needs
 from support.shown import METRICS, NOTHING_PENDING, REQUEST, Shown, ask, connected, dripping, read_all, serving
 
@@ -63,23 +64,9 @@ def test_a_verdict_is_a_status_and_its_reasons(server: HttpServer, view: Shown) 
 
 
 def listed(**fields: Any) -> PendingView:
-    values: dict[str, Any] = {
-        "event_id": "E",
-        "event_type": "Reboot",
-        "event_status": "Scheduled",
-        "event_source": "Platform",
-        "scope": "self",
-        "resources": (),
-        "description": None,
-        "not_before": None,
-        "seconds_to_not_before": None,
-        "expected_duration_seconds": None,
-        "first_seen": datetime(2026, 3, 1, tzinfo=UTC),
-        "notice_seconds": None,
-        "started": None,
-        "start_seen": False,
-    }
-    return replace(NOTHING_PENDING, events=(PendingEvent(**values | fields),))
+    """A Reboot of this VM, or what else these fields make of it."""
+    story = Story().sees(0, item("E", **{"EventType": "Reboot", **fields}))
+    return replace(NOTHING_PENDING, events=tuple(PendingEvent.of(one, at(0)) for one in story.tracked.events.values()))
 
 
 def test_readiness_can_depend_on_the_events_of_this_vm(server: HttpServer, view: Shown) -> None:
@@ -89,9 +76,9 @@ def test_readiness_can_depend_on_the_events_of_this_vm(server: HttpServer, view:
         (listed(), "", 200),
         (listed(), "?pending=Redeploy&pending=reboot", 503),
         (listed(), "?pending=Redeploy", 200),
-        (listed(event_status="Started"), "?pending=Reboot,Redeploy", 503),
-        (listed(scope="peer"), "?pending=Reboot", 200),
-        (listed(scope="unknown"), "?pending=Reboot", 503),
+        (listed(**STARTED), "?pending=Reboot,Redeploy", 503),
+        (listed(Resources=[PEER]), "?pending=Reboot", 200),
+        (listed(Resources=[]), "?pending=Reboot", 503),
         (unreadable, "?pending=Reboot", 503),
         (unreadable, "", 200),
     ):
@@ -100,7 +87,7 @@ def test_readiness_can_depend_on_the_events_of_this_vm(server: HttpServer, view:
     for query in ("pending=Rebot", "pending=", "pending=Reboot,,Freeze", "pendign=Reboot"):
         status, _, body = ask(server, f"/readyz?{query}")
         assert (status, b"expected" in body) == (400, True)
-    view.listed = listed(event_status="Started")
+    view.listed = listed(**STARTED)
     assert json.loads(ask(server, "/readyz?pending=Reboot")[2])["reasons"] == ["Reboot E of this VM is started"]
     view.verdict = CheckResult(ok=False, reasons=("IMDS does not answer",))
     assert ask(server, "/readyz?pending=Freeze")[0] == 503, "whether one is pending is not known then"

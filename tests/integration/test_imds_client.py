@@ -41,6 +41,12 @@ def _closed() -> Iterator[None]:
 PATH = "/metadata/scheduledevents?api-version=2020-07-01"
 
 
+def failure(endpoint: str, timeout: float = 20.0) -> ImdsError:
+    with pytest.raises(ImdsError) as caught:
+        connect(endpoint).get(PATH, timeout=timeout)
+    return caught.value
+
+
 def test_it_sends_the_header_that_imds_asks_for_and_reads_the_answer() -> None:
     with serving(answer(body=b'{"a":1}')) as (endpoint, seen):
         assert connect(endpoint).get(PATH).body == b'{"a":1}'
@@ -148,9 +154,7 @@ def test_who_resets_refuses_or_is_nowhere_is_distinguished() -> None:
             (f"http://127.0.0.1:{free_port()}", "refused"),
             ("http://no-such-host.invalid", "unreachable"),
         ):
-            with pytest.raises(ImdsError) as caught:
-                connect(endpoint).get(PATH)
-            assert caught.value.reason == reason
+            assert failure(endpoint).reason == reason
 
 
 def drip(connection: socket.socket, _: bytes) -> None:
@@ -169,9 +173,7 @@ def say_nothing(connection: socket.socket, _: bytes) -> None:
 def test_the_deadline_is_over_the_whole_answer(talk: Talk) -> None:
     with serving(talk) as (endpoint, _):
         begun = time.monotonic()
-        with pytest.raises(ImdsError) as caught:
-            connect(endpoint).get(PATH, timeout=0.6)
-        assert caught.value.reason == "timeout"
+        assert failure(endpoint, 0.6).reason == "timeout"
         assert time.monotonic() - begun < 3  # each read alone would have gone on for 5 s
 
 
@@ -197,9 +199,7 @@ def test_a_request_under_way_can_be_cut_off() -> None:
 @pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), (FUTURE, None), ("-1", None)])
 def test_retry_after_is_read_in_seconds(header: str, seconds: float | None) -> None:
     with serving(answer("429 Too Many Requests", b"", f"Retry-After: {header}")) as (endpoint, _):
-        with pytest.raises(ImdsError) as caught:
-            connect(endpoint).get(PATH)
-        assert caught.value.retry_after == seconds
+        assert failure(endpoint).retry_after == seconds
 
 
 @pytest.mark.parametrize(
