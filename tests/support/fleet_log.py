@@ -1,24 +1,20 @@
 """The log of one partition as VMs' agents fill it, and the fold that reads it. Pure: the clock is the log's."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from notbefore.core.record import Heartbeat, Vm
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Position, Snapshot, compressed, read_snapshot
 from notbefore.fleet.waves import Grouping, Notification
+from support.azure import T0, at
 from support.fleet_records import body, report, vm
 
-T0 = datetime(2026, 3, 1, 12, tzinfo=UTC)
 VMS = [vm(f"web_{number}") for number in range(4)]
 A, B, C, D = VMS
 LIMIT = 3600.0
 EACH = Grouping()
 WAVES = Grouping(("scale_set", "event_type"), group_wait=10.0, group_interval=300.0)
-
-
-def at(seconds: float) -> datetime:
-    return T0 + timedelta(seconds=seconds)
 
 
 def written(fold: Partition) -> Snapshot:

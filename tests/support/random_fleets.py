@@ -7,14 +7,14 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Position
 from notbefore.fleet.waves import Grouping, Notification
+from support.azure import T0
 
-T0: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TYPES: Final = {"Preempt": 30.0, "Freeze": 900.0, "Reboot": 900.0, "Redeploy": 600.0, "Terminate": 300.0}
 GROUPINGS: Final = (("event_id",), ("scale_set", "event_type"), ("region",))
 SEEN: Final = 1.0  # seconds from what happens until a VM reports it, at most

@@ -27,7 +27,8 @@ from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.silence import ExpectedVm
 from notbefore.fleet.snapshot import Position, compressed
 from notbefore.metrics.totals import CourierFigures
-from support.fleet_log import T0, A, Log
+from support.azure import T0
+from support.fleet_log import A, Log
 
 CONFIG = """
 fleet: {hub: {namespace: fleet.servicebus.windows.net, hub: changes, auth: managed_identity}}

@@ -23,7 +23,8 @@ from notbefore.fleet.story import (
     Story,
 )
 from notbefore.fleet.waves import Grouping, Notification
-from support.fleet_log import LIMIT, T0, VMS, WAVES, A, B, C, D, Log, at, written
+from support.azure import T0, at
+from support.fleet_log import LIMIT, VMS, WAVES, A, B, C, D, Log, written
 from support.fleet_records import body, report, vm
 
 

@@ -19,7 +19,8 @@ from notbefore.fleet.silence import LONGEST
 from notbefore.fleet.story import MAX_REPORTERS
 from notbefore.fleet.waves import Grouping
 from support import random_fleets
-from support.fleet_log import LIMIT, T0, WAVES, A, B, Log, at, written
+from support.azure import T0, at
+from support.fleet_log import LIMIT, WAVES, A, B, Log, written
 from support.fleet_records import body, report, vm
 
 PROD = replace(vm("web01", scale_set=""), subscription_id="prod", resource_group="payments", tags={"team": "pay"})

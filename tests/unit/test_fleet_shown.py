@@ -14,7 +14,8 @@ from notbefore.fleet.hub_records import Place
 from notbefore.fleet.mutes import MAX_MUTES, Mute, read_mutes, write_mutes
 from notbefore.fleet.shown_waves import ShownWave, coming, names_of, under_way
 from notbefore.fleet.silence import Heard
-from support.fleet_log import WAVES, Log, at
+from support.azure import at
+from support.fleet_log import WAVES, Log
 from support.fleet_records import vm
 
 
