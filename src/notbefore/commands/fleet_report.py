@@ -59,8 +59,9 @@ def run(options: argparse.Namespace) -> int:
     options.url = options.url or None
     first = agent_client(options)
     asked = [first, *(replace(first, url=url, own_cert_file=None) for url in others)]
-    found = [event for client in asked for one in _instances(client) for event in _past(one, since)]
-    rows = report(read_past(found), by)
+    path = f"/api/v1/fleet/history?since={quote(since.isoformat())}"
+    found = [event for client in asked for one in _instances(client) for event in one.ask(path)["events"]]
+    rows = report(read_past(map(msgspec.json.encode, found)), by)
     if options.json:
         print_json(rows)
     elif options.csv:
@@ -89,11 +90,6 @@ def _instances(client: AgentClient) -> Iterator[AgentClient]:
     for host in dict.fromkeys(str(one[4][0]) for one in found):
         named = f"[{host}]" if ":" in host else host
         yield replace(client, url=f"http://{named}:{address.port or 80}{address.path}")
-
-
-def _past(client: AgentClient, since: datetime) -> list[bytes]:
-    answer = client.ask(f"/api/v1/fleet/history?since={quote(since.isoformat())}")
-    return [msgspec.json.encode(event) for event in answer["events"]]
 
 
 def _cell(value: float | str | None) -> str:

@@ -3,7 +3,7 @@
 import argparse
 import signal
 import sys
-import time
+import threading
 from typing import Final
 
 from notbefore.config.model import host_and_port
@@ -41,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM. Raises ``ConfigError`` and ``ListenError``."""
-    signals: list[int] = []
+    ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _frame: signals.append(number))
+        signal.signal(number, lambda *_: ended.set())
     if not SPEEDS[0] <= options.speed <= SPEEDS[1]:
         raise ConfigError(f"--speed: expected {SPEEDS[0]:g} to {SPEEDS[1]:g}")
     try:
@@ -67,6 +67,6 @@ def run(options: argparse.Namespace) -> int:
         if len(simulator.vms) > 1:
             sys.stdout.writelines(f"  {vm}: {simulator.endpoint_of(vm)}\n" for vm in simulator.vms)
         sys.stdout.flush()
-        while not signals:
-            time.sleep(0.2)
+        while not ended.wait(0.2):  # Windows takes no signal within
+            pass
     return 0

@@ -66,10 +66,9 @@ class Simulator(SimulatorState):
 class _RefusedError(Exception):
     """The answer is a status and a text instead of what was asked for."""
 
-    def __init__(self, text: str, status: int = HTTPStatus.BAD_REQUEST, **headers: str) -> None:
+    def __init__(self, text: str, status: int = HTTPStatus.BAD_REQUEST) -> None:
         super().__init__(text)
         self.status = status
-        self.headers = headers
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -88,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._answer()
         except _RefusedError as refusal:
-            self._reply({"error": str(refusal)}, refusal.status, **refusal.headers)
+            self._reply({"error": str(refusal)}, refusal.status)
 
     do_POST = do_GET  # noqa: N815 - the name is http.server's
 
@@ -119,8 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _fail(self, fault: Fault) -> None:
         """Answer as the fault says."""
         if fault.status is not None:
-            asked = {429: {"Retry-After": "2"}, 302: {"Location": "http://127.0.0.1:9/metadata/scheduledevents"}}
-            raise _RefusedError(fault.kind, fault.status, **asked.get(fault.status, {}))
+            raise _RefusedError(fault.kind, fault.status)
         if fault.kind == "garbage":
             self._send(HTTPStatus.OK, b"<html>Service Unavailable</html>")
         else:  # "freeze"
@@ -144,13 +142,11 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(HTTPStatus.OK, b"")
 
-    def _reply(self, value: object, status: int = HTTPStatus.OK, **headers: str) -> None:
-        self._send(status, msgspec.json.encode(value), **headers)
+    def _reply(self, value: object, status: int = HTTPStatus.OK) -> None:
+        self._send(status, msgspec.json.encode(value))
 
-    def _send(self, status: int, body: bytes, **headers: str) -> None:
+    def _send(self, status: int, body: bytes) -> None:
         self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
         self.send_header("Content-Type", "application/json; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
