@@ -62,10 +62,6 @@ def ids(hook: HttpPeer) -> list[str]:
     return [request.headers["x-notbefore-delivery-id"] for request in hook.requests]
 
 
-def count(agent: RunningAgent, result: str, sink: str = "hook") -> float:
-    return agent.metric(f'notbefore_deliveries_total{{result="{result}",sink="{sink}"}}') or 0.0
-
-
 def rows(agent: RunningAgent, state: str, sink: str = "hook") -> float:
     return agent.metric(f'notbefore_outbox_deliveries{{sink="{sink}",state="{state}"}}') or 0.0
 
@@ -74,7 +70,7 @@ def test_each_change_reaches_the_sink_once_and_in_order(imds: Simulator, hook: H
     config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         assert agent.metric("notbefore_courier_running") == 0
-        assert count(agent, "accepted") == 0
+        assert agent.count("accepted") == 0
         imds.set_document(body(announced()))
         eventually(lambda: kinds(hook) == ["announced"])
         assert agent.metric("notbefore_courier_running") == 1
@@ -82,7 +78,7 @@ def test_each_change_reaches_the_sink_once_and_in_order(imds: Simulator, hook: H
         imds.set_document(body(started(), started("f"), incarnation=3))
         eventually(lambda: len(hook.requests) == 3)
         imds.set_document(body(incarnation=4))
-        eventually(lambda: count(agent, "delivered") == 5)
+        eventually(lambda: agent.count("delivered") == 5)
         assert kinds(hook) == ["announced", "started", "started", "finished", "finished"]
         assert len(set(ids(hook))) == 5
         assert rows(agent, "pending") == 0
@@ -106,7 +102,7 @@ def test_what_a_receiver_that_was_down_missed_comes_after_a_kill_and_a_restart(
     assert set(kinds(hook)) == {"announced"}
     hook.default = Say()
     with RunningAgent(imds.endpoint, place.state, config) as agent:
-        eventually(lambda: count(agent, "delivered") == 2)
+        eventually(lambda: agent.count("delivered") == 2)
         assert kinds(hook)[-2:] == ["announced", "started"]
         assert len(set(ids(hook)[: failed + 1])) == 1  # the same id, before and after
 
@@ -128,11 +124,11 @@ def test_a_refusal_is_kept_shown_and_sent_again_when_the_cause_is_mended(
         eventually(lambda: rows(agent, "dead") == 2)  # it holds nothing back
         hook.default = Say()
         assert place.outbox("retry", delivery_id[:6]).startswith("1 will be sent again")
-        eventually(lambda: count(agent, "delivered") == 1)
+        eventually(lambda: agent.count("delivered") == 1)
         assert place.outbox("drop", "--all") == "1 dropped.\n"
-        eventually(lambda: count(agent, "dropped") == 1)
+        eventually(lambda: agent.count("dropped") == 1)
         assert place.outbox("list") == "The outbox is empty.\n"
-        assert count(agent, "accepted") == count(agent, "delivered") + count(agent, "dropped") == 2
+        assert agent.count("accepted") == agent.count("delivered") + agent.count("dropped") == 2
 
 
 def test_an_agent_that_stops_reloads_nothing(imds: Simulator, hook: HttpPeer, place: Place) -> None:
@@ -154,7 +150,7 @@ def test_a_reload_brings_other_sinks(imds: Simulator, hook: HttpPeer, place: Pla
         config = place.write({"hook": webhook(hook.url)})
         with RunningAgent(imds.endpoint, place.state, config) as agent:
             imds.set_document(body(announced()))
-            eventually(lambda: count(agent, "delivered") == 1)
+            eventually(lambda: agent.count("delivered") == 1)
             place.write({"new": webhook(other.url)})
             agent.process.send_signal(signal.SIGHUP)
             eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 1)
@@ -196,7 +192,7 @@ def test_nothing_of_a_drill_that_was_killed_is_sent_later(imds: Simulator, hook:
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         with pytest.raises(subprocess.TimeoutExpired):
             notbefore("drill", config, "--state-dir", place.state, "--wait", "5s", timeout=4)
-        eventually(lambda: count(agent, "expired") == 3)
+        eventually(lambda: agent.count("expired") == 3)
 
 
 def pager(found: PagerDuty) -> dict[str, Any]:

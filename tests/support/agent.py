@@ -201,6 +201,10 @@ class RunningAgent:
         values = [line.rpartition(" ")[2] for line in lines if line.rpartition(" ")[0] == name]
         return float(values[0]) if values else None
 
+    def count(self, result: str, sink: str = "hook") -> float:
+        """How many deliveries to a sink ended so."""
+        return self.metric(f'notbefore_deliveries_total{{result="{result}",sink="{sink}"}}') or 0.0
+
     def metric_sum(self, name: str) -> float:
         """The sum of the samples of this name, whatever their labels."""
         lines = get(self.port, "/metrics")[1].decode().splitlines()
