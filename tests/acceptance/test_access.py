@@ -111,5 +111,4 @@ def test_a_listener_for_everybody_is_refused_unless_that_is_said(tmp_path: Path)
         config.write_text("server: {listen: ':10169'}\n", encoding="utf-8")
         assert notbefore("check-config", str(config)).returncode == 2
         done = notbefore("check-config", str(config), NOTBEFORE_SERVER__INSECURE="true")
-        assert done.returncode == 0
-        assert "note: everybody who reaches this machine can read the agent" in done.stderr
+        assert (done.returncode, done.stderr) == (0, "")

@@ -121,41 +121,30 @@ def test_a_log_line_holds_its_exception() -> None:
 FORGED = "vm_0\n12:00:00 WARNING approved (accepted)\x1b[2J\u202etxt\x85\u2028end"
 
 
-def test_a_text_line_has_its_time_and_level_and_is_one_line_whatever_a_name_holds() -> None:
-    line = LogFormatter().format(log_record(created=1_800_000_000.0, levelname="WARNING", args=(FORGED,)))
-    assert datetime.fromisoformat(line.split()[0]) == datetime.fromtimestamp(1_800_000_000, UTC)
-    assert line.split()[1] == "WARNING"
-    assert len(line.splitlines()) == 1
-    assert line.isprintable()
-    assert r"vm_0\u000a12:00:00 WARNING" in line
-
-
-def test_no_line_of_a_traceback_can_be_taken_for_a_line_of_the_log() -> None:
-    error = RuntimeError(FORGED)
-    first, *others = LogFormatter().format(log_record(exc_info=(RuntimeError, error, None))).splitlines()
-    assert first.endswith(r"a b\u000ac")
+def test_a_text_line_and_its_traceback_are_of_one_line_whatever_a_name_holds_and_hide_what_is_secret() -> None:
+    said = f"{FORGED} s3cret"
+    formatter = LogFormatter(lambda text: text.replace("s3cret", "***"))
+    failed = (RuntimeError, RuntimeError(said), None)
+    record = log_record(created=1_800_000_000.0, levelname="WARNING", args=(said,), exc_info=failed)
+    first, *others = formatter.format(record).splitlines()
+    time, level, *_ = first.split()
+    assert (datetime.fromisoformat(time), level) == (datetime.fromtimestamp(1_800_000_000, UTC), "WARNING")
+    assert r"vm_0\u000a12:00:00 WARNING" in first
+    assert first.isprintable()
     assert others
-    assert all(line.startswith("  | ") and line.isprintable() for line in others)
+    assert all(line.startswith("  | ") and line.isprintable() for line in others), "none may be one of the log"
+    assert [text.count("***") for text in (first, "".join(others))] == [1, 1]
+    assert "s3cret" not in "".join((first, *others))
 
 
-def test_what_is_secret_is_cut_out_of_both_parts_of_a_text_line() -> None:
-    redact = LogFormatter(lambda text: text.replace("s3cret", "***"))
-    line = redact.format(log_record(args=("s3cret",), exc_info=(RuntimeError, RuntimeError("s3cret"), None)))
-    assert (line.count("***"), "s3cret" in line) == (2, False)
-
-
+@pytest.mark.usefixtures("log_as_before")
 @pytest.mark.parametrize(("form", "json_expected"), [("json", True), ("auto", True), ("text", False)])
 def test_the_form_of_the_log_is_as_configured(
     form: str, capsys: pytest.CaptureFixture[str], *, json_expected: bool
 ) -> None:
-    root = logging.getLogger()
-    handlers, level, raising = root.handlers[:], root.level, logging.raiseExceptions
-    try:
-        set_up(form, "warning")  # type: ignore[arg-type]  # one of the three
-        logging.getLogger("notbefore.test").warning("hello")
-        logging.getLogger("notbefore.test").info("not this")
-    finally:
-        root.handlers[:], root.level, logging.raiseExceptions = handlers, level, raising
+    set_up(form, "warning")  # type: ignore[arg-type]  # one of the three
+    logging.getLogger("notbefore.test").warning("hello")
+    logging.getLogger("notbefore.test").info("not this")
     said = capsys.readouterr().err
     assert said.startswith("{") == json_expected
     assert "hello" in said

@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     """Print what was asked for; returns the exit code. Raises ``ConfigError`` for what is wrong."""
     set_up("text", "critical")  # a library's log line about an address may hold a secret
     try:
-        config, places, notes = _examined(options)
+        config, places = _examined(options)
     except ConfigError as error:
         if not options.json:
             raise
@@ -41,17 +41,16 @@ def run(options: argparse.Namespace) -> int:
     found = warnings(config, places)
     code = WRONG if options.strict and found else OK
     if options.json:
-        print_json([{"ok": code == OK, "error": None, "warnings": found, "notes": notes}])
+        print_json([{"ok": code == OK, "error": None, "warnings": found}])
         return code
     sys.stderr.writelines(f"notbefore: warning: {escaped(text)}\n" for text in found)
-    sys.stderr.writelines(f"notbefore: note: {escaped(text)}\n" for text in notes)
     name = options.config or "The configuration (no file: defaults, environment and command line)"
     sys.stdout.write(f"{name} is valid{f', with {len(found)} warning(s): see above' if found else ''}.\n")
     return code
 
 
-def _examined(options: argparse.Namespace) -> tuple[Config, Places, list[str]]:
-    """Return what was read, and notes about who may read; raises ``ConfigError`` with all that is wrong."""
+def _examined(options: argparse.Namespace) -> tuple[Config, Places]:
+    """Return what was read; raises ``ConfigError`` with all that is wrong."""
     config, places, mistakes = examine(options.config, os.environ, overrides(options))
     for name, sink in config.sinks.items():
         try:
@@ -59,13 +58,12 @@ def _examined(options: argparse.Namespace) -> tuple[Config, Places, list[str]]:
         except ConfigError as error:
             key = f"sinks.{name}.{sink.kind}"
             mistakes.append(Mistake(places.nearest(key), key, str(error)))
-    notes: list[str] = []
     try:
-        notes = Access(config.server).check_listen()  # raises where it would let everybody read
+        Access(config.server).check_listen()  # raises where it would let everybody read
     except ConfigError as error:
         text = str(error).removeprefix("server.listen: ")
         key = "server.web_config_file" if text == str(error) else "server.listen"
         mistakes += error.mistakes or [Mistake(places.nearest(key), key, text)]
     if mistakes:
         raise ConfigError.of(mistakes)
-    return config, places, notes
+    return config, places
