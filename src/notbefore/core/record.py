@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from notbefore.core.change import BY_RULE, MISSING, OPERATOR, SILENT, WORDS, Change, Step
 from notbefore.core.text import escaped, rfc3339
 
-Value = str | int | float | bool | list[str]
+Value = str | int | float | bool | tuple[str, ...]
 Viewed = TypeVar("Viewed", bound=Struct)
 
 
@@ -94,9 +94,10 @@ class BaseRecord(Struct, frozen=True, kw_only=True):
 
     def flat(self) -> dict[str, Value]:
         """The attributes as they are written out: times as RFC 3339 in UTC, nothing that is unknown."""
-        values = zip(self.__struct_encode_fields__, map(self.__getattribute__, self.__struct_fields__), strict=True)
-        found = {name: _written(value) for name, value in values if value not in (None, "") and name != TAG}
-        return found | {TAG + name: value for name, value in self.tags.items()}
+        values: dict[str, Any] = msgspec.to_builtins(self, builtin_types=(datetime,))
+        tags = {TAG + name: value for name, value in values.pop(TAG).items()}
+        found = {name: value for name, value in values.items() if value not in (None, "")}
+        return {name: rfc3339(one) if isinstance(one, datetime) else one for name, one in found.items()} | tags
 
     def line(self) -> bytes:
         """The attributes as one line of JSON, as it is stored."""
@@ -230,9 +231,8 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
 
         As it is, where it affects its VM alone, and where it says already what many VMs say together.
         """
-        if self.fleet_vms is not None or [name.casefold() for name in self.resources] == [
-            (self.vm_name or "").casefold()
-        ]:
+        alone = [name.casefold() for name in self.resources] == [(self.vm_name or "").casefold()]
+        if self.fleet_vms is not None or alone:
             return self
         return replace(self, scope="self", previous_scope=None, tags={}, **dict.fromkeys(_OF_ONE_VM))
 
@@ -269,13 +269,6 @@ class Heartbeat(BaseRecord, frozen=True, kw_only=True):
             interval=interval,
             service_version=version,
         )
-
-
-def _written(value: Any) -> Value:
-    if isinstance(value, datetime):
-        return rfc3339(value)
-    written: Value = list(value) if isinstance(value, tuple) else value
-    return written
 
 
 def _recorded(vm: Vm | None) -> dict[str, str]:

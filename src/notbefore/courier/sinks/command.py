@@ -107,7 +107,7 @@ def variables(record: Mapping[str, Any], own: dict[str, str]) -> dict[str, str]:
     for name, value in record.items():
         if name.startswith(_PREFIX):
             key = name.removeprefix(_PREFIX).upper().replace(".", "_")
-            found.setdefault(f"EVENT_{key}", ",".join(value) if isinstance(value, list) else str(value))
+            found.setdefault(f"EVENT_{key}", ",".join(value) if isinstance(value, tuple) else str(value))
     # a NUL cannot be in a variable, and is in no name that means something; the whole record is on standard input
     return passed | {
         f"NOTBEFORE_{name}": value.replace("\0", "") for name, value in found.items() if len(value) <= MAX_VARIABLE
