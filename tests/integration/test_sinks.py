@@ -44,7 +44,7 @@ def test_a_webhook_gets_the_record_signed_and_the_delivery_id() -> None:
         sent(webhook(peer, headers={"X-Api-Key": Secret("k")}, secret=Secret("s3cret")), one)
         (request,) = peer.requests
     values = json.loads(request.body)
-    assert values.items() >= one.record.flat().items()
+    assert values.items() >= json.loads(one.record.line()).items()
     assert values["notbefore.delivery.kind"] == "announced"
     assert request.headers["x-notbefore-delivery-id"] == values["notbefore.delivery.id"] == one.delivery_id
     assert (request.headers["x-api-key"], request.path) == ("k", "/hook")
@@ -302,7 +302,7 @@ def test_a_command_gets_the_record_and_plain_variables(tmp_path: Path, monkeypat
     one = message()
     sent(SinkConfig(command=Command(command=(sys.executable, "-c", script, str(out)))), one)
     record, environment = json.loads(out.read_text(encoding="utf-8"))
-    assert record == one.record.flat()
+    assert record == json.loads(one.record.line())
     assert environment["NOTBEFORE_CHANGE"] == "announced"
     assert environment["NOTBEFORE_EVENT_TYPE"] == "Freeze"
     assert environment["NOTBEFORE_EVENT_RESOURCES"] == ME
