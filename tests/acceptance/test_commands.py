@@ -101,18 +101,10 @@ def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (("event",), 2, "there is no command 'event': did you mean 'events'?"),
         (("check-config", "--conect"), 2, "notbefore check-config: error: unrecognized arguments: --conect"),
-        (("outbox", "retry", "a", "--all"), 2, "outbox retry: expected ids (see `notbefore outbox list`), or --all"),
-        (("events", "--url", "localhost:10169"), 2, "--url: expected http://HOST:PORT"),
-        (
-            ("events", "--url", "https://127.0.0.1:9", "--ca-file", "no.pem"),
-            2,
-            "expected the file of a certificate",
-        ),
         (("history", "--state-dir", "empty"), 3, "has `notbefore run` been started here?"),
         (("history", "--state-dir", "empty", "--since", "soon"), 2, "--since: expected 30m, 1h or 2d"),
         (("history", "--state-dir", "empty", "--since", "9999999d"), 2, "--since: expected 30m, 1h or 2d"),
         (("history", "--since", "0001-01-01T00:00:00+14:00"), 2, "--since: expected 30m, 1h or 2d"),
-        (("simulate", "--listen", "16925"), 2, "--listen: expected HOST:PORT"),
         (("check-config", "."), 2, ". cannot be read: Is a directory"),
         (("approve", "ID", "--state-dir", "empty"), 1, "no agent listens at empty/control.sock"),
         (("fleet", "fleet.yml"), 2, "fleet.yml:1:1: fleet: the key `hub` is missing"),

@@ -37,20 +37,15 @@ def dead(name: str, **fields: Any) -> Delivery:
     return delivery(name, "hook", **of)
 
 
-def refuse(store: Store, *refused: Delivery, listed: tuple[str, ...] = ()) -> None:
-    """Have dead letters, of which some belong to events that are still listed."""
-    events = {key: TrackedEvent(event(EventId=key), "self", Instant(T0), beginning_seen=True) for key in listed}
-    store.commit(StoredState(tracked=Tracked(events=events)))
-    store.outbox.put(refused)
-    assert store.disk.wait_written(None, 20)
-    store.outbox.exchange([], {one.sink: 100 for one in refused})
-    store.outbox.exchange([SendResult(one.delivery_id, "refused", "404") for one in refused], {})
-
-
 def left(directory: Path, *refused: Delivery, listed: tuple[str, ...] = ()) -> Path:
-    """A state directory with dead letters."""
+    """A state directory with dead letters, of which some belong to events that are still listed."""
+    events = {key: TrackedEvent(event(EventId=key), "self", Instant(T0), beginning_seen=True) for key in listed}
     with closing(Store(directory, Clock())) as store:
-        refuse(store, *refused, listed=listed)
+        store.commit(StoredState(tracked=Tracked(events=events)))
+        store.outbox.put(refused)
+        assert store.disk.wait_written(None, 20)
+        store.outbox.exchange([], {one.sink: 100 for one in refused})
+        store.outbox.exchange([SendResult(one.delivery_id, "refused", "404") for one in refused], {})
     return directory
 
 
@@ -75,7 +70,11 @@ def test_options_may_stand_before_the_ids(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [((), "ACTION"), (("retry",), "expected ids (see `notbefore outbox list`), or --all"), (("show",), "required: ID")],
+    [
+        ((), "ACTION"),
+        (("retry", "a", "--all"), "expected ids (see `notbefore outbox list`), or --all"),
+        (("show",), "required: ID"),
+    ],
 )
 def test_what_is_missing_is_said(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     run = notbefore("outbox", *words, NOTBEFORE_STATE__DIR=str(left(tmp_path)))

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-import notbefore
 from support.agent import run
 from support.installed import environment
 from support.needs import needs
@@ -54,13 +53,6 @@ def test_wheel_and_source_hold_all_that_is_read_and_the_readme_s_links_lead_some
         held = {name.partition("/")[2] for name in tar.getnames()}
     documents = {"docs/how-it-works.md", "config/notbefore.yml", "tests/conftest.py", "constraints.txt"}
     assert documents | {"tools/reference.py"} <= held
-
-
-def test_the_installed_command_tells_its_version(prefix: Path) -> None:
-    done = run(prefix / "bin" / "notbefore", "--version")
-    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
-    assert version
-    assert done.stdout == f"notbefore {version[1]}\n" == f"notbefore {notbefore.__version__}\n"
 
 
 @pytest.fixture
