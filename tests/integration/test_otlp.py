@@ -165,7 +165,7 @@ def test_what_comes_of_exports_is_counted_and_said_once(tmp_path: Path, caplog: 
         exporter.stop(5.0)
     logged = [record.getMessage() for record in caplog.records if record.name == "notbefore.otlp"]
     assert logged == [
-        "OTLP metrics: the receiver rejected 2 items of an export: too old for ***",
+        "OTLP metrics: the receiver rejected a part of an export: too old for ***",
         f"OTLP metrics: the export failed, and is tried again: {key} cannot be read: No such file or directory",
         "OTLP metrics: exports are accepted again",
     ]

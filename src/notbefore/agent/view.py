@@ -6,8 +6,7 @@ which reads the state file).
 
 from collections.abc import Callable
 from datetime import datetime
-from functools import cached_property
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -22,10 +21,7 @@ from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.metrics.families import Family, Snapshot, parts, samples
 from notbefore.metrics.totals import Figures
 from notbefore.store.store import Store
-from notbefore.web.app import CheckResult
-
-if TYPE_CHECKING:  # imported at the first scrape
-    from notbefore.web.exposition import MetricsText
+from notbefore.web.app import CheckResult, rendered
 
 FIRST_ANSWER: Final = 150.0  # seconds in which an agent that has just started may be without an answer of IMDS
 PAGE_CHANGES: Final = 300  # of the history, the newest
@@ -59,16 +55,7 @@ class AgentView:
         self._since = state.clock.now()
         self._store = store
         self._in_use = in_use
-
-    @cached_property
-    def _text(self) -> "MetricsText":
-        from notbefore.web.exposition import MetricsText  # 9 MiB, at the first scrape
-
-        return MetricsText(lambda: parts(self._snapshot()))
-
-    def metrics(self, accept: str) -> tuple[bytes, str]:
-        """``/metrics``: the body and the content type for this ``Accept`` header."""
-        return self._text.render(accept)
+        self.metrics = rendered(lambda: parts(self._snapshot()))
 
     def families(self) -> list[Family]:
         """All samples of this moment."""

@@ -26,13 +26,11 @@ from notbefore.fleet.story import OVER
 from notbefore.metrics import fleet as metrics
 from notbefore.metrics.families import Family, Metric, Snapshot, fresh
 from notbefore.metrics.totals import CourierFigures, Figures, Labels
-from notbefore.web.app import App, CheckResult, Environ, Response, application, html, query_of, since_of
+from notbefore.web.app import App, CheckResult, Environ, Response, application, html, query_of, rendered, since_of
 from notbefore.web.page.model import MAX_PENDING, PageModel
 
 if TYPE_CHECKING:  # imported when somebody asks
     from jinja2 import Template
-
-    from notbefore.web.exposition import MetricsText
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 CALENDAR: Final = "text/calendar; charset=utf-8"
@@ -55,12 +53,7 @@ class FleetView:
         self._began = datetime.now(UTC)
         self._month: list[Row] = []
         self._month_at = float("-inf")  # monotonic seconds
-
-    @cached_property
-    def _text(self) -> "MetricsText":
-        from notbefore.web.exposition import MetricsText  # noqa: PLC0415 - 9 MiB, at the first scrape
-
-        return MetricsText(fresh(self._families))
+        self.metrics = rendered(fresh(self._families))
 
     @property
     def app(self) -> App:
@@ -74,10 +67,6 @@ class FleetView:
                 "/api/v1/calendar.ics": lambda environ: Response(self.calendar(_filters(environ)), CALENDAR),
             },
         )
-
-    def metrics(self, accept: str) -> tuple[bytes, str]:
-        """``/metrics``: the body and the content type for this ``Accept`` header."""
-        return self._text.render(accept)
 
     def health(self) -> CheckResult:
         """The consumer's thread runs."""

@@ -24,6 +24,11 @@ FIRST: Final = 2.0  # seconds to the first export: by then it is known who this 
 SPACING: Final = 1.0  # seconds between two exports, however fast the changes come
 RETRY: Final = 30.0  # seconds to the next attempt after a failure, if the interval is not shorter
 MAX_REASON: Final = 200  # characters of what a receiver said
+SAID: Final = {
+    "failure": "the export failed, and is tried again",
+    "rejected": "the receiver rejected a part of an export",
+    "success": "the receiver warns",
+}
 
 log = logging.getLogger("notbefore.otlp")
 
@@ -47,7 +52,7 @@ class Exporter:
         self._woken, self._stopped = threading.Event(), threading.Event()
         self._sender: Any = None  # otlp.sender.Sender
         self._failed = False  # the last attempt
-        self._warned = False  # that the receiver rejected a part
+        self._said = False  # of the last attempt was a reason
         for result in OTLP_RESULTS:
             counts.setdefault(("metrics", result), 0)
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
@@ -90,11 +95,11 @@ class Exporter:
             self._sender = self._sender or Sender(self._config, "metrics", self._http)
             partial = self._sender.send(data)
         except (SendError, ConfigError) as error:  # a secret that cannot be read is one of them: somebody will mend it
-            self._fail(str(error))
+            self._ended("failure", str(error))
         except Exception as error:  # noqa: BLE001 - a library may raise anything; the next export is another
-            self._fail(f"{type(error).__name__}: {error}")
+            self._ended("failure", f"{type(error).__name__}: {error}")
         else:
-            self._succeed(partial.rejected, partial.reason)
+            self._ended("rejected" if partial.rejected else "success", partial.reason)
 
     def _learn(self) -> None:
         """Have the secrets taken out of texts that are in use now: a file may hold another one than before."""
@@ -106,23 +111,14 @@ class Exporter:
                 for pair in text.split(","):
                     self._redactor.add(pair.partition("=")[2].strip())
 
-    def _succeed(self, rejected: int, reason: str) -> None:
-        self._count("rejected" if rejected else "success")
-        if self._failed:
-            log.info("OTLP metrics: exports are accepted again")
-        if reason and not self._warned:
-            log.warning("OTLP metrics: the receiver rejected %d items of an export: %s", rejected, self._shown(reason))
-        self._failed, self._warned = False, bool(reason)
-
-    def _fail(self, reason: str) -> None:
-        self._count("failure")
-        if not self._failed:
-            log.warning("OTLP metrics: the export failed, and is tried again: %s", self._shown(reason))
-        self._failed = True
-
-    def _shown(self, reason: str) -> str:
-        # redacted before it is cut: a part of a secret would not be known
-        return shortened(self._redactor(reason), MAX_REASON)
-
-    def _count(self, result: str) -> None:
+    def _ended(self, result: str, reason: str) -> None:
+        """Count it, and say what differs from the attempt before."""
+        failed, said = result == "failure", bool(reason)
         self._counts["metrics", result] += 1
+        if self._failed and not failed:
+            log.info("OTLP metrics: exports are accepted again")
+        if said and (failed, said) != (self._failed, self._said):
+            # redacted before it is cut: a part of a secret would not be known
+            text = shortened(self._redactor(reason), MAX_REASON)
+            log.warning("OTLP metrics: %s: %s", SAID[result], text)
+        self._failed, self._said = failed, said

@@ -79,12 +79,8 @@ class Access:
         return self._loaded.context
 
     @property
-    def has_passwords(self) -> bool:
-        """Whether the configuration in use has users."""
-        return "passwords" in self._protections
-
-    @property
-    def _protections(self) -> frozenset[str]:
+    def protections(self) -> frozenset[str]:
+        """Those of the configuration in use."""
         config = self._loaded.config
         return config.protections if config is not None else frozenset()
 
@@ -97,18 +93,18 @@ class Access:
         """Return warnings; raise ``ConfigError`` where others reach it without TLS, a password or ``insecure``."""
         if _is_address(address) and ipaddress.ip_address(address).is_loopback:
             return []
-        if not self._server.insecure and not self._protections:
+        if not self._server.insecure and not self.protections:
             what = f"{address} is not loopback" if address else "without a host the agent listens on every address"
             raise ConfigError(
                 f"server.listen: {what}, so others can reach it: set "
                 "server.web_config_file (TLS, passwords), or server.insecure: true to let everybody read"
             )
         who = f"everybody who reaches {address or 'this machine'} can read the agent"
-        if not self._protections:
+        if not self.protections:
             return [f"{who}: server.insecure is true"]
-        if "TLS" not in self._protections:
+        if "TLS" not in self.protections:
             return ["passwords are sent unencrypted: add tls_server_config to server.web_config_file"]
-        if self._protections == {"TLS"}:
+        if self.protections == {"TLS"}:
             return [f"{who} over TLS: add basic_auth_users or a client_ca_file to server.web_config_file"]
         return []
 
@@ -118,7 +114,7 @@ class Access:
         A foreign web page can have a browser on this machine send requests here under the page's own name (DNS
         rebinding). That browser has no password for the page's name, and our certificate does not match it.
         """
-        if self._protections or not host:
+        if self.protections or not host:
             return True
         before, _, port = host.rpartition(":")
         name = _bare(before if port.isdigit() else host)
@@ -137,7 +133,7 @@ class Access:
         except ConfigError as error:
             log.warning("the new web configuration is not used, the old one stays: %s", error)
         else:
-            log.info("web configuration reloaded: %s", ", ".join(sorted(self._protections)) or "no protection")
+            log.info("web configuration reloaded: %s", ", ".join(sorted(self.protections)) or "no protection")
 
     def _load(self, path: str) -> None:
         """Read the file and its certificates. The signatures are taken first: a later change is found the next time."""
@@ -147,7 +143,7 @@ class Access:
         config = load_web_config(Path(path))
         seen = {path: seen[path]} | {file: signature(file) for file in config.files}
         self._loaded = replace(before, seen=seen)
-        lost = self._protections - config.protections
+        lost = self.protections - config.protections
         if lost:  # a file that is being written may be empty
             raise ConfigError(f"{path}: it would remove {', '.join(sorted(lost))}: restart the agent to do that")
         try:

@@ -7,10 +7,10 @@ would be most of the work.
 import logging
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import parse_qs
 
 import msgspec
@@ -19,9 +19,12 @@ from msgspec import Struct
 from notbefore.core.document import EVENT_TYPES
 from notbefore.core.record import json_line
 from notbefore.core.tracked import PendingView
+from notbefore.metrics.families import Part
+
+if TYPE_CHECKING:  # imported at the first scrape
+    from notbefore.web.exposition import MetricsText
 
 MAX_LIMIT: Final = 10_000
-MAX_FIELDS: Final = 10  # of a query
 DEFAULT_LIMIT: Final = 100
 JSON: Final = "application/json; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"
@@ -59,8 +62,9 @@ class CheckResult(Struct, frozen=True):
 class ProcessView(Protocol):
     """What every process shows. Its methods are called from several threads and never wait for the network."""
 
-    def metrics(self, accept: str) -> tuple[bytes, str]:
-        """The body and the content type for this ``Accept`` header."""
+    @property
+    def metrics(self) -> Callable[[str], tuple[bytes, str]]:
+        """``Accept`` header -> the body and the content type of ``/metrics``."""
 
     def health(self) -> CheckResult:
         """Is the process alive?"""
@@ -109,6 +113,18 @@ def make_app(view: View) -> App:
             "/api/v1/history": lambda environ: Response(view.history(*_history_query(environ))),
         },
     )
+
+
+def rendered(read: Callable[[], Iterable[Part]]) -> Callable[[str], tuple[bytes, str]]:
+    """Return what renders the metrics that ``read`` returns, as an ``Accept`` header asks."""
+
+    @cache
+    def text() -> "MetricsText":
+        from notbefore.web.exposition import MetricsText  # 9 MiB, at the first scrape
+
+        return MetricsText(read)
+
+    return lambda accept: text().render(accept)
 
 
 def application(view: ProcessView, more: dict[str, Route]) -> App:
@@ -205,10 +221,7 @@ def _readiness(view: View, environ: Environ) -> CheckResult:
 
 def query_of(environ: Environ, *known: str) -> dict[str, list[str]]:
     """The fields of the query; raises ``_BadRequestError`` for one that is not ``known``."""
-    try:
-        query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True, max_num_fields=MAX_FIELDS)
-    except ValueError:
-        raise _BadRequestError(f"expected at most {MAX_FIELDS} fields: {', '.join(known)}") from None
+    query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
     for name in query:
         if name not in known:
             raise _BadRequestError(f"{name[:40]!r}: expected {' or '.join(known)}")

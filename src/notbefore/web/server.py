@@ -83,7 +83,7 @@ class HttpServer:
     @property
     def auth_failures(self) -> int | None:
         """Requests with a wrong user or password since the start; ``None`` where no password is needed."""
-        return self._control.failures if self._access.has_passwords else None
+        return self._control.failures if "passwords" in self._access.protections else None
 
     @property
     def url(self) -> str:

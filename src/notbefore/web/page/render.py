@@ -22,7 +22,6 @@ from notbefore.core.text import escaped
 from notbefore.web.page.model import PageModel, TimelineEvent
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
-MAX_TEXT: Final = 400  # characters of a description
 LINEAR: Final = 20.0  # seconds around NotBefore within which the scale is linear
 TICKS: Final = (  # seconds
     (60, "1m"),
@@ -61,7 +60,7 @@ def environment(*directories: Path) -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    made.filters |= {"span": span, "countdown": countdown, "clock": clock, "utc": _utc, "cut": _cut}
+    made.filters |= {"span": span, "countdown": countdown, "clock": clock, "utc": _utc}
     return made
 
 
@@ -87,10 +86,6 @@ def clock(time: datetime, now: datetime) -> str:
 
 def _utc(time: datetime, form: str) -> str:
     return time.astimezone(UTC).strftime(form)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "… (cut; all of it is in /api/v1/events)"
 
 
 class Scale(Struct, frozen=True):
