@@ -125,16 +125,6 @@ def test_it_goes_on_counting_and_says_so_while_the_agent_is_silent(visit: Open, 
     assert page.evaluate("times => times.map(countdown)", times) == [countdown(time) for time in times]
 
 
-def test_a_dozen_events_stand_on_three_screens_of_a_phone(visit: Open, imds: Simulator) -> None:
-    described = "Virtual machine is being paused because of a memory-preserving Live Migration operation."
-    imds.set_document(pending(*(f"event-{number}" for number in range(12)), Description=described))
-    page = visit(viewport=PHONE)
-    expect(page.locator("#pending tbody tr")).to_have_count(12)
-    bottom = page.evaluate("document.querySelector('#pending').getBoundingClientRect().bottom + scrollY")
-    assert bottom <= 3 * PHONE["height"]
-    assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
-
-
 def test_whoever_points_at_a_time_sees_it_in_the_zone_of_the_browser(visit: Open) -> None:
     page = visit(timezone_id="Asia/Kolkata", locale="en-GB")
     expect(page.locator("#pending .nothing")).to_contain_text("Watching since")

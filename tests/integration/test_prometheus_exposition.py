@@ -12,8 +12,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Tracked
-from notbefore.metrics.families import Family, Metric, Part, Snapshot, fresh, parts
-from notbefore.metrics.totals import Figures, Histogram, PollFigures, Totals
+from notbefore.metrics.families import Part, Snapshot, parts
+from notbefore.metrics.totals import Figures, PollFigures, Totals
 from notbefore.web.exposition import MetricsText
 from support.azure import PEER, STARTED, Story, at, document, item, now
 from support.needs import needs
@@ -94,27 +94,3 @@ def test_what_is_kept_of_the_last_scrape_is_never_old(steps: list[tuple[str, str
         else:
             listed = not listed
         assert lines(lasting, accept) == lines(MetricsText(read), accept)
-
-
-def test_a_histogram_and_a_counter_say_since_when_they_count() -> None:
-    histogram = Histogram((1.0,), (2, 1), 4.5, created=7.0)
-    families = [
-        Family(Metric("x_seconds", "histogram", "X.", ("a",)), {('q"',): histogram}),
-        Family(Metric("x", "counter", "X.", ("a",)), {("b",): 3.0, ("c",): 4.0}, None, {("b",): 5.0}),
-    ]
-    body, _ = MetricsText(fresh(lambda: families)).render(OPENMETRICS)
-    assert body.decode().splitlines()[:13] == [
-        "# HELP x_seconds X.",
-        "# TYPE x_seconds histogram",
-        'x_seconds_bucket{a="q\\"",le="1.0"} 2.0',
-        'x_seconds_bucket{a="q\\"",le="+Inf"} 3.0',
-        'x_seconds_count{a="q\\""} 3.0',
-        'x_seconds_sum{a="q\\""} 4.5',
-        'x_seconds_created{a="q\\""} 7.0',
-        "# HELP x X.",
-        "# TYPE x counter",
-        'x_total{a="b"} 3.0',
-        'x_created{a="b"} 5.0',
-        'x_total{a="c"} 4.0',
-        "# HELP process_virtual_memory_bytes Virtual memory size in bytes.",
-    ]
