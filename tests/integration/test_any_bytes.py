@@ -5,10 +5,12 @@ import tempfile
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from datetime import UTC
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from unittest import mock
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,11 +20,11 @@ from notbefore.core.document import MAX_BYTES, MAX_EVENTS, MAX_ID, MAX_RESOURCES
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record
 from notbefore.core.tracked import Tracked
-from notbefore.errors import ConfigError, DocumentError, ImdsError
+from notbefore.errors import DOCUMENT_REASONS, ConfigError, DocumentError, ImdsError
 from notbefore.imds.client import MAX_ANSWER, ImdsClient
 from notbefore.imds.identity import fetch_vm
 from notbefore.web.access import load_web_config
-from support.azure import now
+from support.azure import item, now
 
 CORPUS: Final = Path(__file__).parents[1] / "corpus"
 CHUNK: Final = 64 * 1024  # bytes that a socket holds until somebody reads
@@ -32,7 +34,8 @@ def document(data: bytes) -> None:
     """A document is read or refused, within its bounds, and each record of it is one line."""
     try:
         found = parse(data)
-    except DocumentError:
+    except DocumentError as error:
+        assert error.reason in DOCUMENT_REASONS
         return
     assert len(data) <= MAX_BYTES
     assert len(found.events) <= MAX_EVENTS
@@ -40,6 +43,8 @@ def document(data: bytes) -> None:
     for event in found.events:
         assert 0 < len(event.event_id) <= MAX_ID
         assert len(event.resources) <= MAX_RESOURCES
+        assert event.not_before is None or event.not_before.tzinfo is UTC
+        assert event.duration is None or event.duration >= 0
     for change in diff(Tracked(), found, now(0)).changes:
         line = Record.of(change, None).line().decode()
         assert len(line.splitlines()) == 1
@@ -124,3 +129,27 @@ def test_and_for_what_chance_makes_of_it(target: str, data: st.DataObject) -> No
     begin, end = (data.draw(st.sampled_from(corpus(target))).read_bytes() for _ in range(2))
     cut, resume = data.draw(st.integers(0, len(begin))), data.draw(st.integers(0, len(end)))
     TARGETS[target](begin[:cut] + data.draw(st.binary(max_size=8)) + end[resume:])
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+near_item = st.fixed_dictionaries({}, optional={name: anything | st.just(value) for name, value in item().items()})
+near_document = st.fixed_dictionaries(
+    {},
+    optional={
+        "DocumentIncarnation": anything | st.integers(),
+        "Events": anything | st.lists(near_item | anything, max_size=5),
+    },
+)
+
+
+@given(near_document)
+def test_and_for_a_document_that_is_nearly_right(near: dict[str, Any]) -> None:
+    try:
+        encoded = msgspec.json.encode(near)
+    except (msgspec.MsgspecError, UnicodeEncodeError, OverflowError):
+        return  # lone surrogates cannot even be sent
+    document(encoded)

@@ -3,14 +3,12 @@
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.core import document as module
 from notbefore.core.document import MAX_BYTES, MAX_DESCRIPTION, MAX_NAME, MAX_RESOURCES, parse, read_time
-from notbefore.errors import DOCUMENT_REASONS, DocumentError
+from notbefore.errors import DocumentError
 from support.azure import ID, STARTED, body, document, event, item
 
 CAPTURED = datetime(2022, 4, 11, 22, 26, 58, tzinfo=UTC)
@@ -166,46 +164,6 @@ def test_the_digest_is_the_same_for_the_same_content_and_another_for_other_conte
     assert event(Resources=["a", "B"]).digest() == same
     for field, value in (("NotBefore", ""), ("Description", "x"), ("DurationInSeconds", 6), ("EventStatus", "Started")):
         assert event(Resources=["a", "b"], **{field: value}).digest() != same
-
-
-anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=12,
-)
-near_item = st.fixed_dictionaries({}, optional={name: anything | st.just(value) for name, value in item().items()})
-near_document = st.fixed_dictionaries(
-    {},
-    optional={
-        "DocumentIncarnation": anything | st.integers(),
-        "Events": anything | st.lists(near_item | anything, max_size=5),
-    },
-)
-
-
-def holds(bad: bytes) -> None:
-    """``parse`` gives a bounded document, or a ``DocumentError`` with a reason of the closed set; nothing else."""
-    try:
-        read = parse(bad)
-    except DocumentError as error:
-        assert error.reason in DOCUMENT_REASONS
-        return
-    keys = [event.key for event in read.events]
-    assert len(keys) == len(set(keys)) <= module.MAX_EVENTS
-    for one in read.events:
-        assert one.event_id
-        assert len(one.resources) <= MAX_RESOURCES
-        assert one.not_before is None or one.not_before.tzinfo is UTC
-        assert one.duration is None or one.duration >= 0
-
-
-@given(near_document)
-def test_no_document_that_is_nearly_right_breaks_it(near: dict[str, Any]) -> None:
-    try:
-        encoded = msgspec.json.encode(near)
-    except (msgspec.MsgspecError, UnicodeEncodeError, OverflowError):
-        return  # lone surrogates cannot even be sent
-    holds(encoded)
 
 
 @given(st.text(max_size=80))
