@@ -27,10 +27,9 @@ from notbefore.config.model import Server
 from notbefore.core.record import json_line
 from notbefore.errors import ConfigError
 from notbefore.web import channel as channels
-from notbefore.web.access import Access
+from notbefore.web.access import Access, WebConfig
 from notbefore.web.app import CheckResult
 from notbefore.web.server import HttpServer
-from notbefore.web.web_config import WebConfig
 from support.agent import eventually, run
 from support.needs import needs
 from support.shown import (

@@ -8,12 +8,14 @@ import base64
 import ipaddress
 import logging
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterable
 from http import HTTPStatus
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,10 +24,8 @@ from notbefore.config.model import Server, host_and_port
 from notbefore.errors import ConfigError
 from notbefore.web.app import ANONYMOUS, App, Environ, Response, StartResponse, path_of, send
 
-if TYPE_CHECKING:  # without the file, none of this is needed
+if TYPE_CHECKING:  # without TLS it is not needed
     import ssl
-
-    from notbefore.web.web_config import WebConfig
 
 log = logging.getLogger("notbefore.http")
 
@@ -36,12 +36,100 @@ REMEMBERED: Final = 16  # passwords that were right
 CHALLENGE: Final = ("WWW-Authenticate", 'Basic realm="notbefore", charset="UTF-8"')
 BUSY: Final = ("Retry-After", "1")
 LONGEST_COMPARISON: Final = 2.0  # seconds; the dearest hash takes one
+MAX_COST: Final = 14  # of a bcrypt hash: one second of computing for each password
+MAX_PASSWORD: Final = 72  # bytes; bcrypt ignores the rest
+# the 22nd character of the salt has two bits alone
+_HASH: Final = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{21}[.Oeu][./A-Za-z0-9]{31}", re.ASCII)
+_DECOY: Final = "$2b${:02d}$" + "notbeforenotbeforenote" + "." * 31  # a well-formed hash that no password has
 
 
-def load_web_config(path: Path) -> "WebConfig":
+class TlsServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """``tls_server_config``. A client's certificate is either not requested, or required and verified."""
+
+    cert_file: str
+    key_file: str
+    client_ca_file: str | None = None
+    client_auth_type: Literal["NoClientCert", "RequireAndVerifyClientCert"] = "NoClientCert"
+    min_version: Literal["TLS12", "TLS13"] = "TLS12"
+
+    def __post_init__(self) -> None:
+        if (self.client_ca_file is None) != (self.client_auth_type == "NoClientCert"):
+            raise ValueError("client_ca_file and client_auth_type: RequireAndVerifyClientCert need each other")
+
+    def context(self) -> "ssl.SSLContext":
+        """The context that a server uses; raises ``ConfigError``, which names the key of the section."""
+        import ssl  # noqa: PLC0415 - a megabyte, only where there is TLS
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        oldest = ssl.TLSVersion.TLSv1_3 if self.min_version == "TLS13" else ssl.TLSVersion.TLSv1_2
+        context.minimum_version = oldest
+        context.options |= ssl.OP_NO_RENEGOTIATION
+        try:
+            key = f"cert_file, key_file: {self.cert_file}, {self.key_file}"
+            context.load_cert_chain(self.cert_file, self.key_file, password=_no_password)
+            if self.client_ca_file is not None:
+                key = f"client_ca_file: {self.client_ca_file}"
+                context.verify_mode = ssl.CERT_REQUIRED
+                context.load_verify_locations(self.client_ca_file)
+        except (OSError, ValueError) as error:  # ssl's errors are OSErrors
+            raise ConfigError(f"tls_server_config.{key}: {error}") from None
+        return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted, and the agent cannot ask for its password: store it unencrypted")
+
+
+class WebConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    tls_server_config: TlsServerConfig | None = None
+    basic_auth_users: dict[str, str] = {}  # name -> bcrypt hash
+
+    def __post_init__(self) -> None:
+        for user, hashed in self.basic_auth_users.items():
+            found = _HASH.fullmatch(hashed)
+            if not found or not 4 <= int(found[1]) <= MAX_COST:  # noqa: PLR2004 - bcrypt's own lower bound
+                # the value is not shown: it may be the password itself
+                raise ValueError(f"basic_auth_users.{user}: expected a bcrypt hash ($2b$...) of cost 4 to {MAX_COST}")
+            if not user or ":" in user:
+                raise ValueError(f"basic_auth_users: {user!r} cannot be a user's name")
+
+    @property
+    def protections(self) -> frozenset[str]:
+        """The protections that it sets up: ``TLS``, ``client certificates``, ``passwords``."""
+        tls = self.tls_server_config
+        found = {"TLS"} if tls else set()
+        if tls and tls.client_ca_file:
+            found.add("client certificates")
+        if self.basic_auth_users:
+            found.add("passwords")
+        return frozenset(found)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The other files that are read: certificates and keys."""
+        tls = self.tls_server_config
+        return tuple(filter(None, (tls.cert_file, tls.key_file, tls.client_ca_file))) if tls is not None else ()
+
+    def context(self) -> "ssl.SSLContext | None":
+        """The TLS settings, ``None`` without TLS. Raises ``ConfigError``, also where bcrypt is missing."""
+        if self.basic_auth_users and not find_spec("bcrypt"):
+            raise ConfigError("basic_auth_users needs bcrypt: pip install 'azure-notbefore[web]'")
+        return self.tls_server_config.context() if self.tls_server_config is not None else None
+
+    def password_fits(self, user: str, password: bytes) -> bool:
+        """Whether the password is the user's. Takes as long for a user that there is not as for the dearest hash."""
+        import bcrypt  # 1 MiB that only an agent with passwords needs
+
+        decoy = _DECOY.format(max(int(hashed[4:6]) for hashed in self.basic_auth_users.values()))
+        hashed = self.basic_auth_users.get(user, decoy)
+        return bcrypt.checkpw(password[:MAX_PASSWORD], hashed.encode("ascii")) and user in self.basic_auth_users
+
+
+def load_web_config(path: Path) -> WebConfig:
     """Read ``server.web_config_file``; raises ``ConfigError``. Paths in it are relative to its directory."""
     from notbefore.config.reading import read_struct  # noqa: PLC0415 - most agents have no such file
-    from notbefore.web.web_config import WebConfig  # noqa: PLC0415 - as above
 
     return read_struct(path, WebConfig)
 
@@ -50,7 +138,7 @@ class _Loaded(Struct, frozen=True):
     """What holds now. It is replaced as a whole: threads that load it at the same time do not mix theirs."""
 
     seen: dict[str, Signature] = {}  # the file and what it names, as they were when they were read
-    config: "WebConfig | None" = None
+    config: WebConfig | None = None
     context: "ssl.SSLContext | None" = None
 
 
@@ -68,7 +156,7 @@ class Access:
         if server.web_config_file is not None:
             self._load(server.web_config_file)
 
-    def config(self) -> "WebConfig | None":
+    def config(self) -> WebConfig | None:
         """The configuration that holds now, if there is one."""
         self._refresh()
         return self._loaded.config
@@ -215,7 +303,7 @@ class AccessControl:
             return _text(HTTPStatus.TOO_MANY_REQUESTS, "another password is being checked", BUSY)
         return None if right else _text(HTTPStatus.UNAUTHORIZED, "a user and a password are required", CHALLENGE)
 
-    def _check(self, config: "WebConfig", authorization: str, address: str) -> bool | None:
+    def _check(self, config: WebConfig, authorization: str, address: str) -> bool | None:
         """Whether the header's value is right; ``None``: not compared, since another one is."""
         import hashlib  # noqa: PLC0415 - only where there are passwords: it loads OpenSSL
 
