@@ -65,8 +65,6 @@ class PastVm:
             **place,
             "scale_set": self.name.rpartition("_")[0],
             "zone": "1",
-            "fault_domain": "0",
-            "update_domain": "0",
         }
         config = ConfigFigures(loaded=self.begins)
         figures = Figures("0.1.0", "3.11.2", self.polling, config=config, store_degraded=self.degraded, vm=vm)

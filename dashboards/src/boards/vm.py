@@ -72,14 +72,12 @@ def _identity() -> Panel:
         Column("zone", "Zone", width=55),
         Column("resource_group", "Group"),
         Column("scale_set", "Scale set"),
-        Column("fault_domain", "FD", width=40),
-        Column("update_domain", "UD", width=40),
         Column("version", "Agent", width=70),
     ]
-    shown = "location, zone, resource_group, scale_set, fault_domain, update_domain, version"
+    shown = "location, zone, resource_group, scale_set, version"
     return parts.table_panel(
         "Who it is",
-        "As IMDS says: region, zone, resource group, scale set, fault domain and update domain; the agent's version.",
+        "As IMDS says: region, zone, resource group, scale set; the agent's version.",
         [
             rows(
                 f"group by ({shown}) ({queries.VM} * on (job, instance) group_left (version) notbefore_build_info)",

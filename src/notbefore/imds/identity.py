@@ -47,8 +47,6 @@ def vm_of(compute: dict[str, Any]) -> Vm:
         location=text("location"),
         zone=text("zone"),
         scale_set=text("vmScaleSetName"),
-        fault_domain=text("platformFaultDomain"),
-        update_domain=text("platformUpdateDomain"),
         vm_size=text("vmSize"),
         tags=_tags(compute.get("tagsList")),
     )

@@ -207,8 +207,7 @@ OTLP_EXPORTS: Final = counter(
     "Exports over OTLP by result; `rejected`: accepted in part. Absent unless OTLP is configured.",
 )
 VM: Final = gauge(
-    "notbefore_vm_info{name, vm_id, subscription_id, resource_group, location, zone, scale_set, fault_domain,"
-    " update_domain}",
+    "notbefore_vm_info{name, vm_id, subscription_id, resource_group, location, zone, scale_set}",
     "The identity of this VM, from IMDS; always 1, absent until known.",
 )
 
