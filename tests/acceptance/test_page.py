@@ -11,16 +11,15 @@ from axe_playwright_python.sync_playwright import Axe
 from msgspec.structs import replace
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
-from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm, view
-from notbefore.core.tracked import PendingEvent, PendingView, Tracked
+from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.metrics.totals import OutboxView
 from notbefore.simulator.server import Simulator
 from notbefore.web.app import CheckResult
 from notbefore.web.page.model import PageModel, TimelineEvent
 from notbefore.web.page.render import countdown, render
 from support.agent import RunningAgent, eventually
-from support.azure import ME, PEER, at, body, document, item, now
+from support.azure import ME, PEER, Story, at, body, item
 from support.browser import Heard, chromium
 
 PHONE: ViewportSize = {"width": 360, "height": 740}
@@ -184,8 +183,7 @@ def various_pages() -> Iterator[PageModel]:
     known = replace(empty, listed=PendingView(1, at(0), Vm(name=ME, location="norwayeast"), 0, ()))
     ill = CheckResult(ok=False, reasons=("it is old", "and it is unreadable"))
     outbox = OutboxView(rows={("oncall", "pending"): 1, ("old", "dead"): 1})
-    tracked = diff(Tracked(), document(), now(0)).tracked
-    tracked = diff(tracked, document(item("1"), item("2", EventStatus="Started")), now(1)).tracked
+    tracked = Story().sees(0).sees(1, item("1"), item("2", EventStatus="Started")).tracked
     events = tuple(PendingEvent.of(one, at(2)) for one in tracked.events.values())
     yield from (empty, known, replace(known, ready=ill, kinds={"oncall": "slack"}, outbox=outbox))
     yield replace(known, pending=events)
