@@ -43,7 +43,6 @@ CHANGES: Final = counter(
 COMMON: Final = frozenset(
     {
         families.DELIVERIES,
-        families.LATENCY,
         families.OUTBOX,
         families.OLDEST_PENDING,
         families.DEGRADED,
