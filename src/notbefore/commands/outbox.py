@@ -5,14 +5,14 @@ import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import msgspec
 
 from notbefore.agent.operations import OutboxReply, OutboxRequest
 from notbefore.commands.options import add_json, add_state, load_state_configuration, print_json, table
 from notbefore.commands.owner import asking
-from notbefore.core.delivery import Delivery, DeliveryState
+from notbefore.core.delivery import Delivery
 from notbefore.core.duration import span
 from notbefore.core.record import json_line
 from notbefore.core.text import rfc3339
@@ -36,12 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in ACTIONS.items():
         action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
-        action.set_defaults(ids=[], all=False, sink=None, state=None)
+        action.set_defaults(ids=[], all=False, sink=None)
         add_state(action)
         if name != "show":
             action.add_argument("--sink", metavar="NAME", help="only deliveries to this sink")
         if name == "list":
-            action.add_argument("--state", choices=get_args(DeliveryState), help="only deliveries in this state")
             add_json(action)
             continue
         several = "+" if name == "show" else "*"
@@ -60,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     request = OutboxRequest(
         action="show" if options.action == "list" else options.action,
         ids=tuple(options.ids),
-        state="dead" if options.all else options.state,
+        state="dead" if options.all else None,
         sink=options.sink,
     )
     with asking(Path(config.state.dir), OutboxReply) as ask:
