@@ -89,14 +89,14 @@ def test_changes_are_counted_from_the_first_on_with_its_time(agent: Agent) -> No
 def test_changes_of_other_vms_events_are_not_counted_here(agent: Agent) -> None:
     agent.sees(1, item(Resources=[PEER])).sees(2)
     assert "azure_scheduled_event_changes" not in agent.families(2)
-    assert agent.value("azure_scheduled_event_initial_notice_seconds", 2, "Freeze").count == 1
+    assert sum(agent.value("azure_scheduled_event_initial_notice_seconds", 2, "Freeze").counts) == 1
 
 
 def test_the_histograms_observe_notice_and_interruption(agent: Agent) -> None:
     agent.sees(10, item()).sees(900, item(**STARTED)).sees(910, item(**STARTED), gap=4.0).sees(1500)
     for name, total, seconds in (("initial_notice", 890, 10), ("measured_interruption", 4.0, 1500)):
         histogram = agent.value(f"azure_scheduled_event_{name}_seconds", 1500, "Freeze")
-        assert (histogram.count, histogram.sum, histogram.created) == (1, total, at(seconds).timestamp())
+        assert (sum(histogram.counts), histogram.sum, histogram.created) == (1, total, at(seconds).timestamp())
 
 
 def test_an_event_without_notice_is_a_notice_of_zero(agent: Agent) -> None:
@@ -124,7 +124,7 @@ def test_the_notice_of_an_event_follows_its_not_before_and_stays_once_it_is_star
 def test_an_end_that_nobody_saw_is_counted_and_no_sample_of_an_interruption(agent: Agent) -> None:
     agent.sees(1, item()).sees(900, silence=800.0)
     assert agent.value("azure_scheduled_event_changes", 900, "ended", "Freeze") == 1
-    assert agent.value("azure_scheduled_event_initial_notice_seconds", 900, "Freeze").count == 1
+    assert sum(agent.value("azure_scheduled_event_initial_notice_seconds", 900, "Freeze").counts) == 1
     assert agent.value("azure_scheduled_event_measured_interruption_seconds", 900, "Freeze") is None
 
 

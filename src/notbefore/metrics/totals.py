@@ -33,7 +33,6 @@ Named = tuple[tuple[str, str], ...]  # names and values: what is stored, so that
 Key = TypeVar("Key")
 # of a poll in seconds: what IMDS usually takes, and what is slow for a poll each second
 POLL_BOUNDS: Final = (0.01, 0.1, 1.0, 5.0)
-OTLP_RESULTS: Final = ("success", "rejected", "failure")
 
 
 class Histogram(Struct, frozen=True):
@@ -54,11 +53,6 @@ class Histogram(Struct, frozen=True):
         counts = list(self.counts)
         counts[bisect_left(self.bounds, value)] += 1
         return Histogram(self.bounds, tuple(counts), self.sum + value, self.created)
-
-    @property
-    def count(self) -> int:
-        """How many observations there were."""
-        return sum(self.counts)
 
 
 # Seconds. A bucket is a series on each VM that had such an event: these are the bounds that a fleet is asked about.

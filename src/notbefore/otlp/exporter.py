@@ -18,7 +18,6 @@ from notbefore.core.record import Vm
 from notbefore.core.text import shortened
 from notbefore.errors import ConfigError, SendError
 from notbefore.metrics.families import Family
-from notbefore.metrics.totals import OTLP_RESULTS
 
 FIRST: Final = 2.0  # seconds to the first export: by then it is known who this VM is, if IMDS says so
 SPACING: Final = 1.0  # seconds between two exports, however fast the changes come
@@ -53,7 +52,7 @@ class Exporter:
         self._sender: Any = None  # otlp.sender.Sender
         self._failed = False  # the last attempt
         self._said = False  # of the last attempt was a reason
-        for result in OTLP_RESULTS:
+        for result in SAID:
             counts.setdefault(("metrics", result), 0)
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
         self._thread.start()

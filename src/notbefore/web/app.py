@@ -38,10 +38,7 @@ PAGE_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-PAGE_HEADERS: Final = (
-    ("Content-Security-Policy", PAGE_POLICY),
-    ("Referrer-Policy", "no-referrer"),
-)
+PAGE_HEADERS: Final = (("Content-Security-Policy", PAGE_POLICY), ("Referrer-Policy", "no-referrer"))
 PAGE_FILES: Final = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 ANONYMOUS: Final = "notbefore.anonymous"  # set in the environ of a probe without a password
 
@@ -203,12 +200,9 @@ def _readiness(view: View, environ: Environ) -> CheckResult:
     ready = view.ready()
     if not query:
         return ready
-    known = {name.lower(): name for name in EVENT_TYPES}
-    asked = ",".join(query["pending"]).split(",")
-    for name in asked:
-        if name.strip().lower() not in known:
-            raise _BadRequestError(f"pending: expected a list of {', '.join(EVENT_TYPES)}, got {name[:40]!r}")
-    types = {known[name.strip().lower()] for name in asked}
+    types = {name.strip().capitalize() for name in ",".join(query["pending"]).split(",")}
+    for name in types.difference(EVENT_TYPES):
+        raise _BadRequestError(f"pending: expected a list of {', '.join(EVENT_TYPES)}, got {name[:40]!r}")
     pending = view.pending()
     listed = tuple(
         f"{event.event_type} {event.event_id} of this VM is {event.event_status.lower()}"
