@@ -72,14 +72,7 @@ def said(model: PageModel) -> str:
 def test_an_event_is_shown_with_its_countdown_and_what_is_known_of_it() -> None:
     text = said(Agent().sees(0).sees(1, item()).model(10.5))
     assert "Without JavaScript this page does not refresh: load it again for what is new." in text
-    for part in (
-        "Freeze of this VM is next, not before 2026-03-01 12:15:00 UTC.",
-        "14:49 to NotBefore",
-        ME,
-        ID,
-        "14m59s",
-        "5.0s",
-    ):
+    for part in ("Freeze of this VM is next, not before 12:15:00 UTC.", "14:49 to NotBefore", ME, ID, "14m59s", "5.0s"):
         assert part in text
     assert "Approval is on." in text
 
@@ -87,7 +80,7 @@ def test_an_event_is_shown_with_its_countdown_and_what_is_known_of_it() -> None:
 def test_the_sentences_about_one_event_are_those_of_its_moment() -> None:
     seen, unseen = Agent().sees(0).sees(1, item()), Agent().sees(0, item(**STARTED), silence=None)
     late, begun = said(seen.model(943)), said(seen.sees(900, item(**STARTED)).model(965))
-    assert "Freeze of this VM was due at 2026-03-01 12:15:00 UTC, and has not started." in late
+    assert "Freeze of this VM was due at 12:15:00 UTC, and has not started." in late
     assert "0:43 past its NotBefore" in late
     assert "Freeze of this VM is under way." in begun
     assert "1:05 since its start" in begun

@@ -60,7 +60,7 @@ def environment(*directories: Path) -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    made.filters |= {"span": span, "countdown": countdown, "utc": _utc}
+    made.filters |= {"span": span, "countdown": countdown, "clock": clock, "utc": _utc}
     return made
 
 
@@ -76,6 +76,12 @@ def countdown(seconds: float) -> str:
     if days:
         return f"{days}d {hours:02d}:{minutes:02d}:{left:02d}"
     return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
+
+
+def clock(time: datetime, now: datetime) -> str:
+    """A time in UTC, without the day where that is today."""
+    utc = time.astimezone(UTC)
+    return f"{utc:%H:%M:%S}" if utc.date() == now.astimezone(UTC).date() else f"{utc:%Y-%m-%d %H:%M:%S}"
 
 
 def _utc(time: datetime, form: str) -> str:
