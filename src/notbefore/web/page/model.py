@@ -17,7 +17,6 @@ from notbefore.web.app import CheckResult
 
 MAX_PENDING: Final = 100  # events; /api/v1/events has all of them
 MAX_ENDED: Final = 10
-MANY, SOON = 100, 60.0  # so many deliveries that wait so many seconds are trouble before that
 STUCK: Final = 300.0  # seconds that a delivery may wait before somebody should look; the alert has the same limit
 
 
@@ -95,7 +94,7 @@ class PageModel(Struct, frozen=True):
         waiting, dead = self.count("pending"), self.count("dead")
         if not (self.kinds or waiting or dead):
             return None
-        return not dead and (self.oldest() or 0.0) <= (STUCK if waiting < MANY else SOON)
+        return not dead and (self.oldest() or 0.0) <= STUCK
 
     def seconds_since(self, timestamp: float) -> float:
         """Seconds from a Unix time until now, never less than 0."""
