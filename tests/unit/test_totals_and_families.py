@@ -8,8 +8,8 @@ import pytest
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Tracked
 from notbefore.metrics import fleet
-from notbefore.metrics.families import VM, Family, Snapshot, fresh, samples
-from notbefore.metrics.totals import MAX_SERIES, Figures, Histogram, Labels, OutboxView, PollFigures, Totals, named
+from notbefore.metrics.families import Family, Snapshot, fresh, samples
+from notbefore.metrics.totals import MAX_SERIES, Figures, Histogram, Labels, OutboxView, Totals, named
 from notbefore.web.exposition import MetricsText
 from support.azure import ID, PEER, STARTED, Story, at, document, item, now
 
@@ -151,25 +151,6 @@ def test_no_family_has_more_than_200_series_whatever_azure_invents() -> None:
     shown = flooded.sees(5, item("new", EventType="New", EventStatus="Odd")).families(5)
     assert shown["azure_scheduled_events_pending"].samples == {("other", "other", "self"): 1}
     assert next(iter(shown["azure_scheduled_event_status"].samples))[1:3] == ("New", "Odd")
-
-
-def test_the_agents_own_figures_come_out() -> None:
-    agent = Agent()
-    agent.figures = Figures(
-        version="1.2.3",
-        polling=PollFigures(last_success=5.0, flaws={"duration": 3}),
-        store_degraded=True,
-        store_damaged=2,
-        vm=dict.fromkeys(VM.labels, "x"),
-    )
-    assert agent.value("notbefore_last_successful_poll_timestamp_seconds", 0) == 5.0
-    assert agent.value("notbefore_store_degraded", 0) == 1
-    assert agent.value("notbefore_store_damaged_files", 0) == 2
-    assert agent.value("notbefore_event_flaws", 0, "duration") == 3
-    assert agent.value("notbefore_build_info", 0, "1.2.3", "", "") == 1
-    assert agent.value("notbefore_vm_info", 0, *["x"] * len(VM.labels)) == 1
-    assert agent.value("notbefore_unforeseen_errors", 0) == 0
-    assert agent.value("notbefore_documents_rejected", 0, "too_deep") is None
 
 
 def test_a_label_that_a_metric_has_gained_is_empty_in_what_was_stored_before(agent: Agent) -> None:
