@@ -64,8 +64,9 @@ def test_a_verdict_is_a_status_and_its_reasons(server: HttpServer, view: Shown) 
 
 
 def listed(**fields: Any) -> PendingView:
-    (tracked,) = Story().sees(0).sees(1, item("E", EventType="Reboot")).tracked.events.values()
-    return replace(NOTHING_PENDING, events=(replace(PendingEvent.of(tracked, at(2)), **fields),))
+    """A Reboot of this VM, or what else these fields make of it."""
+    story = Story().sees(0, item("E", **{"EventType": "Reboot", **fields}))
+    return replace(NOTHING_PENDING, events=tuple(PendingEvent.of(one, at(0)) for one in story.tracked.events.values()))
 
 
 def test_readiness_can_depend_on_the_events_of_this_vm(server: HttpServer, view: Shown) -> None:
