@@ -432,6 +432,8 @@ def test_a_log_that_counts_from_zero_again_is_another_one_and_nothing_of_it_is_p
             body(report(A, "announced", at=T0)).replace(b"2026-03-01T12:00:00.000Z", b"0001-01-01T00:00:00+14:00"),
             "wrong_shape",
         ),
+        (body(report(A, "announced", at=T0)).replace(b'event.type":"Reboot"', b'event.type":""'), "wrong_shape"),
+        (body(report(A, "announced", at=T0)).replace(b'status":"Scheduled"', b'status":""'), "wrong_shape"),
         (b'{"x": ' + b"[" * 100_000, "not_json"),
         (b'{"type": "com.example.order", "data": {}}', "foreign"),
         (b'{"type": "notbefore.scheduled_event.started.v2", "data": {}}', "newer"),

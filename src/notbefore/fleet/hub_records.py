@@ -25,6 +25,7 @@ RESULTS: Final = ("news", "known", "late", "beat", "skipped", "poison")
 
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
 Word = Annotated[str, Meta(max_length=MAX_WORD)]
+Kind = Annotated[str, Meta(min_length=1, max_length=MAX_WORD)]  # what no agent leaves empty
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Seconds = Annotated[float, Meta(ge=0, le=10_000 * 365 * 86_400.0)]  # a NotBefore has any year
 
@@ -122,8 +123,8 @@ class Report(_From, frozen=True, kw_only=True, rename=lambda name: _EVENT + _REP
     change: LifecycleKind
     reason: Word = ""
     event_id: Id
-    event_type: Word
-    event_status: Word
+    event_type: Kind
+    event_status: Kind
     event_source: Word | None = None
     scope: Word = "unknown"
     resources: Annotated[tuple[Name, ...], Meta(max_length=MAX_RESOURCES)] = ()
