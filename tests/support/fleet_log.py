@@ -71,7 +71,7 @@ class Log:
     @property
     def silent(self) -> list[str]:
         """The names of the VMs that are silent now."""
-        return [one.name for one in self.fold.silence.silent]
+        return [one.name for one in self.fold.state.heard.values() if one.silent]
 
     @property
     def kinds(self) -> list[str]:

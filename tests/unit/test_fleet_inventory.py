@@ -50,7 +50,7 @@ def expect(log: Log, *names: str) -> None:
 
 
 def missing(log: Log) -> list[str]:
-    return [one.name for one in log.fold.missing.silent]
+    return [one.name for one in log.fold.state.expected.values() if one.silent]
 
 
 def test_a_vm_that_is_never_heard_from_is_missing_after_three_intervals_and_notified_once() -> None:

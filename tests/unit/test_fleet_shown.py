@@ -9,14 +9,13 @@ from msgspec.structs import replace
 from notbefore.commands import fleet_mute
 from notbefore.core.record import Vm
 from notbefore.errors import ConfigError
-from notbefore.fleet.calendar import calendar
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.mutes import MAX_MUTES, Mute, read_mutes, write_mutes
-from notbefore.fleet.shown_waves import ShownWave, coming, names_of, under_way
+from notbefore.fleet.shown_waves import ShownWave, calendar, coming, names_of, under_way
 from notbefore.fleet.silence import Heard
 from support.azure import at
 from support.fleet_log import WAVES, Log
-from support.fleet_records import vm
+from support.fleet_records import body, report, vm
 
 
 def waves_of(log: Log) -> tuple[ShownWave, ...]:
@@ -70,6 +69,12 @@ def test_a_wave_that_has_begun_is_under_way_and_still_to_come() -> None:
 )
 def test_it_is_shown_what_is_asked_for(wanted: dict[str, str], count: int) -> None:
     assert len([one for one in waves_of(many(2, 3)) if one.matches(wanted)]) == count
+
+
+def test_what_is_empty_in_a_record_is_shown_as_unknown() -> None:
+    log = Log()
+    log.read(body(report(vm("web_0"), "announced", at=at(0))).replace(b'source":"Platform"', b'source":""'))
+    assert [one.event_source for one in waves_of(log)] == [None]
 
 
 def test_two_vms_of_one_name_are_shown_with_their_resource_groups() -> None:

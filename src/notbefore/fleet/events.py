@@ -157,7 +157,7 @@ class Events:
         del self.open[story.key]
         self._count(story.sender, -_weight(story.event.resources))
         if len(self.past) < MAX_WAITING:  # who writes them deletes what is written, the first ones
-            self.past.append(PastEvent.of(story, now))
+            self.past.append(PastEvent.closed_at(now, story))
         if story.event.event_type in VANISHING and story.standing is not CANCELED:
             self._vanished |= dict.fromkeys(story.vms, now)
         self._closed[story.key] = Closed(story.event.key, story.standing, now, story.nth, story.over or from_unix(now))

@@ -15,13 +15,12 @@ from notbefore.config.model import Config
 from notbefore.core.record import json_line
 from notbefore.core.text import natural
 from notbefore.core.tracked import Tracked
-from notbefore.fleet.calendar import calendar
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.history import Row, read_past, report
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.keeper import Parts
 from notbefore.fleet.partition import Partition
-from notbefore.fleet.shown_waves import FILTERS, FleetEvents, ShownPartition, coming, names_of, under_way
+from notbefore.fleet.shown_waves import FILTERS, FleetEvents, ShownPartition, calendar, coming, names_of, under_way
 from notbefore.fleet.story import OVER
 from notbefore.metrics import fleet as metrics
 from notbefore.metrics.families import Family, Metric, Snapshot, fresh
@@ -109,17 +108,15 @@ class FleetView:
         partitions += [ShownPartition(name, max(0.0, now.timestamp() - one.at)) for name, one in others.items()]
         waves = [wave for fold in folds for wave in list(fold.events.waves.open.values())]
         waves += [wave for one in others.values() for wave in one.waves]
-        heard = [one for fold in folds for one in list(fold.silence.heard.values())]
-        heard += [one for found in others.values() for one in found.heard.values()]
-        missing = [one for fold in folds for one in fold.missing.silent]
-        missing += [one for found in others.values() for one in found.expected.values() if one.silent]
+        states = [*(fold.state for fold in folds), *others.values()]
+        heard = [one for state in states for one in list(state.heard.values())]
         return FleetEvents(
             trouble=self._unknown({one.name for one in partitions}),
             partitions=tuple(sorted(partitions, key=lambda one: natural(one.name))),
             waves=tuple(one for one in coming(waves, now) if one.matches(wanted)),
             heard=len(heard),
             silent=names_of(one for one in heard if one.silent),
-            missing=names_of(missing),
+            missing=names_of(one for state in states for one in list(state.expected.values()) if one.silent),
         )
 
     def _unknown(self, known: set[str]) -> str:
@@ -176,7 +173,8 @@ class FleetView:
     def _gauges(self, folds: list[Partition]) -> dict[Metric, Counter[Labels]]:
         """The events that are not over, and the VMs, by place."""
         by = self._config.fleet.metrics_by if self._config.fleet is not None else ()
-        events, vms, heard, silent, missing = (Counter[Labels]() for _ in range(5))
+        gauges = metrics.EVENTS, metrics.VMS, metrics.HEARD, metrics.SILENT, metrics.MISSING_VMS
+        found = events, vms, heard, silent, missing = [Counter[Labels]() for _ in gauges]
         for fold in folds:
             for story in list(fold.events.open.values()):
                 if story.standing not in OVER:
@@ -184,19 +182,14 @@ class FleetView:
                     labels = (story.event.event_type, place.region, place.scale_set, place.zone, *_owner(place, by))
                     events[(*labels, story.standing.name.lower())] += 1
                     vms[labels] += len(story.event.resources)
-            for one in list(fold.silence.heard.values()):
+            for one in list(fold.state.heard.values()):
                 where = (one.place.region, one.place.scale_set, *_owner(one.place, by))
                 heard[where] += 1
                 silent[where] += one.silent
-            for one in fold.missing.silent:
-                missing[one.place.region, one.place.scale_set, *_owner(one.place, by)] += 1
-        return {
-            metrics.EVENTS: events,
-            metrics.VMS: vms,
-            metrics.HEARD: heard,
-            metrics.SILENT: silent,
-            metrics.MISSING_VMS: missing,
-        }
+            for one in list(fold.state.expected.values()):
+                if one.silent:
+                    missing[one.place.region, one.place.scale_set, *_owner(one.place, by)] += 1
+        return dict(zip(gauges, found, strict=True))
 
     def _families(self) -> Iterator[Family]:
         consumer, parts = self._consumer, self._parts

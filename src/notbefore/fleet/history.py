@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from msgspec.structs import replace
 
 from notbefore.core.change import Outcome
 from notbefore.core.document import PROMISED
-from notbefore.fleet.shown_waves import EventFacts, facts
+from notbefore.fleet.shown_waves import EventFacts
 from notbefore.fleet.story import OUTCOMES, Measures, Story, from_unix
 from notbefore.store.lock import private
 
@@ -47,18 +46,17 @@ class PastEvent(EventFacts, frozen=True, kw_only=True):
     measured: dict[str, Measures]  # by VM
 
     @classmethod
-    def of(cls, story: Story, closed: float) -> "PastEvent":
-        """What is kept of a story; ``closed``: Unix seconds of the hub's clock."""
-        return cls(
-            **facts(replace(story.event, not_before=story.not_before), [story]),
-            nth=story.nth,
+    def closed_at(cls, now: float, story: Story) -> "PastEvent":
+        """What is kept of a story; ``now``: Unix seconds of the hub's clock."""
+        return cls.of(
+            story.event,
+            [story],
+            story,
+            not_before=story.not_before,
             expected_seconds=story.event.duration,
-            over=story.over,
-            closed=from_unix(closed),
+            closed=from_unix(now),
             outcome=OUTCOMES[story.standing],
             as_far_as_known=story.given_up,
-            exercise=story.exercise,
-            measured=story.measured,
         )
 
     @property

@@ -1,22 +1,28 @@
-"""What is coming over the fleet, as ``/api/v1/fleet/events`` returns it to the page and the commands. Pure."""
+"""What is coming over the fleet, for the page, the commands, and calendars. Pure."""
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from datetime import datetime
-from typing import Any, Final
+from datetime import UTC, datetime
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Final, Self
 
 from msgspec import Struct
 from msgspec.structs import asdict
 
 from notbefore.core.document import Event
-from notbefore.core.text import natural
+from notbefore.core.record import view
+from notbefore.core.text import natural, one_line, some_of
 from notbefore.fleet.silence import Heard
 from notbefore.fleet.story import OVER, STARTED, Story
-from notbefore.fleet.waves import Wave, event_of_wave, reporters, vm_of
+from notbefore.fleet.waves import Wave, event_of_wave, place_of, reporters
 
 FILTERS: Final = (  # of a request
     "event_type", "status", "subscription", "resource_group", "scale_set", "region", "tag", "vm",
 )  # fmt: skip
+MAX_LINE: Final = 75  # octets of a line of a calendar, by RFC 5545
+MAX_NAMES: Final = 20  # of VMs in an event of a calendar
 
 
 class EventFacts(Struct, frozen=True, kw_only=True):
@@ -24,41 +30,36 @@ class EventFacts(Struct, frozen=True, kw_only=True):
 
     event_id: str  # of the event, or of the wave
     event_type: str
-    event_source: str | None
-    subscription: str  # this and the next five: what all of its VMs have in common; empty where they differ
-    resource_group: str
-    scale_set: str
-    region: str
-    zone: str
+    event_source: str | None = None
+    subscription: str = ""  # this and the next five: what all of its VMs have in common; empty where they differ
+    resource_group: str = ""
+    scale_set: str = ""
+    region: str = ""
+    zone: str = ""
     tags: dict[str, str]
     vms: tuple[str, ...]  # that it affects
     reported_by: int  # VMs
     first_seen: datetime
     not_before: datetime | None
     started: datetime | None  # the first of them
-    description: str | None
+    description: str | None = None
 
-
-def facts(event: Event, stories: Collection[Story]) -> dict[str, Any]:
-    """The fields of ``EventFacts``."""
-    vm = vm_of(stories)
-    return {
-        "event_id": event.event_id,
-        "event_type": event.event_type,
-        "event_source": event.event_source,
-        "subscription": vm.subscription_id,
-        "resource_group": vm.resource_group,
-        "scale_set": vm.scale_set,
-        "region": vm.location,
-        "zone": vm.zone,
-        "tags": vm.tags,
-        "vms": event.resources,
-        "reported_by": len(reporters(stories)),
-        "first_seen": min(one.first_seen for one in stories),
-        "not_before": event.not_before,
-        "started": min((one.started for one in stories if one.started is not None), default=None),
-        "description": event.description,
-    }
+    @classmethod
+    def of(cls, event: Event, stories: Collection[Story], *sources: object, **fields: Any) -> Self:
+        """Of stories that are shown as ``event``; what else there is, is of ``sources`` or ``fields``: see ``view``."""
+        place = place_of(stories)
+        return view(
+            cls,
+            event,
+            place,
+            *sources,
+            **fields,
+            tags=dict(place.tags),
+            vms=event.resources,
+            reported_by=len(reporters(stories)),
+            first_seen=min(one.first_seen for one in stories),
+            started=min((one.started for one in stories if one.started is not None), default=None),
+        )
 
 
 class ShownWave(EventFacts, frozen=True, kw_only=True):
@@ -125,8 +126,9 @@ def shown(wave: Wave, now: datetime) -> ShownWave:
     """A wave that has stories, as it is at ``now``."""
     stories, standing = list(wave.stories.values()), wave.standing
     event = event_of_wave(wave, standing, now)
-    return ShownWave(
-        **facts(event, stories),
+    return ShownWave.of(
+        event,
+        stories,
         status=standing.name.lower(),
         events=len(stories),
         under_way=sum(one.standing is STARTED for one in stories),
@@ -146,9 +148,45 @@ def names_of(vms: Iterable[Heard]) -> tuple[str, ...]:
 
 def under_way(waves: Iterable[ShownWave]) -> list[list[ShownWave]]:
     """The waves that have started, those of each type and place together."""
-    groups: dict[tuple[str, ...], list[ShownWave]] = {}
+    place = attrgetter("event_type", "subscription", "resource_group", "scale_set")
+    return [list(found) for _, found in groupby(sorted((one for one in waves if one.under_way), key=place), place)]
+
+
+def calendar(waves: Iterable[ShownWave], now: datetime) -> bytes:
+    """An iCalendar feed (RFC 5545): an event for each wave that is still to come, at its NotBefore."""
+    lines = ["BEGIN:VCALENDAR", "VERSION:2.0", "PRODID:-//notbefore//fleet//EN"]
     for one in waves:
-        if one.under_way:
-            key = (one.event_type, one.subscription, one.resource_group, one.scale_set)
-            groups.setdefault(key, []).append(one)
-    return [found for _, found in sorted(groups.items())]
+        if not one.to_come or one.not_before is None:
+            continue
+        place = one.scale_set or one.resource_group
+        where = f" in {place}" if place else ""
+        about = [f"VMs: {some_of(one.vms, MAX_NAMES)}", *(f"{name}: {value}" for name, value in one.tags.items())]
+        lines += [
+            "BEGIN:VEVENT",
+            f"UID:{_escaped(one.event_id)}@notbefore",
+            f"DTSTAMP:{_time(now)}",
+            f"DTSTART:{_time(one.not_before)}",
+            f"SUMMARY:{_escaped(f'{one.event_type} of {len(one.vms)} VMs{where}, not before this time')}",
+            "DESCRIPTION:" + "\\n".join(map(_escaped, filter(None, [*about, one.description]))),
+            "END:VEVENT",
+        ]
+    return "".join(f"{_folded(line)}\r\n" for line in [*lines, "END:VCALENDAR"]).encode()
+
+
+def _time(time: datetime) -> str:
+    return f"{time.astimezone(UTC):%Y%m%dT%H%M%SZ}"
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\;,])", r"\\\1", one_line(text))
+
+
+def _folded(line: str) -> str:
+    """A long line goes on in the next one after a space; no character is cut."""
+    parts, part = list[str](), ""
+    for character in line:
+        if len((part + character).encode()) > MAX_LINE - 1:
+            parts.append(part)
+            part = ""
+        part += character
+    return "\r\n ".join([*parts, part])

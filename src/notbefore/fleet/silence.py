@@ -138,11 +138,6 @@ class Silence:
             self._note(stories.get(place), place, silent.get(place, []), now)
             yield
 
-    @property
-    def silent(self) -> list[Heard]:
-        """The VMs that are silent now."""
-        return [one for one in list(self.heard.values()) if one.silent]
-
     def _note(self, story: Story | None, place: Place, silent: list[Heard], now: float) -> None:
         """Have people notified where these VMs of a place are not the ones that they know of."""
         names = tuple(sorted(one.name for one in silent))

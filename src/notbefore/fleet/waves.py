@@ -320,9 +320,14 @@ def _seconds(begin: datetime | None, end: datetime | None) -> float | None:
     return max(0.0, (end - begin).total_seconds()) if begin is not None and end is not None else None
 
 
+def place_of(stories: Iterable[Story]) -> Place:
+    """What the places of their VMs have in common."""
+    return reduce(Place.shared, (story.place for story in stories))
+
+
 def vm_of(stories: Collection[Story]) -> Vm:
     """What the VMs have in common, and the name where there is one alone."""
-    place = reduce(Place.shared, (story.place for story in stories))
+    place = place_of(stories)
     names = {name for story in stories for name in story.event.resources}
     tags = dict(place.tags)
     return Vm(

@@ -40,19 +40,8 @@ CHANGES: Final = counter(
     "notbefore_fleet_changes{change, event_type}", "Steps of events, or of waves of them, that people were notified of."
 )
 
-COMMON: Final = frozenset(
-    {
-        families.DELIVERIES,
-        families.OUTBOX,
-        families.OLDEST_PENDING,
-        families.DEGRADED,
-        families.DAMAGED,
-        families.COURIER_RUNNING,
-        families.COURIER_STARTS,
-        families.BUILD,
-    }
-)
-"""What an agent has as well: of the outbox, the courier and the process."""
+COMMON: Final = ("notbefore_deliveries", "notbefore_outbox", "notbefore_store", "notbefore_courier", "notbefore_build")
+"""How the names begin of what an agent has as well: of the outbox, the courier and the process."""
 
 Counts = Mapping[Metric, Mapping[Labels, float]]
 """By metric, label values -> a number."""
@@ -64,7 +53,7 @@ def samples(counts: Counts, process: Snapshot) -> Iterator[Family]:
         yield Family(metric, bounded(values), None if metric.kind == "gauge" else process.figures.since)
     totals = process.totals
     yield Family(CHANGES, bounded(families.by_name(CHANGES, totals.changes)), totals.since)
-    yield from (family for family in families.samples(process) if family.metric in COMMON)
+    yield from (family for family in families.samples(process) if family.metric.name.startswith(COMMON))
 
 
 def bounded(found: Mapping[Labels, float]) -> dict[Labels, float]:
