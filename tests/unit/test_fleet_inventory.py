@@ -5,7 +5,6 @@ import pytest
 from notbefore.core.change import MISSING
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.inventory import read_inventory
-from notbefore.fleet.silence import ExpectedVm
 from support.fleet_log import Log
 from support.fleet_records import vm
 
@@ -14,15 +13,15 @@ A, B = vm("web_0"), vm("web_1")
 
 def test_a_file_of_names_may_have_comments_and_empty_lines() -> None:
     found = read_inventory(b"\xef\xbb\xbf# the web\r\nWeb_0\r\n\r\nweb_1  # the second\n")
-    assert found == {"web_0": ExpectedVm("Web_0"), "web_1": ExpectedVm("web_1")}
+    assert found == {"web_0": ("Web_0", Place()), "web_1": ("web_1", Place())}
 
 
 def test_what_az_graph_query_writes_says_where_each_vm_is() -> None:
     found = read_inventory(b"s-1/RG/db-A\twesteurope\t\ns-1/rg/web_12\teastus\tweb\n")
-    assert [(key, vm.name, vm.place) for key, vm in found.items()] == [
-        ("s-1/rg/db-a", "db-A", Place("s-1", "RG", "westeurope", "")),
-        ("s-1/rg/web_12", "web_12", Place("s-1", "rg", "eastus", "web")),
-    ]
+    assert found == {
+        "s-1/rg/db-a": ("db-A", Place("s-1", "RG", "westeurope", "")),
+        "s-1/rg/web_12": ("web_12", Place("s-1", "rg", "eastus", "web")),
+    }
 
 
 @pytest.mark.parametrize(
@@ -32,6 +31,7 @@ def test_what_az_graph_query_writes_says_where_each_vm_is() -> None:
         (b'{"data": []}', "line 1"),
         (b"web_0\nweb\x00\n", "line 2"),
         (b"a\tb\tc\td\n", "line 1"),
+        (b"/subscriptions/s-1/resourceGroups/rg/web_0\n", "line 1"),
         (b"\xff\xfe", "utf-8"),
         (b"rg/web_0\nRG/web_0\n", "line 2: rg/web_0 stands there twice"),
     ],
@@ -46,7 +46,7 @@ def test_a_broken_file_says_what_is_wrong(data: bytes, why: str) -> None:
 
 def expect(log: Log, *names: str) -> None:
     place = Place("sub", "rg", "westeurope", "web")
-    log.fold.missing.expect({name: ExpectedVm(name, place) for name in names}, log.now, 900.0)
+    log.fold.missing.expect({name: (name, place) for name in names}, log.now, 900.0)
 
 
 def missing(log: Log) -> list[str]:

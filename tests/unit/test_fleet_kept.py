@@ -21,10 +21,10 @@ from notbefore.fleet.events import MAX_WAITING
 from notbefore.fleet.fleet_view import FleetView
 from notbefore.fleet.history import History, PastEvent, read_past
 from notbefore.fleet.hub_clock import HubClock
+from notbefore.fleet.hub_records import Place
 from notbefore.fleet.keeper import Keeper, Parts
 from notbefore.fleet.mutes import Mute, is_muted
 from notbefore.fleet.outbox import FleetOutbox
-from notbefore.fleet.silence import ExpectedVm
 from notbefore.fleet.snapshot import Position, compressed
 from notbefore.metrics.totals import CourierFigures
 from support.azure import T0
@@ -191,7 +191,7 @@ def test_without_an_inventory_nobody_of_an_earlier_one_is_missing(tmp_path: Path
     async def take() -> None:
         kept, log = Kept(tmp_path), Log()
         log.beat(A)
-        log.fold.missing.expect({"gone": ExpectedVm("gone")}, log.now, 900.0)
+        log.fold.missing.expect({"gone": ("gone", Place())}, log.now, 900.0)
         await FileSnapshots(tmp_path).write("0", compressed(log.fold.snapshot(0.0)), Position("", 0, 0.0))
         log.fold = await kept.keeper.take("0")
         assert log.pass_time(2000, A) == []

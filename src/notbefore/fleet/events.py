@@ -6,7 +6,7 @@ from typing import Final
 
 from notbefore.core.document import VANISHING
 from notbefore.fleet.history import PastEvent
-from notbefore.fleet.hub_records import PartitionFigures, Poison, Report, one_place
+from notbefore.fleet.hub_records import PartitionFigures, Poison, Report
 from notbefore.fleet.snapshot import Closed, Snapshot
 from notbefore.fleet.story import CANCELED, ENDED, NEW, OVER, STARTED, STRENGTH, Story, from_unix
 from notbefore.fleet.waves import Grouping, Waves
@@ -88,7 +88,6 @@ class Events:
         self._keep(key, story)
         story.add(report)
         self._locate(story)
-        story.place = one_place(story.place)
         self.waves.note(story, now, notified)
         return "news"
 

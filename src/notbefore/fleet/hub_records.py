@@ -92,7 +92,9 @@ class _From(Struct, frozen=True, kw_only=True):
     @property
     def place(self) -> Place:
         """Where it is."""
-        return Place(self.subscription, self.resource_group, self.region, self.scale_set, self.zone, self.tags)
+        return one_place(
+            Place(self.subscription, self.resource_group, self.region, self.scale_set, self.zone, self.tags)
+        )
 
     @property
     def vm(self) -> str:

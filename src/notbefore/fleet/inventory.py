@@ -1,47 +1,48 @@
 """``Inventory``: the VMs that are to be heard from: a file with one VM a line."""
 
 import logging
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from notbefore.core.document import MAX_NAME
-from notbefore.fleet.hub_records import Place
-from notbefore.fleet.silence import ExpectedVm
+from notbefore.fleet.hub_records import Place, one_place
+from notbefore.fleet.silence import Expected
 from notbefore.web.access import Signature, signature
 
 MAX_BYTES: Final = 64 * 1024 * 1024  # of the file
 MAX_VMS: Final = 200_000
 MAX_LINE: Final = 4 * MAX_NAME  # characters
+VM: Final = re.compile("(?:(?:([^/ ]+)/)?([^/ ]+)/)?([^/ ]+)")  # subscription, resource group, name
 
 log = logging.getLogger("notbefore.fleet.inventory")
 
 
-def read_inventory(data: bytes) -> dict[str, ExpectedVm]:
-    """The VMs of a file, by their keys; raises ``ValueError`` that says what is wrong with it.
+def read_inventory(data: bytes) -> Expected:
+    """The VMs of a file; raises ``ValueError`` that says what is wrong with it.
 
     A line has up to three columns with tabs between: NAME, RESOURCE_GROUP/NAME or SUBSCRIPTION/RESOURCE_GROUP/NAME;
     the region; the scale set. ``#`` begins a comment.
     """
     if len(data) > MAX_BYTES:
         raise ValueError(f"{len(data)} bytes, expected {MAX_BYTES} at most")
-    found: dict[str, ExpectedVm] = {}
+    found: Expected = {}
     for number, line in enumerate(data.decode("utf-8-sig").splitlines(), start=1):
         text = line.partition("#")[0].strip()
         if not text:
             continue
         vm, region, scale_set, *more = [*text.split("\t"), "", ""]
-        if any(more) or len(text) > MAX_LINE or " " in vm or not vm.isprintable():
+        parts = VM.fullmatch(vm)
+        if any(more) or len(text) > MAX_LINE or parts is None or not vm.isprintable():
             raise ValueError(f"line {number}: expected the name of a VM, got {text[:40]!r}")
-        place, _, name = vm.rpartition("/")
-        subscription, _, group = place.rpartition("/")
-        one = ExpectedVm(name, Place(subscription, group, region, scale_set))
-        if one.key in found:
+        subscription, group, name = parts.groups("")
+        if (key := vm.casefold()) in found:
             raise ValueError(
-                f"line {number}: {one.key} stands there twice: write RESOURCE_GROUP/NAME or"
+                f"line {number}: {key} stands there twice: write RESOURCE_GROUP/NAME or"
                 " SUBSCRIPTION/RESOURCE_GROUP/NAME, so that VMs of one name are distinguished"
             )
-        found[one.key] = one
+        found[key] = name, one_place(Place(subscription, group, region, scale_set))
     if not 0 < len(found) <= MAX_VMS:
         raise ValueError(f"{len(found)} VMs, expected 1 to {MAX_VMS}")
     return found
@@ -53,7 +54,7 @@ class Inventory:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: Signature | str = "never"  # of the file that was read last
-        self.vms: dict[str, ExpectedVm] | None = None  # None until the file could be read once
+        self.vms: Expected | None = None  # None until the file could be read once
         self.failures = 0
 
     def look(self) -> None:
@@ -73,7 +74,7 @@ class Inventory:
             log.info("%s: %d VMs are to be heard from", self._path, len(self.vms))
 
 
-def not_heard(vms: Mapping[str, ExpectedVm], heard: Iterable[str]) -> dict[str, ExpectedVm]:
+def not_heard(vms: Expected, heard: Iterable[str]) -> Expected:
     """The VMs of an inventory that are none of those that were heard from, which are given by their whole keys."""
     known = {end for key in heard for end in _ends(key)}
     return {key: vm for key, vm in vms.items() if key not in known}

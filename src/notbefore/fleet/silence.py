@@ -7,7 +7,7 @@ same rules. Times are Unix seconds of the hub's clock.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from sys import intern
 from typing import Final
 
@@ -30,6 +30,10 @@ MAX_HEARD_OF_GROUP: Final = 20_000  # of them in one resource group, whose VMs c
 _TOGETHER: Final = ("subscription", "resource_group", "scale_set")
 
 
+Expected = dict[str, tuple[str, Place]]
+"""VMs of an inventory: names and places, by ``SUBSCRIPTION/RESOURCE GROUP/NAME`` in one case, or the end of that."""
+
+
 class Heard(Struct, array_like=True):
     """A VM that has sent a heartbeat."""
 
@@ -38,18 +42,6 @@ class Heard(Struct, array_like=True):
     interval: float  # seconds between its heartbeats
     place: Place  # with its tags
     silent: bool = False  # or missing
-
-
-class ExpectedVm(Struct, frozen=True):
-    """A VM of the inventory. What is not known of its place is empty."""
-
-    name: str
-    place: Place = Place()
-
-    @property
-    def key(self) -> str:
-        """What is known of it: ``SUBSCRIPTION/RESOURCE GROUP/NAME``, or the end of that, in one case."""
-        return (self.place.group + self.name.casefold()).lstrip("/")
 
 
 class Silence:
@@ -74,14 +66,14 @@ class Silence:
         self.heard.clear()
         self._groups.clear()
 
-    def expect(self, vms: Mapping[str, ExpectedVm], now: float, patience: float) -> None:
-        """These are to be heard from, by their keys, and are not: missing in ``patience`` seconds.
+    def expect(self, vms: Expected, now: float, patience: float) -> None:
+        """These are to be heard from, and are not: missing in ``patience`` seconds.
 
         The time of those that were expected before goes on.
         """
-        for key, vm in vms.items():
+        for key, (name, place) in vms.items():
             if key not in self.heard:
-                self._add(key, Heard(vm.name, now, patience / INTERVALS, vm.place))
+                self._add(key, Heard(name, now, patience / INTERVALS, place))
         for key in self.heard.keys() - vms.keys():
             self._forget(key)
 
@@ -92,9 +84,7 @@ class Silence:
         if known is not None:
             known.at = max(known.at, now)
             if isinstance(found, Beat):
-                known.interval = _interval(found)
-                if found.place != known.place:  # its tags are others by now, or it is another VM of this name
-                    known.place = one_place(found.place)
+                known.interval, known.place = _interval(found), found.place
         elif isinstance(found, Beat):
             if len(self.heard) >= MAX_HEARD or self._groups[found.group] >= MAX_HEARD_OF_GROUP:
                 return False
@@ -103,7 +93,6 @@ class Silence:
         return True
 
     def _add(self, key: str, one: Heard) -> None:
-        one.place = one_place(one.place)
         self.heard[key] = one
         self._groups[one.place.group] += 1
 

@@ -57,6 +57,7 @@ STEPS: Final[dict[Standing, dict[Standing, LifecycleKind]]] = {
 }
 """From what was notified last to how it stands now: what to notify of. Of other pairs nobody is notified."""
 
+REPORTED: Final = [name for name in Event.__struct_fields__ if name in Report.__struct_fields__]  # of an event
 MAX_REPORTERS: Final = 256 * 1024  # bytes of the names of the VMs that report one event: a scale set has 1,000 VMs
 
 
@@ -205,16 +206,7 @@ def _last_word(before: int, report: Report) -> int:
 
 def event_of(report: Report) -> Event:
     """The event as a report has it."""
-    return Event(
-        event_id=report.event_id,
-        event_type=report.event_type,
-        event_status=report.event_status,
-        resources=report.resources,
-        not_before=report.not_before,
-        description=report.description,
-        event_source=report.event_source,
-        duration=report.duration,
-    )
+    return Event(**{name: getattr(report, name) for name in REPORTED})
 
 
 def content(event: Event) -> str:

@@ -21,7 +21,7 @@ from notbefore.core.change import Change, LifecycleKind, Reason, change_id
 from notbefore.core.document import SCHEDULED as STATUS_SCHEDULED
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
-from notbefore.core.record import FleetFacts, Vm
+from notbefore.core.record import FleetFacts, Vm, view
 from notbefore.core.routing import SEVERITIES, Route, severity_of
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.story import (
@@ -330,13 +330,12 @@ def vm_of(stories: Collection[Story]) -> Vm:
     place = place_of(stories)
     names = {name for story in stories for name in story.event.resources}
     tags = dict(place.tags)
-    return Vm(
+    return view(
+        Vm,
+        place,
         name=next(iter(names)) if len(names) == 1 else "",
         subscription_id=place.subscription,
-        resource_group=place.resource_group,
         location=place.region,
-        zone=place.zone,
-        scale_set=place.scale_set,
         tags=tags,
         record_tags=tuple(tags),
     )
