@@ -17,8 +17,7 @@ from notbefore.fleet import consumer as consumer_module
 from notbefore.fleet.checkpoints import FileSnapshots, LostPartitionError
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.history import History
-from notbefore.fleet.hub_clock import HubClock
-from notbefore.fleet.keeper import Parts
+from notbefore.fleet.keeper import HubClock, Parts
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.sdk import READ_IN, namespace_of
 from notbefore.fleet.snapshot import Position

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,8 @@ from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.events import MAX_WAITING
 from notbefore.fleet.fleet_view import FleetView
 from notbefore.fleet.history import History, PastEvent, read_past
-from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.hub_records import Place
-from notbefore.fleet.keeper import Keeper, Parts
+from notbefore.fleet.keeper import HubClock, Keeper, Parts
 from notbefore.fleet.mutes import Mute, is_muted
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.snapshot import Position, compressed
@@ -241,3 +241,25 @@ def test_while_the_disk_of_the_history_hangs_so_many_events_wait_and_each_of_the
         assert log.fold.events.past == []
 
     asyncio.run(write())
+
+
+# ---- the time by the hub
+
+
+def test_before_any_record_the_clock_of_the_machine_is_all_there_is() -> None:
+    assert abs(HubClock().now() - time.time()) < 60
+
+
+def test_time_goes_on_from_the_newest_record_and_a_late_one_does_not_set_it_back() -> None:
+    now = [10.0]
+    clock = HubClock(lambda: now[0])
+    clock.hear(1000.0)
+    now[0] = 11.0
+    clock.hear(900.0)
+    now[0] = 15.0
+    assert clock.now() == 1005.0
+    clock.hear(1020.0)
+    assert clock.now() == 1020.0
+    now[0] = 700.0
+    clock.hear(1100.0)  # a clock of the hub that was set back is believed in the end
+    assert clock.now() == 1100.0

@@ -23,9 +23,8 @@ from azure.eventhub.aio import PartitionContext
 from notbefore.config.model import FleetConfig
 from notbefore.core.duration import back_off
 from notbefore.fleet.checkpoints import Others
-from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.inventory import not_heard
-from notbefore.fleet.keeper import SOON, Failed, Keeper, NotTakenError, Parts, in_words
+from notbefore.fleet.keeper import SOON, Failed, HubClock, Keeper, NotTakenError, Parts, in_words
 from notbefore.fleet.mutes import NOTE, Mute, is_muted, read_mutes
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.sdk import forget_tags, make_consumer, record_of

@@ -6,9 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from notbefore import __version__
 from notbefore.config.model import Config
@@ -27,9 +26,6 @@ from notbefore.metrics.families import Family, Metric, Snapshot, fresh
 from notbefore.metrics.totals import CourierFigures, Figures, Labels
 from notbefore.web.app import App, CheckResult, Environ, Response, application, html, query_of, rendered, since_of
 from notbefore.web.page.model import MAX_PENDING, PageModel
-
-if TYPE_CHECKING:  # imported when somebody asks
-    from jinja2 import Template
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 CALENDAR: Final = "text/calendar; charset=utf-8"
@@ -63,7 +59,9 @@ class FleetView:
                 "/": lambda environ: html(self.page(_filters(environ))),
                 "/api/v1/fleet/events": lambda environ: Response(json_line(self.fleet(_filters(environ)))),
                 "/api/v1/fleet/history": lambda environ: Response(self.past(since_of(query_of(environ, "since")))),
-                "/api/v1/calendar.ics": lambda environ: Response(self.calendar(_filters(environ)), CALENDAR),
+                "/api/v1/calendar.ics": lambda environ: Response(
+                    calendar(self.fleet(_filters(environ)).waves, datetime.now(UTC)), CALENDAR
+                ),
             },
         )
 
@@ -128,10 +126,6 @@ class FleetView:
         unread = len(partitions - known)
         return f"of the hub's {len(partitions)} partitions {unread} could not be read yet" if unread else ""
 
-    def calendar(self, wanted: Mapping[str, str]) -> bytes:
-        """What is planned, as ``/api/v1/calendar.ics``."""
-        return calendar(self.fleet(wanted).waves, datetime.now(UTC))
-
     def page(self, wanted: Mapping[str, str]) -> bytes:
         """The page of the fleet, as HTML in UTF-8; ``wanted``: the filters."""
         now, config, fleet = datetime.now(UTC), self._config, self.fleet(wanted)
@@ -144,7 +138,9 @@ class FleetView:
             kinds={name: sink.kind for name, sink in config.sinks.items()},
             outbox=self._parts.outbox.view(),
         )
-        made = self._template.render(
+        from notbefore.web.page import render  # noqa: PLC0415 - only when somebody opens the page
+
+        made = render.template("instance.html", TEMPLATES).render(
             model=status,
             now=now,
             fleet=fleet,
@@ -157,12 +153,6 @@ class FleetView:
             mutes=[one.words for one in self._consumer.mutes if one.until > time.time()],
         )
         return made.encode(errors="replace")  # the name of a file may hold what is no text
-
-    @cached_property
-    def _template(self) -> "Template":
-        from notbefore.web.page import render  # noqa: PLC0415 - only when somebody opens the page
-
-        return render.environment(TEMPLATES, render.TEMPLATES).get_template("instance.html")
 
     def _last_month(self) -> list[Row]:
         if time.monotonic() - self._month_at > MONTH_EVERY:

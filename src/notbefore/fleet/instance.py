@@ -18,9 +18,8 @@ from notbefore.fleet.checkpoints import FileSnapshots, Snapshots
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.fleet_view import FleetView
 from notbefore.fleet.history import History
-from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.inventory import Inventory
-from notbefore.fleet.keeper import Parts
+from notbefore.fleet.keeper import HubClock, Parts
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.process.main_thread import MainThread, exit_at_once
 from notbefore.process.stdout import StdoutWriter

@@ -19,7 +19,6 @@ from msgspec import Struct
 from notbefore.config.model import FleetConfig
 from notbefore.fleet.checkpoints import LostPartitionError, Snapshots
 from notbefore.fleet.history import History
-from notbefore.fleet.hub_clock import HubClock
 from notbefore.fleet.hub_records import PartitionFigures
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.outbox import FleetOutbox
@@ -33,6 +32,7 @@ AT_LEAST: Final = 10.0  # seconds after which one is written though nothing is n
 SHARE: Final = 5  # a snapshot that takes long to write is written less often: after so many times as long
 LONGEST_PAUSE: Final = 30.0  # seconds until it is written again
 MAX_WORDS: Final = 300  # characters of what an SDK says
+TRUSTED: Final = 600.0  # seconds for which the newest record says the time: then one that seems older does
 STORE_ERRORS: Final = (AzureError, OSError, TimeoutError)
 
 log = logging.getLogger("notbefore.fleet.keeper")
@@ -53,6 +53,30 @@ class NotTakenError(Exception):
 
     The SDK lets go of it, and balances again.
     """
+
+
+class HubClock:
+    """What time it is by the hub, whatever the clock of this machine says; ``monotonic`` is in seconds.
+
+    Where a partition is quiet, time passes by the newest record of any partition, and the seconds since it came. So a
+    clock of the machine that is an hour ahead, or is set, makes no VM silent and ends no event.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._ahead: float | None = None  # the hub's Unix time, less the monotonic time
+        self._heard = 0.0
+
+    def hear(self, enqueued: float) -> None:
+        """Note a record that has come just now, and that the hub took in at ``enqueued``, in Unix seconds."""
+        now = self._monotonic()
+        ahead = enqueued - now
+        if self._ahead is None or ahead >= self._ahead or now - self._heard > TRUSTED:
+            self._ahead, self._heard = ahead, now
+
+    def now(self) -> float:
+        """The hub's time in Unix seconds, or somewhat less; this machine's, where no record has come yet."""
+        return time.time() if self._ahead is None else self._ahead + self._monotonic()
 
 
 class Parts(Struct, frozen=True):

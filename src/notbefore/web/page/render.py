@@ -40,19 +40,16 @@ MARGIN: Final = 2.0  # percent left free at both ends
 def render(model: PageModel) -> bytes:
     """The whole page, in UTF-8."""
     lives = [*(view(TimelineEvent, event) for event in model.shown), *model.ended]
-    page = _page().render(model=model, now=model.now, lives=lives, scale=Scale.over(lives, model.now), STARTED=STARTED)
+    scale = Scale.over(lives, model.now)
+    page = template("page.html").render(model=model, now=model.now, lives=lives, scale=scale, STARTED=STARTED)
     return page.encode(errors="replace")  # the name of a file may hold what is no text
 
 
 @cache
-def _page() -> Template:
-    return environment(TEMPLATES).get_template("page.html")
-
-
-def environment(*directories: Path) -> Environment:
-    """The templates of these directories, with all that is shown made safe for HTML."""
+def template(name: str, *directories: Path) -> Template:
+    """A template of these directories, or of those beside this file, with all that is shown made safe for HTML."""
     made = Environment(
-        loader=FileSystemLoader(directories),
+        loader=FileSystemLoader([*directories, TEMPLATES]),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_visible,
@@ -61,7 +58,7 @@ def environment(*directories: Path) -> Environment:
         auto_reload=False,
     )
     made.filters |= {"span": span, "countdown": countdown, "clock": clock, "utc": _utc}
-    return made
+    return made.get_template(name)
 
 
 def _visible(value: Any) -> Any:
