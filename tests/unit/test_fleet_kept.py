@@ -18,13 +18,13 @@ from notbefore.core.record import json_line
 from notbefore.fleet import checkpoints, keeper
 from notbefore.fleet.checkpoints import FileSnapshots, Others
 from notbefore.fleet.consumer import Consumer
-from notbefore.fleet.events import MAX_WAITING
 from notbefore.fleet.fleet_view import FleetView
 from notbefore.fleet.history import History, PastEvent, read_past
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.keeper import HubClock, Keeper, Parts
 from notbefore.fleet.mutes import Mute, is_muted
 from notbefore.fleet.outbox import FleetOutbox
+from notbefore.fleet.partition import MAX_WAITING
 from notbefore.fleet.snapshot import Position, compressed
 from notbefore.metrics.totals import CourierFigures
 from support.azure import T0
@@ -229,16 +229,16 @@ def test_while_the_disk_of_the_history_hangs_so_many_events_wait_and_each_of_the
         try:
             assert await asyncio.to_thread(hung.asked.wait, 20)
             end(range(2, MAX_WAITING + 3))
-            assert len(log.fold.events.past) == MAX_WAITING
+            assert len(log.fold.state.past) == MAX_WAITING
         finally:
             hung.over.set()
             await writing
-        assert [one.event_id for one in log.fold.events.past] == [f"E{number}" for number in range(2, MAX_WAITING)]
+        assert [one.event_id for one in log.fold.state.past] == [f"E{number}" for number in range(2, MAX_WAITING)]
         end(range(MAX_WAITING + 3, MAX_WAITING + 4))
         await kept.keeper.write_history()
         found = [one.event_id for one in read_past(hung.past(0.0))]
         assert found == [f"E{number}" for number in (*range(MAX_WAITING), MAX_WAITING + 3)]
-        assert log.fold.events.past == []
+        assert log.fold.state.past == []
 
     asyncio.run(write())
 

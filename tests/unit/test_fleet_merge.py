@@ -174,7 +174,6 @@ def test_what_nobody_ends_is_over_as_far_as_is_known() -> None:
     assert log.wait(900 + LIMIT - 60) == ["announced", "started"]
     assert log.wait(200) == ["announced", "started", "finished"]
     assert log.last.change.reason == "as_far_as_known"
-    assert log.fold.figures.given_up == 1
     assert log.add(A, "finished") == ["announced", "started", "finished"]
     assert log.fold.figures.records["late"] == 1
 
@@ -210,7 +209,7 @@ def test_an_event_that_comes_back_while_its_wave_is_open_is_counted_and_its_wave
     assert log.add(A, "started", "E0", id="again-started")[-1] == "started"
     log.add(A, "finished", "E0", id="again-finished")
     assert log.wait(400) == ["announced", "started", "finished"]
-    assert [one.nth for one in log.fold.events.past] == [0, 1]
+    assert [one.nth for one in log.fold.state.past] == [0, 1]
 
 
 def test_an_event_that_comes_back_in_another_wave_is_in_that_one_alone() -> None:

@@ -13,8 +13,7 @@ from notbefore.core.record import Record
 from notbefore.core.routing import Match, Route
 from notbefore.courier.message import Message
 from notbefore.courier.wording import Text, text_of
-from notbefore.fleet.events import MAX_OPEN_OF_ONE
-from notbefore.fleet.partition import Partition
+from notbefore.fleet.partition import MAX_OPEN_OF_ONE, Partition
 from notbefore.fleet.silence import LONGEST
 from notbefore.fleet.story import MAX_REPORTERS
 from notbefore.fleet.waves import Grouping
@@ -165,7 +164,7 @@ def test_what_was_cut_off_corrects_the_story_once() -> None:
     assert log.kinds == ["announced", "ended", "finished"]
     assert (log.last.change.reason, log.last.change.outcome) == ("corrected", "finished")
     assert log.last.change.over_since == at(1200)
-    assert [one.outcome for one in log.fold.events.past] == ["unknown", "finished"]
+    assert [one.outcome for one in log.fold.state.past] == ["unknown", "finished"]
     assert titles(log)[2:] == ["Reboot of web_0 is over (correction)"]
 
 
@@ -200,7 +199,7 @@ def test_what_was_over_before_the_first_reading_is_history(grouping: Grouping) -
     assert {one.event_id for made in log.made for one in [made.change.event]} <= {"E2", "E3", *_waves(log)}
     assert log.kinds[0] == "announced"
     assert set(log.kinds) <= {"announced", "updated"}
-    closed = [one.event_id for one in log.fold.events.past]
+    closed = [one.event_id for one in log.fold.state.past]
     assert sorted(closed) == ["E0", "E1"]
 
 
@@ -216,7 +215,7 @@ def test_who_takes_over_in_the_middle_of_the_backlog_notifies_nobody_of_it_eithe
     second.add(A, "finished")
     second.wait(60)
     assert second.made == []
-    assert [(one.event_id, one.outcome) for one in second.fold.events.past] == [("EVENT-1", "finished")]
+    assert [(one.event_id, one.outcome) for one in second.fold.state.past] == [("EVENT-1", "finished")]
 
 
 # ---- what one bad record may do

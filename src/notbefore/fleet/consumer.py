@@ -199,7 +199,7 @@ class Consumer:
         if inventory is None or not self.connected:
             return
         first = min(self.keeper.ends, key=lambda name: (len(name), name))
-        await asyncio.to_thread(inventory.look)
+        await _tried(self._failed, "inventory", lambda: asyncio.to_thread(inventory.look))
         held = self.keeper.partitions.get(first)
         if held is not None and inventory.vms is not None:
             await self._others.look()

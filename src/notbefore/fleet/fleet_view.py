@@ -184,15 +184,11 @@ class FleetView:
     def _families(self) -> Iterator[Family]:
         consumer, parts = self._consumer, self._parts
         folds, figures, lag = consumer.keeper.folds, consumer.keeper.figures, consumer.lag
-        errors = dict(consumer.keeper.figures.errors)
-        if parts.inventory is not None:
-            errors["inventory"] = parts.inventory.failures
         counts: metrics.Counts = {
             **self._gauges(folds),
             metrics.RECORDS: {(result,): count for result, count in dict(figures.records).items()},
             metrics.POISON: {(reason,): count for reason, count in dict(figures.poison).items()},
-            metrics.ERRORS: {(part,): count for part, count in errors.items()},
-            metrics.GIVEN_UP: {(): figures.given_up},
+            metrics.ERRORS: {(part,): count for part, count in dict(figures.errors).items()},
             metrics.MISSING: {(): figures.missing},
             metrics.PARTITIONS: {(): len(folds)},
             metrics.CONNECTED: {(): int(consumer.connected)},

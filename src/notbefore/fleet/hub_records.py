@@ -161,7 +161,6 @@ class PartitionFigures(Struct):
     records: Counter[str] = field(default_factory=Counter)  # by RESULTS
     poison: Counter[str] = field(default_factory=Counter)  # by reason
     errors: Counter[str] = field(default_factory=Counter)  # by part: hub, store, history, or the program (`fold`)
-    given_up: int = 0
     missing: int = 0  # records that were gone before they were read
     said: set[tuple[str, str]] = set()  # of which partition, and why, a record that is not used was logged
 

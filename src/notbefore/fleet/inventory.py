@@ -49,29 +49,22 @@ def read_inventory(data: bytes) -> Expected:
 
 
 class Inventory:
-    """The file, read again when it changes. One that cannot be read is named, and what was read before stays."""
+    """The file, read again when it changes. While it cannot be read, what was read before stays."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: Signature | str = "never"  # of the file that was read last
         self.vms: Expected | None = None  # None until the file could be read once
-        self.failures = 0
 
     def look(self) -> None:
-        """Read the file if it is another one than at the last look."""
+        """Read the file if it is another one than at the last look. Raises ``OSError`` or ``ValueError``."""
         seen = signature(self._path)
         if seen == self._seen:
             return
         self._seen = seen  # one that is wrong is said once
-        try:
-            with self._path.open("rb") as file:
-                self.vms = read_inventory(file.read(MAX_BYTES + 1))
-        except (OSError, ValueError) as error:  # UnicodeDecodeError is a ValueError
-            self.failures += 1
-            kept = "nothing is compared" if self.vms is None else f"the {len(self.vms)} VMs that it named before stay"
-            log.warning("the inventory %s cannot be read (%s): %s", self._path, error, kept)
-        else:
-            log.info("%s: %d VMs are to be heard from", self._path, len(self.vms))
+        with self._path.open("rb") as file:
+            self.vms = read_inventory(file.read(MAX_BYTES + 1))
+        log.info("%s: %d VMs are to be heard from", self._path, len(self.vms))
 
 
 def not_heard(vms: Expected, heard: Iterable[str]) -> Expected:

@@ -39,7 +39,7 @@ log = logging.getLogger("notbefore.fleet.keeper")
 
 
 Failed = Callable[[str, BaseException], None]
-"""Called with the part that an error is of (the hub, the store, the history, or the program: `fold`), and the error."""
+"""Called with the part that an error is of (hub, store, history, inventory, or the program: `fold`), and the error."""
 
 
 def in_words(error: BaseException) -> str:
@@ -213,7 +213,7 @@ class Keeper:
 
         Raises ``OSError`` and ``sqlite3.Error``. Not to be called again before it has returned.
         """
-        lists = [fold.events.past for fold in self.folds]  # meanwhile they grow at their ends alone
+        lists = [fold.state.past for fold in self.folds]  # meanwhile they grow at their ends alone
         past = list(map(list, lists))
         if any(past):
             await asyncio.to_thread(self._parts.history.write, list(chain(*past)), self._parts.clock.now())

@@ -40,7 +40,6 @@ from notbefore.fleet.story import (
     from_unix,
 )
 
-EACH_EVENT: Final = ("event_id",)
 MAX_ROUTED: Final = 4  # places by which the notifications of one wave are routed
 MAX_NAMES: Final = 2_000  # of VMs in one notification
 SHARE_OF_NOTICE: Final = 3  # news waits for a third of the notice at most: a Preempt has 30 s
@@ -61,7 +60,7 @@ _REASONS: Final[dict[LifecycleKind, Reason]] = {
 class Grouping(Struct, frozen=True):
     """How stories are grouped; times in seconds. Stories of two resource groups are never one group."""
 
-    group_by: tuple[str, ...] = EACH_EVENT  # see ``_label``
+    group_by: tuple[str, ...] = ("event_id",)  # see ``_label``
     group_wait: float = 10.0
     group_interval: float = 300.0
     over_after: float = 3600.0  # after NotBefore, or the start: then it is over, whoever says so

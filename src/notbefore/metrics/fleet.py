@@ -22,9 +22,6 @@ MISSING_VMS: Final = gauge(
 )
 RECORDS: Final = counter("notbefore_fleet_records{result}", "Records of the hub by what they were.")
 POISON: Final = counter("notbefore_fleet_poison_records{reason}", "Records that could not be read.")
-GIVEN_UP: Final = counter(
-    "notbefore_fleet_events_given_up", "Events that were over only as far as is known: not every VM said so."
-)
 MISSING: Final = counter("notbefore_fleet_records_missing", "Records that the hub had deleted before they were read.")
 ERRORS: Final = counter(
     "notbefore_fleet_errors{part}",
