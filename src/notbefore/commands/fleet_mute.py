@@ -68,7 +68,7 @@ async def _changed(config: Config, begun: Mute | None, ended: str | None) -> lis
     from notbefore.fleet.sdk import make_consumer  # as above
 
     def changed(body: bytes) -> bytes:
-        mutes = {one.id: one for one in read_mutes(body) if one.until > time.time()}
+        mutes = {one.id: one for one in read_mutes(body)}
         if begun is not None:
             mutes[begun.id] = begun
         elif mutes.pop(str(ended), None) is None:

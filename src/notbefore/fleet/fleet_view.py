@@ -72,14 +72,13 @@ class FleetView:
 
     def ready(self) -> CheckResult:
         """The hub is being read, and notifications go out."""
-        reasons = []
-        if not self._consumer.connected:
-            reasons.append(": ".join(("the hub is not being read", *filter(None, [self._consumer.trouble]))))
-        _, trouble = self._courier()
-        stored = self._consumer.keeper.trouble
-        remarks = [f"the snapshots cannot be written: {stored}"] if stored else []
-        remarks += [trouble] if trouble else []
-        return CheckResult(ok=not reasons, reasons=(*reasons, *remarks))
+        read, stored, (_, courier) = self._consumer.connected, self._consumer.keeper.trouble, self._courier()
+        reasons = (
+            "" if read else ": ".join(filter(None, ("the hub is not being read", self._consumer.trouble))),
+            stored and f"the snapshots cannot be written: {stored}",
+            courier,
+        )
+        return CheckResult(ok=read, reasons=tuple(filter(None, reasons)))
 
     def status_line(self) -> str:
         """How the instance is, in one line for ``systemctl status``."""

@@ -72,10 +72,6 @@ def group_of(subscription: str, resource_group: str) -> str:
     return f"{subscription.replace('/', '_')}/{resource_group.replace('/', '_')}/".casefold()
 
 
-NOWHERE: Final = Place()
-"""Of a VM of which IMDS has not said yet who it is."""
-
-
 class _From(Struct, frozen=True, kw_only=True):
     """Who reports."""
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from notbefore.core.change import LifecycleKind, Outcome
 from notbefore.core.document import VANISHING, Event
-from notbefore.fleet.hub_records import NOWHERE, Place, Report
+from notbefore.fleet.hub_records import Place, Report
 
 
 class Standing(IntEnum):
@@ -102,7 +102,7 @@ class Story(Struct, array_like=True):
         """A story that the first report of an event begins; it is to be added as well."""
         when = (report.time, report.vm, report.change_id)
         event, sender = event_of(report), report.group + report.vm
-        return cls(event, NOWHERE, report.first_seen, report.group, sender, when, when, exercise=report.exercise)
+        return cls(event, Place(), report.first_seen, report.group, sender, when, when, exercise=report.exercise)
 
     @property
     def key(self) -> str:
@@ -138,7 +138,7 @@ class Story(Struct, array_like=True):
 
     def locate(self, place: Place, *, affected: bool) -> None:
         """Keep what this VM has in common with those before it; affected VMs count before others."""
-        if self.place == NOWHERE or (affected and not self.by_affected):
+        if self.place == Place() or (affected and not self.by_affected):
             self.place, self.by_affected = place, affected
         elif affected == self.by_affected:
             self.place = self.place.shared(place)
