@@ -82,17 +82,6 @@ def _in(log: Log, seconds: float) -> datetime:
     return datetime.fromtimestamp(log.now + seconds, UTC)
 
 
-def test_a_not_before_that_moves_to_two_minutes_from_now_does_not_wait_for_the_digest() -> None:
-    log = Log(WAVES)
-    for number, who in enumerate((A, B)):
-        log.add(who, "announced", f"E{number}", not_before=at(3600))
-    log.wait(10)
-    soon = _in(log, 120)
-    log.add(B, "updated", "E1", not_before=soon)
-    assert log.wait(10) == ["announced", "updated"]
-    assert log.last.change.not_before == soon
-
-
 def test_a_worse_type_names_the_wave_and_does_not_wait() -> None:
     log = Log(Grouping(("resource_group", "subscription")))
     log.add(A, "announced", "E0", event_type="Freeze", notice=3600)
@@ -142,15 +131,6 @@ def test_a_message_says_whose_the_vms_are() -> None:
     log = Log()
     log.add(vm("web_0", team="web", env="prod"), "announced")
     assert "Tags: env: prod, team: web" in texts(log)[0].plain
-
-
-def test_of_a_wave_that_has_begun_it_is_said_how_far_it_has_come() -> None:
-    log = Log(WAVES)
-    for number in range(3):
-        log.add(vm(f"web_{number}"), "announced", f"E{number}")
-    log.wait(10)
-    log.add(A, "started", "E0")
-    assert titles(log)[1] == "Reboot of 3 VMs of the scale set web has begun: 1 of 3 events is under way"
 
 
 def test_what_was_cut_off_corrects_the_story_once() -> None:

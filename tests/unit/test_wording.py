@@ -106,6 +106,7 @@ def test_a_wave_that_has_started_distinguishes_those_that_follow_from_the_others
     assert text.summary.startswith(summary)
     assert "name each affected VM." in text.advice
     assert ("For those that follow: Move" in text.advice) == bool(advice)
+    assert ("has begun: 1 of 5 events is under way" in text.title) == bool(advice)
     assert "Wave: wave-1\n" in text.plain
 
 
