@@ -97,28 +97,24 @@ def test_after_the_container_was_deleted_and_made_again_all_is_written_anew_befo
     with_snapshots(blobs.connection_string, use)
 
 
-def test_a_snapshot_that_another_instance_wrote_after_the_container_was_deleted_is_its_own(blobs: Azurite) -> None:
+@pytest.mark.parametrize("deleted", [False, True])
+def test_who_has_taken_a_partition_or_written_it_anew_is_the_only_one_that_can_write_it(
+    blobs: Azurite, *, deleted: bool
+) -> None:
     async def use(one: BlobSnapshots) -> None:
         await one.write("0", b"one", AT)
-        await asyncio.to_thread(blobs.delete_container)
-        await asyncio.to_thread(blobs.make_container)
-        await asyncio.to_thread(with_snapshots, blobs.connection_string, lambda another: another.write("0", b"", AT))
-        with pytest.raises(LostPartitionError):
-            await one.write("0", b"one, later", AT)
-
-    with_snapshots(blobs.connection_string, use)
-
-
-def test_who_takes_a_partition_is_the_only_one_that_can_write_it(blobs: Azurite) -> None:
-    async def use(one: BlobSnapshots) -> None:
-        await one.write("0", b"one", AT)
+        if deleted:
+            await asyncio.to_thread(blobs.delete_container)
+            await asyncio.to_thread(blobs.make_container)
         await asyncio.to_thread(with_snapshots, blobs.connection_string, takes)
         with pytest.raises(LostPartitionError):
             await one.write("0", b"one, later", AT)
-        assert await one.read("0") == b"one"
+        assert await one.read("0") == (b"another" if deleted else b"one")
 
     async def takes(another: BlobSnapshots) -> None:
-        assert await another.take("0") == b"one"
+        assert await another.take("0") == (b"" if deleted else b"one")
+        if deleted:
+            await another.write("0", b"another", AT)
 
     with_snapshots(blobs.connection_string, use)
 

@@ -115,10 +115,6 @@ def test_since_when_an_event_is_over_is_not_when_its_digest_was_sent() -> None:
 # ---- what is learnt late
 
 
-def titles(log: Log) -> list[str]:
-    return [one.title for one in texts(log)]
-
-
 def texts(log: Log) -> list[Text]:
     """The messages in words."""
     routing = Routing((Route(sinks=("it",)),), {"it": Terms()})
@@ -145,7 +141,7 @@ def test_what_was_cut_off_corrects_the_story_once() -> None:
     assert (log.last.change.reason, log.last.change.outcome) == ("corrected", "finished")
     assert log.last.change.over_since == at(1200)
     assert [one.outcome for one in log.fold.state.past] == ["unknown", "finished"]
-    assert titles(log)[2:] == ["Reboot of web_0 is over (correction)"]
+    assert texts(log)[-1].title == "Reboot of web_0 is over (correction)"
 
 
 def test_what_was_canceled_and_is_learnt_late_is_a_correction_as_well() -> None:
