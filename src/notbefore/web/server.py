@@ -35,6 +35,7 @@ FEW: Final = 0.9  # of the connections that there may be; beyond that the oldest
 MAX_HEADER: Final = 8 * 1024  # bytes; each connection may hold that many
 MAX_BODY: Final = 1  # bytes: no request here has a body, whatever its length is said to be
 MAX_UNREAD: Final = 16 * 1024 * 1024  # bytes of answers that wait to be read, of all connections together
+ACCEPTS: Final = 20  # connections accepted between two polls
 GRACE: Final = 0.1  # seconds to send a request in which no connection goes for a newer one
 LOOK: Final = 2.0  # seconds between two looks at the connections, while there are any and nothing comes
 
@@ -131,6 +132,15 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         from notbefore.web.tls_channel import TlsChannel  # noqa: PLC0415 - only where it is configured
 
         return TlsChannel(context, *args, **kwargs)
+
+    def handle_accept(self) -> None:
+        """Accept several at once: a scrape may wait behind others, and each poll asks all connections."""
+        for _ in range(ACCEPTS):
+            before = len(self._map)
+            with suppress(OSError):  # the client has gone again
+                super().handle_accept()
+            if len(self._map) == before:
+                break
 
     @property
     def excess(self) -> int:
