@@ -43,7 +43,7 @@ class FleetInstance:
         self._main = MainThread()
         self._lock = _locked(directory)
         clock = HubClock()
-        outbox = FleetOutbox(config.routing, self._wake_courier, clock.now)
+        outbox = FleetOutbox(config.routing, lambda: self._supervisor.wake(), clock.now)  # noqa: PLW0108 - made later
         self._supervisor = Supervisor(make_orders(config), outbox, self._main.wake, lambda: self._lock.descriptor)
         self._stdout = StdoutWriter()
         snapshots, credential = make_snapshots(fleet, directory)
@@ -63,9 +63,6 @@ class FleetInstance:
         )
         self._server = HttpServer(config.server, self._view.app)
         self._systemd = SystemdNotifier()
-
-    def _wake_courier(self) -> None:
-        self._supervisor.wake()
 
     def run(self) -> int:
         """Read and notify; returns the exit code."""

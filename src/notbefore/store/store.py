@@ -135,34 +135,6 @@ class StoredOutbox:
             )  # fmt: skip
 
 
-class WaitingRecords:
-    """The records that the history in the file does not hold yet, oldest first."""
-
-    def __init__(self) -> None:
-        self.waiting: list[HistoryRecord] = []
-        self._taken = 0  # how many of them a transaction writes, or could not write
-        self._dropped = 0  # they are missing in the history
-
-    def add(self, record: HistoryRecord) -> None:
-        """It is to be written."""
-        self.waiting.append(record)
-        if len(self.waiting) > MAX_RECORDS:
-            del self.waiting[0]
-            self._taken = max(0, self._taken - 1)
-            self._dropped += 1
-
-    def take(self) -> list[HistoryRecord]:
-        """What is to be written now."""
-        self._taken = len(self.waiting)
-        return [*self.waiting]
-
-    def written(self) -> int:
-        """What was taken is on disk; returns how many were dropped since the last time."""
-        del self.waiting[: self._taken]
-        dropped, self._dropped, self._taken = self._dropped, 0, 0
-        return dropped
-
-
 class Store:
     """Safe to call from several threads. ``to_deliver``: see ``StoredOutbox``; it is also called with the lock held.
 
@@ -177,7 +149,8 @@ class Store:
         self._memory = threading.Condition()  # of all below; never held over the disk
         self._state = StoredState()
         self._outbox = Outbox(_dice)
-        self._records = WaitingRecords()
+        self._records: list[HistoryRecord] = []  # that the history in the file does not hold yet, oldest first
+        self._dropped = 0  # of them, which are missing in the history
         self._date: tuple[float, float] | None = None  # Unix seconds by IMDS, at a moment since the boot; see ``_boot``
         self._boot = clock.boot_id  # of the machine, up to which the time is known that has passed
         self.outbox = StoredOutbox(self._outbox, self._memory, clock, self._stepped, to_deliver)
@@ -210,7 +183,10 @@ class Store:
             news, self._state = state is not self._state, state
             for one in changes:
                 self._outbox.take(one.change, one.deliveries, now, wall)
-                self._records.add(HistoryRecord(one.change.id, one.change.time.timestamp(), one.record))
+                self._records.append(HistoryRecord(one.change.id, one.change.time.timestamp(), one.record))
+            too_many = max(0, len(self._records) - MAX_RECORDS)
+            del self._records[:too_many]
+            self._dropped += too_many
             step = self._stepped(news=news)
         if any(one.deliveries for one in changes):
             self._to_deliver()
@@ -242,7 +218,7 @@ class Store:
         """
         start = since or 0.0
         with self._memory:
-            waiting = [one.record for one in self._records.waiting if one.time >= start]
+            waiting = [one.record for one in self._records if one.time >= start]
         known = dict.fromkeys(waiting[::-1])  # newest first; some of them may be in the file by then
         with suppress(sqlite3.Error, OSError, StoreError):  # what is in memory is all there is
             read = self.disk.do(lambda: self.disk.file.history(start, limit, max_bytes), ANSWER_PATIENCE)
@@ -263,14 +239,14 @@ class Store:
 
     def _stepped(self, *, news: bool = False) -> int:
         """Note that memory has changed, and have it written; returns the newest step."""
-        return self.disk.stepped(news=bool(news or self._records.waiting or self._outbox.rows.changed))
+        return self.disk.stepped(news=bool(news or self._records or self._outbox.rows.changed))
 
     def _behind(self, everything: bool) -> Writing:  # noqa: FBT001 - it is called by its place
         now = self._clock.boot_time()
         return Writing(
             state=self._state,
             outbox=self._outbox.rows.take_changes(everything=everything),
-            records=self._records.take(),
+            records=[*self._records],
             clock=FileClock(self._boot, now, self._date_at(now)),
             everything=everything,
         )
@@ -278,7 +254,10 @@ class Store:
     def _written(self, writing: Writing) -> int:
         if self._outbox.rows.written(writing.outbox.step):
             self._to_deliver()
-        return self._records.written()
+        written = set(writing.records)
+        self._records = [one for one in self._records if one not in written]
+        dropped, self._dropped = self._dropped, 0
+        return dropped
 
 
 def _dice() -> float:
