@@ -114,7 +114,7 @@ def throughput(count: int) -> None:
     couriers = Supervisor(Orders(sinks), owner, lambda: None)
     sizes, seconds = [], 0.0
     for first in range(0, count, 5_000):
-        owner.put(*(f"{number:032x}" for number in range(first, first + 5_000)), sink="hook")
+        owner.add(*(f"{number:032x}" for number in range(first, first + 5_000)), sink="hook")
         couriers.wake()
         begun = time.perf_counter()
         serve([couriers], lambda: len(owner.results) >= first + 5_000, 300.0)  # noqa: B023 - of this round

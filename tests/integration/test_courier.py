@@ -83,7 +83,7 @@ def raising(error: Exception) -> Callable[[Message], Receipt]:
     ],
 )
 def test_whatever_a_sink_raises_is_said_without_secrets(owner: Owner, error: Exception, state: str) -> None:
-    owner.put("a")
+    owner.add("a")
     with CourierHere(owner, orders(), lambda _name: Recording(raising(error))) as courier:
         courier.until(lambda: owner.results)
         courier.leave()
@@ -93,7 +93,7 @@ def test_whatever_a_sink_raises_is_said_without_secrets(owner: Owner, error: Exc
 
 
 def test_a_record_that_cannot_be_read_is_a_dead_letter(owner: Owner) -> None:
-    owner.put("a", record=b"nonsense")
+    owner.add("a", record=b"nonsense")
     with CourierHere(owner, orders(), lambda _name: Recording()) as courier:
         courier.to_end()
     assert owner.left == {"a": "dead"}
@@ -107,7 +107,7 @@ def test_a_repetition_that_is_refused_is_reported_as_one(owner: Owner, caplog: p
             return receipt
         raise SendError("401", permanent=True)
 
-    owner.put("a")
+    owner.add("a")
     with CourierHere(owner, orders(), lambda _name: Recording(act)) as courier:
         courier.until(lambda: len(owner.results) == 2)
     assert owner.left == {"a": "repeating"}
@@ -127,7 +127,7 @@ def test_a_sink_that_fails_is_logged_once_a_minute_until_it_accepts_again(
             raise answers.pop(0)
         return Receipt()
 
-    owner.put("a", "b", "c", "d")
+    owner.add("a", "b", "c", "d")
     with CourierHere(owner, orders(), lambda _name: Recording(act)) as courier:
         courier.until(lambda: list(owner.left.values()) == ["dead"])
     assert [text.partition("event")[0] for text in caplog.messages] == [
@@ -138,7 +138,7 @@ def test_a_sink_that_fails_is_logged_once_a_minute_until_it_accepts_again(
 
 
 def test_one_that_hangs_is_reported_and_what_waits_behind_it_is_due_again(owner: Owner) -> None:
-    owner.put("a", "b", "c")
+    owner.add("a", "b", "c")
     over = threading.Event()
 
     def act(message: Message) -> Receipt:
@@ -158,8 +158,8 @@ def test_one_that_hangs_is_reported_and_what_waits_behind_it_is_due_again(owner:
 
 
 def test_what_hung_and_arrives_after_all_is_not_sent_again(owner: Owner) -> None:
-    owner.put("late", sink="slow")
-    owner.put("other", sink="other")
+    owner.add("late", sink="slow")
+    owner.add("other", sink="other")
     over = threading.Event()
 
     def act(message: Message) -> Receipt:
@@ -180,11 +180,11 @@ def test_a_command_that_runs_is_waited_for_where_another_sink_hangs(owner: Owner
     over, hung = threading.Event(), threading.Event()
     sinks = {"runs": Recording(waiting(over)), "hangs": Recording(waiting(hung)), "other": Recording()}
     given = Orders(orders("hangs", "other").sinks | {"runs": COMMAND})
-    owner.put("x", sink="hangs")
-    owner.put("y", sink="runs")
+    owner.add("x", sink="hangs")
+    owner.add("y", sink="runs")
     with CourierHere(owner, given, lambda name: sinks[name]) as courier:
         courier.until(lambda: [one for one in owner.results if one.delivery_id == "x"])
-        owner.put("z", sink="other")  # the others are served meanwhile
+        owner.add("z", sink="other")  # the others are served meanwhile
         courier.wake()
         courier.until(lambda: sinks["other"].sent == ["z"])
         assert courier.code is None
@@ -200,8 +200,8 @@ def test_a_sink_that_asks_for_a_pause_is_left_alone_with_all_that_is_due(owner: 
             return Receipt()
         raise SendError("429", retry_after=60.0)
 
-    owner.put(*map(str, range(30)))
-    owner.put("x", sink="other")
+    owner.add(*map(str, range(30)))
+    owner.add("x", sink="other")
     sinks = {"chat": Recording(act), "other": Recording()}
     with CourierHere(owner, orders(*sinks), lambda name: sinks[name]) as courier:
         assert courier.to_end() == DONE
@@ -222,7 +222,7 @@ def test_a_secret_that_was_changed_is_used_from_the_next_refusal_on(owner: Owner
             key.write_text("new", encoding="utf-8")
             super().answer(handler, say)
 
-    owner.put("a", "b", "c")
+    owner.add("a", "b", "c")
     with Rotating() as peer:
         peer.answers.extend((Say(200), Say(401), Say(200), Say(401)))
         settings = Webhook(url=Secret(peer.url), headers={"Key": Secret(str(key), "file")}, allow_private=True)
@@ -242,12 +242,12 @@ def test_asked_to_leave_it_waits_no_longer_than_it_was_given_but_for_a_command(
 ) -> None:
     begun, over = threading.Event(), threading.Event()
     given = Orders({"chat": COMMAND}) if runs_once else orders(timeout="60s")
-    owner.put("a")
+    owner.add("a")
     with CourierHere(owner, given, lambda _name: Recording(waiting(over, begun))) as courier:
         courier.until(begun.is_set)
         courier.leave(0.3)
         if runs_once:
-            owner.put("b")
+            owner.add("b")
             courier.wake()
             rooms = len(owner.rooms)
             courier.until(lambda: len(owner.rooms) > rooms + 1)

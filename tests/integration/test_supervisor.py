@@ -77,7 +77,7 @@ def test_a_courier_takes_its_orders_delivers_each_time_it_is_woken_and_leaves_wh
     poked: list[int] = []
     couriers = Supervisor(Orders(sinks(hook=f"cat >> {got}")), owner, lambda: poked.append(1))
     for one in ("a", "b"):
-        owner.put(one, sink="hook")
+        owner.add(one, sink="hook")
         couriers.wake()
         serve([couriers], lambda: not owner.rows)
     assert (got.read_bytes(), poked) == (2 * (RECORD + b"\n"), [1, 1])
@@ -89,7 +89,7 @@ def test_a_courier_takes_its_orders_delivers_each_time_it_is_woken_and_leaves_wh
 def test_what_is_due_when_the_agent_stops_is_sent_first(tmp_path: Path, owner: Owner) -> None:
     got = tmp_path / "got"
     couriers = Supervisor(Orders(sinks(hook=f"sleep 0.3; echo >> {got}")), owner, lambda: None)
-    owner.put("a", "b", "c", sink="hook")
+    owner.add("a", "b", "c", sink="hook")
     couriers.tick()
     couriers.stop(NEVER)
     assert (owner.left, got.read_text()) == ({}, "\n\n\n")
@@ -97,7 +97,7 @@ def test_what_is_due_when_the_agent_stops_is_sent_first(tmp_path: Path, owner: O
 
 def test_nothing_due_starts_nothing(owner: Owner) -> None:
     couriers = Supervisor(Orders(), owner, lambda: None)
-    owner.put("later", due=time.time() + 30.0)
+    owner.add("later", due=time.time() + 30.0)
     couriers.tick()
     assert not couriers.figures.running
     assert 28.0 < couriers.patience <= 30.0
@@ -111,7 +111,7 @@ def test_nothing_due_starts_nothing(owner: Owner) -> None:
 def test_a_courier_that_has_nothing_to_do_leaves(owner: Owner, monkeypatch: pytest.MonkeyPatch, start: Start) -> None:
     monkeypatch.setattr(supervisor, "LINGER", 0.5)
     couriers = start(Orders(sinks(hook="true")))
-    owner.put("a", sink="hook")
+    owner.add("a", sink="hook")
     serve([couriers], lambda: couriers.figures.running)
     serve([couriers], lambda: not couriers.figures.running)
     assert (owner.left, couriers.figures.starts) == ({}, CourierFigures().starts | {"due": 1})
@@ -129,7 +129,7 @@ def test_a_slow_receiver_is_not_taken_for_nothing_to_do(
     with Slow() as peer:
         hook = Webhook(url=Secret(peer.url), allow_private=True)
         couriers = start(Orders({"hook": SinkConfig(webhook=hook)}))
-        owner.put("a", sink="hook")
+        owner.add("a", sink="hook")
         serve([couriers], lambda: not owner.rows)
         assert len(peer.requests) == 1
 
@@ -141,7 +141,7 @@ def test_a_courier_that_cannot_be_started_is_tried_again_later(
     tmp_path: Path, owner: Owner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     couriers = Supervisor(Orders(), owner, lambda: None)
-    owner.put("a")
+    owner.add("a")
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", str(tmp_path / "no-python"))
         waits = []
@@ -161,7 +161,7 @@ def test_couriers_that_die_are_replaced_and_what_they_had_is_due_again(
     owner: Owner, start: Start, tmp_path: Path
 ) -> None:
     couriers = start(Orders(sinks(hook=f"echo >> {tmp_path}/begun; sleep 60")))
-    owner.put("a", sink="hook")
+    owner.add("a", sink="hook")
     for number in range(1, 4):
         serve([couriers], lambda: len(owner.given) == number)  # noqa: B023 - called in this round
         os.kill(pid_of(couriers), signal.SIGKILL)
@@ -172,7 +172,7 @@ def test_couriers_that_die_are_replaced_and_what_they_had_is_due_again(
 
 def test_what_may_run_once_is_dead_when_its_courier_ends(owner: Owner, start: Start) -> None:
     couriers = start(Orders(sinks(hook="sleep 60")))
-    owner.put("a", sink="hook", once=True)
+    owner.add("a", sink="hook", once=True)
     serve([couriers], lambda: owner.given)
     os.kill(pid_of(couriers), signal.SIGKILL)
     serve([couriers], lambda: owner.endings)
@@ -185,7 +185,7 @@ def test_a_courier_that_takes_no_turn_is_killed_and_replaced(
 ) -> None:
     monkeypatch.setattr(supervisor, "OVERDUE", 2)
     couriers = start(Orders(sinks(hook="sleep 60")))
-    owner.put("a", sink="hook")
+    owner.add("a", sink="hook")
     serve([couriers], lambda: owner.given)
     hangs = pid_of(couriers)
     os.kill(hangs, signal.SIGSTOP)
@@ -207,7 +207,7 @@ def test_one_that_reads_nothing_keeps_nobody_waiting(start: Start) -> None:
     names = [f"hook-{number}" for number in range(20)]
     couriers = start(Orders(sinks(**dict.fromkeys(names, "true"))), owner)
     for name in names:
-        owner.put(name, sink=name, record=RECORD + b" " * 90_000)
+        owner.add(name, sink=name, record=RECORD + b" " * 90_000)
     serve([couriers], lambda: owner.given)
     begun = time.monotonic()
     for _ in range(50):
@@ -245,7 +245,7 @@ def test_a_courier_holds_the_lock_of_its_agent_and_its_programs_do_not(
     fcntl.flock(lock, fcntl.LOCK_EX)
     script = f"ls -l /proc/self/fd > {tmp_path}/files; sleep 60"
     couriers = start(Orders(sinks(hook=script)), lock=lambda: lock)
-    owner.put("a", sink="hook")
+    owner.add("a", sink="hook")
     serve([couriers], lambda: (tmp_path / "files").exists() and (tmp_path / "files").read_text())
     assert f"-> {tmp_path}\n" not in (tmp_path / "files").read_text()
     courier = pid_of(couriers)
@@ -321,7 +321,7 @@ def test_one_of_another_version_that_works_is_a_reason_to_end(
     assert (couriers.successor, couriers.patience) == ("99.0", 0.0)
     assert couriers.figures.starts["upgrade"] == 1
     assert "notbefore 99.0 is installed, and works" in caplog.text
-    owner.put("a")
+    owner.add("a")
     couriers.tick()  # it waits for the agent of that version
     assert (couriers.figures.running, owner.left) == (False, {"a": "pending"})
 
@@ -350,7 +350,7 @@ def test_half_an_installation_is_waited_for(installed: Path, owner: Owner) -> No
     couriers = Supervisor(Orders(), owner, lambda: None)
     here = installed.readlink()
     another(installed, init="__version__ = '99.0'", __main__="import notbefore.courier.not_there_yet")
-    owner.put("a")
+    owner.add("a")
     serve([couriers], lambda: couriers.trouble)
     assert "was replaced or removed: the courier does not start (exit code 1): notifications wait" in couriers.trouble
     assert (couriers.successor, owner.left) == ("", {"a": "pending"})

@@ -17,49 +17,49 @@ from notbefore.courier.message import Sink
 from notbefore.courier.orders import Channel, Given, Leave, Orders, Turn, Wake
 from notbefore.courier.redact import Redactor
 from notbefore.courier.supervisor import Supervisor
+from notbefore.store.store import StoredOutbox
 from support.box import delivery
 from support.messages import message
 
 RECORD = message().line
 
 
-class Owner:
-    """As ``supervisor.OutboxOwner``; what it is asked and answers is kept."""
+class Owner(StoredOutbox):
+    """What it is asked and answers is kept. It is its own clock."""
+
+    boot_id = ""
+    time = staticmethod(time.time)
 
     def __init__(self, bounds: Bounds = OF_AN_AGENT) -> None:
         self.outbox = Outbox(lambda: 0.0, bounds, patience=0.0)
+        super().__init__(self.outbox, threading.Condition(), self, lambda: None, lambda: None)
         self.ahead = 0.0  # seconds by which its clock is ahead
         self.results: list[SendResult] = []
         self.given: list[Delivery] = []
         self.rooms: list[Mapping[str, int]] = []
         self.endings = 0
 
-    @property
-    def now(self) -> float:
+    def boot_time(self) -> float:
         return time.monotonic() + self.ahead
 
-    def put(self, *ids: str, sink: str = "chat", event: str = "", **fields: object) -> None:
+    def add(self, *ids: str, sink: str = "chat", event: str = "", **fields: object) -> None:
         """Have these delivered; each is of an event of its own, where ``event`` does not say which."""
         wall = time.time()
         due: dict[str, object] = {"created": wall, "due": wall, "expires": wall + 1e6, "record": RECORD, **fields}
         made = [delivery(event or f"e-{one}", sink, delivery_id=one, **due) for one in ids]
-        self.outbox.put(made, self.now, wall)
+        self.put(made)
 
     def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[Delivery]:
         results = list(results)
         self.results += results
         self.rooms.append(room)
-        given = self.outbox.exchange(results, room, self.now)
+        given = super().exchange(results, room)
         self.given += given
         return given
 
     def courier_ended(self) -> None:
         self.endings += 1
-        self.outbox.release(self.now)
-
-    def next_due(self) -> float | None:
-        due = self.outbox.rows.next_due()
-        return None if due is None else due - self.now
+        super().courier_ended()
 
     @property
     def rows(self) -> list[Delivery]:

@@ -9,8 +9,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -19,14 +19,13 @@ import notbefore
 from notbefore import __version__
 from notbefore.config.model import Config
 from notbefore.config.secret import secrets_in
-from notbefore.core.delivery import Delivery
 from notbefore.core.duration import back_off
-from notbefore.core.outbox import SendResult
 from notbefore.courier.courier_process import CourierProcess, environment
 from notbefore.courier.orders import DONE, HUNG, TURN_INTERVAL, Channel, Given, Hello, Orders, Turn, Wake, seal, wait
 from notbefore.errors import ConfigError
 from notbefore.metrics.totals import CourierFigures, increased
 from notbefore.store import SCHEMA_VERSION
+from notbefore.store.store import StoredOutbox
 
 OVERDUE: Final = 15  # seconds without a turn after which a courier counts as hanging
 START_AHEAD: Final = 1.0  # seconds before something is due: it takes its time to start, and the disk to write
@@ -36,19 +35,6 @@ STOP_SECONDS: Final = 10.0  # to send what is due before the agent ends
 LONGEST_PAUSE: Final = 60.0  # seconds between starts of couriers that end unexpectedly
 
 log = logging.getLogger("notbefore.courier.supervisor")
-
-
-class OutboxOwner(Protocol):
-    """Who has the deliveries. It never waits."""
-
-    def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[Delivery]:
-        """Take in results, and give what is due; ``room``: how many deliveries a sink can take."""
-
-    def courier_ended(self) -> None:
-        """What the courier had is due again."""
-
-    def next_due(self) -> float | None:
-        """Seconds until a courier is needed, 0 or less: now; ``None``: nothing waits."""
 
 
 def make_orders(config: Config) -> Orders:
@@ -70,7 +56,7 @@ class Supervisor:
     def __init__(
         self,
         orders: Orders,
-        outbox: OutboxOwner,
+        outbox: StoredOutbox,
         wake_main: Callable[[], None],
         lock: Callable[[], int | None] = lambda: None,
     ) -> None:

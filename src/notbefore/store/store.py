@@ -98,7 +98,7 @@ class StoredOutbox:
         with self._memory:
             return view_of(self._outbox, self._clock.boot_time(), self._clock.time())
 
-    # ---- the courier: see ``courier.supervisor.OutboxOwner``
+    # ---- the courier: see ``courier.supervisor``
 
     def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[Delivery]:
         """Take in results, and give what is due; ``room``: how many deliveries a sink can take."""
