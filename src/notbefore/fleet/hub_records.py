@@ -97,11 +97,6 @@ class _From(Struct, frozen=True, kw_only=True):
         """The VM that reports: the name that it has in ``Resources``, in one case; its id where it has no name."""
         return (self.vm_name or self.vm_id or "unknown").casefold()
 
-    @property
-    def group(self) -> str:
-        """See ``group_of``."""
-        return group_of(self.subscription, self.resource_group)
-
 
 _REPORTED: Final = {
     "event_id": "id",

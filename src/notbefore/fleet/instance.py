@@ -41,7 +41,11 @@ class FleetInstance:
             raise ConfigError("the configuration has no section `fleet`: it names the hub that is to be read")
         directory = Path(config.state.dir)
         self._main = MainThread()
-        self._lock = _locked(directory)
+        self._lock = OwnerLock(directory)  # its courier inherits it
+        try:
+            self._lock.hold()
+        except OSError as error:
+            raise StoreError(f"{directory} cannot be used: {error.strerror or error}") from None
         clock = HubClock()
         outbox = FleetOutbox(config.routing, lambda: self._supervisor.wake(), clock.now)  # noqa: PLW0108 - made later
         self._supervisor = Supervisor(make_orders(config), outbox, self._main.wake, lambda: self._lock.descriptor)
@@ -106,16 +110,6 @@ class FleetInstance:
         self._stdout.stop(1.0)
         self._server.stop()
         self._lock.release()
-
-
-def _locked(directory: Path) -> OwnerLock:
-    """The lock on the state directory; the courier inherits it. Raises ``StoreError`` while another instance has it."""
-    lock = OwnerLock(directory)
-    try:
-        lock.hold()
-    except OSError as error:
-        raise StoreError(f"{directory} cannot be used: {error.strerror or error}") from None
-    return lock
 
 
 def make_snapshots(fleet: FleetConfig, state: Path) -> tuple[Snapshots, Any]:

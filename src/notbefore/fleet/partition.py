@@ -55,7 +55,7 @@ class Events:
 
     def report(self, report: Report, now: float) -> str | Poison:
         """Take in a report; returns what it was: see ``RESULTS``."""
-        key = report.group + report.event_id.casefold()
+        key = report.place.group + report.event_id.casefold()
         story = self.open.get(key)
         if story is not None and story.standing in OVER and report.reason == "came_back":
             self._close(story, now)  # the id is another event's now; its wave may go on
@@ -302,10 +302,10 @@ class Partition:
         if isinstance(found, Poison):
             return found
         if not self.silence.hear(found, now):
-            return Poison("too_many", f"VMs in the group {found.group}")
+            return Poison("too_many", f"VMs in the group {found.place.group}")
         if isinstance(found, Report):
             return self.events.report(_in_time(found, now), now)
-        self.events.listed(found.group, found.listed, now)
+        self.events.listed(found.place.group, found.listed, now)
         return "beat"
 
 

@@ -47,7 +47,7 @@ class Heard(Struct, array_like=True):
 class Silence:
     """Of one partition; ``waves`` and ``heard``: of who had it before.
 
-    A VM is known by its resource group and name (``Report.group``). ``missing``: it is about VMs of an inventory, which
+    A VM is known by its resource group and name (``Place.group``). ``missing``: it is about VMs of an inventory, which
     ``expect`` gives, and not about those that were heard from.
     """
 
@@ -79,14 +79,15 @@ class Silence:
 
     def hear(self, found: Beat | Report, now: float) -> bool:
         """A record of a VM: it is alive. ``False``: too many are known to take in one more."""
-        key = found.group + found.vm
+        group = found.place.group
+        key = group + found.vm
         known = self.heard.get(key)
         if known is not None:
             known.at = max(known.at, now)
             if isinstance(found, Beat):
                 known.interval, known.place = _interval(found), found.place
         elif isinstance(found, Beat):
-            if len(self.heard) >= MAX_HEARD or self._groups[found.group] >= MAX_HEARD_OF_GROUP:
+            if len(self.heard) >= MAX_HEARD or self._groups[group] >= MAX_HEARD_OF_GROUP:
                 return False
             name = intern(found.vm_name or found.vm)  # stories have the same
             self._add(key, Heard(name, now, _interval(found), found.place))

@@ -101,8 +101,9 @@ class Story(Struct, array_like=True):
     def begin(cls, report: Report) -> "Story":
         """A story that the first report of an event begins; it is to be added as well."""
         when = (report.time, report.vm, report.change_id)
-        event, sender = event_of(report), report.group + report.vm
-        return cls(event, Place(), report.first_seen, report.group, sender, when, when, exercise=report.exercise)
+        event, group = event_of(report), report.place.group
+        sender = group + report.vm
+        return cls(event, Place(), report.first_seen, group, sender, when, when, exercise=report.exercise)
 
     @property
     def key(self) -> str:

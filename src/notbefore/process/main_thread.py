@@ -19,7 +19,8 @@ class MainThread:
     def __init__(self, on_hangup: Callable[[], None] | None = None) -> None:
         self._on_hangup = on_hangup
         taken = _STOPS if on_hangup is None or _SIGHUP is None else (*_STOPS, _SIGHUP)
-        self._handlers: dict[int, Any] = dict.fromkeys(taken, _ignore)
+        # the number of the signal comes through the socket
+        self._handlers: dict[int, Any] = dict.fromkeys(taken, lambda *_: None)
         self._reader, self._writer = socket.socketpair()
         for end in (self._reader, self._writer):
             end.settimeout(0)
@@ -68,10 +69,6 @@ def exit_at_once(code: int) -> NoReturn:
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
-
-
-def _ignore(*_: object) -> None:
-    """The number of the signal comes through the socket."""
 
 
 _SIGHUP: Final[int | None] = getattr(signal, "SIGHUP", None)  # not on Windows
