@@ -18,7 +18,6 @@ from notbefore import __version__
 from notbefore.agent.approver import ApprovalSettings, Approver
 from notbefore.agent.control_socket import ControlSocket
 from notbefore.agent.freeze import FreezeMeter
-from notbefore.agent.heartbeats import Heartbeats
 from notbefore.agent.operations import Operations
 from notbefore.agent.polling import Polling
 from notbefore.agent.state import AgentState, ChangeSettings
@@ -26,8 +25,8 @@ from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.tracker import Tracker
 from notbefore.agent.view import AgentView, InUse
 from notbefore.config.model import Config, HeartbeatConfig, Otlp
-from notbefore.core.delivery import sinks_of
-from notbefore.core.record import Vm
+from notbefore.core.delivery import heartbeat_delivery, sinks_of
+from notbefore.core.record import Heartbeat, Vm
 from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up
@@ -83,7 +82,7 @@ class Agent:
         self._approver = Approver(self._state, self._approval_settings, self._errors)
         operations = Operations(self._store)
         self._control = ControlSocket(self._store.path.parent, self._approver.answer, operations.answer)
-        self._heartbeats = Heartbeats(self._state, self._store.outbox, lambda: self._config.sinks)
+        self._next_heartbeat: dict[str, float] = {}  # sink -> monotonic seconds
 
         def in_use() -> InUse:
             approval = self._approval_settings()
@@ -129,6 +128,22 @@ class Agent:
         if (exporter := self._exporter) is not None:
             exporter.wake()
 
+    def _send_heartbeats(self) -> None:
+        """Send what is due: the first soon after the start, then one each interval; nothing while the VM is unknown."""
+        known, monotonic = self._state.snapshot, self._clock.monotonic()
+        if known.vm_name is None:
+            return
+        for sink, config in self._config.sinks.items():
+            interval = config.event_hub.heartbeat if config.event_hub is not None else None
+            if interval is None or monotonic < self._next_heartbeat.get(sink, 0.0):
+                continue
+            self._next_heartbeat[sink] = monotonic + interval.seconds
+            now = self._clock.now()
+            listed = tuple(event.event.event_id for event in known.state.tracked.events.values())
+            line = Heartbeat.of(known.vm, listed, __version__, now, interval.seconds).line()
+            made = heartbeat_delivery(sink, known.vm_name, line, now.timestamp(), interval.seconds)
+            self._store.outbox.put([made])
+
     def _use_sinks(self) -> None:
         """What waits for sinks that are not configured any more goes where the routes lead now."""
         routing, vm = self._config.routing, self._state.snapshot.vm
@@ -169,15 +184,12 @@ class Agent:
         while not stop and not self._errors.given_up:
             for name, work in (
                 ("main running", self._state.note_running),
-                ("main heartbeats", self._heartbeats.send_due),
+                ("main heartbeats", self._send_heartbeats),
                 ("main courier", self._supervisor.tick),  # the first one sends what was left by the boot before
-                ("main systemd", self._notify_systemd),
+                ("main systemd", lambda: self._systemd.notify(self._view.status_line(), alive=self._view.health().ok)),
             ):
                 self._errors.attempt(name, work)  # one that fails does not keep the others from their work
             stop = self._errors.attempt("main wait", self._wait) or bool(self._supervisor.successor)
-
-    def _notify_systemd(self) -> None:
-        self._systemd.notify(self._view.status_line(), alive=self._view.health().ok)
 
     def _wait(self) -> bool:
         # idle, only signals need attention here; where an event may start soon, a note is made each second
