@@ -20,8 +20,8 @@ from notbefore.core.record import Record, Vm
 from notbefore.errors import StoreError
 from notbefore.process.clock import Clock
 from notbefore.store.disk import DiskHangsError
-from notbefore.store.file import FILE_NAME, StateFile, StoredState
-from notbefore.store.store import Store, StoredChange
+from notbefore.store.file import FILE_NAME, StateFile, StoredChange, StoredState
+from notbefore.store.store import Store
 from support.agent import eventually
 from support.azure import T0
 from support.box import change, rows_of

@@ -19,8 +19,8 @@ from notbefore.core.record import Vm
 from notbefore.errors import ImdsError
 from notbefore.process.clock import Clock
 from notbefore.store.disk import DiskThread
-from notbefore.store.file import StoredState
-from notbefore.store.store import Store, StoredChange
+from notbefore.store.file import StoredChange, StoredState
+from notbefore.store.store import Store
 from support.world import Account, World
 
 

@@ -11,7 +11,8 @@ from msgspec import Raw, Struct
 
 from notbefore.core.delivery import Delivery, DeliveryState
 from notbefore.errors import NotBeforeError
-from notbefore.store.store import Store, StoredChange
+from notbefore.store.file import StoredChange
+from notbefore.store.store import Store
 
 
 class OutboxRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="outbox", tag_field="ask"):

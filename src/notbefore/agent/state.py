@@ -20,8 +20,8 @@ from notbefore.core.document import Flaw
 from notbefore.core.record import Record, Vm
 from notbefore.metrics.totals import PollFigures
 from notbefore.process.clock import Clock, ClockReading
-from notbefore.store.file import StoredState
-from notbefore.store.store import Store, StoredChange
+from notbefore.store.file import StoredChange, StoredState
+from notbefore.store.store import Store
 
 WRITE_PATIENCE: Final = 10.0  # seconds for what must be on disk: how far an approval has come, and an orderly end
 
@@ -125,7 +125,9 @@ class AgentState:
             state, changes = made
             for change in changes:
                 state = replace(state, totals=state.totals.plus(change))
-            stored = self._stored(state, changes)
+            vm, routing = self.vm_of(state), self._settings().routing
+            records = [(change, Record.of(change, vm).line()) for change in changes]
+            stored = [StoredChange(change, line, deliveries(change, line, routing, vm)) for change, line in records]
             state = self._with_times(state, poll)
             if poll is not None and state.seen is not None:
                 date = state.seen.date
@@ -183,11 +185,6 @@ class AgentState:
         if instant.date is None or poll.answered is None:
             return instant
         return replace(instant, date=instant.date + timedelta(seconds=now.boot - poll.answered.boot))
-
-    def _stored(self, state: StoredState, changes: Sequence[Change]) -> list[StoredChange]:
-        vm, routing = self.vm_of(state), self._settings().routing
-        records = [(change, Record.of(change, vm).line()) for change in changes]
-        return [StoredChange(change, line, deliveries(change, line, routing, vm)) for change, line in records]
 
 
 def name_of(vm: Vm | None) -> str | None:

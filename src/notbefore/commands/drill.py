@@ -32,7 +32,7 @@ from notbefore.core.tracked import Observation, Tracked
 from notbefore.errors import ConfigError, ImdsError, NotBeforeError
 from notbefore.imds.client import ImdsClient
 from notbefore.imds.identity import fetch_vm
-from notbefore.store.store import StoredChange
+from notbefore.store.file import StoredChange
 
 LOOK_INTERVAL: Final = 0.1  # seconds between two looks at what has become of it
 SPARE: Final = 5.0  # seconds beyond ``--wait`` after which nothing of it is sent any more, whoever has killed the drill

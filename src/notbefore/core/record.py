@@ -59,6 +59,7 @@ class FleetFacts(Struct, frozen=True):
 
 
 _OUTCOMES: Final = {"canceled": "canceled", "finished": "finished", "unknown": "gone, and how it ended was not seen"}
+WAVE: Final = "wave-"  # begins the id of several events that `notbefore fleet` reports together
 EXERCISE: Final = "[EXERCISE] "  # begins the sentence of what is not real
 TAG: Final = "azure.tag."
 """Before the name of a tag, in lower case: `azure.tag.team`, as OpenTelemetry's Collector calls it."""

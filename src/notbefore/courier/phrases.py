@@ -7,8 +7,6 @@ from typing import Final, NamedTuple
 
 from notbefore.core.document import FREEZE, PLATFORM, PREEMPT, REBOOT, REDEPLOY, TERMINATE, USER
 
-WAVE: Final = "wave-"  # begins the id of several events that `notbefore fleet` reports together
-
 
 class TypePhrases(NamedTuple):
     """Of a type of event."""

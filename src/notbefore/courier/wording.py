@@ -14,11 +14,11 @@ from notbefore.config.sinks import Links, Messages
 from notbefore.core.change import SILENT, WORDS
 from notbefore.core.document import REBOOTING, STARTED, VANISHING
 from notbefore.core.duration import countdown, words
-from notbefore.core.record import EXERCISE, Record
+from notbefore.core.record import EXERCISE, WAVE, Record
 from notbefore.core.text import natural, one_line, some_of
 from notbefore.courier import phrases
 from notbefore.courier.message import Message
-from notbefore.courier.phrases import KINDS, TYPES, UNKNOWN_TYPE, WAVE
+from notbefore.courier.phrases import KINDS, TYPES, UNKNOWN_TYPE
 
 MAX_NAMES: Final = 20  # VMs that are listed by name
 _MARKS: Final = {"updated": " (changed)", "reminder": " (reminder)"}

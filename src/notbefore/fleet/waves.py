@@ -21,7 +21,7 @@ from notbefore.core.change import Change, LifecycleKind, Reason, change_id
 from notbefore.core.document import SCHEDULED as STATUS_SCHEDULED
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
-from notbefore.core.record import FleetFacts, Vm, view
+from notbefore.core.record import WAVE, FleetFacts, Vm, view
 from notbefore.core.routing import SEVERITIES, Route, severity_of
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.story import (
@@ -44,8 +44,6 @@ MAX_ROUTED: Final = 4  # places by which the notifications of one wave are route
 MAX_NAMES: Final = 2_000  # of VMs in one notification
 SHARE_OF_NOTICE: Final = 3  # news waits for a third of the notice at most: a Preempt has 30 s
 SHARE_OF_DIGEST: Final = 2  # or for the next digest, if at least half of the notice is left then
-
-WAVE: Final = "wave-"  # begins the key of several events
 
 _REASONS: Final[dict[LifecycleKind, Reason]] = {
     "announced": "first_seen_scheduled",

@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.approval import ApprovalAttempt
+from notbefore.core.change import Change
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import Ledger, OutboxChanges, OutboxImage
@@ -83,12 +84,12 @@ class FileReplacedError(OSError):
     """The file is not the one that was written last: it was deleted, restored or overwritten."""
 
 
-class HistoryRecord(NamedTuple):
-    """A past change. ``time``: Unix seconds at which it was seen; ``record``: the change as JSON, UTF-8."""
+class StoredChange(Struct, frozen=True):
+    """One change as it is kept. ``record``: the change as JSON, UTF-8. ``deliveries``: what is to be sent of it."""
 
-    change_id: str
-    time: float
+    change: Change
     record: bytes
+    deliveries: tuple[Delivery, ...] = ()
 
 
 class FileClock(Struct, frozen=True):
@@ -114,7 +115,7 @@ class Writing(NamedTuple):
 
     state: StoredState
     outbox: OutboxChanges
-    records: Sequence[HistoryRecord]
+    records: Sequence[StoredChange]
     clock: FileClock  # its stamp is made here
     everything: bool  # there is nothing but this: all other rows are deleted
 
@@ -194,7 +195,8 @@ class StateFile:
             raise
         self._stamp, self._state = stamp, writing.state
 
-    def _add_history(self, db: sqlite3.Connection, records: Sequence[HistoryRecord]) -> None:
+    def _add_history(self, db: sqlite3.Connection, changes: Sequence[StoredChange]) -> None:
+        records = [(one.change.id, one.change.time.timestamp(), one.record) for one in changes]
         db.executemany("INSERT OR IGNORE INTO history (change_id, time, record) VALUES (?, ?, ?)", records)
         db.execute("DELETE FROM history WHERE seq <= (SELECT max(seq) FROM history) - ?", (HISTORY_ROWS,))
         if db.execute("SELECT sum(length(record)) FROM history").fetchone()[0] > HISTORY_BYTES:

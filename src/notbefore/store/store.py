@@ -16,29 +16,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-from msgspec import Struct
-
-from notbefore.core.change import Change
 from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import Outbox, SendResult
 from notbefore.errors import StoreError
 from notbefore.metrics.totals import OutboxView, view_of
 from notbefore.store.disk import DiskThread
-from notbefore.store.file import FILE_NAME, FileClock, HistoryRecord, StoredState, Writing
+from notbefore.store.file import FILE_NAME, FileClock, StoredChange, StoredState, Writing
 
 ANSWER_PATIENCE: Final = 5.0  # seconds to read the history
 ANSWER_BYTES: Final = 4 * 1024 * 1024  # of records in one answer; the file holds more
 MAX_RECORDS: Final = 1_000  # that wait for the disk; older ones are dropped, and counted
 
 log = logging.getLogger("notbefore.store")
-
-
-class StoredChange(Struct, frozen=True):
-    """One change as it is kept. ``record``: the change as JSON, UTF-8. ``deliveries``: what is to be sent of it."""
-
-    change: Change
-    record: bytes
-    deliveries: tuple[Delivery, ...] = ()
 
 
 class StoreClock(Protocol):
@@ -149,7 +138,7 @@ class Store:
         self._memory = threading.Condition()  # of all below; never held over the disk
         self._state = StoredState()
         self._outbox = Outbox(_dice)
-        self._records: list[HistoryRecord] = []  # that the history in the file does not hold yet, oldest first
+        self._records: list[StoredChange] = []  # that the history in the file does not hold yet, oldest first
         self._dropped = 0  # of them, which are missing in the history
         self._date: tuple[float, float] | None = None  # Unix seconds by IMDS, at a moment since the boot; see ``_boot``
         self._boot = clock.boot_id  # of the machine, up to which the time is known that has passed
@@ -183,7 +172,7 @@ class Store:
             news, self._state = state is not self._state, state
             for one in changes:
                 self._outbox.take(one.change, one.deliveries, now, wall)
-                self._records.append(HistoryRecord(one.change.id, one.change.time.timestamp(), one.record))
+            self._records += changes
             too_many = max(0, len(self._records) - MAX_RECORDS)
             del self._records[:too_many]
             self._dropped += too_many
@@ -218,7 +207,7 @@ class Store:
         """
         start = since or 0.0
         with self._memory:
-            waiting = [one.record for one in self._records if one.time >= start]
+            waiting = [one.record for one in self._records if one.change.time.timestamp() >= start]
         known = dict.fromkeys(waiting[::-1])  # newest first; some of them may be in the file by then
         with suppress(sqlite3.Error, OSError, StoreError):  # what is in memory is all there is
             read = self.disk.do(lambda: self.disk.file.history(start, limit, max_bytes), ANSWER_PATIENCE)
@@ -254,8 +243,8 @@ class Store:
     def _written(self, writing: Writing) -> int:
         if self._outbox.rows.written(writing.outbox.step):
             self._to_deliver()
-        written = set(writing.records)
-        self._records = [one for one in self._records if one not in written]
+        written = set(map(id, writing.records))
+        self._records = [one for one in self._records if id(one) not in written]
         dropped, self._dropped = self._dropped, 0
         return dropped
 
