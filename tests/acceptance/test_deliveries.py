@@ -83,6 +83,7 @@ def test_each_change_reaches_the_sink_once_and_in_order(imds: Simulator, hook: H
         assert len(set(ids(hook))) == 5
         assert rows(agent, "pending") == 0
         assert agent.metric('notbefore_courier_starts_total{reason="due"}') == 1
+        assert agent.metric('notbefore_delivery_latency_seconds_count{sink="hook"}') == 5
         assert agent.metric('notbefore_outbox_oldest_pending_seconds{severity="info",sink="hook"}') is None
 
 

@@ -16,9 +16,10 @@ from msgspec.structs import replace
 
 from notbefore.core.clock import Instant
 from notbefore.core.lifecycle import diff
+from notbefore.core.outbox import LATENCY_BOUNDS
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.metrics.families import Family, Snapshot, fresh, samples
-from notbefore.metrics.totals import ConfigFigures, Figures, OutboxView, PollFigures, Totals
+from notbefore.metrics.totals import ConfigFigures, Figures, Histogram, OutboxView, PollFigures, Totals
 from notbefore.simulator.state import Play
 from notbefore.web.exposition import MetricsText, client_metric
 from support.azure import document
@@ -46,6 +47,7 @@ class PastVm:
     totals: Totals = field(default_factory=Totals)
     polling: PollFigures = field(default_factory=lambda: PollFigures("2020-07-01"))
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
+    latency: dict[str, Histogram] = field(default_factory=dict)
 
     @property
     def instance(self) -> str:
@@ -66,7 +68,7 @@ class PastVm:
         }
         config = ConfigFigures(loaded=self.begins)
         figures = Figures("0.1.0", "3.11.2", self.polling, config=config, store_degraded=self.degraded, vm=vm)
-        outbox = OutboxView({("hub", "dead"): 1}, {}, self.counts)
+        outbox = OutboxView({("hub", "dead"): 1}, {}, self.counts, self.latency)
         moment = datetime.fromtimestamp(now, UTC)
         return samples(Snapshot(self.tracked, self.totals, figures, moment, outbox, SINKS))
 
@@ -89,6 +91,8 @@ class PastVm:
         number = sum(self.counts.values())
         for result in ("accepted", "delivered") if number % 7 else ("accepted", "failed", "delivered"):
             self.counts[sink, result] = self.counts.get((sink, result), 0) + 1
+        known = self.latency.get(sink, Histogram.empty(LATENCY_BOUNDS))
+        self.latency[sink] = known.plus(0.3 if number % 7 else 8.0)
 
 
 def openmetrics(vms: Iterable[PastVm], step: float) -> bytes:

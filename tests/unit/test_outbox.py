@@ -109,6 +109,16 @@ def test_a_pause_that_the_receiver_asks_for_is_for_the_sink(box: Box) -> None:
     assert box.outbox.rows.next_due() == 91 + LONGEST_ASKED  # whatever else it takes
 
 
+def test_latency_is_from_the_change_to_its_acceptance_by_buckets(box: Box) -> None:
+    for at, (created, now) in enumerate([(1.0, 1.09), (1.0, 1.11), (1.0, 30_000.0), (5.0, 4.0)]):
+        box.put(delivery(str(at), created=created, due=0.0))
+        (one,) = box.lease(1)
+        box.lease(now, accepted(one))
+    counts, total = box.outbox.rows.ledger.latency["chat"]
+    assert counts == (2, 1, 0, 0, 0, 0, 1)
+    assert total == pytest.approx(0.09 + 0.11 + 29_999)
+
+
 def test_what_a_courier_says_after_it_was_given_up_counts_only_if_it_was_accepted(box: Box) -> None:
     one = delivery()
     box.put(one)

@@ -178,6 +178,7 @@ def test_what_became_of_deliveries_comes_out_with_zeros_for_the_sinks_that_are_c
     assert by_name["notbefore_outbox_deliveries"][("gone", "dead")] == 1
     assert by_name["notbefore_outbox_oldest_pending_seconds"] == {("chat", "info"): 60.0}
     assert by_name["notbefore_courier_starts"] == {("crashed",): 0.0, ("hung",): 0.0}
+    assert set(by_name["notbefore_delivery_latency_seconds"]) == {("chat",), ("hub",), ("gone",)}
     assert by_name["notbefore_courier_running"] == {(): 0.0}
 
 

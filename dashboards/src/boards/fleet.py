@@ -11,6 +11,7 @@ from boards.queries import STALE, chosen, counted, each_event, events, increase_
 NOTICE: Final = each_event("azure_scheduled_event_current_notice_seconds")
 KEPT: Final = ((None, "text"), (0, "red"), (0.9, "yellow"), (1, "green"))
 INTERRUPTION: Final = "azure_scheduled_event_measured_interruption_seconds"
+LATENCY: Final = "notbefore_delivery_latency_seconds"
 
 
 def build() -> str:
@@ -250,6 +251,8 @@ def _notifications() -> Panel:
         rows(deliveries("failed"), "failed"),
         rows(deliveries("dead|expired|overflowed"), "lost"),
         rows(f"sum by (sink) ({waiting})", "waiting"),
+        rows(quantile_by("sink", 0.5, LATENCY), "p50"),
+        rows(quantile_by("sink", 0.95, LATENCY), "p95"),
     ]
     columns = [
         Column("sink", "Sink"),
@@ -257,6 +260,8 @@ def _notifications() -> Panel:
         Column("Value #failed", "Retried", "short", decimals=0, steps=((None, "text"), (1, "yellow"))),
         Column("Value #lost", "Lost", "short", decimals=0, steps=((None, "text"), (1, "red"))),
         Column("Value #waiting", "Waiting", "short", decimals=0, steps=((None, "text"), (1, "yellow"))),
+        Column("Value #p50", "Median", "s", decimals=1),
+        Column("Value #p95", "95 %", "s", decimals=1),
     ]
     return parts.table_panel(
         "Notifications",

@@ -143,9 +143,11 @@ def growth_by(labels: str, metric: str, created: str) -> str:
     return f"sum by ({labels}) ({chosen(grown(metric, created, INTERVAL))})"
 
 
-def quantile_by(labels: str, quantile: float, metric: str, created: str) -> str:
+def quantile_by(labels: str, quantile: float, metric: str, created: str = "") -> str:
     """A quantile over the time range; nothing, rather than NaN, where nothing was observed."""
-    return f"histogram_quantile({quantile:g}, {grown_by(f'le, {labels}', f'{metric}_bucket', created)}) >= 0"
+    by, bucket = f"le, {labels}", f"{metric}_bucket"
+    buckets = grown_by(by, bucket, created) if created else increase_by(by, bucket)
+    return f"histogram_quantile({quantile:g}, {buckets}) >= 0"
 
 
 def promised() -> str:

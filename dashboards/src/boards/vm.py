@@ -6,7 +6,7 @@ from grafana_foundation_sdk.models.dashboard import Panel
 
 from boards import parts, queries
 from boards.parts import AGE, COUNTDOWN, NONE_IS_CALM, NONE_IS_GOOD, Column, now, over_time, rows
-from boards.queries import chosen, counted, increase_by, listed, of_event, rate_by
+from boards.queries import chosen, counted, increase_by, listed, of_event, quantile_by, rate_by
 
 INTERRUPTION: Final = "azure_scheduled_event_measured_interruption_seconds"
 BY_EVENT: Final = "event_type, event_id, scope"
@@ -209,6 +209,7 @@ def _deliveries() -> Panel:
         rows(deliveries("failed"), "failed"),
         rows(deliveries("dead|expired|overflowed"), "lost"),
         rows(f"max by (sink) ({chosen('notbefore_outbox_oldest_pending_seconds')})", "oldest"),
+        rows(quantile_by("sink", 0.95, "notbefore_delivery_latency_seconds"), "p95"),
     ]
     columns = [
         Column("sink", "Sink"),
@@ -216,6 +217,7 @@ def _deliveries() -> Panel:
         Column("Value #failed", "Retried", "short", decimals=0, steps=((None, "text"), (1, "yellow"))),
         Column("Value #lost", "Lost", "short", decimals=0, steps=((None, "text"), (1, "red"))),
         Column("Value #oldest", "Oldest", "s", steps=((None, "text"), (60, "yellow"), (300, "red"))),
+        Column("Value #p95", "95 %", "s", decimals=1),
     ]
     return parts.table_panel(
         "Notifications of this VM",

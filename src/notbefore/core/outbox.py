@@ -10,6 +10,7 @@ functions at the end. Times are seconds on a clock that nobody sets. At any time
 + expired + withdrawn + overflowed + dropped + what is pending or dead (``Ledger``).
 """
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
@@ -31,9 +32,12 @@ WRITE_PATIENCE: Final = 1.0  # seconds for which a delivery waits until what it 
 DEAD_SECONDS: Final = 30 * A_DAY  # how long a dead letter is kept
 REPEAT_SECONDS: Final = 400 * A_DAY  # how long a delivery is repeated at most, when its event never ends
 ROW_BYTES: Final = 600  # of a delivery beside its record and its texts
+LATENCY_BOUNDS: Final = (0.1, 1.0, 5.0, 30.0, 300.0, 3_600.0)  # seconds from a change to its acceptance
 INTERRUPTED: Final = "interrupted: its courier ended while it ran; it is not run again"
 
 _ALONE: Final[dict[str, Any]] = {"fallback": (), "fallback_at": None, "others": ()}
+
+Latency = tuple[tuple[int, ...], float]  # counts by LATENCY_BOUNDS and beyond; the sum of seconds
 
 
 class Bounds(NamedTuple):
@@ -74,6 +78,7 @@ class Ledger(Struct, frozen=True):
 
     seq: int = 0
     counts: dict[tuple[str, str], int] = {}  # (sink, result)
+    latency: dict[str, Latency] = {}  # by sink
 
 
 class OutboxChanges(NamedTuple):
@@ -425,6 +430,7 @@ class Outbox:
                 rows.remember_thread(next(iter(rows.threads)), None)
         if row.state != "repeating":
             rows.count(row.sink, "delivered")
+            rows.ledger = replace(rows.ledger, latency=_observed(rows.ledger.latency, row, now))
         others = [other for other in rows.of_event(row.event_key, row.sink) if other.delivery_id != row.delivery_id]
         if result.repeat is None or row.final or any(other.queued for other in others):
             rows.remove(row)
@@ -565,3 +571,11 @@ def _fallback_copy(row: Delivery, sink: str, now: float) -> Delivery:
     why = f"{row.sink} refused it" if row.state == "dead" else f"{row.sink} has not accepted it within {waited:.0f} s"
     note = f"{why}: {row.error}" if row.error else why
     return _to_sink(row, sink, note=note, seq=0, due=now, expires=now + A_DAY, **_ALONE)
+
+
+def _observed(latency: Mapping[str, Latency], row: Delivery, now: float) -> dict[str, Latency]:
+    """With the latency of a delivery that was accepted now."""
+    seconds = max(0.0, now - row.created)
+    counts, total = latency.get(row.sink, ((0,) * (len(LATENCY_BOUNDS) + 1), 0.0))
+    at = bisect_left(LATENCY_BOUNDS, seconds)
+    return {**latency, row.sink: ((*counts[:at], counts[at] + 1, *counts[at + 1 :]), total + seconds)}

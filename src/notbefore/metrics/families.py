@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.document import SCHEDULED, STARTED
+from notbefore.core.outbox import LATENCY_BOUNDS
 from notbefore.core.text import escaped
 from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.metrics.totals import (
@@ -88,6 +89,7 @@ counter: Final = partial(_metric, "counter")
 histogram: Final = partial(_metric, "histogram")
 
 _NO_POLLS: Final = PollFigures()
+_NO_LATENCY: Final = Histogram.empty(LATENCY_BOUNDS)
 # the counters that alerts and dashboards ask for their first increase; the others appear once they count
 _RESULTS: Final = ("accepted", "delivered", "failed", "dead", "expired", "overflowed")
 
@@ -186,6 +188,9 @@ DELIVERIES: Final = counter(
     "notbefore_deliveries{sink, result}",
     "Deliveries by result: accepted = delivered + expired + withdrawn + overflowed + dropped + those that are pending"
     " or dead. `failed` counts attempts that are repeated.",
+)
+LATENCY: Final = histogram(
+    "notbefore_delivery_latency_seconds{sink}", "Time from when a change was seen to its acceptance by the receiver."
 )
 OUTBOX: Final = gauge(
     "notbefore_outbox_deliveries{sink, state}",
@@ -333,6 +338,7 @@ def _outbox(view: Snapshot) -> Iterator[Family]:
     outbox = view.outbox
     sinks = [*view.sinks, *sorted({sink for sink, _ in (*outbox.rows, *outbox.counts)} - set(view.sinks))]
     yield _counts(DELIVERIES, outbox.counts, product(sinks, _RESULTS))
+    yield Family(LATENCY, {(sink,): outbox.latency.get(sink, _NO_LATENCY) for sink in sinks})
     yield _counts(OUTBOX, outbox.rows, product(sinks, ("pending", "dead")))
 
 

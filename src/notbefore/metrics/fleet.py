@@ -37,7 +37,7 @@ CHANGES: Final = counter(
     "notbefore_fleet_changes{change, event_type}", "Steps of events, or of waves of them, that people were notified of."
 )
 
-COMMON: Final = ("notbefore_deliveries", "notbefore_outbox", "notbefore_store", "notbefore_courier", "notbefore_build")
+COMMON: Final = ("notbefore_deliver", "notbefore_outbox", "notbefore_store", "notbefore_courier", "notbefore_build")
 """How the names begin of what an agent has as well: of the outbox, the courier and the process."""
 
 Counts = Mapping[Metric, Mapping[Labels, float]]

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from notbefore.core.change import SILENT, Change, ChangeKind
 from notbefore.core.document import EVENT_TYPES
-from notbefore.core.outbox import Outbox
+from notbefore.core.outbox import LATENCY_BOUNDS, Outbox
 
 OTHER: Final = "other"
 UNKNOWN: Final = "unknown"  # Azure did not say
@@ -177,6 +177,7 @@ class OutboxView(Struct, frozen=True):
     rows: dict[tuple[str, str], int] = {}  # (sink, state)
     oldest: dict[tuple[str, str], float] = {}  # (sink, severity) -> Unix time when the oldest pending change was seen
     counts: dict[tuple[str, str], int] = {}  # (sink, result)
+    latency: dict[str, Histogram] = {}  # sink -> seconds from when a change was seen to its acceptance
     errors: dict[str, str] = {}  # sink -> the error of its newest delivery that has one
 
 
@@ -193,4 +194,6 @@ def view_of(outbox: Outbox, now: float, wall: float) -> OutboxView:
         if row.state == "pending":
             waits = row.sink, row.severity
             oldest[waits] = min(oldest.get(waits, wall), row.created - now + wall)
-    return OutboxView(rows, oldest, outbox.rows.ledger.counts, errors)
+    ledger = outbox.rows.ledger
+    latency = {sink: Histogram(LATENCY_BOUNDS, *found) for sink, found in ledger.latency.items()}
+    return OutboxView(rows, oldest, ledger.counts, latency, errors)
