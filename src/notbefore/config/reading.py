@@ -214,7 +214,7 @@ def _below(path: str, key: object) -> str:
 def _unknown(key: str, kind: type[Struct], path: str) -> str:
     """Say what was probably meant by an unknown key of a struct."""
     fields, own = fields_of(kind), path.rpartition(".")[2]
-    if own in fields:
+    if path == f"sinks.{own}" and own in fields:
         return f"a name of yours stands before the kind: `sinks: {{NAME: {{{own}: ...}}}}`"
     secrets = [name for name, one in fields.items() if kind_of(one.type).of is Secret]
     return (
