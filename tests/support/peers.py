@@ -88,11 +88,10 @@ class HttpPeer:
             handler.close_connection = True
             return
         if say.how == "drip":
-            handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n")
-            for _ in range(500):
-                if self.over.wait(0.1):
+            for byte in b"HTTP/1.1 200 OK\r\n" + b"X-Slow: 1\r\n" * 50:
+                if self.over.wait(0.3):
                     return
-                handler.wfile.write(b" ")
+                handler.wfile.write(bytes([byte]))
         handler.send_response(say.status)
         for name, value in say.headers:
             handler.send_header(name, value)

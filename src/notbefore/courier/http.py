@@ -4,6 +4,7 @@ Proxies and CA bundles are taken from the environment (``HTTPS_PROXY``, ``NO_PRO
 requests does it; a ``.netrc`` is not, nor are user and password of an address.
 """
 
+import io
 import ipaddress
 import os
 import socket
@@ -123,7 +124,6 @@ class Http:
         ``timeout`` in seconds, instead of the usual one.
         """
         timeout = timeout or self._timeout
-        deadline = time.monotonic() + timeout
         proxies = get_environ_proxies(url)
         try:
             if self._guarded:
@@ -140,8 +140,6 @@ class Http:
                 content = bytearray()  # the status counts, the rest of a long one is not needed
                 while len(content) < self._most and (chunk := response.raw.read1(4096, decode_content=True)):
                     content += chunk
-                    if time.monotonic() > deadline:  # a timeout of a socket is for its next bytes alone
-                        raise TimeoutError("no answer in time")
                 retry_after = _retry_after(response.headers.get("Retry-After"))
                 return HttpResponse(response.status_code, bytes(content[: self._most]), retry_after)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
@@ -189,12 +187,42 @@ class HttpSink(Sink):
 
 
 class _Answer(client.HTTPResponse):
-    """An answer after interim ones (1xx), which are skipped."""
+    """An answer that has an end as a whole, after interim ones (1xx), which are skipped.
+
+    A timeout of a socket is for its next bytes alone: an answer that drips would never end.
+    """
+
+    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        raw: Any = self.fp
+        self.fp = io.BufferedReader(_UntilDeadline(sock, raw.detach()))
 
     def _read_status(self) -> tuple[str, int, str]:
         while (found := super()._read_status())[1] in INTERIM:  # type: ignore[misc] # not in its stubs; urllib3 uses it
             client.parse_headers(self.fp)
         return found  # type: ignore[no-any-return] # as above
+
+
+class _UntilDeadline(io.RawIOBase):
+    """The bytes of a socket, until its timeout is over."""
+
+    def __init__(self, sock: socket.socket, raw: socket.SocketIO) -> None:
+        self._sock, self._raw = sock, raw
+        self._deadline = time.monotonic() + (sock.gettimeout() or 0.0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("no answer in time")
+        self._sock.settimeout(left)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 class _Connection:
