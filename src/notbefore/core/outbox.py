@@ -304,9 +304,12 @@ class Outbox:
             self.no_longer_affected([key], now)
             over = True
         made = [replace(one, final=over) for one in made]
-        if over:
-            made += [end for one in made for end in _followers(self.rows, one)]
-        self.put(made, now, wall)
+        ends = [end for one in made for end in _followers(self.rows, one)] if over else []
+        self.put([*made, *ends], now, wall)
+        followed = {end.sink for end in ends}
+        for row in self.rows.of_event(key):
+            if not followed.isdisjoint(row.fallback):  # nothing of the event is sent there after its end
+                self.rows.put(replace(row, fallback=tuple(name for name in row.fallback if name not in followed)))
 
     def put(self, made: Iterable[Delivery], now: float, wall: float) -> None:
         """Add deliveries; one whose id is there already is left as it is. ``wall``: Unix seconds of ``now``."""
@@ -567,8 +570,7 @@ def _to_sink(row: Delivery, sink: str, **fields: Any) -> Delivery:
 
 def _fallback_copy(row: Delivery, sink: str, now: float) -> Delivery:
     """What is sent to a sink of its fallback."""
-    waited = max(0.0, now - row.created)
-    why = f"{row.sink} refused it" if row.state == "dead" else f"{row.sink} has not accepted it within {waited:.0f} s"
+    why = f"{row.sink} refused it" if row.state == "dead" else f"{row.sink} has not accepted it so far"
     note = f"{why}: {row.error}" if row.error else why
     return _to_sink(row, sink, note=note, seq=0, due=now, expires=now + A_DAY, **_ALONE)
 
