@@ -41,6 +41,7 @@ def listed(simulator: Simulator, session: requests.Session) -> Any:
         (EVENTS, {}, 400),
         (INSTANCE, {"Metadata": "false"}, 400),
         (EVENTS, {**METADATA, "X-Forwarded-For": "10.0.0.1"}, 400),
+        (EVENTS, {**METADATA, "Content-Length": "abc"}, 400),
         ("/metadata/scheduledevents", METADATA, 400),
         ("/metadata/instance?api-version=2016-01-01", METADATA, 400),
         ("/metadata/latest/scheduledevents?api-version=2020-07-01", METADATA, 404),

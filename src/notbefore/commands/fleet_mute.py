@@ -51,7 +51,7 @@ def _begun(options: argparse.Namespace) -> Mute:
     for text in options.match:
         name, sign, value = text.partition("=")
         if name not in MATCHERS or not sign or not value:
-            raise ConfigError(f"--match: expected NAME=VALUE, got {text!r}{one_of(name, MATCHERS)}")
+            raise ConfigError(f"--match: expected NAME=VALUE, got {text!r}; NAME{one_of(name, MATCHERS)}")
         match[name] = value
     if not options.comment:
         raise ConfigError("--comment: say why, for those who find it muted")

@@ -96,7 +96,7 @@ def _print_table(reply: OutboxReply) -> None:
     for row in reply.rows:
         due = "-" if row.state == "dead" else "now" if row.due <= now else f"in {span(row.due - now)}"
         named = (row.delivery_id[:8], row.state, row.sink, row.kind, row.severity)
-        rows.append((*named, span(now - row.created), due, str(row.attempts), row.event_key, row.error[:80]))
+        rows.append((*named, span(max(0.0, now - row.created)), due, str(row.attempts), row.event_key, row.error[:80]))
     table(head, rows)
 
 

@@ -24,7 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--vm", action="extend", nargs="+", metavar="NAME", help="the VMs of the group; each one's endpoint is /vm/NAME"
     )
     parser.add_argument(
-        "--scenario", action="extend", nargs="+", choices=SCENARIOS, default=[], help="play these at the same time"
+        "--scenario",
+        action="extend",
+        nargs="+",
+        choices=SCENARIOS,
+        default=[],
+        metavar="NAME",
+        help=f"play these at the same time: {', '.join(SCENARIOS)}",
     )
     parser.add_argument(
         "--speed", type=float, default=1.0, metavar="FACTOR", help="60: an hour in a minute (default 1, real time)"

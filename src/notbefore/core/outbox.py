@@ -417,7 +417,7 @@ class Outbox:
         elif result.outcome == "returned":
             rows.put(row)
         elif result.outcome == "refused" and row.state != "repeating" and row.expires > now:
-            _bury(self.rows, row, result.error, now)
+            _bury(self.rows, replace(row, attempts=row.attempts + 1), result.error, now)
         else:  # a repetition that was refused is tried again as well: the message itself was delivered
             rows.count(row.sink, "failed")
             rows.put(_after_failure(row, result, self._dice(), now))

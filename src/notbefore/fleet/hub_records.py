@@ -151,7 +151,7 @@ class PartitionFigures(Struct):
 
     records: Counter[str] = field(default_factory=Counter)  # by RESULTS
     poison: Counter[str] = field(default_factory=Counter)  # by reason
-    errors: Counter[str] = field(default_factory=Counter)  # by part: hub, store, history, or the program (`fold`)
+    errors: Counter[str] = field(default_factory=Counter)  # by part: hub, store, inventory, history, fold
     missing: int = 0  # records that were gone before they were read
     said: set[tuple[str, str]] = set()  # of which partition, and why, a record that is not used was logged
 

@@ -33,7 +33,6 @@ MAX_OPEN_OF_GROUP: Final = 5_000  # of them in one resource group, whose VMs can
 MAX_OPEN_OF_ONE: Final = 1_000  # of them reported by one VM first
 NAMES_OF_ONE: Final = 4_096  # characters of affected VMs' names: an event with more of them counts as several
 
-
 log = logging.getLogger("notbefore.fleet.partition")
 
 

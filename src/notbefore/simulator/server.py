@@ -92,7 +92,12 @@ class _Handler(BaseHTTPRequestHandler):
     do_POST = do_GET  # noqa: N815 - the name is http.server's
 
     def _answer(self) -> None:
-        body = self.rfile.read(max(0, min(int(self.headers.get("Content-Length", "0")), MAX_BODY)))
+        try:
+            length = int(self.headers.get("Content-Length", "0"))
+        except ValueError:
+            self.close_connection = True
+            raise _RefusedError("Content-Length: expected a number") from None
+        body = self.rfile.read(max(0, min(length, MAX_BODY)))
         url, state = urlsplit(self.path), self.server.state
         name, path = state.vms[0], url.path
         if path.startswith("/vm/"):
