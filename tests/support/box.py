@@ -6,7 +6,8 @@ from typing import Any
 
 from notbefore.core.change import Change, ChangeKind
 from notbefore.core.delivery import Delivery
-from notbefore.core.outbox import OF_AN_AGENT, Bounds, Outbox, OutboxImage, SendResult
+from notbefore.core.outbox import OF_AN_AGENT, Bounds, Outbox, SendResult
+from notbefore.core.outbox_rows import OutboxImage
 from notbefore.store.store import Store
 from support.azure import T0, event
 

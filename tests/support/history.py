@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from notbefore.core.clock import Instant
 from notbefore.core.lifecycle import diff
-from notbefore.core.outbox import LATENCY_BOUNDS
+from notbefore.core.outbox_rows import LATENCY_BOUNDS
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.metrics.families import Family, Snapshot, fresh, samples
 from notbefore.metrics.totals import ConfigFigures, Figures, Histogram, OutboxView, PollFigures, Totals

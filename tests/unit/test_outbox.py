@@ -6,17 +6,8 @@ import msgspec
 import pytest
 
 from notbefore.core.delivery import Delivery, delivery_id
-from notbefore.core.outbox import (
-    DEAD_SECONDS,
-    INTERRUPTED,
-    LONGEST_ASKED,
-    REPEAT_SECONDS,
-    Bounds,
-    Outbox,
-    OutboxImage,
-    SendResult,
-)
-from notbefore.core.schedule import Schedule
+from notbefore.core.outbox import DEAD_SECONDS, INTERRUPTED, LONGEST_ASKED, REPEAT_SECONDS, Bounds, Outbox, SendResult
+from notbefore.core.outbox_rows import OutboxImage, Schedule
 from notbefore.metrics.totals import view_of
 from support.azure import T0, event
 from support.box import Box, accepted, delivery, failed, ids, refused

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from notbefore.core.delivery import Delivery
-from notbefore.core.outbox import Bounds, Ledger, Outbox, OutboxImage, SendResult
+from notbefore.core.outbox import Bounds, Outbox, SendResult
+from notbefore.core.outbox_rows import Ledger, OutboxImage
 from support.box import change, delivery
 
 SINKS = ("chat", "hub")

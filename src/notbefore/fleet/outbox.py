@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from notbefore.core.delivery import Delivery, Routing, deliveries
-from notbefore.core.outbox import OF_A_FLEET, Outbox, OutboxImage, SendResult
+from notbefore.core.outbox import OF_A_FLEET, Outbox, SendResult
+from notbefore.core.outbox_rows import OutboxImage
 from notbefore.core.record import Record
 from notbefore.fleet.waves import Notification, known
 from notbefore.metrics.totals import Totals

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from notbefore.core.document import VANISHING
-from notbefore.core.outbox import OutboxImage
+from notbefore.core.outbox_rows import OutboxImage
 from notbefore.fleet.history import PastEvent
 from notbefore.fleet.hub_records import Beat, PartitionFigures, Poison, Report, read
 from notbefore.fleet.silence import Silence

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from notbefore.core.outbox import OutboxImage
+from notbefore.core.outbox_rows import OutboxImage
 from notbefore.fleet.history import PastEvent
 from notbefore.fleet.silence import Heard
 from notbefore.fleet.story import Standing

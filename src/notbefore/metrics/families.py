@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.document import SCHEDULED, STARTED
-from notbefore.core.outbox import LATENCY_BOUNDS
+from notbefore.core.outbox_rows import LATENCY_BOUNDS
 from notbefore.core.text import escaped
 from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.metrics.totals import (

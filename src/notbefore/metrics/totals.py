@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from notbefore.core.change import SILENT, Change, ChangeKind
 from notbefore.core.document import EVENT_TYPES
-from notbefore.core.outbox import LATENCY_BOUNDS, Outbox
+from notbefore.core.outbox import Outbox
+from notbefore.core.outbox_rows import LATENCY_BOUNDS
 
 OTHER: Final = "other"
 UNKNOWN: Final = "unknown"  # Azure did not say

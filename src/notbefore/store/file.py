@@ -21,7 +21,7 @@ from notbefore.core.approval import ApprovalAttempt
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery
-from notbefore.core.outbox import Ledger, OutboxChanges, OutboxImage
+from notbefore.core.outbox_rows import Ledger, OutboxChanges, OutboxImage
 from notbefore.core.record import Vm
 from notbefore.core.tracked import Tracked
 from notbefore.errors import StoreError
