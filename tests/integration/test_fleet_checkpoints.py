@@ -32,7 +32,8 @@ def blobs(tmp_path: Path) -> Iterator[Azurite]:
 def with_snapshots(text: str, do: Callable[[BlobSnapshots], Awaitable[None]]) -> None:
     async def run() -> None:
         made = make_blob_snapshots(Checkpoints(connection_string=Secret(text), container=CONTAINER), None)
-        made.whose, made.takeover, made.created = f"{'/'.join(WHOSE)}/", 60.0, CREATED
+        made.belong_to(*WHOSE, 60.0)
+        made.hub_was_made(CREATED)
         try:
             await do(made)
         finally:

@@ -77,7 +77,7 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         try:
             found = list(await super().list_ownership(*names, raw_response_hook=note, **options))
         except Exception:
-            self._respite_until = time.monotonic() + self.takeover
+            self._respite_until = time.monotonic() + self._takeover
             raise
         for one in found:
             respite = time.monotonic() < self._respite_until
@@ -103,7 +103,7 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
             return {name: str(blob.etag) async for name, blob in self._listed()}
 
     async def _listed(self) -> AsyncIterator[tuple[str, Any]]:
-        prefix = f"{self.whose}checkpoint/"
+        prefix = f"{self._whose}checkpoint/"
         async for blob in self._container_client.list_blobs(prefix, include=["metadata"]):
             yield blob.name.removeprefix(prefix), blob
 
@@ -120,7 +120,7 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
             raise AzureError(f"somebody else has just changed the {note}: try again") from None
 
     def _blob(self, name: str) -> Any:
-        return self._get_blob_client(f"{self.whose}{'checkpoint/' if name.isdigit() else ''}{name}")
+        return self._get_blob_client(f"{self._whose}{'checkpoint/' if name.isdigit() else ''}{name}")
 
     async def _download(self, name: str) -> tuple[bytes, Any]:
         """The content of a partition's blob, or of a note's, and its properties; ``None`` where there is none."""

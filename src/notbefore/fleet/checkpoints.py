@@ -33,16 +33,24 @@ class LostPartitionError(Exception):
 class Snapshots(CheckpointStore):
     """Where snapshots are kept; the SDK has its checkpoints from there, and shares the partitions out by it."""
 
-    whose = ""  # NAMESPACE/HUB/GROUP/
-    takeover = 0.0  # seconds after which the partitions of who is gone are others'
-    created = 0.0  # when the hub was made, in Unix seconds of its clock: an earlier position is of another one
+    _whose = ""  # NAMESPACE/HUB/GROUP/
+    _takeover = 0.0  # seconds after which the partitions of who is gone are others'
+    _created = 0.0  # Unix seconds: see ``hub_was_made``
+
+    def belong_to(self, namespace: str, hub: str, group: str, takeover: float) -> None:
+        """They are those of this consumer group from now on; ``takeover`` is in seconds."""
+        self._whose, self._takeover = f"{namespace}/{hub}/{group}/".lower(), takeover
+
+    def hub_was_made(self, at: float) -> None:
+        """In Unix seconds of its clock: where a position is older, it is of another hub of this name."""
+        self._created = at
 
     async def list_checkpoints(self, *_names: str, **_: Any) -> Iterable[dict[str, Any]]:
         """For the SDK: where to go on. A partition that has no position of this hub is read from the window on."""
         return [
             {"partition_id": name, "offset": one.offset, "sequence_number": one.sequence}
             for name, one in (await self.positions()).items()
-            if one.sequence >= 0 and one.enqueued >= self.created
+            if one.sequence >= 0 and one.enqueued >= self._created
         ]
 
     async def update_checkpoint(self, checkpoint: Mapping[str, Any], **_: Any) -> None:

@@ -114,9 +114,8 @@ class Consumer:
         try:
             while not self._stop.is_set():
                 began = time.monotonic()
-                await _tried(
-                    self._failed, "hub", self._read
-                )  # the SDK raises many errors; any of them ends this client
+                # the SDK raises many errors; any of them ends this client
+                await _tried(self._failed, "hub", self._read)
                 failures = 1 if time.monotonic() - began > HEALTHY else failures + 1
                 pause = back_off(failures, FIRST_PAUSE, LONGEST_PAUSE) * (0.5 + random.random() / 2)  # noqa: S311 - no secret
                 with suppress(TimeoutError):
@@ -161,7 +160,7 @@ class Consumer:
         async with asyncio.timeout(self._config.hub.timeout.seconds):
             hub = await client.get_eventhub_properties()
             found = await asyncio.gather(*map(client.get_partition_properties, hub["partition_ids"]))
-        self._parts.snapshots.created = hub["created_at"].timestamp()
+        self._parts.snapshots.hub_was_made(hub["created_at"].timestamp())
         ends = {one["id"]: -1 if one["is_empty"] else int(one["last_enqueued_sequence_number"]) for one in found}
         self.keeper.ends = ends
         await _tried(self._failed, "store", self._read_mutes)  # else they stay as they were

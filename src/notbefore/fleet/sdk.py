@@ -40,8 +40,7 @@ def make_consumer(config: FleetConfig, credential: Any, snapshots: Snapshots) ->
         client = EventHubConsumerClient(
             hub.namespace or "", hub.hub or "", config.consumer_group, credential, **options
         )
-    snapshots.whose = f"{namespace_of(client)}/{client.eventhub_name}/{config.consumer_group}/".lower()
-    snapshots.takeover = config.takeover.seconds
+    snapshots.belong_to(namespace_of(client), client.eventhub_name, config.consumer_group, config.takeover.seconds)
     return client
 
 
