@@ -7,7 +7,7 @@ import pytest
 
 from notbefore.core.delivery import Delivery, delivery_id
 from notbefore.core.outbox import DEAD_SECONDS, INTERRUPTED, LONGEST_ASKED, REPEAT_SECONDS, Bounds, Outbox, SendResult
-from notbefore.core.outbox_rows import OutboxImage, Schedule
+from notbefore.core.outbox_rows import OutboxImage
 from notbefore.metrics.totals import view_of
 from support.azure import T0, event
 from support.box import Box, accepted, delivery, failed, ids, refused
@@ -21,38 +21,11 @@ def box() -> Box:
 # ---- what is given, in which order
 
 
-def test_of_a_key_what_was_said_last_counts() -> None:
-    schedule = Schedule[str]()
-    schedule.put("a", 1.0, (2, False, 0.0, 1))
-    schedule.put("b", 2.0, (1, False, 0.0, 2))
-    assert schedule.pop(5.0) == "b"  # both were ready, and it is more urgent
-    schedule.put("a", 7.0)
-    assert (schedule.first(), schedule.pop(6.0), schedule.pop(7.0), schedule.first()) == (7.0, None, "a", None)
-
-
 def test_the_most_severe_goes_first_then_the_earliest_not_before_then_the_oldest(box: Box) -> None:
     keys = {"a": ("info", 5.0), "b": ("critical", 70.0), "c": ("critical", 20.0), "d": ("critical", 20.0)}
     box.put(*[delivery(key, severity=severity, not_before=time) for key, (severity, time) in keys.items()])
     assert [one.event_key for one in box.lease(1, chat=3)] == ["c", "d", "b"]
     assert [one.event_key for one in box.lease(1, chat=3)] == ["a"]
-
-
-def test_a_reminder_waits_for_its_time_and_nothing_waits_for_it(box: Box) -> None:
-    announced, reminder, moved = delivery(), delivery(kind="reminder", due=100.0), delivery(kind="updated")
-    box.put(announced, reminder)
-    box.lease(1, *[accepted(one) for one in box.lease(1)])
-    assert box.outbox.rows.next_due() == 100
-    box.put(moved)
-    assert ids(box.lease(2)) == [moved.delivery_id]
-
-
-def test_a_reminder_waits_for_what_comes_before_it_and_is_not_sent_beside_another(box: Box) -> None:
-    announced, reminder = delivery(), delivery(kind="reminder")
-    box.put(announced, reminder)
-    assert ids(box.lease(1)) == [announced.delivery_id]
-    assert ids(box.lease(2, accepted(announced))) == [reminder.delivery_id]
-    box.put(delivery(kind="approved"))
-    assert box.lease(3) == []
 
 
 # ---- results
@@ -121,14 +94,6 @@ def test_what_a_courier_says_after_it_was_given_up_counts_only_if_it_was_accepte
     assert (box.count("delivered"), box.rows()) == (1, [])
 
 
-def test_later_deliveries_of_an_event_are_given_its_thread(box: Box) -> None:
-    first, second, stranger = delivery(), delivery(kind="started"), delivery(sink="hub")
-    box.put(first, second, stranger)
-    assert [one.thread for one in box.lease(1)] == [None, None]
-    (next_one,) = box.lease(2, accepted(first, thread="1234.5"))
-    assert next_one.thread == "1234.5"
-
-
 def test_of_threads_the_newest_are_remembered() -> None:
     box = Box(Bounds(2, 1 << 20))
     for key in "abca":
@@ -187,21 +152,6 @@ def test_a_reminder_is_withdrawn_when_its_time_means_nothing_any_more(
 def test_what_is_newer_takes_the_place_of_a_reminder_that_waits(box: Box) -> None:
     box.put(delivery(kind="reminder", due=100.0), delivery(kind="updated"))
     assert ([row.kind for row in box.rows()], box.count("withdrawn")) == (["updated"], 1)
-
-
-def test_an_approval_replaces_neither_a_reminder_nor_anything_of_another_sink_or_event(box: Box) -> None:
-    box.put(
-        delivery(kind="reminder", due=100.0),
-        delivery(kind="reminder", due=100.0, sink="hub"),
-        delivery("f", kind="reminder", due=100.0),
-        delivery(kind="approved"),
-    )
-    assert len(box.rows()) == 4
-    box.put(delivery(kind="updated"))
-    assert [(one.lane, one.kind) for one in box.rows()] == [
-        (("hub", "e"), "reminder"), (("chat", "f"), "reminder"),
-        (("chat", "e"), "approved"), (("chat", "e"), "updated"),
-    ]  # fmt: skip
 
 
 def test_an_event_that_is_anothers_is_neither_repeated_nor_reminded_of(box: Box) -> None:
@@ -287,19 +237,6 @@ def test_what_arrives_after_the_event_has_ended_is_not_repeated(box: Box) -> Non
     assert box.rows() == []
 
 
-def test_a_repetition_lasts_for_a_year_at_most_and_is_counted_nowhere(box: Box) -> None:
-    box.put(delivery())
-    box.lease(4, *[accepted(one, repeat=30.0) for one in box.lease(1)])
-    (row,) = box.rows()
-    assert (row.due, row.expires) == (34, 4 + REPEAT_SECONDS)
-    assert box.lease(4 + REPEAT_SECONDS) == []
-    assert box.rows() == []
-    box.put(delivery())
-    box.lease(4, *[accepted(one, repeat=30.0) for one in box.lease(1)])
-    assert box.outbox.drop(ids(box.rows())) == 1
-    assert box.counts == {"accepted": 2, "delivered": 2}
-
-
 # ---- time, bounds
 
 
@@ -315,18 +252,6 @@ def test_a_dead_letter_is_kept_for_a_month_and_a_heartbeat_no_longer_than_before
     assert [row.event_key for row in box.rows()] == ["a"]
     box.lease(2 + DEAD_SECONDS)
     assert box.rows() == []
-
-
-def test_what_is_on_its_way_neither_expires_nor_is_pushed_out() -> None:
-    box = Box(Bounds(2, 1 << 20))
-    box.put(delivery("a", expires=10.0))
-    (given,) = box.lease(1)
-    box.put(delivery("b"), delivery("c"), now=11)
-    assert [row.event_key for row in box.rows()] == ["a", "c"]
-    assert box.counts == {"accepted": 3, "overflowed": 1}
-    box.lease(12, failed(given), chat=0)
-    box.lease(12, chat=0)
-    assert [row.event_key for row in box.rows()] == ["c"]
 
 
 @pytest.mark.parametrize("bounds", [Bounds(2, 1 << 20), Bounds(100, 2 * 602)])
