@@ -28,6 +28,13 @@ def test_the_most_severe_goes_first_then_the_earliest_not_before_then_the_oldest
     assert [one.event_key for one in box.lease(1, chat=3)] == ["a"]
 
 
+def test_an_approval_replaces_no_reminder_and_is_none(box: Box) -> None:
+    box.put(delivery(kind="reminder", due=100.0), delivery(kind="approved"))
+    assert [one.kind for one in box.rows()] == ["reminder", "approved"]
+    box.put(delivery(kind="updated"))
+    assert [one.kind for one in box.rows()] == ["approved", "updated"]
+
+
 # ---- results
 
 
