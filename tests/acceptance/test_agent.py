@@ -49,21 +49,6 @@ def test_an_event_is_reported_from_its_announcement_to_its_end(imds: Simulator, 
         ]
 
 
-@pytest.mark.parametrize(("fault", "result"), [("status", "server_error"), ("garbage", "rejected")])
-def test_an_error_never_looks_like_no_events(imds: Simulator, tmp_path: Path, fault: str, result: str) -> None:
-    imds.set_document(scheduled())
-    with RunningAgent(imds.endpoint, tmp_path) as agent:
-        agent.reported("announced")
-        imds.fault(fault, times=3)
-        eventually(lambda: (agent.metric(f'notbefore_polls_total{{result="{result}"}}') or 0) >= 3)
-        assert agent.metric(PENDING % ("Scheduled", "Freeze", "self")) == 1
-        eventually(lambda: "IMDS answers again" in agent.log)
-        agent.ready()
-        assert agent.kinds == ["announced"]
-        assert agent.log.count("IMDS answers again") == 1
-        assert agent.log.count("going on with what is known") == 1
-
-
 @pytest.mark.alone
 @pytest.mark.parametrize("hanging", [False, True])
 def test_sigterm_stops_it_within_two_seconds(imds: Simulator, tmp_path: Path, *, hanging: bool) -> None:

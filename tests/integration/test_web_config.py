@@ -32,17 +32,7 @@ from notbefore.web.app import CheckResult
 from notbefore.web.server import HttpServer
 from support.agent import eventually, run
 from support.needs import needs
-from support.shown import (
-    METRICS,
-    NOTHING_PENDING,
-    REQUEST,
-    Shown,
-    ask,
-    connected,
-    dripping,
-    read_all,
-    serving,
-)  # fmt: skip
+from support.shown import METRICS, NOTHING_PENDING, REQUEST, Shown, ask, connected, dripping, read_all, serving
 
 HASHES = {
     "prometheus": bcrypt.hashpw(b"correct horse", bcrypt.gensalt(4)).decode(),

@@ -47,11 +47,3 @@ def test_what_can_be_read_ends_the_wait() -> None:
     with reader, writer, MainThread() as main:
         writer.send(b".")
         assert not wait(main, reader)
-
-
-def test_the_handlers_from_before_are_back_afterwards_and_a_late_wake_up_does_nothing() -> None:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    with MainThread(lambda: None) as main:
-        assert all(signal.getsignal(number) is not handler for number, handler in before.items())
-    assert {number: signal.getsignal(number) for number in before} == before
-    main.wake()
