@@ -108,7 +108,7 @@ def test_what_is_critical_has_a_fallback() -> None:
     (critical,) = made(change({"EventType": "Reboot"}), route)
     (info,) = made(change({}), route)
     assert (critical.fallback, critical.fallback_at) == (("hub",), critical.created + 30)
-    assert (info.fallback, info.fallback_at) == ((), None)
+    assert (info.fallback, info.fallback_at) == (("hub",), None)  # an end of it follows to whom its beginning was sent
 
 
 def test_a_sign_of_life_is_worth_nothing_once_the_next_one_is_due() -> None:

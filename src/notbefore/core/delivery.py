@@ -39,7 +39,7 @@ class Delivery(Struct, frozen=True, omit_defaults=True):
     expires_with_event: bool = False  # it expires when the event ends
     not_before: float = 0.0  # of the event, in Unix seconds; 0 where it is not known: the smallest is sent first
     fallback: tuple[str, ...] = ()  # sinks that it goes to from ``fallback_at`` on, or once it is dead
-    fallback_at: float | None = None
+    fallback_at: float | None = None  # of what is critical; an event's end goes to those that were given its beginning
     others: tuple[str, ...] = ()  # the other sinks that the change goes to
     note: str = ""  # why it goes to this sink, where that is not by its route
     once: bool = False  # it may run once, such as a command
@@ -109,7 +109,7 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
         if change.approval is not None and not terms.approvals:
             continue
         # those that have it by their own routes are not given it twice
-        fallback = tuple(name for name in way.fallback if name not in targets) if severity == "critical" else ()
+        fallback = tuple(name for name in way.fallback if name not in targets)
         message = Delivery(
             delivery_id=delivery_id(change.id, sink),
             event_key=change.event.key,
@@ -124,7 +124,7 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
             expires_with_event=terms.expire_on_end and change.kind in EXPIRING_KINDS,
             not_before=not_before,
             fallback=fallback,
-            fallback_at=created + way.fallback_after.seconds if fallback else None,
+            fallback_at=created + way.fallback_after.seconds if fallback and severity == "critical" else None,
             others=tuple(sorted(targets.keys() - {sink})),
             once=terms.once,
         )
