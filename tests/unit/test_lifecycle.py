@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +10,8 @@ from hypothesis import strategies as st
 from notbefore.core.clock import Instant
 from notbefore.core.document import parse
 from notbefore.core.lifecycle import MAX_DEPARTED, MAX_STEPS, OUTCOMES, TRANSITIONS, as_another_vm, diff
-from notbefore.core.tracked import WATCHED, Observation, Tracked, scope_of
-from support.azure import ID, ME, PEER, STARTED, Story, at, body, document, instant, item, now
+from notbefore.core.tracked import WATCHED, Observation, Tracked
+from support.azure import ID, ME, PEER, STARTED, Story, at, body, item, now
 
 BLIND = {"silence": WATCHED + 1}
 
@@ -157,11 +156,6 @@ def test_what_was_there_at_the_first_look_gives_no_notice() -> None:
     assert story.last.started_seconds == 1
 
 
-def test_after_a_boot_it_is_decided_anew_whom_an_event_affects() -> None:
-    story = Story().sees(0, item(EventType="Reboot", **STARTED)).sees(40, vm=PEER, **rebooted(1))
-    assert (story.last.kind, story.last.scope, story.last.interruption) == ("finished", "peer", None)
-
-
 def test_of_what_another_vm_saw_nothing_is_claimed_and_what_is_listed_is_seen_for_the_first_time() -> None:
     story = Story().sees(0).sees(1, item("mine", EventType="Reboot", **STARTED), item("theirs"))
     story.tracked = as_another_vm(story.tracked)
@@ -182,25 +176,6 @@ def test_ids_are_the_same_on_every_vm_that_sees_the_same_step() -> None:
     assert [change.id for change in mine.changes] == [change.id for change in theirs.changes]
     assert {change.scope for change in mine.changes} == {"self"}
     assert {change.scope for change in theirs.changes} == {"peer"}
-
-
-@pytest.mark.parametrize(
-    ("resources", "vm", "scope"),
-    [
-        ([ME], ME.upper(), "self"),
-        ([PEER], ME, "peer"),
-        ([], ME, "unknown"),
-        ([ME], None, "unknown"),
-    ],
-)
-def test_scope_is_whether_the_vm_is_in_resources(resources: list[str], vm: str | None, scope: str) -> None:
-    assert scope_of(document(item(Resources=resources)).events[0], vm) == scope
-
-
-def test_a_name_that_is_learnt_later_makes_the_event_ours_without_a_change() -> None:
-    story = Story().sees(0, item(), vm=None).sees(1, item())
-    assert story.kinds == ["announced"]
-    assert story.tracked.events[ID.casefold()].scope == "self"
 
 
 def test_an_event_that_is_never_readable_takes_nothing_from_the_others() -> None:
@@ -258,13 +233,6 @@ def test_durations_are_left_out_where_the_clocks_do_not_agree() -> None:
     frozen = {"at": Instant(at(900), "boot", 900, at(1500))}
     story = Story().sees(0).sees(1, item()).sees(900, item(**STARTED), **frozen).sees(1500)
     assert story.changes[1].scheduled_seconds is None
-
-
-def test_the_longest_gap_while_started_is_the_interruption() -> None:
-    story = Story().sees(0, item())
-    story.sees(900, item(**STARTED), gap=0.2).sees(910, item(**STARTED), gap=5.0)
-    story.sees(920, item(**STARTED), gap=4.5).sees(930, gap=0.0)
-    assert story.last.interruption == 5.0
 
 
 @pytest.mark.parametrize(
@@ -396,11 +364,6 @@ def test_the_beginning_of_an_event_was_seen_if_there_was_an_answer_shortly_befor
     moment: dict[str, Any], notice: float | None
 ) -> None:
     assert Story().sees(0).sees(15, item(), **moment).last.notice_seconds == notice
-
-
-def test_without_imdss_clock_no_notice_is_claimed() -> None:
-    dateless = msgspec.structs.replace(instant(1), date=None)
-    assert Story().sees(0).sees(1, item(), at=dateless).last.notice_seconds is None
 
 
 # ---- interruptions

@@ -327,15 +327,6 @@ def test_what_waits_is_told_by_sink_and_severity(box: Box) -> None:
 # ---- a sink that was renamed or removed
 
 
-def test_what_goes_to_another_sink_goes_there_before_what_came_later(box: Box) -> None:
-    first, second = delivery(), delivery(sink="hub", created=1.0, due=1.0)
-    box.put(first, second)
-    box.outbox.redirect({"hub"}, lambda _row: ("hub",), 2)
-    (given,) = box.lease(2)
-    assert given.delivery_id != second.delivery_id
-    assert ids(box.lease(3, accepted(given))) == [second.delivery_id]
-
-
 def test_what_waits_for_a_sink_that_is_gone_goes_where_the_routes_lead_now(box: Box) -> None:
     gone, reminder = delivery(others=("mail",)), delivery(kind="reminder", due=50.0, expires=99.0)
     box.put(gone, reminder, delivery("f", sink="hub"))
