@@ -5,7 +5,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,7 +13,6 @@ from notbefore.agent.polling import SLOWEST_RETRY, Polling
 from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.tracker import Poll, Tracker
 from notbefore.config.load import load
-from notbefore.core.record import Vm
 from notbefore.errors import ConfigError, ImdsError
 from notbefore.imds.client import MAX_ANSWER, ImdsClient
 from notbefore.imds.identity import fetch_vm, vm_of
@@ -254,38 +253,25 @@ def test_the_tags_of_a_vm_are_read_and_bounded() -> None:
 # ---- the polls
 
 
-class Takes:
-    """A tracker that takes so many polls."""
-
-    def __init__(self, most: int) -> None:
-        self.polls: list[Poll] = []
-        self.most = most
-        self.done = threading.Event()
-
-    def use(self, *_: object) -> None:
-        pass
-
-    def identify(self, _: Vm | None) -> None:
-        pass
-
-    def handle(self, poll: Poll) -> None:
-        self.polls.append(poll)
-        if len(self.polls) == self.most:
-            self.done.set()
-
-
 def polled(*talks: Talk, interval: str = "200ms") -> tuple[list[Poll], float]:
     """As many polls as there are answers, and in how many seconds the next one is due."""
-    taken = Takes(len(talks))
+    polls, tracker, done = list[Poll](), Mock(Tracker), threading.Event()
+
+    def take(poll: Poll) -> None:
+        polls.append(poll)
+        if len(polls) == len(talks):
+            done.set()
+
+    tracker.handle = take
     with serving(answer(body=b'{"compute":{"name":"n"}}'), *talks) as (endpoint, _):
         config = load(None, {}, {"imds.endpoint": endpoint, "imds.interval": interval})
-        polling = Polling(config, cast("Tracker", taken), Clock(), ThreadGuard())
+        polling = Polling(config, tracker, Clock(), ThreadGuard())
         polling.start()
-        assert taken.done.wait(10)
+        assert done.wait(10)
         time.sleep(0.02)
         due = -polling.overdue
         polling.stop()
-        return taken.polls[: len(talks)], due
+        return polls[: len(talks)], due
 
 
 def test_a_body_that_equals_the_last_one_is_nothing_new() -> None:

@@ -35,6 +35,23 @@ def test_an_approval_replaces_no_reminder_and_is_none(box: Box) -> None:
     assert [one.kind for one in box.rows()] == ["approved", "updated"]
 
 
+def test_a_dead_letter_and_a_reminder_hold_nothing_back_and_beside_what_is_on_its_way_nothing_goes(box: Box) -> None:
+    dead, one = delivery(), delivery(kind="approved")
+    box.put(dead, delivery(kind="reminder", due=50.0), one)
+    box.lease(1)
+    assert ids(box.lease(2, refused(dead))) == [one.delivery_id]
+    box.put(delivery(kind="approved"))
+    assert box.lease(60) == []
+
+
+def test_what_is_on_its_way_is_not_pushed_out() -> None:
+    box = Box(Bounds(2, 1 << 20))
+    box.put(delivery("a"))
+    box.lease(1)
+    box.put(delivery("b"), delivery("c"))
+    assert [row.event_key for row in box.rows()] == ["a", "c"]
+
+
 # ---- results
 
 
