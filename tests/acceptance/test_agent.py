@@ -13,6 +13,7 @@ from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, get, notbefore
 from support.azure import FUTURE, ID, ME, body, item
 from support.file import change_state, read_records, read_state
+from support.peers import HttpPeer
 
 PENDING = 'azure_scheduled_events_pending{event_status="%s",event_type="%s",scope="%s"}'
 CHANGES = 'azure_scheduled_event_changes_total{change="%s",event_type="%s"}'
@@ -113,20 +114,33 @@ def written(pid: int) -> str:
     return found[1]
 
 
-def test_sighup_takes_a_good_configuration_over_and_refuses_a_bad_one(imds: Simulator, tmp_path: Path) -> None:
+def test_sighup_takes_a_good_configuration_over_and_refuses_a_bad_one(
+    imds: Simulator, hook: HttpPeer, tmp_path: Path
+) -> None:
     config = tmp_path / "notbefore.yml"
-    config.write_text("imds: {interval: 200ms}\n", encoding="utf-8")
+
+    def write(sink: str) -> None:
+        config.write_text(
+            f"sinks: {{{sink}: {{webhook: {{url: '{hook.url}/{sink}', allow_private: true}}}}}}\n", "utf-8"
+        )
+
+    write("old")
     with RunningAgent(imds.endpoint, tmp_path / "state", str(config)) as agent:
         config.write_text("vm: {name: [5]}\n", encoding="utf-8")
         agent.process.send_signal(signal.SIGHUP)
         eventually(lambda: agent.metric('notbefore_config_reloads_total{result="failure"}') == 1)
         eventually(lambda: f"{config}:1:6: vm.name" in agent.log)  # it is logged after it is counted
         assert agent.metric("notbefore_config_last_reload_successful") == 0
-        config.write_text("sinks: {hook: {webhook: {url: 'https://example.org'}}}\n", encoding="utf-8")
+        imds.set_document(scheduled())
+        eventually(lambda: agent.count("delivered", "old") == 1)
+        write("new")
         agent.process.send_signal(signal.SIGHUP)
         eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 1)
-        assert agent.metric('notbefore_deliveries_total{result="delivered",sink="hook"}') == 0
+        assert agent.metric('notbefore_deliveries_total{result="delivered",sink="new"}') == 0
         assert agent.metric("notbefore_config_last_reload_successful") == 1
+        imds.set_document(started())
+        eventually(lambda: agent.count("delivered", "new") == 1)
+    assert [request.path for request in hook.requests] == ["/old", "/new"]
 
 
 def test_without_a_state_directory_it_goes_on_in_memory_and_says_so(imds: Simulator, tmp_path: Path) -> None:

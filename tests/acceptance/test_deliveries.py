@@ -145,20 +145,6 @@ def test_an_agent_that_stops_reloads_nothing(imds: Simulator, hook: HttpPeer, pl
         assert "configuration reloaded" not in agent.log
 
 
-def test_a_reload_brings_other_sinks(imds: Simulator, hook: HttpPeer, place: Place) -> None:
-    with HttpPeer() as other:
-        config = place.write({"hook": webhook(hook.url)})
-        with RunningAgent(imds.endpoint, place.state, config) as agent:
-            imds.set_document(body(announced()))
-            eventually(lambda: agent.count("delivered") == 1)
-            place.write({"new": webhook(other.url)})
-            agent.process.send_signal(signal.SIGHUP)
-            eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 1)
-            imds.set_document(body(started(), incarnation=2))
-            eventually(lambda: kinds(other) == ["started"])
-            assert kinds(hook) == ["announced"]
-
-
 def test_a_drill_says_who_was_reached(imds: Simulator, hook: HttpPeer, place: Place) -> None:
     with HttpPeer() as refusing, HttpPeer() as chat:
         refusing.default = Say(400)

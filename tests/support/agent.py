@@ -115,21 +115,20 @@ class RunningAgent:
         *words: str | dict[str, Any],
         interval: str = "200ms",
         reading: bool = True,
-        host: str = "127.0.0.1",
     ) -> None:
         typed = [one if isinstance(one, str) else configured(state, one) for one in words]
         command = [*self.before(state), self.python, "-m", "notbefore", "run", *typed, "--imds", imds]
-        self._start(command, state, host, NOTBEFORE_IMDS__INTERVAL=interval)
+        self._start(command, state, NOTBEFORE_IMDS__INTERVAL=interval)
         if reading:
             self.read()
 
-    def _start(self, command: Sequence[str], state: Path, host: str = "127.0.0.1", **environment: str) -> None:
+    def _start(self, command: Sequence[str], state: Path, **environment: str) -> None:
         self.port = free_port()
         self.state = state
         self.records: list[dict[str, Any]] = []
         self.log = ""
         self.process = subprocess.Popen(
-            [*command, "--state-dir", str(state), "--listen", f"{host}:{self.port}"],
+            [*command, "--state-dir", str(state), "--listen", f"127.0.0.1:{self.port}"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, **environment},
