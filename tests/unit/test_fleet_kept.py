@@ -156,7 +156,6 @@ def test_what_cannot_be_written_is_counted_and_said_tried_again_and_keeps_nothin
         log.add(A, "announced", after=0)
         kept.outbox.commit("0", log.last, sent=True)
         while len(kept.failures) < 2:
-            await kept.keeper.write_due()
             await asyncio.sleep(0.01)
         assert kept.failures == [part, part]
         assert (snapshots.tried, str(error.args[-1]) in kept.keeper.trouble) == (3, True)

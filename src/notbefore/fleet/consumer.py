@@ -22,9 +22,9 @@ from azure.eventhub.aio import PartitionContext
 
 from notbefore.config.model import FleetConfig
 from notbefore.core.duration import back_off
-from notbefore.fleet.checkpoints import Others
+from notbefore.fleet.checkpoints import LostPartitionError, Others
 from notbefore.fleet.inventory import not_heard
-from notbefore.fleet.keeper import SOON, Failed, HubClock, Keeper, NotTakenError, Parts, in_words
+from notbefore.fleet.keeper import Failed, HubClock, Keeper, NotTakenError, Parts, in_words
 from notbefore.fleet.mutes import NOTE, Mute, is_muted, read_mutes
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.sdk import forget_tags, make_consumer, record_of
@@ -103,7 +103,6 @@ class Consumer:
         tasks = [
             asyncio.create_task(_regularly(self._failed, every, part, do))
             for every, part, do in (
-                (SOON, "fold", self.keeper.write_due),
                 (HISTORY_EVERY, "history", self.keeper.write_history),
                 (LOOK_EVERY, "hub", self._watch),
                 (LOOK_EVERY, "store", self._read_mutes),
@@ -123,7 +122,8 @@ class Consumer:
         finally:
             for task in tasks:
                 task.cancel()
-            await _ended(self.keeper.write_all(), self.keeper.write_history())  # the hub may be away
+            # the hub may have been away: then nobody has closed a client
+            await _ended(self.keeper.write_history(), self.keeper.let_go(*self.keeper.partitions))
             await _ended(self._parts.snapshots.close())
             if self._parts.credential is not None:
                 await _ended(self._parts.credential.close())
@@ -227,7 +227,7 @@ class Consumer:
             self._taken.add(name)
         held = self.keeper.partitions.get(name)
         if held is None:  # it was lost, and the SDK has not noticed yet
-            raise NotTakenError
+            raise LostPartitionError
         began = time.monotonic()
         for made in _made(held.fold, events, self._parts.clock):
             if made is not None:
@@ -253,12 +253,12 @@ class Consumer:
 
     async def _on_error(self, context: PartitionContext | None, error: Exception) -> None:
         """Of the hub or of the store. Where it is of one partition, the SDK has let go of it, and balances again."""
-        if "link:stolen" in str(error) or (isinstance(error, NotTakenError) and error.__cause__ is None):
+        if "link:stolen" in str(error) or isinstance(error, LostPartitionError):
             return  # another instance has it
         of_store = isinstance(error, AzureError | NotTakenError)
         self._failed("store" if of_store else "hub", error.__cause__ or error)
         if context is not None and UNKNOWN_OFFSET.search(str(error)):
-            with suppress(NotTakenError):  # it is found out again
+            with suppress(NotTakenError, LostPartitionError):  # it is found out again
                 await self.keeper.begin_anew(context.partition_id)
         elif context is not None and not of_store:
             self._over.set()

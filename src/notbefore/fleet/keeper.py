@@ -27,8 +27,7 @@ from notbefore.fleet.snapshot import compressed, read_snapshot
 from notbefore.fleet.waves import Grouping
 
 SOON: Final = 0.2  # seconds after something was notified or accepted
-EVERY: Final = 5.0  # seconds between two snapshots otherwise
-AT_LEAST: Final = 10.0  # seconds after which one is written though nothing is new: it may have been deleted
+EVERY: Final = 5.0  # seconds between two snapshots otherwise, also where nothing is new: it may have been deleted
 SHARE: Final = 5  # a snapshot that takes long to write is written less often: after so many times as long
 LONGEST_PAUSE: Final = 30.0  # seconds until it is written again
 MAX_WORDS: Final = 300  # characters of what an SDK says
@@ -49,10 +48,7 @@ def in_words(error: BaseException) -> str:
 
 
 class NotTakenError(Exception):
-    """A partition could not be taken, or, without a cause, another instance has it.
-
-    The SDK lets go of it, and balances again.
-    """
+    """A partition could not be taken: the store did not answer, or its snapshot cannot be read."""
 
 
 class HubClock:
@@ -96,19 +92,10 @@ class Held:
 
     def __init__(self, fold: Partition) -> None:
         self.fold = fold
-        self.news = False  # something was notified or accepted that no snapshot has
-        self.written = fold.position.sequence  # the sequence number of the snapshot
         self.written_at = time.monotonic()
-        self.pause_until = 0.0  # monotonic seconds: no snapshot before
         self.trouble = ""  # why the last snapshot could not be written
         self.lock = asyncio.Lock()  # one is written at a time
-        self.task: asyncio.Task[None] | None = None
-
-    def is_due(self, now: float) -> bool:
-        """It is time for a snapshot."""
-        if now < self.pause_until or (self.task is not None and not self.task.done()):
-            return False
-        return self.news or now - self.written_at > (AT_LEAST if self.fold.position.sequence == self.written else EVERY)
+        self.task: asyncio.Task[None] | None = None  # that writes them
 
 
 class Keeper:
@@ -138,7 +125,7 @@ class Keeper:
     async def take(self, name: str) -> Partition:
         """Go on with a partition: from memory where nobody else has had it since, else from the snapshot.
 
-        Raises ``NotTakenError``.
+        Raises ``NotTakenError``, and ``LostPartitionError`` where another instance was faster.
         """
         try:
             held = self.partitions.get(name)
@@ -146,9 +133,8 @@ class Keeper:
                 with suppress(LostPartitionError):
                     await self._write(held)
             if name not in self.partitions:
-                self.partitions[name] = await self._restored(name)
-        except LostPartitionError:  # another instance was faster
-            raise NotTakenError from None
+                self.partitions[name] = held = await self._restored(name)
+                held.task = asyncio.create_task(self._keep(held))
         except (*STORE_ERRORS, ValueError) as error:
             raise NotTakenError from error
         fold = self.partitions[name].fold
@@ -156,19 +142,18 @@ class Keeper:
         log.info("partition %s: reading from sequence number %d on", name, fold.position.sequence + 1)
         return fold
 
-    async def let_go(self, name: str) -> None:
-        """Another instance is to have it: write all down, and send nothing of it any more."""
-        if name in self.partitions:
-            await self._try_to_write(self.partitions[name])
-        self.forget(name)
+    async def let_go(self, *names: str) -> None:
+        """Other instances are to have them: write all down at once, and send nothing of them any more."""
+        await self.write_all(*names)
+        for name in names:
+            self.forget(name)
 
     async def begin_anew(self, name: str) -> None:
         """The hub does not know the offset: it was made anew, say. The next reading starts at the window."""
         if name not in self.partitions:
             await self.take(name)
-        held = self.partitions[name]
-        held.fold.begin_anew()
-        await self._try_to_write(held)
+        self.partitions[name].fold.begin_anew()
+        await self.write_all(name)
         log.error("partition %s: the hub does not know the offset: it is read from `window` on", name)
 
     def forget(self, name: str) -> None:
@@ -200,14 +185,6 @@ class Keeper:
 
     # ---- what is written
 
-    async def write_due(self) -> None:
-        """Begin to write each partition down for which it is time."""
-        for name in self._parts.outbox.take_news() & self.partitions.keys():
-            self.partitions[name].news = True
-        for held in self.partitions.values():
-            if held.is_due(time.monotonic()):
-                held.task = asyncio.create_task(self._keep(held))
-
     async def write_history(self) -> None:
         """Write what is not in the history yet; what cannot be written waits.
 
@@ -221,32 +198,37 @@ class Keeper:
             del waiting[: len(written)]
 
     async def _keep(self, held: Held) -> None:
-        began = time.monotonic()
-        try:
-            await self._write(held)
-        except LostPartitionError:
-            log.warning("partition %s: somebody else has written its snapshot: it is let go", held.fold.name)
-        except Exception as error:  # noqa: BLE001 - of the store, or nobody foresaw it: without this nothing is written
-            held.trouble = in_words(error)
-            self._failed("store" if isinstance(error, STORE_ERRORS) else "fold", error)
-        else:
-            held.trouble = ""
-        pause = SHARE * (time.monotonic() - began) + (EVERY if held.trouble else 0.0)
-        held.pause_until = time.monotonic() + min(pause, LONGEST_PAUSE)
+        """Write a partition down each time it is due, as long as it is this instance's."""
+        name = held.fold.name
+        while self.partitions.get(name) is held:
+            began = time.monotonic()
+            pause = SOON
+            if self._parts.outbox.has_news(name) or began - held.written_at > EVERY:
+                try:
+                    await self._write(held)
+                    held.trouble = ""
+                except LostPartitionError:
+                    log.warning("partition %s: somebody else has written its snapshot: it is let go", name)
+                except Exception as error:  # noqa: BLE001 - of the store, or nobody foresaw it: it is tried again
+                    held.trouble = in_words(error)
+                    self._failed("store" if isinstance(error, STORE_ERRORS) else "fold", error)
+                pause = max(SOON, SHARE * (time.monotonic() - began) + (EVERY if held.trouble else 0.0))
+            await asyncio.sleep(min(pause, LONGEST_PAUSE))
 
-    async def write_all(self) -> None:
-        """Write a snapshot of all at once, as far as that is possible: a slow store keeps nobody waiting for each."""
-        await asyncio.gather(*map(self._try_to_write, list(self.partitions.values())))
+    async def write_all(self, *names: str) -> None:
+        """Write these partitions, or all, at once, as far as that is possible: what is missing, the log has."""
 
-    async def _try_to_write(self, held: Held) -> None:
-        with suppress(*STORE_ERRORS, LostPartitionError):  # what is missing, the log has
-            await self._write(held)
+        async def try_to_write(held: Held) -> None:
+            with suppress(*STORE_ERRORS, LostPartitionError):
+                await self._write(held)
+
+        held = [one for name, one in self.partitions.items() if not names or name in names]
+        await asyncio.gather(*map(try_to_write, held))
 
     async def _write(self, held: Held) -> None:
         """Raises what the store does, and ``LostPartitionError``: then it is forgotten as well."""
         fold = held.fold
         async with held.lock:
-            held.news = False  # what comes while this is written is for the next one
             keys = fold.event_keys()
             fold.state.muted &= keys
             snapshot = fold.snapshot(self._parts.clock.now(), self._parts.outbox.part(fold.name, keys))
@@ -257,7 +239,4 @@ class Keeper:
                 if self.partitions.get(fold.name) is held:
                     self.forget(fold.name)
                 raise
-            except BaseException:
-                held.news = True
-                raise
-            held.written, held.written_at = position.sequence, time.monotonic()
+            held.written_at = time.monotonic()

@@ -31,7 +31,7 @@ class FleetOutbox(StoredOutbox):
         self.totals = Totals()  # what was notified since the start
         self._hub_time = hub_time
         self._partition_of: dict[str, str] = {}  # event key -> partition
-        self._news: set[str] = set()  # partitions of which something was taken in, accepted or refused
+        self._news: set[str] = set()  # see ``has_news``
 
     # ---- for the partitions
 
@@ -49,11 +49,9 @@ class FleetOutbox(StoredOutbox):
             self.totals = self.totals.plus(change)
         return line
 
-    def take_news(self) -> set[str]:
-        """The partitions of which something was taken in, accepted or refused since the last call."""
-        with self._memory:
-            news, self._news = self._news, set()
-            return news
+    def has_news(self, partition: str) -> bool:
+        """Something of it was taken in, accepted or refused since its last ``part``."""
+        return partition in self._news
 
     def part(self, partition: str, open_keys: Collection[str]) -> OutboxImage:
         """What waits of a partition, and what sinks said of its events that are open (``open_keys``)."""
@@ -61,6 +59,7 @@ class FleetOutbox(StoredOutbox):
             keys = self._keys(partition)
             image = outbox.rows.image(now, keys)
             self._leave(keys.difference(open_keys, (row.event_key for row in image.rows)))
+            self._news.discard(partition)
             outbox.rows.take_changes()  # nobody writes them one by one
             return image
 
