@@ -45,10 +45,10 @@ class Kept:
         self.config = config = load(path, {}, {})
         assert config.fleet
         self.outbox = FleetOutbox(config.routing, lambda: None, T0.timestamp)
-        self.failures: list[str] = []
+        self.failures = asyncio.Queue[str]()
         used = snapshots or FileSnapshots(directory)
         self.parts = Parts(used, self.outbox, HubClock(), history or History(directory), lambda _: None)
-        self.keeper = Keeper(config.fleet, self.parts, lambda part, _: self.failures.append(part))
+        self.keeper = Keeper(config.fleet, self.parts, lambda part, _: self.failures.put_nowait(part))
 
 
 @pytest.mark.parametrize(("muted_from", "sent"), [(0, set[str]()), (1, {"announced", "finished"})])
@@ -155,9 +155,7 @@ def test_what_cannot_be_written_is_counted_and_said_tried_again_and_keeps_nothin
         log.fold = await kept.keeper.take("0")
         log.add(A, "announced", after=0)
         kept.outbox.commit("0", log.last, sent=True)
-        while len(kept.failures) < 2:
-            await asyncio.sleep(0.01)
-        assert kept.failures == [part, part]
+        assert [await kept.failures.get() for _ in range(2)] == [part, part]
         assert (snapshots.tried, str(error.args[-1]) in kept.keeper.trouble) == (3, True)
         assert len(kept.outbox.exchange([], {"hook": 1})) == 1
 
