@@ -4,8 +4,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from notbefore.core.delivery import Delivery, delivery_id
+from notbefore.core.delivery import EXPIRING_KINDS, Delivery, delivery_id
 from notbefore.core.outbox import DEAD_SECONDS, INTERRUPTED, LONGEST_ASKED, REPEAT_SECONDS, Bounds, Outbox, SendResult
 from notbefore.core.outbox_rows import OutboxImage
 from notbefore.metrics.totals import view_of
@@ -517,10 +519,8 @@ def test_the_end_of_an_event_follows_to_those_of_its_fallback_that_got_its_begin
     box.put(critical())
     mail, hub = box.lease(60, mail=9, hub=9)
     box.lease(61, accepted(mail), mail=0)  # it names no thread; and the hub has not answered yet
-    late = {"created": 150.0, "expires_with_event": False}
-    box.put(msgspec.structs.replace(critical(kind="started", **late), change_id="begun", fallback_at=210.0))
-    end = critical(kind="finished", due=220.0, others=("mail",), **late | {"created": 200.0})
-    end = msgspec.structs.replace(end, change_id="end", fallback=("mail", "hub", "pager"))
+    end = critical(kind="finished", created=200.0, due=220.0, others=("mail",))
+    end = msgspec.structs.replace(end, change_id="end", fallback=("mail", "hub", "pager"), expires_with_event=False)
     box.take("finished", "e", end, now=200)
     followed = [row for row in box.rows() if row.kind == "finished"]
     assert [row.sink for row in followed] == ["chat", "mail", "hub"]
@@ -528,10 +528,32 @@ def test_the_end_of_an_event_follows_to_those_of_its_fallback_that_got_its_begin
         assert row.note == "an earlier message of this event came here instead of chat"
         assert (row.fallback, row.fallback_at, row.others, row.due) == ((), None, (), 200.0)
         assert row.delivery_id not in ids([end, mail, hub])
-    # what chat has not accepted goes to nobody who has the end, neither the end once more nor the start of the event
-    assert [row.fallback for row in box.rows() if row.sink == "chat"] == [(), ("pager",)]
-    box.lease(300, accepted(hub))
-    assert [row.sink for row in box.rows() if row.kind == "started"] == ["chat"]
+    assert followed[0].fallback == ("pager",)
+
+
+STEPS: list[Any] = ["announced", "updated", "started", "finished"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.booleans(), st.sampled_from([1.0, 40.0, 70.0])), max_size=8))
+def test_a_fallback_is_sent_each_change_once_and_nothing_that_is_older_than_the_end(
+    steps: list[tuple[Any, bool, float]],
+) -> None:
+    """Of one event, whose sink is refused every message; ``steps``: a change, its severity, the seconds after it."""
+    box, now, sent = Box(), 0.0, list[Delivery]()
+    for number, (kind, is_critical, seconds) in enumerate([*steps, ("updated", False, 200.0)]):
+        one = delivery(kind=kind, created=now, due=now, fallback=("mail",), expires_with_event=kind in EXPIRING_KINDS)
+        one = msgspec.structs.replace(one, change_id=str(number), fallback_at=now + 60 if is_critical else None)
+        box.take(kind, "e", one, now=now)
+        had = box.lease(now, chat=9, mail=9)
+        while had:
+            now += seconds / 10
+            sent += [each for each in had if each.sink == "mail"]
+            had = box.lease(now, *[(accepted if each.sink == "mail" else failed)(each) for each in had], mail=9)
+        now += seconds
+    changes = [one.change_id for one in sent]
+    assert len(set(changes)) == len(changes)
+    for at, one in enumerate(sent):
+        assert one.kind != "finished" or all(later.change_id > one.change_id for later in sent[at:][1:])
 
 
 def test_what_is_made_for_another_sink_is_the_same_but_for_what_that_one_must_not_have(box: Box) -> None:
