@@ -79,6 +79,20 @@ def test_a_delivery_goes_once_it_is_written_and_who_may_send_is_called(tmp_path:
             disk.heal()
         eventually(lambda: len(calls) == 2)
         assert len(store.outbox.exchange([], {"chat": 1})) == 1
+        store.outbox.courier_ended()  # who says so knows it
+        settle(store)
+        assert len(calls) == 2
+
+
+def test_what_failed_is_tried_again_after_a_pause_that_is_diced(tmp_path: Path) -> None:
+    clock = SteppedClock()
+    with store_in(tmp_path, clock) as store:
+        store.outbox.put([delivery(f"{number}", due=clock.time(), expires=1e12) for number in range(40)])
+        settle(store)
+        given = store.outbox.exchange([], {"chat": 40})
+        store.outbox.exchange([SendResult(one.delivery_id, "failed") for one in given], {})
+        pauses = sorted(row.due - clock.boot_time() for row in rows_of(store))
+    assert 0.0 <= pauses[0] < 0.5 < pauses[-1] <= 1.0
 
 
 def test_a_sick_disk_is_waited_for_no_longer_than_a_second(tmp_path: Path) -> None:
@@ -214,11 +228,14 @@ def test_records_that_a_sick_disk_kept_out_of_the_history_are_counted_in_the_log
     with store_in(tmp_path) as store:
         settle(store)
         with SickDisk(store) as disk:
-            store.commit(ME, [stored(number) for number in range(5)])
+            for number in range(5):
+                store.commit(ME, [stored(number)])
             eventually(lambda: store.disk.degraded)
+            assert store.history(T0.timestamp(), 2) == ([stored(3).record, stored(4).record], False)
             disk.heal()
-        eventually(lambda: "2 records are missing in the history" in caplog.text)
-        assert len(store.history(None, 100)[0]) == 3
+        write(store, stored(9))
+        assert [text.partition(":")[0] for text in caplog.messages][1:] == ["2 records are missing in the history"]
+        assert len(store.history(None, 100)[0]) == 4
 
 
 def test_a_file_that_another_process_locks_is_waited_for_at_the_start(tmp_path: Path) -> None:
@@ -291,7 +308,8 @@ def test_the_time_until_imds_answers_is_counted_once_also_by_who_is_restarted_be
     wall = clock.time()
     with store_in(tmp_path, clock) as store:
         store.know_time(wall)
-        store.outbox.put([delivery(created=wall, due=wall, expires=wall + 600)])
+        store.know_time(None)  # an answer without a date takes nothing away
+        store.outbox.put([delivery(created=wall, due=wall, expires=wall + left) for left in (20, 600)])
         settle(store)
     clock.go(50.0)
     with store_in(tmp_path, clock) as store:  # in the same boot the time goes on while nobody runs
@@ -372,12 +390,15 @@ def test_a_directory_that_cannot_be_locked_is_not_said_to_be_anothers(
         assert store.disk.degraded is None
 
 
-def test_what_waits_for_a_sink_that_is_configured_no_more_leaves_it_also_from_a_courier(tmp_path: Path) -> None:
+def test_what_waits_for_a_sink_that_is_configured_no_more_leaves_it_also_from_a_courier(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with store_in(tmp_path) as store:
         store.outbox.put([delivery("a"), delivery("b")])
         settle(store)
         assert len(store.outbox.exchange([], {"chat": 1})) == 1
         store.outbox.use_sinks({"ops"}, lambda _row: ("ops",))
+        assert "sink chat is not configured any more: 1 deliveries" in caplog.text
         assert sorted(row.sink for row in rows_of(store)) == ["chat", "ops"]
         store.outbox.courier_ended()
         assert {row.sink for row in rows_of(store)} == {"ops"}

@@ -8,15 +8,17 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 import notbefore
-from notbefore.config.model import Config, FleetConfig
+from notbefore.config.model import Config, FleetConfig, Log
 from notbefore.config.secret import Secret
-from notbefore.config.sinks import Command, EventHub, SinkConfig, Webhook
+from notbefore.config.sinks import Command, EventHub, Messages, SinkConfig, Webhook
 from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import SendResult
 from notbefore.courier import supervisor
@@ -24,6 +26,7 @@ from notbefore.courier.courier_process import CourierProcess, environment
 from notbefore.courier.orders import Hello, Orders
 from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.metrics.totals import CourierFigures
+from notbefore.store import SCHEMA_VERSION
 from support.agent import eventually
 from support.owner import RECORD, Owner, serve
 from support.peers import HttpPeer, Say
@@ -70,17 +73,23 @@ def pid_of(couriers: Supervisor) -> int:
     return int(eventually(found)[-1])
 
 
+@pytest.mark.alone
 def test_a_courier_takes_its_orders_delivers_each_time_it_is_woken_and_leaves_when_the_agent_stops(
     tmp_path: Path, owner: Owner
 ) -> None:
     got = tmp_path / "got"
     poked: list[int] = []
     couriers = Supervisor(Orders(sinks(hook=f"cat >> {got}")), owner, lambda: poked.append(1))
-    for one in ("a", "b"):
+    assert couriers.trouble == ""
+    owner.add("a", sink="hook")
+    serve([couriers], lambda: len(owner.rooms) > 4)  # it lingers
+    begun = time.monotonic()
+    for one in "bcdefg":
         owner.add(one, sink="hook")
         couriers.wake()
         serve([couriers], lambda: not owner.rows)
-    assert (got.read_bytes(), poked) == (2 * (RECORD + b"\n"), [1, 1])
+    assert time.monotonic() - begun < 3.0  # nobody waited for a turn, of which there is one a second
+    assert (got.read_bytes(), poked) == (7 * (RECORD + b"\n"), [1] * 6)
     assert couriers.figures == CourierFigures(running=True, starts=CourierFigures().starts | {"due": 1})
     couriers.stop(NEVER)
     assert (couriers.figures.running, owner.endings, couriers.trouble) == (False, 1, "")
@@ -91,7 +100,7 @@ def test_what_is_due_when_the_agent_stops_is_sent_first(tmp_path: Path, owner: O
     couriers = Supervisor(Orders(sinks(hook=f"sleep 0.3; echo >> {got}")), owner, lambda: None)
     owner.add("a", "b", "c", sink="hook")
     couriers.tick()
-    couriers.stop(NEVER)
+    couriers.stop(lambda seconds: seconds > 0.0)  # as long as nobody interrupts it
     assert (owner.left, got.read_text()) == ({}, "\n\n\n")
 
 
@@ -115,6 +124,22 @@ def test_a_courier_that_has_nothing_to_do_leaves(owner: Owner, monkeypatch: pyte
     serve([couriers], lambda: couriers.figures.running)
     serve([couriers], lambda: not couriers.figures.running)
     assert (owner.left, couriers.figures.starts) == ({}, CourierFigures().starts | {"due": 1})
+    owner.add("b", sink="hook")
+    serve([couriers], lambda: not owner.rows)
+    assert couriers.figures.starts == CourierFigures().starts | {"due": 2}
+
+
+def test_a_courier_with_other_orders_takes_the_place_of_the_one_that_runs(
+    tmp_path: Path, owner: Owner, start: Start
+) -> None:
+    couriers = start(Orders(sinks(hook=f"echo old >> {tmp_path}/got")))
+    owner.add("a", sink="hook")
+    serve([couriers], lambda: not owner.rows)
+    couriers.reconfigure(Orders(sinks(hook=f"echo new >> {tmp_path}/got")))
+    owner.add("b", sink="hook")
+    serve([couriers], lambda: not owner.rows)
+    assert (tmp_path / "got").read_text() == "old\nnew\n"
+    assert couriers.figures.starts == CourierFigures().starts | {"due": 1, "reload": 1}
 
 
 def test_a_slow_receiver_is_not_taken_for_nothing_to_do(
@@ -127,7 +152,8 @@ def test_a_slow_receiver_is_not_taken_for_nothing_to_do(
 
     monkeypatch.setattr(supervisor, "LINGER", 0.2)
     with Slow() as peer:
-        hook = Webhook(url=Secret(peer.url), allow_private=True)
+        monkeypatch.setenv("HOOK", peer.url)
+        hook = Webhook(url=Secret("HOOK", "env"), allow_private=True)
         couriers = start(Orders({"hook": SinkConfig(webhook=hook)}))
         owner.add("a", sink="hook")
         serve([couriers], lambda: not owner.rows)
@@ -144,33 +170,41 @@ def test_a_courier_that_cannot_be_started_is_tried_again_later(
     owner.add("a")
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", str(tmp_path / "no-python"))
-        waits = []
-        for _ in range(3):
+        now, waits = time.monotonic() - 60.0, list[float]()
+        patched.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now))
+        for _ in range(5):
             couriers.tick()
             waits.append(couriers.patience)
-    assert waits[0] == 0.0  # at once, and then after a pause
-    assert 0.0 < waits[2] < waits[1] <= 1.0
-    assert "cannot be started" in couriers.trouble
-    assert couriers.trouble in caplog.text
+            now += waits[-1]
+    assert waits == pytest.approx([0.0, 1.0, 2.0, 4.0, 8.0])  # at once, and then after pauses that grow
+    assert couriers.trouble.startswith("the courier cannot be started (")
+    assert couriers.trouble in caplog.messages
     assert couriers.figures == CourierFigures()
     serve([couriers], lambda: couriers.figures.running and not couriers.trouble)
     couriers.stop(AT_ONCE)
 
 
 def test_couriers_that_die_are_replaced_and_what_they_had_is_due_again(
-    owner: Owner, start: Start, tmp_path: Path
+    owner: Owner, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    couriers = start(Orders(sinks(hook=f"echo >> {tmp_path}/begun; sleep 60")))
+    couriers = start(Orders(sinks(hook="sleep 60", well="true")))
     owner.add("a", sink="hook")
+    owner.add("b", sink="well")
+    serve([couriers], lambda: owner.results)
     for number in range(1, 4):
-        serve([couriers], lambda: len(owner.given) == number)  # noqa: B023 - called in this round
+        serve([couriers], lambda: len(owner.given) == 1 + number)  # noqa: B023 - called in this round
         os.kill(pid_of(couriers), signal.SIGKILL)
         serve([couriers], lambda: owner.endings == number)  # noqa: B023 - as above
-    serve([couriers], lambda: len(owner.given) == 4)
+        if number == 1:  # at once
+            assert (couriers.figures.running, couriers.trouble) == (True, "")
+    serve([couriers], lambda: len(owner.given) == 5)
+    assert "the courier ended unexpectedly (exit code -9): another is started" in caplog.messages
     assert couriers.figures.starts == CourierFigures().starts | {"due": 1, "crashed": 3}
 
 
-def test_what_may_run_once_is_dead_when_its_courier_ends(owner: Owner, start: Start) -> None:
+def test_what_may_run_once_is_dead_when_its_courier_ends(
+    owner: Owner, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
     couriers = start(Orders(sinks(hook="sleep 60")))
     owner.add("a", sink="hook", once=True)
     serve([couriers], lambda: owner.given)
@@ -178,12 +212,14 @@ def test_what_may_run_once_is_dead_when_its_courier_ends(owner: Owner, start: St
     serve([couriers], lambda: owner.endings)
     (row,) = owner.rows
     assert (row.state, row.error.partition(":")[0]) == ("dead", "interrupted")
+    assert f"sink hook: `announced` of event e-a: {row.error}" in caplog.messages
 
 
 def test_a_courier_that_takes_no_turn_is_killed_and_replaced(
     owner: Owner, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(supervisor, "OVERDUE", 2)
+    caplog.set_level("DEBUG", "notbefore")
     couriers = start(Orders(sinks(hook="sleep 60")))
     owner.add("a", sink="hook")
     serve([couriers], lambda: owner.given)
@@ -192,7 +228,8 @@ def test_a_courier_that_takes_no_turn_is_killed_and_replaced(
     serve([couriers], lambda: couriers.figures.starts.get("hung"))
     with pytest.raises(ProcessLookupError):
         os.kill(hangs, 0)
-    assert "has taken no turn for 2 s: it is killed" in caplog.text
+    assert f"courier {hangs} started: due" in caplog.messages
+    assert "the courier has taken no turn for 2 s: it is killed and replaced" in caplog.messages
     serve([couriers], lambda: len(owner.given) == 2)
 
 
@@ -264,8 +301,15 @@ def test_a_courier_is_given_no_secret_of_the_environment(monkeypatch: pytest.Mon
     names = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS", "NOTBEFORE_X__Y", "TOKEN")
     for name in (*names, "HTTPS_PROXY"):
         monkeypatch.setenv(name, "x")
+    monkeypatch.setattr(sys, "argv", ["notbefore", "run", "my.yml"])
     fleet = FleetConfig(EventHub(connection_string=Secret("TOKEN", "env")))
-    found = environment(make_orders(Config(fleet=fleet)))
+    told: Any = {"sinks": sinks(hook="true"), "messages": Messages(advice={"Reboot": "Run."})}
+    orders = make_orders(Config(fleet=fleet, log=Log("json", "debug"), **told))
+    assert replace(orders, variables={}) == Orders(
+        **told, log_format="json", log_level="debug", hidden=("TOKEN",), command=("run", "my.yml")
+    )
+    assert {*orders.variables} == {name for name in os.environ if name.startswith("NOTBEFORE_")}
+    found = environment(orders)
     assert not {*names} & found.keys()
     assert found["HTTPS_PROXY"] == "x"
 
@@ -303,6 +347,7 @@ end = socket.socket(fileno=os.dup(0))
 end.recv(1)
 frame = msgspec.msgpack.encode({hello})
 end.sendall(struct.pack("!I", len(frame)) + frame)
+end.recv(1)
 """
 
 
@@ -316,11 +361,11 @@ def test_one_of_another_version_that_works_is_a_reason_to_end(
     couriers = Supervisor(Orders(), owner, lambda: None)
     couriers.tick()
     assert not couriers.figures.running
-    another(installed, __main__=saying())
+    another(installed, __main__=saying(schema=SCHEMA_VERSION))
     serve([couriers], lambda: couriers.successor)  # though nothing is due
     assert (couriers.successor, couriers.patience) == ("99.0", 0.0)
     assert couriers.figures.starts["upgrade"] == 1
-    assert "notbefore 99.0 is installed, and works" in caplog.text
+    assert f"notbefore 99.0 is installed, and works: this one ({notbefore.__version__}) ends for it" in caplog.messages
     owner.add("a")
     couriers.tick()  # it waits for the agent of that version
     assert (couriers.figures.running, owner.left) == (False, {"a": "pending"})
@@ -329,18 +374,19 @@ def test_one_of_another_version_that_works_is_a_reason_to_end(
 @pytest.mark.parametrize(
     ("hello", "why"),
     [
-        ({"problem": "ImportError: no azure"}, "ImportError: no azure"),
-        ({"schema": 1}, "it cannot read what"),
+        ({"problem": "ImportError: no azure"}, "notbefore 99.0 is installed instead of {}: ImportError: no azure"),
+        ({"schema": 1}, "notbefore 99.0 is installed instead of {}: it cannot read what {} has written"),
+        ({"schema": "?"}, "the courier does not start (exit code -9)"),
     ],
 )
 def test_one_of_another_version_that_does_not_work_is_none(
-    installed: Path, owner: Owner, hello: dict[str, object], why: str
+    installed: Path, owner: Owner, hello: dict[str, object], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     couriers = Supervisor(Orders(), owner, lambda: None)
     another(installed, __main__=saying(**hello))
     serve([couriers], lambda: couriers.trouble)
-    assert why in couriers.trouble
-    assert "99.0" in couriers.trouble
+    assert why.replace("{}", notbefore.__version__) in couriers.trouble
+    assert ("the courier is not understood (Expected `int`, got `str`" in caplog.text) == (hello == {"schema": "?"})
     assert couriers.successor == ""
     another(installed, __main__=saying())  # somebody has installed it anew
     serve([couriers], lambda: couriers.successor)
