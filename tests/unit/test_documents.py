@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import yaml
 
-from notbefore.commands.main import parsed
+from notbefore.commands.main import COMMANDS, parsed
 from notbefore.config.load import load
 from notbefore.config.model import Config
 from notbefore.config.sinks import KINDS
@@ -137,6 +137,9 @@ def test_every_command_can_be_typed() -> None:
             parsed(words if len(words) > 1 else [*words, "--help"])  # only its name: there must be one of that name
         except SystemExit as end:
             assert end.code == 0, f"{name}: {line}"
+    table = TEXTS[ROOT / "README.md"].partition("## The commands")[2].partition("\n## ")[0]
+    assert set(re.findall(r"(?m)^\| `([\w-]+)", table)) <= {*COMMANDS, "--version"}
+    assert [name for name in COMMANDS if f"`{name}" not in table] == []
 
 
 # ---- links and names
