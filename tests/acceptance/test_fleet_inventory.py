@@ -37,8 +37,8 @@ def events(fleet: RunningFleet, *words: str) -> str:
 def test_a_vm_of_the_inventory_that_is_never_heard_from_is_missing_until_it_is(
     hub: Hub, hook: HttpPeer, tmp_path: Path
 ) -> None:
-    inventory = tmp_path / "inventory.txt"
-    inventory.write_text("web_0\ndata_0\nweb_9\n")
+    inventory, whose = tmp_path / "inventory.txt", f"{A.subscription_id}/{A.resource_group}"
+    inventory.write_text("".join(f"{whose}/{name}\n" for name in ("web_0", "data_0", "web_9")))
     config = configured(tmp_path, hub, hook.url, inventory_file="inventory.txt", missing_after="3s")
     send(hub, [beat(A), beat(B), report(A, "announced", "E-1")])
     with RunningFleet(config, tmp_path / "state") as fleet:
@@ -57,10 +57,10 @@ def test_a_vm_of_the_inventory_that_is_never_heard_from_is_missing_until_it_is(
 
         inventory.write_text("web 0\n")
         eventually(lambda: fleet.metric('notbefore_fleet_errors_total{part="inventory"}'))
-        assert "inventory: ValueError: line 1: expected the name of a VM, got 'web 0'" in fleet.log
+        assert "inventory: ValueError: line 1: expected SUBSCRIPTION/RESOURCE_GROUP/NAME, got 'web 0'" in fleet.log
         assert fleet.json("/api/v1/fleet/events")["missing"] == ["web_9"]
 
-        inventory.write_text("web_0\nDATA_0\n")
+        inventory.write_text(f"{whose}/web_0\n{whose}/DATA_0\n".upper())
         eventually(lambda: fleet.json("/api/v1/fleet/events")["missing"] == [])
         assert fleet.stop() == 0
 

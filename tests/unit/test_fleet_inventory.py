@@ -12,8 +12,8 @@ A, B = vm("web_0"), vm("web_1")
 
 
 def test_a_file_of_names_may_have_comments_and_empty_lines() -> None:
-    found = read_inventory(b"\xef\xbb\xbf# the web\r\nWeb_0\r\n\r\nweb_1  # the second\n")
-    assert found == {"web_0": ("Web_0", Place()), "web_1": ("web_1", Place())}
+    found = read_inventory(b"\xef\xbb\xbf# the web\r\ns/rg/Web_0\r\n\r\ns/rg/web_1  # the second\n")
+    assert found == {"s/rg/web_0": ("Web_0", Place("s", "rg")), "s/rg/web_1": ("web_1", Place("s", "rg"))}
 
 
 def test_what_az_graph_query_writes_says_where_each_vm_is() -> None:
@@ -29,11 +29,11 @@ def test_what_az_graph_query_writes_says_where_each_vm_is() -> None:
     [
         (b"# nothing\n", "0 VMs"),
         (b'{"data": []}', "line 1"),
-        (b"web_0\nweb\x00\n", "line 2"),
-        (b"a\tb\tc\td\n", "line 1"),
+        (b"s/rg/web_0\ns/rg/web\x00\n", "line 2"),
+        (b"s/rg/a\tb\tc\td\n", "line 1"),
+        (b"rg/web_0\n", "line 1: expected SUBSCRIPTION/RESOURCE_GROUP/NAME, got 'rg/web_0'"),
         (b"/subscriptions/s-1/resourceGroups/rg/web_0\n", "line 1"),
         (b"\xff\xfe", "utf-8"),
-        (b"rg/web_0\nRG/web_0\n", "line 2: rg/web_0 stands there twice"),
     ],
 )
 def test_a_broken_file_says_what_is_wrong(data: bytes, why: str) -> None:

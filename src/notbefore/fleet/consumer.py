@@ -23,7 +23,6 @@ from azure.eventhub.aio import PartitionContext
 from notbefore.config.model import FleetConfig
 from notbefore.core.duration import back_off
 from notbefore.fleet.checkpoints import LostPartitionError, Others
-from notbefore.fleet.inventory import not_heard
 from notbefore.fleet.keeper import Failed, HubClock, Keeper, NotTakenError, Parts, in_words
 from notbefore.fleet.mutes import NOTE, Mute, is_muted, read_mutes
 from notbefore.fleet.partition import Partition
@@ -205,7 +204,7 @@ class Consumer:
             heard = {key for one in self._others.found.values() for key in one.heard}
             heard |= {key for fold in self.keeper.folds for key in fold.silence.heard}
             now = max(held.fold.position.enqueued, self._parts.clock.now() - MARGIN)
-            expected = await asyncio.to_thread(not_heard, inventory.vms, heard)
+            expected = {key: vm for key, vm in inventory.vms.items() if key not in heard}
             held.fold.missing.expect(expected, now, self._config.missing_after.seconds)
 
     # ---- what the SDK calls

@@ -2,7 +2,6 @@
 
 import logging
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +13,7 @@ from notbefore.web.access import Signature, signature
 MAX_BYTES: Final = 64 * 1024 * 1024  # of the file
 MAX_VMS: Final = 200_000
 MAX_LINE: Final = 4 * MAX_NAME  # characters
-VM: Final = re.compile("(?:(?:([^/ ]+)/)?([^/ ]+)/)?([^/ ]+)")  # subscription, resource group, name
+VM: Final = re.compile("([^/ ]+)/([^/ ]+)/([^/ ]+)")
 
 log = logging.getLogger("notbefore.fleet.inventory")
 
@@ -22,8 +21,8 @@ log = logging.getLogger("notbefore.fleet.inventory")
 def read_inventory(data: bytes) -> Expected:
     """The VMs of a file; raises ``ValueError`` that says what is wrong with it.
 
-    A line has up to three columns with tabs between: NAME, RESOURCE_GROUP/NAME or SUBSCRIPTION/RESOURCE_GROUP/NAME;
-    the region; the scale set. ``#`` begins a comment.
+    A line has up to three columns with tabs between: SUBSCRIPTION/RESOURCE_GROUP/NAME; the region; the scale set.
+    ``#`` begins a comment.
     """
     if len(data) > MAX_BYTES:
         raise ValueError(f"{len(data)} bytes, expected {MAX_BYTES} at most")
@@ -35,14 +34,9 @@ def read_inventory(data: bytes) -> Expected:
         vm, region, scale_set, *more = [*text.split("\t"), "", ""]
         parts = VM.fullmatch(vm)
         if any(more) or len(text) > MAX_LINE or parts is None or not vm.isprintable():
-            raise ValueError(f"line {number}: expected the name of a VM, got {text[:40]!r}")
-        subscription, group, name = parts.groups("")
-        if (key := vm.casefold()) in found:
-            raise ValueError(
-                f"line {number}: {key} stands there twice: write RESOURCE_GROUP/NAME or"
-                " SUBSCRIPTION/RESOURCE_GROUP/NAME, so that VMs of one name are distinguished"
-            )
-        found[key] = name, one_place(Place(subscription, group, region, scale_set))
+            raise ValueError(f"line {number}: expected SUBSCRIPTION/RESOURCE_GROUP/NAME, got {text[:40]!r}")
+        subscription, group, name = parts.groups()
+        found[vm.casefold()] = name, one_place(Place(subscription, group, region, scale_set))
     if not 0 < len(found) <= MAX_VMS:
         raise ValueError(f"{len(found)} VMs, expected 1 to {MAX_VMS}")
     return found
@@ -65,15 +59,3 @@ class Inventory:
         with self._path.open("rb") as file:
             self.vms = read_inventory(file.read(MAX_BYTES + 1))
         log.info("%s: %d VMs are to be heard from", self._path, len(self.vms))
-
-
-def not_heard(vms: Expected, heard: Iterable[str]) -> Expected:
-    """The VMs of an inventory that are none of those that were heard from, which are given by their whole keys."""
-    known = {end for key in heard for end in _ends(key)}
-    return {key: vm for key, vm in vms.items() if key not in known}
-
-
-def _ends(key: str) -> tuple[str, str, str]:
-    """What an inventory may call a VM: with its subscription and group, with its group, or by its name alone."""
-    shorter = key.partition("/")[2]
-    return key, shorter, shorter.rpartition("/")[2]

@@ -31,7 +31,7 @@ _TOGETHER: Final = ("subscription", "resource_group", "scale_set")
 
 
 Expected = dict[str, tuple[str, Place]]
-"""VMs of an inventory: names and places, by ``SUBSCRIPTION/RESOURCE GROUP/NAME`` in one case, or the end of that."""
+"""VMs of an inventory: names and places, by ``SUBSCRIPTION/RESOURCE GROUP/NAME`` in one case."""
 
 
 class Heard(Struct, array_like=True):
