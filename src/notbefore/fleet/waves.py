@@ -21,6 +21,7 @@ from notbefore.core.change import Change, LifecycleKind, Reason, change_id
 from notbefore.core.document import SCHEDULED as STATUS_SCHEDULED
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
+from notbefore.core.outbox_rows import Schedule
 from notbefore.core.record import WAVE, FleetFacts, Vm, view
 from notbefore.core.routing import SEVERITIES, Route, severity_of
 from notbefore.fleet.hub_records import Place
@@ -107,7 +108,10 @@ class Waves:
     def __init__(self, grouping: Grouping, found: Iterable[Wave] = ()) -> None:
         self._grouping = grouping
         self.open = {wave.key: wave for wave in found}
-        self.next_due = 0.0  # Unix seconds: nothing is due before
+        self._schedule = Schedule[tuple[str, ...]]()  # the keys of those that are due some time
+        for wave in self.open.values():
+            if wave.due is not None:
+                self._schedule.put(wave.key, wave.due)
 
     def note(self, story: Story, now: float, notified: Standing = NEW) -> None:
         """A story has begun or has changed, ``now`` by the hub's clock: its wave is due at once, or with its digest.
@@ -130,7 +134,7 @@ class Waves:
         due = self._due(wave, standing, story, now)
         if wave.due is None or due < wave.due or standing in OVER:
             wave.due = due
-        self.next_due = min(self.next_due, wave.due)
+            self._schedule.put(wave.key, due)
 
     def forget_over(self) -> list[Story]:
         """Take out the stories that are over and of which nobody was notified; returns them."""
@@ -141,22 +145,25 @@ class Waves:
                 del wave.stories[story.event.key]
             if not wave.stories:
                 del self.open[wave.key]
+                self._schedule.drop(wave.key)
         return found
+
+    @property
+    def next_due(self) -> float:
+        """Unix seconds: nothing is due before."""
+        first = self._schedule.first()
+        return float("inf") if first is None else first
 
     def flush(self, now: float) -> Iterator[tuple[Wave, Notification | None]]:
         """The waves that are due by ``now`` in the order of their moments, with what is to be notified of each.
 
         Those that are over are no longer among the open ones then.
         """
-        if now < self.next_due:
-            return
-        due = [(wave.due, wave) for wave in self.open.values() if wave.due is not None and wave.due <= now]
-        for moment, wave in sorted(due, key=lambda one: (one[0], one[1].event_key)):
-            made = self._notify(wave, moment)
+        while (key := self._schedule.pop(now)) is not None:
+            made = self._notify(wave := self.open[key])
             if wave.notified in OVER:
-                del self.open[wave.key]
+                del self.open[key]
             yield wave, made
-        self.next_due = min((wave.due for wave in self.open.values() if wave.due is not None), default=float("inf"))
 
     def _event_key(self, story: Story, notified: Standing) -> str:
         """Of a new wave; one that begins again with the same event, which was over, is another one."""
@@ -182,8 +189,8 @@ class Waves:
         digest = max(now, wave.notified_at + grouping.group_interval)
         return min(soon, digest) if _is_urgent(wave, story, now) and digest - now > left / SHARE_OF_DIGEST else digest
 
-    def _notify(self, wave: Wave, moment: float) -> Notification | None:
-        wave.due = None  # first: if it fails, it keeps no other wave waiting
+    def _notify(self, wave: Wave) -> Notification | None:
+        moment, wave.due = wave.due or 0.0, None  # first: if it fails, it keeps no other wave waiting
         standing, now = wave.standing, from_unix(moment)
         if wave.notified is STARTED and standing is SCHEDULED:  # it stays started
             standing = STARTED
