@@ -195,13 +195,17 @@ def test_a_reader_that_stops_reading_stops_nobody_else(imds: Simulator, tmp_path
         agent.read()
 
 
-def test_while_imds_is_silent_nobody_says_that_nothing_is_scheduled(imds: Simulator, tmp_path: Path) -> None:
+def test_while_imds_is_silent_nobody_says_that_nothing_is_scheduled(
+    imds: Simulator, hook: HttpPeer, tmp_path: Path
+) -> None:
     def asked(agent: RunningAgent, *words: str) -> tuple[int, str, str]:
         done = notbefore("events", "--url", f"http://127.0.0.1:{agent.port}", *words)
         return done.returncode, done.stdout, done.stderr
 
-    with RunningAgent(imds.endpoint, tmp_path) as agent:
+    config = {"heartbeat": {"every": "10s", "ping_url": f"{hook.url}/uuid"}}
+    with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
         assert asked(agent) == (0, "Nothing is scheduled.\n", "")
+        assert eventually(lambda: hook.requests)[0].path in ("/uuid/start", "/uuid")  # IMDS may have been faster
         imds.fault("status", times=100_000)
         eventually(lambda: get(agent.port, "/readyz")[0] == 503)
         for words in ((), ("--json",)):
@@ -209,6 +213,9 @@ def test_while_imds_is_silent_nobody_says_that_nothing_is_scheduled(imds: Simula
             assert (code, out) == (1, "")
             assert "it is not known what is scheduled now: the last good answer of IMDS is" in error
         assert b"Nothing was scheduled when IMDS last answered" in get(agent.port, "/")[1]
+        eventually(lambda: hook.requests[-1].path == "/uuid/fail")
+        assert b"the last good answer of IMDS is" in hook.requests[-1].body
+        assert agent.metric("notbefore_courier_running") == 0  # no process was started for it
         imds.clear()
         imds.set_document(scheduled())
         agent.reported("announced")

@@ -86,16 +86,6 @@ def test_a_malformed_start_request_is_a_bad_request_and_approves_nothing(
     assert (refused.status_code, simulator.start_requests) == (400, [])
 
 
-@pytest.mark.parametrize("status", [302, 429, 599])  # 599 has no name
-def test_a_status_is_answered_once_and_then_the_document(
-    simulator: Simulator, session: requests.Session, status: int
-) -> None:
-    simulator.fault("status", status)
-    answer = session.get(simulator.endpoint + EVENTS, timeout=PATIENCE, allow_redirects=False)
-    assert answer.status_code == status
-    assert listed(simulator, session) == []
-
-
 def test_neither_a_held_client_nor_a_kept_connection_is_answered_or_keeps_a_thread_once_it_closes(
     session: requests.Session,
 ) -> None:
