@@ -15,7 +15,8 @@ def test_each_clock_is_measured_for_itself_and_what_was_before_it_was_switched_o
     meter.switch(on=True)
     clock.go(6.1, steady=0.0)  # put right after a freeze in which the monotonic clock stood still
     gap = meter.take()
-    assert (gap.wall, gap.monotonic) == (pytest.approx(6.0), 0.0)
+    assert gap.wall == pytest.approx(6.0)
+    assert gap.monotonic == 0.0
     clock.go(-100, steady=0.0)
     assert meter.take() == NOTHING
     meter.switch(on=False)
