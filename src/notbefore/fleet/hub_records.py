@@ -1,4 +1,4 @@
-"""Bytes of the hub -> ``Report`` (a change that a VM reports), ``Beat`` (its sign of life) or ``Poison``. Pure.
+"""Bytes of the hub -> ``Report`` (a change that a VM reports) or ``Beat`` (its sign of life). Pure.
 
 Only the fields that the fleet needs are decoded.
 """
@@ -139,11 +139,12 @@ class Beat(_From, frozen=True, kw_only=True):
     interval: Seconds = field(default=300.0, name="notbefore.heartbeat.interval_seconds")
 
 
-class Poison(Struct, frozen=True):
-    """What cannot be read, and why."""
+class PoisonError(Exception):
+    """A record that is not used, and why."""
 
-    reason: PoisonReason
-    detail: str = ""
+    def __init__(self, reason: PoisonReason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
 
 
 class PartitionFigures(Struct):
@@ -173,20 +174,20 @@ _DECODERS: Final[dict[str, msgspec.json.Decoder[Report] | msgspec.json.Decoder[B
 }
 
 
-def read(body: bytes) -> Report | Beat | Poison | None:
-    """What a record of the hub says; ``None`` for what is of no use here, such as approvals."""
+def read(body: bytes) -> Report | Beat | None:
+    """What a record of the hub says; ``None`` for what is of no use here, such as approvals. Raises ``PoisonError``."""
     if len(body) > MAX_BYTES:
-        return Poison("too_large", f"{len(body)} bytes")
+        raise PoisonError("too_large", f"{len(body)} bytes")
     try:
         envelope = _envelopes.decode(body)
         if (kind := envelope.type) not in _DECODERS:
-            return Poison("newer" if kind.startswith("notbefore.") else "foreign", kind[:200])
+            raise PoisonError("newer" if kind.startswith("notbefore.") else "foreign", kind[:200])
         decoder = _DECODERS[kind]
         return None if decoder is None else _complete(decoder.decode(envelope.data), envelope.data, body)
     except msgspec.ValidationError as error:
-        return Poison("wrong_shape" if b"notbefore." in body[:2000] else "foreign", str(error))
+        raise PoisonError("wrong_shape" if b"notbefore." in body[:2000] else "foreign", str(error)) from None
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and msgspec.DecodeError are ValueErrors
-        return Poison("not_json", str(error))
+        raise PoisonError("not_json", str(error)) from None
 
 
 def _complete(found: Report | Beat, data: msgspec.Raw, body: bytes) -> Report | Beat:

@@ -15,7 +15,7 @@ import msgspec
 from notbefore.core.document import VANISHING
 from notbefore.core.outbox_rows import OutboxImage
 from notbefore.fleet.history import PastEvent
-from notbefore.fleet.hub_records import Beat, PartitionFigures, Poison, Report, read
+from notbefore.fleet.hub_records import Beat, PartitionFigures, PoisonError, Report, read
 from notbefore.fleet.silence import Silence
 from notbefore.fleet.snapshot import Closed, Position, Snapshot
 from notbefore.fleet.story import CANCELED, ENDED, NEW, OVER, STARTED, STRENGTH, Story, from_unix
@@ -52,8 +52,8 @@ class Events:
         for key, closed in self._state.closed.items():
             self._by_id.setdefault(closed.event_key, key)
 
-    def report(self, report: Report, now: float) -> str | Poison:
-        """Take in a report; returns what it was: see ``RESULTS``."""
+    def report(self, report: Report, now: float) -> str:
+        """Take in a report; returns what it was: see ``RESULTS``. Raises ``PoisonError`` before it changes anything."""
         key = report.place.group + report.event_id.casefold()
         story = self.open.get(key)
         if story is not None and story.standing in OVER and report.reason == "came_back":
@@ -64,11 +64,11 @@ class Events:
         if story.began is not None and report.time < story.began:
             return "late"  # of the event before
         before = _weight(story.event.resources)
-        if _weight(report.resources) > before and self._is_full(story.sender):
-            return Poison("too_many", f"VMs of open events of {story.sender}")
+        if _weight(report.resources) > before and self._is_full(story):
+            raise PoisonError("too_many", f"VMs of open events of {story.sender}")
         story.heard_at = now
         news = story.add(report)
-        self._count(story.sender, _weight(story.event.resources) - before)
+        self._count(story, _weight(story.event.resources) - before)
         if news:
             if not story.by_affected:
                 self._locate(story)
@@ -81,14 +81,14 @@ class Events:
             if (story := self.open.get(group + event_id.casefold())) is not None:
                 story.heard_at = now
 
-    def _begin(self, key: str, report: Report, now: float) -> str | Poison:
+    def _begin(self, key: str, report: Report, now: float) -> str:
         """A report of an event that is not open."""
         closed = self._state.closed.get(key)
         if closed is not None and not _reopens(closed, report):
             return "late"
         story, notified = Story.begin(report), NEW
-        if self._is_full(story.sender):
-            return Poison("too_many", f"open events of {story.sender}")
+        if self._is_full(story):
+            raise PoisonError("too_many", f"open events of {story.sender}")
         story.heard_at = now
         if closed is not None:
             if report.reason == "came_back":
@@ -105,16 +105,15 @@ class Events:
 
     def _keep(self, key: str, story: Story) -> None:
         self.open[key] = story
-        self._count(story.sender, _weight(story.event.resources))
+        self._count(story, _weight(story.event.resources))
         story.shares_id = self._by_id.setdefault(story.event.key, key) != key
 
-    def _is_full(self, sender: str) -> bool:
+    def _is_full(self, story: Story) -> bool:
         """There is no room for more: what one VM invents costs no other VM's event anything."""
-        bounds = zip(_owners(sender), (MAX_OPEN, MAX_OPEN_OF_GROUP, MAX_OPEN_OF_ONE), strict=True)
-        return any(self._taken[one] >= bound for one, bound in bounds)
+        return any(self._taken[one] >= bound for one, bound in _bounds(story).items())
 
-    def _count(self, sender: str, more: int) -> None:
-        for one in _owners(sender):
+    def _count(self, story: Story, more: int) -> None:
+        for one in _bounds(story):
             self._taken[one] += more
             if not self._taken[one]:
                 del self._taken[one]
@@ -165,7 +164,7 @@ class Events:
 
     def _close(self, story: Story, now: float) -> None:
         del self.open[story.key]
-        self._count(story.sender, -_weight(story.event.resources))
+        self._count(story, -_weight(story.event.resources))
         if len(self._state.past) < MAX_WAITING:  # who writes them deletes what is written, the first ones
             self._state.past.append(PastEvent.closed_at(now, story))
         if story.event.event_type in VANISHING and story.standing is not CANCELED:
@@ -241,19 +240,19 @@ class Partition:
         self.state.position = at
         try:
             result = self._take(read(body), at.enqueued)
+        except PoisonError as error:
+            result = self._set_aside(error)
         except Exception as error:  # noqa: BLE001 - nobody foresaw it: set aside, it keeps no other record waiting
             self.figures.errors["fold"] += 1
-            result = self._set_aside(Poison("failed", f"please report it: {type(error).__name__}: {error}"), error)
-        if isinstance(result, Poison):
-            result = self._set_aside(result)
+            result = self._set_aside(PoisonError("failed", f"please report it: {type(error).__name__}: {error}"), error)
         self.figures.records[result] += 1
 
-    def _set_aside(self, poison: Poison, error: Exception | None = None) -> str:
+    def _set_aside(self, poison: PoisonError, error: Exception | None = None) -> str:
         """Count a record that is not used; log the first one of each partition and reason."""
         said, kind = self.figures.said, (self.name, poison.reason)
         text = "partition %s, sequence number %d: a record is not used (%s: %s); more of them are only counted"
         level = logging.DEBUG if kind in said else logging.WARNING
-        log.log(level, text, self.name, self.position.sequence, poison.reason, poison.detail[:200], exc_info=error)
+        log.log(level, text, self.name, self.position.sequence, poison.reason, str(poison)[:200], exc_info=error)
         said.add(kind)
         self.figures.poison[poison.reason] += 1
         return "poison"
@@ -294,14 +293,12 @@ class Partition:
                 if made is not None:
                     yield made
 
-    def _take(self, found: Report | Beat | Poison | None, now: float) -> str | Poison:
-        """Take in what a record says; returns what it was: see ``RESULTS``."""
+    def _take(self, found: Report | Beat | None, now: float) -> str:
+        """Take in what a record says; returns what it was: see ``RESULTS``. Raises ``PoisonError``."""
         if found is None:
             return "skipped"
-        if isinstance(found, Poison):
-            return found
         if not self.silence.hear(found, now):
-            return Poison("too_many", f"VMs in the group {found.place.group}")
+            raise PoisonError("too_many", f"VMs in the group {found.place.group}")
         if isinstance(found, Report):
             return self.events.report(_in_time(found, now), now)
         self.events.listed(found.place.group, found.listed, now)
@@ -321,10 +318,9 @@ def _in_time(report: Report, now: float) -> Report:
     return msgspec.structs.replace(report, time=time, first_seen=first_seen, not_before=due)
 
 
-def _owners(sender: str) -> tuple[str, str, str]:
+def _bounds(story: Story) -> dict[str, int]:
     """Whose bounds an event counts for: everybody's, those of the group, and of the VM that reported it first."""
-    subscription, group, _ = sender.split("/", 2)
-    return "", f"{subscription}/{group}/", sender
+    return {"": MAX_OPEN, story.group: MAX_OPEN_OF_GROUP, story.sender: MAX_OPEN_OF_ONE}
 
 
 def _weight(resources: tuple[str, ...]) -> int:
