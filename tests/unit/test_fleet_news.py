@@ -259,7 +259,7 @@ def test_a_forged_duration_keeps_no_snapshot_from_being_written(seconds: int) ->
     log.read(forged)
     log.add(B, "announced", "E1")
     assert log.fold.figures.poison == {"wrong_shape": 1}
-    assert {wave.event_key for wave in written(log.fold).waves} == {"e1"}
+    assert {wave.event_key for wave in written(log.fold).waves.values()} == {"e1"}
 
 
 def test_an_interval_of_ages_keeps_no_vm_for_ever() -> None:

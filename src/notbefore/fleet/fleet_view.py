@@ -103,9 +103,8 @@ class FleetView:
         folds, others = self._consumer.keeper.folds, self._consumer.others()
         partitions = [ShownPartition(fold.name, None) for fold in folds]
         partitions += [ShownPartition(name, max(0.0, now.timestamp() - one.at)) for name, one in others.items()]
-        waves = [wave for fold in folds for wave in list(fold.events.waves.open.values())]
-        waves += [wave for one in others.values() for wave in one.waves]
         states = [*(fold.state for fold in folds), *others.values()]
+        waves = [wave for state in states for wave in list(state.waves.values())]
         heard = [one for state in states for one in list(state.heard.values())]
         return FleetEvents(
             trouble=self._unknown({one.name for one in partitions}),

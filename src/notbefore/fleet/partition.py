@@ -46,7 +46,7 @@ class Events:
         self._limit = grouping.over_after
         self._taken: Counter[str] = Counter()  # open events: in all, by group, and by the VM that reported them first
         self._by_id: dict[str, str] = {}  # EventId -> the key of the first event that has it
-        for wave in state.waves:
+        for wave in state.waves.values():
             for story in wave.stories.values():
                 self._keep(story.key, story)
         for key, closed in self._state.closed.items():
@@ -210,10 +210,8 @@ class Partition:
 
     def snapshot(self, at: float, outbox: OutboxImage | None = None) -> bytes:
         """All that is needed to go on from here, as MessagePack: see ``read_snapshot``."""
-        state = self.state
-        state.waves, state.silent, state.missing = (list(one.open.values()) for one in self._every)
-        state.at, state.outbox = at, outbox or OutboxImage()
-        return msgspec.msgpack.encode(state)
+        self.state.at, self.state.outbox = at, outbox or OutboxImage()
+        return msgspec.msgpack.encode(self.state)
 
     def hub_has(self, partitions: int) -> None:
         """So many partitions. Where they were fewer, its VMs may send their heartbeats to another one by now."""
@@ -288,7 +286,7 @@ class Partition:
                 yield from one.look(now, unwatched, events.is_gone, events.explained)
         for waves in self._every:
             for wave, made in waves.flush(now):
-                if wave.key not in waves.open:  # it is over
+                if wave.notified in OVER:
                     events.close(wave.stories.values(), now)
                 if made is not None:
                     yield made

@@ -7,7 +7,7 @@ same rules. Times are Unix seconds of the hub's clock.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from sys import intern
 from typing import Final
 
@@ -20,7 +20,7 @@ from notbefore.core.document import Event
 from notbefore.core.text import sha256
 from notbefore.fleet.hub_records import Beat, Place, Report, one_place
 from notbefore.fleet.story import FINISHED, STARTED, Story, from_unix
-from notbefore.fleet.waves import Grouping, Wave, Waves
+from notbefore.fleet.waves import Grouping, OpenWaves, Waves
 
 INTERVALS: Final = 3  # without a sign of life, after which a VM is silent
 FORGET_SECONDS: Final = 86_400.0  # after which a silent VM is no longer expected: somebody has deleted it
@@ -51,9 +51,7 @@ class Silence:
     ``expect`` gives, and not about those that were heard from.
     """
 
-    def __init__(
-        self, grouping: Grouping, waves: Iterable[Wave], heard: dict[str, Heard], *, missing: bool = False
-    ) -> None:
+    def __init__(self, grouping: Grouping, waves: OpenWaves, heard: dict[str, Heard], *, missing: bool = False) -> None:
         self.heard = heard
         self.waves = Waves(replace(grouping, group_by=_TOGETHER), waves)
         self._groups = Counter(one.place.group for one in heard.values())

@@ -11,9 +11,9 @@ from notbefore.core.outbox_rows import OutboxImage
 from notbefore.fleet.history import PastEvent
 from notbefore.fleet.silence import Heard
 from notbefore.fleet.story import Standing
-from notbefore.fleet.waves import Wave
+from notbefore.fleet.waves import OpenWaves
 
-FORM: Final = 6  # of a snapshot
+FORM: Final = 7  # of a snapshot
 MAX_SNAPSHOT: Final = 256 * 1024 * 1024  # bytes of one that is not compressed
 
 
@@ -36,21 +36,21 @@ class Closed(Struct, array_like=True):
 
 
 class Snapshot(Struct, array_like=True):
-    """What a partition's fold knows. The waves are those of the moment at which it is written down."""
+    """What a partition's fold knows: while it is read, the fold changes it in place."""
 
     form: int = FORM
     at: float = 0.0  # when it was written down: this, and the times below, are Unix seconds of the hub's clock
     position: Position = Position()
     partitions: int = 0  # of the hub
     backlog: int = -1  # see ``Partition``
-    waves: list[Wave] = []
-    silent: list[Wave] = []
-    missing: list[Wave] = []
+    waves: OpenWaves = {}
+    silent: OpenWaves = {}
+    missing: OpenWaves = {}
     closed: dict[str, Closed] = {}  # in the order in which they were over
     vanished: dict[str, float] = {}  # VMs that an event has deleted, and when
     heard: dict[str, Heard] = {}
     expected: dict[str, Heard] = {}  # VMs of the inventory that are not heard from
-    outbox: OutboxImage = OutboxImage()
+    outbox: OutboxImage = OutboxImage()  # as it was when it was written down
     past: list[PastEvent] = []  # events that are over, and not in the history yet
     muted: set[str] = set()  # event keys of open waves that nobody was notified of
 

@@ -74,7 +74,6 @@ class Grouping(Struct, frozen=True):
 class Wave(Struct, array_like=True):
     """One group of stories. Mutable: only ``Waves`` changes it."""
 
-    key: tuple[str, ...]  # subscription and resource group, the values of ``group_by``, the routes
     event_key: str  # what its notifications are known by
     stories: dict[str, Story] = {}
     notified: Standing = NEW  # what was notified last
@@ -92,6 +91,10 @@ class Wave(Struct, array_like=True):
         return next((one for one in (STARTED, SCHEDULED, FINISHED, CANCELED, ENDED) if one in found), NEW)
 
 
+OpenWaves = dict[tuple[str, ...], Wave]
+"""By what is one wave: subscription and resource group, the values of ``group_by``, the routes (``Story.labels``)."""
+
+
 class Notification(Struct, frozen=True):
     """A change of a wave, with whose it is, and what is only known of many VMs."""
 
@@ -103,15 +106,15 @@ class Notification(Struct, frozen=True):
 
 
 class Waves:
-    """The waves of one partition; ``found``: those of who had it before."""
+    """The waves of one partition; ``found``: those of who had it before. They are changed in place."""
 
-    def __init__(self, grouping: Grouping, found: Iterable[Wave] = ()) -> None:
+    def __init__(self, grouping: Grouping, found: OpenWaves) -> None:
         self._grouping = grouping
-        self.open = {wave.key: wave for wave in found}
-        self._schedule = Schedule[tuple[str, ...]]()  # the keys of those that are due some time
-        for wave in self.open.values():
+        self.open = found
+        self._schedule = Schedule[tuple[str, ...]]()  # of those that are due some time
+        for labels, wave in found.items():
             if wave.due is not None:
-                self._schedule.put(wave.key, wave.due)
+                self._schedule.put(labels, wave.due)
 
     def note(self, story: Story, now: float, notified: Standing = NEW) -> None:
         """A story has begun or has changed, ``now`` by the hub's clock: its wave is due at once, or with its digest.
@@ -125,7 +128,7 @@ class Waves:
         wave = self.open.get(story.labels)
         if wave is None:
             key = self._event_key(story, notified)
-            wave = self.open[story.labels] = Wave(story.labels, key, notified=notified, nth=story.nth)
+            wave = self.open[story.labels] = Wave(key, notified=notified, nth=story.nth)
         wave.stories[story.event.key] = story
         # the first one, and one that goes another way by now
         if (not wave.routed or ways != story.labels[-1]) and (vm := vm_of([story])) not in wave.routed:
@@ -134,18 +137,18 @@ class Waves:
         due = self._due(wave, standing, story, now)
         if wave.due is None or due < wave.due or standing in OVER:
             wave.due = due
-            self._schedule.put(wave.key, due)
+            self._schedule.put(story.labels, due)
 
     def forget_over(self) -> list[Story]:
         """Take out the stories that are over and of which nobody was notified; returns them."""
         found: list[Story] = []
-        for wave in [one for one in self.open.values() if one.notified is NEW]:
+        for labels, wave in [one for one in self.open.items() if one[1].notified is NEW]:
             found += (over := [story for story in wave.stories.values() if story.standing in OVER])
             for story in over:
                 del wave.stories[story.event.key]
             if not wave.stories:
-                del self.open[wave.key]
-                self._schedule.drop(wave.key)
+                del self.open[labels]
+                self._schedule.drop(labels)
         return found
 
     @property
@@ -159,10 +162,10 @@ class Waves:
 
         Those that are over are no longer among the open ones then.
         """
-        while (key := self._schedule.pop(now)) is not None:
-            made = self._notify(wave := self.open[key])
+        while (labels := self._schedule.pop(now)) is not None:
+            made = self._notify(wave := self.open[labels])
             if wave.notified in OVER:
-                del self.open[key]
+                del self.open[labels]
             yield wave, made
 
     def _event_key(self, story: Story, notified: Standing) -> str:
