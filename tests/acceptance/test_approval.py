@@ -1,17 +1,18 @@
 """Approval, as the installed agent does it: what reaches IMDS is counted there."""
 
-import json
-import os
-import socket
 import stat
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from notbefore.agent.control_socket import ControlReply, ControlRequest, ask_agent
+from notbefore.errors import NotBeforeError
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, notbefore
 from support.azure import FUTURE, ID, ME, PEER, body, item
-from support.needs import needs
+from support.needs import needs, ordinary_user
 
 APPROVALS = 'azure_scheduled_event_approvals_total{result="%s",rule="%s"}'
 SWITCHES = ((True, True, False), (True, True, True), (True, False, False), (False, True, False))
@@ -22,17 +23,13 @@ def listed(incarnation: int = 2, **fields: Any) -> bytes:
     return body(item(**{"NotBefore": FUTURE, "EventSource": "User", **fields}), incarnation=incarnation)
 
 
-def configuration(directory: Path, *rules: dict[str, Any], enabled: bool = True, dry_run: bool = False) -> str:
-    directory.mkdir(exist_ok=True)
-    path = directory / "notbefore.yml"
-    policy = {"enabled": enabled, "dry_run": dry_run, "rules": list(rules)}
-    path.write_text(json.dumps({"approval": policy}), encoding="utf-8")
-    return str(path)
-
-
-def agent_of(imds: Simulator, tmp_path: Path, *rules: dict[str, Any], **switches: bool) -> RunningAgent:
-    config = configuration(tmp_path, *rules, **switches)
-    return RunningAgent(imds.endpoint, tmp_path / "state", config, "--allow-approval")
+def agent_of(
+    imds: Simulator, tmp_path: Path, *rules: dict[str, Any], allowed: bool = True, **switches: bool
+) -> RunningAgent:
+    policy = {"enabled": True, "dry_run": False, "rules": list(rules), **switches}
+    tmp_path.mkdir(exist_ok=True)
+    words = ["--allow-approval"] if allowed else []
+    return RunningAgent(imds.endpoint, tmp_path / "state", {"approval": policy}, *words)
 
 
 def waited(imds: Simulator, polls: int = 10) -> None:
@@ -59,9 +56,7 @@ def test_nothing_is_sent_unless_both_keys_are_on_and_it_is_no_dry_run(tmp_path: 
         for number, (allowed, enabled, dry_run) in enumerate(SWITCHES):
             imds = stack.enter_context(Simulator((ME, PEER)))
             imds.set_document(listed())
-            config = configuration(tmp_path / str(number), USERS, enabled=enabled, dry_run=dry_run)
-            words = ("--allow-approval",) if allowed else ()
-            agent = RunningAgent(imds.endpoint, tmp_path / str(number) / "state", config, *words)
+            agent = agent_of(imds, tmp_path / f"{number}", USERS, allowed=allowed, enabled=enabled, dry_run=dry_run)
             running.append((allowed, enabled, dry_run, imds, stack.enter_context(agent)))
         for allowed, enabled, dry_run, imds, agent in running:
             waited(imds)
@@ -136,34 +131,11 @@ def test_only_root_and_the_agents_user_may(imds: Simulator, tmp_path: Path) -> N
         for place in (agent.state, path):
             place.chmod(0o777)
         for place in tmp_path.parents:
-            if place.stat().st_mode & 0o005 != 0o005:
-                place.chmod(place.stat().st_mode | 0o005)
+            if place.stat().st_mode & 0o055 != 0o055:
+                place.chmod(place.stat().st_mode | 0o055)
         tmp_path.chmod(0o755)
         imds.set_document(listed())
         agent.reported("announced")
-        assert "only root and the agent's own user" in asked_by(65534, path, {"event_id": ID, "content": "x"})
+        with ordinary_user(), pytest.raises(NotBeforeError, match=r"^only root and the agent's own user may ask this$"):
+            ask_agent(agent.state, ControlRequest(ID, "x"), ControlReply)
         assert imds.start_requests == []
-
-
-def asked_by(user: int, path: Path, order: dict[str, Any]) -> str:
-    """What another user is answered; a fork, since that user cannot read this Python."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups([])
-            os.setgid(user)
-            os.setuid(user)
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(20)
-                connection.connect(str(path))
-                connection.sendall(json.dumps(order).encode() + b"\n")
-                os.write(writer, connection.recv(9999))
-        except OSError as error:
-            os.write(writer, str(error).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    os.waitpid(child, 0)
-    with os.fdopen(reader) as answer:
-        return answer.read()

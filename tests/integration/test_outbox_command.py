@@ -4,8 +4,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,8 +26,7 @@ from notbefore.store.store import Store
 from support.agent import eventually, notbefore
 from support.azure import T0, event
 from support.box import delivery, rows_of
-
-NOBODY = 65534
+from support.needs import ordinary_user
 
 
 def dead(name: str, **fields: Any) -> Delivery:
@@ -119,19 +117,6 @@ def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
         store.outbox.courier_ended()
         assert done("drop", "a", "--state-dir", str(tmp_path)) == "1 dropped.\n"
         control.stop()
-
-
-@contextmanager
-def ordinary_user() -> Iterator[None]:
-    """This process as somebody who is not root."""
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        if root:
-            os.seteuid(0)
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there are other permissions on Windows")

@@ -27,7 +27,7 @@ from notbefore.courier.orders import Hello, Orders
 from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.metrics.totals import CourierFigures
 from notbefore.store import SCHEMA_VERSION
-from support.agent import eventually
+from support.agent import courier_of, eventually
 from support.owner import RECORD, Owner, serve
 from support.peers import HttpPeer, Say
 
@@ -60,17 +60,6 @@ def start(owner: Owner) -> Iterator[Start]:
 def sinks(**scripts: str) -> dict[str, SinkConfig]:
     """Commands of the shell."""
     return {name: SinkConfig(command=Command(command=("/bin/sh", "-c", script))) for name, script in scripts.items()}
-
-
-def pid_of(couriers: Supervisor) -> int:
-    """The courier that runs: the newest child of this process that is one."""
-
-    def found() -> list[str]:
-        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text(encoding="ascii").split()
-        return [one for one in children if b"notbefore.courier" in Path(f"/proc/{one}/cmdline").read_bytes()]
-
-    assert couriers.figures.running
-    return int(eventually(found)[-1])
 
 
 @pytest.mark.alone
@@ -193,7 +182,7 @@ def test_couriers_that_die_are_replaced_and_what_they_had_is_due_again(
     serve([couriers], lambda: owner.results)
     for number in range(1, 4):
         serve([couriers], lambda: len(owner.given) == 1 + number)  # noqa: B023 - called in this round
-        os.kill(pid_of(couriers), signal.SIGKILL)
+        os.kill(courier_of(os.getpid()), signal.SIGKILL)
         serve([couriers], lambda: owner.endings == number)  # noqa: B023 - as above
         if number == 1:  # at once
             assert (couriers.figures.running, couriers.trouble) == (True, "")
@@ -208,7 +197,7 @@ def test_what_may_run_once_is_dead_when_its_courier_ends(
     couriers = start(Orders(sinks(hook="sleep 60")))
     owner.add("a", sink="hook", once=True)
     serve([couriers], lambda: owner.given)
-    os.kill(pid_of(couriers), signal.SIGKILL)
+    os.kill(courier_of(os.getpid()), signal.SIGKILL)
     serve([couriers], lambda: owner.endings)
     (row,) = owner.rows
     assert (row.state, row.error.partition(":")[0]) == ("dead", "interrupted")
@@ -223,7 +212,7 @@ def test_a_courier_that_takes_no_turn_is_killed_and_replaced(
     couriers = start(Orders(sinks(hook="sleep 60")))
     owner.add("a", sink="hook")
     serve([couriers], lambda: owner.given)
-    hangs = pid_of(couriers)
+    hangs = courier_of(os.getpid())
     os.kill(hangs, signal.SIGSTOP)
     serve([couriers], lambda: couriers.figures.starts.get("hung"))
     with pytest.raises(ProcessLookupError):
@@ -237,7 +226,7 @@ def test_one_that_reads_nothing_keeps_nobody_waiting(start: Start) -> None:
     class Stopping(Owner):
         def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[Delivery]:
             if not self.given:
-                os.kill(pid_of(couriers), signal.SIGSTOP)
+                os.kill(courier_of(os.getpid()), signal.SIGSTOP)
             return super().exchange(results, room)
 
     owner = Stopping()
@@ -252,7 +241,7 @@ def test_one_that_reads_nothing_keeps_nobody_waiting(start: Start) -> None:
         couriers.tick()
     assert time.monotonic() - begun < 5.0
     assert couriers.watched[1]
-    os.kill(pid_of(couriers), signal.SIGCONT)
+    os.kill(courier_of(os.getpid()), signal.SIGCONT)
     serve([couriers], lambda: not owner.rows)
 
 
@@ -285,7 +274,7 @@ def test_a_courier_holds_the_lock_of_its_agent_and_its_programs_do_not(
     owner.add("a", sink="hook")
     serve([couriers], lambda: (tmp_path / "files").exists() and (tmp_path / "files").read_text())
     assert f"-> {tmp_path}\n" not in (tmp_path / "files").read_text()
-    courier = pid_of(couriers)
+    courier = courier_of(os.getpid())
     os.close(lock)
     another = os.open(tmp_path, os.O_RDONLY)
     with pytest.raises(BlockingIOError):

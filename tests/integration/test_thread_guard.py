@@ -30,16 +30,8 @@ def parse(*_):
     raise RuntimeError("a mistake of ours")
 
 tracker.parse = parse
-sys.exit(main())
+sys.exit(main(sys.argv[3:]))
 """
-
-
-class BrokenAgent(RunningAgent):
-    """Each document that it reads meets a mistake in the code."""
-
-    @staticmethod
-    def before(_state: Path) -> list[str]:
-        return ["sh", "-c", 'shift 3; exec "$0" -c "$BROKEN" "$@"', sys.executable]
 
 
 class Failing:
@@ -80,9 +72,12 @@ def test_what_met_an_unforeseen_error_is_taken_in_at_the_next_poll(
 def test_an_agent_whose_polling_always_fails_ends_with_a_code_that_has_it_restarted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("BROKEN", BROKEN)
+    broken = tmp_path / "broken"
+    broken.write_text(f"#!{sys.executable}{BROKEN}", encoding="utf-8")
+    broken.chmod(0o755)
+    monkeypatch.setattr(RunningAgent, "python", str(broken))
     monkeypatch.setenv("NOTBEFORE_LOG__FORMAT", "json")
-    with Simulator((ME,)) as imds, BrokenAgent(imds.endpoint, tmp_path / "state").at_once() as agent:
+    with Simulator((ME,)) as imds, RunningAgent(imds.endpoint, tmp_path / "state").at_once() as agent:
         eventually(lambda: agent.answers("/healthz"))
         eventually(lambda: agent.metric("notbefore_unforeseen_errors_total"))
         assert agent.process.wait(30) == 1

@@ -97,6 +97,22 @@ def configured(state: Path, values: dict[str, Any]) -> str:
     return str(file)
 
 
+def courier_of(pid: int) -> int:
+    """The id of the courier that a process has started last, once there is one."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+
+    def couriers() -> list[int]:
+        # one that has ended, and that the agent has not waited for yet, has no command line any more
+        found = []
+        for child in children.read_text(encoding="ascii").split():
+            with suppress(OSError):  # it has ended in the meantime
+                if b"notbefore.courier" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    found.append(int(child))
+        return found
+
+    return eventually(couriers)[-1]
+
+
 class RunningAgent:
     """``notbefore run`` against an endpoint; its records are collected from its standard output."""
 
@@ -211,19 +227,7 @@ class RunningAgent:
 
     def courier(self) -> int:
         """The id of the courier's process, once there is one."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-
-        def couriers() -> list[int]:
-            # one that has ended, and that the agent has not waited for yet, has no command line any more
-            found = []
-            for child in children.read_text(encoding="ascii").split():
-                with suppress(OSError):  # it has ended in the meantime
-                    command = Path(f"/proc/{child}/cmdline").read_bytes()
-                    if b"notbefore.courier" in command:
-                        found.append(int(child))
-            return found
-
-        return int(eventually(couriers)[0])
+        return courier_of(self.process.pid)
 
     @property
     def kinds(self) -> list[str]:

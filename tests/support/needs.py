@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 
@@ -74,6 +75,19 @@ def not_seen(reasons: Iterable[str]) -> str:
     """What a run did not see, in one line: how many tests for want of what."""
     counted = Counter(reason.removeprefix("Skipped: ") for reason in reasons)
     return f"{counted.total()} skipped: " + ", ".join(f"{n} {reason}" for reason, n in counted.most_common())
+
+
+@contextmanager
+def ordinary_user() -> Iterator[None]:
+    """This process as somebody who is not root."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
 
 
 def compile_library(source: Path, library: Path) -> None:
