@@ -9,6 +9,7 @@ import pytest
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import Routing, Terms, deliveries
+from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm
 from notbefore.core.routing import DurationRange, Match, Route, route
@@ -57,6 +58,9 @@ def test_how_near_it_is_imds_clock_says_where_that_of_the_vm_is_wrong(hours: int
         far = item(EventType="Reboot", NotBefore=f"{at(60 * minutes):%a, %d %b %Y %H:%M:%S GMT}")
         (one,) = diff(Tracked(), document(far), Observation(instant, ME)).changes
         assert severity(one) == expected
+        reminded = Routing((Route(sinks=("hub",), remind_before=(Duration("5m"),)),), {"hub": Terms()})
+        (now, reminder) = deliveries(one, b"{}", reminded, Vm(name=ME))
+        assert reminder.due - now.due == 60 * (minutes - 5)
 
 
 def test_the_first_route_wins_unless_it_goes_on() -> None:

@@ -89,6 +89,7 @@ class Change(Struct, Step, frozen=True):
     previous_scope: Scope | None = None  # where it was another: Resources moved
     outcome: Outcome | None = None  # for ``canceled``, ``finished``, ``ended``
     not_before: datetime | None = None  # the last one known: Azure empties it once the event is started
+    ahead_seconds: float | None = None  # from ``time`` to NotBefore; ``None`` without one, and once it was Started
     notice_seconds: float | None = None  # from the first sight to NotBefore; 0 when it began without notice
     scheduled_seconds: float | None = None  # from the first sight to the start (or the cancellation)
     started_seconds: float | None = None  # from the start to the end

@@ -158,12 +158,12 @@ def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: 
 
 def _reminders(change: Change, way: Route, message: Delivery) -> Iterator[Delivery]:
     """The reminders of a change before NotBefore."""
-    event, not_before = change.event, change.event.not_before
+    event, ahead = change.event, change.ahead_seconds
     last = change.no_longer_affected and way.announce_by != "all"
-    if last or change.kind not in ("announced", "updated") or not_before is None:
+    if last or change.kind not in ("announced", "updated") or ahead is None:
         return
     near = way.severity or severity_of(event.event_type, None, event.duration)
-    start = not_before.timestamp()
+    start = message.created + ahead  # by the clock of ``created``, however wrong it is
     # a notice that is shorter than that: the change itself says it
     times = sorted({start - one.seconds for one in way.remind_before if start - one.seconds > message.created})
     ends = [*times[1:], start + REMINDER_GRACE]  # the next one replaces it

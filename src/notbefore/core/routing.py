@@ -9,7 +9,7 @@ from typing import Final, Literal, get_args
 from msgspec import Struct
 
 from notbefore.core.change import Change, ChangeKind, Scope
-from notbefore.core.document import PREEMPT, PROMISED, REBOOTING, STARTED, VANISHING, Event
+from notbefore.core.document import PREEMPT, PROMISED, REBOOTING, VANISHING, Event
 from notbefore.core.duration import Duration
 from notbefore.core.record import Vm
 
@@ -140,12 +140,7 @@ def severity_of(event_type: str, ahead: float | None, duration: int | None) -> S
 
 def severity_at_once(change: Change) -> Severity:
     """Return how severe a change is when it is seen."""
-    event, not_before, ahead = change.event, change.not_before, None
-    if event.event_status != STARTED and not_before is not None:
-        ahead = (not_before - change.time).total_seconds()
-        if change.notice_seconds is not None:  # by IMDS's clock: the wall clock of a VM may be hours off
-            ahead = change.notice_seconds - (change.time - change.first_seen).total_seconds()
-    return severity_of(event.event_type, ahead, event.duration)
+    return severity_of(change.event.event_type, change.ahead_seconds, change.event.duration)
 
 
 def route(change: Change, routes: tuple[Route, ...], vm: Vm | None, sinks: tuple[str, ...]) -> dict[str, Route]:

@@ -90,6 +90,11 @@ class TrackedEvent(Struct, frozen=True):
         """The change that led to this; ``identity``: its id, ``time``: when it was seen."""
         kind, reason = step
         start = self.start if self.beginning_seen and self.start_seen else None
+        ahead = None
+        if self.event.event_status != STARTED and self.not_before is not None:
+            ahead = (self.not_before - time).total_seconds()
+            if self.notice is not None:  # by IMDS's clock: the wall clock of a VM may be hours off
+                ahead = self.notice - (time - self.first_seen).total_seconds()
         return Change(
             id=identity,
             kind=kind,
@@ -100,6 +105,7 @@ class TrackedEvent(Struct, frozen=True):
             incarnation=incarnation,
             first_seen=self.first_seen,
             not_before=self.not_before,
+            ahead_seconds=ahead,
             notice_seconds=self.notice,
             scheduled_seconds=elapsed(self.seen, start) if start is not None else None,
         )

@@ -297,6 +297,7 @@ def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Stand
         reason = "corrected"
     elif over and any(story.given_up for story in stories):
         reason = "as_far_as_known"
+    not_before = event.not_before or min((one.not_before for one in stories if one.not_before), default=None)
     change = Change(
         id=change_id(wave.event_key, kind, str(wave.number) if kind == "updated" else "", wave.nth),
         kind=kind,
@@ -308,7 +309,8 @@ def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Stand
         first_seen=first_seen,
         previous=wave.notified_event,
         outcome=OUTCOMES.get(standing),
-        not_before=event.not_before or min((one.not_before for one in stories if one.not_before), default=None),
+        not_before=not_before,
+        ahead_seconds=_seconds(now, not_before) if event.event_status != STATUS_STARTED else None,
         notice_seconds=min((one.notice for one in measured if one.notice is not None), default=None),
         scheduled_seconds=_seconds(first_seen, started) if kind == "started" else None,
         started_seconds=_seconds(started, ended),
