@@ -11,10 +11,11 @@ from notbefore.core.delivery import (
     SETTLING,
     Delivery,
     Routing,
+    Targets,
     Terms,
     deliveries,
     heartbeat_delivery,
-    sinks_of,
+    targets_of,
 )
 from notbefore.core.duration import Duration
 from notbefore.core.record import Record, Vm
@@ -91,6 +92,9 @@ def test_there_may_be_several_reminders_each_with_its_time() -> None:
     ]
     assert [one.expires for one in reminders] == [reminders[1].due, start + REMINDER_GRACE]
     assert len({one.delivery_id for one in (chat, *reminders)}) == 3
+    assert {one.others for one in made(change({}), Route(sinks=("chat", "hub"), remind_before=times))} == {
+        ("chat",), ("hub",),
+    }  # fmt: skip
 
 
 def test_who_is_still_affected_opens_the_alert_after_the_one_that_left_has_closed_it() -> None:
@@ -117,13 +121,14 @@ def test_a_sign_of_life_is_worth_nothing_once_the_next_one_is_due() -> None:
     assert sign.delivery_id != heartbeat_delivery("hub", ME, b"{}", 1300.0, 300.0).delivery_id
 
 
-def test_the_sinks_of_a_record_are_those_that_the_routes_name_for_its_change() -> None:
+def test_the_targets_of_a_record_are_those_that_the_routes_name_for_its_change() -> None:
     of = change({})
     line = Record.of(of, VM).line()
     routes = (Route(match=Match(change=("announced",), scope=("self",)), sinks=("ops",)), Route(sinks=("rest",)))
-    assert sinks_of(line, Routing(routes, {"ops": Terms(), "rest": Terms()}), VM) == ("ops",)
-    assert sinks_of(line, Routing(routes[1:], {"rest": Terms()}), VM) == ("rest",)
-    assert sinks_of(b"{}", Routing(routes, {}), VM) == ()
+    routes = (msgspec.structs.replace(routes[0], fallback=("ops", "rest")), routes[1])
+    assert targets_of(line, Routing(routes, {"ops": Terms(), "rest": Terms()}), VM) == Targets(("ops",), ("rest",))
+    assert targets_of(line, Routing(routes[1:], {"rest": Terms()}), VM) == Targets(("rest",))
+    assert targets_of(b"{}", Routing(routes, {}), VM) == Targets()
 
 
 def test_a_fallback_that_has_the_change_by_its_own_route_is_not_given_it_twice() -> None:

@@ -1,5 +1,7 @@
 """The rules of the outbox: order, retries, expiry, repetition, fallback, and what is counted."""
 
+from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 import msgspec
@@ -7,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.core.delivery import EXPIRING_KINDS, Delivery, delivery_id
+from notbefore.core.delivery import EXPIRING_KINDS, Delivery, Targets, delivery_id
 from notbefore.core.outbox import DEAD_SECONDS, INTERRUPTED, LONGEST_ASKED, REPEAT_SECONDS, Bounds, Outbox, SendResult
 from notbefore.core.outbox_rows import OutboxImage
 from notbefore.metrics.totals import view_of
@@ -349,7 +351,7 @@ def test_what_waits_is_told_by_sink_and_severity(box: Box) -> None:
 def test_what_waits_for_a_sink_that_is_gone_goes_where_the_routes_lead_now(box: Box) -> None:
     gone, reminder = delivery(others=("mail",)), delivery(kind="reminder", due=50.0, expires=99.0)
     box.put(gone, reminder, delivery("f", sink="hub"))
-    left = box.outbox.redirect({"ops", "mail", "hub"}, lambda _row: ("ops", "mail", "old"), 5)
+    left = box.outbox.redirect({"ops", "mail", "hub"}, lambda _row: Targets(("ops", "mail", "old")), 5)
     assert ids(left) == [gone.delivery_id, reminder.delivery_id]
     assert [(row.sink, row.kind, row.due, row.expires) for row in box.rows()] == [
         ("hub", "announced", 0, 1e9), ("ops", "announced", 0, 1e9),
@@ -359,17 +361,28 @@ def test_what_waits_for_a_sink_that_is_gone_goes_where_the_routes_lead_now(box: 
     assert [one.sink for one in box.lease(5, ops=9, chat=9)] == ["ops"]
 
 
+def test_a_fallback_that_is_gone_is_that_of_the_routes_now_for_what_waits_there_and_what_may_come(box: Box) -> None:
+    now = Targets(("chat",), ("pager", "hub"))
+    box.put(critical(), msgspec.structs.replace(critical(event_key="f"), change_id="d", fallback_at=110.0))
+    box.lease(60, chat=0)  # of the first one there are copies
+    assert len(box.outbox.redirect({"chat", "hub", "pager"}, lambda _row: now, 61)) == 1
+    box.lease(110)
+    assert sorted((row.event_key, row.sink) for row in box.rows() if row.note) == [
+        ("e", "hub"), ("e", "pager"), ("f", "hub"), ("f", "pager"),
+    ]  # fmt: skip
+
+
 def test_what_no_route_names_another_sink_for_is_dead_with_that_reason(box: Box) -> None:
     box.put(delivery(), delivery("f"), delivery("g"))
     box.lease(2, *[accepted(one, repeat=60.0) for one in box.lease(1, chat=1)], chat=0)
     (under_way,) = box.lease(2, chat=1)
-    assert len(box.outbox.redirect({"hub"}, lambda _row: (), 3)) == 2
+    assert len(box.outbox.redirect({"hub"}, lambda _row: Targets(), 3)) == 2
     assert [(row.state, row.error) for row in box.rows()] == [
         ("pending", ""),  # a courier has it
         ("dead", "no sink of the name chat is configured"),
     ]
     box.lease(4, failed(under_way))
-    assert len(box.outbox.redirect({"hub"}, lambda _row: (), 5)) == 1
+    assert len(box.outbox.redirect({"hub"}, lambda _row: Targets(), 5)) == 1
     assert {row.state for row in box.rows()} == {"dead"}
 
 
@@ -503,7 +516,7 @@ def test_what_may_run_once_and_goes_to_another_sink_is_written_as_begun_there_to
     box = Box(patience=1.0)
     box.put(delivery(once=True))
     box.lease(1)  # it is marked as begun
-    box.outbox.redirect({"ops"}, lambda _row: ("ops",), 1)
+    box.outbox.redirect({"ops"}, lambda _row: Targets(("ops",)), 1)
     assert [row.begun for row in box.rows()] == [False]
 
 
@@ -534,17 +547,25 @@ def test_the_end_of_an_event_follows_to_those_of_its_fallback_that_got_its_begin
 STEPS: list[Any] = ["announced", "updated", "started", "finished"]
 
 
+def both(kind: Any, number: int, now: float, after: float) -> Iterator[Delivery]:
+    """A change that goes to two sinks with one fallback, the second of which is waited for longer."""
+    for at, sink in enumerate(("chat", "hub")):
+        late = now + after * (1 + at)
+        one = delivery(kind=kind, sink=sink, created=now, due=now, expires_with_event=kind in EXPIRING_KINDS)
+        yield msgspec.structs.replace(
+            one, change_id=str(number), fallback=("mail",), fallback_at=late if late < inf else None
+        )
+
+
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.booleans(), st.sampled_from([1.0, 40.0, 70.0])), max_size=8))
 def test_a_fallback_is_sent_each_change_once_and_nothing_that_is_older_than_the_end(
     steps: list[tuple[Any, bool, float]],
 ) -> None:
-    """Of one event, whose sink is refused every message; ``steps``: a change, its severity, the seconds after it."""
+    """Of one event, whose sinks are refused every message; ``steps``: a change, its severity, the seconds after it."""
     box, now, sent = Box(), 0.0, list[Delivery]()
     for number, (kind, is_critical, seconds) in enumerate([*steps, ("updated", False, 200.0)]):
-        one = delivery(kind=kind, created=now, due=now, fallback=("mail",), expires_with_event=kind in EXPIRING_KINDS)
-        one = msgspec.structs.replace(one, change_id=str(number), fallback_at=now + 60 if is_critical else None)
-        box.take(kind, "e", one, now=now)
-        had = box.lease(now, chat=9, mail=9)
+        box.take(kind, "e", *both(kind, number, now, 60.0 if is_critical else inf), now=now)
+        had = box.lease(now, chat=9, hub=9, mail=9)
         while had:
             now += seconds / 10
             sent += [each for each in had if each.sink == "mail"]
@@ -574,7 +595,7 @@ def test_what_is_made_for_another_sink_is_the_same_but_for_what_that_one_must_no
     box.put(one, reminder, now=10)
     box.lease(20, chat=1)
     box.lease(21, failed(one, error="503"), chat=0)
-    box.outbox.redirect({"ops"}, lambda _row: ("ops",), 25)
+    box.outbox.redirect({"ops"}, lambda _row: Targets(("ops",), ("hub",)), 25)
     assert box.rows() == [
         replace(one, sink="ops", delivery_id=delivery_id("c", "ops"), due=22, seq=3),
         replace(reminder, sink="ops", delivery_id=delivery_id(reminder.delivery_id, "ops"), seq=4),
@@ -609,6 +630,6 @@ def test_what_goes_to_another_sink_before_the_time_is_known_is_as_old_as_it_was(
     box.put(delivery(expires=600.0))
     again = Outbox(lambda: 1.0, patience=0.0)
     again.restore(box.image(0), 5, time_known=False)
-    again.redirect({"ops"}, lambda _row: ("ops",), 5)
+    again.redirect({"ops"}, lambda _row: Targets(("ops",)), 5)
     again.advance(300)
     assert [(row.sink, row.expires) for row in again.rows.chosen()] == [("ops", 305.0)]

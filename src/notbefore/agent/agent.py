@@ -25,7 +25,7 @@ from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.tracker import Tracker
 from notbefore.agent.view import AgentView, InUse
 from notbefore.config.model import Config, HeartbeatConfig, Otlp
-from notbefore.core.delivery import heartbeat_delivery, sinks_of
+from notbefore.core.delivery import heartbeat_delivery, targets_of
 from notbefore.core.record import Heartbeat, Vm
 from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.errors import ConfigError
@@ -147,7 +147,7 @@ class Agent:
     def _use_sinks(self) -> None:
         """What waits for sinks that are not configured any more goes where the routes lead now."""
         routing, vm = self._config.routing, self._state.snapshot.vm
-        self._store.outbox.use_sinks(routing.sinks.keys(), lambda row: sinks_of(row.record, routing, vm))
+        self._store.outbox.use_sinks(routing.sinks.keys(), lambda row: targets_of(row.record, routing, vm))
 
     # ---- the life of the process
 

@@ -1,7 +1,7 @@
 """``Delivery``: one change that is to go to one sink; ``deliveries(change, ...)`` makes them. Pure."""
 
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -132,15 +132,25 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
     return tuple(found)
 
 
-def sinks_of(record: bytes, routing: Routing, vm: Vm | None) -> tuple[str, ...]:
-    """The sinks that a change goes to by the routes, as far as its ``record`` says what they ask for."""
+class Targets(NamedTuple):
+    """Where a change goes by the routes: to these sinks, and to those of ``fallback`` where one of them fails."""
+
+    sinks: tuple[str, ...] = ()
+    fallback: tuple[str, ...] = ()
+
+
+def targets_of(record: bytes, routing: Routing, vm: Vm | None) -> Targets:
+    """Where a change goes by the routes, as far as its ``record`` says what they ask for."""
     try:
         read = Record.read(record)
     except msgspec.MsgspecError:  # a heartbeat
-        return ()
+        return Targets()
     event = view(Event, read, duration=read.expected_duration_seconds)
     change = view(Change, read, id=read.change_id, kind=read.change, event=event)
-    return tuple(route(change, routing.routes, vm, tuple(routing.sinks)))
+    ways = route(change, routing.routes, vm, tuple(routing.sinks))
+    return Targets(
+        tuple(ways), tuple(dict.fromkeys(name for way in ways.values() for name in way.fallback if name not in ways))
+    )
 
 
 def _settling(change: Change, terms: Terms) -> float:
@@ -180,5 +190,4 @@ def _reminders(change: Change, way: Route, message: Delivery) -> Iterator[Delive
             expires_with_event=True,
             fallback=(),
             fallback_at=None,
-            others=(),
         )

@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import APPROVAL_KINDS, Change
-from notbefore.core.delivery import A_DAY, Delivery, delivery_id
+from notbefore.core.delivery import A_DAY, Delivery, Targets, delivery_id
 from notbefore.core.duration import back_off
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.outbox_rows import LATENCY_BOUNDS, Latency, OutboxImage, OutboxRows
@@ -114,10 +114,14 @@ class Outbox:
         made = [replace(one, final=over) for one in made]
         ends = [end for one in made for end in _followers(self.rows, one)] if over else []
         self.put([*made, *ends], now, wall)
-        followed = {end.sink for end in ends}
-        for row in self.rows.of_event(key):
-            if not followed.isdisjoint(row.fallback):  # nothing of the event is sent there after its end
-                self.rows.put(replace(row, fallback=tuple(name for name in row.fallback if name not in followed)))
+        self._spare(self.rows.of_event(key), [end.sink for end in ends])  # nothing of the event comes after its end
+
+    def _spare(self, rows: Iterable[Delivery], sinks: Collection[str]) -> None:
+        """From now on these deliveries do not go to these sinks as their fallback."""
+        for row in rows:
+            left = tuple(name for name in row.fallback if name not in sinks)
+            if left != row.fallback:
+                self.rows.put(replace(row, fallback=left))
 
     def put(self, made: Iterable[Delivery], now: float, wall: float) -> None:
         """Add deliveries; one whose id is there already is left as it is. ``wall``: Unix seconds of ``now``."""
@@ -184,6 +188,8 @@ class Outbox:
             for name in row.fallback:
                 self._add(_fallback_copy(row, name, now), now)
             self.rows.put(replace(row, fallback_at=None))
+            same = [other for other in self.rows.of_event(row.event_key) if other.change_id == row.change_id]
+            self._spare(same, row.fallback)  # another sink that fails has the same fallback
         return [given for sink, count in room.items() for given in self._give(sink, count, now)]
 
     def release(self, now: float) -> list[Delivery]:
@@ -272,17 +278,19 @@ class Outbox:
             self.rows.remove(row, "dropped")
         return len(found)
 
-    def redirect(
-        self, sinks: Collection[str], targets: Callable[[Delivery], Sequence[str]], now: float
-    ) -> list[Delivery]:
+    def redirect(self, sinks: Collection[str], targets: Callable[[Delivery], Targets], now: float) -> list[Delivery]:
         """After a sink was removed or renamed: what waits for it goes to those that ``targets`` names now, or is dead.
 
-        Returns what left its sink.
+        A fallback of that name is those of the routes now. Returns what left its sink.
         """
+        for row in _at_hand(self.rows, self.rows.by_id):
+            if not set(row.fallback) <= set(sinks):
+                self.rows.put(replace(row, fallback=targets(row).fallback))
         known = _at_hand(self.rows, self.rows.by_id)
         left = [row for row in known if row.sink not in sinks and row.state != "dead"]
         for row in left:
-            names = [name for name in targets(row) if name in sinks and name not in row.others]
+            found = targets(row).fallback if row.note else targets(row).sinks  # with a note it came as a fallback
+            names = [name for name in found if name in sinks and name not in row.others]
             if row.state == "repeating":
                 self.rows.remove(row)
             elif not names:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-from notbefore.core.delivery import Delivery
+from notbefore.core.delivery import Delivery, Targets
 from notbefore.core.outbox import Outbox, SendResult
 from notbefore.errors import StoreError
 from notbefore.metrics.totals import OutboxView, view_of
@@ -65,7 +65,7 @@ class StoredOutbox:
         self._stepped = stepped
         self._to_deliver = to_deliver
         self._sinks: Collection[str] | None = None  # those that are configured
-        self._targets: Callable[[Delivery], Sequence[str]] = lambda _row: ()
+        self._targets: Callable[[Delivery], Targets] = lambda _row: Targets()
 
     @contextmanager
     def opened(self, *, by_courier: bool = False) -> Iterator[tuple[Outbox, float]]:
@@ -107,7 +107,7 @@ class StoredOutbox:
             due = self._outbox.rows.next_due()
             return None if due is None else due - self._clock.boot_time()
 
-    def use_sinks(self, sinks: Collection[str], targets: Callable[[Delivery], Sequence[str]]) -> None:
+    def use_sinks(self, sinks: Collection[str], targets: Callable[[Delivery], Targets]) -> None:
         """From now on these are configured; ``targets``: where a delivery to another sink would go by the routes."""
         with self.opened(by_courier=True) as (outbox, now):
             self._sinks, self._targets = sinks, targets
