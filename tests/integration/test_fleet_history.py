@@ -1,11 +1,8 @@
 """The history of an instance: events that are over, each once; in one file."""
 
-import sqlite3
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
-
-import pytest
 
 from notbefore.fleet.history import History, PastEvent, read_past
 from support.past import THEN, past
@@ -52,9 +49,3 @@ def test_a_damaged_file_is_put_aside_and_begun_anew(tmp_path: Path) -> None:
     write(tmp_path, past("B"))
     assert ids(read_past(history.past(0.0))) == ["B"]
     assert history.path.with_suffix(".damaged").exists()
-
-
-def test_a_disk_that_cannot_be_written_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises((OSError, sqlite3.Error)):
-        write(tmp_path / "file" / "below", past("A"))

@@ -18,7 +18,6 @@ from support.azure import T0
 TYPES: Final = {"Preempt": 30.0, "Freeze": 900.0, "Reboot": 900.0, "Redeploy": 600.0, "Terminate": 300.0}
 GROUPINGS: Final = (("event_id",), ("scale_set", "event_type"), ("region",))
 SEEN: Final = 1.0  # seconds from what happens until a VM reports it, at most
-KINDS: Final = ("announced", "updated", "started", "canceled", "finished", "ended")
 
 Group = tuple[str, str]
 
