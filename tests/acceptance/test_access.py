@@ -10,7 +10,7 @@ import yaml
 
 from notbefore.commands.main import main
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, free_port, notbefore
+from support.agent import RunningAgent, eventually, notbefore
 from support.azure import FUTURE, ID, body, item
 
 PASSWORD = "correct horse"
@@ -99,16 +99,3 @@ def test_the_commands_say_what_is_missing(agent: RunningAgent, place: Path, caps
     (place / "binary").write_bytes(b"\x30\x82\xff")
     code, _, stderr = said("health", str(other), *login)
     assert (code, "binary: cannot read a certificate" in stderr) == (2, True)
-
-
-def test_a_listener_for_everybody_is_refused_unless_that_is_said(tmp_path: Path) -> None:
-    with Simulator() as imds:
-        run = ("run", "--imds", imds.endpoint, "--state-dir", str(tmp_path), "--listen", f"0.0.0.0:{free_port()}")
-        done = notbefore(*run)
-        assert done.returncode == 2
-        assert "server.insecure: true" in done.stderr
-        config = tmp_path / "open.yml"
-        config.write_text("server: {listen: ':10169'}\n", encoding="utf-8")
-        assert notbefore("check-config", str(config)).returncode == 2
-        done = notbefore("check-config", str(config), NOTBEFORE_SERVER__INSECURE="true")
-        assert (done.returncode, done.stderr) == (0, "")

@@ -4,8 +4,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -65,13 +67,6 @@ def waiting(over: threading.Event, begun: threading.Event | None = None) -> Call
     return act
 
 
-def raising(error: Exception) -> Callable[[Message], Receipt]:
-    def act(_message: Message) -> Receipt:
-        raise error
-
-    return act
-
-
 @pytest.mark.parametrize(
     ("error", "state"),
     [
@@ -84,7 +79,7 @@ def raising(error: Exception) -> Callable[[Message], Receipt]:
 )
 def test_whatever_a_sink_raises_is_said_without_secrets(owner: Owner, error: Exception, state: str) -> None:
     owner.add("a")
-    with CourierHere(owner, orders(), lambda _name: Recording(raising(error))) as courier:
+    with CourierHere(owner, orders(), lambda _name: Recording(Mock(side_effect=error))) as courier:
         courier.until(lambda: owner.results)
         courier.leave()
         courier.until(lambda: courier.code == DONE)
@@ -100,13 +95,7 @@ def test_a_record_that_cannot_be_read_is_a_dead_letter(owner: Owner) -> None:
 
 
 def test_a_repetition_that_is_refused_is_reported_as_one(owner: Owner, caplog: pytest.LogCaptureFixture) -> None:
-    answers = iter([Receipt(repeat=0.0)])
-
-    def act(_message: Message) -> Receipt:
-        for receipt in answers:
-            return receipt
-        raise SendError("401", permanent=True)
-
+    act = Mock(side_effect=chain([Receipt(repeat=0.0)], repeat(SendError("401", permanent=True))))
     owner.add("a")
     with CourierHere(owner, orders(), lambda _name: Recording(act)) as courier:
         courier.until(lambda: len(owner.results) == 2)
@@ -120,13 +109,8 @@ def test_a_sink_that_fails_is_logged_once_a_minute_until_it_accepts_again(
     owner: Owner, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "notbefore")
-    answers = [SendError("503"), SendError("504"), SendError("404", permanent=True)]
-
-    def act(_message: Message) -> Receipt:
-        if answers:
-            raise answers.pop(0)
-        return Receipt()
-
+    failures = [SendError("503"), SendError("504"), SendError("404", permanent=True)]
+    act = Mock(side_effect=chain(failures, repeat(Receipt())))
     owner.add("a", "b", "c", "d")
     with CourierHere(owner, orders(), lambda _name: Recording(act)) as courier:
         courier.until(lambda: list(owner.left.values()) == ["dead"])

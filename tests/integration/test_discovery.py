@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -163,15 +164,10 @@ def test_places_that_are_silent_are_no_thread_that_hangs(
 def test_a_machine_that_is_no_azure_vm_is_reported_once(
     silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    searches = []
-
-    def places() -> list[tuple[str, str]]:
-        searches.append(silent)
-        return [("configuration", silent)]
-
+    places = Mock(return_value=[("configuration", silent)])
     for name in ("FIRST_SILENCE", "SEARCH_PAUSE"):
         monkeypatch.setattr(polling, name, 0.2)
     monkeypatch.setattr(elsewhere, "candidates", places)
     with watching(tmp_path, endpoint=silent):
-        eventually(lambda: len(searches) > 2)
+        eventually(lambda: places.call_count > 2)
     assert caplog.text.count("This does not look like an Azure VM") == 1

@@ -4,8 +4,10 @@ import json
 import logging
 import sys
 import threading
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 
@@ -34,24 +36,19 @@ sys.exit(main(sys.argv[3:]))
 """
 
 
-class Failing:
+MISTAKE = RuntimeError("a mistake of ours")
+
+
+def failing(real: Any, times: int) -> Mock:
     """Fails so many times, then does what ``real`` does."""
-
-    def __init__(self, real: Any, times: int) -> None:
-        self.real, self.left = real, times
-
-    def __call__(self, *arguments: Any) -> Any:
-        if self.left:
-            self.left -= 1
-            raise RuntimeError("a mistake of ours")
-        return self.real(*arguments)
+    return Mock(wraps=real, side_effect=chain(repeat(MISTAKE, times), repeat(DEFAULT)))
 
 
 def test_what_met_an_unforeseen_error_is_taken_in_at_the_next_poll(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tracker, "parse", Failing(parse, 3))
-    monkeypatch.setattr(polling, "fetch_vm", Failing(fetch_vm, 1))
+    monkeypatch.setattr(tracker, "parse", failing(parse, 3))
+    monkeypatch.setattr(polling, "fetch_vm", failing(fetch_vm, 1))
     errors, agent = ThreadGuard(), Tracking(tmp_path, Clock())
     with Simulator((ME,)) as imds:
         imds.set_document(body(item("E1")))
@@ -91,7 +88,7 @@ def test_an_agent_whose_polling_always_fails_ends_with_a_code_that_has_it_restar
 def test_vital_work_that_fails_again_and_again_with_no_success_between_is_given_up() -> None:
     ended: list[bool] = []
     errors = ThreadGuard(lambda: ended.append(True))
-    fails = Failing(None, 10**6)
+    fails = Mock(side_effect=MISTAKE)
     for number in range(5 * MAX_IN_A_ROW):
         errors.attempt("main", fails if number % MAX_IN_A_ROW else str)
         errors.attempt("http", fails, vital=False)
@@ -107,7 +104,7 @@ def test_a_thread_that_an_exception_ends_is_logged_and_counted(
 ) -> None:
     errors = ThreadGuard()
     monkeypatch.setattr(threading, "excepthook", errors.thread_ended)
-    thread = threading.Thread(target=Failing(None, 1), name=name)
+    thread = threading.Thread(target=Mock(side_effect=MISTAKE), name=name)
     thread.start()
     thread.join()
     assert errors.count == 1
