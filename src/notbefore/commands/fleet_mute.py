@@ -34,12 +34,12 @@ def run(options: argparse.Namespace) -> int:
     """Mute, end a mute, or list them; returns the exit code. Raises ``NotBeforeError``."""
     import asyncio  # for this command alone
 
-    from notbefore.fleet.keeper import STORE_ERRORS  # for this command alone, with Azure's SDK
+    from notbefore.fleet.checkpoints import FAILURES  # for this command alone, with Azure's SDK
 
     begun = _begun(options) if options.match and not options.end else None
     try:
         left = asyncio.run(_changed(load_configuration(options), begun, options.end))
-    except (*STORE_ERRORS, ValueError) as error:
+    except FAILURES as error:
         raise NotBeforeError(f"the mutes cannot be written or read: {error}") from None
     for one in left:
         sys.stdout.write(f"{one.id}  {one.words}\n")

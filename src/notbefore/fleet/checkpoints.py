@@ -21,7 +21,8 @@ from notbefore.fleet.snapshot import Position, Snapshot, read_snapshot
 from notbefore.store.lock import OwnerLock, private
 
 EVERY: Final = 5.0  # seconds between two looks at most
-FAILURES: Final = (AzureError, OSError, TimeoutError, ValueError)
+STORE_ERRORS: Final = (AzureError, OSError)
+FAILURES: Final = (*STORE_ERRORS, ValueError)  # or what it holds cannot be read
 
 log = logging.getLogger("notbefore.fleet.checkpoints")
 

@@ -13,11 +13,10 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any, Final
 
-from azure.core.exceptions import AzureError
 from msgspec import Struct
 
 from notbefore.config.model import FleetConfig
-from notbefore.fleet.checkpoints import LostPartitionError, Snapshots
+from notbefore.fleet.checkpoints import FAILURES, STORE_ERRORS, LostPartitionError, Snapshots
 from notbefore.fleet.history import History
 from notbefore.fleet.hub_records import PartitionFigures
 from notbefore.fleet.inventory import Inventory
@@ -32,7 +31,6 @@ SHARE: Final = 5  # a snapshot that takes long to write is written less often: a
 LONGEST_PAUSE: Final = 30.0  # seconds until it is written again
 MAX_WORDS: Final = 300  # characters of what an SDK says
 TRUSTED: Final = 600.0  # seconds for which the newest record says the time: then one that seems older does
-STORE_ERRORS: Final = (AzureError, OSError, TimeoutError)
 
 log = logging.getLogger("notbefore.fleet.keeper")
 
@@ -135,7 +133,7 @@ class Keeper:
             if name not in self.partitions:
                 self.partitions[name] = held = await self._restored(name)
                 held.task = asyncio.create_task(self._keep(held))
-        except (*STORE_ERRORS, ValueError) as error:
+        except FAILURES as error:
             raise NotTakenError from error
         fold = self.partitions[name].fold
         fold.hub_has(len(self.ends))

@@ -88,9 +88,7 @@ class FleetOutbox(StoredOutbox):
     def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[Delivery]:
         """As of an agent's outbox; note of which partitions there are news."""
         results = list(results)
-        with self.opened(by_courier=True) as (outbox, now):
-            for one in results:
-                row = outbox.rows.by_id.get(one.delivery_id)
-                if row is not None and one.outcome != "returned":
-                    self._news.add(self._partition_of[row.event_key])
-            return outbox.exchange(results, room, now)
+        with self._memory:  # both at once
+            rows = [self._outbox.rows.by_id.get(one.delivery_id) for one in results if one.outcome != "returned"]
+            self._news |= {self._partition_of[row.event_key] for row in rows if row is not None}
+            return super().exchange(results, room)
