@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, get, notbefore
+from support.agent import RunningAgent, eventually, get, notbefore, polled
 from support.azure import FUTURE, ID, ME, body, item
 from support.file import change_state, read_records, read_state
 from support.peers import HttpPeer
@@ -70,7 +70,8 @@ def test_a_reboot_is_reported_by_the_agent_that_it_killed(imds: Simulator, tmp_p
         eventually(lambda: read_state(tmp_path, "seen"))
         first.stop(signal.SIGKILL)
     beat = read_state(tmp_path, "seen")["wall"]
-    change_times(tmp_path, boot="the boot before")
+    for key in ("seen", "last_running"):  # the last good answer and the last beat
+        change_state(tmp_path, key, boot="the boot before")
     imds.set_document(body(incarnation=9))
     with RunningAgent(imds.endpoint, tmp_path) as second:
         (record,) = second.reported("finished")
@@ -88,8 +89,7 @@ def test_the_interruption_of_a_freeze_is_measured(imds: Simulator, tmp_path: Pat
         agent.process.send_signal(signal.SIGSTOP)
         time.sleep(3)  # this is the freeze itself
         agent.process.send_signal(signal.SIGCONT)
-        polls = imds.requests
-        eventually(lambda: imds.requests > polls + 2)
+        polled(imds, 2)
         imds.set_document(body(incarnation=9))
         *_, last = agent.reported("announced", "started", "finished")
     assert 2.5 < last["azure.scheduled_event.interruption_seconds"] < 15
@@ -98,13 +98,12 @@ def test_the_interruption_of_a_freeze_is_measured(imds: Simulator, tmp_path: Pat
 def test_idle_it_writes_nothing_to_the_disk(imds: Simulator, tmp_path: Path) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as agent:
         agent.metric("up")  # a scrape: all that is opened is open now
-        polls = imds.requests
         # the main thread wakes each 10 s, and reads the outbox once more after the last commit: SQLite notes that in
         # its memory-mapped index. It is measured from then on, and over another waking (a poll each 0.2 s)
-        eventually(lambda: imds.requests > polls + 65)
+        polled(imds, 65)
         os.sync()
         before = written(agent.process.pid)
-        eventually(lambda: imds.requests > polls + 125)
+        polled(imds, 60)
         assert written(agent.process.pid) == before
 
 
@@ -174,19 +173,12 @@ def test_a_second_agent_shares_neither_state_nor_address_with_the_first(imds: Si
     assert (tmp_path / "state").stat().st_mode & 0o077 == 0
 
 
-def change_times(state: Path, **values: Any) -> None:
-    """What is stored of the last good answer and the last beat, with other values."""
-    for key in ("seen", "last_running"):
-        change_state(state, key, **values)
-
-
 @pytest.mark.alone
 def test_a_reader_that_stops_reading_stops_nobody_else(imds: Simulator, tmp_path: Path) -> None:
     with RunningAgent(imds.endpoint, tmp_path, reading=False) as agent:
         imds.set_document(body(*(item(f"id-{number}", NotBefore=FUTURE) for number in range(500)), incarnation=2))
         eventually(lambda: agent.metric(CHANGES % ("announced", "Freeze")) == 500)
-        polls = imds.requests
-        eventually(lambda: imds.requests > polls + 5)
+        polled(imds, 5)
         agent.ready()
         begun = time.monotonic()
         agent.process.terminate()

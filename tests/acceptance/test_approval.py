@@ -10,7 +10,7 @@ import pytest
 from notbefore.agent.control_socket import ControlReply, ControlRequest, ask_agent
 from notbefore.errors import NotBeforeError
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, notbefore
+from support.agent import RunningAgent, eventually, notbefore, polled
 from support.azure import FUTURE, ID, ME, PEER, body, item
 from support.needs import needs, ordinary_user
 
@@ -30,12 +30,6 @@ def agent_of(
     tmp_path.mkdir(exist_ok=True)
     words = ["--allow-approval"] if allowed else []
     return RunningAgent(imds.endpoint, tmp_path / "state", {"approval": policy}, *words)
-
-
-def waited(imds: Simulator, polls: int = 10) -> None:
-    """So many polls have passed: what was to be sent would have been."""
-    now = imds.requests
-    eventually(lambda: imds.requests > now + polls)
 
 
 def last(agent: RunningAgent, kind: str) -> dict[str, Any]:
@@ -59,7 +53,7 @@ def test_nothing_is_sent_unless_both_keys_are_on_and_it_is_no_dry_run(tmp_path: 
             agent = agent_of(imds, tmp_path / f"{number}", USERS, allowed=allowed, enabled=enabled, dry_run=dry_run)
             running.append((allowed, enabled, dry_run, imds, stack.enter_context(agent)))
         for allowed, enabled, dry_run, imds, agent in running:
-            waited(imds)
+            polled(imds, 10)
             by_hand = notbefore("approve", ID, "--yes", "--state-dir", str(agent.state))
             both = allowed and enabled and not dry_run
             assert (len(imds.start_requests) > 0) == both, (allowed, enabled, dry_run)
@@ -82,7 +76,7 @@ def test_an_event_that_a_rule_names_is_approved_once_and_reported(imds: Simulato
         record = last(agent, "approved")
         assert (record["rule"], record["by"], record["reason"], record["requests"]) == ("users", "rule", "accepted", 1)
         eventually(lambda: "started" in agent.kinds)
-        waited(imds)
+        polled(imds, 10)
         assert imds.start_requests == [event_id]
         assert agent.kinds == ["announced", "approved", "started"]
         assert agent.metric(APPROVALS % ("approved", "users")) == 1

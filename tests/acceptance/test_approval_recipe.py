@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +14,7 @@ import yaml
 
 from notbefore.courier.sinks.command import run, variables
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, eventually, notbefore
+from support.agent import RunningAgent, eventually, notbefore, polled
 from support.azure import FUTURE, body, item
 from support.needs import needs
 from support.peers import HttpPeer, Say
@@ -60,15 +59,6 @@ def imds() -> Iterator[Simulator]:
         yield simulator
 
 
-def has_started(agent: RunningAgent) -> bool:
-    return "started" in agent.kinds
-
-
-def waited(imds: Simulator, polls: int = 30) -> None:
-    now = imds.requests
-    eventually(lambda: imds.requests > now + polls)
-
-
 def test_three_agents_approve_and_not_before_the_last_is_prepared(imds: Simulator, tmp_path: Path) -> None:
     with ExitStack() as stack:
         prepared = stack.enter_context(Prepared(tmp_path))
@@ -83,13 +73,13 @@ def test_three_agents_approve_and_not_before_the_last_is_prepared(imds: Simulato
             agent.reported("announced")
         for vm in (VMS[1], VMS[0]):
             prepared.vms.add(vm)
-            waited(imds)
+            polled(imds, 30)
             assert imds.start_requests == []
         prepared.vms.add(VMS[2])
         eventually(lambda: imds.start_requests)
         for agent in agents:
-            eventually(partial(has_started, agent))
-        waited(imds)
+            eventually(lambda: "started" in agent.kinds)  # noqa: B023 - it is called here
+        polled(imds, 30)
         assert set(imds.start_requests) == {event_id}  # the deputies may have asked in the same moment
         by = [one for agent in agents for one in agent.records if "azure.scheduled_event.approval.by" in one]
         assert {one["azure.scheduled_event.approval.reason"] for one in by} == {"all VMs are prepared"}

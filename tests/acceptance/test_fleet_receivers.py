@@ -33,7 +33,7 @@ class Receivers:
         self.hub = stack.enter_context(Hub(directory))
         self.slack, self.pager = stack.enter_context(SlackServer()), stack.enter_context(PagerDuty())
         self.hook, self.behind = stack.enter_context(HttpPeer()), stack.enter_context(HttpPeer())
-        self.mail = stack.enter_context(MailPeer(directory))
+        self.mail = stack.enter_context(MailPeer())
         route = {"group_by": ["alertname", "event_id"], "group_wait": "1s", "group_interval": "1s"}
         hook = {"name": "hook", "webhook_configs": [{"url": self.behind.url, "send_resolved": True}]}
         # an alert that has no end of its own is over soon: one of the fleet is not sent again while its event lasts

@@ -9,7 +9,7 @@ import yaml
 
 from notbefore.simulator.server import Simulator
 from peers.otlp import Receiver, attributes, metrics_of, series
-from support.agent import RunningAgent, eventually, get
+from support.agent import RunningAgent, eventually, get, polled
 from support.azure import FUTURE, ID, ME, body, item
 from support.peers import Say
 
@@ -36,8 +36,7 @@ def test_a_receiver_that_hangs_holds_neither_the_beat_nor_the_end(imds: Simulato
         config = configured(tmp_path, receiver.url, {"endpoint": "http://127.0.0.1:9"}, timeout="5m")
         with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
             eventually(lambda: receiver.requests)
-            polls = imds.requests
-            eventually(lambda: imds.requests > polls + 10)
+            polled(imds, 10)
             assert get(agent.port, "/readyz")[0] == 200
             assert agent.stop() == 0  # it waits 20 s; the export would wait for five minutes
 
@@ -64,8 +63,7 @@ def test_without_it_nothing_of_it_is_loaded_and_a_reload_brings_it_and_takes_it(
             agent.process.send_signal(signal.SIGHUP)
             eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 2)
             last = metrics_of(receiver.metrics[-1])
-            polls = imds.requests
-            eventually(lambda: imds.requests > polls + 10)  # two intervals
+            polled(imds, 10)  # two intervals
             assert metrics_of(receiver.metrics[-1]) == last
 
 

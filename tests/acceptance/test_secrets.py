@@ -119,8 +119,8 @@ def zoo_of(directory: Path, stack: ExitStack) -> Zoo:
     zoo.add("webhook-untrusted", "webhook", {**hook, "allow_private": True})
     zoo.add("webhook-private", "webhook", zoo.found("url", f"http://127.0.0.1:1/{zoo.secret()}"))
     zoo.add("slack-nowhere", "slack", zoo.found("url", f"https://no.such.host.invalid/{zoo.secret()}"))
-    asks = stack.enter_context(MailPeer(directory, tls="starttls", password="right", authority=authority))
-    plain = stack.enter_context(MailPeer(directory))
+    asks = stack.enter_context(MailPeer(tls="starttls", password="right", authority=authority))
+    plain = stack.enter_context(MailPeer())
     zoo.http("nonsense", f"http://127.0.0.1:{plain.port}")  # it speaks SMTP
     zoo.mail("untrusted", asks.port, "starttls")
     zoo.mail("no-auth", plain.port, "none")

@@ -18,7 +18,7 @@ from notbefore.imds import elsewhere
 from notbefore.imds.elsewhere import address_in, candidates, why_not
 from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
-from support.agent import eventually, free_port
+from support.agent import eventually, free_port, polled
 from support.raw_server import answer, serving
 from support.tracking import Tracking
 
@@ -121,8 +121,7 @@ def test_what_was_found_is_kept_until_it_is_silent_for_long(
         with watching(tmp_path, endpoint=silent) as (agent, watcher):
             eventually(lambda: agent.known.vm_name == "first" and agent.known.poll.answered)
             monkeypatch.setenv("SCHEDULEDEVENTSIP", other.endpoint)
-            asked = imds.requests
-            eventually(lambda: imds.requests > asked + 10)  # two seconds of polls
+            polled(imds, 10)  # two seconds of polls
             assert watcher.endpoint == imds.endpoint
             imds.fault("status", times=1000)
             eventually(lambda: watcher.endpoint == other.endpoint)

@@ -23,8 +23,8 @@ REBOOT = {"EventType": "Reboot"}
 
 
 @pytest.fixture
-def peer(tmp_path: Path) -> Iterator[MailPeer]:
-    with MailPeer(tmp_path) as found:
+def peer() -> Iterator[MailPeer]:
+    with MailPeer() as found:
         yield found
 
 
@@ -64,7 +64,7 @@ def test_mail_over_tls_with_a_password(tmp_path: Path, authority: trustme.CA, pe
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     ca_file = {"ca_file": str(tmp_path / "ca.pem")}
     login = {"tls": tls, "user": "me@x", "password": Secret("p w?")}
-    with MailPeer(tmp_path, tls=peer_tls, password="p w?", authority=authority) as peer:
+    with MailPeer(tls=peer_tls, password="p w?", authority=authority) as peer:
         sent(keys(peer, **login, **ca_file))
         with pytest.raises(SendError, match="535") as raised:
             sent(keys(peer, **login | {"password": Secret("wrong")}, **ca_file))

@@ -76,8 +76,8 @@ class OtlpReceiver(HttpReceiver):
 
 
 class MailReceiver(Receiver):
-    def __init__(self, directory: Path, stack: ExitStack) -> None:
-        self.peer = stack.enter_context(MailPeer(directory))
+    def __init__(self, stack: ExitStack) -> None:
+        self.peer = stack.enter_context(MailPeer())
         self.config = self._config(self.peer.port)
         self.down = self._config(9)
 
@@ -194,7 +194,7 @@ def receiver_of(kind: str, directory: Path, stack: ExitStack) -> Receiver:
         return HttpReceiver(HTTP[kind], stack)
     others: dict[str, Callable[[], Receiver]] = {
         "command": lambda: CommandReceiver(directory),
-        "email": lambda: MailReceiver(directory, stack),
+        "email": lambda: MailReceiver(stack),
         "event_hub": lambda: HubReceiver(directory, stack),
     }
     return others[kind]()

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from notbefore.agent.state import ChangeSettings
 from notbefore.agent.tracker import Poll
 from notbefore.core.approval import ApprovalAttempt
-from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery, Routing, Terms
 from notbefore.core.duration import Duration
 from notbefore.core.outbox import SendResult
@@ -118,12 +117,6 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
     found = Agents(tmp_path, clock)
     yield found
     found.die()
-
-
-def wall(instant: Instant | None) -> datetime:
-    """The wall clock at a stored moment."""
-    assert instant is not None
-    return instant.wall
 
 
 def test_after_a_kill_with_an_unchanged_list_it_is_known_when_imds_answered_last(agents: Agents) -> None:
@@ -358,7 +351,8 @@ def test_the_first_answer_is_written_down_also_where_nothing_changed(agents: Age
     agents.die()  # killed
     agents.clock.go(40)
     agents.boot("second")
-    assert wall(agents.now.known.state.seen) == answered
+    assert agents.now.known.state.seen is not None
+    assert agents.now.known.state.seen.wall == answered
     agents.sees_each([BEGUN], [])
     assert agents.last("change", "interruption_seconds") == ("finished", None)
 

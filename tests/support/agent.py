@@ -20,6 +20,8 @@ from typing import Any, Self, TypeVar
 
 import yaml
 
+from notbefore.simulator.server import Simulator
+
 Found = TypeVar("Found")
 
 NOWHERE = "http://127.0.0.1:9"
@@ -111,6 +113,12 @@ def courier_of(pid: int) -> int:
         return found
 
     return eventually(couriers)[-1]
+
+
+def polled(imds: Simulator, times: int) -> None:
+    """Wait until IMDS was asked so many times more: what was to come of the next answers has come."""
+    asked = imds.requests
+    eventually(lambda: imds.requests > asked + times)
 
 
 class RunningAgent:

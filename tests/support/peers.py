@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import trustme
@@ -117,7 +116,7 @@ class HttpPeer:
 class MailPeer:
     """A mail server; ``replies`` are given to DATA in turn, then 250; ``refuse`` are recipients and their replies."""
 
-    def __init__(self, directory: Path, tls: str = "", password: str = "", authority: trustme.CA | None = None) -> None:
+    def __init__(self, tls: str = "", password: str = "", authority: trustme.CA | None = None) -> None:
         self.mails: list[tuple[list[str], bytes]] = []
         self.replies: deque[str] = deque()
         self.refuse: dict[str, str] = {}
@@ -134,7 +133,6 @@ class MailPeer:
             options |= {"authenticator": self._check, "auth_required": True, "auth_require_tls": tls != "smtps"}
             if tls == "smtps":
                 options["auth_exclude_mechanism"] = []
-        self._directory = directory
         self._controller = Controller(self, hostname="127.0.0.1", port=free_port(), ready_timeout=PATIENCE, **options)
         self._controller.start()
         self.port: int = self._controller.port
