@@ -164,15 +164,14 @@ class Others:
     def __init__(self, snapshots: Snapshots, own: Collection[str]) -> None:
         self._snapshots = snapshots
         self._own = own
-        self._versions: dict[str, str] = {}  # of what was found
         self._looked = float("-inf")
         self._look: asyncio.Task[None] | None = None
-        self._found: dict[str, Snapshot] = {}  # by partition; replaced, and never changed
+        self._found: dict[str, tuple[str, Snapshot]] = {}  # by partition, with its version; replaced, and never changed
 
     @property
     def found(self) -> dict[str, Snapshot]:
         """By partition; without those that this instance has taken since the last look. From any thread."""
-        return {name: one for name, one in self._found.items() if name not in self._own}
+        return {name: one for name, (_, one) in self._found.items() if name not in self._own}
 
     async def look(self) -> None:
         """See what is new; who comes meanwhile waits for the same look. Raises nothing: what is known stays."""
@@ -190,15 +189,13 @@ class Others:
             log.warning("what other instances have written down cannot be read: %s", error)
         self._looked = time.monotonic()
 
-    async def _read(self, name: str, version: str) -> Snapshot | None:
+    async def _read(self, name: str, version: str) -> tuple[str, Snapshot] | None:
         """A snapshot; what was known of it where it cannot be read: the others are shown all the same."""
         known = self._found.get(name)
-        if known is not None and self._versions.get(name) == version:
+        if known is not None and known[0] == version:
             return known
         try:
-            read = await asyncio.to_thread(read_snapshot, await self._snapshots.read(name))
+            return version, await asyncio.to_thread(read_snapshot, await self._snapshots.read(name))
         except FAILURES as error:
             log.warning("what another instance has written down of partition %s is not read: %s", name, error)
             return known
-        self._versions[name] = version
-        return read
