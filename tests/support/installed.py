@@ -2,17 +2,18 @@
 
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+
+from support import agent
 
 ROOT = Path(__file__).parents[2]
 VERSION = r'(?m)^version = ".*"$'
 
 
 def run(*command: str | Path) -> None:
-    done = subprocess.run([str(one) for one in command], capture_output=True, text=True, timeout=200, check=False)
+    done = agent.run(*command, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -25,13 +26,7 @@ def wheel(place: Path, changes: dict[str, tuple[str, str]]) -> Path:
         changed, count = re.subn(pattern, text, path.read_text(encoding="utf-8"))
         assert count == 1, name
         path.write_text(changed, encoding="utf-8")
-    built = subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", place],
-        cwd=source,
-        capture_output=True,
-        check=False,
-    )
-    assert built.returncode == 0, built.stderr
+    run("env", "-C", source, sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", place)
     return next(place.glob("*.whl"))
 
 

@@ -26,20 +26,13 @@ def status(played: Play, seconds: float) -> str | None:
 
 
 @pytest.mark.parametrize("name", with_notice)
-def test_an_event_is_scheduled_for_its_whole_notice_then_started_then_gone(name: str) -> None:
-    scenario, played = SCENARIOS[name], play(name)
-    end = scenario.notice + scenario.started
-    moments = (0.0, scenario.notice - 0.1, scenario.notice, end - 0.1, end)
+def test_an_event_is_scheduled_for_its_notice_then_started_then_gone_or_canceled_half_way(name: str) -> None:
+    notice, played, canceled = SCENARIOS[name].notice, play(name), play(name, cancel=True)
+    end = notice + SCENARIOS[name].started
+    moments = (0.0, notice - 0.1, notice, end - 0.1, end)
     assert [status(played, seconds) for seconds in moments] == ["Scheduled", "Scheduled", "Started", "Started", None]
-
-
-@pytest.mark.parametrize("name", with_notice)
-def test_a_canceled_event_goes_without_having_started(name: str) -> None:
-    played = play(name, cancel=True)
-    seen = [status(played, seconds) for seconds in range(0, 3600, 5)]
-    assert "Scheduled" in seen
-    assert "Started" not in seen
-    assert seen[-1] is None
+    moments = (0.0, notice / 2 - 0.1, notice / 2, notice, end)
+    assert [status(canceled, seconds) for seconds in moments] == ["Scheduled", "Scheduled", None, None, None]
 
 
 @pytest.mark.parametrize(("cancel", "approved"), [(False, 100.0), (True, 60.0)])
