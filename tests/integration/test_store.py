@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from notbefore.core.change import Change
-from notbefore.core.delivery import Delivery, Targets
+from notbefore.core.delivery import Delivery, Targets, Terms
 from notbefore.core.outbox import SendResult
 from notbefore.core.record import Record, Vm
 from notbefore.errors import StoreError
@@ -398,7 +398,7 @@ def test_what_waits_for_a_sink_that_is_configured_no_more_leaves_it_also_from_a_
         store.outbox.put([delivery("a"), delivery("b")])
         settle(store)
         assert len(store.outbox.exchange([], {"chat": 1})) == 1
-        store.outbox.use_sinks({"ops"}, lambda _row: Targets(("ops",)))
+        store.outbox.use_sinks({"ops": Terms()}, lambda _row: Targets(("ops",)))
         assert "sink chat is not configured any more: 1 deliveries" in caplog.text
         assert sorted(row.sink for row in rows_of(store)) == ["chat", "ops"]
         store.outbox.courier_ended()

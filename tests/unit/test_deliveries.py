@@ -50,7 +50,9 @@ def test_an_id_is_the_same_on_every_vm_and_another_for_each_sink_and_step() -> N
 
 def test_a_sink_of_states_gets_no_approvals() -> None:
     approved = msgspec.structs.replace(change({}), kind="approved", approval=Approval("users", "rule"))
-    assert [one.sink for one in made(approved, approvals=False)] == ["hub"]
+    (hub,) = made(approved, approvals=False)
+    assert (hub.sink, hub.others) == ("hub", ())
+    assert made(approved, Route(sinks=("hub",), fallback=("chat",)), approvals=False)[0].fallback == ()
     assert [one.expires_with_event for one in made(approved)] == [False, False]
 
 

@@ -13,8 +13,10 @@ import pytest
 
 from notbefore.commands.events import show_waves
 from notbefore.config.load import load
+from notbefore.core.delivery import Routing, Terms
 from notbefore.core.outbox import SendResult
 from notbefore.core.record import json_line
+from notbefore.core.routing import Match, Route
 from notbefore.fleet import checkpoints, keeper
 from notbefore.fleet.checkpoints import FileSnapshots, Others
 from notbefore.fleet.consumer import Consumer
@@ -72,6 +74,16 @@ def test_who_takes_over_is_told_what_a_sink_said_of_an_event_that_is_open(tmp_pa
     log.add(A, "started", after=0)
     other.commit("0", log.last, sent=True)
     assert [later.thread for later in other.exchange([], {"hook": 1})] == ["thread-1"]
+
+
+def test_who_takes_over_with_other_sinks_sends_what_waits_by_its_own_routes(tmp_path: Path) -> None:
+    log, one = Log(), Kept(tmp_path).outbox
+    log.add(A, "announced", after=0)
+    one.commit("0", log.last, sent=True)
+    routes = (Route(Match(resource_group=("other",)), ("others",)), Route(Match(resource_group=("rg",)), ("new",)))
+    other = FleetOutbox(Routing(routes, {"others": Terms(), "new": Terms()}), lambda: None, T0.timestamp)
+    other.adopt("0", one.part("0", log.fold.event_keys()), 1.0)
+    assert [row.sink for row in other.exchange([], {"others": 1, "new": 1})] == ["new"]
 
 
 def test_one_snapshot_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.core.delivery import EXPIRING_KINDS, Delivery, Targets, delivery_id
+from notbefore.core.delivery import EXPIRING_KINDS, Delivery, Targets, Terms, delivery_id
 from notbefore.core.outbox import DEAD_SECONDS, INTERRUPTED, LONGEST_ASKED, REPEAT_SECONDS, Bounds, Outbox, SendResult
 from notbefore.core.outbox_rows import OutboxImage
 from notbefore.metrics.totals import view_of
@@ -99,6 +99,13 @@ def test_a_pause_that_the_receiver_asks_for_is_for_the_sink(box: Box) -> None:
     assert box.outbox.rows.next_due() == 91 + LONGEST_ASKED
     box.lease(92, accepted(waits))
     assert box.outbox.rows.next_due() == 91 + LONGEST_ASKED  # whatever else it takes
+    box.outbox.retry([asks.delivery_id], 93)  # an operator knows better
+    assert ids(box.lease(93)) == [asks.delivery_id]
+    box.lease(94, failed(asks, retry_after=99.0))
+    box.put(later := delivery("g", created=94.0, due=94.0))
+    assert box.lease(95) == []
+    box.outbox.use_sinks({"chat": Terms(), "hub": Terms()}, lambda _row: Targets(), 96)  # it may be another receiver
+    assert ids(box.lease(96)) == [later.delivery_id]
 
 
 def test_latency_is_from_the_change_to_its_acceptance_by_buckets(box: Box) -> None:
@@ -351,7 +358,9 @@ def test_what_waits_is_told_by_sink_and_severity(box: Box) -> None:
 def test_what_waits_for_a_sink_that_is_gone_goes_where_the_routes_lead_now(box: Box) -> None:
     gone, reminder = delivery(others=("mail",)), delivery(kind="reminder", due=50.0, expires=99.0)
     box.put(gone, reminder, delivery("f", sink="hub"))
-    left = box.outbox.redirect({"ops", "mail", "hub"}, lambda _row: Targets(("ops", "mail", "old")), 5)
+    left = box.outbox.use_sinks(
+        dict.fromkeys(("ops", "mail", "hub"), Terms()), lambda _row: Targets(("ops", "mail", "old")), 5
+    )
     assert ids(left) == [gone.delivery_id, reminder.delivery_id]
     assert [(row.sink, row.kind, row.due, row.expires) for row in box.rows()] == [
         ("hub", "announced", 0, 1e9), ("ops", "announced", 0, 1e9),
@@ -361,11 +370,20 @@ def test_what_waits_for_a_sink_that_is_gone_goes_where_the_routes_lead_now(box: 
     assert [one.sink for one in box.lease(5, ops=9, chat=9)] == ["ops"]
 
 
+def test_what_goes_to_another_sink_is_sent_by_the_terms_of_that_one(box: Box) -> None:
+    box.put(critical(once=True))
+    terms = {"chat": Terms(once=True), "mail": Terms(expire_on_end=False), "hub": Terms(once=True)}
+    box.outbox.use_sinks(terms, lambda _row: Targets(), 60)
+    box.lease(60, chat=0)
+    found = {row.sink: (row.once, row.expires_with_event) for row in box.rows() if row.note}
+    assert found == {"mail": (False, False), "hub": (True, True)}
+
+
 def test_a_fallback_that_is_gone_is_that_of_the_routes_now_for_what_waits_there_and_what_may_come(box: Box) -> None:
     now = Targets(("chat",), ("pager", "hub"))
     box.put(critical(), msgspec.structs.replace(critical(event_key="f"), change_id="d", fallback_at=110.0))
     box.lease(60, chat=0)  # of the first one there are copies
-    assert len(box.outbox.redirect({"chat", "hub", "pager"}, lambda _row: now, 61)) == 1
+    assert len(box.outbox.use_sinks(dict.fromkeys(("chat", "hub", "pager"), Terms()), lambda _row: now, 61)) == 1
     box.lease(110)
     assert sorted((row.event_key, row.sink) for row in box.rows() if row.note) == [
         ("e", "hub"), ("e", "pager"), ("f", "hub"), ("f", "pager"),
@@ -376,13 +394,13 @@ def test_what_no_route_names_another_sink_for_is_dead_with_that_reason(box: Box)
     box.put(delivery(), delivery("f"), delivery("g"))
     box.lease(2, *[accepted(one, repeat=60.0) for one in box.lease(1, chat=1)], chat=0)
     (under_way,) = box.lease(2, chat=1)
-    assert len(box.outbox.redirect({"hub"}, lambda _row: Targets(), 3)) == 2
+    assert len(box.outbox.use_sinks({"hub": Terms()}, lambda _row: Targets(), 3)) == 2
     assert [(row.state, row.error) for row in box.rows()] == [
         ("pending", ""),  # a courier has it
         ("dead", "no sink of the name chat is configured"),
     ]
     box.lease(4, failed(under_way))
-    assert len(box.outbox.redirect({"hub"}, lambda _row: Targets(), 5)) == 1
+    assert len(box.outbox.redirect(5)) == 1
     assert {row.state for row in box.rows()} == {"dead"}
 
 
@@ -516,7 +534,7 @@ def test_what_may_run_once_and_goes_to_another_sink_is_written_as_begun_there_to
     box = Box(patience=1.0)
     box.put(delivery(once=True))
     box.lease(1)  # it is marked as begun
-    box.outbox.redirect({"ops"}, lambda _row: Targets(("ops",)), 1)
+    box.outbox.use_sinks({"ops": Terms(once=True)}, lambda _row: Targets(("ops",)), 1)
     assert [row.begun for row in box.rows()] == [False]
 
 
@@ -595,7 +613,7 @@ def test_what_is_made_for_another_sink_is_the_same_but_for_what_that_one_must_no
     box.put(one, reminder, now=10)
     box.lease(20, chat=1)
     box.lease(21, failed(one, error="503"), chat=0)
-    box.outbox.redirect({"ops"}, lambda _row: Targets(("ops",), ("hub",)), 25)
+    box.outbox.use_sinks({"ops": Terms()}, lambda _row: Targets(("ops",), ("hub",)), 25)
     assert box.rows() == [
         replace(one, sink="ops", delivery_id=delivery_id("c", "ops"), due=22, seq=3),
         replace(reminder, sink="ops", delivery_id=delivery_id(reminder.delivery_id, "ops"), seq=4),
@@ -630,6 +648,6 @@ def test_what_goes_to_another_sink_before_the_time_is_known_is_as_old_as_it_was(
     box.put(delivery(expires=600.0))
     again = Outbox(lambda: 1.0, patience=0.0)
     again.restore(box.image(0), 5, time_known=False)
-    again.redirect({"ops"}, lambda _row: Targets(("ops",)), 5)
+    again.use_sinks({"ops": Terms()}, lambda _row: Targets(("ops",)), 5)
     again.advance(300)
     assert [(row.sink, row.expires) for row in again.rows.chosen()] == [("ops", 305.0)]

@@ -147,7 +147,7 @@ class Agent:
     def _use_sinks(self) -> None:
         """What waits for sinks that are not configured any more goes where the routes lead now."""
         routing, vm = self._config.routing, self._state.snapshot.vm
-        self._store.outbox.use_sinks(routing.sinks.keys(), lambda row: targets_of(row.record, routing, vm))
+        self._store.outbox.use_sinks(routing.sinks, lambda row: targets_of(row.record, routing, vm))
 
     # ---- the life of the process
 

@@ -1,13 +1,13 @@
 """``Delivery``: one change that is to go to one sink; ``deliveries(change, ...)`` makes them. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.core.change import Change, ChangeKind
+from notbefore.core.change import APPROVAL_KINDS, Change, ChangeKind
 from notbefore.core.document import Event
 from notbefore.core.record import Record, Vm, view
 from notbefore.core.routing import NEAR, Route, Severity, route, severity_at_once, severity_of
@@ -102,14 +102,11 @@ def delivery_id(change_id: str, sink: str, kind: str = "") -> str:
 def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -> tuple[Delivery, ...]:
     """The deliveries of a change. ``record``: the change as JSON, UTF-8; ``vm``: this VM, as far as it is known."""
     found: list[Delivery] = []
-    targets = route(change, routing.routes, vm, tuple(routing.sinks))
+    targets = _targets(change, routing, vm)
     created, not_before = change.time.timestamp(), change.not_before.timestamp() if change.not_before else 0.0
     for sink, way in targets.items():
         terms, severity = routing.sinks[sink], way.severity or severity_at_once(change)
-        if change.approval is not None and not terms.approvals:
-            continue
-        # those that have it by their own routes are not given it twice
-        fallback = tuple(name for name in way.fallback if name not in targets)
+        fallback = _fallback(change, way, targets, routing)
         message = Delivery(
             delivery_id=delivery_id(change.id, sink),
             event_key=change.event.key,
@@ -147,10 +144,24 @@ def targets_of(record: bytes, routing: Routing, vm: Vm | None) -> Targets:
         return Targets()
     event = view(Event, read, duration=read.expected_duration_seconds)
     change = view(Change, read, id=read.change_id, kind=read.change, event=event)
-    ways = route(change, routing.routes, vm, tuple(routing.sinks))
-    return Targets(
-        tuple(ways), tuple(dict.fromkeys(name for way in ways.values() for name in way.fallback if name not in ways))
-    )
+    ways = _targets(change, routing, vm)
+    fallback = [name for way in ways.values() for name in _fallback(change, way, ways, routing)]
+    return Targets(tuple(ways), tuple(dict.fromkeys(fallback)))
+
+
+def _targets(change: Change, routing: Routing, vm: Vm | None) -> dict[str, Route]:
+    """The sinks of a change, each with the route by which it goes there."""
+    found = route(change, routing.routes, vm, tuple(routing.sinks))
+    return {sink: way for sink, way in found.items() if _takes(routing.sinks[sink], change)}
+
+
+def _fallback(change: Change, way: Route, targets: Collection[str], routing: Routing) -> tuple[str, ...]:
+    """The fallback of a route; those that have the change by their own routes are not given it twice."""
+    return tuple(name for name in way.fallback if name not in targets and _takes(routing.sinks[name], change))
+
+
+def _takes(terms: Terms, change: Change) -> bool:
+    return terms.approvals or change.kind not in APPROVAL_KINDS
 
 
 def _settling(change: Change, terms: Terms) -> float:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import APPROVAL_KINDS, Change
-from notbefore.core.delivery import A_DAY, Delivery, Targets, delivery_id
+from notbefore.core.delivery import A_DAY, EXPIRING_KINDS, Delivery, Targets, Terms, delivery_id
 from notbefore.core.duration import back_off
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.outbox_rows import LATENCY_BOUNDS, Latency, OutboxImage, OutboxRows
@@ -70,6 +70,8 @@ class Outbox:
         self.rows = OutboxRows(patience)
         self._bounds = bounds
         self._dice = dice
+        self.terms: Mapping[str, Terms] | None = None  # by sink; None: nobody has said which are configured
+        self._targets: Callable[[Delivery], Targets] = lambda _row: Targets()
         self._restored = 0  # the last ``seq`` that was restored
 
     def restore(self, image: OutboxImage, now: float, passed: float = 0.0, *, time_known: bool = True) -> None:
@@ -112,7 +114,7 @@ class Outbox:
             self.no_longer_affected([key], now)
             over = True
         made = [replace(one, final=over) for one in made]
-        ends = [end for one in made for end in _followers(self.rows, one)] if over else []
+        ends = [end for one in made for end in _followers(self.rows, one, self.terms or {})] if over else []
         self.put([*made, *ends], now, wall)
         self._spare(self.rows.of_event(key), [end.sink for end in ends])  # nothing of the event comes after its end
 
@@ -186,7 +188,7 @@ class Outbox:
         while (one := self.rows.fallbacks.pop(now)) is not None:  # it is dead, or has waited for too long
             row = self.rows.by_id[one]
             for name in row.fallback:
-                self._add(_fallback_copy(row, name, now), now)
+                self._add(_fallback_copy(row, name, self.terms or {}, now), now)
             self.rows.put(replace(row, fallback_at=None))
             same = [other for other in self.rows.of_event(row.event_key) if other.change_id == row.change_id]
             self._spare(same, row.fallback)  # another sink that fails has the same fallback
@@ -262,13 +264,18 @@ class Outbox:
     # ---- what operators ask
 
     def retry(self, ids: Collection[str], now: float) -> int:
-        """Make deliveries due now, for a day, as if never tried; returns how many. What a courier has is left alone."""
+        """Make deliveries due now, for a day, as if never tried; returns how many. What a courier has is left alone.
+
+        A pause that their receivers have asked for is over.
+        """
         found = _at_hand(self.rows, ids)
         for row in found:
+            self.rows.paused.pop(row.sink, None)
             again = replace(row, due=now, attempts=0, begun=False)
             if row.state != "repeating":
                 again = replace(again, state="pending", expires=now + A_DAY)
             self.rows.put(again)
+        self.redirect(now)
         return len(found)
 
     def drop(self, ids: Collection[str]) -> int:
@@ -278,27 +285,40 @@ class Outbox:
             self.rows.remove(row, "dropped")
         return len(found)
 
-    def redirect(self, sinks: Collection[str], targets: Callable[[Delivery], Targets], now: float) -> list[Delivery]:
-        """After a sink was removed or renamed: what waits for it goes to those that ``targets`` names now, or is dead.
+    def use_sinks(
+        self, terms: Mapping[str, Terms], targets: Callable[[Delivery], Targets], now: float
+    ) -> list[Delivery]:
+        """From now on these are configured; ``targets``: where a delivery would go by the routes. See ``redirect``.
+
+        A pause that a receiver has asked for is over: it may be another one now.
+        """
+        self.terms, self._targets = terms, targets
+        self.rows.paused.clear()
+        return self.redirect(now)
+
+    def redirect(self, now: float) -> list[Delivery]:
+        """What waits for a sink that is not configured any more goes where the routes lead now, or is dead.
 
         A fallback of that name is those of the routes now. Returns what left its sink.
         """
+        if self.terms is None:
+            return []
         for row in _at_hand(self.rows, self.rows.by_id):
-            if not set(row.fallback) <= set(sinks):
-                self.rows.put(replace(row, fallback=targets(row).fallback))
+            if not set(row.fallback) <= self.terms.keys():
+                self.rows.put(replace(row, fallback=self._targets(row).fallback))
         known = _at_hand(self.rows, self.rows.by_id)
-        left = [row for row in known if row.sink not in sinks and row.state != "dead"]
+        left = [row for row in known if row.sink not in self.terms and row.state != "dead"]
         for row in left:
-            found = targets(row).fallback if row.note else targets(row).sinks  # with a note it came as a fallback
-            names = [name for name in found if name in sinks and name not in row.others]
+            found = self._targets(row)
+            names = found.fallback if row.note else found.sinks  # with a note it came as a fallback
             if row.state == "repeating":
                 self.rows.remove(row)
-            elif not names:
+            elif not (names := tuple(name for name in names if name in self.terms and name not in row.others)):
                 _bury(self.rows, row, f"no sink of the name {row.sink} is configured", now)
             else:
                 self.rows.remove(row, "withdrawn")
                 for name in names:  # in its place: else its times would not move with those that were restored
-                    self._add(_to_sink(row, name), now)
+                    self._add(_to_sink(row, name, self.terms), now)
         return left
 
 
@@ -337,7 +357,7 @@ def _bury(rows: OutboxRows, row: Delivery, error: str, now: float) -> Delivery:
     return dead
 
 
-def _followers(rows: OutboxRows, end: Delivery) -> Iterator[Delivery]:
+def _followers(rows: OutboxRows, end: Delivery, terms: Mapping[str, Terms]) -> Iterator[Delivery]:
     """The end of an event for those sinks of the fallback that were given its beginning.
 
     A sink was given it where a thread of the event is known, or a message of it is still to be sent there.
@@ -346,7 +366,7 @@ def _followers(rows: OutboxRows, end: Delivery) -> Iterator[Delivery]:
         waits = any(row.state == "pending" for row in rows.of_event(end.event_key, name))
         if waits or (name, end.event_key) in rows.threads:
             note = f"an earlier message of this event came here instead of {end.sink}"
-            yield _to_sink(end, name, note=note, due=end.created, **_ALONE)
+            yield _to_sink(end, name, terms, note=note, due=end.created, **_ALONE)
 
 
 # ---- what is asked of one, and what it becomes
@@ -367,18 +387,20 @@ def _after_failure(row: Delivery, result: SendResult, dice: float, now: float) -
     return replace(row, attempts=attempts, due=now + pause, error=result.error, begun=False, fallback_at=at)
 
 
-def _to_sink(row: Delivery, sink: str, **fields: Any) -> Delivery:
-    """The same for another sink, which was not tried yet, under the id that it has there by a route of its own."""
+def _to_sink(row: Delivery, sink: str, terms: Mapping[str, Terms], **fields: Any) -> Delivery:
+    """The same for another sink, by its terms: not tried yet, under the id that it has there by a route of its own."""
+    own = terms.get(sink, Terms())
+    untried = replace(row, attempts=0, state="pending", error="", begun=False, once=own.once)
+    needless = row.is_reminder or (own.expire_on_end and row.kind in EXPIRING_KINDS)
     identity = delivery_id(row.change_id or row.delivery_id, sink)
-    untried = replace(row, attempts=0, state="pending", error="", begun=False)
-    return replace(untried, sink=sink, delivery_id=identity, **fields)
+    return replace(untried, sink=sink, delivery_id=identity, expires_with_event=needless, **fields)
 
 
-def _fallback_copy(row: Delivery, sink: str, now: float) -> Delivery:
+def _fallback_copy(row: Delivery, sink: str, terms: Mapping[str, Terms], now: float) -> Delivery:
     """What is sent to a sink of its fallback."""
     why = f"{row.sink} refused it" if row.state == "dead" else f"{row.sink} has not accepted it so far"
     note = f"{why}: {row.error}" if row.error else why
-    return _to_sink(row, sink, note=note, seq=0, due=now, expires=now + A_DAY, **_ALONE)
+    return _to_sink(row, sink, terms, note=note, seq=0, due=now, expires=now + A_DAY, **_ALONE)
 
 
 def _observed(latency: Mapping[str, Latency], row: Delivery, now: float) -> dict[str, Latency]:

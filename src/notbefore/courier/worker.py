@@ -53,7 +53,6 @@ class Worker:
         self._jobs: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self._under_way: tuple[float, Delivery] | None = None  # since when (monotonic seconds), and what
         self._quick = False  # the last attempt took next to no time
-        self._paused_until = 0.0  # monotonic seconds: the receiver asked for the pause
         self._logged: dict[int, float] = {}  # level -> monotonic seconds of the last line about a failure
         threading.Thread(target=self._run, name=f"sink-{name}", daemon=True).start()
 
@@ -82,18 +81,17 @@ class Worker:
 
     def _run(self) -> None:
         while True:
-            self._report(self._name, self._result_of(self._jobs.get()))
+            result = self._result_of(self._jobs.get())
+            self._report(self._name, result)
+            while result.retry_after and not self._jobs.empty():  # it asks for a pause: the owner keeps it
+                self._report(self._name, SendResult(self._jobs.get().delivery_id, "returned"))
 
     def _result_of(self, delivery: Delivery) -> SendResult:
-        """Send it; after a Retry-After, give it back."""
         begun = time.monotonic()
-        if begun < self._paused_until:
-            return SendResult(delivery.delivery_id, "returned")
         self._under_way = begun, delivery
         try:
             return self._accepted(delivery, self._send(delivery))
         except SendError as error:
-            self._paused_until = time.monotonic() + (error.retry_after or 0.0)
             return self._failed(delivery, error)
         except NotBeforeError as error:  # such as a secret that cannot be read: that can be put right
             return self._failed(delivery, SendError(str(error)))

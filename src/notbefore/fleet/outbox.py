@@ -7,15 +7,18 @@ stands in that partition's snapshot (``part``), and goes with it (``adopt``, ``l
 import random
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
 
-from notbefore.core.delivery import Delivery, Routing, deliveries
+from notbefore.core.delivery import Delivery, Routing, Targets, deliveries, targets_of
 from notbefore.core.outbox import OF_A_FLEET, Outbox, SendResult
 from notbefore.core.outbox_rows import OutboxImage
-from notbefore.core.record import Record
+from notbefore.core.record import Record, Vm
 from notbefore.fleet.waves import Notification, known
 from notbefore.metrics.totals import Totals
 from notbefore.process.clock import Clock
 from notbefore.store.store import StoredOutbox
+
+PLACE: Final = ("subscription_id", "resource_group", "location", "zone", "scale_set")  # that routes ask for
 
 
 class FleetOutbox(StoredOutbox):
@@ -32,6 +35,7 @@ class FleetOutbox(StoredOutbox):
         self._hub_time = hub_time
         self._partition_of: dict[str, str] = {}  # event key -> partition
         self._news: set[str] = set()  # see ``has_news``
+        self.use_sinks(routing.sinks, self._targets_of)
 
     # ---- for the partitions
 
@@ -69,11 +73,17 @@ class FleetOutbox(StoredOutbox):
             keys = {row.event_key for row in image.rows}.union(lane[1] for lane, _ in image.threads)
             self._partition_of |= dict.fromkeys(keys, partition)
             outbox.restore(image, now, passed)
+            outbox.redirect(now)  # whose it was may have had other sinks
 
     def leave(self, partition: str) -> None:
         """Another instance has this partition: nothing of it is sent any more."""
         with self._memory:
             self._leave(self._keys(partition))
+
+    def _targets_of(self, row: Delivery) -> Targets:
+        record = Record.read(row.record)
+        place: dict[str, Any] = {name: getattr(record, name) or "" for name in PLACE}
+        return targets_of(row.record, self.routing, known(Vm(tags=record.tags, **place)))
 
     def _keys(self, partition: str) -> set[str]:
         return {key for key, name in self._partition_of.items() if name == partition}

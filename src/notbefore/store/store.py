@@ -11,12 +11,12 @@ import os
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-from notbefore.core.delivery import Delivery, Targets
+from notbefore.core.delivery import Delivery, Targets, Terms
 from notbefore.core.outbox import Outbox, SendResult
 from notbefore.errors import StoreError
 from notbefore.metrics.totals import OutboxView, view_of
@@ -64,8 +64,6 @@ class StoredOutbox:
         self._clock = clock
         self._stepped = stepped
         self._to_deliver = to_deliver
-        self._sinks: Collection[str] | None = None  # those that are configured
-        self._targets: Callable[[Delivery], Targets] = lambda _row: Targets()
 
     @contextmanager
     def opened(self, *, by_courier: bool = False) -> Iterator[tuple[Outbox, float]]:
@@ -99,7 +97,7 @@ class StoredOutbox:
         with self.opened(by_courier=True) as (outbox, now):
             for row in outbox.release(now):
                 log.error("sink %s: `%s` of event %s: %s", row.sink, row.kind, row.event_key, row.error)
-            self._redirect(outbox, now)
+            _log_redirected(outbox.redirect(now))
 
     def next_due(self) -> float | None:
         """Seconds until a courier is needed, 0 or less: now; ``None``: nothing waits."""
@@ -107,21 +105,18 @@ class StoredOutbox:
             due = self._outbox.rows.next_due()
             return None if due is None else due - self._clock.boot_time()
 
-    def use_sinks(self, sinks: Collection[str], targets: Callable[[Delivery], Targets]) -> None:
+    def use_sinks(self, terms: Mapping[str, Terms], targets: Callable[[Delivery], Targets]) -> None:
         """From now on these are configured; ``targets``: where a delivery to another sink would go by the routes."""
         with self.opened(by_courier=True) as (outbox, now):
-            self._sinks, self._targets = sinks, targets
-            self._redirect(outbox, now)
+            _log_redirected(outbox.use_sinks(terms, targets, now))
 
-    def _redirect(self, outbox: Outbox, now: float) -> None:
-        if self._sinks is None:
-            return
-        left = Counter(row.sink for row in outbox.redirect(self._sinks, self._targets, now))
-        for sink, count in left.items():
-            log.warning(
-                "sink %s is not configured any more: %d deliveries that wait for it go where the routes lead now, and"
-                " are dead where no route names another sink (`notbefore outbox list`)", sink, count,
-            )  # fmt: skip
+
+def _log_redirected(left: Iterable[Delivery]) -> None:
+    for sink, count in Counter(row.sink for row in left).items():
+        log.warning(
+            "sink %s is not configured any more: %d deliveries that wait for it go where the routes lead now, and"
+            " are dead where no route names another sink (`notbefore outbox list`)", sink, count,
+        )  # fmt: skip
 
 
 class Store:
