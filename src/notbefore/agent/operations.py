@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from notbefore.core.delivery import Delivery, DeliveryState
 from notbefore.errors import NotBeforeError
@@ -91,6 +92,9 @@ class Operations:
 
     def _exercise(self, request: ExerciseRequest) -> ExerciseReply:
         with self._store.outbox.opened() as (outbox, now):
+            wanted = {one.sink for step in request.steps for one in step.deliveries}
+            if unknown := wanted.difference(outbox.terms or ()):
+                raise NotBeforeError(f"the agent runs without the sink {', '.join(sorted(unknown))}: reload it first")
             for step in request.steps:  # delivered as changes are, and no part of the state and the history
                 outbox.take(step.change, step.deliveries, now, time.time())
             left = [row for row in outbox.rows.chosen() if row.event_key == request.event_key]
@@ -121,4 +125,6 @@ class Operations:
                 done = outbox.retry(ids, now)
             elif request.action == "drop":
                 done = outbox.drop(ids)
+            pauses = outbox.rows.paused  # that receivers have asked for
+            rows = [replace(row, due=max(row.due, pauses.get(row.sink, row.due))) for row in rows]
         return OutboxReply(tuple(rows), time.time() - now, tuple(listed), done, left_out)

@@ -57,6 +57,11 @@ def examine(
     sinks = list(values["sinks"]) if isinstance(values.get("sinks"), dict) else []  # mistaken ones as well
 
     def wrong(at: str, made: Any) -> Iterator[str]:
+        if isinstance(made, Route):
+            for key, names in (("sinks", made.sinks), ("fallback", made.fallback)):
+                for name in (one for one in names if one not in sinks):
+                    known = one_of(name, sinks) if sinks else ": write it under `sinks`"
+                    yield f"{key}: there is no sink {name!r}{known}"
         if not sending:
             return
         if isinstance(made, SinkSettings) and not at.startswith("fleet"):
@@ -69,11 +74,6 @@ def examine(
             yield from (
                 () if named else ("connection_string: expected EntityPath=HUB in it, or the key `hub` beside it",)
             )
-        if isinstance(made, Route):
-            for key, names in (("sinks", made.sinks), ("fallback", made.fallback)):
-                for name in (one for one in names if one not in sinks):
-                    known = one_of(name, sinks) if sinks else ": write it under `sinks`"
-                    yield f"{key}: there is no sink {name!r}{known}"
 
     reader = Reader(places, base, environment if sending else None, wrong)
     config: Config = reader.read(values, Config)
