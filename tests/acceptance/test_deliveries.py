@@ -12,7 +12,7 @@ import yaml
 from notbefore.simulator.server import Simulator
 from peers.pagerduty import ROUTING_KEY, PagerDuty
 from support.agent import RunningAgent, eventually, notbefore
-from support.azure import FUTURE, body, item
+from support.azure import FUTURE, ME, body, item
 from support.peers import HttpPeer, Say
 
 
@@ -158,7 +158,7 @@ def test_a_drill_says_who_was_reached(imds: Simulator, hook: HttpPeer, place: Pl
             assert kinds(hook) == ["announced", "started", "finished"]
             first = json.loads(hook.requests[0].body)
             assert first["azure.scheduled_event.exercise"] is True
-            assert first["azure.scheduled_event.type"] == "Preempt"
+            assert (first["azure.scheduled_event.type"], first["host.name"]) == ("Preempt", ME)  # as the agent knows it
             done = place.drill(config, "--wait", "1s")
             assert done.returncode == 1
             assert "Reached: chat, hook." in done.stdout

@@ -11,6 +11,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from notbefore.core.delivery import Delivery, DeliveryState
+from notbefore.core.record import Vm
 from notbefore.errors import NotBeforeError
 from notbefore.store.file import StoredChange
 from notbefore.store.store import Store
@@ -69,6 +70,7 @@ class ExerciseReply(Struct, frozen=True):
     left: tuple[Delivery, ...] = ()
     due: float | None = None
     overflowed: int = 0  # deliveries of all events, so far
+    vm: Vm | None = None  # who this VM is, as far as IMDS has said it
 
 
 Request = OutboxRequest | HistoryRequest | ExerciseRequest
@@ -103,7 +105,7 @@ class Operations:
             due = min((row.due - now for row in left if row.state == "pending"), default=None)
             counts = outbox.rows.ledger.counts.items()
             overflowed = sum(count for (_, result), count in counts if result == "overflowed")
-            return ExerciseReply(tuple(left), due, overflowed)
+            return ExerciseReply(tuple(left), due, overflowed, self._store.load().vm)
 
     def _outbox(self, request: OutboxRequest) -> OutboxReply:
         listed = self._store.load().tracked.events.keys()

@@ -9,7 +9,6 @@ import socket
 import sys
 import time
 import uuid
-from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from pathlib import Path
@@ -29,9 +28,7 @@ from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Route
 from notbefore.core.tracked import Observation, Tracked
-from notbefore.errors import ConfigError, ImdsError, NotBeforeError
-from notbefore.imds.client import ImdsClient
-from notbefore.imds.identity import fetch_vm
+from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.store.file import StoredChange
 
 LOOK_INTERVAL: Final = 0.1  # seconds between two looks at what has become of it
@@ -106,9 +103,7 @@ def _routing(config: Config, sink: str | None, lasts: float) -> Routing:
 
 
 def _vm(config: Config) -> Vm:
-    known = Vm()
-    with closing(ImdsClient(config.imds.endpoint)) as client, suppress(ImdsError):
-        known = fetch_vm(client)
+    known = ask_agent(Path(config.state.dir), ExerciseRequest(""), ExerciseReply).vm or Vm()
     name = known.name or config.vm.name or socket.gethostname()
     return msgspec.structs.replace(known, name=name, record_tags=config.records.tags)
 

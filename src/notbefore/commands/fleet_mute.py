@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from notbefore.commands.options import load_configuration, seconds
 from notbefore.config.model import Config
+from notbefore.config.sinks import check_extra
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.fleet.mutes import MATCHERS, NOTE, Mute, read_mutes, write_mutes
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Mute, end a mute, or list them; returns the exit code. Raises ``NotBeforeError``."""
+    check_extra("fleet")
     import asyncio  # for this command alone
 
     from notbefore.fleet.checkpoints import FAILURES  # for this command alone, with Azure's SDK
