@@ -1,6 +1,7 @@
 """The HTTP server on real sockets: what it answers, and that a thousand silent clients do not keep a scrape waiting."""
 
 import http.client
+import itertools
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from notbefore.errors import ListenError
 from notbefore.web import channel as channels
 from notbefore.web.app import CheckResult, make_app
 from notbefore.web.server import HttpServer
-from support.agent import free_port
+from support.agent import eventually, free_port
 from support.azure import PEER, STARTED, Story, at, item
 from support.needs import needs
 from support.shown import METRICS, NOTHING_PENDING, REQUEST, Shown, ask, connected, dripping, read_all, serving
@@ -115,6 +116,14 @@ def test_the_page_may_load_its_own_files_and_nothing_else(server: HttpServer) ->
     for file in files:
         status, headers, body = ask(server, f"/{file}")
         assert (status, bool(body), headers["X-Content-Type-Options"]) == (200, True, "nosniff")
+
+
+def test_the_page_is_shared_for_half_a_second(server: HttpServer, view: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, number = time.monotonic(), itertools.count(1)
+    monkeypatch.setattr(view, "page", lambda: str(next(number)).encode())
+    pages = {ask(server, "/")[2] for _ in range(20)}
+    assert len(pages) <= 2 + (time.monotonic() - begun) / 0.5
+    eventually(lambda: ask(server, "/")[2] not in pages)
 
 
 @pytest.mark.parametrize("path", ["//metrics", "/%6detrics", "/metrics/", "/metrics%3f", "*", "/page/../app.py", "/x"])

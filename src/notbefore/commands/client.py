@@ -94,7 +94,7 @@ def _fingerprint(path: Path) -> str:
 def add_agent(parser: argparse.ArgumentParser) -> None:
     """Add CONFIG, ``--url`` and how to log in: what ``agent_client`` reads."""
     parser.add_argument(
-        "config", nargs="?", type=Path, metavar="CONFIG", help="the agent's configuration: it names the address"
+        "config", nargs="?", type=Path, metavar="CONFIG", help="the configuration that names the address"
     )
     parser.add_argument("--url", metavar="URL", help="the address of the agent, http://HOST:PORT or https://HOST:PORT")
     parser.add_argument("--ca-file", metavar="FILE", help="the certificate authority of the agent's certificate (PEM)")

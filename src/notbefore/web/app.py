@@ -5,9 +5,10 @@ would be most of the work.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # imported at the first scrape
 
 MAX_LIMIT: Final = 10_000
 DEFAULT_LIMIT: Final = 100
+PAGE_SECONDS: Final = 0.5  # for which a page is shown again
 JSON: Final = "application/json; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"
 ALWAYS: Final = {
@@ -101,10 +103,11 @@ class _BadRequestError(Exception):
 
 def make_app(view: View) -> App:
     """The application that shows an agent."""
+    page = lru_cache(maxsize=1)(lambda _moment: view.page())  # many may ask for it at once
     return application(
         view,
         {
-            "/": lambda _: html(view.page()),
+            "/": lambda _: html(page(int(time.monotonic() / PAGE_SECONDS))),
             "/readyz": lambda environ: _check(_readiness(view, environ), "not ready", environ),
             "/api/v1/events": lambda _: Response(json_line(view.pending())),
             "/api/v1/history": lambda environ: Response(view.history(*_history_query(environ))),
