@@ -26,7 +26,7 @@ from notbefore.courier.message import Message, Receipt
 from notbefore.courier.redact import Redactor
 from notbefore.courier.sinks.otlp_logs import Sink
 from notbefore.errors import SendError
-from notbefore.metrics.families import Family, Snapshot, fresh, samples
+from notbefore.metrics.families import Family, Part, Snapshot, samples
 from notbefore.metrics.totals import Figures, PollFigures, Totals
 from notbefore.otlp.exporter import Exporter
 from notbefore.otlp.sender import MAX_ANSWER, PartialSuccess, Sender, partial_success
@@ -71,7 +71,7 @@ class Agent(Story):
         """One moment as OTLP, and as text."""
         families = list(samples(Snapshot(self.tracked, self.totals, self.figures, at(5), sinks=("it",))))
         data = metrics_data(families, resource_of({}, {}), "1.0", at(5))
-        text, _ = MetricsText(fresh(lambda: families)).render("text/plain")
+        text, _ = MetricsText(lambda: [Part((object(),), lambda: families)]).render("text/plain")
         return data, text.decode()
 
 

@@ -54,8 +54,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--speed: expected {SPEEDS[0]:g} to {SPEEDS[1]:g}")
     try:
         host, port = host_and_port(options.listen)
-        listen = (host or "127.0.0.1", port)
-        simulator = Simulator(options.vm or ("WestNO_0",), listen=listen, speed=options.speed)
+        simulator = Simulator(options.vm or ("WestNO_0",), listen=(host or "127.0.0.1", port), speed=options.speed)
     except ValueError as error:
         raise ConfigError(f"--listen: {error}") from None
     except OSError as error:

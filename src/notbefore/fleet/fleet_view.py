@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -15,14 +16,14 @@ from notbefore.core.record import json_line
 from notbefore.core.text import natural
 from notbefore.core.tracked import Tracked
 from notbefore.fleet.consumer import Consumer
-from notbefore.fleet.history import Row, read_past, report
+from notbefore.fleet.history import read_past, report
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.keeper import Parts
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.shown_waves import FILTERS, FleetEvents, ShownPartition, calendar, coming, names_of, under_way
 from notbefore.fleet.story import OVER
 from notbefore.metrics import fleet as metrics
-from notbefore.metrics.families import Family, Metric, Snapshot, fresh
+from notbefore.metrics.families import Family, Metric, Part, Snapshot
 from notbefore.metrics.totals import CourierFigures, Figures, Labels
 from notbefore.web.app import App, CheckResult, Environ, Response, application, html, query_of, rendered, since_of
 from notbefore.web.page.model import MAX_PENDING, PageModel
@@ -46,9 +47,8 @@ class FleetView:
         self._parts = parts
         self._courier = courier  # its figures, and why it does not work
         self._began = datetime.now(UTC)
-        self._month: list[Row] = []
-        self._month_at = float("-inf")  # monotonic seconds
-        self.metrics = rendered(fresh(self._families))
+        self.metrics = rendered(lambda: [Part((object(),), self._families)])  # it never equals the one before
+        self._last_month = lru_cache(maxsize=1)(lambda _moment: report(read_past(self._read_past(time.time() - DAYS))))
 
     @property
     def app(self) -> App:
@@ -145,18 +145,12 @@ class FleetView:
             ahead=[one for one in fleet.waves if one.to_come],  # what can still be prepared for
             most=MAX_PENDING,
             lines=under_way(fleet.waves),
-            month=self._last_month(),
+            month=self._last_month(int(time.monotonic() / MONTH_EVERY)),
             wanted=wanted,
             filters=FILTERS,
             mutes=[one.words for one in self._consumer.mutes if one.until > time.time()],
         )
         return made.encode(errors="replace")  # the name of a file may hold what is no text
-
-    def _last_month(self) -> list[Row]:
-        if time.monotonic() - self._month_at > MONTH_EVERY:
-            self._month = report(read_past(self._read_past(time.time() - DAYS)))
-            self._month_at = time.monotonic()
-        return self._month
 
     def _gauges(self, folds: list[Partition]) -> dict[Metric, Counter[Labels]]:
         """The events that are not over, and the VMs, by place."""

@@ -238,11 +238,6 @@ def parts(view: Snapshot) -> Iterator[Part]:
     yield part(_agent, own, view.sinks, replace(figures, polling=_NO_POLLS), *steady)
 
 
-def fresh(families: Callable[[], Iterable[Family]]) -> Callable[[], list[Part]]:
-    """Return what makes one part of them, which never equals the one before."""
-    return lambda: [Part((object(),), families)]
-
-
 def _complete(make: Make, view: Snapshot, since: datetime | None) -> Iterator[Family]:
     """Families that have samples, with their start and with labels that are safe to show."""
     for family in make(view):

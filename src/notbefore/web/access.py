@@ -61,8 +61,7 @@ class TlsServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
         import ssl  # noqa: PLC0415 - a megabyte, only where there is TLS
 
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        oldest = ssl.TLSVersion.TLSv1_3 if self.min_version == "TLS13" else ssl.TLSVersion.TLSv1_2
-        context.minimum_version = oldest
+        context.minimum_version = ssl.TLSVersion.TLSv1_3 if self.min_version == "TLS13" else ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION
         try:
             key = f"cert_file, key_file: {self.cert_file}, {self.key_file}"

@@ -16,23 +16,14 @@ from markupsafe import Markup
 from msgspec import Struct
 
 from notbefore.core.document import STARTED
-from notbefore.core.duration import span
+from notbefore.core.duration import Duration, span
 from notbefore.core.record import view
 from notbefore.core.text import escaped
 from notbefore.web.page.model import PageModel, TimelineEvent
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 LINEAR: Final = 20.0  # seconds around NotBefore within which the scale is linear
-TICKS: Final = (  # seconds
-    (60, "1m"),
-    (300, "5m"),
-    (900, "15m"),
-    (3_600, "1h"),
-    (21_600, "6h"),
-    (86_400, "1d"),
-    (604_800, "7d"),
-    (2_592_000, "30d"),
-)
+TICKS: Final = tuple((int(Duration(text).seconds), text) for text in ("1m", "5m", "15m", "1h", "6h", "1d", "7d", "30d"))
 APART: Final = 9.0  # percent between two labels
 MARGIN: Final = 2.0  # percent left free at both ends
 
