@@ -20,8 +20,6 @@ from notbefore.metrics.totals import Histogram
 
 MAX_FORMATS: Final = 4  # of which texts are kept; Prometheus asks for one, and the header may name any version
 
-_text: Callable[[float], str] = floatToGoString  # has no types
-
 
 class MetricsText:
     """Renders what ``read`` returns, and the figures of this process (CPU, memory, files). Safe for several threads."""
@@ -82,7 +80,7 @@ class _Format:
                 return text
             lines = [f"{line.rpartition(' ')[0]} %s" for line in lines]
             last = self._families[family.metric.name] = series, "\n".join((described, typed, *lines, ""))
-        return (last[1] % tuple(map(_text, numbers))).encode()
+        return (last[1] % tuple(map(floatToGoString, numbers))).encode()
 
 
 def _numbers(value: Any) -> list[float]:

@@ -37,6 +37,7 @@ MAX_BODY: Final = 1  # bytes: no request here has a body, whatever its length is
 MAX_UNREAD: Final = 16 * 1024 * 1024  # bytes of answers that wait to be read, of all connections together
 ACCEPTS: Final = 20  # connections accepted between two polls
 GRACE: Final = 0.1  # seconds to send a request in which no connection goes for a newer one
+PAUSE: Final = 5e-6  # seconds for each connection between two polls: each asks all of them, and workers need the time
 LOOK: Final = 2.0  # seconds between two looks at the connections, while there are any and nothing comes
 
 log = logging.getLogger("notbefore.http")
@@ -115,6 +116,7 @@ class HttpServer:
             count = len(self._server.active_channels)
             timeout = GRACE if self._server.excess > 0 else LOOK if count else 3600.0
             wasyncore.loop(timeout=timeout, use_poll=True, map=self._map, count=1)
+            time.sleep(PAUSE * count)
 
 
 class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
