@@ -249,7 +249,7 @@ def drain(state: Path) -> bool:
     ]:
         if time.monotonic() > deadline:
             return False
-        assert notbefore("outbox", "retry", *waiting, "--state-dir", state).returncode == 0  # noqa: S101 - what is not sent again would be lost
+        notbefore("outbox", "retry", *waiting, "--state-dir", state)  # it refuses where one was delivered meanwhile
         time.sleep(3)
     return True
 
