@@ -14,8 +14,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Tracked
-from notbefore.metrics.families import Part, Snapshot, parts
-from notbefore.metrics.totals import Figures, PollFigures, Totals
+from notbefore.metrics.families import POLL_DURATION, Family, Part, Snapshot, parts
+from notbefore.metrics.totals import Figures, Histogram, PollFigures, Totals
 from notbefore.web.exposition import MetricsText, client_metric
 from support.azure import PEER, STARTED, Story, at, document, item, now
 from support.needs import needs
@@ -99,3 +99,10 @@ def test_what_is_kept_of_the_last_scrape_is_never_old(steps: list[tuple[str, str
             listed.append(listed.pop(0))
         found = lasting.render(accept)[0].decode().splitlines()
         assert [line for line in found if "process_" not in line] == expected(accept)
+
+
+def test_a_histogram_with_other_bounds_is_written_anew() -> None:
+    shown = [Histogram((1.0,), (1, 2)), Histogram((2.0,), (1, 2))]
+    text = MetricsText(lambda: [Part((object(),), lambda: [Family(POLL_DURATION, {(): shown.pop(0)})])])
+    assert b'le="1.0"' in text.render("")[0]
+    assert b'le="2.0"' in text.render("")[0]

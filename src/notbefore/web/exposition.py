@@ -71,8 +71,10 @@ class _Format:
 
     def family(self, family: Family) -> bytes:
         """The text of one family."""
-        numbers = [number for value in family.samples.values() for number in _numbers(value)]
-        series, last = (*family.samples, *family.created), self._families.get(family.metric.name)
+        values, last = family.samples.values(), self._families.get(family.metric.name)
+        numbers = [number for value in values for number in _numbers(value)]
+        bounds = [value.bounds for value in values if isinstance(value, Histogram)]
+        series = (*family.samples, *family.created, *bounds)
         if last is None or last[0] != series:
             text = self._encode(_collected(client_metric(family))).removesuffix(self.end)
             described, typed, *lines = text.decode().replace("%", "%%").split("\n")[:-1]
@@ -85,10 +87,7 @@ class _Format:
 
 def _numbers(value: Any) -> list[float]:
     """The values of its samples, in the order of ``client_metric``."""
-    if not isinstance(value, Histogram):
-        return [value]
-    counts = list(accumulate(value.counts))
-    return [*counts, counts[-1], value.sum]
+    return [*accumulate(value.counts), sum(value.counts), value.sum] if isinstance(value, Histogram) else [value]
 
 
 def client_metric(family: Family) -> ClientMetric:
