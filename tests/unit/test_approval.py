@@ -52,7 +52,7 @@ def test_an_event_of_several_is_skipped_unless_the_rule_says_who_speaks() -> Non
 
 def test_what_has_started_is_left_alone_and_what_a_rule_does_not_match_is_the_next_ones() -> None:
     over = judge(Policy(rules=(Rule("all"),)), tracked(EventStatus="Started", NotBefore=""), ME)
-    assert (over.action, over.why) == ("leave", "it is Started: only what is Scheduled can be approved")
+    assert (over.action, over.why) == ("leave", "it is Started: only a Scheduled event can be approved")
     rules = (Rule(RuleMatch(event_type=("Reboot",))), Rule("all"))
     found = judge(Policy(rules=rules), tracked(), ME)
     assert (found.action, found.rule) == ("approve", "rules[1]")

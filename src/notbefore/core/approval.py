@@ -1,7 +1,7 @@
-"""Whether an event is to be approved, by which rule, and when: ``judge(policy, tracked, vm)``. Pure.
+"""``judge(policy, tracked, vm)`` decides whether an event is approved, by which rule, and when. Pure.
 
-An approval lets Azure start an event at once, for all VMs in its ``Resources``. So the first matching rule alone
-decides, no match means no, and what is not known (the name of this VM, the expected interruption) never matches.
+An approval lets Azure start an event at once, for all VMs in its ``Resources``. Therefore only the first matching
+rule decides, no match means no, and an unknown value (this VM's name, the expected interruption) never matches.
 """
 
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from notbefore.core.routing import EventMatch
 from notbefore.core.text import one_of, sha256
 from notbefore.core.tracked import Tracked, TrackedEvent
 
-KEPT_ATTEMPTS: Final = 20  # that are over, of events that are gone: a list that flaps brings them back
-MAX_DECISIONS: Final = 100  # decisions of one event that are remembered
+KEPT_ATTEMPTS: Final = 20  # finished attempts kept for events that are gone: a list that flaps may show them again
+MAX_DECISIONS: Final = 100  # remembered decisions per event
 
 
 class RuleMatch(EventMatch, frozen=True, forbid_unknown_fields=True):
-    """The events that a rule is for. Events of other VMs only where ``scope`` says so."""
+    """The events that a rule applies to. Events of other VMs match only if ``scope`` contains ``peer``."""
 
     event_type: Annotated[tuple[str, ...], Meta(min_length=1)] = ()  # an empty list would match every event
     event_source: Annotated[tuple[str, ...], Meta(min_length=1)] = ()
@@ -36,7 +36,7 @@ class RuleMatch(EventMatch, frozen=True, forbid_unknown_fields=True):
 
 
 def unknown_words(match: EventMatch) -> Iterator[tuple[str, str]]:
-    """Return the event types and sources that Azure does not document, as (key, text): they match no event today."""
+    """Yield (key, text) for each event type or source that Azure does not document: it matches no event today."""
     for key, given, known in (
         ("event_type", match.event_type, EVENT_TYPES),
         ("event_source", match.event_source, EVENT_SOURCES),
@@ -52,22 +52,22 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     match: RuleMatch | Literal["all"] = RuleMatch()  # `all`: every event of this VM
     action: Literal["approve", "leave"] = "approve"
     name: str = ""  # in metrics and records; default: `rules[0]` and so on
-    approve_after: Duration = Duration("0s")  # not earlier than so long after the event was first seen
-    for_all_resources: Literal["leader", "each"] | None = None  # needed if the event has several resources
+    approve_after: Duration = Duration("0s")  # wait so long after the event was first seen
+    for_all_resources: Literal["leader", "each"] | None = None  # required for an event with several resources
 
     def __post_init__(self) -> None:
         match = self.match
         if self.action == "leave" and (self.approve_after.seconds or self.for_all_resources):
-            raise ValueError("action: leave has no use for approve_after or for_all_resources")
+            raise ValueError("action: leave accepts neither approve_after nor for_all_resources")
         chosen = match == "all" or match.event_type or match.event_source or match.duration
         if self.action == "approve" and not chosen:
             raise ValueError("match: expected event_type, event_source or duration; `match: all` approves every event")
         if self.name == OPERATOR:
-            raise ValueError(f"name: {OPERATOR!r} stands for what is approved by hand")
+            raise ValueError(f"name: {OPERATOR!r} is reserved for approvals by hand")
 
     @property
     def matcher(self) -> RuleMatch:
-        """The events that the rule is for."""
+        """The events that the rule applies to."""
         return RuleMatch() if self.match == "all" else self.match
 
 
@@ -80,7 +80,7 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if len(dict(self.named_rules)) < len(self.rules):
-            raise ValueError("rules: two have the same name")
+            raise ValueError("rules: two rules have the same name")
 
     @property
     def named_rules(self) -> list[tuple[str, Rule]]:
@@ -95,32 +95,32 @@ class Decision(Struct, frozen=True):
     why: str  # in words
     rule: str = ""  # the name of the first one that matches
     step: str = ""  # identifies the decision: the content of the event and the text of the rule
-    at: datetime | None = None  # for ``approve``: not earlier
-    skipped: Reason | None = None  # for ``leave``: why it is not approved although the rule would approve it
+    at: datetime | None = None  # for ``approve``: the earliest time
+    skipped: Reason | None = None  # for ``leave``: why a matching ``approve`` rule does not approve it
 
 
 def content_of(tracked: TrackedEvent) -> str:
-    """Return what identifies an event with its content: everything that Azure can change.
+    """Return a text that identifies an event together with its content: everything that Azure can change.
 
-    An event that is gone and comes back with the same NotBefore is the same. Without NotBefore it is another one.
+    An event that disappears and comes back with the same NotBefore has the same text; without a NotBefore, another.
     """
     return f"{tracked.event.digest()} {(tracked.event.not_before or tracked.first_seen).isoformat()}"
 
 
 def unreadable(tracked: TrackedEvent, *, flawed: bool) -> str:
-    """Return what is not known of an event, in words; such an event is never approved, by a rule or by hand."""
+    """Return what is unknown about an event, in words, or "". Such an event is never approved, not even by hand."""
     if flawed:
         return "a part of it could not be read"
     return "it has no NotBefore" if tracked.event.not_before is None else ""
 
 
 def judge(policy: Policy, tracked: TrackedEvent, vm: str | None, *, flawed: bool = False) -> Decision:
-    """Return what the rules say about an event, on the VM named ``vm``. Switches and clock do not matter here.
+    """Return what the rules say about an event on the VM named ``vm``, regardless of the switches and the time.
 
     ``flawed``: a part of the event could not be read.
     """
     if tracked.event.event_status != SCHEDULED:
-        return Decision("leave", f"it is {tracked.event.event_status}: only what is Scheduled can be approved")
+        return Decision("leave", f"it is {tracked.event.event_status}: only a Scheduled event can be approved")
     if objection := unreadable(tracked, flawed=flawed):
         return Decision("leave", objection)
     for name, rule in policy.named_rules:
@@ -147,31 +147,31 @@ def _approve(rule: Rule, tracked: TrackedEvent, vm: str | None) -> Decision:
 
 
 class ApprovalAttempt(Struct, frozen=True):
-    """How far the approval of one event has come. It is stored, so that nothing is done twice."""
+    """The progress of one event's approval. It is stored, so that nothing is done twice."""
 
-    tracked: TrackedEvent  # the event at the decision
+    tracked: TrackedEvent  # the event as it was at the decision
     rule: str
     step: str = ""  # of the decision; empty for approvals by hand
     state: Literal["sending", "done"] = "sending"
     by: str = BY_RULE
-    reason: str = ""  # why, in the words of the user who approved it by hand
+    reason: str = ""  # why it is approved, given by the user who approves it by hand
     requests: int = 0  # start requests, counted before they are sent
     outcome: str = ""  # in words
     carried_out: tuple[str, ...] = ()  # the decisions that were carried out
     approved: str = ""  # the content of the event that was approved
-    records: int = 0  # that were made of it
+    records: int = 0  # how many records were made of it
 
     def is_carried_out(self, tracked: TrackedEvent, step: str) -> bool:
         """Return whether nothing is left to do for this decision."""
         return step in self.carried_out or self.approved == content_of(tracked)
 
     def ended(self, outcome: str) -> "ApprovalAttempt":
-        """Return it as done; a record of it was made."""
+        """Return the attempt as done, with one more record counted."""
         carried_out = (*self.carried_out, self.step) if self.step else self.carried_out
         return replace(self, state="done", outcome=outcome, carried_out=carried_out, records=self.records + 1)
 
     def change(self, kind: ApprovalKind, reason: Reason, detail: str, context: "ApprovalContext") -> Change:
-        """Return the change to record. Unlike a change of the event it is this VM's own, and so is its id."""
+        """Return the change to record. Its id is this VM's own: no other VM reports the same change."""
         tracked = self.tracked
         identity = change_id(tracked.event.key, kind, f"{context.vm} {tracked.first_seen.isoformat()}", self.records)
         made = tracked.change(identity, (kind, reason), context.now, context.incarnation)
@@ -181,7 +181,7 @@ class ApprovalAttempt(Struct, frozen=True):
 def next_attempt(
     before: ApprovalAttempt | None, tracked: TrackedEvent, rule: str, step: str = "", by: str = BY_RULE
 ) -> ApprovalAttempt:
-    """The attempt for a new decision; it keeps what was done ``before`` about this event."""
+    """Return the attempt for a new decision; it keeps what the attempt ``before`` did about this event."""
     done = before or ApprovalAttempt(tracked, rule)
     carried_out = done.carried_out[-MAX_DECISIONS:]
     return ApprovalAttempt(
@@ -190,14 +190,14 @@ def next_attempt(
 
 
 def without_old(attempts: dict[str, ApprovalAttempt], tracked: Tracked) -> dict[str, ApprovalAttempt]:
-    """The attempts without the oldest of those that are over and whose events are gone."""
+    """Return the attempts without the oldest done ones whose events are gone."""
     over = [key for key, one in attempts.items() if one.state == "done" and key not in tracked.events]
     old = set(over[:-KEPT_ATTEMPTS])
     return {key: one for key, one in attempts.items() if key not in old}
 
 
 class ApprovalContext(Struct, frozen=True):
-    """When something was done, on which VM, and on which document."""
+    """The time, the VM and the document that the record of an approval names."""
 
     now: datetime
     vm: str | None

@@ -15,21 +15,21 @@ ApprovalKind = Literal["approved", "approval_failed", "approval_skipped"]
 APPROVAL_KINDS: tuple[ApprovalKind, ...] = get_args(ApprovalKind)
 
 ChangeKind = Literal[LifecycleKind, ApprovalKind]
-"""A step in the event's life, as Azure's document shows it; or what this VM did, or did not do, about it."""
+"""A step in the event's life that Azure's document shows, or the result of an approval on this VM."""
 
 Scope = Literal["self", "peer", "unknown"]
 
 Outcome = Literal["canceled", "finished", "unknown"]
 
-Reason = str  # why it is reported so: docs/how-it-works.md has each of them with its story, ``WORDS`` some in words
+Reason = str  # why it is this kind: docs/how-it-works.md explains each reason, ``WORDS`` has a text for some
 
 SILENT: Final = "Silent"
-"""The type of what is no event of Azure: VMs of a fleet whose signs of life have stopped."""
+"""An event type that Azure does not have: VMs of a fleet have stopped sending heartbeats."""
 
 MISSING: Final = "In the inventory, and never heard from, or not for a day."
-"""The description of one whose VMs were never heard from."""
+"""The description of a ``Silent`` event about VMs that are known only from the inventory."""
 
-WORDS: Final[dict[str, str]] = {  # why an ending is reported as it is, and what became of an approval
+WORDS: Final[dict[str, str]] = {  # the reasons of endings, and the results of approvals
     "gone_before_start": "no longer listed, and it had not started",
     "gone_after_start": "it was Started, and is no longer listed",
     "gone_after_start_unwatched": "it was Started, and is no longer listed; nobody saw when it ended",
@@ -38,8 +38,8 @@ WORDS: Final[dict[str, str]] = {  # why an ending is reported as it is, and what
     "not_watched": "no longer listed after a time in which the agent was down, or IMDS gave no answer",
     "not_readable": "no longer listed after a time in which it could not be read",
     "machine_rebooted": "no longer listed after a boot of this VM",
-    "as_far_as_known": "over as far as is known: not every VM has said so",
-    "corrected": "a correction: VMs that could not report it then have done so now",
+    "as_far_as_known": "over as far as is known: not every VM has reported it",
+    "corrected": "a correction: VMs that could not report it before have now reported it",
     "status_went_back": "no longer listed, after it went from Started back to Scheduled",
     "accepted": "Azure accepted it",
     "refused": "Azure refused it",
@@ -47,7 +47,7 @@ WORDS: Final[dict[str, str]] = {  # why an ending is reported as it is, and what
     "dry_run": "this is a dry run, so nothing was sent",
     "several_resources": "the event affects other VMs as well, and the rule does not allow that",
     "changed": "the event changed meanwhile",
-    "no_longer_scheduled": "the event started or was gone before that",
+    "no_longer_scheduled": "the event started or disappeared before that",
     "too_late": "NotBefore came first",
     "state_not_written": "the state could not be written to the disk",
     "switched_off": "approval was disabled meanwhile",
@@ -55,7 +55,7 @@ WORDS: Final[dict[str, str]] = {  # why an ending is reported as it is, and what
 
 
 class Step:
-    """What follows from the facts that a change and its record have in common."""
+    """The properties that ``Change`` and ``Record`` have in common."""
 
     __slots__ = ()
     reason: str
@@ -65,12 +65,12 @@ class Step:
 
     @property
     def no_longer_affected(self) -> bool:
-        """The event was to affect this VM, or might have, and no longer is."""
+        """Whether the event no longer affects this VM, after it did or might have affected it."""
         return self.scope == "peer" and self.previous_scope is not None
 
     @property
     def without_notice(self) -> bool:
-        """The event was first seen as it had just started: nobody announced it."""
+        """Whether the event was Started when it first appeared: there was no notice."""
         return self.reason == "first_seen_started" and self.notice_seconds == 0
 
 
@@ -82,45 +82,45 @@ class Change(Struct, Step, frozen=True):
     reason: Reason
     time: datetime  # when this agent saw it
     event: Event  # as last listed
-    scope: Scope  # does it hit this VM?
+    scope: Scope  # whether it affects this VM
     incarnation: int  # of the document that showed the change
     first_seen: datetime
     previous: Event | None = None  # as listed before, for ``updated`` and ``started``
-    previous_scope: Scope | None = None  # where it was another: Resources moved
+    previous_scope: Scope | None = None  # the scope before, if a change of Resources changed it
     outcome: Outcome | None = None  # for ``canceled``, ``finished``, ``ended``
     not_before: datetime | None = None  # the last one known: Azure empties it once the event is started
-    ahead_seconds: float | None = None  # from ``time`` to NotBefore; ``None`` without one, and once it was Started
-    notice_seconds: float | None = None  # from the first sight to NotBefore; 0 when it began without notice
-    scheduled_seconds: float | None = None  # from the first sight to the start (or the cancellation)
+    ahead_seconds: float | None = None  # from ``time`` to NotBefore; ``None`` without a NotBefore, and once Started
+    notice_seconds: float | None = None  # from ``first_seen`` to NotBefore; 0 if it began without notice
+    scheduled_seconds: float | None = None  # from ``first_seen`` to the start (or the cancellation)
     started_seconds: float | None = None  # from the start to the end
-    interruption: float | None = None  # seconds, measured on this VM; for events of ``self`` that have started
-    over_since: datetime | None = None  # where it is known that it was over before ``time``
-    approval: "Approval | None" = None  # for the kinds of approval
+    interruption: float | None = None  # measured on this VM; only for ``self`` events that have started
+    over_since: datetime | None = None  # when it ended, if that is known to be earlier than ``time``
+    approval: "Approval | None" = None  # for each ``ApprovalKind``
 
     @property
     def not_before_changed(self) -> bool:
-        """NotBefore is another than before this step."""
+        """Whether this step changed NotBefore."""
         return self.previous is not None and self.previous.not_before != self.event.not_before
 
 
-OPERATOR: Final = "operator"  # the rule of what is approved by hand
-BY_RULE: Final = "rule"  # by whom, where a rule decided
+OPERATOR: Final = "operator"  # the rule of approvals by hand
+BY_RULE: Final = "rule"  # ``approval_by`` if a rule decided
 
 
 class Approval(Struct, frozen=True):
-    """Who approved, or would have, and what was said to it."""
+    """Who decided on an approval, and its result."""
 
-    approval_rule: str  # its name in the configuration; ``OPERATOR`` for ``notbefore approve``
-    approval_by: str  # the name of the VM's user where somebody did it by hand, ``BY_RULE`` otherwise
-    approval_detail: str = ""  # what the command or IMDS said, or why not; in words
+    approval_rule: str  # the rule's name in the configuration; ``OPERATOR`` for ``notbefore approve``
+    approval_by: str  # ``BY_RULE``, or the name of the user on this VM who approved it by hand
+    approval_detail: str = ""  # what IMDS answered, or why nothing was sent; in words
     approval_requests: int = 0  # start requests sent for it
-    approval_reason: str = ""  # why, in the words of the user who did it by hand
+    approval_reason: str = ""  # why it is approved, given by the user who approves it by hand
 
 
 def change_id(event_key: str, kind: ChangeKind, digest: str, nth: int) -> str:
     """32 hex digits: the same for the same step on every VM, after every restart.
 
-    A step differs from another of its kind by the event's content (``digest``, for ``updated`` alone) and by how often
-    the same step happened before (``nth``: an EventId that comes back, a NotBefore that moves to and fro).
+    ``digest`` distinguishes steps of one kind (``updated``: the event's content; approvals: the VM and the time).
+    ``nth``: how often the same step happened before; an EventId can come back, a NotBefore can move back and forth.
     """
     return sha256("\n".join((event_key, kind, digest, str(nth))).encode())[:32]

@@ -1,8 +1,8 @@
-"""``Instant``: one moment as several clocks show it, and how much time lies between two of them.
+"""``Instant``: one moment as several clocks show it, and the time between two such moments.
 
-No clock of a VM can be trusted alone. The wall clock is set by NTP or by hand. The clock that counts since the boot
-cannot be set, but it stands still while the host has paused the VM. The ``Date`` header of an answer is the host's
-clock, to the second. A duration is given where clocks agree, and left out where they do not.
+No clock of a VM can be trusted alone. The wall clock may be set by NTP or by hand. The time since the boot (``uptime``)
+cannot be set, but it stops while the host pauses the VM. The ``Date`` header of an answer is the host's clock, in whole
+seconds. A duration is known only if two clocks agree on it.
 """
 
 from datetime import datetime, timedelta
@@ -14,26 +14,26 @@ TOLERANCE: Final = 2.0
 """Seconds by which two clocks may differ and still agree: ``Date`` counts whole seconds."""
 
 DRIFT: Final = 0.001
-"""The part of a duration by which two clocks may drift apart and still agree: NTP corrects by up to 500 ppm."""
+"""The fraction of a duration by which two clocks may drift apart and still agree: NTP corrects by up to 500 ppm."""
 
-READING: Final = 0.5  # seconds by which clocks that are read one after the other may differ on a busy machine
-MAX_DISAGREEMENT: Final = 86_400.0  # seconds by which ``Date`` may differ from the other clocks and be believed
+READING: Final = 0.5  # seconds between the reading of one clock and of the next, at most, on a busy machine
+MAX_DISAGREEMENT: Final = 86_400.0  # seconds by which ``Date`` may differ from the other clocks and still be believed
 
 
 class Instant(Struct, frozen=True):
     """One moment, as the clocks of this VM and of IMDS show it."""
 
-    wall: datetime  # UTC, as this VM has it; may have been set
-    boot: str = ""  # which boot of this machine ``uptime`` belongs to
+    wall: datetime  # UTC, by this VM's wall clock, which may have been set
+    boot: str = ""  # the id of the boot from which ``uptime`` counts
     uptime: float = 0.0  # seconds since that boot, suspended time included (CLOCK_BOOTTIME); cannot be set
-    date: datetime | None = None  # UTC, by IMDS's ``Date`` header: what NotBefore is compared with; None without one
+    date: datetime | None = None  # UTC, from IMDS's ``Date`` header, to compare with NotBefore; None without one
 
 
 class Gap(Struct, frozen=True):
-    """The longest delay with which the agent woke up, in seconds, on both clocks: for so long it did not run.
+    """The longest delay in waking up, in seconds, on two clocks: the agent did not run for that long.
 
-    While a VM is frozen its monotonic clock may stand still and its wall clock be put right afterwards, or both run on.
-    Neither alone is right on every host.
+    While a VM is frozen, its monotonic clock may stop and its wall clock be corrected afterwards, or both may run on.
+    Neither clock alone is right on every host.
     """
 
     wall: float
@@ -41,10 +41,10 @@ class Gap(Struct, frozen=True):
 
 
 def elapsed(begin: Instant, end: Instant) -> float | None:
-    """Seconds from ``begin`` to ``end``; ``None`` where the clocks do not agree on them.
+    """Seconds from ``begin`` to ``end``; ``None`` if the clocks do not agree.
 
-    Within a boot the clock since the boot counts, if another one agrees. While the host paused the VM that clock stood
-    still: then the wall clock counts if IMDS's ``Date`` agrees with it, as it does over a boot.
+    Within one boot the result is by ``uptime``, if another clock agrees. After a pause of the VM, which stops
+    ``uptime``, and across boots, it is by the wall clock, if IMDS's ``Date`` agrees.
     """
     uptime, wall, date = _passed(begin, end)
     if uptime is not None and (_agree(uptime, wall) or (date is not None and _agree(uptime, date))):
@@ -55,32 +55,32 @@ def elapsed(begin: Instant, end: Instant) -> float | None:
 
 
 def silence(begin: Instant, end: Instant) -> float | None:
-    """Seconds in which something may have happened unseen: the longest that a clock allows; ``None`` if unknown.
+    """Seconds in which something may have happened unseen: the most that a believed clock shows; ``None`` if unknown.
 
-    The wall clock counts only where IMDS gave no ``Date``, and only to say that the length is unknown.
+    The wall clock is never the result: it only decides whether another clock is believed.
     """
     uptime, wall, date = _passed(begin, end)
     if uptime is not None:
         if date is not None:
             return uptime if _agree(uptime, date) else max(uptime, date)
-        if begin.date is not None:  # it was there, and no longer is: a pause of the VM may hide behind that
+        if begin.date is not None:  # ``Date`` was there before and is missing now: it might show a pause of the VM
             return None
         return uptime if _agree(uptime, wall) else None
     return max(0.0, date) if date is not None and _agree(wall, date) else None
 
 
 def believable(gap: Gap, begin: Instant, end: Instant) -> float | None:
-    """Seconds of the delay, as far as it lies between two answers; ``None`` where its length is not known.
+    """Return the delay between two answers, in seconds, on the clock that can be right; ``None`` if it is unknown.
 
-    Where the wall clock went further than the clock since the boot, it was set, or the VM was paused. ``Date`` went as
-    far after a pause; it counts whole seconds, so it shows no pause that is shorter than one.
+    If the wall clock advanced more than ``uptime``, it was set, or the VM was paused. After a pause ``Date`` has
+    advanced as much; it counts whole seconds, so it shows no pause shorter than one.
     """
     uptime, wall, date = _passed(begin, end)
     if uptime is None:
         return None
     ahead = wall - uptime
     if ahead <= READING + DRIFT * uptime:
-        return max(gap.wall, gap.monotonic)  # either clock may have stood still
+        return max(gap.wall, gap.monotonic)  # either clock may have stopped
     if date is None:
         return None
     paused = date - uptime  # within a second
@@ -90,9 +90,9 @@ def believable(gap: Gap, begin: Instant, end: Instant) -> float | None:
 
 
 def credible(now: Instant, before: Instant | None) -> bool:
-    """Whether ``Date`` may be right: it is within a day of the wall clock, or went on as the clock since the boot did.
+    """Whether ``Date`` may be right: it is within a day of the wall clock, or it has advanced as ``uptime`` has.
 
-    ``before``: the last answer of which ``Date`` was believed.
+    ``before``: the last answer whose ``Date`` was believed.
     """
     if now.date is None:
         return True
@@ -103,9 +103,9 @@ def credible(now: Instant, before: Instant | None) -> bool:
 
 
 def _passed(begin: Instant, end: Instant) -> tuple[float | None, float, float | None]:
-    """Seconds by the clock since the boot, the wall clock and ``Date``.
+    """Seconds by ``uptime``, by the wall clock and by ``Date``.
 
-    ``None`` over a boot, or where the clock since the boot went backwards, which it cannot; and without a ``Date``.
+    ``uptime`` is ``None`` across boots, and if it went backwards (it cannot); ``Date`` is ``None`` if one is missing.
     """
     same = begin.boot == end.boot and end.uptime >= begin.uptime
     date = (end.date - begin.date).total_seconds() if begin.date is not None and end.date is not None else None

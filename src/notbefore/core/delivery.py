@@ -1,4 +1,4 @@
-"""``Delivery``: one change that is to go to one sink; ``deliveries(change, ...)`` makes them. Pure."""
+"""``Delivery``: one change to be sent to one sink; ``deliveries(change, ...)`` makes them. Pure."""
 
 from collections.abc import Collection, Iterator
 from typing import Final, Literal, NamedTuple
@@ -14,61 +14,61 @@ from notbefore.core.routing import NEAR, Route, Severity, route, severity_at_onc
 from notbefore.core.text import sha256
 
 MessageKind = ChangeKind | Literal["reminder", "heartbeat"]
-EXPIRING_KINDS: Final = frozenset({"announced", "updated", "reminder"})  # they are of no use once the event has ended
-SETTLING: Final = 5.0  # seconds
-REMINDER_GRACE: Final = 60.0  # seconds after NotBefore for which a reminder that is late is still sent
+EXPIRING_KINDS: Final = frozenset({"announced", "updated", "reminder"})  # of no use once the event has ended
+SETTLING: Final = 5.0  # seconds; ``_settling`` says why
+REMINDER_GRACE: Final = 60.0  # seconds after NotBefore during which a late reminder is still sent
 A_DAY: Final = 86_400.0  # seconds
 
 DeliveryState = Literal["pending", "dead", "repeating"]
-Lane = tuple[str, str]  # a sink and the key of an event: what is in it goes in order
+Lane = tuple[str, str]  # a sink and an event key: the deliveries of one lane are sent in order
 
 
 class Delivery(Struct, frozen=True, omit_defaults=True):
-    """One change that is to go to one sink. Times are Unix seconds; in an outbox they are on its clock."""
+    """One change to be sent to one sink. Times are Unix seconds; in an outbox they are on the outbox's clock."""
 
     delivery_id: str  # the same on every VM for the same step of the same event; the receiver may deduplicate by it
     event_key: str
     sink: str
     kind: MessageKind
     severity: Severity
-    created: float  # when the change was seen; of a reminder, when it is worth sending
+    created: float  # when the change was seen; for a reminder, when it is due
     due: float  # not to be sent before
     expires: float  # not to be sent after
     record: bytes  # the change as JSON
-    change_id: str = ""  # of the change itself, where it is one
+    change_id: str = ""  # the change's id; empty for reminders and heartbeats
     expires_with_event: bool = False  # it expires when the event ends
-    not_before: float = 0.0  # of the event, in Unix seconds; 0 where it is not known: the smallest is sent first
-    fallback: tuple[str, ...] = ()  # sinks that it goes to from ``fallback_at`` on, or once it is dead
-    fallback_at: float | None = None  # of what is critical; an event's end goes to those that were given its beginning
+    not_before: float = 0.0  # the event's, in Unix seconds, 0 if unknown; the smallest is sent first
+    fallback: tuple[str, ...] = ()  # sinks that it also goes to at ``fallback_at``, or once it is dead
+    fallback_at: float | None = None  # only for critical changes; sinks that got a start also get the end
     others: tuple[str, ...] = ()  # the other sinks that the change goes to
-    note: str = ""  # why it goes to this sink, where that is not by its route
-    once: bool = False  # it may run once, such as a command
-    # what the outbox knows of it
-    seq: int = 0  # the order in which they came
+    note: str = ""  # why it goes to this sink, if not by its route
+    once: bool = False  # it may be attempted only once, such as a command
+    # set by the outbox
+    seq: int = 0  # the order of arrival
     state: DeliveryState = "pending"
-    attempts: int = 0  # that have failed
+    attempts: int = 0  # failed ones
     error: str = ""  # why the last attempt failed
-    begun: bool = False  # it runs once, and may have been given to a courier
-    final: bool = False  # its event is over: it is not repeated
-    thread: str | None = None  # where a courier is given it: what the sink said of the first message of this event
+    begun: bool = False  # for ``once``: it may have been given to a courier
+    final: bool = False  # its event is over, so it is not repeated
+    thread: str | None = None  # set for a courier: what the sink returned for this event's first message
 
     @property
     def lane(self) -> Lane:
-        """In which order it goes."""
+        """Deliveries with the same lane are sent in order."""
         return self.sink, self.event_key
 
     @property
     def is_reminder(self) -> bool:
-        """It has a time of its own, and is of use only until the event starts."""
+        """Whether it is a reminder: it has its own due time, and is of use only until the event starts."""
         return self.kind == "reminder"
 
     @property
     def queued(self) -> bool:
-        """Later ones of its lane wait for it. Nothing waits for a reminder."""
+        """Whether later deliveries of its lane wait for it. None waits for a reminder."""
         return self.state == "pending" and not self.is_reminder
 
     def shifted(self, seconds: float) -> "Delivery":
-        """The same on a clock that is ahead by ``seconds``."""
+        """The same delivery on a clock that is ahead by ``seconds``."""
         return replace(
             self,
             created=self.created + seconds,
@@ -79,12 +79,12 @@ class Delivery(Struct, frozen=True, omit_defaults=True):
 
 
 class Terms(Struct, frozen=True):
-    """How long a sink's deliveries are worth sending."""
+    """The settings of a sink that concern its deliveries."""
 
-    expire_after: float = A_DAY
+    expire_after: float = A_DAY  # seconds
     expire_on_end: bool = True
-    approvals: bool = True  # it is notified of approvals as well
-    once: bool = False  # what it is sent may run once
+    approvals: bool = True  # it also gets the results of approvals
+    once: bool = False  # its deliveries may be attempted only once
 
 
 class Routing(Struct, frozen=True):
@@ -130,14 +130,14 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
 
 
 class Targets(NamedTuple):
-    """Where a change goes by the routes: to these sinks, and to those of ``fallback`` where one of them fails."""
+    """The sinks that the routes give for a change, and the ``fallback`` sinks for when one of these fails."""
 
     sinks: tuple[str, ...] = ()
     fallback: tuple[str, ...] = ()
 
 
 def targets_of(record: bytes, routing: Routing, vm: Vm | None) -> Targets:
-    """Where a change goes by the routes, as far as its ``record`` says what they ask for."""
+    """Return where the routes send a change, as far as its ``record`` has the values that the routes match."""
     try:
         read = Record.read(record)
     except msgspec.MsgspecError:  # a heartbeat
@@ -150,13 +150,13 @@ def targets_of(record: bytes, routing: Routing, vm: Vm | None) -> Targets:
 
 
 def _targets(change: Change, routing: Routing, vm: Vm | None) -> dict[str, Route]:
-    """The sinks of a change, each with the route by which it goes there."""
+    """The sinks of a change, each with the route that leads there."""
     found = route(change, routing.routes, vm, tuple(routing.sinks))
     return {sink: way for sink, way in found.items() if _takes(routing.sinks[sink], change)}
 
 
 def _fallback(change: Change, way: Route, targets: Collection[str], routing: Routing) -> tuple[str, ...]:
-    """The fallback of a route; those that have the change by their own routes are not given it twice."""
+    """The fallback sinks of a route, without those that get the change by their own routes."""
     return tuple(name for name in way.fallback if name not in targets and _takes(routing.sinks[name], change))
 
 
@@ -165,29 +165,29 @@ def _takes(terms: Terms, change: Change) -> bool:
 
 
 def _settling(change: Change, terms: Terms) -> float:
-    """Seconds to wait if an event no longer affects another VM: that VM closes the alert, this one opens it again."""
+    """Seconds to wait after an event stopped affecting another VM: that VM closes the alert, this one reopens it."""
     before = change.previous if change.kind == "updated" and change.scope == "self" else None
     left = before is not None and set(before.vms) - set(change.event.vms)
     return SETTLING if left and not terms.approvals else 0.0
 
 
 def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: float) -> Delivery:
-    """A sign of life of this VM, worth nothing once the next one is due."""
+    """A heartbeat of this VM; it expires when the next one is due, after ``interval`` seconds."""
     identity, key = delivery_id(f"{vm} {now}", sink, "heartbeat"), f"heartbeat {vm}".casefold()
     return Delivery(identity, key, sink, "heartbeat", "info", now, now, now + interval, record)
 
 
 def _reminders(change: Change, way: Route, message: Delivery) -> Iterator[Delivery]:
-    """The reminders of a change before NotBefore."""
+    """Yield the reminders to send before NotBefore."""
     event, ahead = change.event, change.ahead_seconds
     last = change.no_longer_affected and way.announce_by != "all"
     if last or change.kind not in ("announced", "updated") or ahead is None:
         return
     near = way.severity or severity_of(event.event_type, None, event.duration)
     start = message.created + ahead  # by the clock of ``created``, however wrong it is
-    # a notice that is shorter than that: the change itself says it
+    # if the notice is shorter than that, the message of the change itself is enough
     times = sorted({start - one.seconds for one in way.remind_before if start - one.seconds > message.created})
-    ends = [*times[1:], start + REMINDER_GRACE]  # the next one replaces it
+    ends = [*times[1:], start + REMINDER_GRACE]  # the next reminder replaces it
     for number, (due, expires) in enumerate(zip(times, ends, strict=False)):
         yield replace(
             message,

@@ -1,9 +1,9 @@
 """Bytes of an IMDS answer -> ``Document``: bounded, tolerant of what is new, strict about shape.
 
-What the fields mean: Microsoft's "Scheduled Events for Linux/Windows VMs". A document that cannot be read as a whole
-raises ``DocumentError``. A single event that cannot be read is left out with a ``Flaw`` that says so, and where only
-an optional field of it is unreadable, the event is kept and the field is unknown: somebody has to be notified of a
-reboot even when its description is broken.
+Microsoft's "Scheduled Events for Linux/Windows VMs" explains the fields. A document that cannot be read as a whole
+raises ``DocumentError``. A single event that cannot be read is left out, and a ``Flaw`` reports it. If only an optional
+field is unreadable, the event is kept and the field is unknown: somebody has to be notified of a reboot even if its
+description is broken.
 """
 
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ MAX_NAME: Final = 256  # a resource; Azure's own limit for a VM name is 64
 MAX_RESOURCES: Final = 2_000  # a scale set has at most 1,000 VMs
 MAX_DESCRIPTION: Final = 4_096
 MAX_DURATION: Final = 10 * 365 * 86_400  # seconds
-YEARS: Final = range(2016, 9999)  # the service's first; .NET writes the years 1 and 9999 for "no time"
+YEARS: Final = range(2016, 9999)  # from the first year of the service; .NET writes the years 1 and 9999 for "no time"
 
 FREEZE: Final = "Freeze"
 REBOOT: Final = "Reboot"
@@ -35,13 +35,13 @@ REBOOTING: Final = frozenset({REBOOT, REDEPLOY})  # the VM boots
 VANISHING: Final = frozenset({PREEMPT, TERMINATE})  # the VM does not come back
 
 PROMISED: Final = {FREEZE: 900.0, REBOOT: 900.0, REDEPLOY: 600.0, PREEMPT: 30.0, TERMINATE: 300.0}
-"""Seconds of notice that Azure promises, by type, as its document of Scheduled Events says. Terminate: the least that
-can be configured. The Prometheus rules have the same figures."""
+"""Seconds of notice that Azure's documentation of Scheduled Events promises for each type. Terminate: the shortest
+notice that can be configured. The Prometheus rules have the same figures."""
 
 PLATFORM: Final = "Platform"
 USER: Final = "User"
 EVENT_SOURCES: Final = (PLATFORM, USER)
-UNKNOWN: Final = (None, "", -1)  # how Azure writes that it does not know
+UNKNOWN: Final = (None, "", -1)  # Azure's ways to write an unknown value
 SCHEDULED: Final = "Scheduled"
 STARTED: Final = "Started"
 
@@ -58,16 +58,16 @@ class Event(Struct, frozen=True):
     description: str | None = None
     event_source: str | None = None  # Platform, User
     duration: int | None = None  # expected interruption in seconds; None = unknown (Azure's -1)
-    resources_cut: bool = False  # there are more resources, or longer names, than are read
+    resources_cut: bool = False  # resources or parts of names were cut off
 
     @property
     def key(self) -> str:
-        """The EventId folded to one case: captures are upper case, examples lower."""
+        """The EventId in one case: IMDS was seen to send upper case, Azure's examples have lower case."""
         return self.event_id.casefold()
 
     @property
     def vms(self) -> tuple[str, ...]:
-        """The names in ``resources``, folded to one case as well."""
+        """The names in ``resources``, also in one case."""
         return tuple(name.casefold() for name in self.resources)
 
     def digest(self) -> str:
@@ -88,19 +88,19 @@ class Event(Struct, frozen=True):
 
 
 class Flaw(Struct, frozen=True):
-    """Something in a document that could not be read as it stood.
+    """A part of a document that could not be read in full.
 
-    ``reason``: ``not_an_event`` (no JSON object, or not one that can be read), ``duplicate_event_id`` (the one that is
-    Started counts, else the first), or the field of ``Event`` that is missing, unreadable, or cut at a bound.
+    ``reason``: ``not_an_event`` (not a readable JSON object), ``duplicate_event_id`` (the Started one is kept, else the
+    first one), or the field of ``Event`` that is missing, unreadable, or cut at a bound.
     """
 
     reason: str
     event_id: str | None = None  # None: not even the id could be read
-    rejected: bool = False  # True: the event was left out; its last known state is to be kept
+    rejected: bool = False  # True: the event was left out; its last known state is kept
 
 
 class Document(Struct, frozen=True):
-    """What is scheduled now. ``flaws`` says what could not be read."""
+    """The events that are listed now. ``flaws``: what could not be read."""
 
     incarnation: int
     events: tuple[Event, ...]
@@ -108,12 +108,12 @@ class Document(Struct, frozen=True):
 
 
 class _Envelope(Struct):
-    DocumentIncarnation: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # what is kept and shown of it has 64 bits
+    DocumentIncarnation: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # it is stored and shown as 64 bits
     Events: list[Raw]
 
 
 class _Item(Struct):
-    """An event's fields before anything is believed of them."""
+    """An event's fields before they are checked."""
 
     EventId: Any = None
     EventType: Any = None
@@ -126,7 +126,7 @@ class _Item(Struct):
     DurationInSeconds: Any = None
 
 
-# not strict: a DocumentIncarnation in quotes is a number all the same
+# not strict: a DocumentIncarnation in quotes is accepted as a number
 _envelope = msgspec.json.Decoder(_Envelope, strict=False)
 _item = msgspec.json.Decoder(_Item)
 
@@ -179,7 +179,7 @@ def _read(raw: Raw, flaws: list[Flaw]) -> Event | None:
         flaws.append(Flaw("event_id" if event_id is None else reason, event_id, rejected=True))
         return None
     text = item.Description
-    # of each field that may be unknown what is given, and what can be read of that
+    # for each field that may be unknown: the given value, and what can be read of it
     read: dict[str, tuple[Any, Any]] = {
         "resource_type": (item.ResourceType, _text(item.ResourceType, MAX_WORD)),
         "resources": (item.Resources, _names(item.Resources)),
@@ -198,30 +198,30 @@ def _read(raw: Raw, flaws: list[Flaw]) -> Event | None:
 
 
 def _text(value: object, most: int) -> str | None:
-    """The text without the blanks around it; ``None`` for what is no text, is blank, or is longer than ``most``."""
+    """The text without blanks around it; ``None`` if the value is no text, is blank, or is longer than ``most``."""
     if not isinstance(value, str) or len(value) > most:
         return None
     return value.strip() or None
 
 
 def _seconds(value: object) -> int | None:
-    # bool is an int to Python, and no number of seconds to anybody
+    # a bool is an int in Python, but not a number of seconds
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_DURATION:
         return None
     return value
 
 
 def _names(value: object) -> tuple[str, ...] | None:
-    """The names, cut at the bounds."""
+    """The names, cut at the bounds; ``None`` if the value is not a list of names."""
     if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
         return None
     return tuple(name[:MAX_NAME] for name in value[:MAX_RESOURCES])
 
 
 def read_time(text: object) -> datetime | None:
-    """RFC 1123 or ISO 8601 -> UTC; ``None`` for anything else. A time without a zone is UTC, as all of Azure's are.
+    """RFC 1123 or ISO 8601 -> UTC; ``None`` for anything else. A time without a zone is UTC, as all of Azure's times.
 
-    A wrong weekday does not matter: one was seen in the field. A date without a time of day is no moment.
+    A wrong weekday is ignored: one was seen in the field. A date without a time of day is not accepted.
     """
     if not isinstance(text, str) or len(text) > MAX_WORD or ":" not in text:
         return None
@@ -229,7 +229,7 @@ def read_time(text: object) -> datetime | None:
     try:
         if plain[:4].isdigit():
             time = datetime.fromisoformat(plain)
-        else:  # not by email.utils: that is 4 MB of imports
+        else:  # without email.utils, which imports 4 MB
             time = datetime.strptime(plain + "Z", "%d %b %Y %H:%M:%S%z")
         time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
     except (ValueError, OverflowError):

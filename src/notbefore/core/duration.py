@@ -1,4 +1,4 @@
-"""``Duration``: a span of time as Prometheus writes it; spans in tables (``span``) and in sentences (``words``).
+"""``Duration``: a time span in Prometheus's notation; texts for tables (``span``) and for sentences (``words``).
 
 ``back_off``: how long to wait before the next attempt.
 """
@@ -23,7 +23,7 @@ class Duration(str):
 
 
 def back_off(attempt: int, first: float, longest: float) -> float:
-    """Seconds to wait after the ``attempt``-th failure in a row (from 1): ``first``, then doubled, to ``longest``."""
+    """Seconds to wait after failure number ``attempt`` in a row (from 1): ``first``, doubled up to ``longest``."""
     return min(first * 2.0 ** min(attempt - 1, 30), longest)
 
 
@@ -40,7 +40,7 @@ def span(seconds: float | None) -> str:
 
 def words(seconds: float) -> str:
     """Seconds for a sentence: ``4.2 s``, ``90 s``, ``14 min``, ``3 h 10 min``, ``6 d 4 h``."""
-    if seconds < 10:  # noqa: PLR2004 - below, a tenth of a second says something
+    if seconds < 10:  # noqa: PLR2004 - below 10 s, tenths of a second matter
         return f"{seconds:.1f}".removesuffix(".0") + " s"
     whole = round(seconds)
     for size, unit, below, part in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min")):

@@ -1,7 +1,7 @@
-"""What became of each event between two documents: ``diff(tracked, document, now)``.
+"""``diff(tracked, document, now)``: what happened to each event between two documents.
 
-The life of an event is the table ``TRANSITIONS``. What was not observed is not claimed: an event that is gone after a
-time without answers has ``ended``, unless Azure's rules leave only one explanation. Each claim has its reason.
+The table ``TRANSITIONS`` is the life of an event. Only what was observed is reported: an event that is gone after a
+time without answers has ``ended``, unless Azure's rules leave only one explanation. Each change has a reason.
 """
 
 from datetime import timedelta
@@ -16,20 +16,20 @@ from notbefore.core.document import REBOOTING, SCHEDULED, STARTED, Document, Eve
 from notbefore.core.tracked import Observation, Tracked, TrackedEvent, scope_of
 
 MISSED_POLLS: Final = 3
-"""Polls without an answer in which no event starts and ends: one that is gone after them, before NotBefore or not, was
-canceled. Azure keeps a started event listed for minutes."""
+"""No event starts and ends within so few unanswered polls, because Azure lists a started event for minutes. An event
+that is gone after them was canceled, even if NotBefore has passed."""
 
-LATE_ANSWER: Final = 1.0  # seconds beyond the interval by which an answer may come and no poll was missed
+LATE_ANSWER: Final = 1.0  # seconds beyond the interval after which an answer may still come without a missed poll
 
 NOT_BEFORE_MARGIN: Final = timedelta(seconds=1)  # NotBefore and ``Date`` count whole seconds
 
 VERSIONED: Final = ("description", "event_source", "duration")  # the fields that older api-versions do not have
-MAX_DEPARTED: Final = 1_000  # events remembered after they were gone, to know them when they come back
-MAX_STEPS: Final = 64  # steps of one event that are distinguished from their repetitions
+MAX_DEPARTED: Final = 1_000  # events remembered after they are gone, to recognize them if they come back
+MAX_STEPS: Final = 64  # steps remembered per event, to recognize their repetitions
 
 ABSENT: Final = "absent"
 OTHER: Final = "other"
-"""Beside Azure's two statuses: not listed, and in a status that Azure may add."""
+"""Phases besides Azure's two statuses: not listed, and any status that Azure may add."""
 
 TRANSITIONS: Final[dict[tuple[str, str], tuple[ChangeKind, Reason]]] = {
     (ABSENT, SCHEDULED): ("announced", "first_seen_scheduled"),
@@ -52,22 +52,22 @@ OUTCOMES: Final[dict[ChangeKind, Outcome]] = {"canceled": "canceled", "finished"
 
 
 class DiffResult(Struct, frozen=True):
-    """What is remembered from now on, and what changed."""
+    """The new tracked state, and the changes that lead to it."""
 
     tracked: Tracked
     changes: tuple[Change, ...] = ()
 
 
 def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
-    """Compare what is tracked with a new document. The content decides.
+    """Compare the tracked events with those of a new document, by content.
 
-    An event that cannot be read keeps its last known state, and nothing is claimed of that time. While not even its
-    EventId can be read, that holds for every event that is missing, since the unreadable one may be it. So it does in
-    the first answer of another endpoint or api-version: the next one decides.
+    An event that cannot be read keeps its last known state, and no change is reported. If even the EventId cannot be
+    read, the same holds for every missing event, because it may be the unreadable one. It also holds for every missing
+    event in the first answer of another endpoint or api-version: the next answer decides.
     """
-    look = _Look(tracked, document, now)
+    comparison = _Comparison(tracked, document, now)
     departed = dict(tracked.departed)
-    found = {event.key: look.listed(event) for event in document.events}
+    found = {event.key: comparison.listed(event) for event in document.events}
     events = {key: known for key, (known, _) in found.items()}
     changes = [change for _, change in found.values() if change is not None]
     unread = {(flaw.event_id or "").casefold() for flaw in document.flaws if flaw.rejected}
@@ -77,43 +77,43 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
         if key in events:
             continue
         if key in unread or "" in unread:
-            events[key] = look.measured(known)
+            events[key] = comparison.measured(known)
             unread.add(key)
         else:
-            departed[key], change = look.gone(known)
+            departed[key], change = comparison.gone(known)
             changes.append(change)
     departed = _bounded({key: steps for key, steps in departed.items() if key not in events})
     return DiffResult(Tracked(events, departed, document.incarnation, frozenset(unread)), tuple(changes))
 
 
 def with_scopes(tracked: Tracked, vm: str | None) -> Tracked:
-    """What is tracked, with each scope as the VM's name has it: no answer was read, and nothing changed at Azure."""
+    """Return the tracked events with the scopes for the VM's name. No answer was read, so there is no change."""
     events = {key: replace(known, scope=scope_of(known.event, vm)) for key, known in tracked.events.items()}
     return replace(tracked, events=events)
 
 
 def as_another_vm(tracked: Tracked) -> Tracked:
-    """What remains of the memory of another VM: this one sees each event for the first time, under ids of its own."""
+    """Keep only the step counts of another VM's state: this VM sees each event anew, and its changes get other ids."""
     departed = {**tracked.departed, **{key: known.steps for key, known in tracked.events.items()}}
     return Tracked(departed=_bounded(departed), unread=frozenset(departed))
 
 
 def _bounded(departed: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """The newest of them."""
+    """The newest ``MAX_DEPARTED`` entries."""
     return {key: departed[key] for key in list(departed)[-MAX_DEPARTED:]}
 
 
-class _Look(Struct, frozen=True):
-    """One look at a document, and what was known before it."""
+class _Comparison(Struct, frozen=True):
+    """A document, and what was known before it."""
 
     tracked: Tracked
     document: Document
     now: Observation
 
-    # ---- what is listed
+    # ---- listed events
 
     def listed(self, event: Event) -> tuple[TrackedEvent, Change | None]:
-        """What is known of an event now, and the change that led to it."""
+        """Return what is known of an event now, and its change, if any."""
         old, now = self.tracked.events.get(event.key), self.now
         if old is None:
             return self._new(event)
@@ -122,7 +122,7 @@ class _Look(Struct, frozen=True):
             old = replace(old, event=_in_both_versions(old.event, event))
         phase = _phase(event)
         starts = old.start is None and phase == STARTED
-        noticed = old.not_before if phase == STARTED else None  # what a started event lists is not ahead
+        noticed = old.not_before if phase == STARTED else None  # the NotBefore of a started event is not ahead
         advanced = replace(
             old,
             event=event,
@@ -135,9 +135,9 @@ class _Look(Struct, frozen=True):
         if old.event == event or old.event.digest() == event.digest():  # only the order or case of resources
             return known, None
         known, change = self._step(known, *TRANSITIONS[_phase(old.event), phase])
-        if change.kind == "started" and old.start is not None:  # for the second time: it was reported at the first
+        if change.kind == "started" and old.start is not None:  # for the second time: the first one reported it
             change = replace(change, scheduled_seconds=None)
-        # a scope may change as well because IMDS says who we are: Resources did not move then
+        # a scope also changes when IMDS names this VM: Resources are then the same
         scope = old.scope if old.scope != known.scope and old.event.resources != event.resources else None
         return known, replace(change, previous=old.event, previous_scope=scope)
 
@@ -160,32 +160,32 @@ class _Look(Struct, frozen=True):
         came_back = event.key in tracked.departed and not was_unread
         return self._step(self.measured(known), kind, "came_back" if came_back else reason)
 
-    # ---- how well it was watched
+    # ---- how well an event was watched
 
     def _watched(self, key: str) -> bool:
-        """Nothing can have happened to this event unseen: there were answers, and it could be read in them."""
+        """Whether nothing can have happened to this event unseen: IMDS answered, and the event was readable."""
         return self.now.watched and key not in self.tracked.unread
 
     def measured(self, known: TrackedEvent) -> TrackedEvent:
-        """The event with the gap since the last answer counted as its interruption, if it may interrupt this VM."""
+        """Return the event with its longest gap so far as interruption, if it may affect this VM."""
         if known.start is None or not known.may_be_ours or known.interruption is None:
             return known
         gap = None if self.now.gap is None else max(known.interruption, self.now.gap)
         return replace(known, interruption=gap)
 
-    # ---- what is gone
+    # ---- events that are gone
 
     def gone(self, known: TrackedEvent) -> tuple[dict[str, int], Change]:
-        """The steps to remember, and the change."""
+        """Return the steps to remember of an event that is gone, and its change."""
         known, now = self.measured(known), self.now
-        if now.rebooted or now.vm is not None:  # what was stored may be of a time in which the name was not known
+        if now.rebooted or now.vm is not None:  # the scope may have been stored before the name was known
             known = replace(known, scope=scope_of(known.event, now.vm))
         watched, proven = self._watched(known.event.key), self._proven_by_reboot(known)
         known, change = self._step(known, *self._ending(known, watched=watched, proven=proven))
         kind, interruption = change.kind, known.interruption
         begin = known.seen if kind == "canceled" else known.start
         duration = elapsed(begin, now.at) if begin is not None and watched else None
-        if known.start is None:  # it was due, but not seen started before the boot: the time over the boot counts
+        if known.start is None:  # not seen Started before the boot: the gap over the boot is the interruption
             interruption = now.gap if now.rebooted else None
         return known.steps, replace(
             change,
@@ -196,14 +196,14 @@ class _Look(Struct, frozen=True):
         )
 
     def _ending(self, known: TrackedEvent, *, watched: bool, proven: bool) -> tuple[ChangeKind, Reason]:
-        """How the event ended, as far as that is certain, and why it is said."""
+        """How the event ended, as far as that is certain, and the reason."""
         phase = _phase(known.event)
-        if phase == STARTED:  # Azure knows one way out of it
+        if phase == STARTED:  # it can only finish
             unwatched = "machine_rebooted" if proven else "gone_after_start_unwatched"
             return TRANSITIONS[phase, ABSENT] if watched else ("finished", unwatched)
         if self.now.rebooted:
             return "ended", "machine_rebooted"
-        if known.start is not None:  # it had begun, whatever was listed of it after that
+        if known.start is not None:  # it had started, whatever status was listed after that
             return "ended", "status_went_back"
         if not watched:
             return "ended", "not_readable" if known.event.key in self.tracked.unread else "not_watched"
@@ -212,7 +212,7 @@ class _Look(Struct, frozen=True):
         return "ended", "start_may_be_missed"
 
     def _cannot_have_started(self, known: TrackedEvent) -> bool:
-        """In a watched time: too few polls were missed, or NotBefore is ahead even now."""
+        """Whether an event, if watched, cannot have started: few polls were missed, or NotBefore is still ahead."""
         now = self.now
         if now.silence is not None and now.silence <= _few_polls(now):
             return True
@@ -221,9 +221,9 @@ class _Look(Struct, frozen=True):
         return now.at.date < known.not_before - NOT_BEFORE_MARGIN
 
     def _proven_by_reboot(self, known: TrackedEvent) -> bool:
-        """This machine went down, and an event of its own that takes it down had started, or was due.
+        """Whether a boot proves that the event happened: it reboots this VM, and it had started or was due.
 
-        It was due if it was listed as Scheduled until NotBefore, less some polls, and the machine went down after it.
+        It was due if it was listed as Scheduled until NotBefore (less a few polls), and the machine went down later.
         """
         now, due = self.now, known.not_before
         if not now.rebooted or known.scope != "self" or known.event.event_type not in REBOOTING:
@@ -237,19 +237,19 @@ class _Look(Struct, frozen=True):
     # ---- changes
 
     def _step(self, known: TrackedEvent, kind: ChangeKind, reason: Reason) -> tuple[TrackedEvent, Change]:
-        """The event with this step counted, and the change that it is."""
+        """Return the event with this step counted, and the change."""
         digest = known.event.digest() if kind == "updated" else ""
         name = f"{kind} {digest}".rstrip()
         nth = known.steps.get(name, 0)
         steps = {**known.steps, name: nth + 1}
-        if len(steps) > MAX_STEPS:  # of the others there is one a kind, and each is needed if the EventId comes back
+        if len(steps) > MAX_STEPS:  # the other kinds have one each, needed if the EventId comes back
             del steps[next(name for name in steps if name.startswith("updated "))]
         known, identity = replace(known, steps=steps), change_id(known.event.key, kind, digest, nth)
         return known, known.change(identity, (kind, reason), self.now.at.wall, self.document.incarnation)
 
 
 def _phase(event: Event) -> str:
-    """Where a listed event stands."""
+    """The phase of a listed event, as in ``TRANSITIONS``."""
     return event.event_status if event.event_status in (SCHEDULED, STARTED) else OTHER
 
 
@@ -263,11 +263,11 @@ def _last_known(old: Event, event: Event, flaws: tuple[Flaw, ...]) -> Event:
 
 
 def _in_both_versions(old: Event, event: Event) -> Event:
-    """The event as last listed, with what only one of two api-versions knows as the new one has it."""
+    """Return the old event with the new values of the fields that only one of the two api-versions has."""
     lacking = [name for name in VERSIONED if getattr(old, name) is None or getattr(event, name) is None]
     return replace(old, **{name: getattr(event, name) for name in lacking})
 
 
 def _few_polls(now: Observation) -> float:
-    """Seconds without an answer in which no event starts and ends, and none is canceled right before NotBefore."""
+    """Seconds without an answer in which no event starts and ends, or is canceled right before NotBefore."""
     return (MISSED_POLLS + 1) * now.interval + LATE_ANSWER

@@ -1,8 +1,8 @@
-"""``Record``: a change as flat, typed data, for log lines, OTLP, the page and notifications; in words; as a CloudEvent.
+"""``Record``: a change as flat data for log lines, OTLP, the page and notifications; as a sentence; as a CloudEvent.
 
-Its fields are typed; ``flat`` returns the attributes as they are written out. Attribute names follow
-OpenTelemetry's semantic conventions where they have one (``cloud.*``, ``host.*``, ``azure.*`` resource attributes); the
-rest stands under ``azure.scheduled_event.``. Unknown values are left out.
+Its fields are typed; ``flat`` returns the attributes as they are written. Attribute names are those of OpenTelemetry's
+semantic conventions (``cloud.*``, ``host.*``, ``azure.*`` resource attributes); the other names begin with
+``azure.scheduled_event.``. Unknown values are left out.
 """
 
 import re
@@ -23,7 +23,7 @@ Viewed = TypeVar("Viewed", bound=Struct)
 
 
 def view(kind: type[Viewed], /, *sources: object, **fields: Any) -> Viewed:
-    """A value of which each field is one of ``fields``, else that of the first source that has it, and not empty."""
+    """Make a ``kind``: each field is from ``fields``, else from the first source that has it as anything but ""."""
     for name in kind.__struct_fields__:
         if name not in fields:
             found = next((getattr(one, name) for one in sources if getattr(one, name, "") != ""), "")
@@ -33,7 +33,7 @@ def view(kind: type[Viewed], /, *sources: object, **fields: Any) -> Viewed:
 
 
 class Vm(Struct, frozen=True):
-    """Who this VM is, as ``/metadata/instance`` says (``compute.*``); empty where it does not say."""
+    """The identity of this VM from ``/metadata/instance`` (``compute.*``); a field that IMDS does not give is empty."""
 
     name: str = ""
     vm_id: str = ""
@@ -44,27 +44,27 @@ class Vm(Struct, frozen=True):
     zone: str = ""
     scale_set: str = ""
     vm_size: str = ""
-    tags: dict[str, str] = {}  # of the user's; routes match them
-    record_tags: tuple[str, ...] = ()  # the names of those that its records have as well
+    tags: dict[str, str] = {}  # the user's own; routes match them
+    record_tags: tuple[str, ...] = ()  # the names of the tags that its records have
 
 
 class FleetFacts(Struct, frozen=True):
-    """What many VMs say together of one event, or of a wave of events."""
+    """What the records of many VMs together say about one event, or about a wave of events."""
 
     fleet_events: int
-    fleet_vms: int  # that are affected
-    fleet_reported_by: int  # VMs
-    fleet_under_way: int = 0  # of the events
-    fleet_over: int = 0  # of the events
+    fleet_vms: int  # affected ones
+    fleet_reported_by: int  # VMs that reported it
+    fleet_under_way: int = 0  # events that have started
+    fleet_over: int = 0  # events that are over
 
 
 _OUTCOMES: Final = {"canceled": "canceled", "finished": "finished", "unknown": "gone, and how it ended was not seen"}
-WAVE: Final = "wave-"  # begins the id of several events that `notbefore fleet` reports together
-EXERCISE: Final = "[EXERCISE] "  # begins the sentence of what is not real
+WAVE: Final = "wave-"  # the start of an id of several events that `notbefore fleet` reports together
+EXERCISE: Final = "[EXERCISE] "  # the start of the sentence of an exercise: nothing has happened
 TAG: Final = "azure.tag."
-"""Before the name of a tag, in lower case: `azure.tag.team`, as OpenTelemetry's Collector calls it."""
-TAG_BYTES: Final = TAG.encode()  # looked for before a record is read once more: few have tags
-MAX_TAGS: Final = 10  # of one record
+"""The start of a tag's attribute name, in lower case: `azure.tag.team`, as in OpenTelemetry's Collector."""
+TAG_BYTES: Final = TAG.encode()  # a record without it is not decoded again for its tags: few have any
+MAX_TAGS: Final = 10  # per record
 MAX_TAG_NAME: Final = 512  # characters; this and the next one are Azure's own limits
 MAX_TAG: Final = 256  # characters of a value
 MAX_LISTED: Final = 100  # EventIds in a heartbeat
@@ -73,11 +73,11 @@ _NOT_IN_URI: Final = re.compile("[^A-Za-z0-9._~/-]")
 
 
 class BaseRecord(Struct, frozen=True, kw_only=True):
-    """What every record says: when, what, and which VM reports it. The names are those that are written out."""
+    """The attributes of every record: the time, a sentence, the VM that reports it. ``name``: as it is written."""
 
     time: datetime
     event_name: str = field(name="event.name")
-    body: str  # in a sentence
+    body: str  # one sentence for people
     cloud_provider: str = field(default="azure", name="cloud.provider")
     cloud_platform: str = field(default="azure.vm", name="cloud.platform")
     location: str | None = field(default=None, name="cloud.region")
@@ -92,7 +92,7 @@ class BaseRecord(Struct, frozen=True, kw_only=True):
     tags: dict[str, str] = field(default_factory=dict, name=TAG)  # each is an attribute of its own
 
     def flat(self) -> dict[str, Value]:
-        """The attributes as they are written out: times as RFC 3339 in UTC, nothing that is unknown."""
+        """The attributes as they are written: times as RFC 3339 in UTC, without unknown values."""
         values: dict[str, Any] = msgspec.to_builtins(self, builtin_types=(datetime,))
         tags = {TAG + name: value for name, value in values.pop(TAG).items()}
         found = {name: value for name, value in values.items() if value not in (None, "")}
@@ -104,12 +104,12 @@ class BaseRecord(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, line: bytes) -> Self:
-        """A stored line, read; attributes that are not known are ignored. Raises ``msgspec.DecodeError``."""
+        """Read a stored line; unknown attributes are ignored. Raises ``msgspec.DecodeError``."""
         return replace(msgspec.json.decode(line, type=cls), tags=tags_in(line))
 
 
 def tags_in(line: bytes) -> dict[str, str]:
-    """The tags among the attributes of a record, bounded. Raises ``msgspec.DecodeError``."""
+    """Return the tags of a record, within the bounds. Raises ``msgspec.DecodeError``."""
     if TAG_BYTES not in line:
         return {}
     values = msgspec.json.decode(line, type=dict[str, Any])
@@ -117,7 +117,7 @@ def tags_in(line: bytes) -> dict[str, str]:
 
 
 def _bounded(tags: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    """Azure compares the names of tags without regard to case; so there is one way to write each."""
+    """The tags within the bounds, names in lower case: Azure compares the names without regard to case."""
     texts = ((name.casefold(), value) for name, value in tags if name and isinstance(value, str))
     return {name[:MAX_TAG_NAME]: value[:MAX_TAG] for name, value in islice(texts, MAX_TAGS)}
 
@@ -127,7 +127,7 @@ def _attribute(name: str) -> str:
 
 
 class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
-    """One change. Durations are seconds. Words that may become more in a newer version are plain texts."""
+    """One change. Durations are seconds. A field is plain text if a newer version may add values to it."""
 
     change_id: str
     change: str
@@ -158,20 +158,20 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
     approval_detail: str | None = field(default=None, name=_attribute("approval.detail"))
     approval_requests: int | None = field(default=None, name=_attribute("approval.requests"))
     approval_reason: str | None = field(default=None, name=_attribute("approval.reason"))
-    # of many VMs; `notbefore fleet` makes these records
+    # only in the records of `notbefore fleet`
     fleet_events: int | None = field(default=None, name=_attribute("fleet.events"))
     fleet_vms: int | None = field(default=None, name=_attribute("fleet.vms"))
     fleet_reported_by: int | None = field(default=None, name=_attribute("fleet.reported_by"))
     fleet_under_way: int | None = field(default=None, name=_attribute("fleet.events_under_way"))
     fleet_over: int | None = field(default=None, name=_attribute("fleet.events_over"))
-    # what was cut away to fit, or not read
+    # the attributes that were cut to fit, or not read in full
     truncated: tuple[str, ...] | None = field(default=None, name="notbefore.truncated")
 
     @classmethod
     def of(cls, change: Change, vm: Vm | None, *, exercise: bool = False, fleet: FleetFacts | None = None) -> Self:
         """The record of a change that was seen on ``vm`` (``None``: it is not known which VM this is).
 
-        ``fleet``: what many VMs say of it together; ``vm`` is then what these have in common.
+        ``fleet``: what many VMs say about it together; ``vm`` then has what these VMs have in common.
         """
         event, before, seconds = change.event, change.previous, change.interruption
         return view(
@@ -196,13 +196,13 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
 
     @property
     def many(self) -> str:
-        """The affected VMs in words, where there are several: ``48 VMs of the scale set web``; empty otherwise."""
+        """The affected VMs in words, if there are several: ``48 VMs of the scale set web``; empty otherwise."""
         several = self.fleet_vms is not None and self.fleet_vms != 1
         return _vms_in_words(self.fleet_vms or 0, self) if several else ""
 
     @property
     def of_one_vm(self) -> bool:
-        """The event affects a single VM."""
+        """Whether the event affects a single VM."""
         return len(self.resources) == 1 and not self.many
 
     @property
@@ -217,7 +217,7 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
 
     @property
     def approval_result(self) -> str:
-        """What became of an approval, and who decided: ``Azure accepted it (rule drained)``; empty without one."""
+        """The result of an approval, and who decided: ``Azure accepted it (rule drained)``; empty without one."""
         if self.approval_rule is None:
             return ""
         rule = "by hand" if self.approval_rule == OPERATOR else f"rule {self.approval_rule}"
@@ -226,9 +226,9 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
 
     @property
     def shared(self) -> Self:
-        """The record without what differs between the VMs that report it.
+        """The record without the fields that differ between the VMs that report it.
 
-        As it is, where it affects its VM alone, and where it says already what many VMs say together.
+        Unchanged if the event affects only the reporting VM, or if it is a record of `notbefore fleet`.
         """
         alone = [name.casefold() for name in self.resources] == [(self.vm_name or "").casefold()]
         if self.fleet_vms is not None or alone:
@@ -243,7 +243,7 @@ _OF_ONE_VM: Final = (
 
 
 class Heartbeat(BaseRecord, frozen=True, kw_only=True):
-    """A sign of life, which distinguishes a VM without events from one without an agent."""
+    """A record at regular intervals, which distinguishes a VM without events from one without an agent."""
 
     pending: int = field(name="azure.scheduled_events.pending")
     listed: tuple[str, ...] = field(default=(), name="azure.scheduled_events.listed")  # their EventIds
@@ -271,7 +271,7 @@ class Heartbeat(BaseRecord, frozen=True, kw_only=True):
 
 
 def _recorded(vm: Vm | None) -> dict[str, str]:
-    """The tags of a VM that its records have."""
+    """The tags of a VM that its records contain."""
     if vm is None or not vm.record_tags:
         return {}
     wanted = {name.casefold() for name in vm.record_tags}
@@ -279,7 +279,7 @@ def _recorded(vm: Vm | None) -> dict[str, str]:
 
 
 def identity(vm: Vm) -> dict[str, str]:
-    """The attributes of a VM that OpenTelemetry has names for; empty where IMDS does not say."""
+    """The attributes that identify a VM, with OpenTelemetry's names; a value that IMDS does not give is empty."""
     fields = zip(BaseRecord.__struct_fields__, BaseRecord.__struct_encode_fields__, strict=True)
     found = {name: getattr(vm, field) for field, name in fields if hasattr(vm, field) and name != TAG}
     known = {"cloud.provider": "azure", "cloud.platform": "azure.vm", "host.name": vm.name}
@@ -290,12 +290,12 @@ _RESOURCE_ATTRIBUTES: Final = frozenset(identity(Vm()))
 
 
 def is_of_resource(name: str) -> bool:
-    """Whether an attribute says who reports a record; in OpenTelemetry these stand at the resource."""
+    """Whether an attribute identifies the VM that reports; in OpenTelemetry these are resource attributes."""
     return name in _RESOURCE_ATTRIBUTES or name.startswith(TAG)
 
 
 def json_line(values: object) -> bytes:
-    r"""JSON in UTF-8 on one line, whatever the texts hold; what is not safe to show is escaped as ``\uXXXX``."""
+    r"""JSON in UTF-8 on one line; characters that are not safe to show are escaped as ``\uXXXX``."""
     return escaped(msgspec.json.encode(values).decode()).encode()
 
 
@@ -303,7 +303,7 @@ def json_line(values: object) -> bytes:
 
 
 def sentence(change: Change, vm: Vm | None = None, fleet: FleetFacts | None = None) -> str:
-    """The change in words, for people: what happens to whom, and when; ``fleet``: what many VMs say of it together."""
+    """The change in a sentence: what happens to whom, and when. ``fleet``: what many VMs say about it together."""
     event, wave = change.event, ""
     whom = {"self": "this VM", "peer": "another VM", "unknown": "a VM of this group"}[change.scope]
     if fleet is not None:
@@ -346,21 +346,21 @@ def _progress(facts: FleetFacts | Record) -> str:
 
 
 def _vms_in_words(count: int, at: Vm | Record) -> str:
-    """So many VMs, and where they are: ``48 VMs of the scale set web``."""
+    """The number of VMs, and where they are: ``48 VMs of the scale set web``."""
     vms = f"{count} VM{'' if count == 1 else 's'}" if count else "VMs that Azure does not name"
     places = (("of the scale set", at.scale_set), ("of the resource group", at.resource_group), ("in", at.location))
     return next((f"{vms} {words} {name}" for words, name in places if name), vms)
 
 
-# ---- how it travels
+# ---- how a record is sent
 
 
 def partition_key(record: BaseRecord, event_key: str) -> str:
-    """What has to meet in one partition of a stream: all that VMs of one group report, signs of life included.
+    """Return the key of a record's partition in a stream: one for all records and heartbeats of a group of VMs.
 
-    VMs see each other's events within a scale set or an availability set. IMDS names the scale set, and no
-    availability set, but that one lies within one resource group. So the key is the scale set's, else the resource
-    group's; the event's own, where IMDS has not said who the VM is.
+    VMs see each other's events within a scale set or an availability set. IMDS names the scale set, but not the
+    availability set, which always lies within one resource group. So the key is the scale set, else the resource
+    group. If IMDS has not identified the VM, it is ``event_key``.
     """
     if record.subscription_id is None or record.resource_group is None:
         return event_key
@@ -369,13 +369,13 @@ def partition_key(record: BaseRecord, event_key: str) -> str:
 
 
 def cloud_event(record: Record | Heartbeat, delivery_id: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """A record as a CloudEvents 1.0 envelope (JSON format) around ``data``; the id is the change's."""
+    """Return a CloudEvents 1.0 envelope (JSON format) around ``data``; its id is the change's or the heartbeat's."""
     change = record if isinstance(record, Record) else None
     source = record.resource_id or f"/{record.vm_name or 'unknown'}"
     return {
         "specversion": "1.0",
         "id": change.change_id if change else delivery_id,
-        "source": _NOT_IN_URI.sub("-", source),  # a URI reference: the VM's resource id, or what is known of it
+        "source": _NOT_IN_URI.sub("-", source),  # a URI reference: the VM's resource id, else its name
         "type": f"notbefore.scheduled_event.{change.change}.v1" if change else "notbefore.heartbeat.v1",
         **({"subject": change.event_id} if change and change.event_id else {}),
         "time": rfc3339(record.time),

@@ -1,7 +1,7 @@
 """Which sinks a change goes to, how severe it is, and which VM notifies. Pure, in the manner of Alertmanager.
 
-Routes are tried in order; the first that matches wins unless it says ``continue``. Without any route, the changes of
-events that hit this VM go to every sink.
+Routes are tried in order; the first match wins unless it has ``continue``. Without any route, the changes of events
+that affect this VM go to every sink.
 """
 
 from typing import Final, Literal, get_args
@@ -25,7 +25,7 @@ MAX_REMINDERS: Final = 12  # of one event to one sink
 
 
 class DurationRange(Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds of expected interruption, both ends included; one that Azure does not know lies within no range."""
+    """A range of expected interruptions, in seconds, ends included. An unknown interruption is in no range."""
 
     min: int | None = None  # seconds
     max: int | None = None  # seconds
@@ -37,14 +37,14 @@ class DurationRange(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"expected min to be no more than max, got {self.min} and {self.max}")
 
     def holds(self, duration: int | None) -> bool:
-        """The expected interruption lies within."""
+        """Whether the expected interruption is within the range."""
         if duration is None:
             return False
         return (self.min is None or duration >= self.min) and (self.max is None or duration <= self.max)
 
 
 class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
-    """What an event must be like; what is left empty does not matter."""
+    """Matchers for an event; an empty one matches every event."""
 
     event_type: tuple[str, ...] = ()
     event_source: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
     duration: DurationRange | None = None
 
     def holds(self, event: Event) -> bool:
-        """Whether every matcher that is set agrees. ``scope`` is the caller's: it may be unknown."""
+        """Whether every matcher that is set matches, except ``scope``: the caller checks it, as it may be unknown."""
         return (
             _one_of(event.event_type, self.event_type)
             and _one_of(event.event_source or "", self.event_source)
@@ -61,20 +61,20 @@ class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
-    """What a change must be like for a route, and the VM that reports it."""
+    """Matchers of a route, for a change and for the VM that reports it."""
 
     change: tuple[ChangeKind, ...] = ()
     vm: tuple[str, ...] = ()  # the name of this VM, which reports the change
     scale_set: tuple[str, ...] = ()  # of this VM
     resource_group: tuple[str, ...] = ()  # of this VM
-    subscription: tuple[str, ...] = ()  # the id of this VM's
+    subscription: tuple[str, ...] = ()  # the id of this VM's subscription
     location: tuple[str, ...] = ()  # of this VM, such as westeurope
     zone: tuple[str, ...] = ()  # of this VM, such as 1
-    tags: dict[str, tuple[str, ...]] = {}  # of this VM: each with its value, or one of a list; an empty list: any value
+    tags: dict[str, tuple[str, ...]] = {}  # of this VM: a value or a list of values for each; an empty list: any
 
     def accepts(self, change: Change, vm: Vm | None) -> bool:
-        """Whether every matcher that is set agrees; also with an event that was this VM's, when it no longer is."""
-        ours = change.scope == "unknown" or change.no_longer_affected  # may be, or was: rather one message too many
+        """Whether every matcher that is set matches. ``self`` also matches an event that may be, or was, this VM's."""
+        ours = change.scope == "unknown" or change.no_longer_affected  # may be, or was: too many messages do less harm
         return (
             self.is_here(vm)
             and _one_of(change.kind, self.change)
@@ -83,13 +83,13 @@ class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
         )
 
     def is_here(self, vm: Vm | None) -> bool:
-        """Whether nothing that is known of this VM contradicts: else nothing ever matches here.
+        """Whether no known value of this VM contradicts the matchers; if one does, the route never matches on this VM.
 
-        What IMDS has not said yet contradicts nothing: rather one message too many. Azure compares names without
-        regard to case, and the values of tags with it.
+        A value that IMDS has not given yet contradicts nothing: too many messages do less harm. Azure
+        compares names without regard to case, but not the values of tags.
         """
         vm = vm or Vm()
-        known = bool(vm.vm_id)  # IMDS has said who this VM is; an empty fact is one that it does not have
+        known = bool(vm.vm_id)  # IMDS has identified this VM: it has no value for an empty fact
         asked = (self.vm, self.scale_set, self.resource_group, self.subscription, self.location, self.zone)
         facts = (vm.name, vm.scale_set, vm.resource_group, vm.subscription_id, vm.location, vm.zone)
         for names, fact in zip(asked, facts, strict=True):
@@ -101,7 +101,7 @@ class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
 
 
 def _compared(name: str) -> str:
-    """A name as it is compared; a location is also written with spaces (`West Europe`)."""
+    """A name in the form in which it is compared; some write a location with spaces (`West Europe`)."""
     return name.casefold().replace(" ", "")
 
 
@@ -109,13 +109,13 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
     """One entry of ``routes``."""
 
     match: Match = Match()
-    sinks: tuple[str, ...] = ()  # where it goes; without any, nobody is notified
+    sinks: tuple[str, ...] = ()  # where the change goes; without any, nobody is notified
     go_on: bool = False  # try the routes after this one as well
-    announce_by: AnnounceBy = "affected"  # each VM for itself, or all that see it
-    severity: Severity | None = None  # instead of the one by type and notice
-    remind_before: tuple[Duration, ...] = ()  # reminders, so long before NotBefore
-    fallback: tuple[str, ...] = ()  # sinks for what is critical, where one of `sinks` refuses it or takes too long
-    fallback_after: Duration = Duration("60s")  # what has not been accepted by then takes too long
+    announce_by: AnnounceBy = "affected"  # who notifies: only the affected VMs, or all VMs that see the event
+    severity: Severity | None = None  # replaces the severity that follows from type and notice
+    remind_before: tuple[Duration, ...] = ()  # how long before NotBefore reminders are sent
+    fallback: tuple[str, ...] = ()  # sinks for critical changes if one of `sinks` refuses or is too slow
+    fallback_after: Duration = Duration("60s")  # a sink that has not accepted the change within this time is too slow
 
     def __post_init__(self) -> None:
         if len(self.remind_before) > MAX_REMINDERS:
@@ -124,14 +124,14 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
         if preempt and any(one.seconds >= PROMISED[PREEMPT] for one in self.remind_before):
             raise ValueError(f"remind_before: a Preempt has {PROMISED[PREEMPT]:g} s of notice: expected less")
         if not self.fallback and self.fallback_after != Duration("60s"):
-            raise ValueError("fallback_after: there is no `fallback`: name the sinks that are tried then")
+            raise ValueError("fallback_after: expected `fallback` with the sinks to use after that time")
 
 
 def severity_of(event_type: str, ahead: float | None, duration: int | None) -> Severity:
-    """Return the severity by what is the same on every VM that sees the event; the rules for Prometheus say the same.
+    """Return the severity from values that are the same on every VM; the Prometheus rules do the same.
 
-    ``ahead``: seconds to NotBefore; ``None`` if it is started or has none. ``duration``: the interruption that Azure
-    expects, in seconds; ``None`` where it does not know.
+    ``ahead``: seconds to NotBefore; ``None`` if the event is started or has none. ``duration``: the interruption that
+    Azure expects, in seconds; ``None`` if unknown.
     """
     if event_type in CRITICAL_TYPES:
         return "critical" if ahead is None or ahead <= NEAR else "warning"
@@ -144,7 +144,7 @@ def severity_at_once(change: Change) -> Severity:
 
 
 def route(change: Change, routes: tuple[Route, ...], vm: Vm | None, sinks: tuple[str, ...]) -> dict[str, Route]:
-    """The sinks that a change goes to on this VM, each with the first route by which it goes there."""
+    """Return the sinks that this VM sends a change to, each with the first route that leads there."""
     found: dict[str, Route] = {}
     for one in routes or (Route(Match(scope=("self",)), sinks),):
         if one.match.accepts(change, vm):
@@ -160,7 +160,7 @@ def _one_of(value: str, wanted: tuple[str, ...]) -> bool:
 
 
 def _notifies(change: Change, announce_by: AnnounceBy, vm: Vm | None) -> bool:
-    """This VM notifies of it. ``affected``: as one of Resources, and once more when it is no longer among them."""
+    """Whether this VM notifies. ``affected``: if it is one of Resources, and once more when it no longer is."""
     if change.approval is not None:  # only the VM that did it knows of it
         return True
     if announce_by == "all" or vm is None or not vm.name or not change.event.vms:

@@ -1,4 +1,4 @@
-"""Text from outside, made safe to show; times as texts, digests, the nearest of some words. Pure."""
+"""Text from outside made safe to show; times as text; digests; suggestions for unknown words. Pure."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -6,14 +6,14 @@ from datetime import UTC, datetime
 
 
 def escaped(text: str) -> str:
-    r"""Return the text as one line that cannot forge another, nor rearrange what is shown: ``\uXXXX`` for the rest."""
+    r"""Return the text on one line; characters that could fake a line or reorder the display become ``\uXXXX``."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else _code_of(letter) for letter in text)
 
 
 def _code_of(letter: str) -> str:
-    """As JSON writes it: beyond U+FFFF in two halves."""
+    """JSON's escape of a character: two surrogates beyond U+FFFF."""
     units = letter.encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
 
@@ -24,7 +24,7 @@ def one_line(text: str) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """The beginning of a text, ``most`` characters at most, with a mark where it is cut."""
+    """The beginning of a text, at most ``most`` characters; an ellipsis ends a text that was cut."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
@@ -41,7 +41,7 @@ def natural(name: str) -> tuple[list[str | int], str]:
 
 def one_of(word: str, known: Collection[str]) -> str:
     """Return the end of a sentence about an unknown word: ``: did you mean 'Reboot'? Expected one of Reboot``."""
-    from difflib import get_close_matches  # noqa: PLC0415 - only for who mistypes
+    from difflib import get_close_matches  # noqa: PLC0415 - only after a typing error
 
     folded = {one.casefold(): one for one in known}
     near = get_close_matches(word.casefold(), folded, n=1)
@@ -54,7 +54,7 @@ def rfc3339(time: datetime) -> str:
 
 
 def sha256(content: bytes) -> str:
-    """The digest of what identifies a change, a delivery or an event's content: 64 hexadecimal digits."""
+    """A digest that identifies a change, a delivery or an event's content: 64 hexadecimal digits."""
     import hashlib  # noqa: PLC0415 - it loads OpenSSL, 3.5 MB: an agent that has seen no event does not need it
 
     return hashlib.sha256(content).hexdigest()

@@ -1,6 +1,6 @@
-"""What is known of the events of a document: ``TrackedEvent``, ``Tracked``, and how well the time was watched. Pure.
+"""The events that the agent tracks: ``TrackedEvent``, ``Tracked``; how well they were watched: ``Observation``. Pure.
 
-``PendingView``: the same as ``/api/v1/events`` returns it to the page and the commands.
+``PendingView``: the events in the form that ``/api/v1/events`` returns to the page and the commands.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -14,34 +14,34 @@ from notbefore.core.document import STARTED, Event
 from notbefore.core.record import Vm, view
 
 WATCHED: Final = 15.0
-"""Seconds between two good answers up to which the agent counts as having watched.
+"""The most seconds between two good answers for which the time between them counts as watched.
 
-Above one late answer (10 s) and below the shortest lives seen (a Preempt has 30 s of notice).
+More than one late answer (10 s), and less than the shortest event that was seen (a Preempt has 30 s of notice).
 """
 
 IMMINENT: Final = 15.0
-"""Seconds before NotBefore from which an event may start at any moment: clocks differ, and Date has whole seconds."""
+"""An event may start up to this many seconds before its NotBefore: clocks differ, and Date has whole seconds."""
 
 ALWAYS: Final = datetime.min.replace(tzinfo=UTC)
-"""Before any other moment."""
+"""A moment before any other."""
 
 
 class Observation(Struct, frozen=True):
-    """When the document was read, by whom, and how well the time before it was watched."""
+    """When the document was read, on which VM, and how well the time before it was watched."""
 
     at: Instant
     vm: str | None = None  # the name of this VM; None while it is not known
-    silence: float | None = 0.0  # seconds since the last good answer; None when their number is not known
+    silence: float | None = 0.0  # seconds since the last good answer; None if unknown
     rebooted: bool = False  # the machine was booted since the last good answer
-    last: datetime | None = None  # when the last good answer was given, by IMDS's clock
-    down: datetime | None = None  # when it had gone down at the latest, by IMDS's clock; None: unknown
-    gap: float | None = 0.0  # seconds: the longest delay since the last good answer; None: not measured
+    last: datetime | None = None  # the time of the last good answer, by IMDS's clock
+    down: datetime | None = None  # when the machine was down at the latest, by IMDS's clock; None: unknown
+    gap: float | None = 0.0  # the longest delay since the last good answer, in seconds; None: not measured
     interval: float = 1.0  # seconds between polls
     elsewhere: bool = False  # the first answer of another endpoint or api-version, after a reload
 
     @property
     def watched(self) -> bool:
-        """Nothing can have come and gone unseen since the last good answer."""
+        """Whether no event can have come and gone unseen since the last good answer."""
         return self.silence is not None and self.silence <= WATCHED and not self.rebooted
 
 
@@ -50,17 +50,17 @@ class TrackedEvent(Struct, frozen=True):
 
     event: Event  # as last read; a field that could not be read keeps its last value
     scope: Scope
-    seen: Instant  # when it was seen first
-    beginning_seen: bool  # it was not listed at the poll before
+    seen: Instant  # when it was first seen
+    beginning_seen: bool  # the poll before did not list it
     start: Instant | None = None  # when it was first seen Started
-    start_seen: bool = False  # it was not Started at the poll before
-    not_before: datetime | None = None  # the last one known
+    start_seen: bool = False  # the poll before did not list it as Started
+    not_before: datetime | None = None  # the last known one
     interruption: float | None = 0.0  # the longest delay while Started, in seconds; None: a part was not measured
-    steps: dict[str, int] = {}  # how often each step was made: it distinguishes a change from its repetition
+    steps: dict[str, int] = {}  # how often each step happened: this distinguishes a change from its repetition
 
     @property
     def first_seen(self) -> datetime:
-        """When it was seen first, by the wall clock, UTC."""
+        """When it was first seen, by the wall clock, UTC."""
         return self.seen.wall
 
     @property
@@ -70,24 +70,24 @@ class TrackedEvent(Struct, frozen=True):
 
     @property
     def notice(self) -> float | None:
-        """Seconds from the first sight to NotBefore; 0 without notice, ``None`` when the beginning was not seen."""
+        """Seconds from the first sight to NotBefore; 0 without notice; ``None`` if the beginning was not seen."""
         if not self.beginning_seen:
             return None
         if self.start == self.seen:
             return 0.0
         if self.not_before is None or self.seen.date is None:
             return None
-        # an event may be listed as Scheduled a moment after its NotBefore: there is no less notice than none
+        # an event may still be Scheduled a moment after its NotBefore: notice is never negative
         return max(0.0, (self.not_before - self.seen.date).total_seconds())
 
     def seconds_to(self, now: datetime) -> float | None:
-        """Seconds from ``now`` to NotBefore, negative after it; ``None`` without one, and for what is started."""
+        """Seconds from ``now`` to NotBefore, negative after it; ``None`` without one, and for a started event."""
         if self.event.event_status == STARTED or self.event.not_before is None:
             return None
         return (self.event.not_before - now).total_seconds()
 
     def change(self, identity: str, step: tuple[ChangeKind, Reason], time: datetime, incarnation: int) -> Change:
-        """The change that led to this; ``identity``: its id, ``time``: when it was seen."""
+        """Return the change that led to this state. ``identity``: its id; ``time``: when it was seen."""
         kind, reason = step
         start = self.start if self.beginning_seen and self.start_seen else None
         ahead = None
@@ -112,28 +112,28 @@ class TrackedEvent(Struct, frozen=True):
 
     @property
     def may_be_ours(self) -> bool:
-        """It affects this VM, or may: while that is not known, freezes are measured as if it did."""
+        """Whether it affects this VM, or may: while that is unknown, freezes are measured as if it did."""
         return self.scope != "peer"
 
 
 class Tracked(Struct, frozen=True):
-    """All that the agent remembers of the document: what is listed, and the steps of what was."""
+    """What the agent remembers of the document: the listed events, and the steps of events that are gone."""
 
     events: dict[str, TrackedEvent] = {}
     departed: dict[str, dict[str, int]] = {}
     incarnation: int | None = None
-    unread: frozenset[str] = frozenset()  # keys of what the last document had unreadable; "": any may be it
+    unread: frozenset[str] = frozenset()  # keys of unreadable events in the last document; "": it may be any event
 
     @property
     def interrupting(self) -> bool:
-        """An event that affects this VM, or may, is Started: delays are to be measured."""
+        """Whether an event that affects this VM, or may, is Started: delays have to be measured."""
         return any(known.event.event_status == STARTED and known.may_be_ours for known in self.events.values())
 
     @property
     def imminent_from(self) -> datetime | None:
-        """From when on an event that affects this VM, or may, can start: ``IMMINENT`` seconds before its NotBefore.
+        """When an event that affects this VM, or may, can start at the earliest: ``IMMINENT`` seconds before NotBefore.
 
-        ``ALWAYS`` where one is Started, or has no NotBefore; ``None`` where none is listed.
+        ``ALWAYS`` if one is Started, or has no NotBefore; ``None`` if none is listed.
         """
         ours = [known.event for known in self.events.values() if known.may_be_ours]
         begins = [None if event.event_status == STARTED else event.not_before for event in ours]
@@ -141,7 +141,7 @@ class Tracked(Struct, frozen=True):
 
 
 def scope_of(event: Event, vm: str | None) -> Scope:
-    """``self`` if the VM is in ``Resources``, else ``peer``; ``unknown`` without a name, or without all resources."""
+    """``self`` if the VM is in ``Resources``, else ``peer``; ``unknown`` if the name or a resource is not known."""
     if vm is None or not event.resources:
         return "unknown"
     if vm.casefold() in event.vms:
@@ -165,11 +165,11 @@ class PendingEvent(Struct, frozen=True):
     first_seen: datetime
     notice_seconds: float | None
     started: datetime | None
-    start_seen: bool  # it was seen to start; else it had started before the agent looked
+    start_seen: bool  # the start was observed; else it had started before the agent saw it
 
     @classmethod
     def of(cls, tracked: TrackedEvent, now: datetime) -> "PendingEvent":
-        """The event as it stands at ``now``."""
+        """The event as it is at ``now``."""
         return view(
             cls,
             tracked,
@@ -186,6 +186,6 @@ class PendingView(Struct, frozen=True):
     incarnation: int | None
     last_successful_poll: datetime | None
     vm: Vm | None
-    unreadable: int  # listed events that are not among these: they cannot be read
+    unreadable: int  # the number of listed events that cannot be read; ``events`` lacks them
     events: tuple[PendingEvent, ...]
-    silence: str = ""  # why these are not known to be the events that are listed now, in words
+    silence: str = ""  # why ``events`` may be outdated, in words; empty while it is current
