@@ -149,7 +149,7 @@ def test_without_a_state_directory_it_goes_on_in_memory_and_says_so(imds: Simula
         eventually(lambda: agent.json("/api/v1/events")["last_successful_poll"] is not None)
         assert agent.metric("notbefore_store_degraded") == 1
         status, said = get(agent.port, "/readyz")
-        assert (status, b"what is new does not survive a restart" in said) == (503, True)
+        assert (status, b"new data does not survive a restart" in said) == (503, True)
         imds.set_document(scheduled())
         agent.reported("announced")
         assert len(agent.json("/api/v1/history")["changes"]) == 1

@@ -87,7 +87,7 @@ def test_a_full_disk_keeps_nobody_from_being_notified(
         filler = fill(agent.disk)
         imds.set_document(listed("a", "b"))
         eventually(lambda: events(hook) == ["a", "b"])
-        assert b"the state cannot be written, what is new does not survive a restart" in not_ready(agent)
+        assert b"the state cannot be written, so new data does not survive a restart" in not_ready(agent)
         assert agent.metric("notbefore_store_degraded") == 1
         eventually(lambda: agent.count("delivered") == 2)
         os.kill(agent.courier(), signal.SIGKILL)

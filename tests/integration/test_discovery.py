@@ -169,4 +169,4 @@ def test_a_machine_that_is_no_azure_vm_is_reported_once(
     monkeypatch.setattr(elsewhere, "candidates", places)
     with watching(tmp_path, endpoint=silent):
         eventually(lambda: places.call_count > 2)
-    assert caplog.text.count("This does not look like an Azure VM") == 1
+    assert caplog.text.count("this does not look like an Azure VM") == 1

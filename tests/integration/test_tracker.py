@@ -419,8 +419,8 @@ def test_each_kind_of_failure_is_logged_once_and_its_end_as_well(
     assert agents.now.known.poll.failure == "timeout"
     agents.waits(3, UNCHANGED)
     assert [one.getMessage() for one in caplog.records if "IMDS" in one.getMessage()] == [
-        f"IMDS: {ImdsError('refused', 'no')}; asking again, and going on with what is known",
-        f"IMDS: {ImdsError('timeout', 'slow')}; asking again, and going on with what is known",
+        f"IMDS: {ImdsError('refused', 'no')}; the agent asks again, and keeps the last known state",
+        f"IMDS: {ImdsError('timeout', 'slow')}; the agent asks again, and keeps the last known state",
         "IMDS answers again",
     ]
 

@@ -1,8 +1,8 @@
-"""``Agent``: the always-on process. It makes its parts, joins them, and supervises them until it is stopped.
+"""``Agent``: the always-on process. It creates its parts, connects them, and supervises them until it is stopped.
 
-Threads: main (signals, the courier, a note that the agent runs), disk (the state file), poll (IMDS), freeze (only while
-one may start or is started), stdout (records), control (commands), approve (only with ``--allow-approval``), otlp and
-pings (only where they are configured), and those of the HTTP server. None waits for another's network.
+Threads: main (signals, the courier, noting that the agent runs), disk (the state file), poll (IMDS), freeze (only
+while an event may start or is started), stdout (records), control (commands), approve (only with ``--allow-approval``),
+otlp and pings (only if configured), and those of the HTTP server. No thread waits for the network of another.
 """
 
 import logging
@@ -43,7 +43,7 @@ from notbefore.web.server import HttpServer
 if TYPE_CHECKING:  # most agents send no pings
     from notbefore.agent.pings import Pings
 
-STOP_PATIENCE: Final = 1.0  # seconds for a thread to end; what it has not committed then, it never will
+STOP_PATIENCE: Final = 1.0  # seconds for a thread to end; what it has not committed by then is lost
 
 log = logging.getLogger("notbefore.agent")
 
@@ -51,17 +51,17 @@ log = logging.getLogger("notbefore.agent")
 class Agent:
     """Runs until SIGTERM or SIGINT; SIGHUP reads the configuration again.
 
-    Raises ``StoreError``, ``ListenError`` or ``ConfigError`` where it cannot start, and nothing after it.
+    Raises ``StoreError``, ``ListenError`` or ``ConfigError`` if it cannot start, and nothing afterwards.
     """
 
     def __init__(self, config: Config, reload: Callable[[], Config], *, allow_approval: bool = False) -> None:
-        self._config = config  # a reload replaces it: parts of the agent ask for what they need of it
+        self._config = config  # a reload replaces it, so the parts ask for it each time
         self._reload = reload
         self._allow_approval = allow_approval
         self._clock = clock = Clock()
         self._config_figures = ConfigFigures(loaded=clock.time())
         self._exports: dict[tuple[str, str], int] = {}  # over OTLP, by signal and result
-        self._exporter: Any = None  # otlp.exporter.Exporter, where OTLP is configured
+        self._exporter: Any = None  # otlp.exporter.Exporter, if OTLP is configured
         self._stopping = False
         self._main = MainThread(self._hang_up)
 
@@ -89,11 +89,11 @@ class Agent:
             return InUse(self._config, self._polling, approval, self._figures, self._supervisor.trouble)
 
         self._view = AgentView(self._state, self._store, in_use)
-        self._pings: Pings | None = None  # where a heartbeat is configured
+        self._pings: Pings | None = None  # if a heartbeat is configured
         self._server = HttpServer(config.server, make_app(self._view))
         self._systemd = SystemdNotifier()
 
-    # ---- what the parts ask for, and how they reach each other
+    # ---- what the parts ask for, and calls between them
 
     def _approval_settings(self) -> ApprovalSettings:
         config, endpoint = self._config, self._polling.endpoint
@@ -112,24 +112,24 @@ class Agent:
         )
 
     def _ping(self, heartbeat: HeartbeatConfig | None) -> None:
-        """From now on ping as this says; ``None``: not at all."""
+        """Replace the pings with those that ``heartbeat`` configures; ``None``: send no pings."""
         if self._pings is not None:
             self._pings.stop()
             self._pings = None
         if heartbeat is not None:
-            from notbefore.agent.pings import Pings  # noqa: PLC0415 - only where it is configured
+            from notbefore.agent.pings import Pings  # noqa: PLC0415 - only if it is configured
 
             self._pings = Pings(heartbeat, self._view.ping_status, self._errors)
             self._pings.start()
 
     def _changed(self) -> None:
-        """There was a change. From any thread; never waits."""
+        """Wake the parts that handle changes. Called from any thread; never waits."""
         self._approver.wake()
         if (exporter := self._exporter) is not None:
             exporter.wake()
 
     def _send_heartbeats(self) -> None:
-        """Send what is due: the first soon after the start, then one each interval; nothing while the VM is unknown."""
+        """Send the due heartbeats: one soon after the start, then one per interval; none while the VM is unknown."""
         known, monotonic = self._state.snapshot, self._clock.monotonic()
         if known.vm_name is None:
             return
@@ -145,7 +145,7 @@ class Agent:
             self._store.outbox.put([made])
 
     def _use_sinks(self) -> None:
-        """What waits for sinks that are not configured any more goes where the routes lead now."""
+        """Route the deliveries that wait for removed sinks again, by the present routes."""
         routing, vm = self._config.routing, self._state.snapshot.vm
         self._store.outbox.use_sinks(routing.sinks, lambda row: targets_of(row.record, routing, vm))
 
@@ -179,27 +179,27 @@ class Agent:
         self._systemd.ready()
 
     def _supervise(self) -> None:
-        """Until a signal stops the agent: note that it runs, look after the courier and the state, take signals."""
+        """Do the main thread's work until a signal stops the agent: state, heartbeats, courier, systemd, signals."""
         stop = False
         while not stop and not self._errors.given_up:
             for name, work in (
                 ("main running", self._state.note_running),
                 ("main heartbeats", self._send_heartbeats),
-                ("main courier", self._supervisor.tick),  # the first one sends what was left by the boot before
+                ("main courier", self._supervisor.tick),  # the first call sends what the last process left
                 ("main systemd", lambda: self._systemd.notify(self._view.status_line(), alive=self._view.health().ok)),
             ):
-                self._errors.attempt(name, work)  # one that fails does not keep the others from their work
+                self._errors.attempt(name, work)  # a failure of one does not stop the others
             stop = self._errors.attempt("main wait", self._wait) or bool(self._supervisor.successor)
 
     def _wait(self) -> bool:
-        # idle, only signals need attention here; where an event may start soon, a note is made each second
+        # an idle agent only waits for signals; while an event may start soon, it notes each second that it runs
         imminent = self._freeze_meter.running or self._state.snapshot.state.tracked.interrupting
         idle = 1.0 if imminent else 10.0
         patience = min(self._supervisor.patience, self._systemd.patience, idle)
         return self._main.wait(patience, *self._supervisor.watched)
 
     def _hang_up(self) -> None:
-        """Take a SIGHUP, in the main thread: read the configuration, and use it or refuse it."""
+        """Handle SIGHUP in the main thread: read the configuration, and use it or refuse it."""
         if self._stopping:
             log.info("SIGHUP: not reloaded, the agent is stopping")
             return
@@ -209,20 +209,20 @@ class Agent:
         except ConfigError as error:
             figures = self._config_figures
             self._config_figures = replace(figures, refused=True, reloads=increased(figures.reloads, "failure"))
-            log.error("the new configuration is refused, the old one stays in use: %s", error)  # noqa: TRY400 - its text says all
+            log.error("the new configuration is refused, the old one stays in use: %s", error)  # noqa: TRY400 - the text is enough
         finally:
             self._systemd.ready()
 
     def _reconfigure(self, config: Config) -> None:
-        """Use another configuration; raises ``ConfigError`` before anything has changed."""
+        """Use another configuration. If it raises ``ConfigError``, nothing has changed."""
         before, orders = self._config, make_orders(config)
         polling = Polling(config, self._tracker, self._clock, self._errors)
         if (config.server, config.state) != (before.server, before.state):
-            log.warning("changes of server and state take effect at the next start")
+            log.warning("changed settings of server and state take effect at the next start")
         set_up(config.log.format, config.log.level)
-        # first: a courier with the old orders knows no new sinks
+        # first: a courier with the old orders does not know new sinks
         self._supervisor.reconfigure(orders)
-        self._config = config  # from here on nothing is approved that the new rules leave alone
+        self._config = config  # from here on the new approval rules apply
         self._use_sinks()
         if config.otlp != before.otlp:
             self._export(config.otlp)
@@ -238,12 +238,12 @@ class Agent:
         log.info("configuration reloaded")
 
     def _export(self, otlp: Otlp | None) -> None:
-        """From now on export as this says; ``None``: not at all."""
+        """Replace the exporter with the one that ``otlp`` configures; ``None``: do not export."""
         if self._exporter is not None:
             self._exporter.stop(STOP_PATIENCE)
             self._exporter = None
         if otlp is not None:
-            from notbefore.courier.http import Http  # noqa: PLC0415 - only where it is configured
+            from notbefore.courier.http import Http  # noqa: PLC0415 - only if it is configured
             from notbefore.courier.redact import Redactor  # noqa: PLC0415 - as above
             from notbefore.otlp.exporter import Exporter  # noqa: PLC0415 - as above
 
@@ -261,7 +261,7 @@ class Agent:
         self._approver.stop()
         self._freeze_meter.switch(on=False)
         self._state.write_stop()
-        if self._state.snapshot.poll.answered is not None:  # it was at work: what was seen last is to be delivered
+        if self._state.snapshot.poll.answered is not None:  # it was polling: the last changes are still to be delivered
             self._supervisor.tick()
         self._supervisor.stop(self._main.wait)
         self._export(None)

@@ -1,8 +1,8 @@
-"""``Approver``: approves events where both switches are on, and exactly those that the rules or an operator name.
+"""``Approver`` approves the events that the rules or an operator choose, and only while both switches are on.
 
-One thread decides, and sends one start request after the other. Before each of them IMDS is asked once more for the
-event, then it is written down what is about to be done, and right before the request everything that allows it is
-looked at again.
+One thread decides, and sends one start request after the other. Before each request it asks IMDS for the event once
+more and writes the attempt to the state. Right before the request it checks everything again that allows the
+approval.
 """
 
 import logging
@@ -38,19 +38,19 @@ from notbefore.imds.client import ImdsClient, events_path
 from notbefore.process.clock import ClockReading
 from notbefore.store.file import StoredState
 
-SHORT_WAIT: Final = 0.5  # seconds to the next decision: something is due, and waits for IMDS or the disk
-LONG_WAIT: Final = 60.0  # seconds to the next decision where nothing happens
-OPERATOR_PATIENCE: Final = 45.0  # seconds after which what an operator asked for is not begun any more
+SHORT_WAIT: Final = 0.5  # seconds to the next decision while one that is due waits for IMDS or the disk
+LONG_WAIT: Final = 60.0  # seconds to the next decision if nothing happens
+OPERATOR_PATIENCE: Final = 45.0  # seconds after which an operator's request is no longer begun
 STOP_PATIENCE: Final = 0.5  # seconds for the thread to end
-CONFIRM_TIMEOUT: Final = 5.0  # seconds for the answer right before a request
+CONFIRM_TIMEOUT: Final = 5.0  # seconds for IMDS's answer right before a start request
 PAUSE: Final = 5.0  # seconds after an unusable answer
-UNDECIDED: Final = ControlReply(done=False, words="it is not decided: see `notbefore history`")
+UNDECIDED: Final = ControlReply(done=False, words="not decided yet: see `notbefore history`")
 
 log = logging.getLogger("notbefore.approval")
 
 
 class ApprovalSettings(Struct, frozen=True):
-    """What decides whether anything is sent, and where."""
+    """The settings that decide whether an approval is sent, and to which endpoint."""
 
     policy: Policy
     endpoint: str
@@ -59,7 +59,7 @@ class ApprovalSettings(Struct, frozen=True):
 
     @property
     def off(self) -> str:
-        """Why nothing is sent, in words; empty if it is."""
+        """Why no approval is sent, in words; empty if approvals are sent."""
         if not self.allowed:
             return "`notbefore run` was started without --allow-approval"
         if not self.policy.enabled:
@@ -68,24 +68,24 @@ class ApprovalSettings(Struct, frozen=True):
 
     @property
     def dry_run(self) -> bool:
-        """It is recorded what would be sent."""
+        """Whether approvals are only recorded and not sent."""
         return self.allowed and self.policy.enabled and self.policy.dry_run
 
 
 class ListedEvents(Struct, frozen=True):
-    """The listed events, and how far the approval of each has come."""
+    """The listed events, and the progress of the approval of each."""
 
     events: dict[str, TrackedEvent]
     attempts: dict[str, ApprovalAttempt]
     context: ApprovalContext
     answered: bool  # IMDS has answered since this process began
-    fresh: bool  # its last answer was good and is new: nothing is approved on old knowledge
-    flawed: frozenset[str]  # events of which a part could not be read, by their keys
-    unread: frozenset[str]  # events that could not be read at all
+    fresh: bool  # its last answer was good and recent: nothing is approved on old data
+    flawed: frozenset[str]  # keys of events that could be read only in part
+    unread: frozenset[str]  # keys of events that could not be read at all
 
     @classmethod
     def of(cls, snapshot: AgentSnapshot, now: ClockReading) -> "ListedEvents":
-        """What was known at ``now``."""
+        """Return what is known at ``now``."""
         tracked, poll = snapshot.state.tracked, snapshot.poll
         good = poll.answered is not None and not poll.outdated and poll.failure is None
         return cls(
@@ -100,20 +100,20 @@ class ListedEvents(Struct, frozen=True):
 
     @property
     def begun(self) -> list[str]:
-        """The events whose approval has begun, and not ended."""
+        """The keys of the events whose approval has begun and not ended."""
         return [key for key, attempt in self.attempts.items() if attempt.state != "done"]
 
     def certain(self, key: str) -> bool:
-        """IMDS has just listed an event, and it could be read."""
+        """Whether IMDS has just listed an event in readable form."""
         return self.fresh and key in self.events and key not in self.unread
 
     def decision(self, settings: ApprovalSettings, tracked: TrackedEvent) -> Decision:
-        """What the rules say of a listed event."""
+        """Return what the rules say about a listed event."""
         return judge(settings.policy, tracked, self.context.vm, flawed=tracked.event.key in self.flawed)
 
 
 class Approver:
-    """``settings`` gives those in use: they are asked for again right before each request."""
+    """Decides and sends in its own thread. ``settings`` returns those in use, also right before each request."""
 
     def __init__(self, state: AgentState, settings: Callable[[], ApprovalSettings], errors: ThreadGuard) -> None:
         self._state = state
@@ -121,30 +121,30 @@ class Approver:
         self._settings = settings
         self._errors = errors
         self._orders = queue.SimpleQueue[Callable[[], None]]()  # of operators
-        # by the event's key, where IMDS gave no usable answer: why, and until when it is not asked again
+        # event key -> why IMDS gave no usable answer, and when it may be asked again (monotonic seconds)
         self._unanswered: dict[str, tuple[str, float]] = {}
         self._woken = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="approve", daemon=True)
 
     def start(self) -> None:
-        """Begin to decide, where there can be anything to decide; log which settings hold. Again after a reload."""
+        """Start the thread if there can be anything to decide; log the settings. Called again after a reload."""
         settings = self._settings()
         if not settings.off:
             approving = sum(rule.action == "approve" for rule in settings.policy.rules)
             log.warning("approval is on: %d rules may approve events", approving)
         elif settings.allowed or settings.policy.enabled:
-            log.warning("approval: nothing is sent: %s", settings.off)
+            log.warning("approval is off, nothing is sent: %s", settings.off)
         if self._thread.ident is None and (not settings.off or settings.dry_run or self._listed().begun):
             self._thread.start()
         self.wake()
 
     def wake(self) -> None:
-        """There was a change, or the settings are others. From any thread; never waits."""
+        """Decide again: there was a change, or the settings changed. Called from any thread; never waits."""
         self._woken.set()
 
     def stop(self) -> None:
-        """Send nothing more. What waits for its answer is left to the next agent: the state says how far it came."""
+        """Send nothing more. The next agent continues an unanswered request, from the progress in the state."""
         self._stop.set()
         self._woken.set()
         if self._thread.ident is not None:
@@ -154,7 +154,7 @@ class Approver:
         return ListedEvents.of(self._state.snapshot, self._clock.read())
 
     def _write(self, attempt: ApprovalAttempt, change: Change | None = None) -> bool:
-        """Write down how far an approval has come, and the record of it; returns whether it is on disk."""
+        """Store the progress of an approval, and its record; return whether both are on disk."""
 
         def step(state: StoredState) -> tuple[StoredState, Sequence[Change]]:
             approvals = {**state.approvals, attempt.tracked.event.key: attempt}
@@ -170,7 +170,7 @@ class Approver:
             self._woken.wait(self._errors.attempt("approve", self.decide, vital=False) or LONG_WAIT)
 
     def decide(self) -> float:
-        """Do what is due; returns seconds until something else may be."""
+        """Do what is due; return the seconds until something else may be due."""
         while not self._orders.empty():
             self._orders.get()()
         listed = self._listed()
@@ -181,7 +181,7 @@ class Approver:
         return min([LONG_WAIT, *waits])
 
     def _consider(self, key: str) -> float:
-        """Go on with what was begun, else do what the rules say; returns seconds until more may be due."""
+        """Continue a begun approval, else do what the rules say; return the seconds until more may be due."""
         settings, listed = self._settings(), self._listed()
         tracked, before = listed.events.get(key), listed.attempts.get(key)
         if before is not None and before.state != "done":
@@ -202,7 +202,7 @@ class Approver:
         return self._end(attempt, "dry_run", "it would be approved now") if settings.dry_run else self._send(attempt)
 
     def _go_on(self, attempt: ApprovalAttempt, settings: ApprovalSettings, listed: ListedEvents) -> float:
-        """IMDS has not answered it, or it could not be written down."""
+        """Continue an approval that IMDS has not answered, or that could not be stored."""
         key = attempt.tracked.event.key
         if not listed.answered:
             return SHORT_WAIT
@@ -210,20 +210,20 @@ class Approver:
             error, _ = self._unanswered.get(key, ("", 0.0))
             return self._end(attempt, objection[0], "; ".join(filter(None, (objection[1], error))))
         if attempt.rule == OPERATOR:
-            return self._end(attempt, "no_answer", "the agent ended before it had the answer: ask again")
+            return self._end(attempt, "no_answer", "the agent ended before the answer arrived: ask again")
         return self._send(attempt) if self._may_ask(key, listed) else SHORT_WAIT
 
     def _may_ask(self, key: str, listed: ListedEvents) -> bool:
-        """IMDS has just listed the event, and answers."""
+        """Whether IMDS may be asked: it has just listed the event, and no pause is left."""
         _, again = self._unanswered.get(key, ("", 0.0))
         return listed.certain(key) and self._clock.monotonic() >= again
 
     # ---- doing
 
     def _send(self, attempt: ApprovalAttempt) -> float:
-        """Ask IMDS once more, write down what is about to be done, look at everything again, and do it.
+        """Ask IMDS once more, store the attempt, check everything again, and send the start request.
 
-        Returns seconds until it is to be tried again, if it is.
+        Returns the seconds until the next decision.
         """
         settings = self._settings()
         path, sent = events_path(settings.api_version), attempt
@@ -235,14 +235,14 @@ class Approver:
                 counted = replace(attempt, requests=attempt.requests + 1)
                 written = self._write(counted)
                 current, listed = self._settings(), self._listed()
-                objection = _objection(attempt, current, listed)  # the last look
+                objection = _objection(attempt, current, listed)  # the last check
                 if objection is None and not written and attempt.rule == OPERATOR:
                     objection = "state_not_written", "the state cannot be written, so nothing was sent"
                 if objection is not None:
                     return self._end(attempt, *objection)
                 certain = listed.certain(attempt.tracked.event.key) and current.endpoint == settings.endpoint
                 if not written or not certain or self._stop.is_set():
-                    self._write(attempt)  # nothing was done of what was written ahead
+                    self._write(attempt)  # take back the count: nothing was sent
                     return SHORT_WAIT
                 sent = counted
                 body = {"StartRequests": [{"EventId": attempt.tracked.event.event_id}]}
@@ -258,7 +258,7 @@ class Approver:
         return self._end(replace(sent, approved=content_of(attempt.tracked)), "accepted", "")
 
     def _end(self, attempt: ApprovalAttempt, reason: Reason, words: str) -> float:
-        """Record how it ended: approved; failed, if IMDS was asked; else skipped."""
+        """Record the end of an attempt: approved; failed, if a request was sent; else skipped."""
         kind: ApprovalKind = "approved" if reason == "accepted" else "approval_skipped"
         if attempt.requests and reason != "accepted":
             kind, reason = "approval_failed", reason if reason == "refused" else "no_answer"
@@ -269,12 +269,12 @@ class Approver:
         log.warning("%s %s, %s: %s", change.event.event_type, change.event.event_id, attempt.rule, outcome)
         return SHORT_WAIT
 
-    # ---- what an operator asks
+    # ---- requests of operators
 
     def answer(self, request: ControlRequest, user: str) -> ControlReply:
-        """Answer what came in through the agent's own socket from ``user``; may take as long as IMDS does.
+        """Answer a request that ``user`` sent through the agent's socket; may wait for IMDS.
 
-        Raises ``NotBeforeError`` where there is nothing to decide.
+        Raises ``NotBeforeError`` if approvals are off, or if the event is not listed.
         """
         listed, key, settings = self._listed(), request.event_id.casefold(), self._settings()
         tracked, before = listed.events.get(key), listed.attempts.get(key)
@@ -301,7 +301,7 @@ class Approver:
             return UNDECIDED
 
     def _by_hand(self, tracked: TrackedEvent, user: str, reason: str) -> ControlReply:
-        """Approve a listed event because an operator says so, unless that is needless by now."""
+        """Approve a listed event for an operator, unless it is approved already or its approval is under way."""
         listed, key = self._listed(), tracked.event.key
         before = listed.attempts.get(key)
         if words := _approved(before, tracked):
@@ -319,11 +319,11 @@ class Approver:
         return ControlReply(outcome.startswith("approved"), outcome) if outcome else UNDECIDED
 
 
-# ---- what is decided, of frozen values
+# ---- decisions from frozen values
 
 
 def _objection(attempt: ApprovalAttempt, settings: ApprovalSettings, listed: ListedEvents) -> tuple[Reason, str] | None:
-    """Why a decision does not hold any more, and in words: by the event, the time, the settings, the rules, the VM."""
+    """Return why a decision is no longer valid, as a reason and in words; ``None`` if it still is."""
     tracked = listed.events.get(attempt.tracked.event.key)
     status = tracked.event.event_status if tracked is not None else "gone"
     if tracked is None or status != SCHEDULED:
@@ -343,16 +343,16 @@ def _objection(attempt: ApprovalAttempt, settings: ApprovalSettings, listed: Lis
 
 
 def _approved(attempt: ApprovalAttempt | None, tracked: TrackedEvent) -> str:
-    """That an event was approved as it is, in words; empty where it was not."""
+    """Return in words that an event was approved with its present content; empty if it was not."""
     if attempt is None or attempt.approved != content_of(tracked):
         return ""
     return "it is approved already (`notbefore history`): nothing more is sent unless Azure changes it"
 
 
 def _why_not_listed(body: bytes, tracked: TrackedEvent) -> str:
-    """Why a body does not list the event exactly as it was decided on, in words; empty if it does.
+    """Return why a body does not list the event as it was when it was decided on, in words; empty if it does.
 
-    Raises ``ImdsError`` where it is no document.
+    Raises ``ImdsError`` if the body is no document.
     """
     event = tracked.event
     try:

@@ -1,7 +1,7 @@
-"""``ControlSocket``: the agent's own Unix socket, over which commands ask the owner of the state.
+"""``ControlSocket``: the agent's Unix socket, through which commands send requests to the owner of the state.
 
-A request is one line of JSON, and so is the reply. Only root and the agent's user can open the socket (0600), and the
-kernel says which user asks.
+A request is one line of JSON, and so is the reply. Only root and the agent's user can open the socket (0600). The
+kernel tells which user it is.
 """
 
 import logging
@@ -24,7 +24,7 @@ from notbefore.errors import NotBeforeError
 NAME: Final = "control.sock"
 MAX_LINE: Final = 1024 * 1024  # bytes: an event may name many VMs
 MAX_REPLY: Final = 64 * 1024 * 1024  # bytes: a whole outbox, with room
-LOOK_INTERVAL: Final = 10.0  # seconds between two looks whether the socket is still there
+LOOK_INTERVAL: Final = 10.0  # seconds between two checks that the socket still exists
 MAX_REASON: Final = 500  # characters
 MAX_USER: Final = 64  # characters
 READ_SECONDS: Final = 5.0
@@ -37,12 +37,12 @@ log = logging.getLogger("notbefore.agent.control_socket")
 
 
 class ControlRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="approve", tag_field="ask"):
-    """Without ``content``: show the event. With the ``content`` of what was shown: approve it."""
+    """Without ``content``: show the event. With the ``content`` of the event that was shown: approve it."""
 
     event_id: str
     content: str = ""
     reason: Annotated[str, Meta(max_length=MAX_REASON)] = ""  # why, for the record
-    sudo_user: Annotated[str, Meta(max_length=MAX_USER)] = ""  # who became root to ask; used only if root asks
+    sudo_user: Annotated[str, Meta(max_length=MAX_USER)] = ""  # who became root by sudo; used only if root asks
 
 
 class ControlReply(Struct, frozen=True):
@@ -51,11 +51,11 @@ class ControlReply(Struct, frozen=True):
     done: bool
     words: str = ""
     event: PendingEvent | None = None
-    content: str = ""  # identifies the event as it is shown
+    content: str = ""  # identifies the event and its content, as shown
 
 
 class Refusal(Struct, frozen=True):
-    """The reply to any request that is not answered; no other one has this field."""
+    """The reply to a request that is refused; no other reply has this field."""
 
     error: str = ""
 
@@ -63,7 +63,7 @@ class Refusal(Struct, frozen=True):
 class ControlSocket:
     """Serves one connection after the other. ``approve(request, user)`` may wait for IMDS.
 
-    What ``approve`` and ``operate`` raise as ``NotBeforeError`` is the reply.
+    A ``NotBeforeError`` of ``approve`` or ``operate`` is sent as a ``Refusal``.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class ControlSocket:
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
 
     def start(self) -> None:
-        """Listen, in a thread of its own: the disk of the directory may hang."""
+        """Listen in a separate thread, because the disk of the directory may hang."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._stopped.set()
         if self._socket is not None:
             with suppress(OSError):
@@ -93,7 +93,7 @@ class ControlSocket:
             self._thread.join(STOP_PATIENCE)
 
     def _listen(self) -> socket.socket:
-        # what is there was left behind by an agent that was killed: by the lock of the directory no other one runs
+        # an existing file was left by a killed agent: the directory's lock allows only one agent
         made = self.path.with_suffix(".new")
         made.unlink(missing_ok=True)
         listener = _unix_socket()
@@ -101,7 +101,7 @@ class ControlSocket:
             listener.bind(str(made))
             made.chmod(0o600)
             listener.listen(4)
-            made.replace(self.path)  # not before: whoever finds it can connect
+            made.replace(self.path)  # only now: whoever finds the socket can connect
         except OSError:
             listener.close()
             raise
@@ -114,7 +114,7 @@ class ControlSocket:
                 with self._listen() as self._socket:
                     warned = False
                     self._answer_all(self._socket)
-            except OSError as error:  # the directory may have been deleted: its owner makes it again
+            except OSError as error:  # the directory may have been deleted: the store makes it again
                 if not warned and not self._stopped.is_set():
                     log.error("%s cannot be used (%s): commands cannot ask this agent", self.path, error)  # noqa: TRY400 - its text says all
                 warned = True
@@ -123,7 +123,7 @@ class ControlSocket:
             self.path.unlink()
 
     def _answer_all(self, listener: socket.socket) -> None:
-        """Until it is stopped, or somebody has deleted the socket, which is looked for each ``LOOK_INTERVAL``."""
+        """Answer until it is stopped or the socket has been deleted, which is checked each ``LOOK_INTERVAL``."""
         listener.settimeout(LOOK_INTERVAL)
         while not self._stopped.is_set() and self.path.exists():
             try:
@@ -150,7 +150,7 @@ class ControlSocket:
         try:
             request = msgspec.json.decode(line, type=ControlRequest | Request)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise NotBeforeError(f"this is no request: {error}") from None
+            raise NotBeforeError(f"the agent does not understand this request: {error}") from None
         if _has_closed(connection):
             raise NotBeforeError("the client has closed the connection: nothing is done")
         if isinstance(request, ControlRequest):
@@ -159,10 +159,10 @@ class ControlSocket:
 
 
 def listens(directory: Path) -> bool:
-    """An agent listens in a state directory, as far as this user may know."""
+    """Whether an agent listens in a state directory, or may: this user may be unable to find out."""
     try:
         with _unix_socket() as connection:
-            connection.settimeout(READ_SECONDS)  # one that answers nobody has a full queue
+            connection.settimeout(READ_SECONDS)  # an agent that hangs has a full queue
             connection.connect(str(directory / NAME))
     except (FileNotFoundError, ConnectionRefusedError):
         return False
@@ -172,7 +172,7 @@ def listens(directory: Path) -> bool:
 
 
 def ask_agent(directory: Path, request: ControlRequest | Request, reply: type[T]) -> T:
-    """Send a request to the agent of a state directory; raises ``NotBeforeError`` if none answers, or it refuses."""
+    """Send a request to the agent of a state directory; raises ``NotBeforeError`` if it refuses or none answers."""
     path = directory / NAME
     try:
         with _unix_socket() as connection:
@@ -188,7 +188,7 @@ def ask_agent(directory: Path, request: ControlRequest | Request, reply: type[T]
             f"no agent listens at {path}: start it (`notbefore run CONFIG`), or name its state directory"
         ) from None
     except TimeoutError:
-        raise NotBeforeError(f"{path}: no answer after {ANSWER_SECONDS:g} s: look at what the agent logs") from None
+        raise NotBeforeError(f"{path}: no answer after {ANSWER_SECONDS:g} s: see the agent's log") from None
     except PermissionError:
         raise NotBeforeError(f"{path}: only root and the agent's own user may ask this") from None
     except (OSError, msgspec.MsgspecError) as error:
@@ -204,7 +204,7 @@ def _unix_socket() -> socket.socket:
 
 
 def _has_closed(connection: socket.socket) -> bool:
-    """The client has closed the connection."""
+    """Whether the client has closed the connection."""
     connection.settimeout(0)
     try:
         return not connection.recv(1, socket.MSG_PEEK)
@@ -217,7 +217,7 @@ def _has_closed(connection: socket.socket) -> bool:
 
 
 def _peer_uid(connection: socket.socket) -> int | None:
-    """The user id of the client, as the kernel knows it; ``None`` on systems without ``SO_PEERCRED``."""
+    """The client's user id from the kernel; ``None`` on systems without ``SO_PEERCRED``."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     _pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -225,7 +225,7 @@ def _peer_uid(connection: socket.socket) -> int | None:
 
 
 def _user_name(uid: int | None, sudo_user: str = "") -> str:
-    """Return the name of a user, for the record; of root, who used sudo. ``uid``: None where it is not known."""
+    """Return the user's name for the record; for root, the name of who used sudo. ``uid``: None if unknown."""
     if uid is None:
         return "an operator"
     if uid == 0 and sudo_user:

@@ -1,8 +1,8 @@
 """``FreezeMeter`` measures how long this VM was frozen: a thread wakes ten times a second and measures how late it is.
 
-It runs only from shortly before an event that may affect this VM can start until it is over; else it is measured how
-late each poll is. It is apart from the polling, because IMDS answers slowly, or not at all, just when something
-happens, and a slow answer is no interruption.
+It runs only from shortly before an event that may affect this VM can start until the event is over. At other times the
+lateness of each poll is measured. It is separate from the polling, because IMDS answers slowly or not at all while
+something happens, and a slow answer is no interruption.
 """
 
 import threading
@@ -11,11 +11,11 @@ from typing import Final
 from notbefore.core.clock import Gap
 from notbefore.process.clock import Clock
 
-TICK: Final = 0.1  # seconds; also how precise the interruption is
+TICK: Final = 0.1  # seconds; also the precision of a measured interruption
 
 
 class FreezeMeter:
-    """``switch`` it on, then ``take`` the longest gap since the last ``take``; both from one thread."""
+    """Call ``switch`` to start it, then ``take`` for the longest gap since the last ``take``; both from one thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -26,11 +26,11 @@ class FreezeMeter:
 
     @property
     def running(self) -> bool:
-        """It measures."""
+        """Whether it measures."""
         return self._stop is not None
 
     def switch(self, *, on: bool) -> None:
-        """Begin to measure, or stop; without effect where that is so already."""
+        """Begin or stop measuring; no effect if it is already in that state."""
         if on and self._stop is None:
             self._stop = threading.Event()
             self.take()
@@ -40,7 +40,7 @@ class FreezeMeter:
             self._stop = None
 
     def take(self) -> Gap:
-        """The longest gap since the last call, beyond the tick itself, up to this very moment."""
+        """Return the longest gap since the last call, up to this moment, without the tick itself."""
         with self._lock:
             self._tick()
             longest, self._longest = self._longest, Gap(0.0, 0.0)

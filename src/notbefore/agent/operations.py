@@ -1,6 +1,6 @@
-"""What commands ask of the owner of a state directory, and the answers: over the agent's socket while it runs.
+"""The requests of commands to the owner of a state directory, and the replies.
 
-Without an agent the command opens the store itself, under the same lock, and asks it the same.
+While an agent runs, a command asks it over its socket. Without one, the command opens the store under the same lock.
 """
 
 import time
@@ -18,9 +18,9 @@ from notbefore.store.store import Store
 
 
 class OutboxRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="outbox", tag_field="ask"):
-    """Look at deliveries (``show``), send them again (``retry``), or delete them (``drop``).
+    """List deliveries (``show``), send them again (``retry``), or delete them (``drop``).
 
-    Which: those whose ids begin with one of ``ids``; without any, those of a ``state`` and a ``sink``.
+    ``ids``: the beginnings of delivery ids, one delivery each; without any, ``state`` and ``sink`` choose, if set.
     """
 
     action: Literal["show", "retry", "drop"]
@@ -30,13 +30,13 @@ class OutboxRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="outbox
 
 
 class OutboxReply(Struct, frozen=True):
-    """The deliveries that were meant; of these ``done`` were changed, and the others are being sent just now."""
+    """The chosen deliveries. ``done`` of them were changed; a retry or drop leaves those that are just being sent."""
 
     rows: tuple[Delivery, ...] = ()
-    shift: float = 0.0  # seconds by which Unix time, by the clock of this VM, is ahead of the times of the rows
+    shift: float = 0.0  # seconds to add to the times of the rows for Unix time by this VM's clock
     listed: tuple[str, ...] = ()  # the keys of the events that are listed now
     done: int = 0
-    left_out: int = 0  # dead letters that announce events that are over
+    left_out: int = 0  # dead letters not sent again, because their events are over
 
 
 class HistoryRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="history", tag_field="ask"):
@@ -47,14 +47,14 @@ class HistoryRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="histo
 
 
 class HistoryReply(Struct, frozen=True):
-    """Records, oldest first. ``cut``: older ones were left out, too many for one answer."""
+    """Records, oldest first. ``cut``: older ones were left out because one reply cannot hold them."""
 
     records: tuple[Raw, ...]
     cut: bool = False
 
 
 class ExerciseRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="exercise", tag_field="ask"):
-    """Send the ``steps`` of an exercise, say what has become of it, or ``end`` it: drop what still waits."""
+    """Send the ``steps`` of an exercise, return its state, or ``end`` it: delete its deliveries."""
 
     event_key: str
     steps: Sequence[StoredChange] = ()
@@ -62,15 +62,15 @@ class ExerciseRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="exer
 
 
 class ExerciseReply(Struct, frozen=True):
-    """What is left of it in the outbox: what is not there any more was accepted, unless the outbox ``overflowed``.
+    """The exercise's deliveries in the outbox: one that has left it was accepted, unless the outbox ``overflowed``.
 
-    ``due``: seconds until the next attempt; ``None``: there will be none.
+    ``due``: seconds until the next attempt; ``None``: no attempt will follow.
     """
 
     left: tuple[Delivery, ...] = ()
     due: float | None = None
-    overflowed: int = 0  # deliveries of all events, so far
-    vm: Vm | None = None  # who this VM is, as far as IMDS has said it
+    overflowed: int = 0  # deliveries of all events, in total
+    vm: Vm | None = None  # the identity of this VM, as far as IMDS has given it
 
 
 Request = OutboxRequest | HistoryRequest | ExerciseRequest
@@ -78,13 +78,13 @@ Reply = OutboxReply | HistoryReply | ExerciseReply
 
 
 class Operations:
-    """Answers for a store."""
+    """Answers requests from a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def answer(self, request: Request) -> Reply:
-        """Do what is asked; raises ``NotBeforeError`` for an id that names no delivery, or more than one."""
+        """Carry out a request; raises ``NotBeforeError`` for an id that fits no delivery, or more than one."""
         if isinstance(request, OutboxRequest):
             return self._outbox(request)
         if isinstance(request, HistoryRequest):
@@ -96,8 +96,8 @@ class Operations:
         with self._store.outbox.opened() as (outbox, now):
             wanted = {one.sink for step in request.steps for one in step.deliveries}
             if unknown := wanted.difference(outbox.terms or ()):
-                raise NotBeforeError(f"the agent runs without the sink {', '.join(sorted(unknown))}: reload it first")
-            for step in request.steps:  # delivered as changes are, and no part of the state and the history
+                raise NotBeforeError(f"the agent does not know the sink {', '.join(sorted(unknown))}: reload it first")
+            for step in request.steps:  # delivered like real changes, but not part of the state or the history
                 outbox.take(step.change, step.deliveries, now, time.time())
             left = [row for row in outbox.rows.chosen() if row.event_key == request.event_key]
             if request.end:
@@ -116,10 +116,10 @@ class Operations:
                 if len(matching) != 1:
                     words = "Several delivery ids start" if matching else "No delivery id starts"
                     raise NotBeforeError(f"{words} with {prefix!r}. `notbefore outbox list` shows the ids.")
-                rows += [row for row in matching if row not in rows]  # two of the ids may be of one
+                rows += [row for row in matching if row not in rows]  # two ids may begin the same delivery id
             done = left_out = 0
             if request.action == "retry" and not request.ids:
-                # they could wake somebody, and no later message corrects them
+                # these could alarm somebody, and no later message would correct them
                 over = [row for row in rows if row.expires_with_event and row.event_key not in listed]
                 rows, left_out = [row for row in rows if row not in over], len(over)
             ids = [row.delivery_id for row in rows]
@@ -127,6 +127,6 @@ class Operations:
                 done = outbox.retry(ids, now)
             elif request.action == "drop":
                 done = outbox.drop(ids)
-            pauses = outbox.rows.paused  # that receivers have asked for
+            pauses = outbox.rows.paused  # pauses that receivers have asked for
             rows = [replace(row, due=max(row.due, pauses.get(row.sink, row.due))) for row in rows]
         return OutboxReply(tuple(rows), time.time() - now, tuple(listed), done, left_out)

@@ -1,8 +1,8 @@
-"""``Pings``: a dead man's switch. While the agent polls well, a URL hears of it at each interval.
+"""``Pings``: a dead man's switch. While the agent works, it sends a request to a URL at each interval.
 
-As healthchecks.io and others take it: a POST with the state as text, ``/start`` behind the path when the agent begins,
-and ``/fail`` where it does not poll well. A courier would be started for each ping, and would stay: it is a thread of
-the agent. Nothing is kept or tried again: the next ping says it as well.
+The form is that of healthchecks.io and others: a POST with the status as text, to the path with ``/start`` appended
+when the agent begins, and with ``/fail`` if it is not ready. A thread of the agent sends it, because pings would keep a
+courier running all the time. Nothing is stored or tried again: the next ping says the same.
 """
 
 import logging
@@ -26,7 +26,7 @@ log = logging.getLogger("notbefore.agent.pings")
 
 
 class Pings:
-    """The thread ``pings`` of one configuration; ``status`` is asked at each ping."""
+    """The thread ``pings`` of one configuration; ``status`` is called at each ping."""
 
     def __init__(self, heartbeat: HeartbeatConfig, status: Callable[[], PingStatus], errors: ThreadGuard) -> None:
         self._heartbeat = heartbeat
@@ -35,7 +35,7 @@ class Pings:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pings", daemon=True)
         self._http = Http(PING_TIMEOUT)
-        self._started = False  # the start was said
+        self._started = False  # ``start`` was sent
         self._failing = ""  # why the last ping did not arrive
 
     def start(self) -> None:
@@ -43,7 +43,7 @@ class Pings:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; a ping under way is not waited for."""
+        """End the thread; do not wait for a ping under way beyond ``STOP_PATIENCE``."""
         self._stop.set()
         self._thread.join(STOP_PATIENCE)
 
@@ -53,13 +53,13 @@ class Pings:
             self._stop.wait(self._heartbeat.every.seconds)
 
     def ping(self) -> None:
-        """Ping once; log once why it does not arrive, and that it does again."""
+        """Ping once. Log a failure once per reason, and the recovery."""
         status = self._status()
         if status.signal == "start" and self._started:
             return
         self._started = True
         body = f"notbefore {__version__} on {status.vm or 'unknown VM'}: {status.line}\n".encode()
-        why = ""  # without the address
+        why = ""  # without the URL: it may be a secret
         try:
             parts = urlsplit(self._heartbeat.ping_url.reveal())
             if status.signal != "success":
@@ -67,10 +67,10 @@ class Pings:
             answer = self._http.post(urlunsplit(parts), HEADERS, body)
             if answer.status // 100 != 2:  # noqa: PLR2004 - 2xx
                 why = f"{parts.hostname} answers {answer.status}"
-        except (ConfigError, SendError) as error:  # a secret that cannot be read; nobody there
+        except (ConfigError, SendError) as error:  # the secret cannot be read; the URL cannot be reached
             why = str(error)
-        except ValueError:  # its text may show the address
-            why = "this is not an address"
+        except ValueError:  # its text may show the URL
+            why = "the URL is not valid"
         if why and why != self._failing:
             log.warning("heartbeat: ping_url was not reached: %s", why)
         elif self._failing and not why:

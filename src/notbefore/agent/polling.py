@@ -1,8 +1,8 @@
-"""``Polling``: the thread that asks one endpoint for the events, and now and then who this VM is.
+"""``Polling``: the thread that asks one endpoint for the events, and at times for the identity of this VM.
 
-One poll each interval, without drift, never overlapping; slower while IMDS fails, at most 30 s apart. A question about
-the VM that hangs delays the next poll, by ``IDENTITY_TIMEOUT`` at most. Where the endpoint is silent, IMDS is searched
-for.
+One poll each interval, without drift, never overlapping; slower while IMDS fails, at most 30 s apart. An identity
+request that hangs delays the next poll, by ``IDENTITY_TIMEOUT`` at most. If the endpoint does not answer, IMDS is
+searched for at other addresses.
 """
 
 import logging
@@ -20,13 +20,13 @@ from notbefore.imds.client import FIRST_TIMEOUT, TIMEOUT, USUAL, ImdsClient, eve
 from notbefore.imds.identity import fetch_vm
 from notbefore.process.clock import Clock
 
-SLOWEST_RETRY: Final = 30.0  # seconds; a Preempt gives only so much notice
-USUAL_RETRY: Final = 8.0  # seconds; the slowest without a Retry-After: 30 s of notice then have several polls
+SLOWEST_RETRY: Final = 30.0  # seconds, as much as the notice of a Preempt
+USUAL_RETRY: Final = 8.0  # seconds; the slowest without a Retry-After: 30 s of notice then contain several polls
 IDENTITY_REFRESH: Final = 3600.0  # seconds
-IDENTITY_TIMEOUT: Final = 2.0  # seconds; the events are not polled meanwhile
+IDENTITY_TIMEOUT: Final = 2.0  # seconds; no poll for events meanwhile
 IDENTITY_RETRY: Final = 4.0  # seconds after a failure
-FIRST_SILENCE: Final = 5.0  # seconds without a first good answer, after which IMDS is searched for
-SILENCE: Final = 60.0  # seconds without another one; the search delays polls
+FIRST_SILENCE: Final = 5.0  # seconds without a first answer after which IMDS is searched for
+SILENCE: Final = 60.0  # the same after an answer; the search delays polls
 SEARCH_PAUSE: Final = 30.0  # seconds
 STOP_PATIENCE: Final = 0.5  # seconds for the thread to end
 
@@ -49,23 +49,23 @@ class Polling:
         self._timeout = FIRST_TIMEOUT  # seconds for the next answer
         self._due, self._due_wall = clock.monotonic(), clock.time()  # the next poll, in seconds on two clocks
         self._failures = 0  # in a row
-        self._body: bytes | None = None  # the last one that was taken in
+        self._body: bytes | None = None  # the last one that the tracker has handled
         self._stopped = False
-        self._ended = SimpleQueue[None]()  # an Event would make a lock for each wait, a tenth of what a poll costs
+        self._ended = SimpleQueue[None]()  # an Event would create a lock for each wait, a tenth of a poll's cost
         self._answered = False  # IMDS has answered this object
-        self._last_answer = 0.0  # monotonic seconds; at first when the thread began
-        self._unnamed = self._searched = False  # the last question was not answered; a search has found nothing
+        self._last_answer = 0.0  # monotonic seconds; before the first answer, the thread's start
+        self._unnamed = self._searched = False  # the last identity request failed; a search found nothing
         self._next_identity = self._next_search = 0.0  # monotonic seconds
         self._thread = threading.Thread(target=self._run, name="poll", daemon=True)
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Begin to poll."""
         self._tracker.use(self._configured, self._api_version, self.interval)
         self._last_answer = self._clock.monotonic()
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask no more; a request under way is cut off."""
+        """Stop polling; a request under way is aborted."""
         self._stopped = True
         self._ended.put(None)
         self._client.abort()
@@ -80,7 +80,7 @@ class Polling:
 
     @property
     def trouble(self) -> str:
-        """Why IMDS is not asked, in words; empty while it is."""
+        """Why IMDS is not polled, in words; empty while it is."""
         if not self._thread.is_alive():
             return "the thread that asks IMDS has ended"
         overdue = self.overdue
@@ -99,13 +99,13 @@ class Polling:
         return self._stopped
 
     def _poll(self) -> ImdsError | None:
-        """Ask once, and have the answer taken in; returns why there is none."""
+        """Poll once and pass the answer to the tracker; return the error if there is no answer."""
         begun = self._clock.monotonic()
         lag, wall_lag = max(0.0, begun - self._due), max(0.0, self._clock.time() - self._due_wall)
         try:
             answer = self._client.get(self._path, timeout=self._timeout)
         except ImdsError as error:
-            if not self._stopped:  # else it was cut off by `stop`, and the state may be closed
+            if not self._stopped:  # else ``stop`` aborted it, and the state may be closed
                 self._not_answered(Poll(lag, self._clock.monotonic() - begun, error=error))
             return error
         now = self._clock.monotonic()
@@ -113,7 +113,7 @@ class Polling:
         if now >= self._next_identity:
             self._ask_identity()
         body = answer.body if answer.body != self._body else None
-        self._body = None  # where it is not taken in, the next one is new, even if it is the same
+        self._body = None  # if handling it fails, an equal body counts as new
         self._tracker.handle(Poll(lag, now - begun, body, date=answer.date, wall_lag=wall_lag))
         self._body = answer.body
         return None
@@ -132,7 +132,7 @@ class Polling:
         now = self._clock.monotonic()
         if error is None:
             self._failures = 0
-            missed = max(0.0, now - self._due) // self.interval  # what became due during a slow answer is left out
+            missed = max(0.0, now - self._due) // self.interval  # those due during a slow answer are left out
             return self._due + (missed + 1) * self.interval
         self._failures += 1
         delay = back_off(self._failures, self.interval, USUAL_RETRY)
@@ -141,7 +141,7 @@ class Polling:
         return now + max(self.interval, delay)
 
     def _ask_identity(self) -> None:
-        """Ask who this VM is; the events are polled without it."""
+        """Ask for this VM's identity; a failure does not stop the polling."""
         known = self._errors.attempt("poll identity", self._identify, vital=False)
         self._unnamed = not known
         self._next_identity = self._clock.monotonic() + (IDENTITY_REFRESH if known else IDENTITY_RETRY)
@@ -151,18 +151,18 @@ class Polling:
             self._tracker.identify(fetch_vm(self._client, IDENTITY_TIMEOUT))
         except ImdsError as error:
             if not self._unnamed and not self._stopped:
-                log.warning("IMDS does not say who this VM is (%s); asking again", error)
+                log.warning("IMDS does not give the identity of this VM (%s); the agent asks again", error)
             return False
         return True
 
     def _search(self) -> None:
-        """Look for IMDS at one place after the other, and ask the first that answers from now on."""
+        """Look for IMDS at one address after the other; from now on poll the first that answers."""
         from notbefore.imds.elsewhere import candidates, why_not  # noqa: PLC0415 - in a VNet nobody needs it
 
         self._next_search = self._clock.monotonic() + SEARCH_PAUSE
         level = logging.DEBUG if self._searched else logging.INFO
         for place, endpoint in candidates():
-            self._due = self._clock.monotonic()  # places that are silent are no thread that hangs
+            self._due = self._clock.monotonic()  # a slow search is not a thread that hangs
             if self._stopped:
                 return
             why = why_not(endpoint, self._api_version)
@@ -177,7 +177,7 @@ class Polling:
                 return
         if not self._searched and not self._answered:
             log.warning(
-                "This does not look like an Azure VM: IMDS is nowhere to be found. `notbefore demo` shows what the"
-                " agent does. The agent goes on asking"
+                "IMDS was not found at any address: this does not look like an Azure VM. The agent goes on asking."
+                " `notbefore demo` shows what it does"
             )
         self._searched = True

@@ -1,8 +1,8 @@
-"""``AgentState``: what the agent knows. The one place where it changes, and where it is published.
+"""``AgentState``: what the agent knows. Only here is it changed and published.
 
 Each step makes a new frozen value, under a lock, in order. The store remembers it at once and writes it to the disk
-when it can: nobody waits for that but who may not go on without it. What readers see (``snapshot``) is replaced by one
-assignment, so they need no lock.
+when it can; only a caller that needs it on disk waits. Readers see ``snapshot``, which one assignment replaces, so
+they need no lock.
 """
 
 import threading
@@ -23,26 +23,26 @@ from notbefore.process.clock import Clock, ClockReading
 from notbefore.store.file import StoredChange, StoredState
 from notbefore.store.store import Store
 
-WRITE_PATIENCE: Final = 10.0  # seconds for what must be on disk: how far an approval has come, and an orderly end
+WRITE_PATIENCE: Final = 10.0  # seconds for what must be on disk: an approval's progress, an orderly end
 
 
 class PollStatus(Struct, frozen=True):
-    """How the last poll ended, and what was counted of all of them since the start of this process."""
+    """The result of the last poll, and the counts of all polls since the start of this process."""
 
     figures: PollFigures = PollFigures()
     answered: ClockReading | None = None  # the last good answer; None before the first of this process
-    date: str = ""  # its ``Date`` header, as it came
-    failure: str | None = None  # why the last answer was no good
-    outdated: bool = False  # what is known came from another endpoint or api-version than the present one
+    date: str = ""  # its ``Date`` header, unparsed
+    failure: str | None = None  # why the last poll brought no good answer
+    outdated: bool = False  # the known state is from another endpoint or api-version than the present one
     flaws: tuple[Flaw, ...] = ()  # of the last document that could be read
 
 
 class AgentSnapshot(Struct, frozen=True):
-    """All that readers take: it belongs together, and never changes."""
+    """A consistent, immutable view for readers."""
 
     state: StoredState = StoredState()
     poll: PollStatus = PollStatus()
-    vm: Vm | None = None  # who this VM is, as far as it is known, with the configured name where IMDS gives none
+    vm: Vm | None = None  # this VM's identity as far as known, with the configured name if IMDS gives none
 
     @property
     def vm_name(self) -> str | None:
@@ -51,26 +51,26 @@ class AgentSnapshot(Struct, frozen=True):
 
     @property
     def unreadable(self) -> int:
-        """How many listed events cannot be read, so that it is not known what they are."""
+        """The number of listed events that cannot be read."""
         return sum(flaw.rejected for flaw in self.poll.flaws)
 
 
 class ChangeSettings(Struct, frozen=True):
-    """What a reload may change of how a change is handled."""
+    """The settings for handling a change, which a reload may replace."""
 
     routing: Routing = Routing()
-    vm_name: str | None = None  # of the configuration; what IMDS says goes before it
+    vm_name: str | None = None  # from the configuration; IMDS's name has precedence
     record_tags: tuple[str, ...] = ()  # the names of the tags that records have
 
 
 Step = Callable[[StoredState], tuple[StoredState, Sequence[Change]] | None]
-"""From the newest state to the next one, and the changes that lead there; ``None``: nothing is to be written."""
+"""Makes the next state from the newest one, with the changes that lead to it; ``None``: nothing to write."""
 
 
 class AgentState:
-    """Begins with what the last agent stored. Safe to call from several threads; ``clock`` is the one of all parts.
+    """Begins with the stored state. Safe to call from several threads; all parts share ``clock``.
 
-    After a change ``write_record`` gets its record as a line of JSON, then ``changed`` is called. Neither may wait.
+    After a change, ``write_record`` gets its record as a line of JSON, then ``changed`` is called. Neither may wait.
     """
 
     def __init__(
@@ -90,32 +90,32 @@ class AgentState:
         state = store.load()
         if state.seen is not None:
             clock.recognize(state.seen)
-        if state.boot_id != clock.boot_id:  # the state may come from an image: IMDS has to say it again
+        if state.boot_id != clock.boot_id:  # the state may come from a disk image: IMDS has to identify the VM again
             state = replace(state, vm=None)
         since = state.totals.since or clock.now()
         state = replace(state, totals=replace(state.totals, since=since))
-        # when the machine ran last before this process, as far as that was noted to the second
+        # when the machine last ran before this process, if that was noted to the second
         self.noted = state.last_running if state.clean or state.tracked.interrupting else None
-        if state.tracked.events:  # the next process does not count from there: the machine runs now
+        if state.tracked.events:  # not for the next process: the machine runs again now
             state = replace(state, clean=False, last_running=None)
             store.commit(state)
         self._snapshot = AgentSnapshot(state, vm=self.vm_of(state))
 
     @property
     def snapshot(self) -> AgentSnapshot:
-        """What is known: as written, or kept in memory while nothing can be written."""
+        """The newest state, in memory; the disk may be behind it."""
         return self._snapshot
 
     def publish(self, poll: PollStatus) -> None:
-        """How the last poll ended, from now on."""
+        """Publish the result of the last poll, with an unchanged state."""
         with self._lock:
             self._snapshot = AgentSnapshot(self._snapshot.state, poll, self._snapshot.vm)
 
     def commit(self, step: Step, poll: PollStatus | None = None, on_disk: float = 0.0) -> bool:
-        """Take one step: remember the state that it makes, with its changes, publish it.
+        """Take one step: store the new state and its changes, and publish the state.
 
-        ``step`` is called under the lock, so it may not wait. ``poll``: how the poll ended that it comes from; it is
-        published with the state. Returns whether all of it is on disk, after so many seconds at the latest.
+        ``step`` is called under the lock, so it may not wait. ``poll``: the result of the poll that led to the step,
+        published with the state. Waits at most ``on_disk`` seconds; returns whether all of it is on disk then.
         """
         with self._lock:
             made = step(self._snapshot.state)
@@ -144,10 +144,10 @@ class AgentState:
         self._snapshot = AgentSnapshot(state, poll or self._snapshot.poll, self.vm_of(state))
 
     def note_running(self) -> None:
-        """Write down when the last good answer came, and that the machine runs, while an event is listed."""
+        """While an event is listed, store the time of the last good answer, and that the machine runs now."""
         with self._lock:
             state = self._snapshot.state
-            # before the first good answer of this boot it is not known whether the events are still there
+            # before the first good answer of this boot, the events may be gone
             if not state.tracked.events or state.boot_id != self.clock.boot_id:
                 return
             state = replace(self._with_times(state), last_running=self._now())
@@ -155,7 +155,7 @@ class AgentState:
             self._publish(state)
 
     def write_stop(self) -> None:
-        """Write down that the agent stopped in order, and when; not if it has seen nothing."""
+        """Store that the agent stopped in order, and when; not if it has had no good answer."""
         if self._snapshot.poll.answered is not None:
             with self._lock:
                 state = self._with_times(self._snapshot.state)
@@ -164,7 +164,7 @@ class AgentState:
             self._store.disk.wait_written(number, WRITE_PATIENCE)
 
     def vm_of(self, state: StoredState) -> Vm | None:
-        """Who this VM is by a state and the configuration; ``None`` where neither says it."""
+        """The identity of this VM from a state and the configuration; ``None`` if neither has one."""
         settings, vm = self._settings(), state.vm
         if settings.vm_name and name_of(vm) is None:
             vm = replace(vm or Vm(), name=settings.vm_name)
@@ -172,14 +172,14 @@ class AgentState:
 
     def _with_times(self, state: StoredState, poll: PollStatus | None = None) -> StoredState:
         poll = poll or self._snapshot.poll
-        if poll.answered is None:  # this process knows no better than the last one
+        if poll.answered is None:  # this process has learnt nothing new
             return state
         seen = self.clock.instant(poll.answered, poll.date)
-        owner = self.vm_of(state) or state.seen_by  # what nobody is known to own is this VM's
+        owner = self.vm_of(state) or state.seen_by  # while the identity is unknown, the owner stays
         return replace(state, seen=seen, last_running=seen, seen_by=owner, clean=False)
 
     def _now(self) -> Instant:
-        """This moment; IMDS's clock as it was at the last answer, and has gone on since."""
+        """The present moment, with IMDS's clock extrapolated from the last answer."""
         poll, now = self._snapshot.poll, self.clock.read()
         instant = self.clock.instant(now, poll.date)
         if instant.date is None or poll.answered is None:

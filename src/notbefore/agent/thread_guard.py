@@ -1,4 +1,4 @@
-"""``ThreadGuard``: an exception that nobody foresaw ends no thread. It is logged, counted, and tried again."""
+"""``ThreadGuard``: an unforeseen exception does not end a thread. It is logged and counted, and the work goes on."""
 
 import logging
 import threading
@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-MAX_IN_A_ROW: Final = 10  # failures of the same work, with no success between, after which the process ends
+MAX_IN_A_ROW: Final = 10  # failures of the same work without a success between them, after which the process ends
 
 T = TypeVar("T")
 
@@ -14,20 +14,20 @@ log = logging.getLogger("notbefore.agent")
 
 
 class ThreadGuard:
-    """Guards the loops of the agent's threads. ``give_up`` is called when the process has to end; it may not wait."""
+    """Guards the loops of the agent's threads. ``give_up`` is called if the process has to end; it may not wait."""
 
     def __init__(self, give_up: Callable[[], None] = lambda: None) -> None:
         self.given_up = False  # the process is to end with an exit code that has it restarted
-        self.count = 0  # of what nobody foresaw, since the start of the process
+        self.count = 0  # unforeseen exceptions since the start of the process
         self._give_up = give_up
         self._in_a_row: dict[str, int] = {}
-        self._logged: set[tuple[str, str]] = set()  # bounded by the places of the code that can raise
+        self._logged: set[tuple[str, str]] = set()  # bounded by the number of places in the code that can raise
 
     def attempt(self, name: str, work: Callable[[], T], *, vital: bool = True) -> T | None:
-        """What ``work`` returns; ``None`` if an exception ended it. Vital work that always fails ends the process."""
+        """Return what ``work`` returns; ``None`` if it raised. Vital work that fails too often ends the process."""
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001 - whatever nobody foresaw
+        except Exception as error:  # noqa: BLE001 - any unforeseen exception
             self._caught(name, error)
             if vital and self._in_a_row[name] >= MAX_IN_A_ROW:
                 self._end(f"{name} failed {MAX_IN_A_ROW} times in a row")
@@ -37,21 +37,21 @@ class ThreadGuard:
         return result
 
     def thread_ended(self, arguments: threading.ExceptHookArgs) -> None:
-        """A thread without a guard was ended by an exception: ``threading.excepthook``."""
+        """Handle an exception that ended a thread without a guard; used as ``threading.excepthook``."""
         name = arguments.thread.name if arguments.thread is not None else "unknown"
         thread = name.partition(" ")[0].partition("-")[0]
         if isinstance(arguments.exc_value, Exception):
             self._caught(name, arguments.exc_value)
-            if thread != "http":  # what comes from the network may not end the watching
+            if thread != "http":  # input from the network may not end the process
                 self._end(f"the thread {name} has ended")
 
     def _caught(self, name: str, error: Exception) -> None:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = (name, f"{type(error).__name__} {frame.filename}:{frame.lineno}")
-        # without a lock: two threads in the same moment may cost a count, or a second line
+        # without a lock: two threads at the same moment may lose a count, or log a line twice
         self.count += 1
         self._in_a_row[name] = self._in_a_row.get(name, 0) + 1
-        if place not in self._logged:  # the same error is counted, and not logged again
+        if place not in self._logged:  # the same error is counted but not logged again
             self._logged.add(place)
             log.error("unforeseen error in %s (%s): please report it", name, type(error).__name__, exc_info=error)
 

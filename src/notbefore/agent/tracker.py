@@ -27,8 +27,8 @@ from notbefore.process.clock import ClockReading
 from notbefore.store.file import StoredState
 from notbefore.store.store import Store
 
-MAX_LOGGED: Final = 10  # EventIds in a line of the log
-DATE_CHECK: Final = 60.0  # seconds; looking at each one would be a third of what a poll costs
+MAX_LOGGED: Final = 10  # EventIds in a log line
+DATE_CHECK: Final = 60.0  # seconds between two checks; checking each one would be a third of a poll's cost
 NAME_PATIENCE: Final = 10.0  # seconds: a Preempt has 30 s of notice
 
 log = logging.getLogger("notbefore.agent.tracker")
@@ -41,15 +41,15 @@ class Poll(Struct, frozen=True):
     duration: float  # seconds until the answer or the error
     body: bytes | None = None
     error: ImdsError | None = None
-    date: str = ""  # the ``Date`` header of the answer, as it came: IMDS's clock
-    wall_lag: float = 0.0  # seconds by which the poll began late, on the wall clock: over a freeze one may stand still
+    date: str = ""  # the answer's ``Date`` header (IMDS's clock), unparsed
+    wall_lag: float = 0.0  # the same on the wall clock: in a freeze one of the clocks may stop
 
 
 class Tracker:
-    """What is known of the present document, and how it was watched.
+    """Compares each new document with the state, and keeps how well the time between was watched.
 
-    The first comparison waits until it is known which VM this is, ``NAME_PATIENCE`` at most: after a boot the disk may
-    be another VM's. Until then no answer counts as one.
+    The first comparison waits for the identity of this VM, ``NAME_PATIENCE`` at most: after a boot the disk may be
+    another VM's. Until then no answer counts as one.
     """
 
     def __init__(self, state: AgentState, store: Store, freeze_meter: FreezeMeter) -> None:
@@ -60,16 +60,16 @@ class Tracker:
         self._started = clock.read()
         self._interval = 1.0  # seconds between polls
         self._source = ("", "")  # the endpoint, and the api-version of its documents
-        self._document: Document | DocumentError | None = None  # what IMDS gives now, or why that is no document
+        self._document: Document | DocumentError | None = None  # IMDS's present document, or why it is not one
         self._logged_vm = state.snapshot.vm
         self._first_answer: float | None = None  # monotonic seconds
-        self._checked: Instant | None = None  # when ``Date`` was looked at last, without it if it was not believed
-        self._expected: Tracked | None = None  # what the next two were computed of, once and not each second
-        self._each_counts = False  # a poll that brings nothing new says something: of an interruption, how long unread
+        self._checked: Instant | None = None  # when ``Date`` was last checked; without ``date`` if it was not believed
+        self._expected: Tracked | None = None  # the next two are computed from it, only when it changes
+        self._each_counts = False  # an unchanged document matters too: for an interruption, or for unreadable events
         self._imminent_at = inf  # seconds since the boot
 
     def handle(self, poll: Poll) -> None:
-        """Take in one poll: count it, read its document, and commit what it changes."""
+        """Handle one poll: count it, read its document, and commit what it changes."""
         if poll.body is not None:
             try:
                 self._document = parse(poll.body)
@@ -83,9 +83,9 @@ class Tracker:
             self._answered(poll, self._document)
 
     def use(self, endpoint: str, api_version: str, interval: float = 1.0) -> None:
-        """From now on documents come from there, of this version, each ``interval`` seconds.
+        """Expect documents from this endpoint in this version, each ``interval`` seconds, from now on.
 
-        If they came from elsewhere, or were of another version, what is known is outdated until the first has come.
+        If the endpoint or the version is another than before, the known state is outdated until the first answer.
         """
         self._interval = interval
         status, source = self._state.snapshot.poll, (endpoint, api_version)
@@ -99,7 +99,7 @@ class Tracker:
         if rejection is not None:
             figures = replace(figures, documents_rejected=increased(figures.documents_rejected, rejection))
         if status.failure != reason:
-            log.warning("IMDS: %s; asking again, and going on with what is known", detail)
+            log.warning("IMDS: %s; the agent asks again, and keeps the last known state", detail)
         self._state.publish(replace(status, figures=figures, failure=reason))
 
     def _answered(self, poll: Poll, document: Document | None) -> None:
@@ -114,7 +114,7 @@ class Tracker:
         if unnamed and now.monotonic - self._first_answer < NAME_PATIENCE:
             self._state.publish(replace(last, figures=figures, failure=None))
             return
-        # since the last good answer: what the freeze meter measured; while it does not run, how late the poll was
+        # since the last good answer: the freeze meter's gap, or the lateness of the poll if the meter does not run
         gap = self._freeze_meter.take() if self._freeze_meter.running else Gap(poll.wall_lag, poll.lag)
         date = self._believed_date(now, poll.date, changed=poll.body is not None)
         tracked = self._state.snapshot.state.tracked
@@ -126,7 +126,7 @@ class Tracker:
 
         def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
             compared = diff(state.tracked, document, self._observation(state, at, gap))
-            # at the first answer this boot is written down, and that the last stop is over: a crash may follow
+            # the first answer is always stored: it has this boot's id, and no clean stop, in case a crash follows
             if compared.tracked == state.tracked and not compared.changes and last.answered is not None:
                 return None
             approvals = without_old(state.approvals, compared.tracked)
@@ -136,9 +136,9 @@ class Tracker:
         self._expect(self._state.snapshot.state.tracked, now, date)
 
     def _believed_date(self, now: ClockReading, date: str, *, changed: bool) -> str:
-        """The ``Date`` header of an answer; empty where it cannot be right.
+        """The ``Date`` header of an answer; empty if it cannot be right.
 
-        Once one was believed, the next look is at a document that changed, or ``DATE_CHECK`` seconds later.
+        After one was believed, the next check is at a changed document, or ``DATE_CHECK`` seconds later.
         """
         checked = self._checked
         if checked is not None and checked.date is not None and not changed and now.boot - checked.uptime < DATE_CHECK:
@@ -148,7 +148,7 @@ class Tracker:
             self._checked = at
             return date
         self._checked = replace(at, date=None)
-        if checked is None or checked.date is not None:  # not at each answer
+        if checked is None or checked.date is not None:  # once, not at each answer
             log.warning(
                 "IMDS's Date (%s) is more than a day off from this VM's clocks, and is not believed: no notice is"
                 " measured. Is this VM's clock right?",
@@ -157,7 +157,7 @@ class Tracker:
         return ""
 
     def _expect(self, tracked: Tracked, now: ClockReading, date: str) -> None:
-        """Measure freezes closely from shortly before an event may start until it is over."""
+        """Run the freeze meter from shortly before an event may start until it is over."""
         if tracked is not self._expected:
             at, begins = self._clock.instant(now, date), tracked.imminent_from
             self._expected, self._each_counts = tracked, tracked.interrupting or bool(tracked.unread)
@@ -172,7 +172,7 @@ class Tracker:
         if poll.answered is not None:
             last = self._clock.instant(poll.answered, poll.date)
             measured = believable(gap, last, at)
-        elif rebooted:  # the first good answer of this process, which measured no gap before it
+        elif rebooted:  # the first good answer of this process, which has not measured a gap before it
             measured = self._gap_over_boot(at)
         return Observation(
             at=at,
@@ -187,16 +187,16 @@ class Tracker:
         )
 
     def _gap_over_boot(self, at: Instant) -> float | None:
-        """From when the machine was last known to run before the boot to the start of this process."""
+        """Seconds from the last time that the machine is known to have run before the boot to this process's start."""
         between = elapsed(self._state.noted, at) if self._state.noted is not None else None
         since_start = at.uptime - self._started.boot
         return max(0.0, between - since_start) if between is not None else None
 
     def identify(self, vm: Vm | None) -> None:
-        """Take in who this VM is, as IMDS says; ``None``: the configuration may have another name for it.
+        """Use the identity of this VM from IMDS; ``None``: only the configured name may have changed.
 
-        After a boot the memory may be another VM's: it is forgotten then, before the first comparison. What is listed
-        may be this VM's, or another's, now that the name is known. Nothing else is claimed: no answer was read.
+        After a boot the state may be another VM's; it is then dropped before the first comparison. With the name known,
+        the scopes of the listed events are set again. There is no other change, because no answer was read.
         """
         before = self._state.snapshot
 
@@ -212,7 +212,7 @@ class Tracker:
 
         self._state.commit(step)
         after, known = self._state.snapshot, before.state.tracked.events
-        # what was announced as if it might be this VM's is not repeated
+        # stop repeating events that were announced because they might have affected this VM
         others = [one for key, one in after.state.tracked.events.items() if one.scope == "peer" != known[key].scope]
         with self._store.outbox.opened() as (outbox, now):
             outbox.no_longer_affected([one.event.key for one in others], now)
@@ -222,7 +222,7 @@ class Tracker:
 
 
 def _with_flaws(figures: PollFigures, flaws: Iterable[Flaw]) -> PollFigures:
-    """The figures with what of a new document cannot be read, which is logged."""
+    """Return the figures with the flaws of a new document added; log each flaw."""
     counts = figures.flaws
     for flaw in flaws:
         counts = increased(counts, flaw.reason)
@@ -233,7 +233,7 @@ def _with_flaws(figures: PollFigures, flaws: Iterable[Flaw]) -> PollFigures:
 
 
 def _down(noted: Instant | None, at: Instant) -> datetime | None:
-    """When the machine had gone down at the latest, by IMDS's clock; ``None`` where IMDS gives no time."""
+    """When the machine was down at the latest, by IMDS's clock; ``None`` if IMDS gives no time."""
     if at.date is None:
         return None
     booted = at.date - timedelta(seconds=at.uptime)
@@ -241,7 +241,7 @@ def _down(noted: Instant | None, at: Instant) -> datetime | None:
 
 
 def _is_same(owner: Vm | None, vm: Vm | None) -> bool:
-    """Whether what ``owner`` saw is this VM's memory. It is, unless something says otherwise."""
+    """Whether the state that ``owner`` stored is this VM's. It is, unless an id or a name differs."""
     if owner is None or vm is None:
         return True
     if owner.vm_id and vm.vm_id:
@@ -250,7 +250,7 @@ def _is_same(owner: Vm | None, vm: Vm | None) -> bool:
 
 
 def _forgotten(tracked: Tracked) -> Tracked:
-    """What remains of another VM's memory."""
+    """Return what to keep of another VM's state, and log its events."""
     events = [known.event.event_id for known in tracked.events.values()]
     if events:
         names = ", ".join(events[:MAX_LOGGED])

@@ -1,7 +1,7 @@
-"""``AgentView``: what a scrape, the page, the JSON interface and OTLP show of the agent.
+"""``AgentView``: the agent's values for a scrape, the page, the JSON interface and OTLP.
 
-All of it is computed from what is kept in memory, so nothing here waits for IMDS or for the disk (except ``history``,
-which reads the state file).
+All values are computed from memory, so nothing here waits for IMDS or the disk (except ``history``, which reads the
+state file).
 """
 
 from collections.abc import Callable
@@ -23,31 +23,31 @@ from notbefore.metrics.totals import Figures
 from notbefore.store.store import Store
 from notbefore.web.app import CheckResult, rendered
 
-FIRST_ANSWER: Final = 150.0  # seconds in which an agent that has just started may be without an answer of IMDS
-PAGE_CHANGES: Final = 300  # of the history, the newest
-READY_INTERVALS: Final = 3  # intervals of polling without a good answer after which the agent is not ready
+FIRST_ANSWER: Final = 150.0  # seconds after the start in which a missing answer of IMDS is no failure
+PAGE_CHANGES: Final = 300  # the newest ones of the history that the page reads
+READY_INTERVALS: Final = 3  # polling intervals without a good answer after which the agent is not ready
 
 
 class PingStatus(Struct, frozen=True):
-    """What a ping says."""
+    """The content of a ping."""
 
     signal: Literal["start", "success", "fail"]  # success: IMDS was polled well, and the state is written
     line: str  # in words
-    vm: str | None  # its name
+    vm: str | None  # the VM's name
 
 
 class InUse(NamedTuple):
-    """What a reload, the search for IMDS, or the main thread replaces."""
+    """The values that a reload, the search for IMDS, or the main thread may replace."""
 
     config: Config
     polling: Polling
     approval: ApprovalSettings
-    figures: Callable[[], Figures]  # of the process: without those of the polling and the store
-    courier_trouble: str  # why notifications wait for a courier, in words; empty while one works
+    figures: Callable[[], Figures]  # of the process, without those of the polling and the store
+    courier_trouble: str  # why no courier works, so that notifications wait, in words; empty if one does
 
 
 class AgentView:
-    """``in_use`` is asked anew each time."""
+    """Reads the agent's values. ``in_use`` is called each time."""
 
     def __init__(self, state: AgentState, store: Store, in_use: Callable[[], InUse]) -> None:
         self._state = state
@@ -88,16 +88,16 @@ class AgentView:
         )
 
     def health(self) -> CheckResult:
-        """The thread that asks IMDS runs, and does not hang in a request beyond its deadline."""
+        """Whether the thread that polls IMDS runs, and does not hang in a request beyond its deadline."""
         trouble = self._in_use().polling.trouble
         return CheckResult(ok=not trouble, reasons=(trouble,) if trouble else ())
 
     def ready(self) -> CheckResult:
-        """The last good answer of IMDS is new, and the state is written where it survives the end of the machine."""
+        """Whether the last good answer of IMDS is recent, and the state is written to the disk."""
         known, trouble = self._state.snapshot, self._in_use().courier_trouble
         reasons = [trouble] if trouble else []
         if (degraded := self._store.disk.degraded) is not None:
-            reasons.append(f"the state cannot be written, what is new does not survive a restart: {degraded}")
+            reasons.append(f"the state cannot be written, so new data does not survive a restart: {degraded}")
         if known.unreadable:
             reasons.append(f"{known.unreadable} listed events cannot be read: the log says why")
         silence = self._silence(known)
@@ -106,7 +106,7 @@ class AgentView:
         return CheckResult(degraded is None, tuple(reasons))
 
     def _silence(self, known: AgentSnapshot) -> str:
-        """Why it is not known what is listed now, in words; empty while IMDS answers."""
+        """Why the known events may be outdated, in words; empty while IMDS answers."""
         error = f": {known.poll.failure}" if known.poll.failure is not None else ""
         if known.poll.answered is None:
             unnamed = known.poll.failure is None and known.poll.figures.results.get("changed")
@@ -120,18 +120,18 @@ class AgentView:
         return self._clock.monotonic() - answered.monotonic if answered is not None else float("inf")
 
     def status_line(self) -> str:
-        """How the agent is, in one line for ``systemctl status``."""
+        """The agent's status in one line, for ``systemctl status``."""
         count = len(self._state.snapshot.state.tracked.events)
         return "; ".join((f"{count} event{'' if count == 1 else 's'} listed", *self.ready().reasons))
 
     def ping_status(self) -> PingStatus:
-        """What a ping says: no failure while IMDS may take its time for the first answer."""
+        """The content of a ping: it is no failure that IMDS is slow with its first answer."""
         known, ready = self._state.snapshot, self.ready().ok
         begins = known.poll.answered is None and (self._clock.now() - self._since).total_seconds() < FIRST_ANSWER
         return PingStatus("start" if begins else "success" if ready else "fail", self.status_line(), known.vm_name)
 
     def pending(self) -> PendingView:
-        """What is listed now, as ``/api/v1/events`` answers it."""
+        """The listed events, as the body of ``/api/v1/events``."""
         known, now = self._state.snapshot, self._clock.now()
         answered = known.poll.answered
         return PendingView(
