@@ -135,8 +135,10 @@ def watched(events: int, seconds: float) -> dict[str, float]:
         if events:
             return found
         found |= memory(run.agent.process.pid, "idle")
-        body = run.scrape()  # the first
+        body = run.scrape(**ASKED_BY_PROMETHEUS)  # the first
         found |= memory(run.agent.process.pid, "after a scrape")
+        run.scrape()
+        found |= memory(run.agent.process.pid, "after a scrape as text")
         return found | {"series, idle": len(SERIES.findall(body)), "bytes of a scrape, idle": len(body)}
     finally:
         run.end()

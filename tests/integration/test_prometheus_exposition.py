@@ -1,6 +1,7 @@
 """What Prometheus itself says of /metrics."""
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +52,14 @@ def test_openmetrics_is_served_to_those_who_ask_and_parses(exposition: MetricsTe
     assert families["azure_scheduled_event_changes"].type == "counter"
     assert families["azure_scheduled_event_initial_notice_seconds"].type == "histogram"
     assert "process_resident_memory_bytes" in families
+
+
+def test_what_prometheus_asks_for_first_is_rendered_without_the_http_server_of_the_library() -> None:
+    first = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=0.0.4;q=0.3"
+    look = f"""import sys; from notbefore.web.exposition import MetricsText
+print(MetricsText(lambda: []).render("{first}")[1], *sorted({{"ssl", "http.server", "email"}} & sys.modules.keys()))"""
+    found = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert found.stdout == "application/openmetrics-text; version=1.0.0; charset=utf-8\n"
 
 
 @pytest.mark.parametrize(
