@@ -57,7 +57,6 @@ class DiskThread:
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._step = self._written_step = 0
         self._unread = True  # what is in the file is not in memory
-        self._everything = False  # nobody knows what is in the file: all of memory is behind
         self._trouble: str | None = None  # why the last transaction failed
         self._next = time.monotonic() + LOOK_INTERVAL  # when to look at the disk again, or to try it
         self._since: float | None = None  # monotonic seconds: when it began what it does now
@@ -97,7 +96,6 @@ class DiskThread:
             self._failed(error)
             return None
         self._unread = False
-        self._everything = not self.file.known  # it was damaged, or another process has locked it
         return loaded
 
     def stepped(self, *, news: bool = True) -> int:
@@ -163,6 +161,7 @@ class DiskThread:
                 try:
                     self._write_or_look()
                 except Exception as error:  # noqa: BLE001 - without memory, say: what it held is behind again in any case
+                    self.file.forget()
                     self._failed(error)
             self._since = None
 
@@ -176,17 +175,17 @@ class DiskThread:
             self._next = begun + LOOK_INTERVAL
             self.file.check()
             return
-        with self._memory:
-            step, writing = self._step, self._collect(self._everything)
         self.lock.hold()
-        if writing.everything:  # maybe another file is there by now
-            self.file.forget()
         if self._unread and self.file.path.exists():  # what is in it is not to be overwritten
             self.file.set_aside("unread", "it could not be read at the start")
+        if not self.file.known:  # maybe another file is there by now
+            self.file.forget()
+        with self._memory:
+            step, writing = self._step, self._collect(not self.file.known)
         self.file.write(writing)
         took = time.monotonic() - begun
         with self._memory:
-            self._everything, self._unread, self._written_step = False, False, step
+            self._unread, self._written_step = False, step
             before, self._trouble = self._trouble, f"it took {took:.1f} s" if took >= SLOW else None
             self._next = time.monotonic() + (LOOK_INTERVAL if self._trouble is None else RETRY_INTERVAL)
             missing = self._written(writing)
@@ -208,7 +207,6 @@ class DiskThread:
     def _failed(self, error: Exception) -> None:
         with self._memory:
             first, self._trouble = self._trouble is None, str(error) or type(error).__name__
-            self._everything = True
             replaced = first and isinstance(error, FileReplacedError)  # the disk is not sick
             self._next = time.monotonic() + (0.0 if replaced else RETRY_INTERVAL)
             self._memory.notify_all()

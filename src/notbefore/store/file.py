@@ -1,12 +1,11 @@
 """``StateFile``: the one SQLite file that follows what the agent remembers. All SQL statements are here.
 
 One process reads and writes it, in one thread. So there is no write-ahead log: ``journal_mode=TRUNCATE``, and
-``synchronous=EXTRA``. Each transaction checks a random stamp that the one before has written, and writes another: a
-file that was restored or overwritten meanwhile is noticed, and everything is written again.
+``synchronous=EXTRA``. Each transaction asks SQLite whether somebody else has written to the file (``data_version``),
+and looks where its path leads: one that was restored or overwritten meanwhile is noticed, and written anew.
 """
 
 import logging
-import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -15,7 +14,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from notbefore.core.approval import ApprovalAttempt
 from notbefore.core.change import Change
@@ -93,12 +91,11 @@ class StoredChange(Struct, frozen=True):
 
 
 class FileClock(Struct, frozen=True):
-    """When a file was written, by clocks that nobody sets, and the stamp that tells this writing from all others."""
+    """When a file was written, by clocks that nobody sets."""
 
     boot: str = ""  # the boot of the machine to which ``clock`` belongs
     clock: float = 0.0  # seconds: the times of the rows are on this clock
     date: float | None = None  # Unix seconds by IMDS's clock, if that is known
-    stamp: bytes = b""
 
 
 class Loaded(NamedTuple):
@@ -116,7 +113,7 @@ class Writing(NamedTuple):
     state: StoredState
     outbox: OutboxChanges
     records: Sequence[StoredChange]
-    clock: FileClock  # its stamp is made here
+    clock: FileClock
     everything: bool  # there is nothing but this: all other rows are deleted
 
 
@@ -129,7 +126,7 @@ class StateFile:
         self.unreadable_rows = 0  # found at the start
         self._db: sqlite3.Connection | None = None
         self._inode: Inode | None = None  # of the open file
-        self._stamp: bytes | None = None  # of the last writing; None: it is not known what is in the file
+        self._version: int | None = None  # of what is in the file, by SQLite's count; None: that is not known
         self._state: StoredState | None = None  # as it stands in the file
 
     def load(self) -> Loaded:
@@ -138,20 +135,22 @@ class StateFile:
         Raises ``StoreError`` where a newer version of notbefore wrote it.
         """
         try:
-            loaded = _read(self._open().execute(_ROWS))
+            db = self._open()
+            version = _version_of(db)
+            loaded = _read(db.execute(_ROWS))
         except sqlite3.Error as error:
             self._set_aside_damaged(error)
             loaded = _salvaged(self._aside("damaged"))
         else:
             if not loaded.unreadable:
-                self._stamp, self._state = loaded.clock.stamp, loaded.state
+                self._version, self._state = version, loaded.state
         self.unreadable_rows = loaded.unreadable
         return loaded
 
     @property
     def known(self) -> bool:
         """It is known what is in it; else all has to be written."""
-        return self._stamp is not None
+        return self._version is not None
 
     def write(self, writing: Writing) -> None:
         """Write it in one transaction. Raises ``FileReplacedError`` where another file is there by now."""
@@ -170,19 +169,18 @@ class StateFile:
             raise FileReplacedError(f"{self.path} is damaged") from error
 
     def _transact(self, db: sqlite3.Connection, writing: Writing) -> None:
-        stamp = os.urandom(16)
         rows: dict[tuple[str, str], Any] = {("delivery", one): row for one, row in writing.outbox.rows.items()}
         rows |= {("thread", "\n".join(lane)): thread for lane, thread in writing.outbox.threads.items()}
-        rows |= {("ledger", ""): writing.outbox.ledger, ("file", ""): replace(writing.clock, stamp=stamp)}
+        rows |= {("ledger", ""): writing.outbox.ledger, ("file", ""): writing.clock}
         if writing.everything or writing.state is not self._state:
             rows["state", ""] = writing.state
         db.execute("BEGIN IMMEDIATE")
         try:
-            known = writing.everything if self._stamp is None else _stamp_in(db) == self._stamp
-            if not known:
-                raise FileReplacedError(f"{self.path} was overwritten")  # noqa: TRY301 - the transaction is rolled back
+            version = _version_of(db)  # what is written here does not change it
             if writing.everything:
                 db.execute("DELETE FROM rows")
+            elif version != self._version:
+                raise FileReplacedError(f"{self.path} was overwritten")  # noqa: TRY301 - the transaction is rolled back
             gone = [key for key, value in rows.items() if value is None]
             db.executemany("DELETE FROM rows WHERE kind = ? AND key = ?", gone)
             kept = [(*key, msgspec.msgpack.encode(value)) for key, value in rows.items() if value is not None]
@@ -193,7 +191,7 @@ class StateFile:
         except BaseException:
             self.forget()  # which rolls it back; after any failure all is written anew
             raise
-        self._stamp, self._state = stamp, writing.state
+        self._version, self._state = version, writing.state
 
     def _add_history(self, db: sqlite3.Connection, changes: Sequence[StoredChange]) -> None:
         records = [(one.change.id, one.change.time.timestamp(), one.record) for one in changes]
@@ -224,7 +222,7 @@ class StateFile:
 
     def forget(self) -> None:
         """After a failure: close the file; the next ``write`` opens what is there, and has to write everything."""
-        db, self._db, self._stamp = self._db, None, None
+        db, self._db, self._version = self._db, None, None
         if db is not None:
             with suppress(sqlite3.Error):
                 db.close()
@@ -326,9 +324,10 @@ def _salvaged(path: Path) -> Loaded:
     return _read(rows)
 
 
-def _stamp_in(db: sqlite3.Connection) -> bytes | None:
-    row = db.execute("SELECT body FROM rows WHERE kind = 'file'").fetchone()
-    return msgspec.msgpack.decode(row[0], type=FileClock).stamp if row is not None else b""
+def _version_of(db: sqlite3.Connection) -> int:
+    """Another number than before, where anybody but this connection has written to the file."""
+    version: int = db.execute("PRAGMA data_version").fetchone()[0]
+    return version
 
 
 def _code_of(error: sqlite3.Error) -> int:
