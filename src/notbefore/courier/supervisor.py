@@ -25,6 +25,7 @@ from notbefore.courier.orders import DONE, HUNG, TURN_INTERVAL, Channel, Given, 
 from notbefore.errors import ConfigError
 from notbefore.metrics.totals import CourierFigures, increased
 from notbefore.store import SCHEMA_VERSION
+from notbefore.store.lock import inode_of
 from notbefore.store.store import StoredOutbox
 
 OVERDUE: Final = 15  # seconds without a turn after which a courier counts as hanging
@@ -73,7 +74,7 @@ class Supervisor:
         self._reason = "due"  # why the next one is started
         self._failures = 0
         self._not_before = 0.0  # monotonic seconds: no start before
-        self._package = _package()
+        self._package = inode_of(notbefore.__file__)
 
     # ---- for the main loop
 
@@ -102,7 +103,7 @@ class Supervisor:
 
     def tick(self) -> None:
         """Answer the courier, end it if it hangs; start one when something is due."""
-        if (found := _package()) != self._package:
+        if (found := inode_of(notbefore.__file__)) != self._package:
             # what is imported late would be of another version: a courier of it says whether it works
             self._package, self.replaced, self._not_before = found, True, 0.0
             self._let_go("upgrade")
@@ -229,12 +230,3 @@ class Supervisor:
         pause = back_off(self._failures, 1.0, LONGEST_PAUSE) if self._failures else 0.0
         self._failures += 1
         self._not_before = time.monotonic() + pause
-
-
-def _package() -> tuple[int, int] | None:
-    """Which package is on disk: an installation makes new files, whatever it writes into them."""
-    try:
-        found = os.stat(notbefore.__file__)  # noqa: PTH116 - ten times cheaper than a Path, at each turn of the main loop
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino

@@ -24,7 +24,6 @@ SLOW: Final = 1.0  # seconds of a transaction from which the disk counts as sick
 RETRY_INTERVAL: Final = 1.0  # seconds between attempts to write to a disk that is sick
 LOOK_INTERVAL: Final = 10.0  # seconds between looks whether the file was deleted
 CLOSE_PATIENCE: Final = 1.5  # seconds to close the file
-_SLICES: Final = 8  # a machine that was frozen for longer than the deadline loses one of them, not all
 
 log = logging.getLogger("notbefore.store")
 
@@ -127,9 +126,8 @@ class DiskThread:
             with self._memory:
                 self._jobs.append((job, action))
                 self._memory.notify_all()
-            for _ in range(_SLICES):
-                with suppress(TimeoutError):
-                    return job.result(patience / _SLICES)
+            with suppress(TimeoutError):
+                return job.result(patience)
             job.cancel()  # where it has not begun
         raise DiskHangsError(f"the disk has not answered for {patience:g} s")
 

@@ -25,7 +25,7 @@ from notbefore.core.tracked import Tracked
 from notbefore.errors import StoreError
 from notbefore.metrics.totals import Totals
 from notbefore.store import SCHEMA_VERSION
-from notbefore.store.lock import prepare_file
+from notbefore.store.lock import Inode, inode_of, prepare_file
 
 FILE_NAME: Final = "notbefore.db"
 BUSY_SECONDS: Final = 0.5  # for another's transaction, such as that of a backup
@@ -56,8 +56,6 @@ _TOO_MANY_BYTES: Final = """
 """
 
 log = logging.getLogger("notbefore.store")
-
-Inode = tuple[int, int]  # device and number: what a path leads to
 
 
 class StoredState(Struct, frozen=True):
@@ -200,8 +198,8 @@ class StateFile:
         if db.execute("SELECT sum(length(record)) FROM history").fetchone()[0] > HISTORY_BYTES:
             db.execute(_TOO_MANY_BYTES, (HISTORY_BYTES,))
 
-    def history(self, since: float, limit: int, max_bytes: int) -> list[bytes]:
-        """The newest records since a Unix time, newest first; a little more than ``max_bytes``, where there are more.
+    def history(self, since: float, limit: int, max_bytes: int) -> tuple[list[bytes], bool]:
+        """The newest records since a Unix time, newest first, and whether ``max_bytes`` cut off older ones.
 
         Raises ``FileReplacedError`` where the file is damaged.
         """
@@ -209,15 +207,15 @@ class StateFile:
         found: list[bytes] = []
         with self._damage_noticed():
             for (record,) in self._open().execute(query, (since, limit)):
-                found.append(record)
-                if max_bytes < 0:
-                    break
                 max_bytes -= len(record)
-        return found
+                if found and max_bytes < 0:
+                    return found, True
+                found.append(record)
+        return found, False
 
     def check(self) -> None:
         """Raise ``FileReplacedError`` where the path leads to another file than the open one, or to none."""
-        if self._db is not None and _inode_of(self.path) != self._inode:
+        if self._db is not None and inode_of(self.path) != self._inode:
             raise FileReplacedError(f"{self.path} was deleted or replaced")
 
     def forget(self) -> None:
@@ -230,7 +228,7 @@ class StateFile:
     def _open(self) -> sqlite3.Connection:
         if self._db is None:
             prepare_file(self.path)
-            self._inode = _inode_of(self.path)
+            self._inode = inode_of(self.path)
             # autocommit: transactions are begun and ended here alone
             db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=OPENING_SECONDS)
             try:
@@ -333,12 +331,3 @@ def _version_of(db: sqlite3.Connection) -> int:
 def _code_of(error: sqlite3.Error) -> int:
     code: int = getattr(error, "sqlite_errorcode", 0)  # errors of the sqlite3 module itself carry none
     return code & 0xFF
-
-
-def _inode_of(path: Path) -> Inode | None:
-    """What a path leads to now; ``None`` where there is nothing."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino

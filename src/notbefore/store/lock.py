@@ -3,12 +3,10 @@
 The directory and its files belong to the agent's user alone: nobody else can write there, or plant a link.
 """
 
-import errno
 import os
 import stat
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +15,18 @@ from notbefore.errors import StoreError
 NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)  # Windows has neither
 PRIVATE: Final = 0o600
 OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
-_HELD: Final = (errno.EAGAIN, errno.EACCES, errno.EDEADLK)  # by another process; the last one is said on Windows
 LOCK_PATIENCE: Final = 2.0  # seconds for the courier of an agent that was killed to end
+
+Inode = tuple[int, int]  # device and number
+
+
+def inode_of(path: str | Path | int) -> Inode | None:
+    """What a path or a descriptor leads to now; ``None`` where there is nothing, or where that cannot be said."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 - ten times cheaper than a Path, at each turn of the main loop
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def check_directory(directory: Path) -> None:
@@ -69,7 +77,7 @@ class OwnerLock:
 
         Raises ``StoreError`` also where the directory is not this user's alone, or may not be made.
         """
-        if self._is_of_present():
+        if self.descriptor is not None and inode_of(self.descriptor) == inode_of(_locked_path(self._directory)):
             return
         if not self._directory.is_dir():  # on a disk that hangs, `mkdir` would wait even then
             try:
@@ -88,35 +96,34 @@ class OwnerLock:
         """
         descriptor = _open(_locked_path(self._directory))
         deadline = time.monotonic() + patience
-        while True:
-            try:
-                _lock(descriptor)
-                break
-            except OSError as error:
-                if error.errno in _HELD and time.monotonic() < deadline:
-                    time.sleep(0.01)
-                    continue
-                os.close(descriptor)
-                if error.errno not in _HELD:
-                    raise
-                raise StoreError(
-                    f"another notbefore is running with {self._directory}: stop it, or give this one its own"
-                    " --state-dir"
-                ) from error
+        try:
+            while not _is_locked(descriptor):
+                if time.monotonic() >= deadline:
+                    raise StoreError(  # noqa: TRY301 - the descriptor is closed as after any error
+                        f"another notbefore is running with {self._directory}: stop it, or give this one its own"
+                        " --state-dir"
+                    )
+                time.sleep(0.01)
+        except BaseException:
+            os.close(descriptor)
+            raise
         self.release()
         self.descriptor = descriptor
-
-    def _is_of_present(self) -> bool:
-        with suppress(FileNotFoundError):
-            there = _locked_path(self._directory).stat()
-            return self.descriptor is not None and os.path.samestat(os.fstat(self.descriptor), there)
-        return False
 
     def release(self) -> None:
         """Release the lock, if it is held."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Lock it; ``False``: another process has it."""
+    try:
+        _lock(descriptor)
+    except (BlockingIOError, PermissionError):  # the latter on Windows
+        return False
+    return True
 
 
 if sys.platform == "win32":  # pragma: no cover - the tests run on POSIX

@@ -132,7 +132,7 @@ class Store:
         self._to_deliver = to_deliver
         self._memory = threading.Condition()  # of all below; never held over the disk
         self._state = StoredState()
-        self._outbox = Outbox(_dice)
+        self._outbox = Outbox(lambda: os.urandom(1)[0] / 255)  # `random` costs 0.2 MiB
         self._records: list[StoredChange] = []  # that the history in the file does not hold yet, oldest first
         self._dropped = 0  # of them, which are missing in the history
         self._date: tuple[float, float] | None = None  # Unix seconds by IMDS, at a moment since the boot; see ``_boot``
@@ -196,24 +196,18 @@ class Store:
     # ---- readers
 
     def history(self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES) -> tuple[list[bytes], bool]:
-        """The newest records since a Unix time as JSON, oldest first: at most ``limit``, and what ``max_bytes`` hold.
+        """The newest records since a Unix time as JSON, oldest first: at most ``limit``, and ``max_bytes`` of the file.
 
         With it, whether older ones were left out because of their bytes.
         """
         start = since or 0.0
         with self._memory:
             waiting = [one.record for one in self._records if one.change.time.timestamp() >= start]
-        known = dict.fromkeys(waiting[::-1])  # newest first; some of them may be in the file by then
+        known, cut = dict.fromkeys(waiting[::-1]), False  # newest first; some of them may be in the file by then
         with suppress(sqlite3.Error, OSError, StoreError):  # what is in memory is all there is
-            read = self.disk.do(lambda: self.disk.file.history(start, limit, max_bytes), ANSWER_PATIENCE)
+            read, cut = self.disk.do(lambda: self.disk.file.history(start, limit, max_bytes), ANSWER_PATIENCE)
             known |= dict.fromkeys(read)
-        found: list[bytes] = []
-        for record in list(known)[:limit]:
-            max_bytes -= len(record)
-            if found and max_bytes < 0:
-                return found[::-1], True
-            found.append(record)
-        return found[::-1], False
+        return list(known)[:limit][::-1], cut
 
     def close(self) -> None:
         """Write what is behind, and leave the directory to others; a sick disk is not waited for."""
@@ -242,8 +236,3 @@ class Store:
         self._records = [one for one in self._records if id(one) not in written]
         dropped, self._dropped = self._dropped, 0
         return dropped
-
-
-def _dice() -> float:
-    """A random number from 0 to 1. The module ``random`` does it as well, and costs 0.2 MiB."""
-    return int.from_bytes(os.urandom(4)) / 2**32
