@@ -92,7 +92,7 @@ def test_after_the_container_was_deleted_and_made_again_all_is_written_anew_befo
             await snapshots.list_ownership(*WHOSE)
         await asyncio.sleep(2.1)
         assert await snapshots.list_ownership(*WHOSE) == []
-        assert (await snapshots.versions()).keys() == {"0"}
+        assert (await snapshots.listed()).keys() == {"0"}
         assert await snapshots.read("0") == b"two"
 
     with_snapshots(blobs.connection_string, use)

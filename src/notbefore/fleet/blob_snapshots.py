@@ -6,7 +6,7 @@ replaced in one write. Imported only where it is configured: the SDK of Blob Sto
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -88,24 +88,16 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
             raise AzureError("the checkpoints were deleted: the instances write them anew")
         return found
 
-    async def positions(self) -> dict[str, Position]:
+    async def listed(self) -> dict[str, tuple[str, Position]]:
         """See ``Snapshots``."""
-        found = {}
-        async for name, blob in self._listed():
-            said = blob.metadata or {}
-            with suppress(ValueError, KeyError):
-                found[name] = Position(said["offset"], int(said["sequencenumber"]), float(said["enqueued"]))
-        return found
-
-    async def versions(self) -> Mapping[str, str]:
-        """See ``Snapshots``."""
+        found, prefix = {}, f"{self._whose}checkpoint/"
         async with asyncio.timeout(STORE_SECONDS):
-            return {name: str(blob.etag) async for name, blob in self._listed()}
-
-    async def _listed(self) -> AsyncIterator[tuple[str, Any]]:
-        prefix = f"{self._whose}checkpoint/"
-        async for blob in self._container_client.list_blobs(prefix, include=["metadata"]):
-            yield blob.name.removeprefix(prefix), blob
+            async for blob in self._container_client.list_blobs(prefix, include=["metadata"]):
+                said, position = blob.metadata or {}, Position()
+                with suppress(ValueError, KeyError):
+                    position = Position(said["offset"], int(said["sequencenumber"]), float(said["enqueued"]))
+                found[blob.name.removeprefix(prefix)] = str(blob.etag), position
+        return found
 
     async def read(self, name: str) -> bytes:
         """See ``Snapshots``."""

@@ -50,7 +50,7 @@ class Snapshots(CheckpointStore):
         """For the SDK: where to go on. A partition that has no position of this hub is read from the window on."""
         return [
             {"partition_id": name, "offset": one.offset, "sequence_number": one.sequence}
-            for name, one in (await self.positions()).items()
+            for name, (_, one) in (await self.listed()).items()
             if one.sequence >= 0 and one.enqueued >= self._created
         ]
 
@@ -62,16 +62,12 @@ class Snapshots(CheckpointStore):
         return await self.read(partition)
 
     @abstractmethod
-    async def positions(self) -> dict[str, Position]:
-        """The positions that can be read, by partition."""
-
-    @abstractmethod
     async def write(self, partition: str, body: bytes, position: Position) -> None:
         """Replace the snapshot and the checkpoint. Raises ``LostPartitionError`` where another instance has it."""
 
     @abstractmethod
-    async def versions(self) -> Mapping[str, str]:
-        """What there is, by partition: another version is another snapshot."""
+    async def listed(self) -> dict[str, tuple[str, Position]]:
+        """What there is, by partition: its version, which is another one for each snapshot, and the position of it."""
 
     @abstractmethod
     async def read(self, name: str) -> bytes:
@@ -99,26 +95,24 @@ class FileSnapshots(Snapshots):
         """For the SDK: this instance has all that it claims."""
         return [one | {"last_modified_time": 0.0} for one in ownership_list]
 
-    async def positions(self) -> dict[str, Position]:
-        """See ``Snapshots``; they stand in the snapshots."""
-        found = {}
-        for name in await self.versions():
-            with suppress(ValueError):  # whoever takes it puts it aside
-                found[name] = (await asyncio.to_thread(read_snapshot, await self.read(name))).position
-        return found
-
     async def write(self, partition: str, body: bytes, position: Position) -> None:  # noqa: ARG002 - it is in the body
         """See ``Snapshots``."""
         await asyncio.to_thread(self._replace, partition, body)
 
-    async def versions(self) -> Mapping[str, str]:
-        """See ``Snapshots``."""
+    async def listed(self) -> dict[str, tuple[str, Position]]:
+        """See ``Snapshots``; the positions stand in the snapshots."""
 
-        def versions() -> dict[str, str]:
-            found = self._directory.glob("*") if self._directory.is_dir() else ()
-            return {path.name: str(path.stat().st_mtime_ns) for path in found if path.name.isdigit()}
+        def listed() -> dict[str, tuple[str, Position]]:
+            found = {}
+            for path in self._directory.glob("*") if self._directory.is_dir() else ():
+                if path.name.isdigit():
+                    version, position = str(path.stat().st_mtime_ns), Position()
+                    with suppress(ValueError):  # whoever takes it puts it aside
+                        position = read_snapshot(self._read(path.name)).position
+                    found[path.name] = version, position
+            return found
 
-        return await asyncio.to_thread(versions)
+        return await asyncio.to_thread(listed)
 
     async def read(self, name: str) -> bytes:
         """See ``Snapshots``."""
@@ -182,8 +176,8 @@ class Others:
     async def _read_all(self) -> None:
         """Read the snapshots that are others than at the last look."""
         try:
-            versions = await self._snapshots.versions()
-            found = {name: await self._read(name, versions[name]) for name in versions.keys() - set(self._own)}
+            listed = await self._snapshots.listed()
+            found = {name: await self._read(name, listed[name][0]) for name in listed.keys() - set(self._own)}
             self._found = {name: one for name, one in found.items() if one is not None}
         except FAILURES as error:
             log.warning("what other instances have written down cannot be read: %s", error)
