@@ -37,6 +37,7 @@ class Snapshots(CheckpointStore):
     _whose = ""  # NAMESPACE/HUB/GROUP/
     _takeover = 0.0  # seconds after which the partitions of who is gone are others'
     _created = 0.0  # Unix seconds: see ``hub_was_made``
+    _unknown = frozenset[str]()  # partitions: see ``not_known``
 
     def belong_to(self, namespace: str, hub: str, group: str, takeover: float) -> None:
         """They are those of this consumer group from now on; ``takeover`` is in seconds."""
@@ -44,14 +45,18 @@ class Snapshots(CheckpointStore):
 
     def hub_was_made(self, at: float) -> None:
         """In Unix seconds of its clock: where a position is older, it is of another hub of this name."""
-        self._created = at
+        self._created, self._unknown = at, frozenset()
+
+    def not_known(self, partition: str) -> None:
+        """The hub does not know the position: until ``hub_was_made`` is called again, it is of another hub as well."""
+        self._unknown |= {partition}
 
     async def list_checkpoints(self, *_names: str, **_: Any) -> Iterable[dict[str, Any]]:
         """For the SDK: where to go on. A partition that has no position of this hub is read from the window on."""
         return [
             {"partition_id": name, "offset": one.offset, "sequence_number": one.sequence}
             for name, (_, one) in (await self.listed()).items()
-            if one.sequence >= 0 and one.enqueued >= self._created
+            if one.sequence >= 0 and one.enqueued >= self._created and name not in self._unknown
         ]
 
     async def update_checkpoint(self, checkpoint: Mapping[str, Any], **_: Any) -> None:

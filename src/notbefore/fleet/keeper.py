@@ -146,14 +146,6 @@ class Keeper:
         for name in names:
             self.forget(name)
 
-    async def begin_anew(self, name: str) -> None:
-        """The hub does not know the offset: it was made anew, say. The next reading starts at the window."""
-        if name not in self.partitions:
-            await self.take(name)
-        self.partitions[name].fold.begin_anew()
-        await self.write_all(name)
-        log.error("partition %s: the hub does not know the offset: it is read from `window` on", name)
-
     def forget(self, name: str) -> None:
         """Send nothing of a partition any more; who takes it next goes on from what is written down."""
         if self.partitions.pop(name, None) is not None:

@@ -219,10 +219,6 @@ class Partition:
             self.state.partitions = partitions
             self.silence.forget_all()
 
-    def begin_anew(self) -> None:
-        """The log is another one: its sequence numbers start again. What is open stays open."""
-        self.state.position, self.state.backlog = Position(enqueued=self.position.enqueued), -1
-
     # ---- the fold
 
     def add(self, body: bytes, at: Position) -> Iterator[Notification | None]:
@@ -230,8 +226,8 @@ class Partition:
         if at.sequence <= self.position.sequence:
             if at.enqueued <= self.position.enqueued:  # a snapshot may be newer than the checkpoint
                 return
-            self.begin_anew()  # newer than all that was read: the hub was made anew, and counts from 0 again
-        if self.position.sequence >= 0:
+            self.state.backlog = -1  # newer than all that was read: the hub was made anew, and counts from 0 again
+        elif self.position.sequence >= 0:
             self.figures.missing += at.sequence - 1 - self.position.sequence
         if at.enqueued >= self.next_due:
             yield from self.advance(at.enqueued)
