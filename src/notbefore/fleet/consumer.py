@@ -239,15 +239,13 @@ class Consumer:
         await asyncio.sleep(0)
 
     def _commit(self, fold: Partition, made: Notification) -> None:
-        """Have it sent, unless it is muted. Where that fails, the records are read again, from what is written down."""
+        """Have it sent, unless it is muted. One that fails keeps no other one waiting."""
         try:
             sent = not is_muted(self.mutes, self._parts.clock.now(), made, fold.state.muted)
             line = self._parts.outbox.commit(fold.name, made, sent=sent)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - nobody foresaw it
             self._failed("fold", error)
-            self.keeper.forget(fold.name)
-            self._over.set()
-            raise
+            return
         self._parts.write_record(line + b"\n")
 
     async def _on_error(self, context: PartitionContext | None, error: Exception) -> None:
