@@ -21,7 +21,7 @@ from notbefore.fleet.waves import Wave, event_of_wave, place_of, reporters
 FILTERS: Final = (  # of a request
     "event_type", "status", "subscription", "resource_group", "scale_set", "region", "tag", "vm",
 )  # fmt: skip
-MAX_LINE: Final = 75  # octets of a line of a calendar, by RFC 5545
+PART_OF_LINE: Final = re.compile(rb".{1,74}(?![\x80-\xbf])")  # octets, by RFC 5545; the next one begins a character
 MAX_NAMES: Final = 20  # of VMs in an event of a calendar
 
 
@@ -170,7 +170,7 @@ def calendar(waves: Iterable[ShownWave], now: datetime) -> bytes:
             "DESCRIPTION:" + "\\n".join(map(_escaped, filter(None, [*about, one.description]))),
             "END:VEVENT",
         ]
-    return "".join(f"{_folded(line)}\r\n" for line in [*lines, "END:VCALENDAR"]).encode()
+    return b"".join(_folded(line) + b"\r\n" for line in [*lines, "END:VCALENDAR"])
 
 
 def _time(time: datetime) -> str:
@@ -181,12 +181,6 @@ def _escaped(text: str) -> str:
     return re.sub(r"([\\;,])", r"\\\1", one_line(text))
 
 
-def _folded(line: str) -> str:
+def _folded(line: str) -> bytes:
     """A long line goes on in the next one after a space; no character is cut."""
-    parts, part = list[str](), ""
-    for character in line:
-        if len((part + character).encode()) > MAX_LINE - 1:
-            parts.append(part)
-            part = ""
-        part += character
-    return "\r\n ".join([*parts, part])
+    return b"\r\n ".join(PART_OF_LINE.findall(line.encode()))
