@@ -40,13 +40,9 @@ def make_consumer(config: FleetConfig, credential: Any, snapshots: Snapshots) ->
         client = EventHubConsumerClient(
             hub.namespace or "", hub.hub or "", config.consumer_group, credential, **options
         )
-    snapshots.belong_to(namespace_of(client), client.eventhub_name, config.consumer_group, config.takeover.seconds)
+    namespace = str(client._address.hostname)  # noqa: SLF001 - as the SDK's balancing names it in the checkpoint store
+    snapshots.belong_to(namespace, client.eventhub_name, config.consumer_group, config.takeover.seconds)
     return client
-
-
-def namespace_of(client: Any) -> str:
-    """The namespace as the SDK's balancing names it in the checkpoint store."""
-    return str(client._address.hostname)  # noqa: SLF001 - as the SDK's own processor does
 
 
 def forget_tags(client: Any, context: PartitionContext) -> None:
