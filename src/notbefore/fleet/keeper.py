@@ -169,7 +169,7 @@ class Keeper:
             raise
         held = Held(Partition(name, self._grouping, found, figures=self.figures))
         if self._parts.inventory is None:  # any more: then nobody is missing
-            held.fold.missing.forget_all()
+            held.fold.missing.expect({}, 0.0, 0.0)
         self._parts.outbox.adopt(name, found.outbox, max(0.0, self._parts.clock.now() - found.at))
         return held
 

@@ -217,7 +217,7 @@ class Partition:
         """So many partitions. Where they were fewer, its VMs may send their heartbeats to another one by now."""
         if partitions != self.state.partitions:
             self.state.partitions = partitions
-            self.silence.forget_all()
+            self.silence.expect({}, 0.0, 0.0)
 
     # ---- the fold
 
@@ -284,8 +284,7 @@ class Partition:
             for wave, made in waves.flush(now):
                 if wave.notified in OVER:
                     events.close(wave.stories.values(), now)
-                if made is not None:
-                    yield made
+                yield made
 
     def _take(self, found: Report | Beat | None, now: float) -> str:
         """Take in what a record says; returns what it was: see ``RESULTS``. Raises ``PoisonError``."""

@@ -59,13 +59,8 @@ class Silence:
         for one in heard.values():
             one.place = one_place(one.place)
 
-    def forget_all(self) -> None:
-        """Nobody is expected, until he is heard from again."""
-        self.heard.clear()
-        self._groups.clear()
-
     def expect(self, vms: Expected, now: float, patience: float) -> None:
-        """These are to be heard from, and are not: missing in ``patience`` seconds.
+        """These are to be heard from, and are not: missing in ``patience`` seconds. Nobody else is expected any more.
 
         The time of those that were expected before goes on.
         """
