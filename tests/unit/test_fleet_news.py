@@ -13,6 +13,7 @@ from notbefore.core.record import Record
 from notbefore.core.routing import Match, Route
 from notbefore.courier.message import Message
 from notbefore.courier.wording import Text, text_of
+from notbefore.fleet.mutes import Mute, is_muted
 from notbefore.fleet.partition import MAX_OPEN_OF_ONE, Partition
 from notbefore.fleet.silence import LONGEST
 from notbefore.fleet.story import MAX_REPORTERS
@@ -138,6 +139,7 @@ def test_what_was_canceled_and_is_learnt_late_is_a_correction_as_well() -> None:
     log.add(A, "canceled", at=at(700))
     log.wait(60)
     assert (log.kinds[2:], log.last.change.reason) == (["canceled"], "corrected")
+    assert is_muted([Mute("id", {"event_type": "Reboot"}, "me", "why", log.now + 60)], log.now, log.last, set())
 
 
 # ---- history is no news

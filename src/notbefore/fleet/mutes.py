@@ -62,12 +62,12 @@ def write_mutes(mutes: Iterable[Mute], now: float) -> bytes:
 
 
 def is_muted(mutes: Iterable[Mute], now: float, made: Notification, muted: set[str]) -> bool:
-    """Whether nobody is notified now. What ends is muted only where its beginning was.
+    """Whether nobody is notified now. What ends is muted where its beginning was, or where it had none: a correction.
 
     ``muted``: the event keys of what nobody was notified of so far; it is kept up to date.
     """
     event = made.change.event
-    if made.change.kind in OUTCOMES:
+    if made.change.kind in OUTCOMES and made.change.previous is not None:
         return event.key in muted
     if not any(one.until > now and one.applies(event.event_type, made.vm, event.resources) for one in mutes):
         muted.discard(event.key)
