@@ -274,7 +274,7 @@ class Partition:
         if self.state.backlog >= 0:
             self.state.backlog = -1
             events.close(events.waves.forget_over(), now)
-        if now - self._looked >= LOOK_EVERY:
+        if abs(now - self._looked) >= LOOK_EVERY:  # before the first record, this machine's clock may be ahead
             unwatched = now - self._looked if self._looked and now - self._looked > UNWATCHED else 0.0
             self._looked = now
             yield from events.look(now)
