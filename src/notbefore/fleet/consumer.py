@@ -255,8 +255,8 @@ class Consumer:
         of_store = isinstance(error, AzureError | NotTakenError)
         self._failed("store" if of_store else "hub", error.__cause__ or error)
         if context is not None and UNKNOWN_OFFSET.search(str(error)):
-            self._parts.snapshots.not_known(context.partition_id)
-            log.error("partition %s: the hub does not know the offset: it is read from `window` on", context.partition_id)
+            self._parts.snapshots.not_known(name := context.partition_id)
+            log.error("partition %s: the hub does not know the offset: it is read from `window` on", name)
         elif context is not None and not of_store:
             self._over.set()
 

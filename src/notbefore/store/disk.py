@@ -10,9 +10,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from notbefore.errors import StoreError
@@ -53,7 +53,7 @@ class DiskThread:
         self._memory = memory
         self._collect = collect
         self._written = written
-        self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._jobs: deque[tuple[Callable[[], Any], SimpleQueue[Any]]] = deque()  # what to do, and who waits for it
         self._step = self._written_step = 0
         self._unread = True  # what is in the file is not in memory
         self._trouble: str | None = None  # why the last transaction failed
@@ -122,13 +122,17 @@ class DiskThread:
         Then nobody knows what it has done, and it may still do it later. While the thread hangs, nothing is begun.
         """
         if not self.hangs:
-            job = Future[T]()
+            answer = SimpleQueue[tuple[T] | Exception]()
             with self._memory:
-                self._jobs.append((job, action))
+                self._jobs.append((action, answer))
                 self._memory.notify_all()
-            with suppress(TimeoutError):
-                return job.result(patience)
-            job.cancel()  # where it has not begun
+            with suppress(Empty):
+                result = answer.get(timeout=patience)
+                if isinstance(result, Exception):
+                    raise result
+                return result[0]
+            with self._memory, suppress(ValueError):  # it has begun
+                self._jobs.remove((action, answer))
         raise DiskHangsError(f"the disk has not answered for {patience:g} s")
 
     def close(self) -> None:
@@ -193,14 +197,13 @@ class DiskThread:
         if missing:
             log.warning("%d records are missing in the history: too many waited for the disk", missing)
 
-    def _do(self, job: Future[Any], action: Callable[[], Any]) -> None:
-        if job.set_running_or_notify_cancel():
-            try:
-                job.set_result(action())
-            except Exception as error:  # noqa: BLE001 - whoever waits for it is to get it
-                if isinstance(error, FileReplacedError):  # a damaged page that nothing else has read
-                    self._failed(error)
-                job.set_exception(error)
+    def _do(self, action: Callable[[], Any], answer: SimpleQueue[Any]) -> None:
+        try:
+            answer.put((action(),))
+        except Exception as error:  # noqa: BLE001 - whoever waits for it is to get it
+            if isinstance(error, FileReplacedError):  # a damaged page that nothing else has read
+                self._failed(error)
+            answer.put(error)
 
     def _failed(self, error: Exception) -> None:
         with self._memory:
