@@ -1,7 +1,7 @@
-"""Who may read: ``Access`` is the web configuration that holds now, ``AccessControl`` asks it before each answer.
+"""Who may read: ``Access`` has the web configuration in use, ``AccessControl`` checks each request against it.
 
-The file has the form of Prometheus's exporter-toolkit. It and the certificates that it names are checked for changes at
-each handshake and each request. A new version that is wrong, or that would remove a protection, is not used.
+The file has the format of Prometheus's exporter-toolkit. The file and the certificates that it names are checked for
+changes at each handshake and each request. A new version that is wrong, or that would remove a protection, is not used.
 """
 
 import base64
@@ -29,18 +29,18 @@ if TYPE_CHECKING:  # without TLS it is not needed
 
 log = logging.getLogger("notbefore.http")
 
-# of a file: the time of its last change, its length, its inode; None if it cannot be read
+# a file's last change, length and inode; None if it cannot be read
 Signature = tuple[int, int, int] | None
-PROBES: Final = ("/healthz", "/readyz")  # they answer without a password, but give no reasons then
-REMEMBERED: Final = 16  # passwords that were right
+PROBES: Final = ("/healthz", "/readyz")  # they need no password, but give no reasons without one
+REMEMBERED: Final = 16  # correct logins that are remembered
 CHALLENGE: Final = ("WWW-Authenticate", 'Basic realm="notbefore", charset="UTF-8"')
 BUSY: Final = ("Retry-After", "1")
-LONGEST_COMPARISON: Final = 2.0  # seconds; the dearest hash takes one
-MAX_COST: Final = 14  # of a bcrypt hash: one second of computing for each password
+LONGEST_COMPARISON: Final = 2.0  # seconds; the most expensive hash takes one
+MAX_COST: Final = 14  # of a bcrypt hash: it takes one second to check a password
 MAX_PASSWORD: Final = 72  # bytes; bcrypt ignores the rest
-# the 22nd character of the salt has two bits alone
+# the 22nd character of the salt carries only two bits
 _HASH: Final = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{21}[.Oeu][./A-Za-z0-9]{31}", re.ASCII)
-_DECOY: Final = "$2b${:02d}$" + "notbeforenotbeforenote" + "." * 31  # a well-formed hash that no password has
+_DECOY: Final = "$2b${:02d}$" + "notbeforenotbeforenote" + "." * 31  # a well-formed hash that no password matches
 
 
 class TlsServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,8 +57,8 @@ class TlsServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("client_ca_file and client_auth_type: RequireAndVerifyClientCert need each other")
 
     def context(self) -> "ssl.SSLContext":
-        """The context that a server uses; raises ``ConfigError``, which names the key of the section."""
-        import ssl  # noqa: PLC0415 - a megabyte, only where there is TLS
+        """Return the context for a server; raises ``ConfigError`` with the key of the section."""
+        import ssl  # noqa: PLC0415 - a megabyte, only with TLS
 
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3 if self.min_version == "TLS13" else ssl.TLSVersion.TLSv1_2
@@ -80,7 +80,7 @@ def _no_password() -> str:
 
 
 class WebConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole file."""
+    """The whole web configuration file."""
 
     tls_server_config: TlsServerConfig | None = None
     basic_auth_users: dict[str, str] = {}  # name -> bcrypt hash
@@ -89,14 +89,14 @@ class WebConfig(Struct, frozen=True, forbid_unknown_fields=True):
         for user, hashed in self.basic_auth_users.items():
             found = _HASH.fullmatch(hashed)
             if not found or not 4 <= int(found[1]) <= MAX_COST:  # noqa: PLR2004 - bcrypt's own lower bound
-                # the value is not shown: it may be the password itself
+                # do not show the value: it may be the password itself
                 raise ValueError(f"basic_auth_users.{user}: expected a bcrypt hash ($2b$...) of cost 4 to {MAX_COST}")
             if not user or ":" in user:
-                raise ValueError(f"basic_auth_users: {user!r} cannot be a user's name")
+                raise ValueError(f"basic_auth_users: {user!r} is not a valid user name")
 
     @property
     def protections(self) -> frozenset[str]:
-        """The protections that it sets up: ``TLS``, ``client certificates``, ``passwords``."""
+        """The protections that the file configures: ``TLS``, ``client certificates``, ``passwords``."""
         tls = self.tls_server_config
         found = {"TLS"} if tls else set()
         if tls and tls.client_ca_file:
@@ -107,18 +107,18 @@ class WebConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The other files that are read: certificates and keys."""
+        """The other files that are read: the certificates and the key."""
         tls = self.tls_server_config
         return tuple(filter(None, (tls.cert_file, tls.key_file, tls.client_ca_file))) if tls is not None else ()
 
     def context(self) -> "ssl.SSLContext | None":
-        """The TLS settings, ``None`` without TLS. Raises ``ConfigError``, also where bcrypt is missing."""
+        """The TLS settings; ``None`` without TLS. Raises ``ConfigError``, also if bcrypt is missing."""
         if self.basic_auth_users and not find_spec("bcrypt"):
             raise ConfigError("basic_auth_users needs bcrypt: pip install 'azure-notbefore[web]'")
         return self.tls_server_config.context() if self.tls_server_config is not None else None
 
     def password_fits(self, user: str, password: bytes) -> bool:
-        """Whether the password is the user's. Takes as long for a user that there is not as for the dearest hash."""
+        """Whether the password is the user's. An unknown user takes as long to check as the most expensive hash."""
         import bcrypt  # 1 MiB that only an agent with passwords needs
 
         decoy = _DECOY.format(max(int(hashed[4:6]) for hashed in self.basic_auth_users.values()))
@@ -127,24 +127,24 @@ class WebConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_web_config(path: Path) -> WebConfig:
-    """Read ``server.web_config_file``; raises ``ConfigError``. Paths in it are relative to its directory."""
+    """Read ``server.web_config_file``; raises ``ConfigError``. Paths in the file are relative to its directory."""
     from notbefore.config.reading import read_struct  # noqa: PLC0415 - most agents have no such file
 
     return read_struct(path, WebConfig)
 
 
 class _Loaded(Struct, frozen=True):
-    """What holds now. It is replaced as a whole: threads that load it at the same time do not mix theirs."""
+    """The configuration in use. It is replaced as a whole, so that two threads that load it cannot mix their values."""
 
-    seen: dict[str, Signature] = {}  # the file and what it names, as they were when they were read
+    seen: dict[str, Signature] = {}  # of the file and the files that it names, when they were read
     config: WebConfig | None = None
     context: "ssl.SSLContext | None" = None
 
 
 class Access:
-    """Who may read, by the web configuration as it is now. Safe for several threads.
+    """Who may read, by the present web configuration. Safe for several threads.
 
-    The constructor raises ``ConfigError`` where the file cannot be used.
+    The constructor raises ``ConfigError`` if the file cannot be used.
     """
 
     def __init__(self, server: Server) -> None:
@@ -156,7 +156,7 @@ class Access:
             self._load(server.web_config_file)
 
     def config(self) -> WebConfig | None:
-        """The configuration that holds now, if there is one."""
+        """The present configuration, if there is one."""
         self._refresh()
         return self._loaded.config
 
@@ -167,17 +167,17 @@ class Access:
 
     @property
     def protections(self) -> frozenset[str]:
-        """Those of the configuration in use."""
+        """The protections of the configuration in use."""
         config = self._loaded.config
         return config.protections if config is not None else frozenset()
 
     def check_listen(self) -> list[str]:
-        """As ``check_address``, for ``server.listen`` as it is written; a name's address is known at the start."""
+        """As ``check_address``, for the configured ``server.listen``; a host name is checked when the server binds."""
         host, _ = host_and_port(self._server.listen)
         return self.check_address(host) if not host or _is_address(host) else []
 
     def check_address(self, address: str) -> list[str]:
-        """Return warnings; raise ``ConfigError`` where others reach it without TLS, a password or ``insecure``."""
+        """Return warnings; raise ``ConfigError`` if others reach it without TLS, a password or ``insecure``."""
         if _is_address(address) and ipaddress.ip_address(address).is_loopback:
             return []
         if not self._server.insecure and not self.protections:
@@ -196,10 +196,10 @@ class Access:
         return []
 
     def accepts_host(self, host: str) -> bool:
-        """Whether the header ``Host`` names this agent; every name is accepted where TLS or passwords protect it.
+        """Whether the header ``Host`` names this agent. With TLS or passwords every name is accepted.
 
-        A foreign web page can have a browser on this machine send requests here under the page's own name (DNS
-        rebinding). That browser has no password for the page's name, and our certificate does not match it.
+        A foreign web page can make a browser on this machine send requests here under the page's own name (DNS
+        rebinding). The browser has no password for that name, and our certificate does not match it.
         """
         if self.protections or not host:
             return True
@@ -223,10 +223,10 @@ class Access:
             log.info("web configuration reloaded: %s", ", ".join(sorted(self.protections)) or "no protection")
 
     def _load(self, path: str) -> None:
-        """Read the file and its certificates. The signatures are taken first: a later change is found the next time."""
+        """Read the file and its certificates. Signatures are taken first, so that a later change is found next time."""
         before = self._loaded
         seen = {file: signature(file) for file in {path, *before.seen}}
-        self._loaded = replace(before, seen=seen)  # what cannot be used is said once
+        self._loaded = replace(before, seen=seen)  # an unusable file is logged once
         config = load_web_config(Path(path))
         seen = {path: seen[path]} | {file: signature(file) for file in config.files}
         self._loaded = replace(before, seen=seen)
@@ -240,7 +240,7 @@ class Access:
 
 
 def signature(file: str | Path) -> Signature:
-    """What changes when a file does."""
+    """Return values that change when the file changes; ``None`` if it cannot be read."""
     try:
         found = Path(file).stat()
     except (OSError, ValueError):
@@ -261,12 +261,12 @@ def _bare(host: str) -> str:
 
 
 class AccessControl:
-    """A WSGI application: ``app`` for those who may read.
+    """A WSGI application that passes permitted requests to ``app``.
 
-    Passwords are compared with the hashes of the web configuration one at a time, and the last right ones are
-    remembered. A hash of cost 10 takes 70 ms of a core. Who comes while one is computed is sent away, unless his
-    password was right before: a flood of wrong passwords may delay a first login, and neither a scrape nor a person
-    who has logged in.
+    Passwords are compared with the hashes of the web configuration one at a time, and the last correct logins are
+    remembered. A hash of cost 10 takes 70 ms of a core. While one is computed, other logins are refused (429), except
+    remembered ones. So a flood of wrong passwords may delay a first login, but not a scrape or a person who has logged
+    in before.
     """
 
     def __init__(self, app: App, access: Access) -> None:
@@ -274,7 +274,7 @@ class AccessControl:
         self._app = app
         self._access = access
         self._key = os.urandom(32)
-        self._right: list[bytes] = []  # digests under a key of this process
+        self._right: list[bytes] = []  # digests of correct logins, with this process's key
         self._comparing = threading.Lock()
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -283,7 +283,7 @@ class AccessControl:
         return self._app(environ, start_response) if refused is None else send(refused, environ, start_response)
 
     def close(self) -> None:
-        """Compare no more: a thread that is in a hash when the interpreter ends aborts the process."""
+        """Stop comparing: a thread that computes a hash while the interpreter ends would abort the process."""
         self._comparing.acquire(timeout=LONGEST_COMPARISON)
 
     def _refusal(self, environ: Environ) -> Response | None:
@@ -303,11 +303,11 @@ class AccessControl:
         return None if right else _text(HTTPStatus.UNAUTHORIZED, "a user and a password are required", CHALLENGE)
 
     def _check(self, config: WebConfig, authorization: str, address: str) -> bool | None:
-        """Whether the header's value is right; ``None``: not compared, since another one is."""
-        import hashlib  # noqa: PLC0415 - only where there are passwords: it loads OpenSSL
+        """Whether the header's login is correct; ``None``: not checked, because another one is being checked."""
+        import hashlib  # noqa: PLC0415 - only with passwords: it loads OpenSSL
 
         login = _user_and_password(authorization)
-        # with the hash: a password that was changed is not remembered any more
+        # the digest includes the hash, so that a changed password is not remembered
         known = repr((login, config.basic_auth_users.get(login[0]) if login else None)).encode()
         digest = hashlib.blake2b(known, key=self._key).digest()
         if digest in self._right:

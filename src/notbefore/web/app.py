@@ -1,7 +1,7 @@
 """The agent's HTTP interface as a WSGI application: ``/``, ``/metrics``, ``/healthz``, ``/readyz``, ``/api/v1/...``.
 
-It shows the values of a ``View``. It is read-only: no request changes anything. Nothing is compressed: of a scrape that
-would be most of the work.
+It shows the values of a ``View``. It is read-only: no request changes anything. Nothing is compressed: that would be
+most of the work of a scrape.
 """
 
 import logging
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # imported at the first scrape
 
 MAX_LIMIT: Final = 10_000
 DEFAULT_LIMIT: Final = 100
-PAGE_SECONDS: Final = 0.5  # for which a page is shown again
+PAGE_SECONDS: Final = 0.5  # during which the same page is returned again
 JSON: Final = "application/json; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"
 ALWAYS: Final = {
@@ -59,21 +59,21 @@ class CheckResult(Struct, frozen=True):
 
 
 class ProcessView(Protocol):
-    """What every process shows. Its methods are called from several threads and never wait for the network."""
+    """The values that every process shows. Its methods are called from several threads; none waits for the network."""
 
     @property
     def metrics(self) -> Callable[[str], tuple[bytes, str]]:
-        """``Accept`` header -> the body and the content type of ``/metrics``."""
+        """A function: ``Accept`` header -> body and content type of ``/metrics``."""
 
     def health(self) -> CheckResult:
         """Is the process alive?"""
 
     def ready(self) -> CheckResult:
-        """Does it receive what it watches?"""
+        """Does it receive the data that it watches?"""
 
 
 class View(ProcessView, Protocol):
-    """What an agent shows."""
+    """The values that an agent shows."""
 
     def pending(self) -> PendingView:
         """The events that Azure lists now."""
@@ -86,7 +86,7 @@ class View(ProcessView, Protocol):
 
 
 class Response(Struct, frozen=True):
-    """An answer before it is sent."""
+    """A response before it is sent."""
 
     body: bytes
     content_type: str = JSON
@@ -98,12 +98,12 @@ Route = Callable[[Environ], Response]
 
 
 class _BadRequestError(Exception):
-    """The query is wrong; the text says what is expected."""
+    """The query is wrong; the text says what was expected."""
 
 
 def make_app(view: View) -> App:
     """The application that shows an agent."""
-    page = lru_cache(maxsize=1)(lambda _moment: view.page())  # many may ask for it at once
+    page = lru_cache(maxsize=1)(lambda _moment: view.page())  # many clients may ask for it at once
     return application(
         view,
         {
@@ -116,7 +116,7 @@ def make_app(view: View) -> App:
 
 
 def rendered(read: Callable[[], Iterable[Part]]) -> Callable[[str], tuple[bytes, str]]:
-    """Return what renders the metrics that ``read`` returns, as an ``Accept`` header asks."""
+    """Return a function that renders the metrics of ``read`` in the format that an ``Accept`` header asks for."""
 
     @cache
     def text() -> "MetricsText":
@@ -128,7 +128,7 @@ def rendered(read: Callable[[], Iterable[Part]]) -> Callable[[str], tuple[bytes,
 
 
 def application(view: ProcessView, more: dict[str, Route]) -> App:
-    """What every process answers, by path, and ``more``."""
+    """Return the application with the paths of every process and those of ``more``."""
     routes: dict[str, Route] = {
         "/metrics": lambda environ: _metrics(view, environ),
         "/healthz": lambda environ: _check(view.health(), "unhealthy", environ),
@@ -141,7 +141,7 @@ def application(view: ProcessView, more: dict[str, Route]) -> App:
 
 
 def send(response: Response, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Give an answer to the server."""
+    """Send a response through the WSGI server."""
     headers = [("Content-Type", response.content_type), ("Content-Length", str(len(response.body)))]
     headers += (ALWAYS | dict(response.headers)).items()
     start_response(f"{response.status.value} {response.status.phrase}", headers)
@@ -149,7 +149,7 @@ def send(response: Response, environ: Environ, start_response: StartResponse) ->
 
 
 def path_of(environ: Environ) -> str:
-    """The path as it was sent: ``//metrics`` and ``/%6detrics`` are not ``/metrics``."""
+    """The path exactly as it was sent: ``//metrics`` and ``/%6detrics`` are not ``/metrics``."""
     uri: str = environ["REQUEST_URI"]
     return uri.partition("?")[0]
 
@@ -164,7 +164,7 @@ def _respond(routes: dict[str, Route], environ: Environ) -> Response:
         return route(environ)
     except _BadRequestError as error:
         return _error(HTTPStatus.BAD_REQUEST, str(error))
-    except Exception:  # one that fails must not end the worker
+    except Exception:  # a failure must not end the worker
         log.exception("%s failed", path_of(environ))
         return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the agent's log says why")
 
@@ -179,7 +179,7 @@ def _metrics(view: ProcessView, environ: Environ) -> Response:
 
 
 def html(body: bytes) -> Response:
-    """A page."""
+    """A response with an HTML page."""
     return Response(body, HTML, headers=PAGE_HEADERS)
 
 
@@ -195,9 +195,9 @@ def _check(result: CheckResult, otherwise: str, environ: Environ) -> Response:
 
 
 def _readiness(view: View, environ: Environ) -> CheckResult:
-    """Is the agent ready, and, with ``pending=Reboot,Redeploy``, is no event of these types listed for this VM?
+    """Whether the agent is ready and, with ``pending=Reboot,Redeploy``, no event of these types is listed for this VM.
 
-    What may affect this VM, or may be of these types, counts: an event whose scope is unknown, or that cannot be read.
+    An event of unknown scope counts as this VM's, and an unreadable event counts as one of these types.
     """
     query = query_of(environ, "pending")
     ready = view.ready()
@@ -217,7 +217,7 @@ def _readiness(view: View, environ: Environ) -> CheckResult:
 
 
 def query_of(environ: Environ, *known: str) -> dict[str, list[str]]:
-    """The fields of the query; raises ``_BadRequestError`` for one that is not ``known``."""
+    """The fields of the query; raises ``_BadRequestError`` for a field that is not ``known``."""
     query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
     for name in query:
         if name not in known:
@@ -234,7 +234,7 @@ def _history_query(environ: Environ) -> tuple[datetime | None, int]:
 
 
 def since_of(query: dict[str, list[str]]) -> datetime | None:
-    """The time that the query names as ``since``."""
+    """The time in the query's ``since``; ``None`` without one."""
     text = query.get("since", [""])[-1]
     if not text:
         return None

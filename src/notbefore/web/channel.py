@@ -1,4 +1,4 @@
-"""``Channel``: a client's connection, waitress's with limits on how long it may take."""
+"""``Channel``: waitress's connection of a client, with time limits."""
 
 import logging
 import sys
@@ -8,21 +8,21 @@ from typing import Any, Final
 from waitress.channel import HTTPChannel
 
 REQUEST_PATIENCE: Final = 10.0  # seconds for a request to arrive, from its first byte or the connection's opening
-ANSWER_PATIENCE: Final = 60.0  # seconds for an answer to be made and read whole
+ANSWER_PATIENCE: Final = 60.0  # seconds for an answer to be made and read completely
 IDLE_PATIENCE: Final = 120.0  # seconds between two requests of one connection; scrapes come each minute or more often
 
 log = logging.getLogger("notbefore.http")
 
 
 class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
-    """A connection. waitress counts from its last byte: a client that drips would stay for ever."""
+    """A connection with deadlines. waitress counts from the last byte, so a client that drips could stay for ever."""
 
-    requests: list[Any]  # those that have arrived; the first is being answered
+    requests: list[Any]  # requests that have arrived; the first is being answered
     socket: Any  # a plain one, or an ``SSLSocket``
     served: bool = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.since = time.monotonic()  # when it opened, or its last request began or arrived
+        self.since = time.monotonic()  # when the connection opened, or its last request began or arrived
         super().__init__(*args, **kwargs)
 
     def received(self, data: bytes) -> bool:
@@ -37,12 +37,12 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
 
     def handle_error(self) -> None:
         """Close."""
-        # that a client goes away, or sends what cannot be parsed, is no error of the agent
+        # a client that goes away or sends garbage is not an error of the agent
         log.debug("connection from %s: closed on %r", self.addr, sys.exc_info()[1])
         self.handle_close()
 
     def overdue(self, now: float) -> bool:
-        """It has used up its time: to send a request, to read the answer, or to send the next request."""
+        """Whether it has used up its time to send a request, to read the answer, or to send the next request."""
         if self.requests or self.total_outbufs_len:
             return now - self.since > ANSWER_PATIENCE
         idle = self.served and self.request is None

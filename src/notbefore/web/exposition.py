@@ -1,7 +1,8 @@
-"""``MetricsText``: families of samples as ``/metrics``, rendered by ``prometheus_client``.
+"""``MetricsText`` renders families of samples for ``/metrics`` with ``prometheus_client``.
 
-This module is imported at the first scrape. The library's HTTP server and registry of instruments are not used. Its
-``__init__`` imports them, with OpenSSL and ``email``: 9 MiB. OpenMetrics needs 0.3 MiB, so ``__init__`` is not run.
+This module is imported at the first scrape. The library's HTTP server and registry of instruments are not used. The
+library's ``__init__`` imports them, with OpenSSL and ``email``: 9 MiB. OpenMetrics needs 0.3 MiB, so ``__init__`` is
+skipped.
 """
 
 import sys
@@ -24,11 +25,11 @@ from notbefore.metrics.families import Family, Metric, Part
 from notbefore.metrics.totals import Histogram
 
 OPENMETRICS: Final = "application/openmetrics-text;version=1.0.0"  # Prometheus asks for it first
-MAX_FORMATS: Final = 4  # of which texts are kept; Prometheus asks for one, and the header may name any version
+MAX_FORMATS: Final = 4  # whose texts are kept; Prometheus asks for one, but the header may name any version
 
 
 class MetricsText:
-    """Renders what ``read`` returns, and the figures of this process (CPU, memory, files). Safe for several threads."""
+    """Renders the metrics of ``read``, and those of this process (CPU, memory, files). Safe for several threads."""
 
     def __init__(self, read: Callable[[], Iterable[Part]]) -> None:
         self._read = read
@@ -48,27 +49,27 @@ class MetricsText:
 
 
 def _encoder(accept: str) -> tuple[Callable[[Any], bytes], str]:
-    """What renders the format that an ``Accept`` header asks for, and its content type."""
+    """Return the renderer of the format that an ``Accept`` header asks for, and its content type."""
     if accept.replace(" ", "").startswith(OPENMETRICS):
         return openmetrics.generate_latest, openmetrics.CONTENT_TYPE_LATEST
     from prometheus_client.exposition import choose_encoder  # noqa: PLC0415 - the rest of the 9 MiB
 
     try:
         return choose_encoder(accept)
-    except TypeError:  # a version that is no number
+    except TypeError:  # the header names a version that is not a number
         return choose_encoder("")
 
 
 def _collected(*metrics: ClientMetric) -> Any:
-    """What ``prometheus_client`` calls a collector."""
+    """Return a collector for ``prometheus_client``."""
     return SimpleNamespace(collect=lambda: metrics)
 
 
 class _Format:
-    """What one ``Accept`` header asks for, and what is kept of the last texts.
+    """The format for one ``Accept`` header, and its last texts.
 
-    What is computed from the same values as at the last scrape keeps its text. What has the same series has other
-    values in it: for ``prometheus_client``, names and labels are nine tenths of the work.
+    A part whose values are those of the last scrape keeps its text. A family with the same series keeps its names and
+    labels, and gets new values: names and labels are nine tenths of the work of ``prometheus_client``.
     """
 
     def __init__(self, accept: str) -> None:
@@ -93,7 +94,7 @@ class _Format:
         if last is None or last[0] != series:
             text = self._encode(_collected(client_metric(family))).removesuffix(self.end)
             described, typed, *lines = text.decode().replace("%", "%%").split("\n")[:-1]
-            if len(lines) != len(numbers):  # times of creation: what has them is seldom rendered
+            if len(lines) != len(numbers):  # it also has times of creation; such families are seldom rendered
                 return text
             lines = [f"{line.rpartition(' ')[0]} %s" for line in lines]
             last = self._families[family.metric.name] = series, "\n".join((described, typed, *lines, ""))
@@ -101,12 +102,12 @@ class _Format:
 
 
 def _numbers(value: Any) -> list[float]:
-    """The values of its samples, in the order of ``client_metric``."""
+    """The numbers of a value's samples, in the order of ``client_metric``."""
     return [*accumulate(value.counts), sum(value.counts), value.sum] if isinstance(value, Histogram) else [value]
 
 
 def client_metric(family: Family) -> ClientMetric:
-    """The family as one of ``prometheus_client``; its label values are by name."""
+    """Return the family as a metric of ``prometheus_client``."""
     metric, name = family.metric, family.metric.name
     made = ClientMetric(name, metric.help, metric.kind)
     for values, value in family.samples.items():

@@ -1,6 +1,6 @@
 """``HttpServer``: waitress, with limits for clients that connect and then send or read little or nothing.
 
-One thread polls all connections, and makes TLS handshakes; only a complete request occupies one of a few workers.
+One thread polls all connections and makes TLS handshakes. Only a complete request occupies one of a few workers.
 """
 
 import errno
@@ -27,32 +27,32 @@ try:
 except ImportError:  # Windows  # pragma: no cover - the tests run on POSIX
     resource = None  # type: ignore[assignment]  # Windows has no such limit
 
-WORKERS: Final = 4  # threads that answer; one may compare a password
-MAX_CONNECTIONS: Final = 1_200 if hasattr(select, "poll") else 300  # Windows' select takes 512 sockets
-MIN_CONNECTIONS: Final = 10  # however few files may be open
-OTHER_FILES: Final = 256  # files that are open beside the connections
-FEW: Final = 0.9  # of the connections that there may be; beyond that the oldest silent ones go
-MAX_HEADER: Final = 8 * 1024  # bytes; each connection may hold that many
-MAX_BODY: Final = 1  # bytes: no request here has a body, whatever its length is said to be
-MAX_UNREAD: Final = 16 * 1024 * 1024  # bytes of answers that wait to be read, of all connections together
+WORKERS: Final = 4  # threads that answer requests; one of them may be checking a password
+MAX_CONNECTIONS: Final = 1_200 if hasattr(select, "poll") else 300  # Windows' select accepts 512 sockets
+MIN_CONNECTIONS: Final = 10  # even if fewer files may be open
+OTHER_FILES: Final = 256  # open files that are not connections
+FEW: Final = 0.9  # of the most connections; above that, the oldest silent ones are closed
+MAX_HEADER: Final = 8 * 1024  # bytes per connection
+MAX_BODY: Final = 1  # bytes: no request here has a body, whatever its Content-Length
+MAX_UNREAD: Final = 16 * 1024 * 1024  # bytes of answers that clients have not read, all connections together
 ACCEPTS: Final = 20  # connections accepted between two polls
-GRACE: Final = 0.1  # seconds to send a request in which no connection goes for a newer one
-PAUSE: Final = 5e-6  # seconds for each connection between two polls: each asks all of them, and workers need the time
-LOOK: Final = 2.0  # seconds between two looks at the connections, while there are any and nothing comes
+GRACE: Final = 0.1  # seconds for a new connection to send a request before a newer one may replace it
+PAUSE: Final = 5e-6  # seconds per connection between two polls: a poll asks all connections, and workers need time
+LOOK: Final = 2.0  # seconds between two checks of the connections, while there are any and nothing arrives
 
 log = logging.getLogger("notbefore.http")
 
 
 class HttpServer:
-    """Serves a WSGI application at ``settings.listen``: ``host:port``, ``[v6]:port``, ``:port`` for every address.
+    """Serves a WSGI application at ``settings.listen``: ``host:port``, ``[v6]:port``, or ``:port`` (every address).
 
-    The constructor binds; it raises ``ListenError``, and ``ConfigError`` where the address needs protection.
+    The constructor binds; it raises ``ListenError``, or ``ConfigError`` if the address needs protection.
     """
 
     def __init__(self, settings: Server, app: Any) -> None:
         self._access = access = Access(settings)
         self._control = AccessControl(app, access)
-        logging.getLogger("waitress").setLevel(logging.ERROR)  # it warns of what a client does
+        logging.getLogger("waitress").setLevel(logging.ERROR)  # it warns about the behaviour of clients
         bound = _bind(settings.listen)
         self.address: tuple[str, int] = bound.getsockname()[:2]
         try:
@@ -62,11 +62,11 @@ class HttpServer:
             bound.close()
             raise
         adjustments = Adjustments(
-            listen="*:0",  # not used, since it is given a socket; its default is an address, see ``_bind``
+            listen="*:0",  # not used, because it gets a socket; the default would be resolved, see ``_bind``
             threads=WORKERS,
             connection_limit=_connection_limit(),
             cleanup_interval=0,  # ``maintenance`` is called before each poll
-            # no worker waits for a reader, and nothing goes to the disk: ``maintenance`` bounds it
+            # workers do not wait for readers, and nothing is buffered on disk: ``maintenance`` sets the bound
             outbuf_high_watermark=sys.maxsize,
             outbuf_overflow=sys.maxsize,
             max_request_header_size=MAX_HEADER,
@@ -84,23 +84,23 @@ class HttpServer:
 
     @property
     def auth_failures(self) -> int | None:
-        """Requests with a wrong user or password since the start; ``None`` where no password is needed."""
+        """Requests with a wrong user or password since the start; ``None`` if no password is needed."""
         return self._control.failures if "passwords" in self._access.protections else None
 
     @property
     def url(self) -> str:
-        """Where it is reached from this machine."""
+        """The URL for this machine."""
         host, port = self.address
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
         scheme = "https" if self._access.context() else "http"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def start(self) -> None:
-        """Serve, in threads of its own."""
+        """Start the threads that serve."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop within a second, whatever the connections do; where a password is being compared, after that."""
+        """Stop within a second, whatever the connections do; if a password is being checked, after that."""
         self._stopping = True
         with suppress(OSError):  # it may be closed already
             self._server.pull_trigger()
@@ -112,7 +112,7 @@ class HttpServer:
 
     def _run(self) -> None:
         while not self._stopping:
-            # without connections there is nothing to look at, and a new one wakes the poll; near the limit it does not
+            # without connections there is nothing to check; a new one wakes the poll, except near the limit
             count = len(self._server.active_channels)
             timeout = GRACE if self._server.excess > 0 else LOOK if count else 3600.0
             wasyncore.loop(timeout=timeout, use_poll=True, map=self._map, count=1)
@@ -146,14 +146,14 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
 
     @property
     def excess(self) -> int:
-        """By how many there are more connections than are left in peace."""
+        """The number of connections above ``FEW`` of the limit; negative below it."""
         return len(self.active_channels) - int(FEW * self.adj.connection_limit)
 
     def maintenance(self, _now: float) -> None:
-        """End the overdue; near the limit the oldest without a request; and who has asked first for what is not read.
+        """Shut down overdue connections; near a limit also the oldest idle ones, or the oldest with unread answers.
 
-        They are shut down, and the next poll closes them. What is closed while a poll is prepared is polled all the
-        same, and the number of its file may be that of another connection by then.
+        The next poll closes them. They are not closed here: a connection that is closed while a poll is prepared would
+        still be polled, and its file descriptor may belong to another connection by then.
         """
         now, channels = time.monotonic(), list(self.active_channels.values())
         ended = [channel for channel in channels if channel.overdue(now)]
@@ -167,20 +167,20 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
                     excess, unread = excess - 1, unread - channel.total_outbufs_len
         for channel in ended:
             with suppress(OSError):  # the client has gone
-                socket.socket.shutdown(channel.socket, socket.SHUT_RDWR)  # that of TLS would go on in plain text
+                socket.socket.shutdown(channel.socket, socket.SHUT_RDWR)  # an ``SSLSocket`` would go on in plain text
 
     def handle_error(self) -> None:
-        """Log it, and go on listening: waitress would close the listener for good."""
+        """Log the error and go on listening: waitress would close the listener for good."""
         log.error("a connection could not be accepted", exc_info=sys.exc_info())
 
 
 def _bind(listen: str) -> socket.socket:
-    """A socket that listens: of two that bind at the same moment, only that says which one has the port."""
+    """Return a listening socket: if two processes bind at the same moment, only listening decides who has the port."""
     host, port = host_and_port(listen)
     try:
         if not host and socket.has_dualstack_ipv6():
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        # as bytes: for a text it imports the codec of international names, which is 0.6 MiB
+        # as bytes: for a str, Python imports the IDNA codec, 0.6 MiB
         name = (host or "0.0.0.0").encode()  # noqa: S104 - asked for
         family, *_, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address, family=family)
@@ -190,6 +190,6 @@ def _bind(listen: str) -> socket.socket:
 
 
 def _connection_limit() -> int:
-    """How many connections there may be: each is a file."""
+    """The most connections: each one is an open file."""
     soft = -1 if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # -1 is no limit
     return MAX_CONNECTIONS if soft < 0 else max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, soft - OTHER_FILES))

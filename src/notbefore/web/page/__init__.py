@@ -1,1 +1,1 @@
-"""The agent's page, for people. Imported at the first request for it, and Jinja2 with it."""
+"""The agent's page, for people. It is imported at the first request, together with Jinja2."""

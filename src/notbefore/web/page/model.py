@@ -17,7 +17,7 @@ from notbefore.web.app import CheckResult
 
 MAX_PENDING: Final = 100  # events; /api/v1/events has all of them
 MAX_ENDED: Final = 10
-STUCK: Final = 300.0  # seconds that a delivery may wait before somebody should look; the alert has the same limit
+STUCK: Final = 300.0  # seconds that a delivery may wait before it is shown as a problem; the alert has the same limit
 
 
 class _History(Struct, frozen=True):
@@ -25,7 +25,7 @@ class _History(Struct, frozen=True):
 
 
 class TimelineEvent(Struct, frozen=True):
-    """An event from its first sight to its end; ``None`` is what was not observed, or is still to come."""
+    """An event from its first sight to its end; ``None``: not observed, or still to come."""
 
     event_id: str
     event_type: str
@@ -35,24 +35,24 @@ class TimelineEvent(Struct, frozen=True):
     started: datetime | None = None
     ended: datetime | None = None
     outcome: str | None = None
-    why: str = ""  # it is said to have ended so
+    why: str = ""  # the reason of the outcome, in words
     notice_seconds: float | None = None
     started_seconds: float | None = None
-    interruption_seconds: float | None = None  # as measured
+    interruption_seconds: float | None = None  # measured on this VM
 
     @property
     def anchor(self) -> datetime:
-        """The time that its other times are measured from: NotBefore, or its start where there was no notice."""
+        """The time from which the others are measured: NotBefore, else the start, else the first sight."""
         return self.not_before or self.started or self.first_seen
 
     @property
     def key(self) -> str:
-        """Identifies its row: an EventId may come back."""
+        """The identity of its row: an EventId may come back."""
         return f"{self.event_id} {self.first_seen.timestamp()}"
 
 
 class PageModel(Struct, frozen=True):
-    """The process at one moment. ``pending`` is in the order of urgency, ``ended`` the newest first."""
+    """The agent at one moment. ``pending``: the most urgent first; ``ended``: the newest first."""
 
     now: datetime
     ready: CheckResult
@@ -65,7 +65,7 @@ class PageModel(Struct, frozen=True):
     degraded: str | None = None  # why the state cannot be written
     kinds: dict[str, str] = {}  # of the configured sinks: name -> kind
     outbox: OutboxView = OutboxView()
-    approval_off: str = ""  # why nothing is approved, in words; empty if it is
+    approval_off: str = ""  # why no approval is sent, in words; empty if approvals are sent
     watching_since: datetime | None = None
 
     @property
@@ -75,22 +75,22 @@ class PageModel(Struct, frozen=True):
 
     @property
     def sinks(self) -> list[str]:
-        """The configured sinks, then those that only the outbox still knows."""
+        """The configured sinks, then those that only the outbox has."""
         others = {sink for sink, _ in (*self.outbox.rows, *self.outbox.counts)} - self.kinds.keys()
         return [*self.kinds, *sorted(others)]
 
     def count(self, state: str) -> int:
-        """Deliveries of all sinks in this state."""
+        """The number of deliveries of all sinks in this state."""
         return sum(count for (_, found), count in self.outbox.rows.items() if found == state)
 
     def oldest(self, sink: str | None = None) -> float | None:
-        """Seconds that the oldest pending delivery has waited: the sink's, or that of all."""
+        """Seconds that the oldest pending delivery has waited, of one sink or of all."""
         since = min((time for (name, _), time in self.outbox.oldest.items() if sink in (None, name)), default=None)
         return self.seconds_since(since) if since is not None else None
 
     @property
     def deliveries_ok(self) -> bool | None:
-        """``None`` where there is no sink: then there is nothing that could be good or bad."""
+        """Whether no delivery is dead or has waited too long; ``None`` without sinks and deliveries."""
         waiting, dead = self.count("pending"), self.count("dead")
         if not (self.kinds or waiting or dead):
             return None
@@ -102,7 +102,7 @@ class PageModel(Struct, frozen=True):
 
 
 def by_urgency(events: Iterable[PendingEvent]) -> tuple[PendingEvent, ...]:
-    """This VM's before the others', then the most severe, then the started ones, then by NotBefore."""
+    """Sort events: this VM's first, then by severity, then started ones first, then by NotBefore."""
 
     def urgency(event: PendingEvent) -> tuple[bool, int, bool, float]:
         due = event.not_before.timestamp() if event.not_before else float("inf")
@@ -113,7 +113,7 @@ def by_urgency(events: Iterable[PendingEvent]) -> tuple[PendingEvent, ...]:
 
 
 def newest_ended(history: bytes) -> tuple[TimelineEvent, ...]:
-    """The last events that ended, by the body of ``/api/v1/history``. An EventId that came back is as many events."""
+    """The last events that ended, from the body of ``/api/v1/history``. Each return of an EventId is an event."""
     changes = msgspec.json.decode(history, type=_History).changes
     return tuple(_ended(change) for change in changes if change.change in OUTCOMES)[: -MAX_ENDED - 1 : -1]
 

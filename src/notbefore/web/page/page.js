@@ -1,5 +1,5 @@
-// Counts the countdowns, and refreshes the page: what the agent renders now replaces only what differs from it. What stays
-// the same is not touched, so that focus, selection, scrolling and unfolded parts stay as they are.
+// Updates the countdowns, and refreshes the page: it replaces only the parts that differ from the page that the agent
+// renders now. Other parts are not touched, so that focus, selection, scrolling and unfolded parts stay as they are.
 "use strict";
 
 const EVERY = 500; // ms: with a poll a second a change is seen well within two
@@ -11,7 +11,7 @@ let paused = false;
 let refreshing = false;
 
 function countdown(seconds) { // as countdown in render.py
-  const whole = Math.trunc(Math.abs(seconds)); // what lies behind is said beside it
+  const whole = Math.trunc(Math.abs(seconds)); // the text beside it says that the time has passed
   const two = (number) => String(number).padStart(2, "0");
   const days = Math.floor(whole / 86400), hours = Math.floor(whole / 3600) % 24;
   const rest = two(Math.floor(whole / 60) % 60) + ":" + two(whole % 60);
@@ -43,7 +43,7 @@ function update(old, fresh) {
   }
   if ("keep" in old.dataset) return;
   for (const { name } of [...old.attributes]) {
-    // a title is the local time that is shown to one who points
+    // the title shows the local time to a reader who points at it
     if (!fresh.hasAttribute(name) && name !== "title") old.removeAttribute(name);
   }
   for (const { name, value } of fresh.attributes) {
@@ -66,7 +66,7 @@ function updateChildren(old, fresh) {
       old.insertBefore(document.importNode(next, true), at);
       continue;
     }
-    // what has no key and is in the way goes: a row that is moved loses the reader's focus and selection
+    // remove nodes without a key that are in the way: a row that is moved loses the reader's focus and selection
     while (match !== at && at && !key(at)) at = removed(at);
     if (match === at) at = at.nextSibling;
     else old.insertBefore(match, at);

@@ -1,7 +1,7 @@
-"""``render``: a ``PageModel`` as HTML, by the Jinja2 templates beside this file.
+"""``render`` makes HTML from a ``PageModel`` with the Jinja2 templates beside this file.
 
-The page is made whole each time; ``page.js`` replaces what differs. It recognises rows by their ``data-key`` and leaves
-elements with ``data-keep`` alone. ``Scale`` says where the template draws what happened to each event.
+The whole page is rendered each time; ``page.js`` replaces the parts that differ. It recognizes rows by their
+``data-key`` and leaves elements with ``data-keep`` alone. ``Scale`` gives the positions on each event's timeline.
 """
 
 import math
@@ -33,12 +33,12 @@ def render(model: PageModel) -> bytes:
     lives = [*(view(TimelineEvent, event) for event in model.shown), *model.ended]
     scale = Scale.over(lives, model.now)
     page = template("page.html").render(model=model, now=model.now, lives=lives, scale=scale, STARTED=STARTED)
-    return page.encode(errors="replace")  # the name of a file may hold what is no text
+    return page.encode(errors="replace")  # a file name may contain bytes that are not text
 
 
 @cache
 def template(name: str, *directories: Path) -> Template:
-    """A template of these directories, or of those beside this file, with all that is shown made safe for HTML."""
+    """A template from these directories or from those beside this file; all values are made safe for HTML."""
     made = Environment(
         loader=FileSystemLoader([*directories, TEMPLATES]),
         autoescape=True,
@@ -53,12 +53,12 @@ def template(name: str, *directories: Path) -> Template:
 
 
 def _visible(value: Any) -> Any:
-    r"""Each value on its way into the page: an unseen character is shown as ``\u202e``. Jinja2 escapes the rest."""
+    r"""Make invisible characters of a value visible, as ``\u202e``. Jinja2 escapes the rest."""
     return escaped(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def countdown(seconds: float) -> str:
-    """``9:05``, ``1:02:03``, ``6d 01:02:03``; also once it has passed. ``page.js`` writes the same."""
+    """``9:05``, ``1:02:03``, ``6d 01:02:03``, without a sign. ``page.js`` has the same function."""
     days, rest = divmod(int(abs(seconds)), 86_400)
     hours, minutes, left = rest // 3600, rest // 60 % 60, rest % 60
     if days:
@@ -67,7 +67,7 @@ def countdown(seconds: float) -> str:
 
 
 def clock(time: datetime, now: datetime) -> str:
-    """A time in UTC, without the day where that is today."""
+    """A time in UTC, without the date if it is today."""
     utc = time.astimezone(UTC)
     return f"{utc:%H:%M:%S}" if utc.date() == now.astimezone(UTC).date() else f"{utc:%Y-%m-%d %H:%M:%S}"
 
@@ -77,10 +77,10 @@ def _utc(time: datetime, form: str) -> str:
 
 
 class Scale(Struct, frozen=True):
-    """From ``before`` seconds before NotBefore to ``after`` seconds after it; positions are percent of the width.
+    """A scale from ``before`` seconds before NotBefore to ``after`` seconds after it; positions are percents of width.
 
-    Half a minute of a Preempt and a week of failing hardware stand on the same scale, so it is linear near NotBefore
-    and logarithmic further away.
+    The half minute of a Preempt and a week of failing hardware share one scale, so it is linear near NotBefore and
+    logarithmic further away.
     """
 
     before: int
@@ -88,7 +88,7 @@ class Scale(Struct, frozen=True):
 
     @classmethod
     def over(cls, events: Iterable[TimelineEvent], now: datetime) -> "Scale":
-        """The one on which all of them can be drawn. Its ends are ticks, so that it seldom changes."""
+        """The scale that has room for all these events. Its ends are ticks, so that it seldom changes."""
         offsets = [
             (time - event.anchor).total_seconds()
             for event in events
@@ -104,15 +104,15 @@ class Scale(Struct, frozen=True):
         return round(MARGIN + (100 - 2 * MARGIN) * min(max(share, 0.0), 1.0), 2)
 
     def of(self, event: TimelineEvent, time: datetime, later: float = 0.0) -> float:
-        """The position of a moment of an event, or of so many seconds ``later``."""
+        """The position, in percent, of a moment of an event, or of ``later`` seconds after it."""
         return self.x((time - event.anchor).total_seconds() + later)
 
     @property
     def labels(self) -> list[tuple[float, str]]:
-        """Above the lines: where, and the word."""
+        """The labels above the lines: position in percent, and text."""
         labels = [(self.x(0), "NotBefore")]
         for sign, end in ((-1, self.before), (1, self.after)):
-            last = self.x(0) + sign * APART  # the word in the middle is twice as wide as the others
+            last = self.x(0) + sign * APART  # the label in the middle is twice as wide as the others
             for seconds, text in TICKS:
                 x = self.x(sign * seconds)
                 if seconds <= end and abs(x - last) >= APART and (x - last) * sign > 0:
