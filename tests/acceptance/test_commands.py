@@ -155,7 +155,7 @@ def test_a_configuration_may_come_through_a_pipe() -> None:
     # as `notbefore check-config <(sops --decrypt FILE)`
     done = shell("check-config <(echo 'sinks: {a: {webhook: {url: \"https://example.org/?key=x\"}}}')")
     assert b"is valid, with 1 warning" in done.stdout
-    assert re.search(rb":1:23: sinks.a.webhook.url: a secret stands in the file itself", done.stderr)
+    assert re.search(rb":1:23: sinks.a.webhook.url: this secret is plain text in the file", done.stderr)
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""What values must be like beyond their type, as annotations of the fields: ``config.reading`` applies them."""
+"""Constraints on values beyond their type, as annotations of the fields; ``config.reading`` applies them."""
 
 import re
 from collections.abc import Callable
@@ -16,9 +16,9 @@ NO_URL: Final = "not a URL: a port is at most 65535, and special characters in a
 
 
 class Constraint(Struct, frozen=True):
-    """An annotation: ``check`` raises ``ValueError`` that says what was expected, and never shows a secret.
+    """An annotation: ``check`` raises a ``ValueError`` that says what was expected, and never shows a secret.
 
-    Of a ``Secret`` it is given the text. ``looks``: it looks at files, so that it is left out where nothing is sent.
+    For a ``Secret`` it gets the revealed text. ``looks``: it reads files, so it is skipped if nothing will be sent.
     """
 
     check: Callable[[Any], object]
@@ -26,7 +26,7 @@ class Constraint(Struct, frozen=True):
 
 
 def expect(fits: Callable[[Any], object], expected: str) -> Constraint:
-    """Return the constraint that ``fits`` holds; ``expected`` says what such values are like."""
+    """Return the constraint that ``fits(value)`` is true; ``expected`` describes such values."""
 
     def check(value: Any) -> None:
         if not fits(value):
@@ -36,7 +36,7 @@ def expect(fits: Callable[[Any], object], expected: str) -> Constraint:
 
 
 def matching(pattern: str, expected: str) -> Constraint:
-    """Return the constraint that a text matches a regular expression as a whole."""
+    """Return the constraint that a whole text matches a regular expression."""
     return expect(re.compile(pattern, re.ASCII).fullmatch, expected)
 
 
@@ -49,7 +49,7 @@ def between(least: str, most: str = "", why: str = "") -> Constraint:
 
 
 def check_address(text: str) -> None:
-    """Raise ``ValueError`` unless it is an HTTP address without a password; never shows it: it may hold a key."""
+    """Raise ``ValueError`` unless it is an HTTP address without a password. Never shows it: it may contain a key."""
     try:
         url = urlsplit(text)
         _ = url.port
@@ -107,9 +107,9 @@ SendTimeout = Annotated[Duration, between("100ms", "5m")]
 
 
 def refuse(*rules: tuple[object, str]) -> None:
-    """Raise ``ValueError`` with the text of each rule that is broken, a line each; for what several keys say together.
+    """Raise ``ValueError`` with the texts of the broken rules, one per line; for rules about several keys.
 
-    A text may begin with the name of a key and ``: ``.
+    ``rules``: (broken, text). A text may begin with the name of a key and ``: ``.
     """
     if found := [text for broken, text in rules if broken]:
         raise ValueError("\n".join(found))

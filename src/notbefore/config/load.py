@@ -1,9 +1,9 @@
-"""YAML, environment and command line -> ``Config``: frozen and complete. Mistakes name file, line, column and key.
+"""YAML, environment and command line -> ``Config``, frozen and complete. Mistakes name file, line, column and key.
 
-A secret stands under its key, or elsewhere: ``url_file``, ``url_env``, ``url_credential``. It is never printed.
+A secret is given under its key, or by reference: ``url_file``, ``url_env``, ``url_credential``. It is never printed.
 
-Later wins: defaults, the file, ``NOTBEFORE_SECTION__KEY`` in the environment, the command line. An empty file is a
-working agent. ``warnings`` are about what is no mistake, but probably not intended.
+The order is: defaults, the file, ``NOTBEFORE_SECTION__KEY`` in the environment, the command line; later ones win. An
+empty file gives a working agent. ``warnings`` reports values that are valid, but probably not intended.
 """
 
 import os
@@ -28,15 +28,15 @@ from notbefore.errors import ConfigError, Mistake, Place
 
 ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
 Finding = tuple[str, str]  # the path of a key, and what is wrong with it
-NO_KEY: Final = re.compile(r"https?://[^/?#@]+(?:/[^/?#]{0,16})*")  # an address in which no part is like a key
+NO_KEY: Final = re.compile(r"https?://[^/?#@]+(?:/[^/?#]{0,16})*")  # an address without a part that could be a key
 
 
 def load(
     path: Path | None, environment: Mapping[str, str], overrides: Mapping[str, str | None], *, sending: bool = True
 ) -> Config:
-    """Read the configuration; raises ``ConfigError`` with all that is wrong with it.
+    """Read the configuration; raises ``ConfigError`` with all its mistakes.
 
-    ``overrides`` are those of the command line, by dotted path (``imds.endpoint``); ``None`` is "not given". A caller
+    ``overrides``: values of the command line by dotted path (``imds.endpoint``); ``None`` means "not given". A caller
     that is not ``sending`` needs neither the libraries nor the secrets of the sinks.
     """
     config, _, mistakes = examine(path, environment, overrides, sending=sending)
@@ -48,13 +48,13 @@ def load(
 def examine(
     path: Path | None, environment: Mapping[str, str], overrides: Mapping[str, str | None], *, sending: bool = True
 ) -> tuple[Config, Places, list[Mistake]]:
-    """Return what is right of the configuration, the place of each key, and what is wrong; raises where it is no YAML.
+    """Return the valid part of the configuration, the place of each key, and the mistakes; raises if it is not YAML.
 
     The parameters are those of ``load``.
     """
     base = path.absolute().parent if path is not None else Path.cwd()
     values, places = _given(path, environment, overrides)
-    sinks = list(values["sinks"]) if isinstance(values.get("sinks"), dict) else []  # mistaken ones as well
+    sinks = list(values["sinks"]) if isinstance(values.get("sinks"), dict) else []  # also those with mistakes
 
     def wrong(at: str, made: Any) -> Iterator[str]:
         if isinstance(made, Route):
@@ -105,7 +105,7 @@ def _put(values: dict[str, Any], places: Places, keys: list[str], text: str, ori
 
 
 def warnings(config: Config, places: Places) -> list[str]:
-    """Return one text for each finding; ``places``: of what stands in the file and elsewhere."""
+    """Return one text for each finding. ``places``: where each key was given."""
     found = [*_of_sinks(config), *_plain_secrets(config, places)]
     for number, route in enumerate(config.routes):
         found += [(f"routes[{number}].match.{key}", text) for key, text in _of_route(route, fleet=bool(config.fleet))]
@@ -126,16 +126,16 @@ def _of_sinks(config: Config) -> Iterator[Finding]:
             text = f"no route leads to the sink {name}, so nothing is sent there: name it under `routes`"
             yield f"sinks.{name}", text
         program = sink.command.command[0] if sink.command is not None else None
-        # ``shutil.which`` does the same: its import costs every agent 0.5 MiB
+        # ``shutil.which`` does the same, but its import costs every agent 0.5 MiB
         if program is not None and not (Path(program).is_file() and os.access(program, os.X_OK)):
             yield f"sinks.{name}.command.command", f"{program} is no program that can be run: install it, or chmod +x"
 
 
 def _plain_secrets(config: Config, places: Places) -> Iterator[Finding]:
-    """Yield each key under which a secret stands as plain text; an address of a webhook that holds no key is none."""
+    """Yield each key whose secret is plain text in the file, except webhook addresses that contain no key."""
     text = (
-        "a secret stands in the file itself: write it to /etc/notbefore/credentials/NAME, which only root can read, and"
-        " name it instead: KEY_credential: NAME (for a header {credential: NAME}), or KEY_file"
+        "this secret is plain text in the file: write it to /etc/notbefore/credentials/NAME, which only root can read,"
+        " and refer to it: KEY_credential: NAME (for a header {credential: NAME}), or KEY_file"
     )
     for key, secret in secrets_in(config).items():
         no_key = key.endswith(".webhook.url") and NO_KEY.fullmatch(secret.reveal())
@@ -144,12 +144,12 @@ def _plain_secrets(config: Config, places: Places) -> Iterator[Finding]:
 
 
 def _of_route(route: Route, *, fleet: bool) -> Iterator[Finding]:
-    """Yield what of a route's matchers matches no change."""
+    """Yield the matchers of a route that no change can match."""
     match = route.match
-    if fleet:  # only it knows this type
+    if fleet:  # only the fleet has this type
         match = msgspec.structs.replace(match, event_type=tuple(one for one in match.event_type if one != SILENT))
     for key, text in unknown_words(match):
-        yield key, f"{text}. This word matches no event"
+        yield key, f"{text}. No event matches it"
     approvals = set(match.change) & set(APPROVAL_KINDS)
     if match.scope == ("peer",) and route.announce_by != "all" and not approvals and not fleet:
         text = f"with `announce_by: {route.announce_by}` a VM notifies only of events that affect it, and these do not"
@@ -166,7 +166,7 @@ def _misspelt_variables(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _writable(*paths: str | None) -> Iterator[str]:
-    """Which of the files every user may write; one that is not there is an error elsewhere."""
+    """Yield a warning for each file that every user may write; a missing file is an error elsewhere."""
     for file in [Path(one) for one in paths if one] if hasattr(os, "geteuid") else ():  # Windows has access lists
         if file.exists() and file.stat().st_mode & stat.S_IWOTH:
             yield (

@@ -34,13 +34,13 @@ GROUP_LABELS: Final = (
 )
 Labels = Annotated[tuple[str, ...], Meta(min_length=1)]
 ApiVersion = Literal["2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"]
-_LISTEN: Final = re.compile(  # the labels of a name have 63 letters at most
+_LISTEN: Final = re.compile(  # the labels of a host name have at most 63 characters
     r"(?:(?P<host>(?:[A-Za-z0-9_-]{1,63}(?:\.|(?=:)))*)|\[(?P<v6>[0-9A-Fa-f:.%a-z]+)\]):(?P<port>\d{1,5})", re.ASCII
 )
 
 
 class Checkpoints(Struct, frozen=True, forbid_unknown_fields=True):
-    """Blob Storage, which lets several instances share a hub: ``container_url`` or ``connection_string``."""
+    """Blob Storage for several instances that share a hub: ``container_url`` or ``connection_string``."""
 
     container_url: HttpUrl | None = None  # https://ACCOUNT.blob.core.windows.net/CONTAINER, with the identity of `hub`
     connection_string: StorageConnection | None = None  # of the storage account, instead of an identity
@@ -54,26 +54,26 @@ class Checkpoints(Struct, frozen=True, forbid_unknown_fields=True):
 class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The section ``fleet``."""
 
-    hub: EventHub  # where it is, and as whom to read; `expire_...` is for sinks
+    hub: EventHub  # the hub and the identity to read it with; `expire_...` is for sinks
     consumer_group: str = "$Default"
-    checkpoints: Checkpoints | None = None  # without it one instance reads alone, and keeps them in `state.dir`
-    window: Duration = Duration("2h")  # how far back it reads at the first start, or where a snapshot is lost
-    group_by: Labels = ("event_id",)  # `event_id`: each event alone; else events that agree in these are a wave
+    checkpoints: Checkpoints | None = None  # without it, one instance reads alone, with checkpoints in `state.dir`
+    window: Duration = Duration("2h")  # how far back to read at the first start, or if a snapshot is lost
+    group_by: Labels = ("event_id",)  # `event_id`: each event alone; else events with equal values form a wave
     group_wait: Duration = Duration("10s")  # before the first notification of a wave; at most a third of the notice
     group_interval: Duration = Duration("5m")  # between two digests of a wave
-    over_after: Duration = Duration("1h")  # after NotBefore or its start, an event that no VM reports as over is over
+    over_after: Duration = Duration("1h")  # an event counts as over so long after NotBefore or its start
     rebalance: Duration = Duration("10s")  # how often the instances check who reads which partition
-    takeover: Duration = Duration("60s")  # without a sign from an instance, others take over its partitions
-    history_keep: Duration | None = None  # such as 400d: what was over before that is deleted. Without it, never
-    metrics_by: tuple[Literal["subscription", "resource_group"], ...] = ()  # labels that the metrics have as well
-    inventory_file: str | None = None  # the VMs that are to be heard from, one a line
-    missing_after: Duration = Duration("15m")  # a VM of it that is not heard from for so long is missing
+    takeover: Duration = Duration("60s")  # others take over the partitions of an instance silent for so long
+    history_keep: Duration | None = None  # such as 400d: delete events that ended earlier. Without it, never
+    metrics_by: tuple[Literal["subscription", "resource_group"], ...] = ()  # additional labels of the metrics
+    inventory_file: str | None = None  # the expected VMs, one per line
+    missing_after: Duration = Duration("15m")  # a VM of the inventory that is silent for so long is missing
 
     def __post_init__(self) -> None:
         known = GROUP_LABELS[:-1]
         odd = [one for one in self.group_by if one not in known and not (one.startswith("tags.") and one != "tags.")]
         apart = "event_id" in self.group_by or {"subscription", "resource_group"} <= set(self.group_by)
-        alone = "without them events of VMs that have nothing to do with each other would be one wave"
+        alone = "without them events of unrelated VMs would be one wave"
         refuse(
             (self.hub.heartbeat, "hub.heartbeat: agents send heartbeats, the fleet only reads"),
             (not apart, f"group_by: add subscription and resource_group: {alone}"),
@@ -129,28 +129,28 @@ class Imds(_Section, frozen=True):
 
 
 class VmName(_Section, frozen=True):
-    """The name of this VM, where IMDS does not give it."""
+    """The name of this VM, if IMDS does not give it."""
 
     name: str | None = None
 
 
 class Records(_Section, frozen=True):
-    """What records and heartbeats say beyond their fixed attributes."""
+    """Additional attributes of records and heartbeats."""
 
-    tags: TagNames = ()  # the names of tags of this VM, ten at most: `team` is the attribute `azure.tag.team`
+    tags: TagNames = ()  # names of this VM's tags, at most ten: `team` becomes the attribute `azure.tag.team`
 
 
 class Server(_Section, frozen=True):
     """Where metrics, page and API are served, ``host:port``, and who may read them."""
 
     listen: Annotated[str, Constraint(host_and_port)] = "127.0.0.1:10169"
-    web_config_file: str | None = None  # TLS and passwords, in the form of Prometheus's exporter-toolkit
+    web_config_file: str | None = None  # TLS and passwords, in the format of Prometheus's exporter-toolkit
     insecure: bool = False  # listen beyond loopback without TLS and passwords: everybody may read
-    allowed_hosts: tuple[str, ...] = ()  # the names that requests may use as Host; `*.example.org`: all names below it
+    allowed_hosts: tuple[str, ...] = ()  # the names that requests may have as Host; `*.example.org`: all names below it
 
 
 def default_state_dir() -> Path:
-    """Return systemd's ``STATE_DIRECTORY``, or the usual place of the platform for the state of a service."""
+    """Return systemd's ``STATE_DIRECTORY``, or the platform's usual directory for the state of a service."""
     given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
     if given:
         return Path(given)
@@ -160,7 +160,7 @@ def default_state_dir() -> Path:
 
 
 class State(_Section, frozen=True):
-    """Where the state is kept."""
+    """The directory of the state."""
 
     dir: StateDir = field(default_factory=lambda: str(default_state_dir()))
 
@@ -173,14 +173,14 @@ class Log(_Section, frozen=True):
 
 
 class HeartbeatConfig(_Section, frozen=True, kw_only=True):
-    """Signs of life while the agent polls well, for a dead man's switch."""
+    """Requests to a URL while the agent works, for a dead man's switch."""
 
     every: Annotated[Duration, between("10s", "1h")] = Duration("60s")  # 10s to 1h
-    ping_url: SecretUrl  # POST with the state as text; `/start` behind it at the start, `/fail` while it is not ready
+    ping_url: SecretUrl  # POST with the status as text; plus `/start` at the start, plus `/fail` while not ready
 
 
 class Otlp(OtlpConnection, frozen=True, kw_only=True):
-    """The metrics over OTLP. `expire_after` and `expire_on_end`, of a sink of OTLP, change nothing here."""
+    """The metrics over OTLP. `expire_after` and `expire_on_end` are for OTLP sinks and have no effect here."""
 
     interval: Annotated[Duration, between("1s", "1h")] = Duration("60s")  # between two exports
 
@@ -199,11 +199,11 @@ class Config(_Section, frozen=True):
     messages: Messages = Messages()
     heartbeat: HeartbeatConfig | None = None  # a dead man's switch
     approval: Policy = Policy()
-    fleet: FleetConfig | None = None  # for `notbefore fleet` alone
+    fleet: FleetConfig | None = None  # only for `notbefore fleet`
     otlp: Otlp | None = None  # metrics over OTLP; without it, none are exported
 
     @property
     def routing(self) -> Routing:
-        """The routes, and the terms of each sink: what decides where a change goes."""
+        """The routes, and the terms of each sink: together they decide where a change goes."""
         terms = {name: sink.settings.terms for name, sink in self.sinks.items()}
         return Routing(self.routes, terms)

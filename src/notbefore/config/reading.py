@@ -1,7 +1,7 @@
-"""Values of a file, of variables and of words -> structs, by the types of their fields; all mistakes in one pass.
+"""Makes structs from the values of a file, of variables and of arguments, by field types; finds all mistakes at once.
 
-What may be written in several ways is taken here: ``KEY_file``, ``KEY_env`` and ``KEY_credential`` for a secret, one
-text for a list of one, and a path relative to the file that names it.
+It accepts several ways of writing: ``KEY_file``, ``KEY_env`` and ``KEY_credential`` for a secret, one text for a list
+with one item, and a path relative to the file that contains it.
 """
 
 import re
@@ -23,9 +23,9 @@ from notbefore.errors import ConfigError, Mistake
 
 Part = TypeVar("Part")
 Made = Callable[[str, Any], Iterable[str]]
-WRONG: Final[Any] = object()  # in place of a value that is mistaken
-LONGEST_SHOWN: Final = 40  # characters of a mistaken text; what is longer may be a key of somebody's
-NOTHING: Final = "nothing stands here: write what belongs there, or leave the line out for the default"
+WRONG: Final[Any] = object()  # replaces a value with a mistake
+LONGEST_SHOWN: Final = 40  # characters of a wrong text; a longer one may be a secret
+NOTHING: Final = "the value is empty: write one, or leave the line out for the default"
 SECTION: Final = "keys with values below it, `key: value`"
 LIST: Final = "a list, [ONE, TWO] or lines that begin with `- `"
 WORDS: Final = {str: "text", int: "a whole number", bool: "true or false"}
@@ -37,12 +37,12 @@ class Kind(NamedTuple):
     of: Any
     constraints: tuple[Constraint, ...]
     least: int  # items of a list
-    struct: type[Struct] | None  # that it is, or that it may be
-    choices: tuple[str, ...]  # of a ``Literal``, which it is or may be
+    struct: type[Struct] | None  # the struct that it is or may be
+    choices: tuple[str, ...]  # of the ``Literal`` that it is or may be
 
 
 def read_struct(path: Path, kind: type[Part]) -> Part:
-    """Return a whole YAML file as a struct; raises ``ConfigError`` with all that is wrong with it."""
+    """Return a whole YAML file as a struct; raises ``ConfigError`` with all its mistakes."""
     values, places = read(path)
     reader = Reader(places, path.absolute().parent)
     made: Part = reader.read(values, kind)
@@ -55,16 +55,16 @@ class Reader(Struct, frozen=True):
     """Makes structs, and collects ``mistakes``."""
 
     places: Places
-    base: Path  # what paths are relative to
-    environment: Mapping[str, str] | None = None  # without it secrets and files that are named are not looked at
-    made: Made = lambda _path, _struct: ()  # returns what else is wrong with a struct, given its path and the struct
+    base: Path  # the directory for relative paths
+    environment: Mapping[str, str] | None = None  # without it, secrets and named files are not read
+    made: Made = lambda _path, _struct: ()  # (path, struct) -> further mistakes of the struct
     mistakes: list[Mistake] = []
 
     def read(self, value: Any, annotation: Any, path: str = "") -> Any:
-        """Return the value as its type says, or ``WRONG``."""
+        """Return the value converted to its type, or ``WRONG``."""
         kind = kind_of(annotation)
         if value is None and kind.struct is None and NoneType in get_args(annotation):
-            return None  # a section that is empty is probably one that was not written to its end
+            return None  # but not for a section: an empty one is probably unfinished
         try:
             found = self._converted(value, kind, path)
             if found is not WRONG:
@@ -74,7 +74,7 @@ class Reader(Struct, frozen=True):
         return found
 
     def _mistake(self, path: str, text: str) -> Any:
-        """Note what is wrong at a path; ``text`` may begin with the name of a key below it and ``: ``."""
+        """Add a mistake at a path; ``text`` may begin with the name of a key below the path and ``: ``."""
         name, colon, rest = text.partition(": ")
         if colon and re.fullmatch(r"[a-z]\w*(?:\.\w+)*", name, re.ASCII):
             path, text = _below(path, name), rest
@@ -82,7 +82,7 @@ class Reader(Struct, frozen=True):
         return WRONG
 
     def _converted(self, value: Any, kind: Kind, path: str) -> Any:
-        """Raises ``ValueError`` for what has another form."""
+        """Convert a value; raises ``ValueError`` if it has another form than its type."""
         if kind.struct is not None and (isinstance(value, dict) or kind.of is kind.struct):
             return self._struct(value, kind.struct, path)
         if get_origin(kind.of) is tuple:
@@ -122,15 +122,15 @@ class Reader(Struct, frozen=True):
             else:
                 found[name] = self.read(given, fields[name].type, _below(path, key))
         for name, one in fields.items():
-            if one.required and name not in found and found.keys() <= fields.keys():  # else it may be the misspelt one
+            if one.required and name not in found and found.keys() <= fields.keys():  # else a key may be misspelt
                 found[name] = self._mistake(path, f"the key `{name}` is missing")
         if path and WRONG in found.values():
             return WRONG
-        # the whole configuration is made of what is right
+        # at the top level, the struct is made from the valid values
         return self._make(kind, {fields[name].name: one for name, one in found.items() if one is not WRONG}, path)
 
     def _named(self, key: str, value: Any, fields: Mapping[str, Any]) -> tuple[str, Any]:
-        """Return the field that a key is for, and what it is given: a file relative to the configuration."""
+        """Return the field that a key is for, and its value; the path of a file is made relative to ``base``."""
         name, _, source = key.rpartition("_")
         if source in SOURCES and name in fields and kind_of(fields[name].type).of is Secret:
             return name, {source: value}
@@ -142,7 +142,7 @@ class Reader(Struct, frozen=True):
         try:
             made = kind(**given)
             texts = list(self.made(path, made))
-        except ValueError as error:  # what its keys say together
+        except ValueError as error:  # from a rule about several keys
             texts = str(error).splitlines()
         for text in texts:
             self._mistake(path, text)
@@ -157,7 +157,7 @@ class Reader(Struct, frozen=True):
         return secret
 
     def _list(self, value: Any, kind: Kind, path: str) -> Any:
-        """Make a tuple. One text may stand without brackets."""
+        """Make a tuple. A single text needs no brackets."""
         item = get_args(kind.of)[0]
         if isinstance(value, Variable):
             value = [one.strip() for one in value.split(",")]
@@ -179,7 +179,7 @@ def fields_of(kind: type[Struct]) -> dict[str, msgspec.structs.FieldInfo]:
 
 @cache
 def kind_of(annotation: Any) -> Kind:
-    """Return what an annotation says."""
+    """Return the ``Kind`` of an annotation."""
     union = get_origin(annotation) in (Union, UnionType)
     parts = [one for one in get_args(annotation) if one is not NoneType] if union else [annotation]
     of, notes = parts[0] if len(parts) == 1 else annotation, list[Any]()
@@ -212,10 +212,10 @@ def _below(path: str, key: object) -> str:
 
 
 def _unknown(key: str, kind: type[Struct], path: str) -> str:
-    """Say what was probably meant by an unknown key of a struct."""
+    """Return the text about an unknown key of a struct, with the key that was probably meant."""
     fields, own = fields_of(kind), path.rpartition(".")[2]
     if path == f"sinks.{own}" and own in fields:
-        return f"a name of yours stands before the kind: `sinks: {{NAME: {{{own}: ...}}}}`"
+        return f"the kind needs a name of your choice before it: `sinks: {{NAME: {{{own}: ...}}}}`"
     secrets = [name for name, one in fields.items() if kind_of(one.type).of is Secret]
     return (
         f"there is no such key here{one_of(key, [*fields, *(f'{name}_{one}' for name in secrets for one in SOURCES)])}"
@@ -223,7 +223,7 @@ def _unknown(key: str, kind: type[Struct], path: str) -> str:
 
 
 def _unlike(value: Any, expected: str) -> ValueError:
-    """What to raise where something else was expected; a long text may be a secret, and is not shown."""
+    """Return the error for a value of another form; a long text may be a secret, so it is not shown."""
     if value is None:
         return ValueError(NOTHING)
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""``Secret``: a password, a token, or a URL that grants access. It never prints; only ``reveal()`` returns it."""
+"""``Secret``: a password, a token, or a URL that grants access. It is never printed; only ``reveal()`` returns it."""
 
 import os
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from notbefore.errors import ConfigError
 
 MAX_SECRET: Final = 64 * 1024  # bytes
 HIDDEN: Final = "***"
-INSTALLED: Final = "/etc/notbefore/credentials"  # where systemd loads them from for its service; only root may read it
+INSTALLED: Final = "/etc/notbefore/credentials"  # systemd loads them from here for the service; only root may read it
 Source = Literal["inline", "file", "env", "credential"]
 SOURCES: Final[tuple[Source, ...]] = get_args(Source)[1:]
 
 
 class Secret:
-    """Where a secret is: in a file, an environment variable, a systemd credential, or the configuration itself."""
+    """The place of a secret: a file, an environment variable, a systemd credential, or the configuration itself."""
 
     __slots__ = ("_reference", "source")
 
@@ -36,7 +36,7 @@ class Secret:
                 if source == "credential" and Path(reference).name != reference:
                     raise ValueError("expected the name of a credential, not a path")
                 return cls(reference, source)
-        raise ValueError("expected text that is not empty, or one of file, env and credential with its place")
+        raise ValueError("expected a text that is not empty, or one of file, env and credential with its value")
 
     def reveal(self, environment: Mapping[str, str] = os.environ) -> str:
         """Return the secret itself, without the line end of a file; raises ``ConfigError`` if it cannot be read."""
@@ -51,7 +51,7 @@ class Secret:
         return _read(Path(directory, self._reference))
 
     def sealed(self, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-        """Return what goes through the pipe to the courier: a file by its path, everything else revealed.
+        """Return the secret for the pipe to the courier: a file as its path, everything else revealed.
 
         The environment of the courier holds no secrets.
         """
@@ -76,7 +76,7 @@ class Secret:
 
 
 def secrets_in(value: object, path: str = "") -> dict[str, Secret]:
-    """Every secret in a part of the configuration, by the path of its key."""
+    """Return every secret in a part of the configuration, by the path of its key."""
     if isinstance(value, Secret):
         return {path: value}
     inner = msgspec.structs.asdict(value) if isinstance(value, msgspec.Struct) else value

@@ -1,4 +1,4 @@
-"""What a user may set of each kind of sink. Secrets are wrapped; every key has a default but the address."""
+"""The settings of each kind of sink. Secrets are ``Secret``; every key has a default, except addresses and secrets."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,21 +34,21 @@ Advice = Annotated[str, matching(r"[\s\S]{0,2000}", "a text of 2000 characters o
 
 
 class Links(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a message leads. `{vm}` stands for the name of the VM that sends it, `{event_type}` for Azure's type."""
+    """Links in a message. `{vm}` is replaced by the name of the sending VM, `{event_type}` by Azure's type."""
 
     dashboard: LinkUrl | None = None
     runbook: LinkUrl | None = None
-    page: LinkUrl | None = None  # of the agent, such as https://{vm}.example.org:10169/
+    page: LinkUrl | None = None  # the agent's page, such as https://{vm}.example.org:10169/
 
 
 class Messages(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the messages of all sinks say beside the change."""
+    """Additional texts in the messages of all sinks."""
 
-    advice: dict[str, Advice] = {}  # what to do, by event type: Reboot: text. Instead of the built-in text
+    advice: dict[str, Advice] = {}  # what to do, by event type (Reboot: text); replaces the built-in text
     links: Links = Links()
 
 
-MODULES: Final = {  # by extra of the package, which installs it
+MODULES: Final = {  # extra of the package -> the module that it installs
     "apprise": "apprise",
     "eventhub": "azure.eventhub",
     "fleet": "azure.eventhub.extensions.checkpointstoreblobaio",
@@ -73,19 +73,19 @@ Arguments = Annotated[
 
 
 class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What all kinds have in common."""
+    """The settings that all kinds have."""
 
-    EXTRA: ClassVar[str] = ""  # of the package, which installs a library that it needs
-    APPROVALS: ClassVar[bool] = True  # it is notified of approvals as well
-    ONCE: ClassVar[bool] = False  # an attempt whose end nobody has seen is not made again
+    EXTRA: ClassVar[str] = ""  # the extra of the package that installs its library
+    APPROVALS: ClassVar[bool] = True  # it also gets the results of approvals
+    ONCE: ClassVar[bool] = False  # an attempt whose result is unknown is not repeated
 
     timeout: SendTimeout = Duration("10s")  # for one attempt
-    expire_after: ExpireAfter = Duration("24h")  # what is older is not sent any more, and counted as expired
-    expire_on_end: bool = True  # what was announced is not sent once the event is over
+    expire_after: ExpireAfter = Duration("24h")  # older deliveries are not sent, and counted as expired
+    expire_on_end: bool = True  # announcements are not sent once the event is over
 
     @property
     def terms(self) -> Terms:
-        """How long its deliveries are worth sending."""
+        """The settings that concern its deliveries."""
         return Terms(
             expire_after=self.expire_after.seconds,
             expire_on_end=self.expire_on_end,
@@ -105,9 +105,9 @@ class Email(SinkSettings, frozen=True, kw_only=True):
 
     host: HostName  # the mail server's name or address
     port: Port | None = None  # default: 587 with starttls, 465 with tls, 25 with none
-    tls: Literal["starttls", "tls", "none"] = "starttls"  # tls: from the first byte on
-    user: str | None = None  # beside `password`
-    password: Password | None = None  # beside `user`
+    tls: Literal["starttls", "tls", "none"] = "starttls"  # tls: encrypted from the first byte on
+    user: str | None = None  # together with `password`
+    password: Password | None = None  # together with `user`
     to: Annotated[tuple[MailAddress, ...], Meta(min_length=1)]
     sender: MailAddress = field(name="from")
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
@@ -123,14 +123,14 @@ class Email(SinkSettings, frozen=True, kw_only=True):
 
 
 class PagerDuty(SinkSettings, frozen=True, kw_only=True):
-    """An integration of PagerDuty's Events API v2: one incident an event, resolved when it is over."""
+    """An integration of PagerDuty's Events API v2: one incident per event, resolved when the event is over."""
 
-    APPROVALS: ClassVar[bool] = False  # an incident is the event's state, and they are none
+    APPROVALS: ClassVar[bool] = False  # an incident shows the event's state, which an approval does not change
 
     routing_key: RoutingKey  # the integration key: 32 letters and digits
     url: HttpUrl = "https://events.pagerduty.com/v2/enqueue"  # in the EU: https://events.eu.pagerduty.com/v2/enqueue
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
-    expire_after: ExpireAfter = Duration("7d")  # what is open is to be closed
+    expire_after: ExpireAfter = Duration("7d")  # an open incident has to be closed
 
 
 class Apprise(SinkSettings, frozen=True, kw_only=True):
@@ -142,7 +142,7 @@ class Apprise(SinkSettings, frozen=True, kw_only=True):
 
 
 class Webhook(SinkSettings, frozen=True, kw_only=True):
-    """POST of the record."""
+    """A POST request with the record."""
 
     url: SecretUrl
     secret: Password | None = None  # the key of the signature
@@ -150,24 +150,24 @@ class Webhook(SinkSettings, frozen=True, kw_only=True):
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
     cert_file: ReadableFile | None = None  # the client's certificate
     key_file: ReadableFile | None = None  # the key of `cert_file`, if that file does not contain it
-    allow_private: bool = False  # loopback, link-local and private addresses
+    allow_private: bool = False  # allow loopback, link-local and private addresses
 
     def __post_init__(self) -> None:
         refuse((self.key_file and not self.cert_file, "expected `cert_file` beside `key_file`"))
 
 
 class Alertmanager(SinkSettings, frozen=True, kw_only=True):
-    """Every member of a cluster; one that accepts is enough."""
+    """The members of an Alertmanager cluster; it is enough that one accepts."""
 
-    APPROVALS: ClassVar[bool] = False  # an alert is the event's state, and they are none
+    APPROVALS: ClassVar[bool] = False  # an alert shows the event's state, which an approval does not change
 
     urls: Annotated[tuple[HttpUrl, ...], Meta(min_length=1)]  # of every member of the cluster
-    username: str | None = None  # of basic authentication, beside `password`
-    password: Password | None = None  # beside `username`
-    token: HeaderValue | None = None  # bearer
+    username: str | None = None  # of basic authentication, together with `password`
+    password: Password | None = None  # together with `username`
+    token: HeaderValue | None = None  # a bearer token
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
-    resolve_timeout: ResolveTimeout = Duration("5m")  # Alertmanager's own; alerts are sent again in a third of it
-    labels: dict[LabelName, str] = {}  # beside our own, the same on every VM
+    resolve_timeout: ResolveTimeout = Duration("5m")  # Alertmanager's own; alerts are sent again after a third of it
+    labels: dict[LabelName, str] = {}  # additional labels, the same on every VM
 
     def __post_init__(self) -> None:
         one = (self.username is None) != (self.password is None) or (self.token and self.username)
@@ -175,21 +175,21 @@ class Alertmanager(SinkSettings, frozen=True, kw_only=True):
 
 
 class EventHub(SinkSettings, frozen=True, kw_only=True):
-    """An Azure Event Hub: a ``connection_string``, or ``namespace`` and ``hub`` with the VM's own identity."""
+    """An Azure Event Hub: a ``connection_string``, or ``namespace`` and ``hub`` with the VM's identity."""
 
     EXTRA: ClassVar[str] = "eventhub"
 
-    connection_string: HubConnection | None = None  # with a key, instead of an identity
+    connection_string: HubConnection | None = None  # contains a key; replaces an identity
     namespace: Namespace | None = None  # such as fleet.servicebus.windows.net
     hub: str | None = None  # the name of the hub
     auth: Literal["managed_identity", "default"] = "managed_identity"  # default: azure-identity's chain
     client_id: str | None = None  # of a user-assigned identity
     transport: Literal["amqp", "websockets"] = "amqp"  # port 5671, or 443
-    endpoint: HubAddress | None = None  # another address to connect to: sb://HOST:PORT
+    endpoint: HubAddress | None = None  # connect to another address: sb://HOST:PORT
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
-    heartbeat: Annotated[Duration, between("5m")] | None = None  # 5m and up: each VM sends one so often
+    heartbeat: Annotated[Duration, between("5m")] | None = None  # 5m or more: how often each VM sends a heartbeat
     timeout: SendTimeout = Duration("15s")
-    expire_after: ExpireAfter = Duration("7d")  # a stream is to be whole
+    expire_after: ExpireAfter = Duration("7d")  # a stream should be complete
     expire_on_end: bool = False
 
     def __post_init__(self) -> None:
@@ -199,16 +199,16 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
 
 
 class Command(SinkSettings, frozen=True, kw_only=True):
-    """An executable of the user's, with its arguments; no shell."""
+    """The user's own program with its arguments; no shell."""
 
-    ONCE: ClassVar[bool] = True  # two drains at once may do harm
+    ONCE: ClassVar[bool] = True  # two drains at the same time may do harm
 
     command: Arguments  # the absolute path of an executable, and its arguments
-    timeout: SendTimeout = Duration("60s")  # it is ended then, with all that it started
+    timeout: SendTimeout = Duration("60s")  # then it is ended, with all processes that it started
 
 
 class OtlpConnection(SinkSettings, frozen=True, kw_only=True):
-    """Where OTLP goes, and how. The sink ``otlp_logs``: each change as a log record."""
+    """The endpoint of OTLP and how to reach it. The sink ``otlp_logs`` sends each change as a log record."""
 
     EXTRA: ClassVar[str] = "otlp"
 
@@ -218,8 +218,8 @@ class OtlpConnection(SinkSettings, frozen=True, kw_only=True):
     ca_file: ReadableFile | None = None
     cert_file: ReadableFile | None = None  # the client's certificate
     key_file: ReadableFile | None = None
-    resource: dict[str, str] = {}  # attributes beside what IMDS says
-    expire_after: ExpireAfter = Duration("7d")  # a log is to be whole
+    resource: dict[str, str] = {}  # additional resource attributes, besides those from IMDS
+    expire_after: ExpireAfter = Duration("7d")  # a log should be complete
     expire_on_end: bool = False
 
     def __post_init__(self) -> None:
@@ -259,17 +259,17 @@ KINDS: Final = {one.name: get_args(one.type)[0] for one in msgspec.structs.field
 
 
 def check_extra(extra: str) -> None:
-    """Raise ``ConfigError`` if the library of an extra is not installed; imports at most the packages around it."""
+    """Raise ``ConfigError`` if the library of an extra is not installed; imports at most its parent packages."""
     try:
         found = find_spec(MODULES[extra])
-    except ModuleNotFoundError:  # the package around it is not there
+    except ModuleNotFoundError:  # its parent package is missing
         found = None
     if found is None:
         raise ConfigError(f"{MODULES[extra]} is not installed: pip install 'azure-notbefore[{extra}]'")
 
 
 def check_installed(settings: SinkSettings) -> None:
-    """Raise ``ConfigError`` if the library is not installed that a sink, or the export over OTLP, needs."""
+    """Raise ``ConfigError`` if the library that a sink or the export over OTLP needs is not installed."""
     grpc = isinstance(settings, OtlpConnection) and settings.protocol == "grpc"
     if extra := "otlp-grpc" if grpc else settings.EXTRA:
         check_extra(extra)

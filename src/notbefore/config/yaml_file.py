@@ -1,7 +1,7 @@
-"""A YAML file -> values, and the place of each; every mistake names line and column.
+"""Reads a YAML file: its values, and the place of each. Every mistake names line and column.
 
-Every value is a text, or nothing: whether it is a number or a truth, the type of its key decides. So `name: no` is a
-name, and `api_version: 2020-07-01` is no date.
+Every value is a text or ``None``; the type of its key decides whether it is a number or a boolean. So `name: no` is a
+name, and `api_version: 2020-07-01` is not a date.
 """
 
 import re
@@ -12,31 +12,31 @@ from typing import Any, Final
 from notbefore.errors import ConfigError, Mistake, Place
 
 MAX_FILE: Final = 256 * 1024  # bytes; a configuration with a hundred sinks has 30 KiB
-MAX_DEPTH: Final = 32  # of lists and mappings within each other; the deepest key of ours is at 8
-MAX_EVENTS: Final = 20_000  # of the parser: each value is one, a list or a mapping two
+MAX_DEPTH: Final = 32  # levels of lists and mappings; our deepest key is at level 8
+MAX_EVENTS: Final = 20_000  # of the parser: one for each value, two for a list or a mapping
 LONGEST_KEY: Final = 200  # characters
 NOTHING: Final = ("", "~", "null", "Null", "NULL")  # YAML's words for no value
 
 
 class Variable(str):
-    """A text from the environment or the command line: there a list is one text with commas."""
+    """A text from the environment or the command line, where a list is one text with commas."""
 
     __slots__ = ()
 
 
 class Places(dict[str, Place]):
-    """Where each dotted path was given; "" stands for the whole configuration."""
+    """The place of each dotted path; "" is the path of the whole configuration."""
 
     def nearest(self, path: str) -> Place:
-        """Return the place of a path, of the nearest section around it, or of the whole configuration."""
+        """Return the place of a path, else of the nearest section around it, else of the whole configuration."""
         while path and path not in self:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
         return self.get(path) or self.get("") or Place("the configuration")
 
 
 def read(path: Path) -> tuple[dict[str, Any], Places]:
-    """Return a YAML file's values and their places; raises ``ConfigError``."""
-    import yaml  # half a megabyte that an agent without a file does not need
+    """Return the values of a YAML file and their places; raises ``ConfigError``."""
+    import yaml  # half a megabyte, which an agent without a file does not need
 
     try:
         with path.open("rb") as file:
@@ -69,12 +69,12 @@ class _Document:
         self._path = path
 
     def check(self, events: Iterable[Any]) -> None:
-        """Raise ``ConfigError`` for what is not to be composed.
+        """Raise ``ConfigError`` for a document that must not be composed.
 
-        libyaml's composer crashes the process where the stack ends. Aliases and merge keys can make gigabytes out of a
-        few hundred bytes, and tags can make objects.
+        libyaml's composer crashes the process on a stack overflow. Aliases and merge keys can make gigabytes from a few
+        hundred bytes, and tags can create objects.
         """
-        depth = -2  # the stream and the document are no values
+        depth = -2  # the stream and the document are not values
         for number, event in enumerate(events):
             kind = type(event).__name__
             depth += kind.endswith("StartEvent") - kind.endswith("EndEvent")
@@ -88,7 +88,7 @@ class _Document:
             elif kind == "AliasEvent" or getattr(event, "value", "") == "<<":
                 wrong = "aliases (*name) and merge keys (<<) are not supported: write the values out"
             elif getattr(event, "tag", None) is not None:
-                wrong = "tags (!name) are not supported: quote what is to be text"  # it may be a password
+                wrong = "tags (!name) are not supported: quote the value if it is a text"  # it may be a password
             if wrong:
                 raise ConfigError.of([Mistake(self._place(event), "", wrong)])
 
@@ -124,12 +124,12 @@ class _Document:
 
 
 def _not_yaml(error: Any, content: bytes, path: Path) -> Mistake:
-    """Return what PyYAML refuses, with its place."""
+    """Return PyYAML's error as a mistake with its place."""
     said = str(getattr(error, "problem", None) or getattr(error, "reason", None) or error).removeprefix("but ")
     mark = getattr(error, "problem_mark", None)
     if mark is not None:
         place = Place(str(path), mark.line + 1, mark.column + 1)
-    else:  # a byte that is no text: of such an error the position is known
+    else:  # a byte that is not text: this error has a position
         before = content[: getattr(error, "position", 0)]
         place = Place(str(path), before.count(b"\n") + 1, len(before) - before.rfind(b"\n"))
     tabs = ": indent with spaces, not with tabs" if re.search(rb"(?m)^ *\t", content) else ""
