@@ -1,7 +1,7 @@
 """``ImdsClient``: one kept-alive HTTP connection to the instance metadata service.
 
-llhttp (``httptools``) parses the answers: it is a parser and nothing else, without a proxy, redirect, cookie or netrc
-that would have to be switched off. The request is the same few lines each second, written as text.
+llhttp (``httptools``) parses the answers: it is only a parser, so there are no proxies, redirects, cookies or netrc to
+switch off. The request is the same few lines each second, written as text.
 Each exchange has one deadline for all of it, and bounds on its size.
 """
 
@@ -19,15 +19,15 @@ from notbefore.errors import ConfigError, ImdsError, ImdsReason
 
 USUAL: Final = "http://169.254.169.254"
 FIRST_TIMEOUT: Final = 120.0  # seconds: the first request enables the feature, which may take two minutes
-CONNECT_TIMEOUT: Final = 10.0  # seconds: only the answer may take long
-TIMEOUT: Final = 10.0  # seconds: answers slower than 1 s occur in normal operation
+CONNECT_TIMEOUT: Final = 10.0  # seconds; only the answer may take longer
+TIMEOUT: Final = 10.0  # seconds; answers slower than 1 s occur in normal operation
 TOLERANCE: Final = 0.2  # seconds by which a deadline may be missed
 MINIMUM: Final = 0.001  # seconds; a timeout of 0 would make the socket non-blocking
 CHUNK: Final = 16 * 1024  # bytes read at a time; an answer with ten events has 4 KiB
-MAX_ANSWER: Final = 2 * 1024 * 1024  # bytes of an answer, header and framing included; a document has 1 MiB at most
+MAX_ANSWER: Final = 2 * 1024 * 1024  # bytes of an answer, with header and framing; a document has at most 1 MiB
 MAX_DATE: Final = 64  # characters; RFC 9110 has 29
-_VISIBLE: Final = re.compile(r"[!-~]+")  # ASCII without blanks: what may stand in a request as it is
-_FIELDS: Final = frozenset(  # of a header: all that are read
+_VISIBLE: Final = re.compile(r"[!-~]+")  # ASCII without blanks: safe in a request as it is
+_FIELDS: Final = frozenset(  # the header fields that are read
     (b"content-length", b"transfer-encoding", b"date", b"location", b"retry-after")
 )
 
@@ -42,7 +42,7 @@ _BY_STATUS: Final[dict[int, ImdsReason]] = {
 
 
 def events_path(api_version: str) -> str:
-    """Where the Scheduled Events are."""
+    """The path of the Scheduled Events."""
     return f"/metadata/scheduledevents?api-version={api_version}"
 
 
@@ -50,11 +50,11 @@ class ImdsAnswer(Struct, frozen=True):
     """A good answer."""
 
     body: bytes
-    date: str = ""  # the ``Date`` header, as it came
+    date: str = ""  # the ``Date`` header, unparsed
 
 
 class _Connection:
-    """One TCP connection, and the parser of its answers, which calls the methods ``on_...``."""
+    """One TCP connection and the parser of its answers. The parser calls the methods ``on_...``."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
@@ -63,17 +63,17 @@ class _Connection:
         self._begin()
 
     def _begin(self) -> None:
-        self.status = 0  # until the header is complete
+        self.status = 0  # 0 until the header is complete
         self.keep_alive = False
         self._headers: dict[bytes, bytes] = {}  # by the name in lower case; the first one of each name
         self._parts: list[bytes] = []
         self._complete = False
 
     def exchange(self, request: bytes, deadline: float) -> ImdsAnswer:
-        """Send a request and read the answer to it until ``deadline`` (monotonic seconds), however slowly it drips in.
+        """Send a request and read its answer until ``deadline`` (monotonic seconds), however slowly it arrives.
 
-        Raises ``ImdsError`` for everything but 200, and ``OSError``; ``ConnectionError`` where the connection was
-        closed without an answer.
+        Raises ``ImdsError`` for any status but 200, and ``OSError``; ``ConnectionError`` if the connection was closed
+        without an answer.
         """
         self._begin()
         self._arm(deadline)
@@ -100,7 +100,7 @@ class _Connection:
             self.socket.settimeout(self._timeout)
 
     def _feed(self, data: bytes) -> None:
-        if not data:  # the connection was closed, which is the end of a body without a length
+        if not data:  # the connection was closed: the end of a body without a length
             if not self.status or b"content-length" in self._headers or b"transfer-encoding" in self._headers:
                 raise ImdsError("incomplete", "the connection was closed before the end of the answer")
             self._complete = True
@@ -108,7 +108,7 @@ class _Connection:
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as error:
-            self.keep_alive = False  # what follows the answer is not the beginning of another one
+            self.keep_alive = False  # the bytes after the answer are not another answer
             if not self._complete:
                 raise ImdsError("incomplete" if self.status else "protocol", str(error)) from None
 
@@ -120,35 +120,35 @@ class _Connection:
         if 300 <= status < 400:  # noqa: PLR2004 - the class of an HTTP status is its first digit
             raise ImdsError("redirect", f"HTTP {status} to {header.get(b'location', '')!r}, not followed")
         reason = _BY_STATUS.get(status, "server_error" if status >= 500 else "status")  # noqa: PLR2004 - as above
-        # IMDS gives seconds, and no date
+        # IMDS sends seconds, not a date
         seconds = re.fullmatch("[0-9]{1,6}", header.get(b"retry-after", ""))
         said = body[:200].decode("utf-8", "replace").strip()
         raise ImdsError(reason, f"HTTP {status}: {said!r}", retry_after=float(seconds[0]) if seconds else None)
 
-    # ---- what the parser calls
+    # ---- called by the parser
 
     def on_message_begin(self) -> None:
-        """Another answer begins, without a request: it must not change the one that is complete."""
+        """Refuse an answer without a request: it must not change the complete one."""
         if self._complete:
             raise ValueError
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A field of the header, or of the trailer."""
+        """Store a field of the header; ignore the trailer."""
         name = name.lower()
         if not self.status and name in _FIELDS:
             self._headers.setdefault(name, value)
 
     def on_headers_complete(self) -> None:
-        """The body follows, if there is one."""
+        """Store the status; the body follows, if there is one."""
         self.status = self._parser.get_status_code()
         self.keep_alive = self._parser.should_keep_alive()
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body."""
+        """Store a piece of the body."""
         self._parts.append(data)
 
     def on_message_complete(self) -> None:
-        """The answer has come to its end."""
+        """Note that the answer is complete."""
         self._complete = True
 
 
@@ -164,7 +164,7 @@ class ImdsClient:
         self.use(endpoint)
 
     def use(self, endpoint: str) -> None:
-        """Ask another endpoint from the next request on; raises ``ConfigError``."""
+        """Use another endpoint from the next request on; raises ``ConfigError``."""
         try:
             url = urlsplit(endpoint)
             host, port = url.hostname or "", url.port or 80
@@ -173,25 +173,25 @@ class ImdsClient:
         plain = _VISIBLE.fullmatch(endpoint) and not (url.query or url.fragment or url.username)
         if url.scheme != "http" or not host or not plain:
             raise ConfigError("imds.endpoint: expected http://ADDRESS[:PORT]")
-        # the name as bytes: for a text, connecting imports the codec of international names, which is 0.6 MiB
+        # the name as bytes: for a str, Python imports the IDNA codec, 0.6 MiB
         self._address: Any = (host.encode(), port)
         self._prefix = url.path.rstrip("/")
         self._headers = f"Host: {url.netloc}\r\nMetadata: true\r\nAccept: application/json\r\n"
         self.close()
 
     def get(self, path: str, *, timeout: float = TIMEOUT) -> ImdsAnswer:
-        """GET ``path`` within ``timeout`` seconds; raises ``ImdsError`` for everything but 200."""
+        """GET ``path`` within ``timeout`` seconds; raises ``ImdsError`` for any status but 200."""
         request = f"GET {self._prefix}{path} HTTP/1.1\r\n{self._headers}\r\n"
         return self._request(request.encode("ascii"), timeout, again=self._connection is not None)
 
     def post(self, path: str, body: bytes, *, timeout: float = TIMEOUT) -> ImdsAnswer:
-        """POST JSON to ``path`` within ``timeout`` seconds, once; raises ``ImdsError`` for everything but 200."""
+        """POST JSON to ``path`` within ``timeout`` seconds, once; raises ``ImdsError`` for any status but 200."""
         what = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         request = f"POST {self._prefix}{path} HTTP/1.1\r\n{self._headers}{what}\r\n"
         return self._request(request.encode("ascii") + body, timeout, again=False)
 
     def abort(self) -> None:
-        """End the request that is under way, from another thread; later requests fail at once."""
+        """Abort the request under way, from another thread; later requests fail at once."""
         self._aborted = True
         connection = self._connection
         if connection is not None:
@@ -211,7 +211,7 @@ class ImdsClient:
             try:
                 answer = connection.exchange(request, deadline)
             except ConnectionError:
-                # IMDS may have closed the kept connection meanwhile: that is not a failure of the request
+                # IMDS may have closed the kept connection meanwhile: this is not a failure of the request
                 if not again or self._aborted:
                     raise
                 self.close()

@@ -1,7 +1,7 @@
-"""Find IMDS for a VM without 169.254.169.254: the places where its address may stand, and whether IMDS answers there.
+"""Find IMDS for a VM without 169.254.169.254: places that may contain its address, and whether IMDS answers there.
 
-An address in a lease or in the environment is only a candidate. It is used if it answers with a Scheduled Events
-document. In a lease it is DHCP option 245; what cannot be understood there is no address.
+An address from a lease or the environment is only a candidate. It is used if it answers with a Scheduled Events
+document. In a lease it is DHCP option 245; a value that is not an IPv4 address is ignored.
 """
 
 import ipaddress
@@ -23,24 +23,24 @@ MAX_LEASE: Final = 256 * 1024  # bytes; dhclient appends to its file for ever
 
 # of systemd-networkd (Azure Linux, Ubuntu, Debian), NetworkManager (RHEL) and dhclient (Debian)
 LEASES: Final = ("run/systemd/netif/leases/*", "run/NetworkManager/devices/*", "var/lib/dhcp/dhclient*.lease*")
-# as the three write it: OPTION_245=a83f8110, private_245=a8:3f:81:10, option unknown-245 a8:3f:81:10;
+# as these three write it: OPTION_245=a83f8110, private_245=a8:3f:81:10, option unknown-245 a8:3f:81:10;
 _OPTION: Final = re.compile(
     rb"^\s*(?:OPTION_245=|private_245=|unknown_245=|option unknown-245 )([0-9a-fA-F:]{1,60});?\s*$", re.MULTILINE
 )
 
 
 def candidates(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Iterator[tuple[str, str]]:
-    """Return the endpoints at which IMDS may be, as (place, endpoint), in the order in which they are to be tried."""
+    """Yield the endpoints where IMDS may be, as (place, endpoint), in the order to try them."""
     yield "the usual address", USUAL
     if address := environment.get(VARIABLE, ""):
         yield VARIABLE, address if "://" in address else f"http://{address}"
     for pattern in LEASES:
-        with suppress(OSError):  # a file has gone, or may not be read
+        with suppress(OSError):  # a file is gone, or cannot be read
             files = sorted(filter(Path.is_file, root.glob(pattern)), key=lambda path: -path.stat().st_mtime)
             for path in files[:MAX_FILES]:
                 if address := address_in(_tail(path)):
                     yield str(path), f"http://{address}"
-                    break  # older files of this DHCP client say what was before
+                    break  # older files of this DHCP client have older addresses
 
 
 def why_not(endpoint: str, api_version: str) -> str:
@@ -56,7 +56,7 @@ def why_not(endpoint: str, api_version: str) -> str:
 
 
 def address_in(lease: bytes) -> str:
-    """Return the IPv4 address in the last option 245 that has one, the newest; empty without one."""
+    """Return the IPv4 address in the last, newest option 245 that has one; empty without one."""
     for written in reversed(_OPTION.findall(lease)):
         try:  # a83f8110, or a8:3f:81:10
             parts = written.split(b":") if b":" in written else [written[i : i + 2] for i in range(0, len(written), 2)]
@@ -69,7 +69,7 @@ def address_in(lease: bytes) -> str:
 
 
 def _tail(path: Path) -> bytes:
-    """The end of a file, where a lease file has its newest lease."""
+    """The end of a file: it has the newest lease."""
     with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_LEASE))
         return file.read(MAX_LEASE)

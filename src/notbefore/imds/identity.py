@@ -1,4 +1,4 @@
-"""Who this VM is: ``/metadata/instance`` -> ``Vm``."""
+"""The identity of this VM: ``/metadata/instance`` -> ``Vm``."""
 
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ class _Instance(Struct):
 
 
 def fetch_vm(client: ImdsClient, timeout: float = TIMEOUT) -> Vm:
-    """Ask IMDS which VM this is, ``timeout`` seconds long; raises ``ImdsError`` (``rejected``: a body with no name)."""
+    """Ask IMDS for this VM's identity, within ``timeout`` seconds. Raises ``ImdsError`` (``rejected``: no name)."""
     answer = client.get(PATH, timeout=timeout)
     try:
         compute = msgspec.json.decode(answer.body, type=_Instance).compute
@@ -32,7 +32,7 @@ def fetch_vm(client: ImdsClient, timeout: float = TIMEOUT) -> Vm:
 
 
 def vm_of(compute: dict[str, Any]) -> Vm:
-    """Return the fields of ``compute`` that are used; a field that is missing or not text is empty."""
+    """Return the used fields of ``compute``; a field that is missing or not a text is empty."""
 
     def text(name: str) -> str:
         value = compute.get(name)
@@ -53,7 +53,7 @@ def vm_of(compute: dict[str, Any]) -> Vm:
 
 
 def _tags(listed: object) -> dict[str, str]:
-    """The tags, as ``[{"name": ..., "value": ...}]``; what is not like this is left out."""
+    """The tags of ``[{"name": ..., "value": ...}]``; items of another form are left out."""
     found: dict[str, str] = {}
     for tag in listed[:MAX_TAGS] if isinstance(listed, list) else ():
         name, value = (tag.get("name"), tag.get("value")) if isinstance(tag, dict) else (None, None)
