@@ -1,11 +1,11 @@
 """The definition of every metric: its name, type, help and labels, and how its samples are computed.
 
-``samples(view)`` is computed at each scrape and each export; nothing is set before that, so no sample is stale. Names
+``samples(view)`` computes them at each scrape and each export; nothing is set in advance, so no sample is stale. Names
 follow Prometheus: base units, ``_total`` (added by the exposition) for counters.
 
-A VM has a handful of events a year, and a fleet has many VMs: a series exists once there is something to say. What
-Prometheus would then miss, the first increase, is found by ``_created`` (docs/metrics.md). Only counters that are
-watched by alerts and have no ``_created`` start at 0.
+A VM has a handful of events a year, and a fleet has many VMs, so a series exists only once it has a value. Prometheus
+would miss the first increase of such a series; ``_created`` shows it (docs/metrics.md). Only counters that alerts watch
+and that have no ``_created`` start at 0.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -35,7 +35,7 @@ from notbefore.metrics.totals import (
     known_type,
 )
 
-MAX_DESCRIPTION_LABEL: Final = 120  # characters of Description in the label of the status metric
+MAX_DESCRIPTION_LABEL: Final = 120  # characters of the description in a label of the status metric
 
 
 class Metric(Struct, frozen=True):
@@ -51,20 +51,20 @@ class Family(Struct, frozen=True):
     """A metric with its samples at one moment: label values -> a number, or a ``Histogram``."""
 
     metric: Metric
-    samples: Mapping[Labels, Any]  # while it is made, a value may be ``None``: then there is no sample
+    samples: Mapping[Labels, Any]  # before ``_complete``, a value may be ``None``: no sample
     since: datetime | None = None  # when counting began, for counters and histograms
-    created: dict[Labels, float] = {}  # of a counter: Unix time of the first count, where it is shown
+    created: dict[Labels, float] = {}  # of a counter: Unix time of the first count, if it is shown
 
 
 class Snapshot(Struct, frozen=True):
-    """Everything that samples are computed from."""
+    """The values that samples are computed from."""
 
     tracked: Tracked
     totals: Totals
     figures: Figures
     now: datetime
     outbox: OutboxView = OutboxView()
-    sinks: tuple[str, ...] = ()  # the configured ones: their counters start at 0
+    sinks: tuple[str, ...] = ()  # the configured sinks: their counters start at 0
 
 
 Value = TypeVar("Value")
@@ -72,14 +72,14 @@ Make = Callable[[Snapshot], Iterator[Family]]
 
 
 class Part(NamedTuple):
-    """Families that are computed from the same values: while ``source`` is equal, so are they, and their text."""
+    """Families that are computed from the same values: while ``source`` is equal, they and their text are equal."""
 
     source: tuple[object, ...]
     families: Callable[[], Iterable[Family]]
 
 
 def _metric(kind: str, signature: str, text: str) -> Metric:
-    """``signature``: ``name{label, label}``; ``text``: its help."""
+    """Make a metric. ``signature``: ``name{label, label}``; ``text``: its help."""
     name, _, labels = signature.rstrip("}").partition("{")
     return Metric(name, kind, text, tuple(labels.split(", ")) if labels else ())
 
@@ -90,7 +90,7 @@ histogram: Final = partial(_metric, "histogram")
 
 _NO_POLLS: Final = PollFigures()
 _NO_LATENCY: Final = Histogram.empty(LATENCY_BOUNDS)
-# the counters that alerts and dashboards ask for their first increase; the others appear once they count
+# alerts and dashboards ask for the first increase of these counters; the others appear at their first count
 _RESULTS: Final = ("accepted", "delivered", "failed", "dead", "expired", "overflowed")
 
 PENDING: Final = gauge(
@@ -222,8 +222,8 @@ def samples(view: Snapshot) -> Iterator[Family]:
 
 
 def parts(view: Snapshot) -> Iterator[Part]:
-    """The same, by what the families are computed from."""
-    stored, own = view.totals.since, view.figures.since  # counts that the state keeps, and those that each start resets
+    """The same families, grouped by the values that they are computed from."""
+    stored, own = view.totals.since, view.figures.since  # the starts of stored counts, and of this process's
     figures, polling = view.figures, view.figures.polling
 
     def part(make: Make, since: datetime | None, *source: object) -> Part:
@@ -239,7 +239,7 @@ def parts(view: Snapshot) -> Iterator[Part]:
 
 
 def _complete(make: Make, view: Snapshot, since: datetime | None) -> Iterator[Family]:
-    """Families that have samples, with their start and with labels that are safe to show."""
+    """Yield the families that have samples, with their start and with labels that are safe to show."""
     for family in make(view):
         found = {
             _shown(labels): value if isinstance(value, Histogram) else float(value)
@@ -251,7 +251,7 @@ def _complete(make: Make, view: Snapshot, since: datetime | None) -> Iterator[Fa
             yield Family(family.metric, found, since, created)
 
 
-@lru_cache(maxsize=256)  # those of the families that are computed at each scrape
+@lru_cache(maxsize=256)  # enough for the families that are computed at each scrape
 def _shown(labels: Labels) -> Labels:
     return tuple(map(escaped, labels))
 
@@ -269,7 +269,7 @@ def _listed(view: Snapshot) -> Iterator[Family]:
         yield Family(metric, {(tracked.event.event_id,): read(tracked) for tracked in shown})
     yield Family(STATUS, {_status_labels(tracked): 1 for tracked in shown})
     earliest: dict[Labels, Any] = {}
-    for tracked in listed:  # in the order of NotBefore: the first of a scope is its earliest
+    for tracked in listed:  # sorted by NotBefore: the first of a scope is the earliest
         if tracked.event.event_status != STARTED and tracked.not_before is not None:
             earliest.setdefault((tracked.scope,), tracked.not_before.timestamp())
     yield Family(NEXT, earliest)
@@ -277,7 +277,7 @@ def _listed(view: Snapshot) -> Iterator[Family]:
 
 
 def _passing(view: Snapshot) -> Iterator[Family]:
-    """What changes by the time alone."""
+    """Families that change with time alone."""
     listed = view.tracked.events.values()
     shown = listed if len(listed) <= MAX_SERIES else _by_urgency(view)[:MAX_SERIES]
     yield Family(SECONDS_TO_NOT_BEFORE, {(one.event.event_id,): one.seconds_to(view.now) for one in shown})
@@ -325,7 +325,7 @@ def _counted(view: Snapshot) -> Iterator[Family]:
 
 
 def by_name(metric: Metric, stored: Mapping[Named, Value]) -> dict[Labels, Value]:
-    """What is stored, with the labels that the metric has now: one that it has gained since is empty, as if absent."""
+    """Stored values by the metric's present labels; a label that it gained later is empty, which means absent."""
     return {tuple(dict(labels).get(name, "") for name in metric.labels): value for labels, value in stored.items()}
 
 
@@ -338,7 +338,7 @@ def _outbox(view: Snapshot) -> Iterator[Family]:
 
 
 def _polls(view: Snapshot) -> Iterator[Family]:
-    """What changes with each poll."""
+    """Families that change with each poll."""
     polling = view.figures.polling
     yield _counts(POLLS, polling.results, ("changed", "unchanged"))
     yield Family(POLL_DURATION, {(): polling.duration})
@@ -371,6 +371,6 @@ def _agent(view: Snapshot) -> Iterator[Family]:
 
 
 def _counts(metric: Metric, counts: Mapping[Any, int], always: Iterable[Any] = ()) -> Family:
-    """What has counted anything, and what is ``always`` shown; a key is the text of the one label, or those of all."""
+    """The counts, and 0 for the keys in ``always``. A key is the value of the only label, or a tuple of all values."""
     found = dict.fromkeys(always, 0) | dict(counts)
     return Family(metric, {(key,) if isinstance(key, str) else key: count for key, count in found.items()})

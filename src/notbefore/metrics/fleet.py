@@ -1,4 +1,4 @@
-"""The metrics of ``notbefore fleet``. Each instance has those of its partitions: over all instances, sums are right."""
+"""The metrics of ``notbefore fleet``. Each instance has those of its partitions: sums over all instances are right."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -7,7 +7,7 @@ from notbefore.metrics import families
 from notbefore.metrics.families import Family, Metric, Snapshot, counter, gauge
 from notbefore.metrics.totals import MAX_SERIES, OTHER, Labels
 
-# the owner is empty, unless the configuration asks for it
+# subscription and resource_group are empty, unless the configuration asks for them
 _VMS: Final = "region, scale_set, subscription, resource_group"
 _PLACE: Final = "event_type, region, scale_set, zone, subscription, resource_group"
 
@@ -38,14 +38,14 @@ CHANGES: Final = counter(
 )
 
 COMMON: Final = ("notbefore_deliver", "notbefore_outbox", "notbefore_store", "notbefore_courier", "notbefore_build")
-"""How the names begin of what an agent has as well: of the outbox, the courier and the process."""
+"""The beginnings of the names of metrics that an agent has as well: of outbox, store, courier and process."""
 
 Counts = Mapping[Metric, Mapping[Labels, float]]
-"""By metric, label values -> a number."""
+"""Metric -> label values -> a number."""
 
 
 def samples(counts: Counts, process: Snapshot) -> Iterator[Family]:
-    """Every family with its samples; ``process``: of the outbox, the courier and the process."""
+    """Every family with its samples. ``process``: the values of the outbox, the courier and the process."""
     for metric, values in counts.items():
         yield Family(metric, bounded(values), None if metric.kind == "gauge" else process.figures.since)
     totals = process.totals
@@ -54,7 +54,7 @@ def samples(counts: Counts, process: Snapshot) -> Iterator[Family]:
 
 
 def bounded(found: Mapping[Labels, float]) -> dict[Labels, float]:
-    """At most ``MAX_SERIES`` series: the smallest ones are added up under `other`."""
+    """At most ``MAX_SERIES`` series: the smallest ones are added up as `other`."""
     if len(found) <= MAX_SERIES:
         return dict(found)
     kept = dict(sorted(found.items(), key=lambda one: -one[1])[: MAX_SERIES - 1])

@@ -1,7 +1,7 @@
-"""What was counted and measured.
+"""The counts and measurements.
 
-Of changes since the agent's first start, which survives a restart; of polls, store, courier, configuration and OTLP
-since this process began; of deliveries, as the outbox has it.
+Those of changes begin at the agent's first start and survive a restart. Those of polls, store, courier, configuration
+and OTLP begin with this process. Those of deliveries come from the outbox.
 """
 
 from bisect import bisect_left
@@ -18,10 +18,10 @@ from notbefore.core.outbox import Outbox
 from notbefore.core.outbox_rows import LATENCY_BOUNDS
 
 OTHER: Final = "other"
-UNKNOWN: Final = "unknown"  # Azure did not say
-TYPES: Final = frozenset((*EVENT_TYPES, SILENT))  # what comes from outside and is none of these is counted as `other`
+UNKNOWN: Final = "unknown"  # Azure did not give it
+TYPES: Final = frozenset((*EVENT_TYPES, SILENT))  # any other type from outside is counted as `other`
 
-MAX_SERIES: Final = 200  # of a metric family; the texts in its labels come from outside
+MAX_SERIES: Final = 200  # per metric family: the texts of its labels come from outside
 
 RESULT_OF: Final[dict[ChangeKind, str]] = {
     "approved": "approved",
@@ -30,34 +30,34 @@ RESULT_OF: Final[dict[ChangeKind, str]] = {
 }
 
 Labels = tuple[str, ...]  # the values of a sample's labels, in the order of the metric's names
-Named = tuple[tuple[str, str], ...]  # names and values: what is stored, so that a metric may gain a label
+Named = tuple[tuple[str, str], ...]  # names and values, in the stored form: a metric may gain a label
 Key = TypeVar("Key")
-# of a poll in seconds: what IMDS usually takes, and what is slow for a poll each second
+# seconds of a poll: the usual durations of IMDS, and durations that are slow for one poll per second
 POLL_BOUNDS: Final = (0.01, 0.1, 1.0, 5.0)
 
 
 class Histogram(Struct, frozen=True):
-    """Observations in seconds, by bucket; ``counts`` has one more than ``bounds``: the last is +Inf."""
+    """Observations in seconds, by bucket; ``counts`` has one item more than ``bounds``: the last bucket is +Inf."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
     sum: float = 0.0
-    created: float | None = None  # Unix time of the first observation, where it is shown
+    created: float | None = None  # Unix time of the first observation, if it is shown
 
     @classmethod
     def empty(cls, bounds: tuple[float, ...]) -> "Histogram":
-        """No observations yet."""
+        """A histogram without observations."""
         return cls(bounds, (0,) * (len(bounds) + 1))
 
     def plus(self, value: float) -> "Histogram":
-        """With one observation more; a value on a bound belongs to the bucket below it, as in Prometheus."""
+        """Add an observation; a value on a bound belongs to the bucket below it, as in Prometheus."""
         counts = list(self.counts)
         counts[bisect_left(self.bounds, value)] += 1
         return Histogram(self.bounds, tuple(counts), self.sum + value, self.created)
 
 
-# Seconds. A bucket is a series on each VM that had such an event: these are the bounds that a fleet is asked about.
-NOTICE_BOUNDS: Final = (0.0, 30.0, 60.0, 300.0, 600.0, 900.0, 3_600.0, 86_400.0)  # what Azure promises, by type
+# Seconds. Each bucket is a series on each VM that had such an event, so only bounds of interest for a fleet.
+NOTICE_BOUNDS: Final = (0.0, 30.0, 60.0, 300.0, 600.0, 900.0, 3_600.0, 86_400.0)  # Azure's promises, by type
 INTERRUPTION_BOUNDS: Final = (1.0, 5.0, 10.0, 30.0, 120.0, 600.0)  # a freeze takes some seconds, a reboot minutes
 
 
@@ -65,14 +65,14 @@ class Totals(Struct, frozen=True):
     """Counters and histograms over all changes since ``since``."""
 
     since: datetime | None = None  # when counting began; the start time of the cumulative series
-    changes: dict[Named, int] = {}  # by change and event_type: of the events that affect this VM, or may
+    changes: dict[Named, int] = {}  # by change and event_type, for events that affect this VM, or may
     notice: dict[Named, Histogram] = {}  # the histograms: by event_type
     interruption: dict[Named, Histogram] = {}
     approvals: dict[Named, int] = {}  # by rule and result
-    created: dict[Named, float] = {}  # of the keys of changes and of approvals: Unix time of the first
+    created: dict[Named, float] = {}  # key of changes or approvals -> Unix time of the first count
 
     def plus(self, change: Change) -> "Totals":
-        """With one change more, and the durations that it completes."""
+        """Add a change, and the durations that it completes."""
         event_type = known_type(change.event.event_type)
         if change.approval is not None:
             result = "dry_run" if change.reason == "dry_run" else RESULT_OF[change.kind]
@@ -99,12 +99,12 @@ class Totals(Struct, frozen=True):
 
 
 def known_type(event_type: str) -> str:
-    """The type as the label of a sum: what Azure may add, or invent, is `other`."""
+    """The event type as a label; a type that is not in ``TYPES`` is `other`."""
     return event_type if event_type in TYPES else OTHER
 
 
 def named(**labels: str) -> Named:
-    """The labels of something that is stored."""
+    """The labels of a stored value."""
     return tuple(labels.items())
 
 
@@ -116,7 +116,7 @@ def _observed(
 
 
 def increased(counts: dict[Key, int], key: Key) -> dict[Key, int]:
-    """The counts with one more of ``key``, in a dict of its own."""
+    """A new dict of the counts, with one more for ``key``."""
     return {**counts, key: counts.get(key, 0) + 1}
 
 
@@ -133,7 +133,7 @@ class PollFigures(Struct, frozen=True):
     flaws: dict[str, int] = field(default_factory=Counter)
 
     def plus(self, result: str, delay: float, duration: float) -> "PollFigures":
-        """With one poll more; ``delay`` and ``duration`` in seconds."""
+        """Add a poll; ``delay`` and ``duration`` in seconds."""
         return replace(
             self, results=increased(self.results, result), duration=self.duration.plus(duration), delay=delay
         )
@@ -147,15 +147,15 @@ class CourierFigures(Struct, frozen=True):
 
 
 class ConfigFigures(Struct, frozen=True):
-    """How the configuration was read."""
+    """The last reading of the configuration, and its reloads."""
 
-    loaded: float | None = None  # Unix seconds at which the one in use was read
-    refused: bool = False  # the last reload failed, and the configuration before it is in use
+    loaded: float | None = None  # Unix seconds when the one in use was read
+    refused: bool = False  # the last reload failed, and the previous configuration is in use
     reloads: dict[str, int] = field(default_factory=Counter)  # `success`, `failure`
 
 
 class Figures(Struct, frozen=True):
-    """All of them at one moment."""
+    """All figures of the process at one moment."""
 
     version: str = ""
     python: str = ""
@@ -165,15 +165,15 @@ class Figures(Struct, frozen=True):
     store_degraded: bool = False
     store_damaged: int = 0  # files and rows set aside
     otlp_exports: dict[tuple[str, str], int] = {}  # (signal, result)
-    unforeseen: int = 0  # errors
-    package_replaced: str = ""  # by which version, in words; empty while the one on disk is the one that runs
-    auth_failures: int | None = None  # of the listener; None where no password is needed
+    unforeseen: int = 0  # unforeseen errors
+    package_replaced: str = ""  # why notifications wait after an upgrade, in words; else empty
+    auth_failures: int | None = None  # requests with a wrong user or password; None if no password is needed
     vm: dict[str, str] = {}  # label -> value; empty until the identity is known
     since: datetime | None = None  # when this process began to count
 
 
 class OutboxView(Struct, frozen=True):
-    """The rows in the outbox, and the counts of deliveries."""
+    """The numbers of deliveries in the outbox, and the counts of their results."""
 
     rows: dict[tuple[str, str], int] = {}  # (sink, state)
     oldest: dict[tuple[str, str], float] = {}  # (sink, severity) -> Unix time when the oldest pending change was seen
@@ -183,7 +183,7 @@ class OutboxView(Struct, frozen=True):
 
 
 def view_of(outbox: Outbox, now: float, wall: float) -> OutboxView:
-    """The numbers of an outbox. ``now``: on its clock, in seconds; ``wall``: the same moment as a Unix time."""
+    """The numbers of an outbox. ``now``: seconds on the outbox's clock; ``wall``: the same moment as Unix time."""
     rows: dict[tuple[str, str], int] = {}
     oldest: dict[tuple[str, str], float] = {}
     errors: dict[str, str] = {}
