@@ -1,7 +1,7 @@
-"""``Exporter``: the agent's metrics over OTLP, in a thread of its own.
+"""``Exporter``: sends the agent's metrics over OTLP, in its own thread.
 
-Nothing waits for it, and nothing is kept: each export holds what is known at its moment; one that fails is followed by
-a later one. What OpenTelemetry needs is imported in the thread, where ``otlp`` is configured.
+Nothing waits for it, and nothing is stored: each export contains the values of its moment, and after a failure the next
+one has newer values. OpenTelemetry is imported in the thread, only if ``otlp`` is configured.
 """
 
 import logging
@@ -19,10 +19,10 @@ from notbefore.core.text import shortened
 from notbefore.errors import ConfigError, SendError
 from notbefore.metrics.families import Family
 
-FIRST: Final = 2.0  # seconds to the first export: by then it is known who this VM is, if IMDS says so
-SPACING: Final = 1.0  # seconds between two exports, however fast the changes come
+FIRST: Final = 2.0  # seconds to the first export: by then IMDS has usually given this VM's identity
+SPACING: Final = 1.0  # seconds between two exports, even if changes come faster
 RETRY: Final = 30.0  # seconds to the next attempt after a failure, if the interval is not shorter
-MAX_REASON: Final = 200  # characters of what a receiver said
+MAX_REASON: Final = 200  # characters of a receiver's text
 SAID: Final = {
     "failure": "the export failed, and is tried again",
     "rejected": "the receiver rejected a part of an export",
@@ -33,10 +33,10 @@ log = logging.getLogger("notbefore.otlp")
 
 
 class Exporter:
-    """The exports of one configuration, in the thread ``otlp``: when one is due, and what came of it.
+    """The exports of one configuration, in the thread ``otlp``.
 
-    ``read`` returns what is known at a moment, in that thread. What came of the exports is added to ``counts``, by
-    signal and result. ``redactor`` is a ``courier.redact.Redactor``, ``http`` makes a ``courier.http.Http``.
+    ``read`` returns the present values and is called in that thread. The results are counted in ``counts``, by signal
+    and result. ``redactor`` is a ``courier.redact.Redactor``, ``http`` makes a ``courier.http.Http``.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Exporter:
         self._thread.start()
 
     def wake(self) -> None:
-        """Something has changed: export soon. From any thread; never waits."""
+        """Export soon, because something has changed. Called from any thread; never waits."""
         self._woken.set()
 
     def stop(self, patience: float) -> None:
-        """Export once more and end; a receiver that hangs is left behind."""
+        """Export once more and end; do not wait longer than ``patience`` seconds for a receiver that hangs."""
         self._stopped.set()
         self._woken.set()
         self._thread.join(patience)
@@ -84,7 +84,7 @@ class Exporter:
 
     def _export(self) -> None:
         try:
-            from notbefore.otlp.sender import Sender  # megabytes, only where it is configured
+            from notbefore.otlp.sender import Sender  # megabytes, only if configured
             from notbefore.otlp.signals import agent_resource, metrics_data  # as above
 
             families, vm = self._read()
@@ -93,17 +93,17 @@ class Exporter:
             data = metrics_data(families, resource, __version__, datetime.now(UTC))
             self._sender = self._sender or Sender(self._config, "metrics", self._http)
             partial = self._sender.send(data)
-        except (SendError, ConfigError) as error:  # a secret that cannot be read is one of them: somebody will mend it
+        except (SendError, ConfigError) as error:  # also for a secret that cannot be read: somebody may repair it
             self._ended("failure", str(error))
-        except Exception as error:  # noqa: BLE001 - a library may raise anything; the next export is another
+        except Exception as error:  # noqa: BLE001 - a library may raise anything; the next export may work
             self._ended("failure", f"{type(error).__name__}: {error}")
         else:
             self._ended("rejected" if partial.rejected else "success", partial.reason)
 
     def _learn(self) -> None:
-        """Have the secrets taken out of texts that are in use now: a file may hold another one than before."""
+        """Let the redactor know the present secrets: the secret in a file may have changed."""
         for secret in self._config.headers.values():
-            with suppress(ConfigError):  # what cannot be read cannot be shown either
+            with suppress(ConfigError):  # a secret that cannot be read cannot be shown either
                 self._redactor.add(secret.reveal())
         for name, text in os.environ.items():
             if name.startswith("OTEL_EXPORTER_OTLP_") and name.endswith("HEADERS"):
@@ -111,13 +111,13 @@ class Exporter:
                     self._redactor.add(pair.partition("=")[2].strip())
 
     def _ended(self, result: str, reason: str) -> None:
-        """Count it, and say what differs from the attempt before."""
+        """Count the result, and log what differs from the last attempt."""
         failed, said = result == "failure", bool(reason)
         self._counts["metrics", result] += 1
         if self._failed and not failed:
             log.info("OTLP metrics: exports are accepted again")
         if said and (failed, said) != (self._failed, self._said):
-            # redacted before it is cut: a part of a secret would not be known
+            # redact before cutting: a part of a secret would not be recognized
             text = shortened(self._redactor(reason), MAX_REASON)
             log.warning("OTLP metrics: %s: %s", SAID[result], text)
         self._failed, self._said = failed, said

@@ -1,6 +1,6 @@
-"""``Sender``: one signal to its receiver, by OpenTelemetry's exporters. Imported only where OTLP is configured.
+"""``Sender`` sends one signal to its receiver with OpenTelemetry's exporters. Imported only if OTLP is configured.
 
-Where the configuration has no ``endpoint``, they take address, headers and certificates from ``OTEL_*``.
+If the configuration has no ``endpoint``, the exporters take address, headers and certificates from ``OTEL_*``.
 """
 
 import logging
@@ -23,21 +23,21 @@ from notbefore.core.text import one_line
 from notbefore.errors import SendError
 
 Signal = Literal["metrics", "logs"]
-MAX_ANSWER: Final = 1024 * 1024  # bytes; what was rejected stands in it
-PLAIN: Final = (b"", b"{}", b"ok", b"success", b'{"partialsuccess":{}}')  # of receivers that answer no protobuf
+MAX_ANSWER: Final = 1024 * 1024  # bytes; the answer contains what was rejected
+PLAIN: Final = (b"", b"{}", b"ok", b"success", b'{"partialsuccess":{}}')  # from receivers that do not send protobuf
 OF_THE_BODY: Final = ("content-type", "content-encoding")
 NO_HEADERS: Final = {"x-sender": "notbefore"}  # without any, the gRPC exporter takes those of the environment
 
 
 class PartialSuccess(Struct, frozen=True):
-    """How many data points or records a receiver rejected of a request that it accepted, and why; never which."""
+    """How many data points or records of an accepted request the receiver rejected, and why. It does not say which."""
 
     rejected: int = 0
     reason: str = ""
 
 
 class _Said(logging.Filter):
-    """Keeps what the exporters log, of each thread: it becomes the text of an error, and is logged once."""
+    """Keeps the exporters' last log line of each thread: it becomes the text of an error, which is logged once."""
 
     last: Final = threading.local()
 
@@ -51,7 +51,7 @@ for _name in ("http._common", "http.metric_exporter", "http._log_exporter", "grp
 
 
 class Sender:
-    """Exports one signal. It tries once: when to try again is up to the caller. Not for several threads at once."""
+    """Exports one signal. It tries once; the caller decides when to try again. Not for several threads at once."""
 
     def __init__(self, connection: OtlpConnection, signal: Signal, http: Callable[..., Any]) -> None:
         """``http`` is ``courier.http.Http``."""
@@ -64,8 +64,8 @@ class Sender:
     def send(self, data: Any) -> PartialSuccess:
         """Export ``MetricsData``, or a list of ``ReadableLogRecord``.
 
-        Raises ``SendError`` where it was not accepted, and ``ConfigError`` where a header's secret cannot be read.
-        Their texts may hold secrets. Over gRPC the exporter tells neither what was rejected nor whether to try again.
+        Raises ``SendError`` if it was not accepted, and ``ConfigError`` if a header's secret cannot be read. Their
+        texts may contain secrets. Over gRPC the exporter reports neither what was rejected nor whether to try again.
         """
         if self._exporter is None:
             self._exporter = self._grpc_exporter() if self._connection.protocol == "grpc" else self._http_exporter()
@@ -76,7 +76,7 @@ class Sender:
             return outcome
         if accepted:
             return PartialSuccess()
-        self.close()  # the next one reads certificates anew
+        self.close()  # the next exporter reads the certificates again
         raise outcome or SendError(_Said.last.text)
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class Sender:
         )
 
     def _grpc_exporter(self) -> Any:
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else it writes to standard error past all logging
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else gRPC writes to standard error directly
         import grpc  # noqa: PLC0415 - some 10 MB, an extra
         from opentelemetry.exporter.otlp.proto.grpc import _log_exporter, metric_exporter  # noqa: PLC0415 - as above
 
@@ -114,12 +114,12 @@ class Sender:
             headers=headers or (NO_HEADERS if own.endpoint else None),
             timeout=own.timeout.seconds,
             compression=grpc.Compression.Gzip,
-            retryable_error_codes=(grpc.StatusCode.OK,),  # none: it is called again when its caller wants it
+            retryable_error_codes=(grpc.StatusCode.OK,),  # no retries: the caller decides
         )
 
 
 class _Session(requests.Session):
-    """What the HTTP exporter sends through: as sinks do, without redirects, within bounds of size and time."""
+    """The session of the HTTP exporter: like a sink, it has no redirects, and bounds on size and time."""
 
     def __init__(self, connection: OtlpConnection, http: Callable[..., Any]) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class _Session(requests.Session):
 
     def request(
         self,
-        method: Any,  # noqa: ARG002 - OTLP is POST alone
+        method: Any,  # noqa: ARG002 - OTLP uses only POST
         url: Any,
         *_: Any,
         data: Any = None,
@@ -141,7 +141,7 @@ class _Session(requests.Session):
         try:
             self.outcome = self._exchange(str(url), data, headers, timeout)
         except Exception as error:
-            self.outcome = error  # what the exporter makes of it says less
+            self.outcome = error  # the exporter's own error says less
             raise
         response = requests.Response()
         response.status_code = 200
@@ -156,23 +156,23 @@ class _Session(requests.Session):
         if self._http is None:
             ca_file: Any = own.ca_file
             cert: Any = (own.cert_file, own.key_file) if own.cert_file else None
-            if own.endpoint is None:  # as the exporter has found them
+            if own.endpoint is None:  # as the exporter found them in the environment
                 ca_file, cert = None if self.verify is True else self.verify, self.cert
             self._http = self._make(own.timeout.seconds, ca_file=ca_file, cert=cert, most=MAX_ANSWER)
-        if own.endpoint is not None:  # headers of the environment are for another receiver
+        if own.endpoint is not None:  # the headers in the environment are for another receiver
             headers = {name: value for name, value in headers.items() if name.lower() in OF_THE_BODY}
-        # read anew: a file may have changed
+        # read again: a file may have changed
         headers = {**headers, **{name: secret.reveal() for name, secret in own.headers.items()}}
         answer = self._http.post(url, headers, body, timeout)
         answer.check()
-        if len(answer.body) >= MAX_ANSWER:  # the count of what was rejected may be in the rest
+        if len(answer.body) >= MAX_ANSWER:  # the number of rejected items may be in the rest
             raise SendError(f"the answer has more than {MAX_ANSWER} bytes")
         return partial_success(answer.body)
 
 
 def partial_success(body: bytes) -> PartialSuccess:
-    """Read the body of an accepted request's answer; raises ``SendError`` for one that is not OTLP: a page, say."""
-    answer = ExportLogsServiceResponse()  # that of metrics has the same fields, under other names
+    """Read the body of the answer to an accepted request; raises ``SendError`` if it is not OTLP (a web page)."""
+    answer = ExportLogsServiceResponse()  # the answer for metrics has the same fields, under other names
     try:
         if b"".join(body.split()).lower() not in PLAIN:
             answer.ParseFromString(body)

@@ -1,8 +1,8 @@
-"""Families and log records -> the values that OpenTelemetry's SDK exports. Imported only where OTLP is configured.
+"""Families and log records -> the values that OpenTelemetry's SDK exports. Imported only if OTLP is configured.
 
-They are made by hand, so that ``metrics.families`` stays the one definition of each metric: the SDK's own instruments
-would be a second one. Names and labels are those of ``/metrics``, and so they are again once OTLP is translated for
-Prometheus. Each export holds the series of its moment: a series whose event is gone is gone.
+They are made here, and not by the SDK's instruments, so that ``metrics.families`` is the only definition of a metric.
+Names and labels are those of ``/metrics``, also after OTLP is translated for Prometheus. Each export contains the
+series of its moment; it has no series for an event that is gone.
 """
 
 import socket
@@ -33,17 +33,17 @@ from notbefore.metrics.totals import Histogram, Labels
 
 CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"  # the semantic conventions whose names are used
-SCOPE: Final = InstrumentationScope("notbefore", schema_url=SCHEMA_URL)  # of records, which the courier sends as well
-SEVERITIES: Final = {  # of the log data model's examples: what syslog calls critical is ERROR2
+SCOPE: Final = InstrumentationScope("notbefore", schema_url=SCHEMA_URL)  # of records, which the courier sends too
+SEVERITIES: Final = {  # from the examples of the log data model: syslog's critical is ERROR2
     "critical": SeverityNumber.ERROR2,
     "warning": SeverityNumber.WARN,
     "info": SeverityNumber.INFO,
 }
-INT64: Final = range(-(2**63), 2**63)  # what protobuf holds as an integer
+INT64: Final = range(-(2**63), 2**63)  # the integers of protobuf
 
 
 def metrics_data(families: Iterable[Family], resource: Resource, version: str, now: datetime) -> MetricsData:
-    """All families at ``now``; ``resource``: who reports them, ``version``: the agent's."""
+    """All families at ``now``. ``resource``: who reports them; ``version``: the agent's version."""
     scope = InstrumentationScope("notbefore", version, SCHEMA_URL)
     metrics = [_metric(family, _nanoseconds(now)) for family in families]
     return MetricsData([ResourceMetrics(resource, [ScopeMetrics(scope, metrics, SCHEMA_URL)], SCHEMA_URL)])
@@ -52,7 +52,7 @@ def metrics_data(families: Iterable[Family], resource: Resource, version: str, n
 def log_record(  # noqa: PLR0913, PLR0917 - the fields of a record
     resource: Resource, time: datetime, severity: str, body: str, attributes: Mapping[str, Any], event_name: str
 ) -> ReadableLogRecord:
-    """A record without a trace; observed when it happened, since who reports it is who saw it.
+    """A log record without a trace. It is observed at its own time, because the agent that reports it has seen it.
 
     ``severity``: info, warning or critical.
     """
@@ -70,7 +70,7 @@ def log_record(  # noqa: PLR0913, PLR0917 - the fields of a record
 
 def _metric(family: Family, now: int) -> Metric:
     since = _nanoseconds(family.since) if family.since is not None else 0
-    points: list[Any] = [_point(family, labels, since, now) for labels in family.samples]  # of one kind in a family
+    points: list[Any] = [_point(family, labels, since, now) for labels in family.samples]  # one kind per family
     data: HistogramData | Gauge | Sum
     metric = family.metric
     if metric.kind == "histogram":
@@ -89,7 +89,7 @@ def _point(family: Family, labels: Labels, since: int, now: int) -> NumberDataPo
     since = min(round(created * 1e9) if created is not None else since, now)  # the clock may have been set back
     if not isinstance(value, Histogram):
         return NumberDataPoint(attributes, since, now, value)
-    counts = list(value.counts)  # once: it may be counted on meanwhile
+    counts = list(value.counts)  # copied once: it may be counted on meanwhile
     return HistogramDataPoint(
         attributes=attributes,
         start_time_unix_nano=since,
@@ -104,15 +104,15 @@ def _point(family: Family, labels: Labels, since: int, now: int) -> NumberDataPo
 
 
 def agent_resource(vm: Vm | None, version: str, own: Mapping[str, str]) -> Resource:
-    """The agent as what reports metrics; ``own``: attributes of the configuration."""
-    # `instance` in Prometheus: without it the series of all VMs of a fleet would be one
+    """The agent as the resource that reports metrics. ``own``: attributes from the configuration."""
+    # becomes `instance` in Prometheus: without it, all VMs of a fleet would share one series
     instance = (vm.vm_id or vm.name if vm is not None else "") or socket.gethostname()
     known = {name: value for name, value in identity(vm).items() if value} if vm is not None else {}
     return resource_of({"service.version": version, "service.instance.id": instance, **known}, own)
 
 
 def resource_of(attributes: Mapping[str, Any], own: Mapping[str, str]) -> Resource:
-    """Who reports: ``attributes``, then what the ``OTEL_*`` variables say, then the configuration's ``own``."""
+    """The resource: ``attributes``, then the ``OTEL_*`` variables, then the configuration's ``own``; later ones win."""
     found = Resource(_attributes({"service.name": "notbefore", **attributes}), SCHEMA_URL)
     return found.merge(OTELResourceDetector().detect()).merge(Resource(_attributes(own)))
 
@@ -122,7 +122,7 @@ def _attributes(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    """The value as protobuf can hold it: the SDK leaves out an attribute that it cannot."""
+    """The value in a form that protobuf can hold; the SDK would leave out another attribute."""
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, int) and value not in INT64:
@@ -131,5 +131,5 @@ def _value(value: Any) -> Any:
 
 
 def _nanoseconds(time: datetime) -> int:
-    """Unix time."""
+    """Unix time in nanoseconds, from microseconds."""
     return round(time.timestamp() * 1_000_000) * 1_000
