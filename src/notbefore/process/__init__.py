@@ -1,1 +1,1 @@
-"""What every always-on process needs: the clocks, its courier, its store looked after, signals, systemd."""
+"""Parts of every always-on process: clocks, signals, standard output, systemd."""

@@ -1,4 +1,4 @@
-"""``MainThread``: what the main thread of an always-on process waits for: signals, other threads, and its courier."""
+"""``MainThread``: the main thread of an always-on process waits here for signals, other threads, and its courier."""
 
 import logging
 import os
@@ -14,7 +14,7 @@ log = logging.getLogger("notbefore.process")
 
 
 class MainThread:
-    """While it is entered, SIGTERM and SIGINT end ``wait``, and so does SIGHUP where ``on_hangup`` is given."""
+    """While it is entered, SIGTERM and SIGINT end ``wait``; SIGHUP calls ``on_hangup``, if given, and ends it too."""
 
     def __init__(self, on_hangup: Callable[[], None] | None = None) -> None:
         self._on_hangup = on_hangup
@@ -37,14 +37,14 @@ class MainThread:
         self._writer.close()
 
     def wake(self) -> None:
-        """End the present or next ``wait``. From any thread; never waits."""
+        """End the present or next ``wait``. Called from any thread; never waits."""
         with suppress(OSError):
             self._writer.send(b"\0")  # no signal has the number 0
 
     def wait(self, seconds: float, descriptors: Iterable[Any] = (), unsent: Iterable[Any] = ()) -> bool:
-        """Wait for a signal, for ``wake``, or until one of ``descriptors`` can be read, but not longer than this.
+        """Wait for a signal, for ``wake``, or until one of ``descriptors`` is readable, at most ``seconds``.
 
-        ``unsent``: what can be written ends it as well. Returns whether a signal asks the process to stop.
+        A writable one of ``unsent`` ends it as well. Returns whether a signal asks the process to stop.
         """
         ready, _, _ = select.select([self._reader, *descriptors], list(unsent), [], seconds)
         if self._reader not in ready:
@@ -63,7 +63,7 @@ class MainThread:
 
 
 def exit_at_once(code: int) -> NoReturn:
-    """End the process where a disk hangs: the interpreter would close what is open, and SQLite wait for the disk."""
+    """End the process while a disk hangs: a normal exit would close files, and SQLite would wait for the disk."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""``StdoutWriter``: records to standard output, from a thread of its own, so that nobody waits for a slow reader."""
+"""``StdoutWriter`` writes records to standard output in its own thread, so that nobody waits for a slow reader."""
 
 import logging
 import queue
@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 from typing import BinaryIO, Final
 
-MAX_WAITING: Final = 10_000  # lines; what does not fit is left out here, and stands in the history all the same
+MAX_WAITING: Final = 10_000  # lines; further ones are left out here, but the history has them
 
 log = logging.getLogger("notbefore.process.stdout")
 
@@ -19,21 +19,21 @@ class StdoutWriter:
         self._out = out or sys.stdout.buffer
         self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._write, name="stdout", daemon=True)
-        self._missing = False  # the newest line was left out, or could not be written
+        self._missing = False  # the last line was left out, or could not be written
 
     def start(self) -> None:
         """Begin to write."""
         self._thread.start()
 
     def stop(self, patience: float) -> None:
-        """Write what waits, for at most ``patience`` seconds."""
+        """Write the waiting lines, for at most ``patience`` seconds."""
         with suppress(queue.Full):
             self._lines.put_nowait(None)
         if self._thread.is_alive():
             self._thread.join(patience)
 
     def __call__(self, line: bytes) -> None:
-        """Have the line written soon."""
+        """Queue the line."""
         try:
             self._lines.put_nowait(line)
         except queue.Full:
@@ -41,7 +41,7 @@ class StdoutWriter:
 
     def _write(self) -> None:
         while (line := self._lines.get()) is not None:
-            # a reader that has closed the pipe is no reason to stop polling
+            # the agent goes on if the reader has closed the pipe
             try:
                 self._out.write(line)
                 self._out.flush()

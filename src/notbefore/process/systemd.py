@@ -1,4 +1,4 @@
-"""``SystemdNotifier``: the agent's state for systemd, as ``sd_notify`` sends it: ready, reloading, stopping, alive.
+"""``SystemdNotifier`` sends the agent's state to systemd, like ``sd_notify``: ready, reloading, stopping, alive.
 
 Without ``NOTIFY_SOCKET`` in the environment nothing is sent. Nothing here raises, or waits longer than a second.
 """
@@ -11,41 +11,41 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-SEND_TIMEOUT: Final = 1.0  # seconds; systemd reads at once, unless it hangs itself
-PINGS: Final = 4  # of the watchdog in the time that it allows
+SEND_TIMEOUT: Final = 1.0  # seconds; systemd reads at once, unless it hangs
+PINGS: Final = 4  # pings within the watchdog's timeout
 
 log = logging.getLogger("notbefore.process.systemd")
 
 
 class SystemdNotifier:
-    """``ready`` once, then ``notify`` from the supervising thread; ``patience`` says when the next one is needed."""
+    """Call ``ready`` once, then ``notify`` from the supervising thread, within ``patience`` seconds each time."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         given = environment.get("NOTIFY_SOCKET", "")
-        self._address = f"\0{given[1:]}" if given.startswith("@") else given  # systemd writes abstract names with ``@``
+        self._address = f"\0{given[1:]}" if given.startswith("@") else given  # ``@``: an abstract name
         self._every = _watchdog_seconds(environment) / PINGS
         self._pinged = time.monotonic()
         self._status = ""
 
     @property
     def patience(self) -> float:
-        """Seconds until ``notify`` is to be called at the latest."""
+        """Seconds until ``notify`` has to be called at the latest."""
         return max(0.0, self._pinged + self._every - time.monotonic())
 
     def ready(self) -> None:
-        """The agent serves, and its state is open; also sent when a reload is over."""
+        """Report that the agent serves and its state is open; also sent after a reload."""
         self._send("READY=1")
 
     def reloading(self) -> None:
-        """The agent reads its configuration again."""
+        """Report that the agent reads its configuration again."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """The agent has been asked to stop, and does."""
+        """Report that the agent is stopping."""
         self._send("STOPPING=1\nSTATUS=stopping")
 
     def notify(self, status: str, *, alive: bool) -> None:
-        """Send the status, if it is another than the last one; ping the watchdog while ``alive``."""
+        """Send the status if it has changed; ping the watchdog while ``alive``."""
         status = " ".join(status.split())  # a line end would begin another assignment
         if status != self._status:
             self._status = status
@@ -67,7 +67,7 @@ class SystemdNotifier:
 
 
 def _watchdog_seconds(environment: Mapping[str, str]) -> float:
-    """Seconds after which systemd counts this process as dead; infinite without a watchdog for it."""
+    """Seconds without a ping after which systemd considers this process dead; infinite without a watchdog."""
     if environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
         with suppress(ValueError):
             seconds = int(environment.get("WATCHDOG_USEC", "")) / 1_000_000
