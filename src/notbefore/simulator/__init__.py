@@ -1,1 +1,1 @@
-"""A simulated IMDS to try everything against: the scenarios of real VMs, in real or fast time, and faults."""
+"""A simulated IMDS for trials and tests: the scenarios of real VMs, in real or fast time, and faults."""

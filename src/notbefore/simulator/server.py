@@ -1,7 +1,7 @@
-"""``Simulator``: IMDS on loopback, as strict as the real one about header and api-version, with faults on request.
+"""``Simulator``: an IMDS on loopback, as strict as the real one about header and api-version, with faults on request.
 
-Several VMs: ``http://HOST:PORT/vm/NAME`` is the endpoint of each, ``http://HOST:PORT`` that of the first. All see the
-same events.
+With several VMs, ``http://HOST:PORT/vm/NAME`` is the endpoint of each, and ``http://HOST:PORT`` that of the first. All
+VMs see the same events.
 """
 
 import socketserver
@@ -47,7 +47,7 @@ class Simulator(SimulatorState):
         return f"{self.endpoint}/vm/{quote(vm, safe='')}"
 
     def close(self) -> None:
-        """Stop serving: the port is free, no client is held, and none is answered on a connection that it keeps."""
+        """Stop serving: free the port, release clients that a fault holds, and answer no more on kept connections."""
         self._server.closed = True
         if self._thread.is_alive():
             self._server.shutdown()
@@ -64,7 +64,7 @@ class Simulator(SimulatorState):
 
 
 class _RefusedError(Exception):
-    """The answer is a status and a text instead of what was asked for."""
+    """The answer is an error: a status and a text."""
 
     def __init__(self, text: str, status: int = HTTPStatus.BAD_REQUEST) -> None:
         super().__init__(text)
@@ -72,7 +72,7 @@ class _RefusedError(Exception):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection. Paths below ``/vm/NAME`` are for that VM, others for the first."""
+    """One connection. Paths below ``/vm/NAME`` are for that VM, other paths for the first."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -121,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, state.body())
 
     def _fail(self, fault: Fault) -> None:
-        """Answer as the fault says."""
+        """Answer with a fault."""
         if fault.status is not None:
             raise _RefusedError(fault.kind, fault.status)
         if fault.kind == "garbage":
@@ -179,6 +179,6 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print nothing for clients that went away: many of the faults cause it."""
+        """Print nothing for clients that went away: many faults cause it."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)

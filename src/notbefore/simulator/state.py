@@ -1,7 +1,7 @@
-"""The simulator's state: the events that play, the faults, the start requests. No HTTP.
+"""The simulator's state: the events, the faults, the start requests. No HTTP.
 
-The scenarios are those of scenarios.json. Their timing and texts follow Microsoft's documents of the service and
-captures of real VMs: minimum notice by type, some seconds of impact, about ten minutes from Started to gone.
+The scenarios are in scenarios.json. Their times and texts follow Microsoft's documentation and captures from real VMs:
+minimum notice by type, some seconds of impact, about ten minutes from Started to gone.
 """
 
 import threading
@@ -15,15 +15,15 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
-APPROVED_AFTER: Final = 2.0  # seconds from a start request to Started; real ones were seen at once and later
-FAULTS: Final = {  # with the VALUE that each has unless one is given, a status or seconds
+APPROVED_AFTER: Final = 2.0  # seconds from a start request to Started; real delays were seen from none to longer
+FAULTS: Final = {  # kind -> default VALUE, a status or seconds
     "status": 500.0,
     "garbage": 0.0,  # 200 with a body that is not JSON
-    "freeze": 30.0,  # the request is accepted, and nothing is sent for so long
-    "start-status": 503.0,  # of a start request, which is ignored
+    "freeze": 30.0,  # the connection is accepted, and nothing is sent for so long
+    "start-status": 503.0,  # a start request gets this status and is ignored
     "start-freeze": 30.0,  # a start request is accepted, and not answered for so long
 }
-MAX_VALUE: Final = 86_400.0  # of a fault; a day is longer than any client waits
+MAX_VALUE: Final = 86_400.0  # of a fault; no client waits longer than a day
 
 
 class Scenario(Struct, frozen=True):
@@ -34,7 +34,7 @@ class Scenario(Struct, frozen=True):
     event_source: str
     description: str
     duration: int  # DurationInSeconds; -1 = unknown
-    notice: float  # from announced to NotBefore, which is when it starts unless approved; 0 = none
+    notice: float  # from announced to NotBefore, when it starts unless approved; 0 = none
     started: float  # from Started to gone
 
 
@@ -47,14 +47,14 @@ SCENARIOS: Final = {
 
 
 class Play(Struct, frozen=True):
-    """A scenario being played for one event. ``begun`` and ``approved`` are Unix seconds of the wall clock."""
+    """A scenario in play for one event. ``begun`` and ``approved`` are Unix seconds of the wall clock."""
 
     scenario: Scenario
     event_id: str
     resources: tuple[str, ...]
     begun: float
     speed: float = 1.0  # 60 plays an hour in a minute
-    cancel: bool = False  # gone after half of the notice, if it has one, unless it was approved by then
+    cancel: bool = False  # canceled after half of the notice, if it has notice and was not approved by then
     approved: float | None = None
 
     @property
@@ -67,7 +67,7 @@ class Play(Struct, frozen=True):
         starts, half = self.not_before, (self.begun + self.not_before) / 2
         if self.approved is not None:
             starts = min(starts, self.approved + APPROVED_AFTER / self.speed)
-        # Azure does not cancel what is approved and about to start
+        # Azure does not cancel an approved event
         if self.cancel and self.approved is None and self.scenario.notice and now >= half:
             return None
         if now < starts:
@@ -101,7 +101,7 @@ class Fault(NamedTuple):
 
     @property
     def status(self) -> int | None:
-        """The status that is answered, where it is only that; it may be one that has no name."""
+        """The HTTP status of the answer, for faults that are only a status; it may be one without a name."""
         return int(self.value) if self.kind.endswith("status") else None
 
 
@@ -114,12 +114,12 @@ class SimulatorState:
         self.requests = 0  # for the document
         self.start_requests: list[str] = []  # EventIds approved, in order
         self._lock = threading.Lock()
-        self._plays: dict[str, Play] = {}  # by EventId in small letters
+        self._plays: dict[str, Play] = {}  # by EventId in lower case
         self._raw: bytes | None = None
         self._faults: list[Fault] = []
         self._incarnation = 1
         self._shown: list[dict[str, Any]] = []
-        self._release = threading.Event()  # set to let go the clients that faults hold
+        self._release = threading.Event()  # set to release the clients that faults hold
 
     def start(
         self, scenario: str, *, resources: Sequence[str] = (), cancel: bool = False, speed: float | None = None
@@ -133,14 +133,14 @@ class SimulatorState:
         return event_id
 
     def set_document(self, document: bytes | dict[str, Any]) -> None:
-        """Answer with this document from now on, whatever it is; ``clear`` ends it."""
+        """Answer with this document, valid or not, until ``clear``."""
         with self._lock:
             self._raw = document if isinstance(document, bytes) else msgspec.json.encode(document)
 
     def fault(self, kind: str, value: float | None = None, times: int = 1) -> None:
-        """Let the next ``times`` answers fail. Several faults come one after the other.
+        """Let the next ``times`` answers fail. Several faults occur one after the other.
 
-        Raises ``ValueError`` for an unknown one or a wrong value.
+        Raises ``ValueError`` for an unknown kind or a wrong value.
         """
         if kind not in FAULTS:
             raise ValueError(f"no fault {kind!r}; there are {', '.join(FAULTS)}")
@@ -151,7 +151,7 @@ class SimulatorState:
             self._faults += [fault] * times
 
     def clear(self) -> None:
-        """End all events and faults, and let go every client."""
+        """End all events and faults, and release every client."""
         with self._lock:
             self._plays, self._faults, self._raw = {}, [], None
             self._release.set()
@@ -170,7 +170,7 @@ class SimulatorState:
         """
         now = time.time()
         with self._lock:
-            written = (self._raw or b"").lower()  # a document that was set
+            written = (self._raw or b"").lower()  # the document of ``set_document``
             wanted = [event_id.casefold() for event_id in event_ids]
             if any(one not in self._plays and f'"{one}"'.encode() not in written for one in wanted):
                 return False
@@ -182,7 +182,7 @@ class SimulatorState:
             return True
 
     def take_fault(self, *, start_request: bool = False) -> Fault | None:
-        """Return the fault for this answer, if there is one, and forget it."""
+        """Remove and return the fault for this answer, if there is one."""
         with self._lock:
             self.requests += not start_request
             fault = next((one for one in self._faults if one.kind.startswith("start-") == start_request), None)
@@ -191,7 +191,7 @@ class SimulatorState:
             return fault
 
     def body(self) -> bytes:
-        """Return the document now; the incarnation rises whenever its content is new."""
+        """Return the present document; the incarnation rises whenever the content changes."""
         with self._lock:
             if self._raw is not None:
                 return self._raw
