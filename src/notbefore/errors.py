@@ -1,4 +1,4 @@
-"""Every exception that notbefore raises on purpose; anything else that escapes is a bug."""
+"""Every exception that notbefore raises on purpose; any other uncaught exception is a bug."""
 
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, get_args
@@ -7,7 +7,7 @@ DocumentReason = Literal[
     "empty",  # no bytes at all
     "too_large",  # more than MAX_BYTES, not even parsed
     "not_json",  # not UTF-8 JSON
-    "too_deep",  # nested beyond what can be parsed
+    "too_deep",  # nested too deeply to be parsed
     "wrong_shape",  # JSON, but not {"DocumentIncarnation": int, "Events": [...]}
     "too_many_events",  # more than MAX_EVENTS
 ]
@@ -17,30 +17,30 @@ ImdsReason = Literal[
     "refused",  # nothing listens at the address
     "unreachable",  # no route, no such host, network down
     "reset",  # the connection was cut
-    "timeout",  # the whole answer did not come before the deadline
+    "timeout",  # the answer was not complete before the deadline
     "incomplete",  # the answer ended before its announced length
-    "too_large",  # the body is larger than the cap; it was not read to its end
-    "protocol",  # what came is not HTTP
+    "too_large",  # the body is larger than the limit; it was not read completely
+    "protocol",  # the answer is not HTTP
     "redirect",  # 3xx: never followed
     "bad_request",  # 400: header or api-version not accepted
     "not_found",  # 404 or 405: this endpoint has no Scheduled Events
-    "gone",  # 410: gone for now, Azure asks to retry within 70 s
+    "gone",  # 410: temporarily gone; Azure asks to retry within 70 s
     "throttled",  # 429
     "server_error",  # 5xx
     "status",  # any other status
-    "rejected",  # 200, but the body is no document (see DocumentError)
+    "rejected",  # 200, but the body is not a document (see DocumentError)
 ]
 IMDS_REASONS: tuple[ImdsReason, ...] = get_args(ImdsReason)
 
 
 class NotBeforeError(Exception):
-    """Base of all errors below; its text is written for the user who reads it."""
+    """Base of all errors below; its text is for the user."""
 
-    exit_code = 1  # of a command that ends with it: see ``notbefore --help``
+    exit_code = 1  # of a command that ends with this error: see ``notbefore --help``
 
 
 class Place(NamedTuple):
-    """Where a value was given: a file with line and column (from 1 on; 0: not known), a variable, the command line."""
+    """Where a value was given: a file with line and column (from 1; 0: unknown), a variable, or the command line."""
 
     origin: str
     line: int = 0
@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    """One thing that is wrong with a configuration: where, the path of its key, and what was expected."""
+    """One mistake in a configuration: its place, the path of its key, and what was expected."""
 
     place: Place
     key: str
@@ -64,7 +64,7 @@ class Mistake(NamedTuple):
 class ConfigError(NotBeforeError):
     """The configuration is wrong; the text names the file, the line, the path of the key, and what was expected.
 
-    ``mistakes``: all that was found, where it was looked for; the text has all of them.
+    ``mistakes``: all mistakes, if the whole configuration was examined; the text contains all of them.
     """
 
     exit_code = 2
@@ -72,7 +72,7 @@ class ConfigError(NotBeforeError):
 
     @classmethod
     def of(cls, mistakes: Iterable[Mistake]) -> "ConfigError":
-        """Return the error with all of them, in the order in which they stand in the file."""
+        """Return the error with all mistakes, in the order of their places in the file."""
         found = sorted(dict.fromkeys(mistakes))
         error = cls("; ".join(map(str, found)))
         error.mistakes = tuple(found)
@@ -97,7 +97,7 @@ class ImdsError(NotBeforeError):
 
 
 class StoreError(NotBeforeError):
-    """The state directory cannot be used as it is; the text says what to do."""
+    """The state directory cannot be used; the text says what to do."""
 
     exit_code = 3
 
@@ -111,8 +111,8 @@ class ListenError(NotBeforeError):
 class SendError(NotBeforeError):
     """The receiver did not accept a message.
 
-    ``permanent``: nor will it tomorrow. ``by_hand``: nor before somebody puts something right, such as a token.
-    ``retry_after``: seconds, as it asked.
+    ``permanent``: it will never accept it. ``by_hand``: it will not accept it before somebody corrects something, such
+    as a token. ``retry_after``: seconds that the receiver asked to wait.
     """
 
     def __init__(

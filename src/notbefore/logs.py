@@ -1,4 +1,4 @@
-"""The agent's own log, on stderr: JSON lines for machines, text lines for a terminal. Made with ``logging``."""
+"""The agent's own log, on stderr: JSON lines for machines, text lines for a terminal, with ``logging``."""
 
 import logging
 import sys
@@ -15,7 +15,7 @@ Redact = Callable[[str], str]
 
 
 class LogFormatter(logging.Formatter):
-    """A record as text or as JSON, without secrets; JSON has the names of OpenTelemetry's log data model."""
+    """Formats a log record as text or JSON, without secrets. JSON has the names of OpenTelemetry's log data model."""
 
     def __init__(self, redact: Redact = str, *, as_json: bool = False) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class LogFormatter(logging.Formatter):
         self._as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line, whatever the message holds; in text, each line of a traceback follows behind a bar."""
+        """Return one line, whatever the message contains; in text form, the lines of a traceback follow after a bar."""
         time, message = datetime.fromtimestamp(record.created, UTC), self._redact(record.getMessage())
         exception = self._redact(self.formatException(record.exc_info)) if record.exc_info else None
         if self._as_json:
@@ -37,9 +37,9 @@ class LogFormatter(logging.Formatter):
 
 
 def set_up(form: Literal["auto", "json", "text"], level: str, redact: Redact = str) -> None:
-    """Write everything that is logged to stderr, in ``form`` (``auto``: text on a terminal), from ``level`` up.
+    """Write all log lines from ``level`` up to stderr, in ``form`` (``auto``: text on a terminal).
 
-    ``redact`` replaces the secrets in every text, also in those that libraries log. The root's handlers are replaced.
+    ``redact`` replaces the secrets in every text, also in those of libraries. The root logger's handlers are replaced.
     """
     handler = logging.StreamHandler(sys.stderr)
     as_json = form == "json" or (form == "auto" and not sys.stderr.isatty())
@@ -47,7 +47,7 @@ def set_up(form: Literal["auto", "json", "text"], level: str, redact: Redact = s
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    if level == "info":  # they write several lines for each request
+    if level == "info":  # Azure's libraries log several lines for each request
         logging.getLogger("azure").setLevel(logging.WARNING)
     handler.setLevel(level.upper())  # a library's own logger may have a lower level, for another handler
-    logging.raiseExceptions = False  # when stderr is closed, logging would print its own traceback to it
+    logging.raiseExceptions = False  # if stderr is closed, logging would print a traceback to it
