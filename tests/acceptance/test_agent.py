@@ -214,7 +214,7 @@ def test_while_imds_is_silent_nobody_says_that_nothing_is_scheduled(
         imds.fault("status", times=100_000)
         eventually(lambda: get(agent.port, "/readyz")[0] == 503)
         code, out, error = asked(agent)
-        assert (code, out.splitlines()[0]) == (1, "What was listed when IMDS last answered:")
+        assert (code, out.splitlines()[0]) == (1, "Events that were listed when IMDS last answered:")
         assert b"is not known" in get(agent.port, "/")[1]
 
 

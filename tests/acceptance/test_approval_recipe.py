@@ -114,7 +114,7 @@ def test_an_event_that_is_another_one_by_then_is_not_approved(imds: Simulator, t
         agent.reported("announced", "updated")
         words = ("approve", "a", "--yes", "--state-dir", str(agent.state), "--unchanged")
         refused = notbefore(*words, str(record))
-        assert (refused.returncode, "not the one of the record any more" in refused.stderr) == (1, True)
+        assert (refused.returncode, "no longer the one in the record" in refused.stderr) == (1, True)
         record.write_text("no record", encoding="utf-8")
         assert notbefore(*words, str(record)).returncode == 2
         assert notbefore(*words, str(tmp_path / "nothing")).returncode == 2

@@ -82,7 +82,7 @@ def test_what_is_missing_is_said(tmp_path: Path, words: tuple[str, ...], said: s
 def test_all_leaves_out_what_would_announce_an_event_that_is_over(tmp_path: Path) -> None:
     state = left(tmp_path, dead("a"), dead("b"), dead("c", kind="finished", expires_with_event=False), listed=("b",))
     said = done("retry", "--all", "--state-dir", str(state))
-    assert said.splitlines()[0] == "1 left out: their events are over. To send one all the same, give its ID."
+    assert said.splitlines()[0] == "1 left out: their events are over. To send one anyway, give its ID."
     assert said.splitlines()[1].startswith("2 will be sent again now")
     assert {name: one.state for name, one in rows(state).items()} == {"a": "dead", "b": "pending", "c": "pending"}
     assert done("retry", "a", "--state-dir", str(state)).startswith("1 will be sent again now")

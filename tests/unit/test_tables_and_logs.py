@@ -70,7 +70,7 @@ LISTED = dict.fromkeys(("event_id", "event_type", "event_status", "scope", "even
         ({}, "Nothing is scheduled."),
         ({"silence": "IMDS has given no valid answer yet"}, ""),
         ({"silence": "old", "unreadable": 1}, "1 listed events cannot be read: the agent's log says why."),
-        ({"silence": "old", "events": [LISTED]}, "What was listed when IMDS last answered:"),
+        ({"silence": "old", "events": [LISTED]}, "Events that were listed when IMDS last answered:"),
         ({"events": [LISTED]}, "EVENT ID"),
     ],
 )

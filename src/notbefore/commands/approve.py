@@ -1,4 +1,4 @@
-"""``notbefore approve EVENT_ID``: let Azure start an event now. Shows what that means and for whom, and asks."""
+"""``notbefore approve EVENT_ID``: let Azure start an event now. Shows the effect and the affected VMs, and asks."""
 
 import argparse
 import os
@@ -17,11 +17,11 @@ from notbefore.core.tracked import PendingEvent
 from notbefore.courier.wording import effect
 from notbefore.errors import ConfigError, NotBeforeError
 
-WHOSE: Final = {"self": ("this", ""), "peer": ("ANOTHER", ", and this VM is none of them")}  # by the scope
+WHOSE: Final = {"self": ("this", ""), "peer": ("ANOTHER", ", and this VM is none of them")}  # by scope
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The event, and where the agent's socket is."""
+    """Add the event, the confirmation, the record, and the state directory."""
     parser.add_argument("event_id", metavar="EVENT_ID", help="see `notbefore events`")
     parser.add_argument("--yes", action="store_true", help="approve without asking for confirmation")
     parser.add_argument("--reason", default="", help="why, for the record")
@@ -43,9 +43,9 @@ def run(options: argparse.Namespace) -> int:
     if shown.event is None:
         raise NotBeforeError(shown.words)
     if record is not None and _facts(record) != _facts(shown.event):
-        raise NotBeforeError("nothing was sent: the event is not the one of the record any more")
+        raise NotBeforeError("nothing was sent: the event is no longer the one in the record")
     sys.stdout.write(describe(shown.event))
-    if shown.words:  # there is nothing to decide any more
+    if shown.words:  # there is nothing left to decide
         sys.stdout.write(escaped(shown.words) + "\n")
         return 0
     if not options.yes and not _confirmed():
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _read_record(path: str) -> Record:
-    """The record that a command was given; raises ``ConfigError`` where there is none."""
+    """Read the record in a file or from standard input; raises ``ConfigError`` if there is none."""
     try:
         content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
         return Record.read(content)
@@ -70,7 +70,7 @@ def _read_record(path: str) -> Record:
 
 
 def _facts(event: Record | PendingEvent) -> tuple[object, ...]:
-    """What an approval is given for: which event, what it does, to whom, and for how long."""
+    """The facts that an approval is given for: the event, its effect, the affected VMs, the expected interruption."""
     return (
         event.event_id.casefold(),
         event.event_type,
@@ -81,7 +81,7 @@ def _facts(event: Record | PendingEvent) -> tuple[object, ...]:
 
 
 def describe(event: PendingEvent) -> str:
-    """Return what is about to be approved, for the operator who is asked."""
+    """Return a text about the event, for the operator who is asked to approve it."""
     names = [one_line(name) for name in event.resources]
     when = f", NotBefore {due(event.seconds_to_not_before)}" if event.seconds_to_not_before is not None else ""
     lines = [
@@ -97,7 +97,7 @@ def describe(event: PendingEvent) -> str:
 def _all_of(names: list[str], scope: str) -> str:
     if not names:
         return "VMs that Azure does not name"
-    one, several = WHOSE.get(scope, ("perhaps this", ", perhaps this one"))  # the name of this VM is not known yet
+    one, several = WHOSE.get(scope, ("perhaps this", ", perhaps this one"))  # this VM's name is not known yet
     return f"{one} VM: {names[0]}" if len(names) == 1 else f"all {len(names)} VMs: {', '.join(names)}{several}"
 
 

@@ -1,6 +1,6 @@
-"""``notbefore check-config``: what is wrong with a configuration, and what is doubtful.
+"""``notbefore check-config``: show the mistakes in a configuration, and warnings.
 
-Nothing is connected to: ``notbefore drill`` shows whether a receiver accepts a message.
+It makes no connections: ``notbefore drill`` shows whether a receiver accepts a message.
 """
 
 import argparse
@@ -20,14 +20,14 @@ from notbefore.web.access import Access
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The configuration, and what else is wanted of it."""
+    """Add the configuration, ``--strict`` and ``--json``."""
     add_configuration(parser)
     parser.add_argument("--strict", action="store_true", help="exit with 2 if there is a warning")
     add_json(parser, "one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what was asked for; returns the exit code. Raises ``ConfigError`` for what is wrong."""
+    """Print the result; return the exit code. Raises ``ConfigError`` with the mistakes, unless ``--json``."""
     set_up("text", "critical")  # a library's log line about an address may hold a secret
     try:
         config, places = _examined(options)
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _examined(options: argparse.Namespace) -> tuple[Config, Places]:
-    """Return what was read; raises ``ConfigError`` with all that is wrong."""
+    """Return the configuration and the place of each key; raises ``ConfigError`` with all mistakes."""
     config, places, mistakes = examine(options.config, os.environ, overrides(options))
     for name, sink in config.sinks.items():
         try:
@@ -59,7 +59,7 @@ def _examined(options: argparse.Namespace) -> tuple[Config, Places]:
             key = f"sinks.{name}.{sink.kind}"
             mistakes.append(Mistake(places.nearest(key), key, str(error)))
     try:
-        Access(config.server).check_listen()  # raises where it would let everybody read
+        Access(config.server).check_listen()  # raises if everybody could read
     except ConfigError as error:
         text = str(error).removeprefix("server.listen: ")
         key = "server.web_config_file" if text == str(error) else "server.listen"

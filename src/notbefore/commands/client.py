@@ -1,4 +1,4 @@
-"""``AgentClient``: how the commands ask a running agent. Its address, its certificate, and the password."""
+"""``AgentClient``: the commands' client of a running agent, with its address, its certificate and the password."""
 
 import argparse
 import hashlib
@@ -25,14 +25,14 @@ END: Final = "-----END CERTIFICATE-----"
 
 
 class AgentClient(Struct, frozen=True):
-    """Asks one agent over HTTP or HTTPS."""
+    """Sends requests to one agent over HTTP or HTTPS."""
 
     url: str
-    options: argparse.Namespace  # of the command line: whom to trust, and who asks
-    own_cert_file: str | None = None  # the agent's own certificate, where its file is known: no other is accepted
+    options: argparse.Namespace  # of the command line: whom to trust, and how to log in
+    own_cert_file: str | None = None  # the agent's certificate, if its file is known: no other is accepted
 
     def ask(self, path: str) -> dict[str, Any]:
-        """GET a path and return its JSON object; raises ``NotBeforeError``, which says what to do."""
+        """GET a path and return its JSON object; raises a ``NotBeforeError`` that says what to do."""
         try:
             with self._session() as session:
                 url = self.url.rstrip("/") + path
@@ -44,22 +44,22 @@ class AgentClient(Struct, frozen=True):
             raise NotBeforeError(text) from None
         except requests.RequestException as error:
             raise NotBeforeError(
-                f"no agent answers at {self.url} ({type(error).__name__}): is `notbefore run` running (of a fleet,"
+                f"no agent answers at {self.url} ({type(error).__name__}): is `notbefore run` running (for a fleet,"
                 " `notbefore fleet`), or is --url needed?"
             ) from None
-        except OSError as error:  # a file that is named does not exist
+        except OSError as error:  # a named file does not exist
             raise ConfigError(f"expected the file of a certificate, a key or a password: {error}") from None
         return self._read(path, response.status_code, response.content)
 
     def _session(self) -> requests.Session:
         session, options = requests.Session(), self.options
-        session.trust_env = False  # an agent is asked without a proxy
+        session.trust_env = False  # connect to the agent without a proxy
         session.verify = options.ca_file or True
         if self.own_cert_file is not None:
             adapter = HTTPAdapter()
             adapter.init_poolmanager(1, 1, assert_fingerprint=_fingerprint(Path(self.own_cert_file)))
             session.mount("https://", adapter)
-            session.verify = False  # the fingerprint is compared instead: issuer, name and dates do not matter
+            session.verify = False  # compare the fingerprint instead: issuer, name and dates do not matter
         if options.cert_file is not None:
             session.cert = (options.cert_file, options.key_file or options.cert_file)
         if options.user is not None:
@@ -92,16 +92,16 @@ def _fingerprint(path: Path) -> str:
 
 
 def add_agent(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, ``--url`` and how to log in: what ``agent_client`` reads."""
+    """Add the options that ``agent_client`` reads: CONFIG, ``--url``, certificates, user and password."""
     parser.add_argument(
         "config", nargs="?", type=Path, metavar="CONFIG", help="the configuration that names the address"
     )
     parser.add_argument("--url", metavar="URL", help="the address of the agent, http://HOST:PORT or https://HOST:PORT")
     parser.add_argument("--ca-file", metavar="FILE", help="the certificate authority of the agent's certificate (PEM)")
     parser.add_argument("--cert-file", metavar="FILE", help="the client certificate for the agent (PEM)")
-    parser.add_argument("--key-file", metavar="FILE", help="the key of --cert-file, where it is not in the same file")
+    parser.add_argument("--key-file", metavar="FILE", help="the key of --cert-file, if it is not in the same file")
     parser.add_argument("--user", metavar="NAME", help="the user, for an agent that requires a password")
-    parser.add_argument("--password-file", metavar="FILE", help="a file that holds the password")
+    parser.add_argument("--password-file", metavar="FILE", help="a file that contains the password")
 
 
 def agent_client(options: argparse.Namespace) -> AgentClient:

@@ -1,6 +1,6 @@
-"""``notbefore demo``: a simulator and a real agent, and events in fast time.
+"""``notbefore demo``: a simulator, a real agent, and events in fast time.
 
-Everything shown is a record that the agent writes.
+Every line shown is a record that the agent writes, or an action of the script.
 """
 
 import argparse
@@ -30,11 +30,11 @@ SCRIPT: Final[tuple[Step, ...]] = (  # seconds after the start, what is printed,
 
 
 def add_arguments(_parser: argparse.ArgumentParser) -> None:
-    """There are none."""
+    """Add nothing: there are no arguments."""
 
 
 def run(_options: argparse.Namespace) -> int:
-    """Play; returns 0 if the end of each event was seen."""
+    """Run the demo; return 0 if the end of each event was seen."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         listen = f"127.0.0.1:{free.getsockname()[1]}"
     with Simulator(VMS) as simulator, TemporaryDirectory(prefix="notbefore-demo-") as directory:

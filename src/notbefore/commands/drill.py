@@ -1,7 +1,7 @@
-"""``notbefore drill``: an exercise through the real routes and sinks, to test that the people are reached.
+"""``notbefore drill``: an exercise through the real routes and sinks, to test that people are reached.
 
-It goes through the outbox and the courier of the agent that runs with this configuration, as a real change does. What
-it opens is closed again, also where the routes would not. What it leaves behind when it is killed expires.
+Like a real change, it goes through the outbox and the courier of the agent that runs with this configuration. It closes
+the alerts and incidents that it opens, even if no route would. If it is killed, its deliveries expire.
 """
 
 import argparse
@@ -31,14 +31,14 @@ from notbefore.core.tracked import Observation, Tracked
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.store.file import StoredChange
 
-LOOK_INTERVAL: Final = 0.1  # seconds between two looks at what has become of it
-SPARE: Final = 5.0  # seconds beyond ``--wait`` after which nothing of it is sent any more, whoever has killed the drill
+LOOK_INTERVAL: Final = 0.1  # seconds between two checks of the exercise's deliveries
+SPARE: Final = 5.0  # seconds after ``--wait`` until its deliveries expire, even if the drill was killed
 SCENARIOS: Final = {event_type.lower(): event_type for event_type in EVENT_TYPES}
-FREEZE_SECONDS: Final = 9  # the interruption that Azure is made to expect of a Freeze; of the others it says none
+FREEZE_SECONDS: Final = 9  # the expected interruption of an exercise's Freeze; other types have none
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The configuration, and what to exercise."""
+    """Add the configuration, the sink, the scenario, and the time to wait."""
     parser.add_argument("config", type=Path, metavar="CONFIG", help="the YAML file that names the sinks")
     parser.add_argument("--sink", metavar="NAME", help="send to this sink only; the routes are ignored")
     parser.add_argument("--scenario", choices=SCENARIOS, default="reboot", help="the kind of event (default reboot)")
@@ -52,13 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Send the exercise; returns 0 if every sink was reached. Raises ``NotBeforeError``."""
+    """Send the exercise; return 0 if every sink was reached. Raises ``NotBeforeError``."""
     config = load_state_configuration(options)
     patience = seconds("--wait", options.wait)
     routing = _routing(config, options.sink, patience + SPARE)
     vm = _vm(config)
     steps = [_step(change, routing, vm) for change in _changes(SCENARIOS[options.scenario], vm.name)]
-    # what is opened where approvals do not go stays open until the end of the event is sent
+    # sinks without approvals open an alert or incident, which stays open until they get the event's end
     alerting = {name for name, terms in routing.sinks.items() if not terms.approvals}
     *before, last = ({one.sink for one in step.deliveries} for step in steps)
     unclosed = sorted((set().union(*before) & alerting) - last)
@@ -91,8 +91,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _routing(config: Config, sink: str | None, lasts: float) -> Routing:
     if not config.sinks:
-        raise ConfigError("there is no sink in this configuration: nobody would be notified")
-    # every step of an exercise is sent, also when the event is over already
+        raise ConfigError("this configuration has no sink: nobody would be notified")
+    # every step of an exercise is sent, even if the event is over
     own = {"expire_on_end": False, "expire_after": lasts}
     terms = {name: msgspec.structs.replace(one, **own) for name, one in config.routing.sinks.items()}
     if sink is None:
@@ -132,9 +132,9 @@ def _changes(event_type: str, vm: str) -> list[Change]:
 
 
 def _send(state_dir: Path, steps: list[StoredChange], patience: float) -> list[Delivery]:
-    """Have the agent send it, with ``patience`` seconds for attempts that fail; returns what was not accepted.
+    """Let the agent send the steps, and repeat failed attempts for ``patience`` seconds; return the unaccepted ones.
 
-    Raises ``NotBeforeError`` where that is not known.
+    Raises ``NotBeforeError`` if the result is not known.
     """
     end = steps[-1].change
     deadline = time.monotonic() + (end.time - datetime.now(UTC)).total_seconds() + patience
@@ -145,7 +145,7 @@ def _send(state_dir: Path, steps: list[StoredChange], patience: float) -> list[D
         reply = ask_agent(state_dir, ExerciseRequest(end.event.key), ExerciseReply)
     reply = ask_agent(state_dir, ExerciseRequest(end.event.key, end=True), ExerciseReply)
     if reply.overflowed != overflowed:
-        raise NotBeforeError("the outbox has overflowed meanwhile: it is not known who was reached")
+        raise NotBeforeError("the outbox has overflowed meanwhile, so it is not known who was reached")
     return [row for row in reply.left if row.state != "repeating"]
 
 
@@ -156,12 +156,12 @@ def _step(change: Change, routing: Routing, vm: Vm) -> StoredChange:
 
 
 def _row(kind: str, sent: Delivery, left: Delivery | None) -> dict[str, str]:
-    """What came of one message at one sink."""
+    """The result of one message to one sink."""
     result, error = "delivered", ""
     if left is not None:
         result, error = "refused" if left.state == "dead" else "failed", left.error
         if not error:
-            result, error = "not sent", "nobody has tried to send it"
+            result, error = "not sent", "no attempt was made"
     return {"sink": sent.sink, "kind": kind, "change": sent.kind, "result": result, "error": error}
 
 
@@ -171,7 +171,7 @@ def _show(report: dict[str, Any]) -> None:
         sys.stdout.write("No route matches this event: nobody was notified.\n")
         return
     table(("SINK", "KIND", "CHANGE", "RESULT", "ERROR"), [tuple(row.values()) for row in report["results"]])
-    closed = "what is opened there stays open. This exercise has closed it."
+    closed = "real alerts stay open there. This exercise has closed its own."
     sentences = {
         "reached": "Reached: {}.",
         "not_reached": "NOT reached: {}.",

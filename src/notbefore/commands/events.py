@@ -1,4 +1,4 @@
-"""``notbefore events``: what is listed now, as a running agent knows it, or what is coming over a fleet."""
+"""``notbefore events``: show the listed events that a running agent knows, or the coming events of a fleet."""
 
 import argparse
 import sys
@@ -11,7 +11,7 @@ from notbefore.core.duration import span
 from notbefore.core.text import escaped, some_of
 from notbefore.errors import NotBeforeError
 
-# the first three fit into 60 columns: `watch` cuts what is longer, and `approve` needs the id whole
+# the first three fit into 60 columns: `watch` cuts longer lines, and `approve` needs the whole id
 HEAD: Final = ("EVENT ID", "TYPE", "DUE", "STATUS", "SCOPE", "NOT BEFORE", "EXPECTED", "SOURCE", "RESOURCES")
 
 WAVES_HEAD: Final = (
@@ -22,7 +22,7 @@ MAX_NAMES: Final = 20  # of silent VMs in a line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where the agent is, and the form of the answer."""
+    """Add the agent's address, ``--fleet`` and ``--json``."""
     add_agent(parser)
     parser.add_argument(
         "--fleet", action="store_true", help="ask an instance of `notbefore fleet` what is coming over the fleet"
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the listed events; returns the exit code. Raises ``NotBeforeError`` where no agent or no IMDS answers."""
+    """Show the listed events; return the exit code. Raises ``NotBeforeError`` if the agent or IMDS does not answer."""
     client = agent_client(options)
     answer = client.ask("/api/v1/fleet/events" if options.fleet else "/api/v1/events")
     if options.json:
@@ -40,18 +40,18 @@ def run(options: argparse.Namespace) -> int:
         show_waves(answer)
     else:
         show_events(answer)
-    if not options.fleet and answer["silence"]:  # an error is no empty list
+    if not options.fleet and answer["silence"]:  # an error must not look like an empty list
         raise NotBeforeError(f"it is not known what is scheduled now: {answer['silence']}")
     return 0
 
 
 def show_events(answer: dict[str, Any]) -> None:
-    """Print what is started, then by NotBefore. That nothing is scheduled is said only where it is known."""
+    """Print started events first, then by NotBefore. Say that nothing is scheduled only if that is known."""
     events = sorted(answer["events"], key=lambda one: (one["event_status"] != STARTED, one["not_before"] or "9"))
     if answer["unreadable"]:
         sys.stdout.write(f"{answer['unreadable']} listed events cannot be read: the agent's log says why.\n")
     elif answer["silence"] and events:
-        sys.stdout.write("What was listed when IMDS last answered:\n")
+        sys.stdout.write("Events that were listed when IMDS last answered:\n")
     elif not answer["silence"] and not events:
         sys.stdout.write("Nothing is scheduled.\n")
     table(HEAD, [_row(event) for event in events])
@@ -72,10 +72,10 @@ def _row(event: dict[str, Any]) -> tuple[str, ...]:
 
 
 def show_waves(answer: dict[str, Any]) -> None:
-    """Print the waves of a fleet, after who is silent or missing. That nothing is coming is said as above."""
+    """Print silent and missing VMs, then the waves of a fleet. Say that nothing is coming only if that is known."""
     waves, said = answer["waves"], []
     if answer["trouble"]:
-        doubt = "This may be old, or not all" if waves else "It is not known what is coming"
+        doubt = "This may be outdated or incomplete" if waves else "It is not known what is coming"
         said.append(f"{doubt}: {answer['trouble']}.")
     elif not waves:
         said.append("Nothing is coming over the fleet.")

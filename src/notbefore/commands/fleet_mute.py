@@ -1,4 +1,4 @@
-"""``notbefore fleet mute``: for a time nobody is notified of what matches. All instances share it, by their store."""
+"""``notbefore fleet mute``: for a time, send no notifications of matching events. All instances share the mutes."""
 
 import argparse
 import getpass
@@ -20,11 +20,11 @@ LONGEST: Final = 366 * 86_400.0  # seconds of a mute
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The configuration of an instance, which names the store, and what to do."""
+    """Add the configuration of an instance, which names the store of the mutes, and the mute."""
     parser.add_argument("config", type=Path, metavar="CONFIG", help="the configuration of an instance")
-    parser.add_argument("--state-dir", metavar="DIR", help="state.dir: of an instance without `checkpoints`")
+    parser.add_argument("--state-dir", metavar="DIR", help="state.dir of an instance without `checkpoints`")
     parser.add_argument(
-        "--match", action="append", default=[], metavar="NAME=VALUE", help=f"what is muted: {', '.join(MATCHERS)}"
+        "--match", action="append", default=[], metavar="NAME=VALUE", help=f"what to mute: {', '.join(MATCHERS)}"
     )
     parser.add_argument("--for", dest="seconds", default="4h", metavar="TIME", help="for how long, such as 4h")
     parser.add_argument("--comment", default="", metavar="TEXT", help="why: shown on the page")
@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Mute, end a mute, or list them; returns the exit code. Raises ``NotBeforeError``."""
     check_extra("fleet")
-    import asyncio  # for this command alone
+    import asyncio  # only for this command
 
-    from notbefore.fleet.checkpoints import FAILURES  # for this command alone, with Azure's SDK
+    from notbefore.fleet.checkpoints import FAILURES  # only for this command, with Azure's SDK
 
     begun = _begun(options) if options.match and not options.end else None
     try:
@@ -56,7 +56,7 @@ def _begun(options: argparse.Namespace) -> Mute:
             raise ConfigError(f"--match: expected NAME=VALUE, got {text!r}; NAME{one_of(name, MATCHERS)}")
         match[name] = value
     if not options.comment:
-        raise ConfigError("--comment: say why, for those who find it muted")
+        raise ConfigError("--comment: say why, for people who see the mute")
     lasts = seconds("--for", options.seconds)
     if lasts > LONGEST:
         raise ConfigError(f"--for: expected {LONGEST / 86_400:.0f}d at most, got {options.seconds}")
@@ -65,8 +65,8 @@ def _begun(options: argparse.Namespace) -> Mute:
 
 
 async def _changed(config: Config, begun: Mute | None, ended: str | None) -> list[Mute]:
-    """What is muted now, after one was begun or ended."""
-    from notbefore.fleet.instance import make_snapshots  # these two are for this command alone, 30 MB
+    """Begin or end a mute, if asked; return the present mutes."""
+    from notbefore.fleet.instance import make_snapshots  # 30 MB, only for this command
     from notbefore.fleet.sdk import make_consumer  # as above
 
     def changed(body: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""``notbefore fleet report``: how Azure treated the fleet, as the instances have written it down."""
+"""``notbefore fleet report``: show how Azure treated the fleet, from the instances' histories."""
 
 import argparse
 import csv
@@ -26,26 +26,26 @@ IN_TABLE: Final = (
     "as_far_as_known",
 )  # fmt: skip
 LEGEND: Final = """\
-Notice and interruption are of each affected VM; short notice: less than nine tenths of the promise.
-As far as known: of these events not every VM said that they were over.
+Notice and interruption are per affected VM; short notice: less than nine tenths of the promise.
+As far as known: not every VM has reported the end of these events.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which instances are asked, from when on, and the form of the answer.
+    """Add the instances, the start time, the columns, and the form of the output.
 
-    Each instance knows what was over in its partitions: ``--url`` may name several, with commas between them, and a
-    name that has several addresses is several.
+    Each instance knows only the events of its partitions. So ``--url`` may name several instances, separated by
+    commas, and all addresses of a host name are asked.
     """
     add_agent(parser)
     parser.add_argument(
-        "--since", default="90d", metavar="TIME", help="90d (so long ago, the default), or 2026-03-01T00:00:00Z"
+        "--since", default="90d", metavar="TIME", help="90d (90 days ago, the default), or 2026-03-01T00:00:00Z"
     )
     parser.add_argument(
-        "--by", default=",".join(USUAL), metavar="COLUMNS", help=f"what a row is: of {', '.join(COLUMNS)}, tags.NAME"
+        "--by", default=",".join(USUAL), metavar="COLUMNS", help=f"group by {', '.join(COLUMNS)}, tags.NAME"
     )
-    add_json(parser, "JSON, one object a row")
-    parser.add_argument("--csv", action="store_true", help="print CSV, one line a row")
+    add_json(parser, "JSON, one object per row")
+    parser.add_argument("--csv", action="store_true", help="print CSV, one line per row")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         writer.writeheader()
         writer.writerows(rows)
     else:
-        sys.stdout.write(f"Events that were over since {since:%Y-%m-%d %H:%M} UTC, without exercises.\n")
+        sys.stdout.write(f"Events that ended since {since:%Y-%m-%d %H:%M} UTC, without exercises.\n")
         columns = (*by, *IN_TABLE)
         head = tuple(name.removeprefix("event_").replace("_", " ").upper() for name in columns)
         table(head, [tuple(_cell(row[name]) for name in columns) for row in rows])
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _instances(client: AgentClient) -> Iterator[AgentClient]:
-    """The instances at an address: over plain HTTP, each that its name has."""
+    """The instances at an address: over plain HTTP, one for each address of the host name."""
     address = urlsplit(client.url)
     if address.scheme != "http" or not address.hostname:
         yield client  # a certificate is for the name
@@ -93,5 +93,5 @@ def _instances(client: AgentClient) -> Iterator[AgentClient]:
 
 
 def _cell(value: float | str | None) -> str:
-    """Seconds are floats."""
+    """The text of a cell; floats are seconds."""
     return span(value) if isinstance(value, float) else "-" if value in (None, "") else str(value)

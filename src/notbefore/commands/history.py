@@ -1,4 +1,4 @@
-"""``notbefore history``: the last changes, from a running agent or from a state directory."""
+"""``notbefore history``: show the last changes, from a running agent or from a state directory."""
 
 import argparse
 import sys
@@ -22,16 +22,16 @@ from notbefore.core.text import rfc3339, some_of
 from notbefore.errors import ConfigError
 
 NEWEST: Final = 100  # changes that are shown
-MOST: Final = 10_000  # with `--since`: all that an agent gives
+MOST: Final = 10_000  # with `--since`: the most that an agent returns
 MAX_NAMES: Final = 3  # in a row; `--json` has all of them
 HEAD: Final = (
     *("TIME", "CHANGE", "OUTCOME", "TYPE", "SCOPE", "NOTICE", "SCHEDULED", "STARTED", "INTERRUPTION", "RESOURCES"),
-    *("EVENT ID", "REASON"),  # the reason of an ending or an approval, in words
+    *("EVENT ID", "REASON"),  # the reason for an ending, or the result of an approval, in words
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where to read, from when on, and the form of the answer."""
+    """Add the agent or the state directory, the start time, and ``--json``."""
     add_agent(parser)
     add_json(parser)
     parser.add_argument("--state-dir", metavar="DIR", help="read this state directory instead of asking an agent")
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the changes, oldest first; returns the exit code. Raises ``NotBeforeError``."""
+    """Print the changes, oldest first; return the exit code. Raises ``NotBeforeError``."""
     since = start_time(options.since, datetime.now(UTC)) if options.since else None
     limit = MOST if since else NEWEST
     changes: list[dict[str, Any]]
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
             reply = ask(HistoryRequest(since.timestamp() if since else None, limit))
         changes, cut = [msgspec.json.decode(bytes(record)) for record in reply.records], reply.cut
     if cut:
-        sys.stderr.write("There are older changes, too many for one answer.\n")
+        sys.stderr.write("Older changes are left out: one answer cannot hold them.\n")
     if options.json:
         print_json(changes)
     else:
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def start_time(text: str, now: datetime) -> datetime:
-    """Return the time that ``--since`` names; raises ``ConfigError``."""
+    """Return the time of ``--since``; raises ``ConfigError``."""
     with suppress(ValueError, OverflowError):
         return now - timedelta(seconds=Duration(text).seconds)
     try:
@@ -73,12 +73,12 @@ def start_time(text: str, now: datetime) -> datetime:
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):  # OverflowError: before the year 1, or after 9999
         raise ConfigError(
-            f"--since: expected 30m, 1h or 2d (so long ago), or a time such as 2026-03-01T12:00:00Z, got {text!r}"
+            f"--since: expected an age (30m, 1h, 2d) or a time such as 2026-03-01T12:00:00Z, got {text!r}"
         ) from None
 
 
 def show_history(changes: Sequence[dict[str, Any]]) -> None:
-    """Print a table of changes, which are records as JSON objects."""
+    """Print a table of changes, given as the JSON objects of records."""
     if not changes:
         sys.stdout.write("No change has been seen.\n")
     table(HEAD, [_row(msgspec.convert(change, Record)) for change in changes])

@@ -1,4 +1,4 @@
-"""The command line: parser and exit codes. Each command is a module of this room, imported only when it is called."""
+"""The command line: parser and exit codes. Each command is a module in this folder, imported only when it is called."""
 
 import argparse
 import errno
@@ -16,7 +16,7 @@ import notbefore
 from notbefore.core.text import escaped, one_of
 from notbefore.errors import ConfigError, NotBeforeError
 
-# no docstrings: the agent may run with `python -OO`, which has none
+# not from docstrings: `python -OO` has none
 DESCRIPTION: Final = "notbefore: Azure Scheduled Events of this VM as metrics, records and notifications."
 EXIT_CODES: Final = """\
 Exit codes: 0 done · 1 it failed while running (no agent answers, for example) · 2 the command line or the configuration
@@ -26,47 +26,47 @@ is wrong · 3 it cannot start (address in use, state held by another agent).
 OK: Final = 0
 FAILED: Final = 1
 WRONG: Final = 2
-UNWRITABLE: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of a standard output
+UNWRITABLE: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of standard output
 
-# without a width argparse imports what is 0.4 MiB, for each argument that is added
+# without a width, argparse imports 0.4 MiB to find one
 HELP: Final = partial(argparse.RawDescriptionHelpFormatter, width=80)
 DOCUMENTS: Final = "documents: https://github.com/notbefore/notbefore/tree/main/docs"
-# name: what it does. `check-config` is the module check_config, with the functions add_arguments and run
+# name -> description. `check-config` is the module check_config, with the functions add_arguments and run
 COMMANDS: Final = {
     "run": "watch the events of this VM; serve metrics, page and API",
     "fleet": "read the changes of all VMs from an Event Hub, and notify of each event once",
     "fleet mute": "notify nobody of some events for a time",
     "fleet report": "show how Azure treated the fleet, from its history",
-    "check-config": "read a configuration: show what is wrong with it",
-    "events": "show what is listed now, as a running agent knows it",
+    "check-config": "read a configuration, and show its mistakes",
+    "events": "show the listed events that a running agent knows",
     "history": "show the last changes",
     "health": "ask a running agent whether it is healthy: exit code 0 if it is",
     "drill": "send an exercise through the real routes and sinks, and show who was reached",
     "approve": "let Azure start an event now, for all VMs that it affects",
     "outbox": "look at the deliveries that wait: list, show, retry, drop",
-    "simulate": "serve a simulated IMDS, to try everything against",
+    "simulate": "serve a simulated IMDS, for trials and tests",
     "demo": "watch events be announced, start and finish: a simulator and an agent, in fast time",
 }
 VERSION: Final = ("-V", "--version")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; ``arguments`` are those of the process unless given."""
-    if sys.stdout is None:  # it is closed: no file or connection may get its number
+    """Run one command and return its exit code. ``arguments``: by default those of the process."""
+    if sys.stdout is None:  # it is closed: no file or connection may get its descriptor
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a letter is shown its number
+            stream.reconfigure(errors="backslashreplace")  # shows the code of a character that a terminal lacks
     try:
         try:
             return _run(sys.argv[1:] if arguments is None else arguments)
         finally:
-            sys.stdout.flush()  # here, and not at the interpreter's end: there nobody can say why it failed
+            sys.stdout.flush()  # here, because a failure at the interpreter's end could not be reported
     except OSError as error:
         if error.errno not in UNWRITABLE or error.filename is not None:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing may be flushed into it at the end
-        if not isinstance(error, BrokenPipeError):  # `notbefore history | head` is no failure to speak of
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the final flush cannot fail
+        if not isinstance(error, BrokenPipeError):  # `notbefore history | head` is not worth a message
             sys.stderr.write(f"notbefore: standard output cannot be written: {error.strerror}\n")
         return FAILED
 
@@ -88,10 +88,10 @@ def _run(words: Sequence[str]) -> int:
 
 
 def parsed(words: Sequence[str]) -> argparse.Namespace:
-    """Return the command and its options; a help or a mistake ends the process, as argparse does it.
+    """Return the command and its options; help or a mistake ends the process, as usual with argparse.
 
     `help events` is `events --help`. `fleet report` is one command; a configuration called `report` is `./report`.
-    The arguments of a command stand in its module, and importing it costs memory: a running agent has only its own.
+    Each command's module adds its arguments. Only the called module is imported, because imports cost memory.
     """
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]

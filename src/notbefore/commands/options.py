@@ -1,4 +1,4 @@
-"""What commands have in common: which configuration, what the command line overrides, tables for people, and JSON."""
+"""Functions that commands share: the configuration and its overrides, tables for people, and JSON."""
 
 import argparse
 import logging
@@ -17,18 +17,18 @@ from notbefore.logs import set_up
 
 
 def add_configuration(parser: argparse.ArgumentParser) -> None:
-    """Add CONFIG, ``--listen``, ``--imds`` and ``--state-dir``: what ``load_configuration`` reads."""
+    """Add the options that ``load_configuration`` reads: CONFIG, ``--listen``, ``--imds`` and ``--state-dir``."""
     parser.add_argument(
-        "config", nargs="?", type=Path, metavar="CONFIG", help="a YAML file; without one every key has its default"
+        "config", nargs="?", type=Path, metavar="CONFIG", help="a YAML file; without one, every key has its default"
     )
     parser.add_argument("--listen", metavar="HOST:PORT", help="server.listen: where to serve")
     parser.add_argument("--imds", metavar="URL", help="imds.endpoint: another IMDS, such as the address of a simulator")
     parser.add_argument(
-        "--state-dir", metavar="DIR", help=f"state.dir: where the state is kept (default {default_state_dir()})"
+        "--state-dir", metavar="DIR", help=f"state.dir: the directory of the state (default {default_state_dir()})"
     )
 
 
-def add_json(parser: argparse.ArgumentParser, what: str = "JSON, one object a line") -> None:
+def add_json(parser: argparse.ArgumentParser, what: str = "JSON, one object per line") -> None:
     """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help=what)
 
@@ -39,7 +39,7 @@ def load_configuration(options: argparse.Namespace) -> Config:
 
 
 def begin(options: argparse.Namespace) -> Config:
-    """As ``load_configuration``, for a process that stays: the log is set up, and has the warnings."""
+    """As ``load_configuration``, for an always-on process: set up the log, and log the warnings."""
     config, places, mistakes = examine(options.config, os.environ, overrides(options))
     if mistakes:
         raise ConfigError.of(mistakes)
@@ -50,7 +50,7 @@ def begin(options: argparse.Namespace) -> Config:
 
 
 def overrides(options: argparse.Namespace) -> dict[str, str | None]:
-    """Return what the command line says instead of the configuration, by the paths of the keys."""
+    """Return the command line's values that override the configuration, by the path of their keys."""
     paths = {"listen": "server.listen", "imds": "imds.endpoint", "state_dir": "state.dir"}
     return {path: getattr(options, name, None) for name, path in paths.items()}
 
@@ -58,7 +58,7 @@ def overrides(options: argparse.Namespace) -> dict[str, str | None]:
 def add_state(parser: argparse.ArgumentParser) -> None:
     """Add ``--config`` and ``--state-dir``, for commands that work on the state directory of an agent."""
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="the agent's configuration: it names the state directory"
+        "--config", type=Path, metavar="FILE", help="the agent's configuration, which names the state directory"
     )
     parser.add_argument(
         "--state-dir", metavar="DIR", help="the state directory of the agent, whatever the configuration says"
@@ -66,12 +66,12 @@ def add_state(parser: argparse.ArgumentParser) -> None:
 
 
 def load_state_configuration(options: argparse.Namespace) -> Config:
-    """Return the configuration for its ``state.dir``; the sinks need no secrets. Raises ``ConfigError``."""
+    """Return the configuration, to use its ``state.dir``; the sinks need no secrets. Raises ``ConfigError``."""
     return load(options.config, os.environ, {"state.dir": options.state_dir}, sending=False)
 
 
 def seconds(option: str, text: str) -> float:
-    """Return a duration that an option was given; raises ``ConfigError``."""
+    """Return the seconds of an option's duration; raises ``ConfigError``."""
     try:
         return Duration(text).seconds
     except ValueError as error:
@@ -79,17 +79,17 @@ def seconds(option: str, text: str) -> float:
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print columns with a head; without rows, nothing."""
+    """Print a table with a head; print nothing without rows."""
     if not rows:
         return
-    cells = [head, *(tuple(map(escaped, row)) for row in rows)]  # a name may hold anything, also what moves the cursor
+    cells = [head, *(tuple(map(escaped, row)) for row in rows)]  # a name may even move the cursor
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in lines)
 
 
 def due(left: float | None) -> str:
-    """Return how far NotBefore is, for a column of a table: ``in 14m05s``, ``43s ago``, ``-`` where it is not known."""
+    """Return the time to NotBefore, for a table column: ``in 14m05s``, ``43s ago``, ``-`` if unknown."""
     if left is None:
         return "-"
     text = span(float(round(abs(left)))).replace(".0s", "s")
@@ -97,5 +97,5 @@ def due(left: float | None) -> str:
 
 
 def print_json(items: Iterable[object]) -> None:
-    """Print one JSON object a line."""
+    """Print one JSON object per line."""
     sys.stdout.writelines(json_line(item).decode() + "\n" for item in items)

@@ -1,4 +1,4 @@
-"""``notbefore outbox``: look at the deliveries that wait, send dead letters again, delete deliveries."""
+"""``notbefore outbox``: list the waiting deliveries, send dead letters again, delete deliveries."""
 
 import argparse
 import sys
@@ -32,7 +32,7 @@ SHOWN: Final = (  # of a delivery, as JSON
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """An action, and the deliveries that it is for."""
+    """Add the actions, and the options that choose deliveries."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, text in ACTIONS.items():
         action = actions.add_parser(name, help=text, description=text, allow_abbrev=False)
@@ -46,15 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         several = "+" if name == "show" else "*"
         action.add_argument("ids", nargs=several, metavar="ID", help="a delivery id, or the beginning of one")
         if name != "show":
-            action.add_argument("--all", action="store_true", help="every dead letter (of --sink)")
+            action.add_argument("--all", action="store_true", help="all dead letters (of --sink, if given)")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Carry out the action; returns the exit code. Raises ``NotBeforeError``."""
+    """Carry out the action; return the exit code. Raises ``NotBeforeError``."""
     if options.action in ("retry", "drop") and bool(options.ids) == options.all:
         raise ConfigError(f"outbox {options.action}: expected ids (see `notbefore outbox list`), or --all")
     if not all(options.ids):
-        raise NotBeforeError("An empty id names no delivery. `notbefore outbox list` shows the ids.")
+        raise NotBeforeError("An id is empty. `notbefore outbox list` shows the ids.")
     config = load_state_configuration(options)
     request = OutboxRequest(
         action="show" if options.action == "list" else options.action,
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     with asking(Path(config.state.dir), OutboxReply) as ask:
         reply = ask(request)
     if options.sink is not None and options.sink not in config.sinks and not reply.rows:
-        raise ConfigError(f"--sink: the outbox holds nothing for {options.sink!r}, and --config has no such sink")
+        raise ConfigError(f"--sink: the outbox has no delivery for {options.sink!r}, and --config has no such sink")
     if options.action == "list" and options.json:
         print_json([_fields(row, reply) for row in reply.rows])
     elif options.action == "list":
@@ -79,9 +79,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _report(reply: OutboxReply, what: str) -> None:
-    """Print what was done."""
+    """Print the result of ``retry`` or ``drop``."""
     if reply.left_out:
-        sys.stdout.write(f"{reply.left_out} left out: their events are over. To send one all the same, give its ID.\n")
+        sys.stdout.write(f"{reply.left_out} left out: their events are over. To send one anyway, give its ID.\n")
     left = len(reply.rows) - reply.done
     rest = f", {left} left as they are: they are being sent" if left else ""
     sys.stdout.write(f"{reply.done} {what}{rest}.\n")

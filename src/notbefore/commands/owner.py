@@ -1,4 +1,4 @@
-"""``asking``: commands ask the agent that owns the state; without one, they open the state under its lock."""
+"""``asking``: commands ask the agent that owns the state; if none runs, they open the state under its lock."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -13,14 +13,14 @@ from notbefore.process.clock import Clock
 from notbefore.store.file import FILE_NAME
 from notbefore.store.store import Store
 
-WRITE_PATIENCE: Final = 10.0  # seconds for what a command has changed to be on disk
+WRITE_PATIENCE: Final = 10.0  # seconds until a command's change has to be on disk
 
 R = TypeVar("R", bound=Reply)
 
 
 @contextmanager
 def asking(directory: Path, reply: type[R]) -> Iterator[Callable[[Request], R]]:
-    """How to ask the agent of a state directory; while none runs, the state itself. Raises ``NotBeforeError``."""
+    """Yield a function that asks the agent of a state directory, or its state. Raises ``NotBeforeError``."""
     if listens(directory):
         yield lambda request: ask_agent(directory, request, reply)
         return
@@ -39,7 +39,7 @@ def asking(directory: Path, reply: type[R]) -> Iterator[Callable[[Request], R]]:
 
 @contextmanager
 def open_store(directory: Path) -> Iterator[Store]:
-    """The state of an agent that does not run, as its user. Raises ``StoreError``."""
+    """Open the state of an agent that does not run, as the agent's user. Raises ``StoreError``."""
     path = directory / FILE_NAME
     try:
         owner = path.stat()
@@ -49,7 +49,7 @@ def open_store(directory: Path) -> Iterator[Store]:
             hint = "has `notbefore run` been started here?"
         raise StoreError(f"{path} cannot be opened: {hint}") from None
     if hasattr(os, "geteuid") and os.geteuid() == 0 and owner.st_uid != 0:
-        os.setegid(owner.st_gid)  # what is made there is to be the agent's
+        os.setegid(owner.st_gid)  # new files have to belong to the agent
         os.seteuid(owner.st_uid)
     with closing(Store(directory, Clock())) as store:
         if store.disk.degraded is not None:

@@ -7,13 +7,13 @@ from notbefore.commands.options import add_configuration, begin, load_configurat
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The configuration, and the second key to approvals."""
+    """Add the configuration, and the second switch for approvals."""
     add_configuration(parser)
     parser.add_argument(
-        "--allow-approval", action="store_true", help="events may be approved; approval.enabled must be true as well"
+        "--allow-approval", action="store_true", help="permit approvals; approval.enabled must be true as well"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Watch until SIGTERM or SIGINT; returns the exit code. Raises ``NotBeforeError`` where it cannot start."""
+    """Watch until SIGTERM or SIGINT; return the exit code. Raises ``NotBeforeError`` if it cannot start."""
     return Agent(begin(options), lambda: load_configuration(options), allow_approval=options.allow_approval).run()

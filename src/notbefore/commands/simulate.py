@@ -1,4 +1,4 @@
-"""``notbefore simulate``: an IMDS to try everything against."""
+"""``notbefore simulate``: serve a simulated IMDS, for trials and tests."""
 
 import argparse
 import signal
@@ -12,11 +12,11 @@ from notbefore.simulator.server import Simulator
 from notbefore.simulator.state import FAULTS, SCENARIOS
 
 DEFAULT_LISTEN: Final = "127.0.0.1:16925"
-SPEEDS: Final = (0.01, 100_000.0)  # within which every year has four digits
+SPEEDS: Final = (0.01, 100_000.0)  # within these limits, every year has four digits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The VMs, what happens to them, and what fails."""
+    """Add the VMs, their events, and the faults."""
     parser.add_argument(
         "--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"where to serve (default {DEFAULT_LISTEN})"
     )
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"play these at the same time: {', '.join(SCENARIOS)}",
     )
     parser.add_argument(
-        "--speed", type=float, default=1.0, metavar="FACTOR", help="60: an hour in a minute (default 1, real time)"
+        "--speed", type=float, default=1.0, metavar="FACTOR", help="60 is an hour in a minute (default 1, real time)"
     )
     parser.add_argument("--cancel", action="store_true", help="the events are canceled halfway to NotBefore")
     parser.add_argument(
@@ -72,6 +72,6 @@ def run(options: argparse.Namespace) -> int:
         if len(simulator.vms) > 1:
             sys.stdout.writelines(f"  {vm}: {simulator.endpoint_of(vm)}\n" for vm in simulator.vms)
         sys.stdout.flush()
-        while not ended.wait(0.2):  # Windows takes no signal within
+        while not ended.wait(0.2):  # Windows handles no signal during a longer wait
             pass
     return 0
