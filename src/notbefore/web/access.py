@@ -4,7 +4,6 @@ The file has the format of Prometheus's exporter-toolkit. The file and the certi
 changes at each handshake and each request. A new version that is wrong, or that would remove a protection, is not used.
 """
 
-import base64
 import ipaddress
 import logging
 import os
@@ -12,7 +11,6 @@ import re
 import socket
 import threading
 from collections.abc import Iterable
-from http import HTTPStatus
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -290,7 +288,7 @@ class AccessControl:
         config, host = self._access.config(), environ.get("HTTP_HOST", "")
         if not self._access.accepts_host(host):
             text = f"{host[:100]!r} is not a name of this agent: if it should be, add it to server.allowed_hosts"
-            return _text(HTTPStatus.MISDIRECTED_REQUEST, text)
+            return _text("421 Misdirected Request", text)
         if config is None or not config.basic_auth_users:
             return None
         given = environ.get("HTTP_AUTHORIZATION", "")
@@ -299,8 +297,8 @@ class AccessControl:
             return None
         right = self._check(config, given, environ.get("REMOTE_ADDR", "")) if given else False
         if right is None:
-            return _text(HTTPStatus.TOO_MANY_REQUESTS, "another password is being checked", BUSY)
-        return None if right else _text(HTTPStatus.UNAUTHORIZED, "a user and a password are required", CHALLENGE)
+            return _text("429 Too Many Requests", "another password is being checked", BUSY)
+        return None if right else _text("401 Unauthorized", "a user and a password are required", CHALLENGE)
 
     def _check(self, config: WebConfig, authorization: str, address: str) -> bool | None:
         """Whether the header's login is correct; ``None``: not checked, because another one is being checked."""
@@ -326,6 +324,8 @@ class AccessControl:
 
 
 def _user_and_password(authorization: str) -> tuple[str, bytes] | None:
+    import base64  # noqa: PLC0415 - only with passwords
+
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() != "basic":
         return None
@@ -336,5 +336,5 @@ def _user_and_password(authorization: str) -> tuple[str, bytes] | None:
         return None
 
 
-def _text(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Response:
+def _text(status: str, text: str, *headers: tuple[str, str]) -> Response:
     return Response(f"{text}\n".encode(), "text/plain; charset=utf-8", status, headers)

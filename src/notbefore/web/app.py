@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import cache, lru_cache, partial
-from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import parse_qs
@@ -90,7 +89,7 @@ class Response(Struct, frozen=True):
 
     body: bytes
     content_type: str = JSON
-    status: HTTPStatus = HTTPStatus.OK
+    status: str = "200 OK"  # as WSGI has it
     headers: tuple[tuple[str, str], ...] = ()
 
 
@@ -144,7 +143,7 @@ def send(response: Response, environ: Environ, start_response: StartResponse) ->
     """Send a response through the WSGI server."""
     headers = [("Content-Type", response.content_type), ("Content-Length", str(len(response.body)))]
     headers += (ALWAYS | dict(response.headers)).items()
-    start_response(f"{response.status.value} {response.status.phrase}", headers)
+    start_response(response.status, headers)
     return () if environ["REQUEST_METHOD"] == "HEAD" else (response.body,)
 
 
@@ -157,19 +156,19 @@ def path_of(environ: Environ) -> str:
 def _respond(routes: dict[str, Route], environ: Environ) -> Response:
     route = routes.get(path_of(environ))
     if route is None:
-        return _error(HTTPStatus.NOT_FOUND, f"not found; the paths are {', '.join(routes)}")
+        return _error("404 Not Found", f"not found; the paths are {', '.join(routes)}")
     if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-        return _error(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD", ("Allow", "GET, HEAD"))
+        return _error("405 Method Not Allowed", "only GET and HEAD", ("Allow", "GET, HEAD"))
     try:
         return route(environ)
     except _BadRequestError as error:
-        return _error(HTTPStatus.BAD_REQUEST, str(error))
+        return _error("400 Bad Request", str(error))
     except Exception:  # a failure must not end the worker
         log.exception("%s failed", path_of(environ))
-        return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; the agent's log says why")
+        return _error("500 Internal Server Error", "internal error; the agent's log says why")
 
 
-def _error(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Response:
+def _error(status: str, text: str, *headers: tuple[str, str]) -> Response:
     return Response(msgspec.json.encode({"error": text}), status=status, headers=headers)
 
 
@@ -190,7 +189,7 @@ def _page_file(name: str, _environ: Environ) -> Response:
 def _check(result: CheckResult, otherwise: str, environ: Environ) -> Response:
     reasons = () if environ.get(ANONYMOUS) else result.reasons  # they may contain paths and addresses
     body = {"status": "ok" if result.ok else otherwise, "reasons": reasons}
-    status = HTTPStatus.OK if result.ok else HTTPStatus.SERVICE_UNAVAILABLE
+    status = "200 OK" if result.ok else "503 Service Unavailable"
     return Response(msgspec.json.encode(body), status=status)
 
 
