@@ -93,7 +93,7 @@ class Agent:
         self._server = HttpServer(config.server, make_app(self._view))
         self._systemd = SystemdNotifier()
 
-    # ---- what the parts ask for, and calls between them
+    # ---- values for the parts, and calls between them
 
     def _approval_settings(self) -> ApprovalSettings:
         config, endpoint = self._config, self._polling.endpoint
@@ -167,7 +167,7 @@ class Agent:
         return code
 
     def _start(self) -> None:
-        self._export(self._config.otlp)  # first: it exports what is logged from here on
+        self._export(self._config.otlp)
         self._server.start()
         log.info("notbefore %s: watching %s, serving %s", __version__, self._config.imds.endpoint, self._server.url)
         self._stdout.start()

@@ -350,7 +350,7 @@ def _approved(attempt: ApprovalAttempt | None, tracked: TrackedEvent) -> str:
 
 
 def _why_not_listed(body: bytes, tracked: TrackedEvent) -> str:
-    """Return why a body does not list the event as it was when it was decided on, in words; empty if it does.
+    """Return why a body no longer lists the event that was decided on, in words; empty if it lists it unchanged.
 
     Raises ``ImdsError`` if the body is no document.
     """

@@ -43,7 +43,7 @@ class Polling:
         self._configured, self._api_version = config.imds.endpoint, config.imds.api_version
         self._may_search = config.imds.discover and self._configured == USUAL
         self.interval = config.imds.interval.seconds
-        self.endpoint = self._configured  # where IMDS is asked now
+        self.endpoint = self._configured  # the endpoint in use
         self._client = ImdsClient(self.endpoint)
         self._path = events_path(self._api_version)
         self._timeout = FIRST_TIMEOUT  # seconds for the next answer

@@ -27,7 +27,7 @@ from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, Mistake, Place
 
 ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
-Finding = tuple[str, str]  # the path of a key, and what is wrong with it
+Finding = tuple[str, str]  # the path of a key, and a warning about it
 NO_KEY: Final = re.compile(r"https?://[^/?#@]+(?:/[^/?#]{0,16})*")  # an address without a part that could be a key
 
 

@@ -52,7 +52,7 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     match: RuleMatch | Literal["all"] = RuleMatch()  # `all`: every event of this VM
     action: Literal["approve", "leave"] = "approve"
     name: str = ""  # in metrics and records; default: `rules[0]` and so on
-    approve_after: Duration = Duration("0s")  # wait so long after the event was first seen
+    approve_after: Duration = Duration("0s")  # wait this long after the event was first seen
     for_all_resources: Literal["leader", "each"] | None = None  # required for an event with several resources
 
     def __post_init__(self) -> None:

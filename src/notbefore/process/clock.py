@@ -1,4 +1,4 @@
-"""``Clock``: the clocks of this machine. Other parts read them through it, so that a test can step each of them."""
+"""``Clock``: the clocks of this machine in one object, so that a test can step each of them."""
 
 import sys
 import time

@@ -131,7 +131,7 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         context = self._access.context()
         if context is None:
             return Channel(*args, **kwargs)
-        from notbefore.web.tls_channel import TlsChannel  # noqa: PLC0415 - only where it is configured
+        from notbefore.web.tls_channel import TlsChannel  # noqa: PLC0415 - only if configured
 
         return TlsChannel(context, *args, **kwargs)
 
