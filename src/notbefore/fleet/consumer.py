@@ -23,7 +23,7 @@ from azure.eventhub.aio import PartitionContext
 from notbefore.config.model import FleetConfig
 from notbefore.core.duration import back_off
 from notbefore.fleet.checkpoints import LostPartitionError, Others
-from notbefore.fleet.keeper import Failed, HubClock, Keeper, NotTakenError, Parts, in_words
+from notbefore.fleet.keeper import HubClock, Keeper, NotTakenError, Parts
 from notbefore.fleet.mutes import NOTE, Mute, is_muted, read_mutes
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.sdk import forget_tags, make_consumer, record_of
@@ -52,13 +52,12 @@ class Consumer:
     def __init__(self, config: FleetConfig, parts: Parts) -> None:
         self._config = config
         self._parts = parts
-        self.trouble = ""  # why the hub could not be read at the last attempt
         self.alive = True
         self.connected = False
         self.lag: dict[str, tuple[int, float]] = {}  # partition -> records and seconds behind the hub
         self.mutes: list[Mute] = []
         self.client: Any = None
-        self.keeper = Keeper(config, parts, self._failed)
+        self.keeper = Keeper(config, parts)
         self._others = Others(parts.snapshots, self.keeper.partitions)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
@@ -100,7 +99,7 @@ class Consumer:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         tasks = [
-            asyncio.create_task(_regularly(self._failed, every, part, do))
+            asyncio.create_task(_regularly(self.keeper, every, part, do))
             for every, part, do in (
                 (HISTORY_EVERY, "history", self.keeper.write_history),
                 (LOOK_EVERY, "hub", self._watch),
@@ -113,7 +112,7 @@ class Consumer:
             while not self._stop.is_set():
                 began = time.monotonic()
                 # the SDK raises many errors; any of them ends this client
-                await _tried(self._failed, "hub", self._read)
+                await _tried(self.keeper, "hub", self._read)
                 failures = 1 if time.monotonic() - began > HEALTHY else failures + 1
                 pause = back_off(failures, FIRST_PAUSE, LONGEST_PAUSE) * (0.5 + random.random() / 2)  # noqa: S311 - no secret
                 with suppress(TimeoutError):
@@ -162,7 +161,7 @@ class Consumer:
         self._parts.snapshots.hub_was_made(hub["created_at"].timestamp())
         ends = {one["id"]: -1 if one["is_empty"] else int(one["last_enqueued_sequence_number"]) for one in found}
         self.keeper.ends = ends
-        await _tried(self._failed, "store", self._read_mutes)  # else they stay as they were
+        await _tried(self.keeper, "store", self._read_mutes)  # else they stay as they were
         now, window = datetime.now(UTC), timedelta(seconds=self._config.window.seconds)
         return {
             one["id"]: "-1" if one["is_empty"] else min(now, one["last_enqueued_time_utc"]) - window for one in found
@@ -197,7 +196,7 @@ class Consumer:
         if inventory is None or not self.connected:
             return
         first = min(self.keeper.ends, key=lambda name: (len(name), name))
-        await _tried(self._failed, "inventory", lambda: asyncio.to_thread(inventory.look))
+        await _tried(self.keeper, "inventory", lambda: asyncio.to_thread(inventory.look))
         held = self.keeper.partitions.get(first)
         if held is not None and inventory.vms is not None:
             await self._others.look()
@@ -244,7 +243,7 @@ class Consumer:
             sent = not is_muted(self.mutes, self._parts.clock.now(), made, fold.state.muted)
             line = self._parts.outbox.commit(fold.name, made, sent=sent)
         except Exception as error:  # noqa: BLE001 - nobody foresaw it
-            self._failed("fold", error)
+            self.keeper.failed("fold", error)
             return
         self._parts.write_record(line + b"\n")
 
@@ -253,21 +252,12 @@ class Consumer:
         if "link:stolen" in str(error) or isinstance(error, LostPartitionError):
             return  # another instance has it
         of_store = isinstance(error, AzureError | NotTakenError)
-        self._failed("store" if of_store else "hub", error.__cause__ or error)
+        self.keeper.failed("store" if of_store else "hub", error.__cause__ or error)
         if context is not None and UNKNOWN_OFFSET.search(str(error)):
             self._parts.snapshots.not_known(name := context.partition_id)
             log.error("partition %s: the hub does not know the offset: it is read from `window` on", name)
         elif context is not None and not of_store:
             self._over.set()
-
-    def _failed(self, part: str, error: BaseException) -> None:
-        self.keeper.figures.errors[part] += 1
-        text = in_words(error)
-        if part == "hub":
-            self.trouble = text
-        unforeseen = part == "fold"
-        remark = "an error that nobody foresaw. Please report it. " if unforeseen else ""
-        log.warning("%s: %s%s", part, remark, text, exc_info=error if unforeseen else None)
 
 
 async def _ended(*closing: Awaitable[Any]) -> None:
@@ -288,19 +278,19 @@ def _made(fold: Partition, events: list[EventData], clock: HubClock) -> Iterator
     yield from fold.advance(now if events else max(now, clock.now() - MARGIN))
 
 
-async def _regularly(failed: Failed, every: float, part: str, do: Callable[[], Awaitable[None]]) -> None:
+async def _regularly(keeper: Keeper, every: float, part: str, do: Callable[[], Awaitable[None]]) -> None:
     """Do something each so many seconds; less often while it fails."""
     failures = 0
     while True:
         await asyncio.sleep(back_off(failures + 1, every, LONGEST_PAUSE))
-        failures = 0 if await _tried(failed, part, do) else failures + 1
+        failures = 0 if await _tried(keeper, part, do) else failures + 1
 
 
-async def _tried(failed: Failed, part: str, do: Callable[[], Awaitable[None]]) -> bool:
+async def _tried(keeper: Keeper, part: str, do: Callable[[], Awaitable[None]]) -> bool:
     """Do it; returns whether it succeeded."""
     try:
         await do()
     except Exception as error:  # noqa: BLE001 - of the hub, a disk or a store, or nobody foresaw it: tried again
-        failed(part, error)
+        keeper.failed(part, error)
         return False
     return True

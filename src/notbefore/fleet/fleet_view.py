@@ -72,10 +72,10 @@ class FleetView:
 
     def ready(self) -> CheckResult:
         """The hub is being read, and notifications go out."""
-        read, stored, (_, courier) = self._consumer.connected, self._consumer.keeper.trouble, self._courier()
+        keeper, read, (_, courier) = self._consumer.keeper, self._consumer.connected, self._courier()
         reasons = (
-            "" if read else ": ".join(filter(None, ("the hub is not being read", self._consumer.trouble))),
-            stored and f"the snapshots cannot be written: {stored}",
+            "" if read else ": ".join(filter(None, ("the hub is not being read", keeper.said.get("hub")))),
+            (stored := keeper.trouble) and f"the snapshots cannot be written: {stored}",
             courier,
         )
         return CheckResult(ok=read, reasons=tuple(filter(None, reasons)))

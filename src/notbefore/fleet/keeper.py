@@ -35,10 +35,6 @@ TRUSTED: Final = 600.0  # seconds for which the newest record says the time: the
 log = logging.getLogger("notbefore.fleet.keeper")
 
 
-Failed = Callable[[str, BaseException], None]
-"""Called with the part that an error is of (hub, store, history, inventory, or the program: `fold`), and the error."""
-
-
 def in_words(error: BaseException) -> str:
     """An error of the hub, of the store or of a disk, in one line."""
     said = " ".join(str(error).split()).partition(" Error: ")[0]  # from there on the SDK says it again
@@ -97,14 +93,14 @@ class Held:
 
 
 class Keeper:
-    """Of the consumer's event loop alone. ``failed`` is called with what the store, or the history, raises."""
+    """Of the consumer's event loop alone."""
 
-    def __init__(self, config: FleetConfig, parts: Parts, failed: Failed) -> None:
+    def __init__(self, config: FleetConfig, parts: Parts) -> None:
         times = config.group_wait.seconds, config.group_interval.seconds, config.over_after.seconds
         self._grouping = Grouping(config.group_by, *times, routes=parts.outbox.routing.routes)
         self._parts = parts
-        self._failed = failed
         self.figures = PartitionFigures()
+        self.said: dict[str, str] = {}  # what was wrong the last time, by part: see ``failed``
         self.partitions: dict[str, Held] = {}
         self.ends: dict[str, int] = {}  # the last record of each partition of the hub as this client began to read
 
@@ -117,6 +113,14 @@ class Keeper:
     def trouble(self) -> str:
         """Why a snapshot cannot be written, in words; empty where they are."""
         return next((held.trouble for held in list(self.partitions.values()) if held.trouble), "")
+
+    def failed(self, part: str, error: BaseException) -> None:
+        """Count and log an error of the hub, store, history, or inventory, or one that nobody foresaw (`fold`)."""
+        self.figures.errors[part] += 1
+        self.said[part] = text = in_words(error)
+        unforeseen = part == "fold"
+        remark = "an error that nobody foresaw. Please report it. " if unforeseen else ""
+        log.warning("%s: %s%s", part, remark, text, exc_info=error if unforeseen else None)
 
     # ---- taking over and letting go
 
@@ -201,7 +205,7 @@ class Keeper:
                     log.warning("partition %s: somebody else has written its snapshot: it is let go", name)
                 except Exception as error:  # noqa: BLE001 - of the store, or nobody foresaw it: it is tried again
                     held.trouble = in_words(error)
-                    self._failed("store" if isinstance(error, STORE_ERRORS) else "fold", error)
+                    self.failed("store" if isinstance(error, STORE_ERRORS) else "fold", error)
                 pause = max(SOON, SHARE * (time.monotonic() - began) + (EVERY if held.trouble else 0.0))
             await asyncio.sleep(min(pause, LONGEST_PAUSE))
 
