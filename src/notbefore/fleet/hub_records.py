@@ -52,24 +52,18 @@ class Place(NamedTuple):
 
     @property
     def group(self) -> str:
-        """See ``group_of``."""
-        return group_of(self.subscription, self.resource_group)
+        """``SUBSCRIPTION/RESOURCE GROUP/`` in one case: before the name of a VM it makes one that no other VM has.
+
+        VMs see each other's events within a scale set or an availability set, which lies within one resource group: so
+        the names in ``Resources`` are of the group of the VM that reports them.
+        """
+        return f"{self.subscription.replace('/', '_')}/{self.resource_group.replace('/', '_')}/".casefold()
 
 
 @lru_cache(maxsize=16_384)
 def one_place(place: Place) -> Place:
     """The same place, once in memory for all its VMs."""
     return place
-
-
-@lru_cache(maxsize=4_096)  # of each record
-def group_of(subscription: str, resource_group: str) -> str:
-    """``SUBSCRIPTION/RESOURCE GROUP/`` in one case: before the name of a VM it makes one that no other VM has.
-
-    VMs see each other's events within a scale set or an availability set, which lies within one resource group: so the
-    names in ``Resources`` are of the group of the VM that reports them.
-    """
-    return f"{subscription.replace('/', '_')}/{resource_group.replace('/', '_')}/".casefold()
 
 
 class _From(Struct, frozen=True, kw_only=True):

@@ -74,7 +74,7 @@ class Story(Struct, array_like=True):
     event: Event  # the newest content that was reported
     place: Place  # what its VMs have in common, by those that were heard from
     first_seen: datetime  # by the first VM
-    group: str  # subscription and resource group, as ``group_of`` writes them
+    group: str  # subscription and resource group, as ``Place.group`` writes them
     sender: str  # the VM that reported it first, with its group as it was known then
     newest: tuple[datetime, str, str]  # when the content was seen, by which VM, and with which change
     dated: tuple[datetime, str, str]  # the same of NotBefore
