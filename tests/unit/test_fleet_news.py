@@ -16,6 +16,7 @@ from notbefore.courier.wording import Text, text_of
 from notbefore.fleet.mutes import Mute, is_muted
 from notbefore.fleet.partition import MAX_OPEN_OF_ONE, Partition
 from notbefore.fleet.silence import LONGEST
+from notbefore.fleet.snapshot import Snapshot
 from notbefore.fleet.story import MAX_REPORTERS
 from notbefore.fleet.waves import Grouping
 from support import random_fleets
@@ -147,7 +148,7 @@ def test_what_was_canceled_and_is_learnt_late_is_a_correction_as_well() -> None:
 
 def of_backlog(grouping: Grouping, backlog: int) -> Log:
     log = Log(grouping)
-    log.fold = Partition("0", grouping, backlog=backlog)
+    log.fold = Partition("0", grouping, Snapshot(backlog=backlog))
     return log
 
 

@@ -20,9 +20,6 @@ _EVENT: Final = "azure.scheduled_event."
 
 PoisonReason = Literal["too_large", "not_json", "foreign", "newer", "wrong_shape", "failed", "too_many"]
 
-RESULTS: Final = ("news", "known", "late", "beat", "skipped", "poison")
-"""What a record was: it changed a story; it did not; its event is over; a sign of life; of no use here; unreadable."""
-
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
 Word = Annotated[str, Meta(max_length=MAX_WORD)]
 Kind = Annotated[str, Meta(min_length=1, max_length=MAX_WORD)]  # what no agent leaves empty
@@ -142,9 +139,12 @@ class PoisonError(Exception):
 
 
 class PartitionFigures(Struct):
-    """What was counted since the start, of all partitions that this instance has had."""
+    """What was counted since the start, of all partitions that this instance has had.
 
-    records: Counter[str] = field(default_factory=Counter)  # by RESULTS
+    Of ``records``: news changed a story, what was known did not, of what is late the event is over.
+    """
+
+    records: Counter[str] = field(default_factory=Counter)  # news, known, late, beat, skipped (of no use here), poison
     poison: Counter[str] = field(default_factory=Counter)  # by reason
     errors: Counter[str] = field(default_factory=Counter)  # by part: hub, store, inventory, history, fold
     missing: int = 0  # records that were gone before they were read

@@ -22,7 +22,7 @@ from notbefore.fleet.hub_records import PartitionFigures
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import Partition
-from notbefore.fleet.snapshot import compressed, read_snapshot
+from notbefore.fleet.snapshot import Snapshot, compressed, read_snapshot
 from notbefore.fleet.waves import Grouping
 
 SOON: Final = 0.2  # seconds after something was notified or accepted
@@ -159,7 +159,7 @@ class Keeper:
         """Raises what the store does, ``LostPartitionError``, and ``ValueError`` where it cannot be read."""
         body = await self._parts.snapshots.take(name)
         if not body:
-            held = Held(Partition(name, self._grouping, backlog=self.ends.get(name, -1), figures=self.figures))
+            held = Held(Partition(name, self._grouping, Snapshot(backlog=self.ends.get(name, -1)), self.figures))
             await self._write(held)  # at once: who reads it next knows what was news then
             return held
         try:
@@ -171,7 +171,7 @@ class Keeper:
             text = "partition %s: its snapshot cannot be read (%s): it is %s.unreadable now, and read from `window` on"
             log.error(text, name, error, name)  # noqa: TRY400 - as its text says
             raise
-        held = Held(Partition(name, self._grouping, found, figures=self.figures))
+        held = Held(Partition(name, self._grouping, found, self.figures))
         if self._parts.inventory is None:  # any more: then nobody is missing
             held.fold.missing.expect({}, 0.0, 0.0)
         self._parts.outbox.adopt(name, found.outbox, max(0.0, self._parts.clock.now() - found.at))

@@ -53,7 +53,7 @@ class Events:
             self._by_id.setdefault(closed.event_key, key)
 
     def report(self, report: Report, now: float) -> str:
-        """Take in a report; returns what it was: see ``RESULTS``. Raises ``PoisonError`` before it changes anything."""
+        """Take in a report; returns what it was (``PartitionFigures``). Raises ``PoisonError`` before it changes anything."""
         key = report.place.group + report.event_id.casefold()
         story = self.open.get(key)
         if story is not None and story.standing in OVER and report.reason == "came_back":
@@ -175,24 +175,14 @@ class Events:
 
 
 class Partition:
-    """The fold. ``state``: of who had the partition before; from now on it is this one's.
-
-    ``backlog``: the last record that the hub had before it was read for the first time: what is over by then is
-    history, and no news; -1 without one.
-    """
+    """The fold. ``state``: of who had the partition before; from now on it is this one's."""
 
     def __init__(
-        self,
-        name: str,
-        grouping: Grouping,
-        state: Snapshot | None = None,
-        *,
-        backlog: int = -1,
-        figures: PartitionFigures | None = None,
+        self, name: str, grouping: Grouping, state: Snapshot | None = None, figures: PartitionFigures | None = None
     ) -> None:
         self.name = name
         self.figures = figures or PartitionFigures()
-        self.state = state = state or Snapshot(backlog=backlog)
+        self.state = state = state or Snapshot()
         self.events = events = Events(grouping, state)
         self.silence = Silence(grouping, state.silent, state.heard)
         self.missing = Silence(grouping, state.missing, state.expected, missing=True)
@@ -287,7 +277,7 @@ class Partition:
                 yield made
 
     def _take(self, found: Report | Beat | None, now: float) -> str:
-        """Take in what a record says; returns what it was: see ``RESULTS``. Raises ``PoisonError``."""
+        """Take in what a record says; returns what it was: see ``PartitionFigures``. Raises ``PoisonError``."""
         if found is None:
             return "skipped"
         if not self.silence.hear(found, now):
