@@ -31,10 +31,11 @@ class Schedule(Generic[K]):
         self._ready: list[tuple[Urgency, float, K]] = []
         self._places: dict[K, tuple[list[Any], Any]] = {}  # of each key: the list that it is in, and as what
 
-    def put(self, key: K, time: float, urgency: Urgency = (0, False, 0.0, 0)) -> None:
-        """From this time on it is ready."""
+    def put(self, key: K, time: float | None, urgency: Urgency = (0, False, 0.0, 0)) -> None:
+        """From this time on it is ready; ``None``: never."""
         self.drop(key)
-        self._add(key, self._later, (time, urgency, key))
+        if time is not None:
+            self._add(key, self._later, (time, urgency, key))
 
     def drop(self, key: K) -> None:
         """Forget a key, if it is there."""
@@ -170,10 +171,7 @@ class OutboxRows:
         self._of_event.setdefault(row.event_key, {})[row.delivery_id] = None
         self.changed.add(row.delivery_id)
         self.expiries.put(row.delivery_id, row.expires)
-        if row.fallback_at is None:
-            self.fallbacks.drop(row.delivery_id)
-        else:
-            self.fallbacks.put(row.delivery_id, row.fallback_at)
+        self.fallbacks.put(row.delivery_id, row.fallback_at)
         self._line_up(row.lane)
 
     def remove(self, row: Delivery, result: str | None = None) -> None:

@@ -105,26 +105,21 @@ class Channel:
         end.settimeout(0)
         self._end = end
         self._received = bytearray()
-        self._unsent = bytearray()
+        self.unsent = bytearray()  # waits until the other end reads: ``flush`` once the socket can be written
         self.fileno = end.fileno  # for ``select``
         self.close = end.close
-
-    @property
-    def unsent(self) -> bool:
-        """Something waits until the other end reads: ``flush`` is needed when the socket can be written."""
-        return bool(self._unsent)
 
     def send(self, message: object) -> None:
         """Send as much as the socket takes now."""
         frame = message if isinstance(message, bytes) else msgspec.msgpack.encode(message)
-        self._unsent += _LENGTH.pack(len(frame)) + frame
+        self.unsent += _LENGTH.pack(len(frame)) + frame
         self.flush()
 
     def flush(self) -> None:
         """Send more of what waits."""
         try:
-            while self._unsent:
-                del self._unsent[: self._end.send(self._unsent)]
+            while self.unsent:
+                del self.unsent[: self._end.send(self.unsent)]
         except BlockingIOError:
             return
 
