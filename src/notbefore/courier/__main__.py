@@ -29,8 +29,6 @@ def _channel() -> Channel:
         end = socket.fromshare(sys.stdin.buffer.read())
     else:
         end = socket.socket(fileno=os.dup(0))
-        for lock in map(int, sys.argv[1:]):  # the agent's: who holds it sends, and no program of ours does
-            os.set_inheritable(lock, False)  # noqa: FBT003 - by position only
     # libraries and programs look at their standard input when they start: they get another one
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

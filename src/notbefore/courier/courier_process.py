@@ -85,8 +85,7 @@ def _started(end: socket.socket, variables: Mapping[str, str], lock: int | None)
     # -P: no module is imported from the working directory
     command, own = [sys.executable, "-P", "-m", "notbefore.courier"], dict(variables)
     if sys.platform != "win32":
-        passed = [] if lock is None else [lock]
-        command += map(str, passed)
+        passed = [] if lock is None else [lock]  # it is held with the agent; no program that is started holds it
         return subprocess.Popen(command, env=own, stdin=end.fileno(), pass_fds=passed)  # noqa: S603 - our own module
     # Windows takes no socket as a file: it is handed over as text, through a pipe. A console of its own: Ctrl-C is for
     # the agent, which ends the courier; and no window
