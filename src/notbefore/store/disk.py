@@ -38,7 +38,7 @@ class DiskThread:
     """``memory``: the lock of what is remembered; it is never held over the disk.
 
     With it held, ``collect`` gives what is to be written (``True``: all that there is), and ``written`` is called when
-    that is on disk; it returns how many records are missing in the history.
+    that is on disk.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class DiskThread:
         directory: Path,
         memory: threading.Condition,
         collect: Callable[[bool], Writing],
-        written: Callable[[Writing], int],
+        written: Callable[[Writing], None],
     ) -> None:
         self.file = StateFile(directory / FILE_NAME)
         self.lock = OwnerLock(directory)  # a courier inherits it
@@ -60,7 +60,8 @@ class DiskThread:
         self._next = time.monotonic() + LOOK_INTERVAL  # when to look at the disk again, or to try it
         self._since: float | None = None  # monotonic seconds: when it began what it does now
         self._ends = False
-        threading.Thread(target=self._run, name="disk", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
+        self._thread.start()
 
     # ---- how the disk is
 
@@ -138,11 +139,10 @@ class DiskThread:
     def close(self) -> None:
         """Write what is behind, close the file, and leave the directory to others; a sick disk is not waited for."""
         self.wait_written(None, SLOW)
-        with suppress(DiskHangsError):
-            self.do(self.file.forget, CLOSE_PATIENCE)
         with self._memory:
-            self._ends = True  # one that hangs ends with the process
+            self._ends = True
             self._memory.notify_all()
+        self._thread.join(0.0 if self.hangs else CLOSE_PATIENCE)  # one that hangs ends with the process
         self.lock.release()
 
     # ---- in the thread
@@ -155,7 +155,7 @@ class DiskThread:
                 first = self._is_behind() or time.monotonic() >= self._next  # then a reader finds it
                 job = None if first or not self._jobs else self._jobs.popleft()
                 if self._ends and not self._jobs and job is None:
-                    return
+                    break
             self._since = time.monotonic()
             if job is not None:
                 self._do(*job)
@@ -166,6 +166,7 @@ class DiskThread:
                     self.file.forget()
                     self._failed(error)
             self._since = None
+        self.file.forget()
 
     def _is_behind(self) -> bool:
         return self._trouble is None and self._step > self._written_step
@@ -190,12 +191,10 @@ class DiskThread:
             self._unread, self._written_step = False, step
             before, self._trouble = self._trouble, f"it took {took:.1f} s" if took >= SLOW else None
             self._next = time.monotonic() + (LOOK_INTERVAL if self._trouble is None else RETRY_INTERVAL)
-            missing = self._written(writing)
+            self._written(writing)
             self._memory.notify_all()
         if before is not None and self._trouble is None:
             log.info("the state is written again: %s", self.file.path)
-        if missing:
-            log.warning("%d records are missing in the history: too many waited for the disk", missing)
 
     def _do(self, action: Callable[[], Any], answer: SimpleQueue[Any]) -> None:
         try:

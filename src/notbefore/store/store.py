@@ -134,7 +134,6 @@ class Store:
         self._state = StoredState()
         self._outbox = Outbox(lambda: os.urandom(1)[0] / 255)  # `random` costs 0.2 MiB
         self._records: list[StoredChange] = []  # that the history in the file does not hold yet, oldest first
-        self._dropped = 0  # of them, which are missing in the history
         self._date: tuple[float, float] | None = None  # Unix seconds by IMDS, at a moment since the boot; see ``_boot``
         self._boot = clock.boot_id  # of the machine, up to which the time is known that has passed
         self.outbox = StoredOutbox(self._outbox, self._memory, clock, self._stepped, to_deliver)
@@ -170,8 +169,9 @@ class Store:
             self._records += changes
             too_many = max(0, len(self._records) - MAX_RECORDS)
             del self._records[:too_many]
-            self._dropped += too_many
             step = self._stepped(news=news)
+        if too_many:
+            log.warning("%d records are missing in the history: too many wait for the disk", too_many)
         if any(one.deliveries for one in changes):
             self._to_deliver()
         return step
@@ -229,10 +229,8 @@ class Store:
             everything=everything,
         )
 
-    def _written(self, writing: Writing) -> int:
+    def _written(self, writing: Writing) -> None:
         if self._outbox.rows.written(writing.outbox.step):
             self._to_deliver()
         written = set(map(id, writing.records))
         self._records = [one for one in self._records if id(one) not in written]
-        dropped, self._dropped = self._dropped, 0
-        return dropped
