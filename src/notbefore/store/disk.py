@@ -154,7 +154,7 @@ class DiskThread:
                 self._memory.wait_for(lambda: self._jobs or self._ends or self._is_behind(), pause)
                 first = self._is_behind() or time.monotonic() >= self._next  # then a reader finds it
                 job = None if first or not self._jobs else self._jobs.popleft()
-                if self._ends and not self._jobs and job is None:
+                if self._ends and not (self._jobs or job or self._is_behind()):
                     break
             self._since = time.monotonic()
             if job is not None:
