@@ -115,6 +115,8 @@ def test_a_name_that_cannot_be_resolved_before_a_proxy_is_tried_again(
         assert asked == []
         sent(SinkConfig(webhook=Webhook(url=url, ca_file=ca_file, allow_private=True)))
         assert ([head.split(b" ")[1] for head in asked], len(peer.requests)) == ([b"hook.invalid:443"], 1)
+    with pytest.raises(SendError, match=r"^hook\.invalid: the proxy: "):  # it is gone
+        sent(SinkConfig(webhook=Webhook(url=url, allow_private=True)))
 
 
 def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,8 +143,9 @@ class Http:
                 retry_after = _retry_after(response.headers.get("Retry-After"))
                 return HttpResponse(response.status_code, bytes(content[: self._most]), retry_after)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            proxy = "the proxy: " if isinstance(error, requests.exceptions.ProxyError) else ""
             # host and port alone: the rest of the address may be secret
-            raise SendError(f"{urlsplit(url).netloc.rpartition('@')[2]}: {_reason(error)}") from None
+            raise SendError(f"{urlsplit(url).netloc.rpartition('@')[2]}: {proxy}{_reason(error)}") from None
 
     def close(self) -> None:
         """Close the connections."""
