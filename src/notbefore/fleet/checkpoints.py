@@ -45,18 +45,19 @@ class Snapshots(CheckpointStore):
 
     def hub_was_made(self, at: float) -> None:
         """In Unix seconds of its clock: where a position is older, it is of another hub of this name."""
-        self._created, self._unknown = at, frozenset()
+        self._created = at
 
     def not_known(self, partition: str) -> None:
-        """The hub does not know the position: until ``hub_was_made`` is called again, it is of another hub as well."""
+        """The hub does not know the position: the next time that it is asked for it is of another hub as well."""
         self._unknown |= {partition}
 
     async def list_checkpoints(self, *_names: str, **_: Any) -> Iterable[dict[str, Any]]:
         """For the SDK: where to go on. A partition that has no position of this hub is read from the window on."""
+        unknown, self._unknown = self._unknown, frozenset()
         return [
             {"partition_id": name, "offset": one.offset, "sequence_number": one.sequence}
             for name, (_, one) in (await self.listed()).items()
-            if one.sequence >= 0 and one.enqueued >= self._created and name not in self._unknown
+            if one.sequence >= 0 and one.enqueued >= self._created and name not in unknown
         ]
 
     async def update_checkpoint(self, checkpoint: Mapping[str, Any], **_: Any) -> None:

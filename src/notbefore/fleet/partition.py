@@ -53,7 +53,7 @@ class Events:
             self._by_id.setdefault(closed.event_key, key)
 
     def report(self, report: Report, now: float) -> str:
-        """Take in a report; return what it was. Raises ``PoisonError`` before it changes anything."""
+        """Take in a report; returns what it was (``PartitionFigures``). Raises ``PoisonError`` before any change."""
         key = report.place.group + report.event_id.casefold()
         story = self.open.get(key)
         if story is not None and story.standing in OVER and report.reason == "came_back":
