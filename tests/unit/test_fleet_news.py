@@ -137,8 +137,12 @@ def test_what_was_canceled_and_is_learnt_late_is_a_correction_as_well() -> None:
     log = Log()
     log.add(A, "announced")
     log.wait(900 + LIMIT + 60)
+    log.add(B, "canceled", at=at(700), resources=[A.name])
+    log.add(A, "updated", at=at(600))
+    log.wait(60)
     log.add(A, "canceled", at=at(700))
     log.wait(60)
+    assert not log.fold.figures.errors
     assert (log.kinds[2:], log.last.change.reason) == (["canceled"], "corrected")
     assert is_muted([Mute("id", {"event_type": "Reboot"}, "me", "why", log.now + 60)], log.now, log.last, set())
 

@@ -46,8 +46,9 @@ class Events:
         self._limit = grouping.over_after
         self._taken: Counter[str] = Counter()  # open events: in all, by group, and by the VM that reported them first
         self._by_id: dict[str, str] = {}  # EventId -> the key of the first event that has it
-        for wave in state.waves.values():
-            for story in wave.stories.values():
+        found = [story for wave in state.waves.values() for story in wave.stories.values()]
+        for story in sorted(found, key=lambda one: -one.nth):  # a wave also has events that came back in another one
+            if story.key not in self.open and story.key not in state.closed:
                 self._keep(story.key, story)
         for key, closed in self._state.closed.items():
             self._by_id.setdefault(closed.event_key, key)
@@ -272,7 +273,7 @@ class Partition:
                 yield from one.look(now, unwatched, events.is_gone, events.explained)
         for waves in self._every:
             for wave, made in waves.flush(now):
-                if wave.notified in OVER:
+                if wave.standing in OVER:
                     events.close(wave.stories.values(), now)
                 yield made
 

@@ -164,7 +164,7 @@ class Waves:
         """
         while (labels := self._schedule.pop(now)) is not None:
             made = self._notify(wave := self.open[labels])
-            if wave.notified in OVER:
+            if wave.standing in OVER:
                 del self.open[labels]
             yield wave, made
 
