@@ -7,7 +7,7 @@ A snapshot holds what is not over yet, and is taken between two records: who goe
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 import msgspec
@@ -57,7 +57,7 @@ class Events:
         """Take in a report; returns what it was (``PartitionFigures``). Raises ``PoisonError`` before any change."""
         key = report.place.group + report.event_id.casefold()
         story = self.open.get(key)
-        if story is not None and story.standing in OVER and report.reason == "came_back":
+        if story is not None and story.standing in OVER and _came_back(report, story.over or from_unix(now)):
             self._close(story, now)  # the id is another event's now; its wave may go on
             story = None
         if story is None:
@@ -312,8 +312,13 @@ def _weight(resources: tuple[str, ...]) -> int:
     return 1 + sum(map(len, resources)) // NAMES_OF_ONE
 
 
+def _came_back(report: Report, over: datetime) -> bool:
+    """The EventId is listed again, as another event; what is repeated, or comes late, is of the first one."""
+    return report.reason == "came_back" and report.time > over
+
+
 def _reopens(closed: Closed, report: Report) -> bool:
     """What looked canceled was not; how it ended was not known; or the EventId was listed again, as another event."""
     if report.reason == "came_back":
-        return report.time > closed.over
+        return _came_back(report, closed.over)
     return closed.standing in (CANCELED, ENDED) and STRENGTH[report.change] > closed.standing
