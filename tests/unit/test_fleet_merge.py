@@ -162,10 +162,13 @@ def test_what_nobody_ends_is_over_as_far_as_is_known() -> None:
 def test_what_is_over_as_far_as_known_and_starts_is_notified() -> None:
     log = Log()
     log.add(A, "announced")
-    log.wait(900 + LIMIT + 60)
+    log.add(A, "updated", not_before=at(1200))
+    log.wait(1200 + LIMIT + 60)
     log.add(B, "started", resources=[A.name])
-    assert log.add(B, "finished", resources=[A.name]) == ["announced", "ended", "started", "finished"]
-    assert {one.change.reason for one in log.made[2:]} == {"status_started", "gone_after_start"}
+    log.add(B, "updated", resources=[A.name, C.name])
+    assert log.add(B, "finished") == ["announced", "updated", "ended", "started", "updated", "finished"]
+    assert {one.change.reason for one in log.made[3:]} == {"status_started", "content_changed", "gone_after_start"}
+    assert len({one.change.id for one in log.made}) == 6
 
 
 def test_an_event_that_heartbeats_list_is_not_over() -> None:

@@ -142,8 +142,7 @@ def test_what_was_canceled_and_is_learnt_late_is_a_correction_as_well() -> None:
     log.wait(60)
     log.add(A, "canceled", at=at(700))
     log.wait(60)
-    assert not log.fold.figures.errors
-    assert (log.kinds[2:], log.last.change.reason) == (["canceled"], "corrected")
+    assert (log.kinds[2:], log.last.change.reason, log.fold.figures.errors) == (["canceled"], "corrected", {})
     assert is_muted([Mute("id", {"event_type": "Reboot"}, "me", "why", log.now + 60)], log.now, log.last, set())
 
 

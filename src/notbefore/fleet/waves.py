@@ -80,7 +80,7 @@ class Wave(Struct, array_like=True):
     notified_event: Event | None = None
     notified_at: float = 0.0  # Unix seconds of the hub's clock
     due: float | None = None  # when the next notification is to be made
-    number: int = 0  # of the digests so far
+    number: int = 0  # of the last digest
     nth: int = 0  # of an event that came back: how often it was over before
     routed: tuple[Vm, ...] = ()  # by what its notifications were routed so far, each once
 
@@ -128,7 +128,8 @@ class Waves:
         wave = self.open.get(story.labels)
         if wave is None:
             key = self._event_key(story, notified)
-            wave = self.open[story.labels] = Wave(key, notified=notified, nth=story.nth)
+            number = 1_000 * notified  # one that begins again gives no digest the id of one before
+            wave = self.open[story.labels] = Wave(key, notified=notified, nth=story.nth, number=number)
         wave.stories[story.event.key] = story
         # the first one, and one that goes another way by now
         if (not wave.routed or ways != story.labels[-1]) and (vm := vm_of([story])) not in wave.routed:
