@@ -50,8 +50,11 @@ class Events:
         for story in sorted(found, key=lambda one: -one.nth):  # a wave also has events that came back in another one
             if story.key not in self.open and story.key not in state.closed:
                 self._keep(story.key, story)
-        for key, closed in self._state.closed.items():
-            self._by_id.setdefault(closed.event_key, key)
+                if not story.shares_id:
+                    self._by_id[story.event.key] = story.key
+        for key, closed in state.closed.items():
+            if closed.event_key:
+                self._by_id[closed.event_key] = key
 
     def report(self, report: Report, now: float) -> str:
         """Take in a report; returns what it was (``PartitionFigures``). Raises ``PoisonError`` before any change."""
@@ -99,6 +102,7 @@ class Events:
                 notified, story.late = closed.standing, report.time.timestamp() <= closed.at
             del self._state.closed[key]
         self._keep(key, story)
+        story.shares_id = self._by_id.setdefault(story.event.key, key) != key
         story.add(report)
         self._locate(story)
         self.waves.note(story, now, notified)
@@ -107,7 +111,6 @@ class Events:
     def _keep(self, key: str, story: Story) -> None:
         self.open[key] = story
         self._count(story, _weight(story.event.resources))
-        story.shares_id = self._by_id.setdefault(story.event.key, key) != key
 
     def _is_full(self, story: Story) -> bool:
         """There is no room for more: what one VM invents costs no other VM's event anything."""
@@ -170,9 +173,8 @@ class Events:
             self._state.past.append(PastEvent.closed_at(now, story))
         if story.event.event_type in VANISHING and story.standing is not CANCELED:
             self._state.vanished |= dict.fromkeys(story.vms, now)
-        self._state.closed[story.key] = Closed(
-            story.event.key, story.standing, now, story.nth, story.over or from_unix(now)
-        )
+        first = "" if story.shares_id else story.event.key
+        self._state.closed[story.key] = Closed(first, story.standing, now, story.nth, story.over or from_unix(now))
 
 
 class Partition:

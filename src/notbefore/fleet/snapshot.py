@@ -28,7 +28,7 @@ class Position(NamedTuple):
 class Closed(Struct, array_like=True):
     """An event that is over."""
 
-    event_key: str
+    event_key: str  # empty where the event of another resource group has the EventId
     standing: Standing  # its own, whatever the rest of its wave did
     at: float  # Unix seconds of the hub's clock
     nth: int
