@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from notbefore.core.change import LifecycleKind
 from notbefore.core.document import Event
-from notbefore.core.record import Heartbeat
+from notbefore.core.record import Heartbeat, Vm
 from notbefore.core.routing import Match, Route
 from notbefore.fleet import waves
 from notbefore.fleet.hub_records import Report, read
@@ -21,7 +21,7 @@ from notbefore.fleet.snapshot import FORM, compressed, read_snapshot
 from notbefore.fleet.story import Standing, Story
 from notbefore.fleet.waves import Grouping, Notification
 from support.azure import T0, at
-from support.fleet_log import LIMIT, VMS, WAVES, A, B, C, D, Log, written
+from support.fleet_log import EACH, LIMIT, VMS, WAVES, A, B, C, D, Log, written
 from support.fleet_records import body, report, vm
 
 
@@ -339,23 +339,37 @@ def test_one_event_of_a_wave_may_start_after_all_when_the_wave_is_over() -> None
     assert len({one.change.id for one in log.made}) == 5
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 2)), max_size=25), st.integers(0, 25))
+OTHERS = [msgspec.structs.replace(one, resource_group="other") for one in (A, B)]  # with the same EventIds
+WORD = st.tuples(
+    st.sampled_from([A, B, *OTHERS]),
+    st.sampled_from([*KINDS, "came back"]),
+    st.integers(0, 1),  # of the event
+    st.sampled_from([0.0, 1.0, 40.0, 400.0]),  # seconds after the report before
+    st.sampled_from([0.0, 5.0, 1000.0]),  # seconds by which it is late
+    st.booleans(),  # another instance takes over before it
+)
+
+
+@given(st.lists(WORD, max_size=30), st.sampled_from([EACH, WAVES]))
 def test_who_goes_on_from_a_snapshot_notifies_what_the_other_would_have(
-    steps: list[tuple[int, int, int]], cut: int
+    words: list[tuple[Vm, Any, int, float, float, bool]], grouping: Grouping
 ) -> None:
-    kinds: tuple[LifecycleKind, ...] = ("announced", "started", "finished")
-    whole, taken = Log(WAVES), Log(WAVES)
-    for number, (who, event, kind) in enumerate(steps):
-        if number == cut:
-            second = taken.taken_over()
-            second.made = taken.made
-            taken = second
+    whole, taken = Log(grouping), Log(grouping)
+    for number, (who, kind, event, after, late, takes_over) in enumerate(words):
+        if takes_over:
+            made, taken = taken.made, taken.taken_over()
+            taken.made = made
+        marks = again(number % 3) if kind == "came back" else {"id": f"{event}-{kind}-{number % 3}"}
+        step = "announced" if kind == "came back" else kind
         for log in (whole, taken):
-            log.add(VMS[who], kinds[kind], f"E{event}", after=40.0, resources=[VMS[event].name])
+            seen = datetime.fromtimestamp(log.now + after - late, UTC)
+            log.add(who, step, f"E{event}", after=after, at=seen, resources=[A.name, B.name], **marks)
     for log in (whole, taken):
-        log.wait(10_000)
-        log.wait(10_000)
+        log.wait(20_000)
+        log.wait(20_000)
     assert [one.change for one in taken.made] == [one.change for one in whole.made]
+    assert len({one.change.id for one in whole.made}) == len(whole.made)
+    assert not whole.fold.figures.errors
 
 
 def test_records_before_the_snapshot_say_nothing_again() -> None:
