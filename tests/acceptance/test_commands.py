@@ -88,6 +88,9 @@ def test_history_reads_the_state_of_an_agent_that_has_stopped(tmp_path: Path, ty
     assert (code, out.count(ID)) == (0, 1)
 
 
+MUTE = ("fleet", "mute", "fleet.yml")
+
+
 @pytest.fixture
 def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -102,12 +105,17 @@ def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (("event",), 2, "there is no command 'event': did you mean 'events'?"),
         (("check-config", "--conect"), 2, "notbefore check-config: error: unrecognized arguments: --conect"),
         (("history", "--state-dir", "empty"), 3, "has `notbefore run` been started here?"),
-        (("history", "--state-dir", "empty", "--since", "soon"), 2, "--since: expected an age (30m, 1h, 2d)"),
-        (("history", "--state-dir", "empty", "--since", "9999999d"), 2, "--since: expected an age (30m, 1h, 2d)"),
-        (("history", "--since", "0001-01-01T00:00:00+14:00"), 2, "--since: expected an age (30m, 1h, 2d)"),
+        (("history", "--state-dir", "empty", "--since", "soon"), 2, "--since: expected an age (30m, 1h, 2d) or a time"),
+        (("history", "--since", "0001-01-01T00:00:00+14:00"), 2, "--since: expected an age (30m, 1h, 2d) or a time"),
         (("check-config", "."), 2, ". cannot be read: Is a directory"),
         (("approve", "ID", "--state-dir", "empty"), 1, "no agent listens at empty/control.sock"),
         (("fleet", "fleet.yml"), 2, "fleet.yml:1:1: fleet: the key `hub` is missing"),
+        ((*MUTE, "--match", "vm=a", "--comment", "c", "--for", "9999999d"), 2, "--for: expected 1m to 366d"),
+        ((*MUTE, "--match", "vm=a", "--comment", "c", "--for", "0s"), 2, "--for: expected 1m to 366d"),
+        ((*MUTE, "--match", "vm=a", "--match", "vm=b"), 2, "--match: vm is given twice"),
+        ((*MUTE, "--match", "scale_set"), 2, "--match: expected NAME=VALUE, such as vm=web_0, got 'scale_set'"),
+        ((*MUTE, "--match", "event_type=Freez", "--comment", "c"), 2, "no event has the type 'Freez': did you mean"),
+        ((*MUTE, "--for", "4h", "--comment", "c"), 2, "expected --match NAME=VALUE and --comment TEXT, or --end ID"),
         (("run", "often.yml"), 2, "often.yml:2:3: imds.interval: expected a duration"),
     ],
 )

@@ -1,14 +1,11 @@
 """What is shown of a fleet: what can still be prepared for first, what is asked for, one line for what is under way."""
 
-import argparse
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from notbefore.commands import fleet_mute
 from notbefore.core.record import Vm
-from notbefore.errors import ConfigError
 from notbefore.fleet.history import report as report_of
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.mutes import MAX_MUTES, Mute, read_mutes, write_mutes
@@ -129,13 +126,6 @@ def test_the_calendar_has_what_is_planned_in_lines_that_calendars_read() -> None
     assert "a\\,b\\;c\\\\d" in text.replace("\r\n ", "")
     assert max(len(line.encode()) for line in text.split("\r\n")) <= 75
     assert "\n" not in text.replace("\r\n", "")
-
-
-def test_a_mute_ends_within_a_year_so_that_its_end_is_a_date() -> None:
-    parser = argparse.ArgumentParser()
-    fleet_mute.add_arguments(parser)
-    with pytest.raises(ConfigError, match="366d at most"):
-        fleet_mute.run(parser.parse_args(["f.yml", "--match", "vm=a", "--comment", "c", "--for", "9999999d"]))
 
 
 # ---- the report

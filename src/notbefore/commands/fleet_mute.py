@@ -10,13 +10,17 @@ from typing import Final
 from uuid import uuid4
 
 from notbefore.commands.options import load_configuration, seconds
-from notbefore.config.model import Config
+from notbefore.config.model import FleetConfig
 from notbefore.config.sinks import check_extra
-from notbefore.core.text import one_of
+from notbefore.core.change import SILENT
+from notbefore.core.document import EVENT_TYPES
+from notbefore.core.text import escaped, one_of
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.fleet.mutes import MATCHERS, NOTE, Mute, read_mutes, write_mutes
 
-LONGEST: Final = 366 * 86_400.0  # seconds of a mute
+SHORTEST: Final = 60.0  # seconds of a mute
+LONGEST: Final = 366 * 86_400.0
+TYPES: Final = (*EVENT_TYPES, SILENT)  # of the fleet's events
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,45 +30,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--match", action="append", default=[], metavar="NAME=VALUE", help=f"what to mute: {', '.join(MATCHERS)}"
     )
-    parser.add_argument("--for", dest="seconds", default="4h", metavar="TIME", help="for how long, such as 4h")
-    parser.add_argument("--comment", default="", metavar="TEXT", help="why: shown on the page")
+    parser.add_argument("--for", dest="seconds", metavar="TIME", help="for how long (default 4h)")
+    parser.add_argument("--comment", metavar="TEXT", help="why: shown on the page")
     parser.add_argument("--end", metavar="ID", help="end a mute now")
 
 
 def run(options: argparse.Namespace) -> int:
     """Mute, end a mute, or list them; returns the exit code. Raises ``NotBeforeError``."""
+    begun = _begun(options) if options.match or options.seconds or options.comment else None
+    config = load_configuration(options)
+    if config.fleet is None:
+        raise ConfigError("the configuration has no section `fleet`")
     check_extra("fleet")
     import asyncio  # only for this command
 
     from notbefore.fleet.checkpoints import FAILURES  # only for this command, with Azure's SDK
 
-    begun = _begun(options) if options.match and not options.end else None
     try:
-        left = asyncio.run(_changed(load_configuration(options), begun, options.end))
+        left = asyncio.run(_changed(config.fleet, Path(config.state.dir), begun, options.end))
     except FAILURES as error:
         raise NotBeforeError(f"the mutes cannot be written or read: {error}") from None
-    for one in left:
-        sys.stdout.write(f"{one.id}  {one.words}\n")
+    sys.stdout.writelines(f"{one.id}  {escaped(one.words)}\n" for one in left)
     return 0
 
 
 def _begun(options: argparse.Namespace) -> Mute:
-    match = {}
+    match: dict[str, str] = {}
     for text in options.match:
         name, sign, value = text.partition("=")
-        if name not in MATCHERS or not sign or not value:
-            raise ConfigError(f"--match: expected NAME=VALUE, got {text!r}; NAME{one_of(name, MATCHERS)}")
+        if not sign or not value:
+            raise ConfigError(f"--match: expected NAME=VALUE, such as vm=web_0, got {text!r}")
+        if name not in MATCHERS:
+            raise ConfigError(f"--match: there is no {name!r}{one_of(name, MATCHERS)}")
+        if name in match:
+            raise ConfigError(f"--match: {name} is given twice, and all must match: make a mute for each value")
         match[name] = value
-    if not options.comment:
-        raise ConfigError("--comment: say why, for people who see the mute")
-    lasts = seconds("--for", options.seconds)
-    if lasts > LONGEST:
-        raise ConfigError(f"--for: expected {LONGEST / 86_400:.0f}d at most, got {options.seconds}")
+    if options.end or not (match and options.comment):
+        raise ConfigError("expected --match NAME=VALUE and --comment TEXT, or --end ID alone, or none for a list")
+    lasts = seconds("--for", options.seconds or "4h")
+    if not SHORTEST <= lasts <= LONGEST:
+        raise ConfigError(f"--for: expected 1m to {LONGEST / 86_400:.0f}d, got {options.seconds}")
+    word = match.get("event_type", SILENT)
+    if word.casefold() not in map(str.casefold, TYPES):
+        sys.stderr.write(f"notbefore: warning: --match: no event has the type {word!r}{one_of(word, TYPES)}\n")
     who = os.environ.get("SUDO_USER") or getpass.getuser()
     return Mute(uuid4().hex[:8], match, who, options.comment, time.time() + lasts)
 
 
-async def _changed(config: Config, begun: Mute | None, ended: str | None) -> list[Mute]:
+async def _changed(fleet: FleetConfig, state_dir: Path, begun: Mute | None, ended: str | None) -> list[Mute]:
     """Begin or end a mute, if asked; return the present mutes."""
     from notbefore.fleet.instance import make_snapshots  # 30 MB, only for this command
     from notbefore.fleet.sdk import make_consumer  # as above
@@ -77,10 +90,8 @@ async def _changed(config: Config, begun: Mute | None, ended: str | None) -> lis
             raise NotBeforeError(f"there is no mute {ended}: `notbefore fleet mute CONFIG` lists them")
         return write_mutes(list(mutes.values()), time.time())
 
-    if config.fleet is None:
-        raise ConfigError("the configuration has no section `fleet`")
-    snapshots, credential = make_snapshots(config.fleet, Path(config.state.dir))
-    client = make_consumer(config.fleet, credential, snapshots)  # it connects to nothing
+    snapshots, credential = make_snapshots(fleet, state_dir)
+    client = make_consumer(fleet, credential, snapshots)  # it connects to nothing
     try:
         if begun is not None or ended:
             await snapshots.change(NOTE, changed)
