@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -130,6 +130,6 @@ def play(directory: Path, stack: ExitStack, *, keep: bool) -> None:
 if __name__ == "__main__":
     if not is_here("proton"):
         sys.exit(f"the engine of the Event Hub could not be built: {NEEDS['proton'][0]}")
-    with ExitStack() as found:
+    with suppress(KeyboardInterrupt), ExitStack() as found:
         name = found.enter_context(tempfile.TemporaryDirectory(prefix="notbefore-demo-"))
         play(Path(name), found, keep="--keep" in sys.argv[1:])

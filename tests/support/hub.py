@@ -45,8 +45,8 @@ class Hub:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> Self:
-        self._process = subprocess.Popen(
-            self._command, cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        self._process = subprocess.Popen(  # in a process group of its own: it gets no Ctrl-C
+            self._command, cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
         )
         assert self._process.stdout
         assert self._process.stdout.readline().startswith("listening")
