@@ -22,7 +22,7 @@ from notbefore.config.sinks import EventHub, SinkSettings, check_installed
 from notbefore.config.yaml_file import Places, Variable, read
 from notbefore.core.approval import unknown_words
 from notbefore.core.change import APPROVAL_KINDS, SILENT
-from notbefore.core.routing import Route
+from notbefore.core.routing import EventMatch, Route
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, Mistake, Place
 
@@ -108,7 +108,10 @@ def warnings(config: Config, places: Places) -> list[str]:
     """Return one text for each finding. ``places``: where each key was given."""
     found = [*_of_sinks(config), *_plain_secrets(config, places)]
     for number, route in enumerate(config.routes):
-        found += [(f"routes[{number}].match.{key}", text) for key, text in _of_route(route, fleet=bool(config.fleet))]
+        found += [(f"routes[{number}].{key}", text) for key, text in _of_route(route, fleet=bool(config.fleet))]
+    for word in config.messages.advice:
+        texts = unknown_words(EventMatch(event_type=(word,)))
+        found += [(f"messages.advice.{word}", f"{text}. No message contains this text") for _, text in texts]
     return [
         *_misspelt_variables(os.environ),
         *_writable(places[""].origin if "" in places else None, config.server.web_config_file),
@@ -125,10 +128,13 @@ def _of_sinks(config: Config) -> Iterator[Finding]:
         if config.routes and name not in used and not heartbeats:
             text = f"no route leads to the sink {name}, so nothing is sent there: name it under `routes`"
             yield f"sinks.{name}", text
+        if sink.email is not None and sink.email.tls == "none" and sink.email.password is not None:
+            yield f"sinks.{name}.email.tls", "the password is sent unencrypted: write `tls: starttls` or `tls: tls`"
         program = sink.command.command[0] if sink.command is not None else None
         # ``shutil.which`` does the same, but its import costs every agent 0.5 MiB
         if program is not None and not (Path(program).is_file() and os.access(program, os.X_OK)):
-            yield f"sinks.{name}.command.command", f"{program} is no program that can be run: install it, or chmod +x"
+            hint = "write a list, [PROGRAM, ARGUMENT]" if " " in program else "install it, or chmod +x"
+            yield f"sinks.{name}.command.command", f"{program} is no program that can be run: {hint}"
 
 
 def _plain_secrets(config: Config, places: Places) -> Iterator[Finding]:
@@ -144,16 +150,18 @@ def _plain_secrets(config: Config, places: Places) -> Iterator[Finding]:
 
 
 def _of_route(route: Route, *, fleet: bool) -> Iterator[Finding]:
-    """Yield the matchers of a route that no change can match."""
+    """Yield the matchers of a route that no change can match, and a fallback that gets nothing."""
     match = route.match
     if fleet:  # only the fleet has this type
         match = msgspec.structs.replace(match, event_type=tuple(one for one in match.event_type if one != SILENT))
     for key, text in unknown_words(match):
-        yield key, f"{text}. No event matches it"
+        yield f"match.{key}", f"{text}. No event matches it"
     approvals = set(match.change) & set(APPROVAL_KINDS)
     if match.scope == ("peer",) and route.announce_by != "all" and not approvals and not fleet:
         text = f"with `announce_by: {route.announce_by}` a VM notifies only of events that affect it, and these do not"
-        yield "scope", f"{text}: write `announce_by: all`"
+        yield "match.scope", f"{text}: write `announce_by: all`"
+    if route.fallback and set(route.fallback) <= set(route.sinks):
+        yield "fallback", "these sinks get the change in any case: name one that is not in `sinks`"
 
 
 def _misspelt_variables(environment: Mapping[str, str]) -> Iterator[str]:

@@ -26,8 +26,6 @@ MAX_DECISIONS: Final = 100  # remembered decisions per event
 class RuleMatch(EventMatch, frozen=True, forbid_unknown_fields=True):
     """The events that a rule applies to. Events of other VMs match only if ``scope`` contains ``peer``."""
 
-    event_type: Annotated[tuple[str, ...], Meta(min_length=1)] = ()  # an empty list would match every event
-    event_source: Annotated[tuple[str, ...], Meta(min_length=1)] = ()
     scope: Annotated[tuple[Literal["self", "peer"], ...], Meta(min_length=1)] = ("self",)
 
     def __post_init__(self) -> None:

@@ -4,9 +4,9 @@ Routes are tried in order; the first match wins unless it has ``continue``. With
 that affect this VM go to every sink.
 """
 
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from notbefore.core.change import Change, ChangeKind, Scope
 from notbefore.core.document import PREEMPT, PROMISED, REBOOTING, VANISHING, Event
@@ -17,6 +17,7 @@ Severity = Literal["critical", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 AnnounceBy = Literal["affected", "all"]
+Words = Annotated[tuple[str, ...], Meta(min_length=1)]  # an empty list would match everything
 
 CRITICAL_TYPES: Final = REBOOTING | VANISHING
 NEAR: Final = 3600.0  # seconds before NotBefore from which an event that takes a VM down is critical
@@ -44,11 +45,11 @@ class DurationRange(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
-    """Matchers for an event; an empty one matches every event."""
+    """Matchers for an event; without any, it matches every event."""
 
-    event_type: tuple[str, ...] = ()
-    event_source: tuple[str, ...] = ()
-    scope: tuple[Scope, ...] = ()
+    event_type: Words = ()
+    event_source: Words = ()
+    scope: Annotated[tuple[Scope, ...], Meta(min_length=1)] = ()
     duration: DurationRange | None = None
 
     def holds(self, event: Event) -> bool:
@@ -63,13 +64,13 @@ class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
 class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
     """Matchers of a route, for a change and for the VM that reports it."""
 
-    change: tuple[ChangeKind, ...] = ()
-    vm: tuple[str, ...] = ()  # the name of this VM, which reports the change
-    scale_set: tuple[str, ...] = ()  # of this VM
-    resource_group: tuple[str, ...] = ()  # of this VM
-    subscription: tuple[str, ...] = ()  # the id of this VM's subscription
-    location: tuple[str, ...] = ()  # of this VM, such as westeurope
-    zone: tuple[str, ...] = ()  # of this VM, such as 1
+    change: Annotated[tuple[ChangeKind, ...], Meta(min_length=1)] = ()
+    vm: Words = ()  # the name of this VM, which reports the change
+    scale_set: Words = ()  # of this VM
+    resource_group: Words = ()  # of this VM
+    subscription: Words = ()  # the id of this VM's subscription
+    location: Words = ()  # of this VM, such as westeurope
+    zone: Words = ()  # of this VM, such as 1
     tags: dict[str, tuple[str, ...]] = {}  # of this VM: a value or a list of values for each; an empty list: any
 
     def accepts(self, change: Change, vm: Vm | None) -> bool:
