@@ -160,13 +160,14 @@ def calendar(waves: Iterable[ShownWave], now: datetime) -> bytes:
             continue
         place = one.scale_set or one.resource_group
         where = f" in {place}" if place else ""
+        vms = "1 VM" if len(one.vms) == 1 else f"{len(one.vms)} VMs"
         about = [f"VMs: {some_of(one.vms, MAX_NAMES)}", *(f"{name}: {value}" for name, value in one.tags.items())]
         lines += [
             "BEGIN:VEVENT",
             f"UID:{_escaped(one.event_id)}@notbefore",
             f"DTSTAMP:{_time(now)}",
             f"DTSTART:{_time(one.not_before)}",
-            f"SUMMARY:{_escaped(f'{one.event_type} of {len(one.vms)} VMs{where}, not before this time')}",
+            f"SUMMARY:{_escaped(f'{one.event_type} of {vms}{where}, not before this time')}",
             "DESCRIPTION:" + "\\n".join(map(_escaped, filter(None, [*about, one.description]))),
             "END:VEVENT",
         ]
