@@ -61,7 +61,7 @@ def done(*words: str) -> str:
 def test_options_may_stand_before_the_ids(tmp_path: Path) -> None:
     state = str(left(tmp_path, dead("a"), dead("b")))
     assert json.loads(done("show", "--state-dir", state, "a"))["error"] == "404"
-    assert done("retry", "--state-dir", state, "a").startswith("1 will be sent again now")
+    assert done("retry", "--state-dir", state, "a") == "1 will be sent again when the agent runs.\n"
     assert done("drop", "--state-dir", state, "a", "aa", "b") == "2 dropped.\n"
     assert done("list", "--state-dir", state) == "The outbox is empty.\n"
 
@@ -83,9 +83,10 @@ def test_all_leaves_out_what_would_announce_an_event_that_is_over(tmp_path: Path
     state = left(tmp_path, dead("a"), dead("b"), dead("c", kind="finished", expires_with_event=False), listed=("b",))
     said = done("retry", "--all", "--state-dir", str(state))
     assert said.splitlines()[0] == "1 left out: their events are over. To send one anyway, give its ID."
-    assert said.splitlines()[1].startswith("2 will be sent again now")
+    assert said.splitlines()[1] == "2 will be sent again when the agent runs."
     assert {name: one.state for name, one in rows(state).items()} == {"a": "dead", "b": "pending", "c": "pending"}
-    assert done("retry", "a", "--state-dir", str(state)).startswith("1 will be sent again now")
+    assert done("retry", "a", "--state-dir", str(state)).startswith("1 will be sent again")
+    assert done("drop", "--all", "--state-dir", str(state)).startswith("No dead letters were found.")
     assert 0 <= Clock().boot_time() + 86_400 - rows(state)["a"].expires < 600, "it has a day"
 
 
@@ -106,14 +107,14 @@ def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
         control = ControlSocket(tmp_path, lambda *_: pytest.fail("approved"), Operations(store).answer)
         control.start()
         eventually(lambda: listens(tmp_path))
-        store.outbox.put([dead("a")])
+        store.outbox.put([dead("a"), dead("a", delivery_id="b" * 32)])
+        assert done("list", "--state-dir", str(tmp_path)).splitlines()[2].split()[6:8] == ["after", "aaaaaaaa"]
         eventually(lambda: store.outbox.exchange([], {"hook": 1}))
         being_sent = "1 left as they are: they are being sent"
-        assert done("retry", "a", "--state-dir", str(tmp_path)).endswith(f"is running, {being_sent}.\n")
+        assert done("retry", "a", "--state-dir", str(tmp_path)).endswith(f"again now, {being_sent}.\n")
         assert done("drop", "a", "--state-dir", str(tmp_path)) == f"0 dropped, {being_sent}.\n"
-        assert (
-            "No delivery id starts with 'b'." in notbefore("outbox", "drop", "b", "--state-dir", str(tmp_path)).stderr
-        )
+        refused = notbefore("outbox", "drop", "c", "--state-dir", str(tmp_path))
+        assert "No delivery id starts with 'c'." in refused.stderr
         store.outbox.courier_ended()
         assert done("drop", "a", "--state-dir", str(tmp_path)) == "1 dropped.\n"
         control.stop()

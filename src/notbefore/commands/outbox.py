@@ -1,4 +1,4 @@
-"""``notbefore outbox``: list the waiting deliveries, send dead letters again, delete deliveries."""
+"""``notbefore outbox``: list the waiting deliveries, send deliveries again, delete deliveries."""
 
 import argparse
 import sys
@@ -9,10 +9,11 @@ from typing import Any, Final
 
 import msgspec
 
+from notbefore.agent.control_socket import listens
 from notbefore.agent.operations import OutboxReply, OutboxRequest
 from notbefore.commands.options import add_json, add_state, load_state_configuration, print_json, table
 from notbefore.commands.owner import asking
-from notbefore.core.delivery import Delivery
+from notbefore.core.delivery import Delivery, Lane
 from notbefore.core.duration import span
 from notbefore.core.record import json_line
 from notbefore.core.text import rfc3339
@@ -21,7 +22,7 @@ from notbefore.errors import ConfigError, NotBeforeError
 ACTIONS: Final = {
     "list": "show which deliveries wait, and why",
     "show": "show everything about some deliveries",
-    "retry": "send dead letters again",
+    "retry": "send deliveries again now: dead letters, or pending ones by their ids",
     "drop": "delete deliveries that were not sent",
 }
 
@@ -62,7 +63,8 @@ def run(options: argparse.Namespace) -> int:
         state="dead" if options.all else None,
         sink=options.sink,
     )
-    with asking(Path(config.state.dir), OutboxReply) as ask:
+    directory = Path(config.state.dir)
+    with asking(directory, OutboxReply) as ask:
         reply = ask(request)
     if options.sink is not None and options.sink not in config.sinks and not reply.rows:
         raise ConfigError(f"--sink: the outbox has no delivery for {options.sink!r}, and --config has no such sink")
@@ -73,8 +75,11 @@ def run(options: argparse.Namespace) -> int:
     elif options.action == "show":
         for row in reply.rows:
             sys.stdout.write(msgspec.json.format(json_line(_fields(row, reply))).decode() + "\n")
+    elif options.all and not reply.rows and not reply.left_out:
+        sys.stdout.write("No dead letters were found. For pending deliveries, give their IDs instead of --all.\n")
     else:
-        _report(reply, "will be sent again now if the agent is running" if options.action == "retry" else "dropped")
+        again = f"will be sent again {'now' if listens(directory) else 'when the agent runs'}"
+        _report(reply, "dropped" if options.action == "drop" else again)
     return 0
 
 
@@ -93,8 +98,12 @@ def _print_table(reply: OutboxReply) -> None:
     now = time.time() - reply.shift
     head = ("ID", "STATE", "SINK", "CHANGE", "SEVERITY", "AGE", "DUE", "ATTEMPTS", "EVENT", "ERROR")
     rows = []
+    before: dict[Lane, str] = {}  # the delivery that the next ones of a lane wait for
     for row in reply.rows:
-        due = "-" if row.state == "dead" else "now" if row.due <= now else f"in {span(row.due - now)}"
+        due = "now" if row.due <= now else f"in {span(row.due - now)}"
+        due = "-" if row.state == "dead" else f"after {before[row.lane]}" if row.lane in before else due
+        if row.queued:
+            before[row.lane] = row.delivery_id[:8]
         named = (row.delivery_id[:8], row.state, row.sink, row.kind, row.severity)
         rows.append((*named, span(max(0.0, now - row.created)), due, str(row.attempts), row.event_key, row.error[:80]))
     table(head, rows)
