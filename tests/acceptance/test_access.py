@@ -82,7 +82,7 @@ def test_the_commands_say_what_is_missing(agent: RunningAgent, place: Path, caps
         ),
         ((config, *login[:4]), 1, "--cert-file needed?"),
         (("--url", url, *login), 1, "and is --ca-file"),
-        (("--url", url.replace("https", "http")), 1, "is --url needed"),
+        (("--url", url.replace("https", "http")), 1, "does --url name its address"),
         (("--url", url, "--user", "x"), 2, "belong together"),
         (("--url", url, "--ca-file", str(place / "none")), 2, "expected the file of a certificate"),
         (("--url", "localhost"), 2, "expected http://HOST:PORT"),

@@ -57,6 +57,8 @@ def test_events_shows_what_is_listed_as_a_table_and_as_json(agent: RunningAgent,
     assert (code, "2058-03-01T12:00:00Z" in table) == (0, True)
     lines = table.splitlines()
     assert [ID in line[:60] for line in lines] == [False, True], "`watch` in sixty columns shows it whole"
+    assert "is this an agent, not a fleet instance?" in typed("events", "--fleet", "--url", url(agent))[2]
+    assert "need https://" in typed("events", "--ca-file", "none", "--url", url(agent))[2]
     (event,) = map(json.loads, typed("events", "--json", "--url", url(agent))[1].splitlines())
     assert (event["event_id"], event["scope"]) == (ID, "self")
 

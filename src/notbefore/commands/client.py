@@ -45,7 +45,7 @@ class AgentClient(Struct, frozen=True):
         except requests.RequestException as error:
             raise NotBeforeError(
                 f"no agent answers at {self.url} ({type(error).__name__}): is `notbefore run` running (for a fleet,"
-                " `notbefore fleet`), or is --url needed?"
+                " `notbefore fleet`), and does --url name its address, http:// or https://?"
             ) from None
         except OSError as error:  # a named file does not exist
             raise ConfigError(f"expected the file of a certificate, a key or a password: {error}") from None
@@ -54,6 +54,8 @@ class AgentClient(Struct, frozen=True):
     def _session(self) -> requests.Session:
         session, options = requests.Session(), self.options
         session.trust_env = False  # connect to the agent without a proxy
+        if self.url.lower().startswith("http:") and (options.ca_file or options.cert_file or options.key_file):
+            raise ConfigError(f"{self.url}: --ca-file, --cert-file and --key-file need https://")
         session.verify = options.ca_file or True
         if self.own_cert_file is not None:
             adapter = HTTPAdapter()
@@ -75,6 +77,9 @@ class AgentClient(Struct, frozen=True):
         except (msgspec.DecodeError, UnicodeDecodeError):
             text = content[:200].decode("utf-8", "replace").strip()
             raise NotBeforeError(f"{self.url}{path}: HTTP {status}, and the body is not JSON: {text!r}") from None
+        if status == requests.codes.not_found:
+            hint = "an agent, not a fleet instance?" if "/fleet/" in path else "a fleet instance? Use `events --fleet`"
+            raise NotBeforeError(f"{self.url}{path}: HTTP 404: is this {hint}")
         if status != requests.codes.ok:
             reasons = body.get("error") or ": ".join([str(body.get("status", status)), *body.get("reasons", ())])
             raise NotBeforeError(f"{self.url}{path}: {reasons}")
