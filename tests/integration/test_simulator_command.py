@@ -69,9 +69,8 @@ def test_it_ends_well_on_a_signal(number: signal.Signals) -> None:
         ("--listen", "nowhere"),
         ("--speed", "nan"),
         ("--scenario", "earthquake"),
-        ("--listen", "127.0.0.1:0", "--fault", "freeze:-1"),
+        ("--listen", "127.0.0.1:0", "--fault", "freeze:soon"),
         ("--listen", "127.0.0.1:0", "--fault", "status:0"),
-        ("--listen", "127.0.0.1:0", "--fault", "earthquake"),
     ],
 )
 def test_a_mistake_in_the_words_ends_with_code_2_and_says_what_was_expected(
@@ -81,7 +80,7 @@ def test_a_mistake_in_the_words_ends_with_code_2_and_says_what_was_expected(
         sys.exit(main(["simulate", *words]))
     said = capsys.readouterr().err
     assert ended.value.code == 2
-    assert words[-2] in said or words[-1].partition(":")[0] in said
+    assert (words[-2] in said, "expected" in said or "choose from" in said) == (True, True)
 
 
 def test_an_address_in_use_ends_with_code_3(capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,8 +64,9 @@ def run(options: argparse.Namespace) -> int:
             kind, _, value = spec.partition(":")
             try:
                 simulator.fault(kind, float(value) if value else None)
-            except ValueError as error:
-                raise ConfigError(f"--fault {spec}: {error}") from None
+            except ValueError:
+                expected = f"KIND is {', '.join(FAULTS)}, and VALUE a status from 300 to 599, or seconds up to a day"
+                raise ConfigError(f"--fault {spec}: expected KIND or KIND:VALUE: {expected}") from None
         for name in options.scenario:
             simulator.start(name, cancel=options.cancel)
         sys.stdout.write(f"IMDS at {simulator.endpoint}: notbefore run --imds {simulator.endpoint}\n")
