@@ -39,7 +39,7 @@ FREEZE_SECONDS: Final = 9  # the expected interruption of an exercise's Freeze; 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the configuration, the sink, the scenario, and the time to wait."""
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="the YAML file that names the sinks")
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="the YAML file that the running agent has read")
     parser.add_argument("--sink", metavar="NAME", help="send to this sink only; the routes are ignored")
     parser.add_argument("--scenario", choices=SCENARIOS, default="reboot", help="the kind of event (default reboot)")
     add_json(parser, "one JSON object")
