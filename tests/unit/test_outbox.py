@@ -397,7 +397,7 @@ def test_what_no_route_names_another_sink_for_is_dead_with_that_reason(box: Box)
     assert len(box.outbox.use_sinks({"hub": Terms()}, lambda _row: Targets(), 3)) == 2
     assert [(row.state, row.error) for row in box.rows()] == [
         ("pending", ""),  # a courier has it
-        ("dead", "no sink of the name chat is configured"),
+        ("dead", "no sink named chat is configured"),
     ]
     box.lease(4, failed(under_way))
     assert len(box.outbox.redirect(5)) == 1

@@ -1,7 +1,7 @@
-"""``OutboxRows``: the deliveries in an outbox, what is counted of them, and which of them may go. Pure.
+"""``OutboxRows``: the deliveries in an outbox, their counts, and which of them may be sent next. Pure.
 
-At any time and for each sink, accepted = delivered + expired + withdrawn + overflowed + dropped + what is pending or
-dead (``Ledger``).
+For each sink it is always true that accepted = delivered + expired + withdrawn + overflowed + dropped (``Ledger``) +
+the pending and dead rows.
 """
 
 from bisect import bisect_left, insort
@@ -15,36 +15,36 @@ from msgspec.structs import replace
 from notbefore.core.delivery import EXPIRING_KINDS, Delivery, DeliveryState, Lane
 from notbefore.core.routing import SEVERITIES
 
-ROW_BYTES: Final = 600  # of a delivery beside its record and its texts
+ROW_BYTES: Final = 600  # of a delivery without its record and error text
 LATENCY_BOUNDS: Final = (0.1, 1.0, 5.0, 30.0, 300.0, 3_600.0)  # seconds from a change to its acceptance
 
-Latency = tuple[tuple[int, ...], float]  # counts by LATENCY_BOUNDS and beyond; the sum of seconds
+Latency = tuple[tuple[int, ...], float]  # counts by LATENCY_BOUNDS, one more beyond; the sum in seconds
 Urgency = tuple[int, bool, float, int]  # the smallest is the most urgent
 K = TypeVar("K", bound=str | tuple[str, ...])
 
 
 class Schedule(Generic[K]):
-    """Keys, each with a time, and how urgent it is from then on; what was ``put`` last of a key counts."""
+    """Keys that become ready at a time, each with an urgency. A new ``put`` replaces the earlier one of its key."""
 
     def __init__(self) -> None:
-        self._later: list[tuple[float, Urgency, K]] = []  # sorted, as the next one is
+        self._later: list[tuple[float, Urgency, K]] = []  # sorted, and so is ``_ready``
         self._ready: list[tuple[Urgency, float, K]] = []
-        self._places: dict[K, tuple[list[Any], Any]] = {}  # of each key: the list that it is in, and as what
+        self._places: dict[K, tuple[list[Any], Any]] = {}  # key -> the list that contains it, and its entry there
 
     def put(self, key: K, time: float | None, urgency: Urgency = (0, False, 0.0, 0)) -> None:
-        """From this time on it is ready; ``None``: never."""
+        """Make a key ready from this time on; ``None``: never."""
         self.drop(key)
         if time is not None:
             self._add(key, self._later, (time, urgency, key))
 
     def drop(self, key: K) -> None:
-        """Forget a key, if it is there."""
+        """Remove a key, if it is there."""
         if key in self._places:
             queue, entry = self._places.pop(key)
             del queue[bisect_left(queue, entry)]
 
     def pop(self, now: float) -> K | None:
-        """Take the most urgent key that is ready; ``None``: there is none."""
+        """Remove and return the most urgent ready key; ``None``: no key is ready."""
         while self._later and self._later[0][0] <= now:
             time, urgency, key = self._later.pop(0)
             self._add(key, self._ready, (urgency, time, key))
@@ -55,7 +55,7 @@ class Schedule(Generic[K]):
         return found
 
     def first(self) -> float | None:
-        """When a key is ready next, or has been since; ``None``: there is none."""
+        """Return when the next key becomes ready, or the time at which it did; ``None``: there is no key."""
         if self._ready:
             return self._ready[0][1]
         return self._later[0][0] if self._later else None
@@ -66,12 +66,12 @@ class Schedule(Generic[K]):
 
 
 class Ledger(Struct, frozen=True):
-    """What is counted of deliveries, by sink.
+    """The counts of deliveries by sink.
 
-    ``accepted``: taken into the outbox. ``failed``: an attempt that will be made again. ``dead``: refused for good, and
-    kept. ``expired``: too late, and never delivered. ``withdrawn``: not needed any more before its time came, such as
-    the reminder of an event that was canceled, or left to the fleet's instance that has the partition now.
-    ``overflowed``: pushed out of a full outbox. ``dropped``: taken out by an operator.
+    ``accepted``: added to the outbox. ``failed``: an attempt that is made again. ``dead``: not tried again, and kept.
+    ``expired``: too late, and never delivered. ``withdrawn``: no longer needed, such as an untried reminder of a
+    canceled event; or moved, to another sink or to the fleet instance that has the partition now.
+    ``overflowed``: removed from a full outbox. ``dropped``: removed by an operator.
     """
 
     seq: int = 0
@@ -80,16 +80,16 @@ class Ledger(Struct, frozen=True):
 
 
 class OutboxChanges(NamedTuple):
-    """What to write down. ``step``: what ``written`` is given once it is written."""
+    """The changes to write to the disk. ``step``: the argument of ``written`` once they are on disk."""
 
     step: int
-    rows: dict[str, Delivery | None]  # by delivery id; ``None``: it is gone
+    rows: dict[str, Delivery | None]  # by delivery id; ``None``: it was removed
     threads: dict[Lane, str | None]
     ledger: Ledger
 
 
 class OutboxImage(Struct, frozen=True):
-    """An outbox, or a part of one, as it is written down: on a clock that shows ``clock`` at that moment."""
+    """An outbox, or a part of one, as it is stored. ``clock``: the time on the outbox's clock at that moment."""
 
     clock: float = 0.0
     rows: tuple[Delivery, ...] = ()
@@ -98,48 +98,48 @@ class OutboxImage(Struct, frozen=True):
 
 
 class OutboxRows:
-    """The deliveries in an outbox, what sinks said of their events, what was counted, and what is not written yet.
+    """The deliveries in an outbox, the threads of their events, the counts, and the changes that are not on disk yet.
 
-    ``patience``: seconds for which a delivery waits for the disk; 0 where nobody writes.
+    ``patience``: seconds that a delivery waits for the disk at most; 0 if the outbox is not written to a disk.
     """
 
     def __init__(self, patience: float) -> None:
-        self.by_id: dict[str, Delivery] = {}  # in their order
+        self.by_id: dict[str, Delivery] = {}  # in the order of insertion
         self.ledger = Ledger()
         self.time_known = True  # while False nothing expires, and no reminder is due: see ``Outbox.advance``
         self.size = 0  # bytes
-        self.threads: dict[Lane, str] = {}  # what sinks said of the first messages of events
+        self.threads: dict[Lane, str] = {}  # texts that sinks get back: see ``SendResult.thread``
         self.given: set[str] = set()  # the ids that a courier has
-        self.paused: dict[str, float] = {}  # sink -> until when its receiver has asked for a pause
+        self.paused: dict[str, float] = {}  # sink -> the end of the pause that its receiver asked for
         self.expiries = Schedule[str]()
         self.fallbacks = Schedule[str]()
-        self.changed: set[str | Lane] = set()  # ids and threads that nobody has taken to write them yet
-        self._step = 0  # of the changes that are to be taken next
+        self.changed: set[str | Lane] = set()  # ids, and lanes of threads, since ``take_changes``
+        self._step = 0  # the number of the next ``take_changes``
         self._patience = patience
-        self._waits: dict[str | Lane, tuple[int, float]] = {}  # id or lane -> the step it waits for, until when
+        self._waits: dict[str | Lane, tuple[int, float]] = {}  # id or lane -> the step that it awaits, and its deadline
         self._queues: defaultdict[str, Schedule[Lane]] = defaultdict(Schedule)  # by sink
         self._of_event: dict[str, dict[str, None]] = {}  # event key -> the ids of its deliveries
 
     # ---- for readers
 
     def chosen(self, state: DeliveryState | None = None, sink: str | None = None) -> list[Delivery]:
-        """What is in the outbox, oldest first; of one state or one sink where these are given."""
+        """Return the deliveries, oldest first; only those of a state or a sink, if given."""
         return [row for row in self.by_id.values() if state in (None, row.state) and sink in (None, row.sink)]
 
     def of_event(self, event_key: str, sink: str | None = None) -> list[Delivery]:
-        """Those of an event, and of one sink if that is given, in their order."""
+        """Return the deliveries of an event in their order; only those of a sink, if given."""
         found = sorted((self.by_id[one] for one in self._of_event.get(event_key, ())), key=lambda row: row.seq)
         return found if sink is None else [row for row in found if row.sink == sink]
 
     def image(self, now: float, event_keys: Collection[str]) -> OutboxImage:
-        """What it holds of these events, without what it has counted."""
+        """Return the deliveries and threads of these events, without the counts."""
         rows = tuple(row for key in event_keys for row in self.of_event(key))
         return OutboxImage(now, rows, tuple((lane, one) for lane, one in self.threads.items() if lane[1] in event_keys))
 
-    # ---- what its owner writes down
+    # ---- what its owner writes to the disk
 
     def take_changes(self, *, everything: bool = False) -> OutboxChanges:
-        """What changed since the last call, or all that there is."""
+        """Return the changes since the last call, or everything."""
         changed, self.changed = self.changed, set()
         self._step += 1
         if everything:
@@ -149,7 +149,7 @@ class OutboxRows:
         return OutboxChanges(self._step - 1, rows, threads, self.ledger)
 
     def written(self, step: int) -> bool:
-        """What ``take_changes`` gave up to this step is on disk; returns whether something waited for that."""
+        """Note that the changes up to this step are on disk; return whether a delivery waited for that."""
         waited = [key for key, (made, _) in self._waits.items() if made <= step]
         for key in waited:
             del self._waits[key]
@@ -157,14 +157,14 @@ class OutboxRows:
         return any(next_ones)
 
     def hold(self, key: str | Lane, now: float) -> None:
-        """Let a delivery, or what comes next in a lane, wait until what changes now is written."""
+        """Let a delivery, or the next delivery of a lane, wait until the present changes are on disk."""
         if self._patience > 0:
             self._waits[key] = (self._step, now + self._patience)
 
     # ---- changes
 
     def put(self, row: Delivery) -> None:
-        """Add a delivery, or replace it by what it has become."""
+        """Add a delivery, or replace the one with its id."""
         before = self.by_id.get(row.delivery_id)
         self.size += _size(row) - (_size(before) if before is not None else 0)
         self.by_id[row.delivery_id] = row
@@ -175,7 +175,7 @@ class OutboxRows:
         self._line_up(row.lane)
 
     def remove(self, row: Delivery, result: str | None = None) -> None:
-        """Take a delivery out, and count what became of it; of one that is repeated that was counted before."""
+        """Remove a delivery, and count its result; a repetition is not counted again."""
         one = row.delivery_id
         self.size -= _size(self.by_id.pop(one))
         ids = self._of_event[row.event_key]
@@ -192,27 +192,27 @@ class OutboxRows:
         self._line_up(row.lane)
 
     def remember_thread(self, lane: Lane, thread: str | None) -> None:
-        """``None``: forget it."""
+        """Store the thread of a lane; ``None``: forget it."""
         self.threads.pop(lane, None)
         if thread is not None:
             self.threads[lane] = thread
         self.changed.add(lane)
 
     def count(self, sink: str, result: str) -> None:
-        """One more: see ``Ledger``."""
+        """Count one more of this result: see ``Ledger``."""
         counts, key = self.ledger.counts, (sink, result)
         self.ledger = replace(self.ledger, counts={**counts, key: counts.get(key, 0) + 1})
 
-    # ---- which of them may go
+    # ---- which of them may be sent
 
     def pop(self, sink: str, now: float) -> Delivery | None:
-        """What a sink is to be sent first; ``None``: nothing may go now."""
+        """Return the next delivery to a sink; ``None``: none may be sent now."""
         lane = self._queues[sink].pop(now) if now >= self.paused.get(sink, now) else None
         found = self._next_of(lane) if lane is not None else None
         return found[1] if found is not None else None
 
     def next_due(self) -> float | None:
-        """When a courier is needed next; ``None``: nothing waits."""
+        """Return the time at which a courier is needed next; ``None``: nothing waits."""
         queues = self._queues.items()
         times = [max(at, self.paused.get(sink, at)) for sink, queue in queues if (at := queue.first()) is not None]
         if (fallback := self.fallbacks.first()) is not None:
@@ -220,7 +220,7 @@ class OutboxRows:
         return min(times, default=None)
 
     def _line_up(self, lane: Lane) -> bool:
-        """Note when the next delivery of a lane may go; returns whether there is one."""
+        """Schedule the next delivery of a lane; return whether there is one."""
         found = self._next_of(lane)
         if found is None:
             self._queues[lane[0]].drop(lane)
@@ -229,9 +229,9 @@ class OutboxRows:
         return True
 
     def _next_of(self, lane: Lane) -> tuple[float, Delivery] | None:
-        """What may go first of a lane, and when; ``None``: nothing before a courier has said what came of one.
+        """Return the next delivery of a lane and its time; ``None``: there is none, or a courier still has one.
 
-        Its reminders do not wait for what comes after them.
+        Reminders wait for earlier messages; no message waits for a reminder.
         """
         found: list[tuple[float, Urgency, Delivery]] = []
         queued = False
@@ -249,10 +249,10 @@ class OutboxRows:
 
 
 def _size(row: Delivery) -> int:
-    """About how many bytes it takes."""
+    """Return about how many bytes it takes."""
     return ROW_BYTES + len(row.record) + len(row.error)
 
 
 def _urgency(row: Delivery) -> Urgency:
-    """What is sent first: the most severe, of these what can be prepared for, the next to begin, and the oldest."""
+    """Order by severity, then messages about coming events first, then by NotBefore, then by age."""
     return SEVERITIES.index(row.severity), row.kind not in EXPIRING_KINDS, row.not_before, row.seq
