@@ -399,7 +399,7 @@ def test_what_waits_for_a_sink_that_is_configured_no_more_leaves_it_also_from_a_
         settle(store)
         assert len(store.outbox.exchange([], {"chat": 1})) == 1
         store.outbox.use_sinks({"ops": Terms()}, lambda _row: Targets(("ops",)))
-        assert "sink chat is not configured any more: 1 deliveries" in caplog.text
+        assert "sink chat is no longer configured: 1 waiting deliveries" in caplog.text
         assert sorted(row.sink for row in rows_of(store)) == ["chat", "ops"]
         store.outbox.courier_ended()
         assert {row.sink for row in rows_of(store)} == {"ops"}

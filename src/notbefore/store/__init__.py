@@ -1,5 +1,5 @@
-"""What must survive a restart: the state, the outbox, the history. ``Store`` owns them, one SQLite file follows."""
+"""The data that must survive a restart: state, outbox, history. ``Store`` owns them; one SQLite file follows them."""
 
 from typing import Final
 
-SCHEMA_VERSION: Final = 4  # of the state file; a courier says it without SQLite
+SCHEMA_VERSION: Final = 4  # of the state file; here, as a courier does not import SQLite

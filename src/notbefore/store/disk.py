@@ -1,7 +1,7 @@
-"""``DiskThread``: the one thread that uses the disk. It writes what is behind, and nobody else waits for that.
+"""``DiskThread``: the one thread that uses the disk. It writes what is behind, and no other thread waits for that.
 
-A disk that fails raises an error; one that hangs does not: ``fsync`` returns after minutes, or never, and nobody can
-end it. After any doubt all of memory is written anew.
+A failing disk raises an error; a hanging one does not: ``fsync`` returns after minutes or never, and cannot be
+interrupted. After any doubt, all of memory is written again.
 """
 
 import logging
@@ -19,10 +19,10 @@ from notbefore.errors import StoreError
 from notbefore.store.file import FILE_NAME, FileReplacedError, Loaded, StateFile, Writing
 from notbefore.store.lock import OwnerLock
 
-START_PATIENCE: Final = 12.0  # seconds to read the file at the start: without it, all of it would be news
-SLOW: Final = 1.0  # seconds of a transaction from which the disk counts as sick
-RETRY_INTERVAL: Final = 1.0  # seconds between attempts to write to a disk that is sick
-LOOK_INTERVAL: Final = 10.0  # seconds between looks whether the file was deleted
+START_PATIENCE: Final = 12.0  # seconds to read the file at the start; without it, every listed event would be new
+SLOW: Final = 1.0  # seconds; the disk counts as sick if a transaction takes as long
+RETRY_INTERVAL: Final = 1.0  # seconds between attempts to write to a sick disk
+LOOK_INTERVAL: Final = 10.0  # seconds between checks that the file still exists
 CLOSE_PATIENCE: Final = 1.5  # seconds to close the file
 
 log = logging.getLogger("notbefore.store")
@@ -31,14 +31,14 @@ T = TypeVar("T")
 
 
 class DiskHangsError(TimeoutError):
-    """The disk has not answered in time; nobody knows what it has done. It is an ``OSError``."""
+    """The disk did not answer in time, and it is not known what it has done. It is an ``OSError``."""
 
 
 class DiskThread:
-    """``memory``: the lock of what is remembered; it is never held over the disk.
+    """Writes the memory of its owner. ``memory``: the lock of that memory; never held while the disk is used.
 
-    With it held, ``collect`` gives what is to be written (``True``: all that there is), and ``written`` is called when
-    that is on disk.
+    It is held for calls of ``collect``, which returns what is to be written (``True``: everything), and of ``written``,
+    after that is on disk.
     """
 
     def __init__(
@@ -53,27 +53,27 @@ class DiskThread:
         self._memory = memory
         self._collect = collect
         self._written = written
-        self._jobs: deque[tuple[Callable[[], Any], SimpleQueue[Any]]] = deque()  # what to do, and who waits for it
+        self._jobs: deque[tuple[Callable[[], Any], SimpleQueue[Any]]] = deque()  # actions, and where their results go
         self._step = self._written_step = 0
-        self._unread = True  # what is in the file is not in memory
+        self._unread = True  # the content of the file is not in memory
         self._trouble: str | None = None  # why the last transaction failed
-        self._next = time.monotonic() + LOOK_INTERVAL  # when to look at the disk again, or to try it
-        self._since: float | None = None  # monotonic seconds: when it began what it does now
+        self._next = time.monotonic() + LOOK_INTERVAL  # when to check or try the disk again
+        self._since: float | None = None  # monotonic seconds: the start of the present work
         self._ends = False
         self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
         self._thread.start()
 
-    # ---- how the disk is
+    # ---- the state of the disk
 
     @property
     def hangs(self) -> bool:
-        """What was begun has taken longer than ``SLOW``, and has not ended; maybe it never does."""
+        """Whether the present work takes longer than ``SLOW``; maybe it never ends."""
         since = self._since
         return since is not None and time.monotonic() - since > SLOW
 
     @property
     def degraded(self) -> str | None:
-        """Why what is known is not on disk, in words; ``None``: it is, or will be in a moment."""
+        """Why memory is not on disk, in words; ``None``: it is, or will be in a moment."""
         if self.hangs:
             return self._trouble or f"the disk has not answered for {SLOW:g} s"
         return self._trouble
@@ -81,7 +81,7 @@ class DiskThread:
     # ---- for the owner of the memory
 
     def load(self) -> Loaded | None:
-        """What the file holds; ``None``: it cannot be read, and is kept aside. Raises ``StoreError``."""
+        """Return the content of the file; ``None``: it cannot be read, and will be set aside. Raises ``StoreError``."""
 
         def read() -> Loaded:
             self.lock.hold()
@@ -99,16 +99,16 @@ class DiskThread:
         return loaded
 
     def stepped(self, *, news: bool = True) -> int:
-        """Have memory written, which is held, where it has ``news``; returns the number of the newest step."""
+        """Let memory be written if it has ``news``; return the newest step. The caller holds the lock."""
         if news:
             self._step += 1
             self._memory.notify_all()
         return self._step
 
     def wait_written(self, step: int | None, seconds: float) -> bool:
-        """Whether a step (``None``: the newest) is on disk; waits for it so long, and not for a sick disk.
+        """Wait for a step (``None``: the newest), but not for a sick disk; return whether it is on disk.
 
-        For those alone that may not go on without it.
+        Only for callers that must not continue without it.
         """
         deadline = time.monotonic() + seconds
         with self._memory:
@@ -118,9 +118,9 @@ class DiskThread:
             return self._written_step >= step
 
     def do(self, action: Callable[[], T], patience: float) -> T:
-        """What ``action`` returns or raises; ``DiskHangsError`` where it is not done after ``patience`` seconds.
+        """Return the result of ``action``, or raise its error; ``DiskHangsError`` after ``patience`` seconds.
 
-        Then nobody knows what it has done, and it may still do it later. While the thread hangs, nothing is begun.
+        Then it is not known what it has done, and it may go on later. While the thread hangs, no action begins.
         """
         if not self.hangs:
             answer = SimpleQueue[tuple[T] | Exception]()
@@ -132,17 +132,17 @@ class DiskThread:
                 if isinstance(result, Exception):
                     raise result
                 return result[0]
-            with self._memory, suppress(ValueError):  # it has begun
+            with self._memory, suppress(ValueError):  # the action has begun
                 self._jobs.remove((action, answer))
         raise DiskHangsError(f"the disk has not answered for {patience:g} s")
 
     def close(self) -> None:
-        """Write what is behind, close the file, and leave the directory to others; a sick disk is not waited for."""
+        """Write what is behind, close the file, and release the directory; does not wait for a sick disk."""
         self.wait_written(None, SLOW)
         with self._memory:
             self._ends = True
             self._memory.notify_all()
-        self._thread.join(0.0 if self.hangs else CLOSE_PATIENCE)  # one that hangs ends with the process
+        self._thread.join(0.0 if self.hangs else CLOSE_PATIENCE)  # a hanging thread ends with the process
         self.lock.release()
 
     # ---- in the thread
@@ -152,7 +152,7 @@ class DiskThread:
             with self._memory:
                 pause = max(0.0, self._next - time.monotonic())
                 self._memory.wait_for(lambda: self._jobs or self._ends or self._is_behind(), pause)
-                first = self._is_behind() or time.monotonic() >= self._next  # then a reader finds it
+                first = self._is_behind() or time.monotonic() >= self._next  # then the history has the news
                 job = None if first or not self._jobs else self._jobs.popleft()
                 if self._ends and not (self._jobs or job or self._is_behind()):
                     break
@@ -162,7 +162,7 @@ class DiskThread:
             else:
                 try:
                     self._write_or_look()
-                except Exception as error:  # noqa: BLE001 - without memory, say: what it held is behind again in any case
+                except Exception as error:  # noqa: BLE001 - such as no memory: now everything is behind
                     self.file.forget()
                     self._failed(error)
             self._since = None
@@ -172,16 +172,16 @@ class DiskThread:
         return self._trouble is None and self._step > self._written_step
 
     def _write_or_look(self) -> None:
-        """Write what is behind, or try to; where nothing is, look whether the file is there."""
+        """Write what is behind, or try to; if nothing is, check that the file still exists."""
         begun = time.monotonic()
         if self._trouble is None and not self._is_behind():
             self._next = begun + LOOK_INTERVAL
             self.file.check()
             return
         self.lock.hold()
-        if self._unread and self.file.path.exists():  # what is in it is not to be overwritten
+        if self._unread and self.file.path.exists():  # do not overwrite its content
             self.file.set_aside("unread", "it could not be read at the start")
-        if not self.file.known:  # maybe another file is there by now
+        if not self.file.known:  # there may be another file now
             self.file.forget()
         with self._memory:
             step, writing = self._step, self._collect(not self.file.known)
@@ -189,7 +189,7 @@ class DiskThread:
         took = time.monotonic() - begun
         with self._memory:
             self._unread, self._written_step = False, step
-            before, self._trouble = self._trouble, f"it took {took:.1f} s" if took >= SLOW else None
+            before, self._trouble = self._trouble, f"writing took {took:.1f} s" if took >= SLOW else None
             self._next = time.monotonic() + (LOOK_INTERVAL if self._trouble is None else RETRY_INTERVAL)
             self._written(writing)
             self._memory.notify_all()
@@ -199,8 +199,8 @@ class DiskThread:
     def _do(self, action: Callable[[], Any], answer: SimpleQueue[Any]) -> None:
         try:
             answer.put((action(),))
-        except Exception as error:  # noqa: BLE001 - whoever waits for it is to get it
-            if isinstance(error, FileReplacedError):  # a damaged page that nothing else has read
+        except Exception as error:  # noqa: BLE001 - the caller of ``do`` gets it
+            if isinstance(error, FileReplacedError):  # a damaged page: everything is written again
                 self._failed(error)
             answer.put(error)
 
@@ -211,4 +211,4 @@ class DiskThread:
             self._next = time.monotonic() + (0.0 if replaced else RETRY_INTERVAL)
             self._memory.notify_all()
         if first:
-            log.error("the state file cannot be written (%s): all that is known is written anew when it can be", error)
+            log.error("the state file cannot be written (%s): everything is written again as soon as possible", error)

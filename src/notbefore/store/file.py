@@ -1,8 +1,8 @@
-"""``StateFile``: the one SQLite file that follows what the agent remembers. All SQL statements are here.
+"""``StateFile``: the one SQLite file that follows what the agent remembers. All its SQL statements are here.
 
 One process reads and writes it, in one thread. So there is no write-ahead log: ``journal_mode=TRUNCATE``, and
-``synchronous=EXTRA``. Each transaction asks SQLite whether somebody else has written to the file (``data_version``),
-and looks where its path leads: one that was restored or overwritten meanwhile is noticed, and written anew.
+``synchronous=EXTRA``. Each transaction asks SQLite whether another connection wrote to the file (``data_version``), and
+compares the inode at its path. So it notices a restored or overwritten file, and everything is written again.
 """
 
 import logging
@@ -28,10 +28,10 @@ from notbefore.store import SCHEMA_VERSION
 from notbefore.store.lock import Inode, inode_of, prepare_file
 
 FILE_NAME: Final = "notbefore.db"
-BUSY_SECONDS: Final = 0.5  # for another's transaction, such as that of a backup
-OPENING_SECONDS: Final = 10.0  # the same where the file is opened: at the start it is all that is known
+BUSY_SECONDS: Final = 0.5  # to wait for a transaction of another process, such as a backup
+OPENING_SECONDS: Final = 10.0  # the same while the file is opened: at the start, only the file has the state
 HISTORY_ROWS: Final = 10_000
-HISTORY_BYTES: Final = 64 * 1024 * 1024  # of the records in it; the oldest are deleted
+HISTORY_BYTES: Final = 64 * 1024 * 1024  # of its records; the oldest are deleted
 _SCHEMA: Final = f"""
 BEGIN IMMEDIATE;
 -- What is remembered, as MessagePack. kind: state, delivery, thread, ledger, file
@@ -64,24 +64,24 @@ class StoredState(Struct, frozen=True):
     tracked: Tracked = Tracked()
     totals: Totals = Totals()
     vm: Vm | None = None
-    seen: Instant | None = None  # the last good answer of IMDS before this was staged
-    seen_by: Vm | None = None  # who this VM was then, if known: a disk may move to another one
+    seen: Instant | None = None  # the last valid answer of IMDS, up to this state
+    seen_by: Vm | None = None  # the identity of this VM then, if known: a disk may move to another VM
     last_running: Instant | None = None  # when the machine was last known to be running
     clean: bool = False  # the agent stopped in order, at ``last_running``
     approvals: dict[str, ApprovalAttempt] = {}  # by the event's key
 
     @property
     def boot_id(self) -> str:
-        """The boot of the machine in which IMDS answered last; empty before the first answer."""
+        """The id of the boot in which IMDS answered last; empty before the first answer."""
         return self.seen.boot if self.seen is not None else ""
 
 
 class FileReplacedError(OSError):
-    """The file is not the one that was written last: it was deleted, restored or overwritten."""
+    """The file is not as it was written last: it was deleted, restored, overwritten or damaged."""
 
 
 class StoredChange(Struct, frozen=True):
-    """One change as it is kept. ``record``: the change as JSON, UTF-8. ``deliveries``: what is to be sent of it."""
+    """One change to be stored. ``record``: the change as JSON, UTF-8. ``deliveries``: the messages about it."""
 
     change: Change
     record: bytes
@@ -89,30 +89,30 @@ class StoredChange(Struct, frozen=True):
 
 
 class FileClock(Struct, frozen=True):
-    """When a file was written, by clocks that nobody sets."""
+    """The time at which the file was written, on clocks that cannot be set on this machine."""
 
-    boot: str = ""  # the boot of the machine to which ``clock`` belongs
-    clock: float = 0.0  # seconds: the times of the rows are on this clock
+    boot: str = ""  # the last boot in which the time was known; see ``Store.know_time``
+    clock: float = 0.0  # seconds: the times of the deliveries are on this clock
     date: float | None = None  # Unix seconds by IMDS's clock, if that is known
 
 
 class Loaded(NamedTuple):
-    """What a file holds."""
+    """The content of a file."""
 
     state: StoredState
     outbox: OutboxImage
     clock: FileClock
-    unreadable: int  # rows that could not be read; each is named in the log, and dropped
+    unreadable: int  # rows that could not be read; each is logged, and dropped
 
 
 class Writing(NamedTuple):
-    """What one transaction writes."""
+    """The data that one transaction writes."""
 
     state: StoredState
     outbox: OutboxChanges
     records: Sequence[StoredChange]
     clock: FileClock
-    everything: bool  # there is nothing but this: all other rows are deleted
+    everything: bool  # delete all other rows, except the history
 
 
 class StateFile:
@@ -120,17 +120,17 @@ class StateFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.damaged = 0  # how often it was set aside since it was damaged
+        self.damaged = 0  # how often it was damaged, and set aside
         self.unreadable_rows = 0  # found at the start
         self._db: sqlite3.Connection | None = None
         self._inode: Inode | None = None  # of the open file
-        self._version: int | None = None  # of what is in the file, by SQLite's count; None: that is not known
-        self._state: StoredState | None = None  # as it stands in the file
+        self._version: int | None = None  # SQLite's ``data_version``; None: the content is not known
+        self._state: StoredState | None = None  # as it is in the file
 
     def load(self) -> Loaded:
-        """What was written last; empty where there is no file. A damaged one is set aside, and read as far as it goes.
+        """Return the content; empty without a file. A damaged file is set aside, and read up to the damage.
 
-        Raises ``StoreError`` where a newer version of notbefore wrote it.
+        Raises ``StoreError`` if a newer version of notbefore wrote it.
         """
         try:
             db = self._open()
@@ -147,11 +147,11 @@ class StateFile:
 
     @property
     def known(self) -> bool:
-        """It is known what is in it; else all has to be written."""
+        """Whether the content of the file is known; if not, everything must be written."""
         return self._version is not None
 
     def write(self, writing: Writing) -> None:
-        """Write it in one transaction. Raises ``FileReplacedError`` where another file is there by now."""
+        """Write in one transaction. Raises ``FileReplacedError`` if the file was replaced, overwritten or damaged."""
         with self._damage_noticed():
             db = self._open()
             self.check()
@@ -174,7 +174,7 @@ class StateFile:
             rows["state", ""] = writing.state
         db.execute("BEGIN IMMEDIATE")
         try:
-            version = _version_of(db)  # what is written here does not change it
+            version = _version_of(db)  # its own writes do not change it
             if writing.everything:
                 db.execute("DELETE FROM rows")
             elif version != self._version:
@@ -187,7 +187,7 @@ class StateFile:
                 self._add_history(db, writing.records)
             db.execute("COMMIT")
         except BaseException:
-            self.forget()  # which rolls it back; after any failure all is written anew
+            self.forget()  # rolls the transaction back; after any failure everything is written again
             raise
         self._version, self._state = version, writing.state
 
@@ -199,9 +199,9 @@ class StateFile:
             db.execute(_TOO_MANY_BYTES, (HISTORY_BYTES,))
 
     def history(self, since: float, limit: int, max_bytes: int) -> tuple[list[bytes], bool]:
-        """The newest records since a Unix time, newest first, and whether ``max_bytes`` cut off older ones.
+        """Return the newest records since a Unix time, newest first, and whether ``max_bytes`` left out older ones.
 
-        Raises ``FileReplacedError`` where the file is damaged.
+        Raises ``FileReplacedError`` if the file is damaged.
         """
         query = "SELECT record FROM history WHERE time >= ? ORDER BY seq DESC LIMIT ?"
         found: list[bytes] = []
@@ -214,12 +214,12 @@ class StateFile:
         return found, False
 
     def check(self) -> None:
-        """Raise ``FileReplacedError`` where the path leads to another file than the open one, or to none."""
+        """Raise ``FileReplacedError`` if there is no file at the path, or another one than the open file."""
         if self._db is not None and inode_of(self.path) != self._inode:
             raise FileReplacedError(f"{self.path} was deleted or replaced")
 
     def forget(self) -> None:
-        """After a failure: close the file; the next ``write`` opens what is there, and has to write everything."""
+        """Close the file after a failure; the next ``write`` opens it again, and must write everything."""
         db, self._db, self._version = self._db, None, None
         if db is not None:
             with suppress(sqlite3.Error):
@@ -229,7 +229,7 @@ class StateFile:
         if self._db is None:
             prepare_file(self.path)
             self._inode = inode_of(self.path)
-            # autocommit: transactions are begun and ended here alone
+            # autocommit: only the statements here begin and end transactions
             db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=OPENING_SECONDS)
             try:
                 _prepare(db, self.path)
@@ -240,14 +240,14 @@ class StateFile:
         return self._db
 
     def _set_aside_damaged(self, error: sqlite3.Error) -> None:
-        """Raises any other error."""
+        """Set a damaged file aside; raise any other error again."""
         if _code_of(error) not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise error
         self.damaged += 1
         self.set_aside("damaged", f"it is damaged ({error})")
 
     def set_aside(self, mark: str, why: str) -> None:
-        """Rename the file, with what belongs to it: SQLite would take that for the next file's."""
+        """Rename the file and its journals: SQLite would use old journals for the new file."""
         self.forget()
         aside = self._aside(mark)
         for suffix in ("", "-journal", "-wal", "-shm"):
@@ -255,7 +255,7 @@ class StateFile:
             kept.unlink(missing_ok=True)
             if there.exists():
                 there.replace(kept)
-        if self.damaged in (0, 1):  # a disk may damage whatever is written, each second
+        if self.damaged in (0, 1):  # log once: a bad disk may damage every new file
             log.error("the state file is set aside: %s. It is kept as %s, and a new one is used", why, aside)
 
     def _aside(self, mark: str) -> Path:
@@ -263,8 +263,8 @@ class StateFile:
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    """Set up a connection, and a file that is new. Raises ``StoreError`` for one of a newer version."""
-    db.execute("PRAGMA cache_size = -256")  # KiB: the file is small, and so shall the agent be
+    """Set up a connection, and a new file. Raises ``StoreError`` for a file of a newer version."""
+    db.execute("PRAGMA cache_size = -256")  # KiB: the file is small, and so is the agent
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
         raise StoreError(
@@ -273,7 +273,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
         )
     result = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if 0 < version < SCHEMA_VERSION:
-        result = "an older notbefore wrote it, in a form that is not read any more"
+        result = "an older notbefore wrote it, in a format that is no longer read"
     if result != "ok":
         error = sqlite3.DatabaseError(result)
         error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
@@ -297,7 +297,7 @@ _TYPES: Final[dict[str, Any]] = {
 
 
 def _read(rows: Iterable[tuple[str, str, bytes]]) -> Loaded:
-    """What rows say; a row that cannot be read costs that row."""
+    """Decode rows; one that cannot be read is logged, counted and left out."""
     found: dict[str, dict[str, Any]] = {kind: {} for kind in _TYPES}
     unreadable = 0
     for kind, key, body in rows:
@@ -314,7 +314,7 @@ def _read(rows: Iterable[tuple[str, str, bytes]]) -> Loaded:
 
 
 def _salvaged(path: Path) -> Loaded:
-    """What a damaged file holds, up to a row that cannot be read."""
+    """Read a damaged file, up to a row that cannot be read."""
     rows: list[tuple[str, str, bytes]] = []
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db, suppress(sqlite3.Error):
         for row in db.execute(_ROWS):
@@ -323,11 +323,11 @@ def _salvaged(path: Path) -> Loaded:
 
 
 def _version_of(db: sqlite3.Connection) -> int:
-    """Another number than before, where anybody but this connection has written to the file."""
+    """Return a number that changes if another connection writes to the file."""
     version: int = db.execute("PRAGMA data_version").fetchone()[0]
     return version
 
 
 def _code_of(error: sqlite3.Error) -> int:
-    code: int = getattr(error, "sqlite_errorcode", 0)  # errors of the sqlite3 module itself carry none
+    code: int = getattr(error, "sqlite_errorcode", 0)  # errors of the sqlite3 module itself have none
     return code & 0xFF

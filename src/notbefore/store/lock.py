@@ -1,6 +1,6 @@
-"""``OwnerLock``: one owner a state directory, by an advisory lock that is gone with the processes that held it.
+"""``OwnerLock``: one owner per state directory, by an advisory lock that ends with the processes that hold it.
 
-The directory and its files belong to the agent's user alone: nobody else can write there, or plant a link.
+The directory and its files belong to the agent's user alone: nobody else can write there or create a link.
 """
 
 import os
@@ -21,32 +21,32 @@ Inode = tuple[int, int]  # device and number
 
 
 def inode_of(path: str | Path | int) -> Inode | None:
-    """What a path or a descriptor leads to now; ``None`` where there is nothing, or where that cannot be said."""
+    """Return the inode of a path or a descriptor; ``None`` if there is none, or if it cannot be read."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - ten times cheaper than a Path, at each turn of the main loop
+        found = os.stat(path)  # noqa: PTH116 - ten times cheaper than a Path, and called in each turn of the main loop
     except OSError:
         return None
     return found.st_dev, found.st_ino
 
 
 def check_directory(directory: Path) -> None:
-    """Raise ``StoreError`` for a directory in which another user could write, ``OSError`` if it cannot be looked at."""
-    if not hasattr(os, "geteuid"):  # Windows: its access lists are another matter
+    """Raise ``StoreError`` for a directory in which another user could write, ``OSError`` if it cannot be read."""
+    if not hasattr(os, "geteuid"):  # Windows has access lists instead, which are not checked
         return
     found = directory.stat()
     if found.st_uid != os.geteuid():
         raise StoreError(
-            f"{directory} belongs to user {found.st_uid}, and this is user {os.geteuid()}: change its owner (chown), or"
+            f"{directory} belongs to user {found.st_uid}, but this is user {os.geteuid()}: change its owner (chown), or"
             " choose another directory with --state-dir"
         )
     if found.st_mode & OTHERS_WRITE:
-        raise StoreError(f"{directory} can be written by other users: chmod go-w {directory}")
+        raise StoreError(f"other users can write to {directory}: chmod go-w {directory}")
 
 
 def prepare_file(path: Path) -> None:
-    """Make a file with 0600, or give it that. SQLite gives its ``-journal`` the mode of the database.
+    """Create a file with mode 0600, or set that mode. SQLite gives its ``-journal`` the mode of the database.
 
-    One that is there is not opened: to close it would release the locks that SQLite holds on it in this process.
+    An existing file is not opened: closing it would release the locks that SQLite holds on it in this process.
     """
     if not path.exists():
         path.touch(PRIVATE)
@@ -55,17 +55,17 @@ def prepare_file(path: Path) -> None:
 
 
 def private(path: str, flags: int) -> int:
-    """Open a file with 0600, as the ``opener`` of ``open``; raises ``OSError``, also for a symbolic link."""
+    """Open a file with mode 0600, as the ``opener`` of ``open``; raises ``OSError``, also for a symbolic link."""
     descriptor = os.open(path, flags | NO_FOLLOW, PRIVATE)
     if flags & (os.O_WRONLY | os.O_RDWR) and hasattr(os, "fchmod"):
-        os.fchmod(descriptor, PRIVATE)  # it may be there already, with another mode
+        os.fchmod(descriptor, PRIVATE)  # it may exist already, with another mode
     return descriptor
 
 
 class OwnerLock:
-    """The lock on the state directory: who holds it writes there, and sends. Its courier inherits it, and ends with it.
+    """The lock on the state directory: only its holder writes there and sends. The courier inherits it.
 
-    ``descriptor``: of the lock, for the courier; ``None`` while it is not held.
+    ``descriptor``: the file descriptor of the lock, for the courier; ``None`` while it is not held.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -73,13 +73,13 @@ class OwnerLock:
         self.descriptor: int | None = None
 
     def hold(self) -> None:
-        """Take the lock on the directory that is there now, and make it where it was deleted; as ``acquire``.
+        """Lock the present directory, as ``acquire``; create it if it was deleted.
 
-        Raises ``StoreError`` also where the directory is not this user's alone, or may not be made.
+        Also raises ``StoreError`` if the directory is not this user's alone, or may not be created.
         """
         if self.descriptor is not None and inode_of(self.descriptor) == inode_of(_locked_path(self._directory)):
             return
-        if not self._directory.is_dir():  # on a disk that hangs, `mkdir` would wait even then
+        if not self._directory.is_dir():  # on a hanging disk, `mkdir` would wait even if it exists
             try:
                 self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             except PermissionError:
@@ -90,14 +90,14 @@ class OwnerLock:
         self.acquire()
 
     def acquire(self, patience: float = LOCK_PATIENCE) -> None:
-        """Take the lock; what a killed agent left running ends within a moment, so it is waited for: ``patience``.
+        """Take the lock; wait ``patience`` seconds, as the courier of a killed agent ends within a moment.
 
-        Raises ``StoreError`` while another process holds it, ``OSError`` where there is no directory or no lock.
+        Raises ``StoreError`` if another process still holds it, ``OSError`` without a directory or without locks.
         """
         descriptor = _open(_locked_path(self._directory))
         deadline = time.monotonic() + patience
         try:
-            while not _is_locked(descriptor):
+            while not _try_lock(descriptor):
                 if time.monotonic() >= deadline:
                     raise StoreError(  # noqa: TRY301 - the descriptor is closed as after any error
                         f"another notbefore is running with {self._directory}: stop it, or give this one its own"
@@ -117,8 +117,8 @@ class OwnerLock:
             self.descriptor = None
 
 
-def _is_locked(descriptor: int) -> bool:
-    """Lock it; ``False``: another process has it."""
+def _try_lock(descriptor: int) -> bool:
+    """Lock a file; ``False``: another process holds the lock."""
     try:
         _lock(descriptor)
     except (BlockingIOError, PermissionError):  # the latter on Windows
@@ -129,7 +129,7 @@ def _is_locked(descriptor: int) -> bool:
 if sys.platform == "win32":  # pragma: no cover - the tests run on POSIX
     import msvcrt
 
-    _BEYOND = 1 << 30  # what is locked there nobody can read: it is no byte of the file
+    _BEYOND = 1 << 30  # beyond the end of the file: nobody can read a locked byte
 
     def _lock(descriptor: int) -> None:
         os.lseek(descriptor, _BEYOND, os.SEEK_SET)
@@ -150,4 +150,4 @@ else:
         return directory
 
     def _open(path: Path) -> int:
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # it may be a link: systemd makes one for a dynamic user
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # may be a link: systemd makes one for a dynamic user

@@ -1,9 +1,9 @@
-"""``Store``: the one owner of what the agent remembers, its outbox included. Memory is the truth, one file follows.
+"""``Store``: the one owner of all that the agent remembers, with its outbox. Memory is the truth, one file follows it.
 
 A step is applied to memory at once, and is *behind* until one transaction has written it, in the one thread that uses
-the disk. Nobody else waits for the disk. Where it is sick (full, hanging, read-only; its file deleted or replaced),
-deliveries go from memory after ``core.outbox.WRITE_PATIENCE``, and ``disk.degraded`` says why. An agent that is killed
-meanwhile forgets what only memory knew.
+the disk. No other thread waits for it. If the disk is sick (full, hanging, read-only), or the file was deleted or
+replaced, deliveries are sent from memory after ``core.outbox.WRITE_PATIENCE``, and ``disk.degraded`` tells the cause.
+If the agent is killed meanwhile, the steps that are only in memory are lost.
 """
 
 import logging
@@ -25,7 +25,7 @@ from notbefore.store.file import FILE_NAME, FileClock, StoredChange, StoredState
 
 ANSWER_PATIENCE: Final = 5.0  # seconds to read the history
 ANSWER_BYTES: Final = 4 * 1024 * 1024  # of records in one answer; the file holds more
-MAX_RECORDS: Final = 1_000  # that wait for the disk; older ones are dropped, and counted
+MAX_RECORDS: Final = 1_000  # that wait for the disk; older ones are dropped, and the log says how many
 
 log = logging.getLogger("notbefore.store")
 
@@ -33,22 +33,22 @@ log = logging.getLogger("notbefore.store")
 class StoreClock(Protocol):
     """The clocks of this machine (``process.clock.Clock``)."""
 
-    boot_id: str  # tells this boot of the machine from another
+    boot_id: str  # distinguishes this boot of the machine from others
 
     def time(self) -> float:
         """The wall clock, in Unix seconds."""
         ...
 
     def boot_time(self) -> float:
-        """Seconds since the boot, by a clock that nobody sets."""
+        """Seconds since the boot, on a clock that cannot be set."""
         ...
 
 
 class StoredOutbox:
-    """Safe to call from several threads. ``memory``: the lock of all that is remembered.
+    """The outbox for several threads. ``memory``: the lock of all that is remembered.
 
-    With it held, ``stepped`` is called after each change. ``to_deliver`` is called when a courier may find something;
-    it may not wait.
+    ``stepped`` is called after each change, with the lock held. ``to_deliver`` is called if there may be something to
+    deliver; it must not wait.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class StoredOutbox:
 
     @contextmanager
     def opened(self, *, by_courier: bool = False) -> Iterator[tuple[Outbox, float]]:
-        """The outbox, and the time on its clock, for whoever does not wait meanwhile."""
+        """Give the outbox and the time on its clock, with the lock held: the caller must not wait meanwhile."""
         with self._memory:
             yield self._outbox, self._clock.boot_time()
             changed = bool(self._outbox.rows.changed)
@@ -76,37 +76,37 @@ class StoredOutbox:
             self._to_deliver()
 
     def put(self, deliveries: Sequence[Delivery]) -> None:
-        """Add deliveries that no change causes."""
+        """Add deliveries that do not belong to a change."""
         with self.opened() as (outbox, now):
             outbox.put(deliveries, now, self._clock.time())
 
     def view(self) -> OutboxView:
-        """The numbers of the outbox now."""
+        """Return the present numbers of the outbox."""
         with self._memory:
             return view_of(self._outbox, self._clock.boot_time(), self._clock.time())
 
     # ---- the courier: see ``courier.supervisor``
 
     def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[Delivery]:
-        """Take in results, and give what is due; ``room``: how many deliveries a sink can take."""
+        """Record results, and return due deliveries; ``room``: sink -> how many it can take."""
         with self.opened(by_courier=True) as (outbox, now):
             return outbox.exchange(list(results), room, now)
 
     def courier_ended(self) -> None:
-        """What the courier had is due again; what may run once is dead."""
+        """Make the deliveries of the ended courier due again; those that may be attempted only once are dead."""
         with self.opened(by_courier=True) as (outbox, now):
             for row in outbox.release(now):
                 log.error("sink %s: `%s` of event %s: %s", row.sink, row.kind, row.event_key, row.error)
             _log_redirected(outbox.redirect(now))
 
     def next_due(self) -> float | None:
-        """Seconds until a courier is needed, 0 or less: now; ``None``: nothing waits."""
+        """Return the seconds until a courier is needed; 0 or less: now; ``None``: nothing waits."""
         with self._memory:
             due = self._outbox.rows.next_due()
             return None if due is None else due - self._clock.boot_time()
 
     def use_sinks(self, terms: Mapping[str, Terms], targets: Callable[[Delivery], Targets]) -> None:
-        """From now on these are configured; ``targets``: where a delivery to another sink would go by the routes."""
+        """Set the configured sinks; ``targets``: where the routes send a delivery whose sink was removed."""
         with self.opened(by_courier=True) as (outbox, now):
             _log_redirected(outbox.use_sinks(terms, targets, now))
 
@@ -114,16 +114,16 @@ class StoredOutbox:
 def _log_redirected(left: Iterable[Delivery]) -> None:
     for sink, count in Counter(row.sink for row in left).items():
         log.warning(
-            "sink %s is not configured any more: %d deliveries that wait for it go where the routes lead now, and"
-            " are dead where no route names another sink (`notbefore outbox list`)", sink, count,
+            "sink %s is no longer configured: %d waiting deliveries go to the sinks of the present routes, and"
+            " are dead if no route gives another sink (`notbefore outbox list`)", sink, count,
         )  # fmt: skip
 
 
 class Store:
     """Safe to call from several threads. ``to_deliver``: see ``StoredOutbox``; it is also called with the lock held.
 
-    Raises ``StoreError`` when another agent holds the directory, or a newer version made the file; any other trouble is
-    survived in memory, and none of its methods raises.
+    Raises ``StoreError`` if the directory cannot be used (``OwnerLock.hold``), or if a newer version wrote the file.
+    After any other failure it works from memory. Its methods do not raise.
     """
 
     def __init__(self, directory: Path, clock: StoreClock, to_deliver: Callable[[], None] = lambda: None) -> None:
@@ -133,9 +133,9 @@ class Store:
         self._memory = threading.Condition()  # of all below; never held over the disk
         self._state = StoredState()
         self._outbox = Outbox(lambda: os.urandom(1)[0] / 255)  # `random` costs 0.2 MiB
-        self._records: list[StoredChange] = []  # that the history in the file does not hold yet, oldest first
-        self._date: tuple[float, float] | None = None  # Unix seconds by IMDS, at a moment since the boot; see ``_boot``
-        self._boot = clock.boot_id  # of the machine, up to which the time is known that has passed
+        self._records: list[StoredChange] = []  # not in the history of the file yet, oldest first
+        self._date: tuple[float, float] | None = None  # IMDS's time in Unix seconds, and the boot time then
+        self._boot = clock.boot_id  # an earlier one until ``know_time`` tells how much time passed since then
         self.outbox = StoredOutbox(self._outbox, self._memory, clock, self._stepped, to_deliver)
         self.disk = DiskThread(directory, self._memory, self._behind, self._written)
         self._begin()
@@ -156,11 +156,11 @@ class Store:
     # ---- the state
 
     def load(self) -> StoredState:
-        """What is remembered: at the start, what the last agent wrote."""
+        """Return the state: at the start, that of the file."""
         return self._state
 
     def commit(self, state: StoredState, changes: Sequence[StoredChange] = ()) -> int:
-        """Remember a state, and the changes that led to it with their deliveries; returns the number of this step."""
+        """Remember a state, the changes that led to it, and their deliveries; return the number of this step."""
         now, wall = self._clock.boot_time(), self._clock.time()
         with self._memory:
             news, self._state = state is not self._state, state
@@ -177,7 +177,7 @@ class Store:
         return step
 
     def know_time(self, date: float | None) -> None:
-        """IMDS has answered, at this time by its clock, in Unix seconds; ``None``: it does not say it."""
+        """Note that IMDS answered at ``date`` by its clock, in Unix seconds; ``None``: its answer has no date."""
         with self._memory:
             now = self._clock.boot_time()
             counted = self._date_at(now)
@@ -190,36 +190,36 @@ class Store:
                 self._stepped()
 
     def _date_at(self, now: float) -> float | None:
-        """Unix seconds by IMDS, where no time has passed unseen; ``None``: they are not known."""
+        """Return IMDS's time in Unix seconds, without uncounted time between boots; ``None``: it is not known."""
         return self._date[0] + now - self._date[1] if self._date is not None else None
 
     # ---- readers
 
     def history(self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES) -> tuple[list[bytes], bool]:
-        """The newest records since a Unix time as JSON, oldest first: at most ``limit``, and ``max_bytes`` of the file.
+        """Return the newest records since a Unix time as JSON, oldest first: at most ``limit``.
 
-        With it, whether older ones were left out because of their bytes.
+        At most ``max_bytes`` come from the file. Also returns whether this left out older ones.
         """
         start = since or 0.0
         with self._memory:
             waiting = [one.record for one in self._records if one.change.time.timestamp() >= start]
-        known, cut = dict.fromkeys(waiting[::-1]), False  # newest first; some of them may be in the file by then
-        with suppress(sqlite3.Error, OSError, StoreError):  # what is in memory is all there is
+        known, cut = dict.fromkeys(waiting[::-1]), False  # newest first; the file may have some of them as well
+        with suppress(sqlite3.Error, OSError, StoreError):  # then only those in memory
             read, cut = self.disk.do(lambda: self.disk.file.history(start, limit, max_bytes), ANSWER_PATIENCE)
             known |= dict.fromkeys(read)
         return list(known)[:limit][::-1], cut
 
     def close(self) -> None:
-        """Write what is behind, and leave the directory to others; a sick disk is not waited for."""
+        """Write what is behind, and release the directory; does not wait for a sick disk."""
         self.disk.close()
 
     # ---- behind; with ``_memory`` held
 
     def _stepped(self, *, news: bool = False) -> int:
-        """Note that memory has changed, and have it written; returns the newest step."""
+        """Note that memory may have changed, so that it is written; return the newest step."""
         return self.disk.stepped(news=bool(news or self._records or self._outbox.rows.changed))
 
-    def _behind(self, everything: bool) -> Writing:  # noqa: FBT001 - it is called by its place
+    def _behind(self, everything: bool) -> Writing:  # noqa: FBT001 - it is passed by position
         now = self._clock.boot_time()
         return Writing(
             state=self._state,
