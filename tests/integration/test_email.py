@@ -3,7 +3,6 @@
 import email
 import email.policy
 from collections.abc import Iterator
-from contextlib import closing
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from notbefore.config.sinks import Email, SinkConfig
 from notbefore.core.duration import Duration
 from notbefore.errors import SendError
 from support.azure import STARTED
-from support.messages import message, sent, sink_of
+from support.messages import message, sent
 from support.peers import MailPeer
 
 REBOOT = {"EventType": "Reboot"}
@@ -74,20 +73,6 @@ def test_mail_over_tls_with_a_password(tmp_path: Path, authority: trustme.CA, pe
         assert len(peer.mails) == 1
 
 
-@pytest.mark.parametrize(("later", "delivered"), [(None, True), ("550 unknown", False)])
-def test_a_mail_is_tried_again_until_no_recipient_waits(peer: MailPeer, later: str | None, *, delivered: bool) -> None:
-    peer.refuse["late@example.org"] = "450 greylisted"
-    one = message()
-    with closing(sink_of(keys(peer, to=("ops@example.org", "late@example.org")))) as sink:
-        with pytest.raises(SendError, match="greylisted") as raised:
-            sink.send(one)
-        assert not raised.value.permanent
-        peer.refuse.clear()
-        peer.refuse |= {"late@example.org": later} if later else {}
-        sink.send(one)  # refused for good it is no dead letter: the others have it
-    assert recipients(peer) == [["ops@example.org"], ["ops@example.org", *(["late@example.org"] if delivered else [])]]
-
-
 def test_what_the_server_says_to_quit_says_nothing_of_the_mail(peer: MailPeer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def grumpy(_self: object, *_: object) -> str:
         return "421 go away"
@@ -97,11 +82,12 @@ def test_what_the_server_says_to_quit_says_nothing_of_the_mail(peer: MailPeer, m
     assert len(peer.mails) == 1
 
 
-def test_recipients_that_are_all_unknown_are_for_good_and_some_are_not(peer: MailPeer) -> None:
-    peer.refuse["ops@example.org"] = "550 unknown"
-    with pytest.raises(SendError, match="550 unknown") as raised:
+@pytest.mark.parametrize(("answer", "permanent"), [("550 unknown", True), ("452 full", False)])
+def test_a_recipient_who_is_refused_keeps_no_other_one_waiting(peer: MailPeer, answer: str, *, permanent: bool) -> None:
+    peer.refuse["ops@example.org"] = answer
+    with pytest.raises(SendError, match=answer) as raised:
         sent(keys(peer))
-    assert raised.value.permanent
+    assert raised.value.permanent == permanent
     sent(keys(peer, to=("ops@example.org", "night@example.org")))
     assert recipients(peer) == [["night@example.org"]]
 

@@ -37,7 +37,7 @@ class Sink(BaseSink):
         self._tls = ssl.create_default_context(cafile=settings.ca_file)
 
     def send(self, message: Message) -> Receipt:
-        """Send it; it is accepted when the server has accepted it for each recipient, or refused it for good."""
+        """Send it; it is accepted if the server accepts it for at least one recipient."""
         now = datetime.now(UTC)
         mail = compose(message, text_of(message, now, self._messages), self._account, now)
         with self._session() as server:
@@ -83,11 +83,10 @@ def _transfer(server: smtplib.SMTP, mail: EmailMessage, account: Email, name: st
     except smtplib.SMTPRecipientsRefused as answer:
         refused = answer.recipients
     said = "; ".join(f"{address}: {code} {_words(text)}" for address, (code, text) in sorted(refused.items()))
-    permanent = all(code in PERMANENT for code, _ in refused.values())
-    if len(refused) == len(recipients) or not permanent:
-        raise SendError(f"refused: {said}", permanent=permanent)
-    if refused:  # the others have it, and these never will
-        log.error("sink %s: some recipients were refused for good (%s)", name, said)
+    if len(refused) == len(recipients):
+        raise SendError(f"refused: {said}", permanent=all(code in PERMANENT for code, _ in refused.values()))
+    if refused:  # the others have it: they are not to get it again, and the next messages do not wait for these
+        log.error("sink %s: some recipients were refused, and do not get this mail (%s)", name, said)
 
 
 def _words(text: bytes | str) -> str:
