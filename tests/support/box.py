@@ -39,10 +39,11 @@ def change(kind: ChangeKind, event_key: str = "e", **fields: Any) -> Change:
 
 
 class Box:
-    """``patience``: seconds for which what is given waits to be written."""
+    """``patience``: seconds for which what is given waits to be written. ``removed``: what found no room."""
 
     def __init__(self, bounds: Bounds = OF_AN_AGENT, patience: float = 0.0) -> None:
-        self.outbox = Outbox(lambda: 1.0, bounds, patience)
+        self.removed: list[Delivery] = []
+        self.outbox = Outbox(lambda: 1.0, bounds, patience, self.removed.extend)
 
     def put(self, *deliveries: Delivery, now: float = 0.0) -> None:
         self.outbox.put(deliveries, now, now)

@@ -300,6 +300,12 @@ def test_a_full_outbox_pushes_out_the_oldest_of_the_least_severe_and_counts_it(b
     assert box.count("overflowed") == 1
 
 
+def test_a_sink_that_is_stuck_fills_the_outbox_at_its_own_cost() -> None:
+    box = Box(Bounds(3, 1 << 20))
+    box.put(*(delivery(key, severity="critical", sink="stuck") for key in "abc"), delivery("d", severity="info"))
+    assert [[row.event_key for row in rows] for rows in (box.removed, box.rows())] == [["a"], ["b", "c", "d"]]
+
+
 def test_a_full_outbox_pushes_out_repetitions_first_and_counts_none_then_dead_letters() -> None:
     box = Box(Bounds(2, 1 << 20))
     repeated, dead = delivery("a", severity="critical"), delivery("b", severity="critical")

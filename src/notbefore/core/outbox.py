@@ -10,6 +10,7 @@ functions at the end make the new state of a delivery. Times are seconds on a cl
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
@@ -62,14 +63,22 @@ class SendResult(Struct, frozen=True):
 
 
 class Outbox:
-    """For one thread at a time. ``dice`` gives random numbers from 0 to 1; ``patience``: see ``OutboxRows``."""
+    """For one thread at a time. ``dice`` gives random numbers from 0 to 1; ``patience``: see ``OutboxRows``.
+
+    ``overflowed`` is called with the deliveries that were removed because there is no room for them.
+    """
 
     def __init__(
-        self, dice: Callable[[], float], bounds: Bounds = OF_AN_AGENT, patience: float = WRITE_PATIENCE
+        self,
+        dice: Callable[[], float],
+        bounds: Bounds = OF_AN_AGENT,
+        patience: float = WRITE_PATIENCE,
+        overflowed: Callable[[list[Delivery]], None] = lambda _rows: None,
     ) -> None:
         self.rows = OutboxRows(patience)
         self._bounds = bounds
         self._dice = dice
+        self._overflowed = overflowed
         self.terms: Mapping[str, Terms] | None = None  # by sink; None: the configured sinks are not known yet
         self._targets: Callable[[Delivery], Targets] = lambda _row: Targets()
         self._restored = 0  # the highest ``seq`` of the restored deliveries
@@ -93,7 +102,7 @@ class Outbox:
                 self.rows.put(row)
                 if row.begun and row.state == "pending":
                     _bury(self.rows, row, INTERRUPTED, now)
-        _push_out(self.rows, self._bounds, now)
+        self._keep_bounds(now)
 
     def advance(self, seconds: float) -> None:
         """Correct the times of the restored deliveries: ``seconds`` passed uncounted before. Now the time is known."""
@@ -129,7 +138,22 @@ class Outbox:
         """Add deliveries, except those whose id is here already. ``wall``: Unix seconds of ``now``."""
         for one in made:
             self._add(one.shifted(now - wall), now)
-        _push_out(self.rows, self._bounds, now)
+        self._keep_bounds(now)
+
+    def _keep_bounds(self, now: float) -> None:
+        """Remove what has expired, then what exceeds the bounds."""
+        _expire(self.rows, now)
+        removed = list[Delivery]()
+        for row in _removal_order(_at_hand(self.rows, self.rows.by_id)) if self._is_full else ():
+            if self._is_full:
+                self.rows.remove(row, "overflowed")
+                removed.append(row)
+        if removed:
+            self._overflowed(removed)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.rows.by_id) > self._bounds.rows or self.rows.size > self._bounds.size
 
     def no_longer_affected(self, event_keys: Iterable[str], now: float) -> None:
         """Withdraw the reminders of events that no longer affect this VM, and end their repetitions."""
@@ -337,13 +361,16 @@ def _expire(rows: OutboxRows, now: float) -> None:
             rows.remove(rows.by_id[one], "expired")
 
 
-def _push_out(rows: OutboxRows, bounds: Bounds, now: float) -> None:
-    """Remove what exceeds the bounds: first repetitions, then dead letters, then the least severe and oldest."""
-    _expire(rows, now)
-    if len(rows.by_id) > bounds.rows or rows.size > bounds.size:
-        for row in sorted(_at_hand(rows, rows.by_id), key=_worth):
-            if len(rows.by_id) > bounds.rows or rows.size > bounds.size:
-                rows.remove(row, "overflowed")
+def _removal_order(rows: Iterable[Delivery]) -> list[Delivery]:
+    """Return first repetitions, then dead letters, then the least severe and oldest of the sinks with the most rows.
+
+    So a sink that is stuck fills the outbox at its own cost, and not at that of the others.
+    """
+    rank, found = Counter[str](), list[tuple[bool, bool, int, Delivery]]()
+    for row in sorted(rows, key=lambda row: (SEVERITIES.index(row.severity), -row.seq)):
+        rank[row.sink] += 1  # within its sink: the highest one is removed first
+        found.append((row.state != "repeating", row.state != "dead", -rank[row.sink], row))
+    return [row for *_, row in sorted(found, key=lambda one: one[:3])]
 
 
 def _bury(rows: OutboxRows, row: Delivery, error: str, now: float) -> Delivery:
@@ -370,11 +397,6 @@ def _followers(rows: OutboxRows, end: Delivery, terms: Mapping[str, Terms]) -> I
 
 
 # ---- one delivery
-
-
-def _worth(row: Delivery) -> tuple[bool, bool, int, int]:
-    """Return the sort key for ``_push_out``: the smallest is removed first."""
-    return row.state != "repeating", row.state != "dead", -SEVERITIES.index(row.severity), row.seq
 
 
 def _after_failure(row: Delivery, result: SendResult, dice: float, now: float) -> Delivery:

@@ -16,7 +16,7 @@ from notbefore.core.record import Record, Vm
 from notbefore.fleet.waves import Notification, known
 from notbefore.metrics.totals import Totals
 from notbefore.process.clock import Clock
-from notbefore.store.store import StoredOutbox
+from notbefore.store.store import StoredOutbox, log_overflowed
 
 PLACE: Final = ("subscription_id", "resource_group", "location", "zone", "scale_set")  # that routes ask for
 
@@ -28,7 +28,7 @@ class FleetOutbox(StoredOutbox):
     """
 
     def __init__(self, routing: Routing, wake: Callable[[], None], hub_time: Callable[[], float]) -> None:
-        outbox = Outbox(random.random, OF_A_FLEET, patience=0.0)
+        outbox = Outbox(random.random, OF_A_FLEET, patience=0.0, overflowed=log_overflowed)
         super().__init__(outbox, threading.Condition(), Clock(), lambda: None, wake)
         self.routing = routing
         self.totals = Totals()  # what was notified since the start

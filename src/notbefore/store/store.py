@@ -119,6 +119,12 @@ def _log_redirected(left: Iterable[Delivery]) -> None:
         )  # fmt: skip
 
 
+def log_overflowed(rows: Iterable[Delivery]) -> None:
+    """Log that deliveries were removed from a full outbox."""
+    for sink, count in Counter(row.sink for row in rows).items():
+        log.error("sink %s: the outbox is full: %d deliveries are removed, and are not sent", sink, count)
+
+
 class Store:
     """Safe to call from several threads. ``to_deliver``: see ``StoredOutbox``; it is also called with the lock held.
 
@@ -132,7 +138,7 @@ class Store:
         self._to_deliver = to_deliver
         self._memory = threading.Condition()  # of all below; never held over the disk
         self._state = StoredState()
-        self._outbox = Outbox(lambda: os.urandom(1)[0] / 255)  # `random` costs 0.2 MiB
+        self._outbox = Outbox(lambda: os.urandom(1)[0] / 255, overflowed=log_overflowed)  # `random` costs 0.2 MiB
         self._records: list[StoredChange] = []  # not in the history of the file yet, oldest first
         self._date: tuple[float, float] | None = None  # IMDS's time in Unix seconds, and the boot time then
         self._boot = clock.boot_id  # an earlier one until ``know_time`` tells how much time passed since then
@@ -147,7 +153,9 @@ class Store:
         with self._memory:
             self._state = loaded.state
             self._boot = loaded.clock.boot or self._clock.boot_id
-            now, same_boot = self._clock.boot_time(), self._boot == self._clock.boot_id
+            now = self._clock.boot_time()
+            # a clock that has gone back is that of another boot, whatever its id: a checkpoint was restored
+            same_boot = self._boot == self._clock.boot_id and now >= loaded.clock.clock
             passed = now - loaded.clock.clock if loaded.clock.boot and same_boot else 0.0
             self._date = (loaded.clock.date + passed, now) if loaded.clock.date is not None else None
             self._outbox.restore(loaded.outbox, now, passed, time_known=same_boot)
