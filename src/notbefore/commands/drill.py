@@ -152,7 +152,11 @@ def _send(state_dir: Path, steps: list[StoredChange], patience: float) -> list[D
 def _step(change: Change, routing: Routing, vm: Vm) -> StoredChange:
     line = Record.of(change, vm, exercise=True).line()
     made = deliveries(change, line, routing, vm)
-    return StoredChange(change, line, tuple(one for one in made if one.kind == change.kind))  # no reminders
+    # no reminders, and no fallback: a sink that fails is to be named, and nobody else to be woken for it
+    own = {"fallback": (), "fallback_at": None}
+    return StoredChange(
+        change, line, tuple(msgspec.structs.replace(one, **own) for one in made if one.kind == change.kind)
+    )
 
 
 def _row(kind: str, sent: Delivery, left: Delivery | None) -> dict[str, str]:
