@@ -46,8 +46,11 @@ def check_directory(directory: Path) -> None:
 def prepare_file(path: Path) -> None:
     """Create a file with mode 0600, or set that mode. SQLite gives its ``-journal`` the mode of the database.
 
-    An existing file is not opened: closing it would release the locks that SQLite holds on it in this process.
+    An existing file is not opened: closing it would release the locks that SQLite holds on it in this process. Raises
+    ``StoreError`` for a symbolic link.
     """
+    if path.is_symlink():
+        raise StoreError(f"{path} is a symbolic link, which is not followed: replace it by the file")
     if not path.exists():
         path.touch(PRIVATE)
     elif hasattr(os, "geteuid") and stat.S_IMODE(path.stat().st_mode) != PRIVATE:
