@@ -1,6 +1,7 @@
 """``Secret``: a password, a token, or a URL that grants access. It is never printed; only ``reveal()`` returns it."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -10,6 +11,7 @@ import msgspec
 from notbefore.errors import ConfigError
 
 MAX_SECRET: Final = 64 * 1024  # bytes
+ADDRESS: Final = re.compile("[A-Za-z]{2,}:/")  # of a resolved path one slash is left; C:/ is a drive
 HIDDEN: Final = "***"
 INSTALLED: Final = "/etc/notbefore/credentials"  # systemd loads them from here for the service; only root may read it
 Source = Literal["inline", "file", "env", "credential"]
@@ -35,6 +37,11 @@ class Secret:
             if source in get_args(Source) and isinstance(reference, str) and reference:
                 if source == "credential" and Path(reference).name != reference:
                     raise ValueError("expected the name of a credential, not a path")
+                # the secret itself may stand there by mistake: it is not repeated
+                if source == "env" and not reference.isidentifier():
+                    raise ValueError("expected the name of an environment variable")
+                if source == "file" and ADDRESS.search(reference):
+                    raise ValueError("expected the path of a file, not an address")
                 return cls(reference, source)
         raise ValueError("expected a text that is not empty, or one of file, env and credential with its value")
 
