@@ -134,7 +134,7 @@ def test_one_that_hangs_is_reported_and_what_waits_behind_it_is_due_again(owner:
         courier.until(lambda: courier.code == HUNG)
         over.set()
     assert {one.delivery_id: one.outcome for one in owner.results} == {"a": "accepted", "b": "failed"}
-    assert owner.results[1].error == "no end after 0.3 s: given up"
+    assert owner.results[1].error == "no result after 0.3 s: given up"
     owner.courier_ended()
     with CourierHere(owner, orders(), lambda _name: Recording()) as courier:
         courier.to_end()

@@ -218,7 +218,7 @@ def test_a_courier_that_takes_no_turn_is_killed_and_replaced(
     with pytest.raises(ProcessLookupError):
         os.kill(hangs, 0)
     assert f"courier {hangs} started: due" in caplog.messages
-    assert "the courier has taken no turn for 2 s: it is killed and replaced" in caplog.messages
+    assert "the courier has sent nothing for 2 s: it is killed and replaced" in caplog.messages
     serve([couriers], lambda: len(owner.given) == 2)
 
 
@@ -375,7 +375,7 @@ def test_one_of_another_version_that_does_not_work_is_none(
     another(installed, __main__=saying(**hello))
     serve([couriers], lambda: couriers.trouble)
     assert why.replace("{}", notbefore.__version__) in couriers.trouble
-    assert ("the courier is not understood (Expected `int`, got `str`" in caplog.text) == (hello == {"schema": "?"})
+    assert ("the courier sent a wrong message (Expected `int`, got `str`" in caplog.text) == (hello == {"schema": "?"})
     assert couriers.successor == ""
     another(installed, __main__=saying())  # somebody has installed it anew
     serve([couriers], lambda: couriers.successor)

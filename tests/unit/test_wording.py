@@ -92,7 +92,7 @@ def test_what_differs_between_the_vms_that_report_is_not_shared() -> None:
 @pytest.mark.parametrize(
     ("under_way", "over", "summary", "advice"),
     [
-        (1, 0, "One after the other, the affected VMs are rebooted. ", "For those that follow: Move"),
+        (1, 0, "One after the other, the affected VMs are rebooted. ", "For the VMs that follow: Move"),
         (1, 4, "One after the other, the affected VMs are rebooted. ", ""),
         (5, 0, "Each affected VM is being rebooted. ", ""),
     ],
@@ -105,7 +105,7 @@ def test_a_wave_that_has_started_distinguishes_those_that_follow_from_the_others
     text = text_of(recording(message(listed, listed | STARTED), **wave))
     assert text.summary.startswith(summary)
     assert "name each affected VM." in text.advice
-    assert ("For those that follow: Move" in text.advice) == bool(advice)
+    assert ("For the VMs that follow: Move" in text.advice) == bool(advice)
     assert ("has begun: 1 of 5 events is under way" in text.title) == bool(advice)
     assert "Wave: wave-1\n" in text.plain
 

@@ -1,1 +1,1 @@
-"""How changes reach those who asked for them."""
+"""The delivery of changes: the courier's process, its supervisor in the agent, and the sinks."""

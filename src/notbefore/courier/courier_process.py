@@ -1,4 +1,4 @@
-"""One courier as a process: started, talked to over a socket, ended."""
+"""``CourierProcess``: starts one courier, exchanges frames with it over a socket, and ends it."""
 
 import os
 import re
@@ -14,12 +14,12 @@ from notbefore.courier.orders import TURN_INTERVAL, Channel, Leave, Orders
 if TYPE_CHECKING:
     import subprocess
 
-REAP_SECONDS: Final = 1.0  # for the end of a process that was killed
-_OTLP_HEADERS: Final = re.compile("OTEL_EXPORTER_OTLP_(.*_)?HEADERS")  # whether they are used or not
+REAP_SECONDS: Final = 1.0  # to wait for the end of a killed process
+_OTLP_HEADERS: Final = re.compile("OTEL_EXPORTER_OTLP_(.*_)?HEADERS")  # secrets, even if notbefore does not use them
 
 
 def environment(orders: Orders) -> dict[str, str]:
-    """The agent's variables less those that hold a secret: what the courier needs of them goes through the socket."""
+    """Return the agent's variables without those that may be secret: the courier gets secrets through the socket."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -28,7 +28,7 @@ def environment(orders: Orders) -> dict[str, str]:
 
 
 class CourierProcess:
-    """A courier that was just started, and is sent its orders: ``frame``. Only ``end`` waits.
+    """A courier that is started and gets ``frame``, its orders. Only ``end`` waits.
 
     ``lock``: the file descriptor of the agent's lock, which the courier holds as well. Raises ``OSError``.
     """
@@ -44,29 +44,29 @@ class CourierProcess:
             theirs.close()
         self.pid: Final = self._process.pid
         self.channel = Channel(ours)
-        self.works = False  # it has said that it does
+        self.works = False  # its hello was good
         self.last_busy = self._counted = time.monotonic()  # seconds
-        self.silent = 0  # seconds in a row without a frame of it
-        with suppress(ConnectionError):  # it has ended: `frames` says so
+        self.silent = 0  # seconds since its last frame, while this process ran
+        with suppress(ConnectionError):  # it has ended: ``frames`` raises as well
             self.channel.send(frame)
 
     def frames(self) -> Iterable[bytes]:
-        """What it has sent since the last call; raises ``ConnectionError`` once it has ended."""
+        """Yield the frames since the last call; raises ``ConnectionError`` once it has ended."""
         for frame in self.channel.receive():
             self.silent = 0
             yield frame
-        # a freeze of the whole machine is no reason: only seconds in which we ran are counted
+        # count at most one second per call: during a freeze of the machine, the courier is not to blame
         if time.monotonic() - self._counted >= TURN_INTERVAL:
             self._counted = time.monotonic()
             self.silent += 1
 
     def leave(self, seconds: float) -> None:
-        """Ask it to take nothing more, and to end within these seconds."""
-        with suppress(ConnectionError):  # it has ended: `frames` says so
+        """Ask it to accept no more deliveries, and to end within these seconds."""
+        with suppress(ConnectionError):  # it has ended: ``frames`` raises as well
             self.channel.send(Leave(seconds))
 
     def end(self, *, kill: bool = True) -> int:
-        """Wait for its end, or ``kill`` it; returns the exit code, negative for a signal."""
+        """Wait for its end, or ``kill`` it; return the exit code, negative for a signal."""
         self.channel.close()
         if kill:
             self._process.kill()
@@ -76,19 +76,19 @@ class CourierProcess:
                 return code
             time.sleep(0.002)
         self._process.kill()
-        return -9  # a thread of it hangs in a disk: it is gone when that answers
+        return -9  # a thread hangs in a disk: the process ends when the disk answers
 
 
 def _started(end: socket.socket, variables: Mapping[str, str], lock: int | None) -> "subprocess.Popen[bytes]":
-    import subprocess  # noqa: PLC0415 - who has nothing to deliver does without
+    import subprocess  # noqa: PLC0415 - not needed if there is nothing to deliver
 
     # -P: no module is imported from the working directory
     command, own = [sys.executable, "-P", "-m", "notbefore.courier"], dict(variables)
     if sys.platform != "win32":
-        passed = [] if lock is None else [lock]  # it is held with the agent; no program that is started holds it
+        passed = [] if lock is None else [lock]  # the courier holds it, but no program that it starts
         return subprocess.Popen(command, env=own, stdin=end.fileno(), pass_fds=passed)  # noqa: S603 - our own module
-    # Windows takes no socket as a file: it is handed over as text, through a pipe. A console of its own: Ctrl-C is for
-    # the agent, which ends the courier; and no window
+    # on Windows a socket cannot be the standard input: its data goes through a pipe. The courier has its own console,
+    # so that Ctrl-C reaches only the agent, which ends the courier
     flags = subprocess.CREATE_NO_WINDOW
     process = subprocess.Popen(command, env=own, stdin=subprocess.PIPE, creationflags=flags)  # noqa: S603 - as above
     if process.stdin is not None:

@@ -1,7 +1,7 @@
-"""``Http``: one exchange as all sinks need it: no redirects, bounded answers, errors that say whether to try again.
+"""``Http``: the requests of all sinks: no redirects, bounded answers, errors that tell whether to try again.
 
-Proxies and CA bundles are taken from the environment (``HTTPS_PROXY``, ``NO_PROXY``, ``REQUESTS_CA_BUNDLE``), as
-requests does it; a ``.netrc`` is not, nor are user and password of an address.
+Proxies and CA bundles come from the environment (``HTTPS_PROXY``, ``NO_PROXY``, ``REQUESTS_CA_BUNDLE``), as in
+requests; a ``.netrc`` file, and a user and password in an address, are not used.
 """
 
 import io
@@ -28,29 +28,29 @@ from notbefore.config.sinks import Messages
 from notbefore.courier.message import Sink
 from notbefore.errors import SendError
 
-MAX_ANSWER: Final = 64 * 1024  # bytes of an answer that are looked at
-CONNECT_SHARE: Final = 4  # the timeout by this is for one address of a name, so that the next ones can be tried
+MAX_ANSWER: Final = 64 * 1024  # bytes of an answer that are read
+CONNECT_SHARE: Final = 4  # a host name may have several addresses: each gets this part of the timeout
 MAX_CAUSE: Final = 2_000  # characters of an answer in an error
-BY_HAND: Final = frozenset({401, 403, 404})  # a token, an address: try again, somebody may put it right
-PASSING: Final = BY_HAND | {408, 409, 421, 423, 425, 429}  # of the 4xx: try again
-INTERIM: Final = range(102, 200)  # such as 103 (Early Hints); Python skips 100 itself, and nobody asks for 101
-NAT64: Final = ipaddress.ip_network("64:ff9b::/96")  # its last 32 bits are an IPv4 address, which the network connects
+BY_HAND: Final = frozenset({401, 403, 404})  # a wrong token or address: try again, somebody may correct it
+PASSING: Final = BY_HAND | {408, 409, 421, 423, 425, 429}  # the 4xx after which to try again
+INTERIM: Final = range(102, 200)  # such as 103 (Early Hints); Python skips 100 itself, and 101 is never requested
+NAT64: Final = ipaddress.ip_network("64:ff9b::/96")  # the last 32 bits are the IPv4 address that is reached
 _NOT_PUBLIC: Final = (
-    "168.63.129.16/32",  # the host's agent channel in Azure: as private as IMDS
+    "168.63.129.16/32",  # Azure's host agent: as private as IMDS
     "192.0.0.0/24",  # IETF protocol assignments; one of them is another cloud's IMDS
-    "::/96",  # IPv4 addresses as IPv6 ones, of old
-    "64:ff9b:1::/48",  # NAT64 of a network's own
-    "2001::/32",  # Teredo, which holds an IPv4 address
-    "2002::/16",  # 6to4, which holds one as well
-    "fec0::/10",  # site-local, of old
+    "::/96",  # IPv4-compatible IPv6 addresses, deprecated
+    "64:ff9b:1::/48",  # NAT64 with a local prefix
+    "2001::/32",  # Teredo, which contains an IPv4 address
+    "2002::/16",  # 6to4, which contains one as well
+    "fec0::/10",  # site-local, deprecated
 )
 NOT_PUBLIC: Final = tuple(map(ipaddress.ip_network, _NOT_PUBLIC))
 
 
 def error_of_status(status: int, cause: str, retry_after: float | None = None) -> SendError | None:
-    """What an HTTP status says of a delivery, with ``cause`` as its text; ``None``: the receiver has accepted it.
+    """Return the error for an HTTP status, with the text ``cause``; ``None``: the receiver accepted the delivery.
 
-    A refusal is for good where nobody can put it right at the receiver; so is a redirect, which is never followed.
+    It is permanent if a later attempt cannot succeed, and for a redirect, which is never followed.
     """
     if 200 <= status < 300:  # noqa: PLR2004 - the class of a status is its first digit
         return None
@@ -59,7 +59,7 @@ def error_of_status(status: int, cause: str, retry_after: float | None = None) -
 
 
 class HttpResponse(Struct, frozen=True):
-    """The answer, whatever its status."""
+    """The answer, with any status."""
 
     status: int
     body: bytes
@@ -67,19 +67,19 @@ class HttpResponse(Struct, frozen=True):
 
     @property
     def cause(self) -> str:
-        """Status and what of the body is ASCII, for an error's text. Who keeps it removes secrets, then shortens it."""
+        """The status and the ASCII part of the body, for an error. It may contain secrets: redact it before storing."""
         seen = bytes(octet for octet in self.body if 0x20 <= octet < 0x7F or octet in b"\n\t")  # noqa: PLR2004 - ASCII
         text = " ".join(seen.decode().split())[:MAX_CAUSE]
         return f"{self.status}: {text}" if text else str(self.status)
 
     def said(self) -> Any:
-        """The body as JSON; ``None`` where it is none."""
+        """Return the decoded JSON of the body; ``None`` if it is not JSON."""
         with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return msgspec.json.decode(self.body)
         return None
 
     def check(self, accepted: bool = True, of: str = "") -> None:  # noqa: FBT001, FBT002 - reads well
-        """Raise ``SendError`` unless the status is 2xx, and this is what ``of`` says then: not a captive portal."""
+        """Raise ``SendError`` unless it is 2xx and ``accepted``: from the service ``of``, not from a captive portal."""
         error = error_of_status(self.status, self.cause, self.retry_after)
         if error is not None:
             raise error
@@ -90,8 +90,8 @@ class HttpResponse(Struct, frozen=True):
 class Http:
     """Connections that are kept for the next message.
 
-    ``timeout``: seconds for an exchange. ``guarded``: to public addresses alone. ``most``: bytes of an answer that are
-    read.
+    ``timeout``: seconds for a request and its answer. ``guarded``: connect only to public addresses. ``most``: bytes of
+    an answer that are read.
     """
 
     def __init__(
@@ -119,9 +119,9 @@ class Http:
     def post(
         self, url: str, headers: Mapping[str, str], body: bytes = b"", timeout: float | None = None
     ) -> HttpResponse:
-        """Send, and return the answer, whatever it is; raises ``SendError`` where there is none.
+        """Send, and return the answer with any status; raises ``SendError`` if there is none.
 
-        ``timeout`` in seconds, instead of the usual one.
+        ``timeout``: seconds, instead of the usual timeout.
         """
         timeout = timeout or self._timeout
         proxies = get_environ_proxies(url)
@@ -137,14 +137,14 @@ class Http:
                 stream=True,
                 proxies=proxies,
             ) as response:
-                content = bytearray()  # the status counts, the rest of a long one is not needed
+                content = bytearray()  # only the beginning of a long answer is needed
                 while len(content) < self._most and (chunk := response.raw.read1(4096, decode_content=True)):
                     content += chunk
                 retry_after = _retry_after(response.headers.get("Retry-After"))
                 return HttpResponse(response.status_code, bytes(content[: self._most]), retry_after)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             proxy = "the proxy: " if isinstance(error, requests.exceptions.ProxyError) else ""
-            # host and port alone: the rest of the address may be secret
+            # only host and port: the rest of the address may be secret
             raise SendError(f"{urlsplit(url).netloc.rpartition('@')[2]}: {proxy}{_reason(error)}") from None
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ def _retry_after(value: str | None) -> float | None:
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost reason that says something: ``Connection refused``."""
+    """Return the innermost cause that is useful: ``Connection refused``."""
     causes = (getattr(error, "reason", None), error.__cause__, error.__context__, *error.args[:1])
     for inner in causes:
         if isinstance(inner, BaseException):
@@ -173,7 +173,7 @@ def _reason(error: BaseException) -> str:
 
 
 class HttpSink(Sink):
-    """What the sinks have in common that send a message by HTTP."""
+    """The common part of the sinks that send messages by HTTP."""
 
     def __init__(self, messages: Messages, http: Http) -> None:
         self._messages = messages
@@ -188,9 +188,9 @@ class HttpSink(Sink):
 
 
 class _Answer(client.HTTPResponse):
-    """An answer that has an end as a whole, after interim ones (1xx), which are skipped.
+    """An answer that must end within the timeout. Interim answers (1xx) before it are skipped.
 
-    A timeout of a socket is for its next bytes alone: an answer that drips would never end.
+    The timeout of a socket is only for the next bytes: with it alone, an answer that drips would never end.
     """
 
     def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
@@ -205,7 +205,7 @@ class _Answer(client.HTTPResponse):
 
 
 class _UntilDeadline(io.RawIOBase):
-    """The bytes of a socket, until its timeout is over."""
+    """The bytes of a socket, whose timeout is the limit for all of them together."""
 
     def __init__(self, sock: socket.socket, raw: socket.SocketIO) -> None:
         self._sock, self._raw = sock, raw
@@ -227,18 +227,18 @@ class _UntilDeadline(io.RawIOBase):
 
 
 class _Connection:
-    """Beside urllib3's classes of connections."""
+    """A mixin for urllib3's classes of connections."""
 
     response_class = _Answer
 
 
 class _GuardedConnection(_Connection):
-    """No byte is sent to an address that is not public."""
+    """Sends nothing to an address that is not public."""
 
     def _new_conn(self) -> socket.socket:
-        sock: socket.socket = super()._new_conn()  # type: ignore[misc] # of the class beside it
+        sock: socket.socket = super()._new_conn()  # type: ignore[misc] # of the other base class
         try:
-            check_address(sock.getpeername()[0])  # the address it really has: a name may change its mind
+            check_address(sock.getpeername()[0])  # the real address: a name may have a new one
         except BaseException:
             sock.close()
             raise
@@ -246,7 +246,7 @@ class _GuardedConnection(_Connection):
 
 
 def _pools(kind: type[_Connection]) -> dict[str, Any]:
-    """The classes of urllib3's pools, with connections of ours."""
+    """Return urllib3's classes of pools, with our connections."""
     return {
         pool.scheme: type("Pool", (pool,), {"ConnectionCls": type("Connection", (kind, pool.ConnectionCls), {})})
         for pool in (HTTPConnectionPool, HTTPSConnectionPool)
@@ -260,7 +260,7 @@ class _Adapter(HTTPAdapter):
 
     def proxy_manager_for(self, *args: Any, **options: Any) -> Any:
         manager = super().proxy_manager_for(*args, **options)
-        manager.pool_classes_by_scheme = _pools(_Connection)  # the proxy's own address may be a private one
+        manager.pool_classes_by_scheme = _pools(_Connection)  # the address of the proxy may be private
         return manager
 
 
@@ -277,9 +277,9 @@ def check_address(address: str) -> None:
 
 
 def check_target(url: str, *, proxied: bool) -> None:
-    """As ``check_address``, before there is a connection: for each attempt anew, of a name where a proxy connects."""
+    """Raise as ``check_address`` before connecting: for an IP address, or for a name to which a proxy connects."""
     host = urlsplit(url).hostname or ""
-    flags = socket.AI_NUMERICHOST if not proxied else 0  # the address of a name that we connect to is looked at then
+    flags = socket.AI_NUMERICHOST if not proxied else 0  # without a proxy, a name is checked when it is connected
     try:
         found = socket.getaddrinfo(host, None, flags=flags)
     except (OSError, ValueError):

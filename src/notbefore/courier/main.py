@@ -1,8 +1,8 @@
-"""``Courier``: asks its agent for deliveries, has them sent, and says what came of them. It owns nothing.
+"""``Courier``: asks its agent for deliveries, lets its sinks send them, and reports the results. It owns nothing.
 
-It is a process of its own (``notbefore.courier``): what its sinks import costs the agent nothing, and what hangs in
-them can be killed. Its main thread talks to the agent; each sink has one thread. A sink that never answers is reported
-after its deadline, and the courier leaves: the agent starts another one.
+It is a separate process (``notbefore.courier``): imports of its sinks cost the agent no memory, and it can be killed if
+they hang. Its main thread talks to the agent; each sink has one thread. An attempt without an end is reported after its
+deadline, and the courier leaves: the agent starts another one.
 """
 
 import math
@@ -24,12 +24,12 @@ from notbefore.courier.orders import DONE, HUNG, TURN_INTERVAL, Channel, FromAge
 from notbefore.courier.redact import Redactor
 from notbefore.courier.worker import Worker
 
-GATHER: Final = 0.005  # seconds between two turns, while more is under way
-LEAVE_SECONDS: Final = 2.0  # for what is under way, where another sink hangs
+GATHER: Final = 0.005  # seconds between two turns while attempts are under way
+LEAVE_SECONDS: Final = 2.0  # for the attempts of the other sinks, if one hangs
 
 
 class Courier:
-    """``make`` makes a sink, in that sink's thread; ``redact`` removes secrets from what is kept."""
+    """``make`` makes a sink, in that sink's thread; ``redact`` removes secrets from errors."""
 
     def __init__(
         self,
@@ -39,22 +39,22 @@ class Courier:
         make: Callable[[str, SinkConfig, Messages], Sink] = sinks.make,
     ) -> None:
         self._channel = channel
-        self._reader, self._writer = socket.socketpair()  # sockets: a pipe cannot be waited for on every system
+        self._reader, self._writer = socket.socketpair()  # not a pipe: not every system can wait for one
         for end in (self._reader, self._writer):
             end.settimeout(0)
-        self._reported: deque[tuple[str, SendResult]] = deque()  # by the workers, and not looked at yet
+        self._reported: deque[tuple[str, SendResult]] = deque()  # by the workers, not processed yet
         self._workers = {
             name: Worker(name, config, partial(make, name, config, orders.messages), self._report, redact)
             for name, config in orders.sinks.items()
         }
-        self._results: list[SendResult] = []  # that the agent is to be told
-        self._asked = False  # and not answered yet
+        self._results: list[SendResult] = []  # for the next turn
+        self._asked = False  # the last turn is not answered yet
         self._woken = True
         self._last_turn = 0.0  # monotonic seconds
-        self._leave_at = math.inf  # monotonic seconds; before that: nothing more is taken
+        self._leave_at = math.inf  # monotonic seconds; if set, no more deliveries are accepted
 
     def run(self) -> int:
-        """Work until the agent says leave, or a sink hangs; returns the exit code. ``ConnectionError``: no agent."""
+        """Work until the agent says leave, or a sink hangs; return the exit code. ``ConnectionError``: no agent."""
         with self._reader, self._writer:
             while True:
                 for frame in self._channel.receive():
@@ -66,7 +66,7 @@ class Courier:
                     return HUNG if any(worker.hangs for worker in self._workers.values()) else DONE
                 self._wait()
 
-    # ---- what the agent says, and what it is told
+    # ---- messages from and to the agent
 
     def _take(self, said: FromAgent) -> None:
         if isinstance(said, Given):
@@ -79,10 +79,10 @@ class Courier:
             self._woken = True
 
     def _turn(self) -> None:
-        """Say what came of the deliveries, and ask for more; one turn is answered before the next."""
+        """Report results and ask for more, if it is time to; each turn is answered before the next."""
         since = time.monotonic() - self._last_turn
-        told = bool(self._results) and (since >= GATHER or not self._busy)
-        if self._asked or not (told or self._woken or since >= TURN_INTERVAL):
+        reports = bool(self._results) and (since >= GATHER or not self._busy)
+        if self._asked or not (reports or self._woken or since >= TURN_INTERVAL):
             return
         leaves = self._leave_at < math.inf
         room = {} if leaves else {name: worker.room for name, worker in self._workers.items()}
@@ -94,22 +94,22 @@ class Courier:
         return any(worker.given for worker in self._workers.values())
 
     def _report(self, name: str, result: SendResult) -> None:
-        """Take a result, in a worker's thread."""
+        """Store a result and wake the main thread; called in a worker's thread."""
         self._reported.append((name, result))
-        with suppress(OSError):  # bytes enough are under way; or it is over, and this thread comes late
+        with suppress(OSError):  # full, so the main thread wakes anyway; or closed at the end
             self._writer.send(b".")
 
     def _gather_results(self) -> None:
         while self._reported:
             name, result = self._reported.popleft()
             expected = self._workers[name].given.pop(result.delivery_id, None) is not None
-            if expected or result.outcome == "accepted":  # else it hung, and was reported as failed
+            if expected or result.outcome == "accepted":  # else it hung and was reported as failed
                 self._results.append(result)
 
     # ---- the end
 
     def _report_hanging(self) -> None:
-        """Report what hangs, and leave. What waits behind it is not answered: it is due again."""
+        """Report attempts that hang, and leave. Deliveries that wait behind them get no result: they are due again."""
         for worker in self._workers.values():
             if (result := worker.overdue()) is not None:
                 del worker.given[result.delivery_id]
@@ -123,18 +123,18 @@ class Courier:
 
     @property
     def _runs_once(self) -> bool:
-        """Something that may not be cut short is under way."""
+        """Whether a delivery is under way that must not be interrupted."""
         return any(worker.given for worker in self._workers.values() if worker.once)
 
     def _is_done(self) -> bool:
         if self._leave_at == math.inf or self._runs_once or self._asked or self._results or self._reported:
-            return False  # the agent answers at once, or has ended
+            return False  # if asked: the agent answers at once, or has ended
         waited_for = any(worker.given for worker in self._workers.values() if not worker.hangs)
         return not waited_for or time.monotonic() >= self._leave_at
 
     def _wait(self) -> None:
-        """For a frame, or for an attempt that was made."""
-        if self._results and not self._asked:  # more of them come soon: who would be woken for each gets nothing done
+        """Wait for a frame or for a result."""
+        if self._results and not self._asked:  # more results come soon: report them together
             wait(GATHER, self._channel)
             return
         wait(TURN_INTERVAL / 4 if self._leave_at < math.inf else TURN_INTERVAL, self._channel, self._reader)

@@ -1,7 +1,7 @@
-"""What goes between an agent and its courier, as frames of a ``Channel``: MessagePack, each after its length.
+"""The messages between an agent and its courier, as frames of a ``Channel``: a length, then MessagePack.
 
-The agent sends ``Orders`` first, and the courier a ``Hello``: of these each version can read what the others send. Then
-the courier asks (``Turn``) and the agent answers (``Given``), which says ``Wake`` or ``Leave`` at any time.
+The agent sends ``Orders``, and the courier answers ``Hello``: each version can read these two from any other version.
+Then the courier asks (``Turn``) and the agent answers (``Given``). It may send ``Wake`` or ``Leave`` at any time.
 """
 
 import select
@@ -21,29 +21,29 @@ from notbefore.core.duration import Duration
 from notbefore.core.outbox import SendResult
 
 DONE: Final = 0
-HUNG: Final = 10  # exit code of a courier that leaves because a sink hangs
+HUNG: Final = 10  # exit code of a courier that left because a sink hung
 
-TURN_INTERVAL: Final = 1.0  # seconds between two turns of a courier at most
-MAX_FRAME: Final = 96 * 1024 * 1024  # bytes: more than all that an outbox may hold
+TURN_INTERVAL: Final = 1.0  # seconds: the longest time between two turns of a courier
+MAX_FRAME: Final = 96 * 1024 * 1024  # bytes: more than a whole outbox may have
 _LENGTH: Final = struct.Struct("!I")
 
 
 class Orders(Struct, frozen=True):
-    """All that a courier needs to know of the configuration."""
+    """The part of the configuration that a courier needs."""
 
     sinks: dict[str, SinkConfig] = {}
     messages: Messages = Messages()
     log_format: Literal["auto", "json", "text"] = "auto"
     log_level: str = "info"
-    hidden: tuple[str, ...] = ()  # variables of the environment that hold secrets
-    # how the agent was started, and its variables NOTBEFORE_*: another version looks whether it can be started so
+    hidden: tuple[str, ...] = ()  # names of environment variables that contain secrets
+    # the arguments of the agent and its variables NOTBEFORE_*: a courier of another version checks that they are valid
     command: tuple[str, ...] = ("run",)
     variables: dict[str, str] = {}
     version: str = __version__
 
 
 class Hello(Struct, frozen=True):
-    """A courier has started. ``problem``: why it cannot work, in words; for one of another version than its orders."""
+    """A courier has started. ``problem``: why its version cannot replace that of the agent, in words; else empty."""
 
     version: str
     schema: int
@@ -51,15 +51,15 @@ class Hello(Struct, frozen=True):
 
 
 class Turn(Struct, frozen=True):
-    """What came of deliveries, and how many more each sink can take now."""
+    """The results of deliveries; ``room``: sink -> how many more it can take now."""
 
     results: Sequence[SendResult]
     room: Mapping[str, int]
-    busy: bool = False  # something is under way
+    busy: bool = False  # an attempt is under way
 
 
 class Given(Struct, frozen=True, tag=True):
-    """The answer to a turn: what is to be delivered."""
+    """The answer to a turn: the deliveries to send."""
 
     deliveries: Sequence[Delivery]
 
@@ -69,7 +69,7 @@ class Wake(Struct, frozen=True, tag=True):
 
 
 class Leave(Struct, frozen=True, tag=True):
-    """Take nothing more, and end once what is under way is done, or after this many seconds."""
+    """Accept no more deliveries, and end after the attempts under way, or after this many seconds."""
 
     seconds: float
 
@@ -78,7 +78,7 @@ FromAgent = Given | Wake | Leave
 
 
 def seal(orders: Orders, environment: Mapping[str, str]) -> bytes:
-    """Orders as a frame, with the secrets in them; raises ``ConfigError`` where one cannot be had."""
+    """Return orders as a frame, with their secrets; raises ``ConfigError`` if a secret cannot be read."""
 
     def encode(value: object) -> Any:
         return value.sealed(environment) if isinstance(value, Secret) else str(value)
@@ -87,7 +87,7 @@ def seal(orders: Orders, environment: Mapping[str, str]) -> bytes:
 
 
 def unseal(frame: bytes) -> Orders:
-    """The orders, read; raises ``ValueError``."""
+    """Decode orders; raises ``ValueError``."""
 
     def decode(kind: type, value: object) -> object:
         return Secret.read(value) if kind is Secret else Duration(value)
@@ -96,27 +96,27 @@ def unseal(frame: bytes) -> Orders:
 
 
 class Channel:
-    """One end of it. Never waits, and takes no frame of more than ``MAX_FRAME`` bytes. For one thread at a time.
+    """One end of the connection. It never waits, and accepts at most ``MAX_FRAME`` bytes per frame. For one thread.
 
-    Every method raises ``ConnectionError`` where the other end is gone.
+    Every method raises ``ConnectionError`` if the other end is closed.
     """
 
     def __init__(self, end: socket.socket) -> None:
         end.settimeout(0)
         self._end = end
         self._received = bytearray()
-        self.unsent = bytearray()  # waits until the other end reads: ``flush`` once the socket can be written
+        self.unsent = bytearray()  # call ``flush`` for it once the socket is writable
         self.fileno = end.fileno  # for ``select``
         self.close = end.close
 
     def send(self, message: object) -> None:
-        """Send as much as the socket takes now."""
+        """Queue a message, and send as much as the socket accepts now."""
         frame = message if isinstance(message, bytes) else msgspec.msgpack.encode(message)
         self.unsent += _LENGTH.pack(len(frame)) + frame
         self.flush()
 
     def flush(self) -> None:
-        """Send more of what waits."""
+        """Send more of the unsent bytes."""
         try:
             while self.unsent:
                 del self.unsent[: self._end.send(self.unsent)]
@@ -124,7 +124,7 @@ class Channel:
             return
 
     def receive(self) -> Iterator[bytes]:
-        """The whole frames that are there."""
+        """Yield the complete frames that have arrived."""
         try:
             data = self._end.recv(1024 * 1024)
         except BlockingIOError:
@@ -145,5 +145,5 @@ class Channel:
 
 
 def wait(seconds: float, channel: Channel, *readers: Any) -> None:
-    """Until a frame may be there, one of ``readers`` can be read, or more can be sent; not longer than ``seconds``."""
+    """Wait until there may be a frame, one of ``readers`` is readable, or more can be sent; at most ``seconds``."""
     select.select([channel, *readers], [channel] if channel.unsent else [], [], seconds)

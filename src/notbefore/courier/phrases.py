@@ -1,6 +1,6 @@
-"""What messages say of each type of event, and of each kind of change: the sentences alone.
+"""The sentences of messages about each type of event and each kind of change.
 
-``wording`` puts them together. ``{the_vm}``: "the VM", or "each affected VM" of several.
+``wording`` combines them. ``{the_vm}``: "the VM", or "each affected VM" if there are several.
 """
 
 from typing import Final, NamedTuple
@@ -9,16 +9,16 @@ from notbefore.core.document import FREEZE, PLATFORM, PREEMPT, REBOOT, REDEPLOY,
 
 
 class TypePhrases(NamedTuple):
-    """Of a type of event."""
+    """The sentences about a type of event."""
 
-    effect: str  # what is done to the VM, and what follows from it
-    ahead: str  # what to do before it starts; the next two: while it lasts, and when it is over
+    effect: str  # what happens to the VM, and the consequences
+    ahead: str  # what to do before it starts; then while it lasts, and after it
     started: str
     over: str
 
 
 class KindPhrases(NamedTuple):
-    """Of a kind of message that is the same for every type of event."""
+    """The sentences about a kind of change; the same for every type of event."""
 
     title: str
     summary: str
@@ -96,9 +96,9 @@ CRASHED: Final = "Treat {the_vm} as crashed: what was not written to disk is los
 
 SOURCES: Final = {PLATFORM: "Azure (Platform)", USER: "a user of your subscription (User)"}
 EXERCISE: Final = "This is an exercise: nothing has happened, and nothing will."
-CORRECTION: Final = "This corrects an earlier message: VMs that could not report it then have done so now."
+CORRECTION: Final = "This corrects an earlier message: VMs that could not report it before have now reported it."
 
-# of VMs that a fleet hears nothing of
+# about the VMs of a fleet that send no heartbeats
 SILENT: Final = "No heartbeat came for three intervals, and no event explains it."
 HEARD: Final = "All of these VMs send heartbeats again, or are no longer expected."
 SILENT_ADVICE: Final = (

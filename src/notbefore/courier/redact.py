@@ -1,8 +1,8 @@
-"""``Redactor``: the last gate before a log, an error or a terminal: what is secret becomes ``***``.
+"""``Redactor``: replaces secrets by ``***`` before a text goes to a log, an error or a terminal.
 
-A library may log an address, or a part of one, in its own words and its own quoting, and a receiver may repeat the
-request that it refuses. So pieces of a secret are looked for in a text as it stands, and in what it says once every
-quoting is undone (``plain``): of addresses, JSON, HTML and Python.
+A library may log an address, or a part of it, in its own words and its own quoting, and a receiver may repeat the
+request that it refuses. So it looks for pieces of a secret in the text itself, and in the text without any quoting
+(``plain``): that of addresses, JSON, HTML and Python.
 """
 
 import base64
@@ -18,24 +18,24 @@ from notbefore.config.secret import HIDDEN, secrets_in
 from notbefore.config.sinks import SinkConfig
 from notbefore.errors import ConfigError
 
-SHORTEST: Final = 3  # characters; a shorter "secret" would blacken the log and protect nothing
-SHORTEST_PART: Final = 6  # characters of a part of an address that is taken for secret by itself
-PIECE: Final = 8  # characters of a secret that are recognised without the rest
+SHORTEST: Final = 3  # characters; to hide a shorter one would hide most of the log, and protect nothing
+SHORTEST_PART: Final = 6  # characters; a part of an address counts as secret from this length
+PIECE: Final = 8  # characters; so much of a secret is recognised without the rest
 _SIZES: Final = range(PIECE, SHORTEST - 1, -1)
-QUOTED: Final = 5  # times that a text is taken out of its quoting at most
-_PLAIN_SCHEMES: Final = ("http", "https", "mailto", "mailtos")  # their host names are no secret; in others they may be
-# tokens that are made from a secret, and are one for as long as they last: of Event Hubs, and of a managed identity
+QUOTED: Final = 5  # the most levels of quoting that are removed
+_PLAIN_SCHEMES: Final = ("http", "https", "mailto", "mailtos")  # their host names are not secret; others may be
+# tokens that are made from a secret, and secret while they are valid: of Event Hubs, and of a managed identity
 _TOKEN: Final = re.compile(r"(?<=SharedAccessSignature )\S+|\beyJ[\w-]{10,}\.[\w-]+\.?[\w-]*", re.IGNORECASE)
 _SECRET_NAME: Final = re.compile("(key|signature|password|secret)$", re.IGNORECASE)
-_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)  # begins an address; a connection string holds some
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)  # starts an address; a connection string contains some
 _ESCAPE: Final = re.compile(r"((?:\\x[0-9a-f]{2})+)|\\u([0-9a-f]{4})|\\(.)", re.IGNORECASE | re.DOTALL)
-_LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)  # the places of the letters stay
+_LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)  # keeps the position of each letter
 
 
 class Redactor:
-    """Call it with a text; it returns the text without the secrets that were added, whatever the case of their letters.
+    """Called with a text, it returns the text without the secrets that were added, in upper or lower case.
 
-    Safe from several threads: what it knows only grows.
+    Safe to call from several threads: secrets are only added.
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
@@ -44,14 +44,14 @@ class Redactor:
             self.add(secret)
 
     def add(self, secret: str) -> None:
-        """Hide this from now on, and its parts."""
+        """Hide this secret and its parts from now on."""
         for form in (form for part in _parts(secret) for form in _forms(part)):
             low = form.translate(_LOWER)
             if len(low) >= SHORTEST:
                 self._pieces.update([low[at : at + PIECE] for at in range(max(1, len(low) - PIECE + 1))])
 
     def __call__(self, text: str) -> str:
-        """The text without secrets; where one of them is quoted in any way, all quoting in the text is undone."""
+        """Return the text without secrets; if a quoted one is found, without any quoting."""
         said = plain(text)
         left = self._hidden(said)
         return self._hidden(text) if left == said else left
@@ -61,14 +61,14 @@ class Redactor:
         low, kept, end = text.translate(_LOWER), list[str](), 0
         for at in range(len(text)):
             size = next((size for size in _SIZES if low[at : at + size] in self._pieces), 0)
-            if size and at >= end:  # not the next one within the same piece
+            if size and at >= end:  # not within the piece before
                 kept += (text[end:at], HIDDEN)
             end = max(end, at + size) if size else end
         return "".join((*kept, text[end:]))
 
 
 def known_secrets(sink: SinkConfig) -> list[str]:
-    """The secrets of a sink, and what is made of them to be sent; one that cannot be read now cannot leak either."""
+    """Return the secrets of a sink, also as they are sent; one that cannot be read now cannot leak either."""
     found: list[str] = []
     user = getattr(sink.settings, "username", None) or getattr(sink.settings, "user", None) or ""
     for name, secret in secrets_in(sink.settings).items():
@@ -80,13 +80,13 @@ def known_secrets(sink: SinkConfig) -> list[str]:
 
 
 def _authorizations(user: str, password: str) -> Iterator[str]:
-    """User and password as HTTP (Basic) and SMTP (AUTH PLAIN, AUTH LOGIN) send them."""
+    """Yield user and password as HTTP (Basic) and SMTP (AUTH PLAIN, AUTH LOGIN) send them."""
     for pair in (f"{user}:{password}", f"\0{user}\0{password}", password):
         yield base64.b64encode(pair.encode()).decode()
 
 
 def _parts(secret: str) -> list[str]:
-    """What of it is secret by itself: of an address or a connection string not all is."""
+    """Return the parts that are secret by themselves: an address or a connection string is not secret as a whole."""
     scheme, _, token = secret.partition(" ")
     found = [secret]
     if _URL.match(secret):
@@ -94,17 +94,17 @@ def _parts(secret: str) -> list[str]:
     elif "sharedaccess" in secret.lower():  # a connection string: KEY=VALUE;...
         pairs = (pair.partition("=") for pair in secret.split(";"))
         found = [value for name, _, value in pairs if len(value) >= SHORTEST and _SECRET_NAME.search(name)]
-    elif scheme.isalpha() and len(token) >= SHORTEST_PART:  # Bearer ..., Basic ...: of an Authorization header
+    elif scheme.isalpha() and len(token) >= SHORTEST_PART:  # an Authorization header: Bearer ..., Basic ...
         found = [token]
         with suppress(ValueError):  # user and password, and the password by itself
             text = base64.b64decode(token, validate=True).decode()
             found += [text, text.partition(":")[2]] if ":" in text and text.isprintable() else []
-    # without any it only looks like one of these
+    # without secret parts: a web address has no secret; any other text only looked like one of these
     return found or ([] if secret.startswith(("http://", "https://")) else [secret])
 
 
 def _parts_of_url(secret: str) -> Iterator[str]:
-    """Password, path and query; user and host as well where a scheme hides keys in them."""
+    """Yield password, path and query; also user and host, if the scheme may have keys in them."""
     scheme, _, rest = secret.partition("://")
     authority = re.split("[/?#]", rest, maxsplit=1)[0]
     path = rest[len(authority) :]
@@ -118,13 +118,13 @@ def _parts_of_url(secret: str) -> Iterator[str]:
 
 
 def _forms(part: str) -> Iterator[str]:
-    """A text as it stands, on one line, and without any quoting."""
+    """Yield a text as it is, on one line, and without any quoting."""
     for text in {part, " ".join(part.split())}:
         yield from (text, plain(text), plain(text).encode("ascii", "ignore").decode())
 
 
 def plain(text: str) -> str:
-    """What a text says: without the quoting of addresses, JSON, HTML and Python, and what cannot be seen."""
+    """Return a text without the quoting of addresses, JSON, HTML and Python, and without invisible characters."""
     for _ in range(QUOTED):
         seen = "".join(letter for letter in text if letter.isprintable() or letter == "\n")
         unquoted = unquote_plus(_ESCAPE.sub(_letter, unescape(seen)))
@@ -135,7 +135,7 @@ def plain(text: str) -> str:
 
 
 def _letter(escape: re.Match[str]) -> str:
-    """What stands behind a backslash."""
+    """Return the text that an escape sequence stands for."""
     octets, code, itself = escape.groups()
     if octets is None:
         return itself or chr(int(code, 16))

@@ -1,8 +1,8 @@
-"""``Supervisor`` starts a courier when something is due, gives it deliveries, and ends it when it hangs.
+"""``Supervisor`` starts a courier when something is due, gives it deliveries, and kills it if it hangs.
 
-Only the main thread calls it, except for ``wake``. Nothing here waits for the courier, except for
-``stop``. A courier is started from the package as it is installed. One that is of another version and works is a reason
-to end the agent in order: its service manager starts the new one.
+Only the main thread calls it, except for ``wake``. Only ``stop`` waits for the courier. A courier runs the package that
+is installed now. If that is another version and its courier works, the agent ends in order, and its service manager
+starts the new version.
 """
 
 import logging
@@ -28,10 +28,10 @@ from notbefore.store import SCHEMA_VERSION
 from notbefore.store.lock import inode_of
 from notbefore.store.store import StoredOutbox
 
-OVERDUE: Final = 15  # seconds without a turn after which a courier counts as hanging
-START_AHEAD: Final = 1.0  # seconds before something is due: it takes its time to start, and the disk to write
-LINGER: Final = 10.0  # seconds with nothing to do after which a courier leaves
-LEAVE_SECONDS: Final = 2.0  # for what is under way before it leaves; the successor sends the rest again
+OVERDUE: Final = 15  # seconds; a courier that has sent nothing for so long counts as hanging
+START_AHEAD: Final = 1.0  # seconds before something is due: the courier needs time to start, the disk to write
+LINGER: Final = 10.0  # seconds without work after which a courier leaves
+LEAVE_SECONDS: Final = 2.0  # for the attempts under way when it is to leave; the next courier sends the rest again
 STOP_SECONDS: Final = 10.0  # to send what is due before the agent ends
 LONGEST_PAUSE: Final = 60.0  # seconds between starts of couriers that end unexpectedly
 
@@ -39,7 +39,7 @@ log = logging.getLogger("notbefore.courier.supervisor")
 
 
 def make_orders(config: Config) -> Orders:
-    """Make what a courier has to know of the configuration."""
+    """Return the part of the configuration that a courier needs."""
     return Orders(
         sinks=config.sinks,
         messages=config.messages,
@@ -52,7 +52,7 @@ def make_orders(config: Config) -> Orders:
 
 
 class Supervisor:
-    """``wake_main`` has the main thread call ``tick`` soon; ``lock``: see ``CourierProcess``."""
+    """``wake_main`` lets the main thread call ``tick`` soon; ``lock`` returns the ``lock`` of ``CourierProcess``."""
 
     def __init__(
         self,
@@ -63,35 +63,35 @@ class Supervisor:
     ) -> None:
         self.figures = CourierFigures()
         self.trouble = ""  # why no courier works now, in words
-        self.successor = ""  # the version that is installed, works, and is to be started instead of this one
-        self.replaced = False  # the package on disk is another one, and no courier of it has worked
+        self.successor = ""  # the installed version, if it works and is to be started instead
+        self.replaced = False  # the package on disk was replaced, and none of its couriers has worked yet
         self._orders = orders
         self._outbox = outbox
         self._wake_main = wake_main
         self._lock = lock
         self._courier: CourierProcess | None = None
-        self._to_wake = False  # there is something new to deliver; what is due by time, each turn finds
-        self._reason = "due"  # why the next one is started
+        self._to_wake = False  # there is a new delivery; each turn finds those that become due
+        self._reason = "due"  # why the next courier is started
         self._failures = 0
-        self._not_before = 0.0  # monotonic seconds: no start before
+        self._not_before = 0.0  # monotonic seconds: no courier is started before
         self._package = inode_of(notbefore.__file__)
 
     # ---- for the main loop
 
     def wake(self) -> None:
-        """There is something to deliver. From any thread; never waits."""
+        """Send new deliveries soon. Called from any thread; never waits."""
         self._to_wake = True
         self._wake_main()
 
     @property
     def watched(self) -> tuple[Sequence[Channel], Sequence[Channel]]:
-        """What to watch for reading, and for writing."""
+        """The channels to watch for reading, and for writing."""
         channels = [self._courier.channel] if self._courier is not None else []
         return channels, [one for one in channels if one.unsent]
 
     @property
     def patience(self) -> float:
-        """Seconds after which ``tick`` is needed at the latest."""
+        """Seconds until ``tick`` is needed at the latest."""
         if self.successor:
             return 0.0
         if self._courier is not None:
@@ -102,9 +102,9 @@ class Supervisor:
         return max(0.0, due - START_AHEAD, self._not_before - time.monotonic())
 
     def tick(self) -> None:
-        """Answer the courier, end it if it hangs; start one when something is due."""
+        """Answer the courier, or kill it if it hangs; start one if something is due."""
         if (found := inode_of(notbefore.__file__)) != self._package:
-            # what is imported late would be of another version: a courier of it says whether it works
+            # a late import would be of another version: its courier tells whether it works
             self._package, self.replaced, self._not_before = found, True, 0.0
             self._let_go("upgrade")
         if self._courier is not None:
@@ -119,7 +119,7 @@ class Supervisor:
             self._let_go("reload")
 
     def stop(self, interrupted: Callable[[float], bool]) -> None:
-        """Give it time to send what is due, then end it; at once when ``interrupted(seconds)`` says so."""
+        """Give the courier time to send what is due, then end it; at once if ``interrupted(seconds)`` is true."""
         deadline = time.monotonic() + STOP_SECONDS
         while (courier := self._courier) is not None and time.monotonic() < deadline and not interrupted(0.0):
             if not self._is_due():
@@ -149,24 +149,24 @@ class Supervisor:
         self._reason = "due"
 
     def _let_go(self, reason: str) -> None:
-        """Have another one started, for this reason."""
+        """Ask the courier to leave; ``reason``: why the next one is started."""
         self._reason = reason
         if self._courier is not None:
             self._courier.leave(LEAVE_SECONDS)
 
     def _attend(self, courier: CourierProcess) -> None:
-        """Take what it has sent, and answer; note its end."""
+        """Handle the frames of the courier, and its end."""
         try:
             self._talk(courier)
         except ConnectionError:
             code = self._reap(courier, kill=False)
         except msgspec.MsgspecError as error:
-            log.error("the courier is not understood (%s): it is killed and replaced", error)  # noqa: TRY400 - its text says all
+            log.error("the courier sent a wrong message (%s): it is killed and replaced", error)  # noqa: TRY400 - the text is enough
             code = self._reap(courier)
         else:
             if courier.silent < OVERDUE:
                 return
-            log.error("the courier has taken no turn for %d s: it is killed and replaced", courier.silent)
+            log.error("the courier has sent nothing for %d s: it is killed and replaced", courier.silent)
             self._reap(courier)
             code = HUNG
         if not courier.works:
@@ -190,7 +190,7 @@ class Supervisor:
             courier.channel.send(Wake())
 
     def _greet(self, courier: CourierProcess, hello: Hello) -> bool:
-        """It works; or it is of another version, and its agent is to be started instead of this one if that works."""
+        """Return whether the courier is of this version. If it is of another one that works, the agent is to end."""
         if (hello.version, hello.schema) == (__version__, SCHEMA_VERSION):
             courier.works, self.replaced, self.trouble = True, False, ""
             return True
@@ -222,7 +222,7 @@ class Supervisor:
         return code
 
     def _pause(self, why: str = "") -> None:
-        """Replace the first one that ends unexpectedly at once, later ones after growing pauses. ``why``: in words."""
+        """Start the next courier at once after the first failure, later after growing pauses. ``why``: in words."""
         if why:
             replaced = f"the package of this agent ({__version__}) was replaced or removed: " if self.replaced else ""
             self.trouble = f"{replaced}{why}: notifications wait"

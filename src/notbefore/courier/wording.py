@@ -1,6 +1,6 @@
-"""The texts of messages: what happens, when, to whom, and what to do. Pure.
+"""The texts of messages: what happens, when, to which VMs, and what to do. Pure.
 
-What comes from Azure is made one line, without control characters and marks that change the direction of text.
+Texts from Azure are put on one line, without control characters and marks that change the direction of text.
 """
 
 from collections.abc import Iterable, Iterator
@@ -43,13 +43,13 @@ class Text(Struct, frozen=True):
 
     @property
     def plain(self) -> str:
-        """Everything but title, links and the id, with a line for each fact."""
+        """Everything except title, links and the id, with one line per fact."""
         advice = f"What to do: {self.advice}" if self.advice else ""
         return "\n\n".join(filter(None, (self.summary, advice, _lines(self.facts))))
 
     @property
     def whole(self) -> str:
-        """Everything but the title."""
+        """Everything except the title."""
         return f"{self.plain}\n\n{_lines([*self.links, Fact('Delivery', self.delivery_id)])}"
 
 
@@ -58,7 +58,7 @@ def _lines(facts: Iterable[Fact]) -> str:
 
 
 def text_of(message: Message, now: datetime, settings: Messages) -> Text:
-    """The message in words, as of ``now``."""
+    """Return the message in words, as of ``now``."""
     record = message.record
     silence = record.event_type == SILENT
     title, summary, advice = _silence(message) if silence else _story(message, now, settings.advice)
@@ -81,24 +81,24 @@ def text_of(message: Message, now: datetime, settings: Messages) -> Text:
 
 
 def subject(record: Record) -> str:
-    """Whom the event affects, the same on every VM: ``web_0``, ``web_0 and 4 more``."""
+    """Return the affected VMs in the same words on every VM: ``web_0``, ``web_0 and 4 more``."""
     return record.many or some_of(sorted(record.resources, key=natural), 1) or "an unknown VM"
 
 
 def effect(event_type: str, tense: str = "is", who: str = "The VM") -> str:
-    """What an event of this type does: ``The VM is rebooted. ...``; empty for a type that is not known."""
+    """Return what an event of this type does: ``The VM is rebooted. ...``; empty for an unknown type."""
     return f"{who} {tense} {TYPES[event_type].effect}" if event_type in TYPES else ""
 
 
 def _story(message: Message, now: datetime, own: dict[str, str]) -> tuple[str, str, str]:
-    """Title, summary, and what to do: ``own``, the user's text for the type of event until it is over, or ours."""
+    """Return title, summary and advice. ``own``: event type -> the user's advice, for events that are not over."""
     record, kind = message.record, message.kind
     event = f"{record.event_type} of {subject(record)}"
     vm = one_line(record.vm_name or "this VM")
     of_type = TYPES.get(record.event_type, UNKNOWN_TYPE)
     if record.no_longer_affected:
         return f"{record.event_type} no longer affects {vm}", f"Azure removed {vm} from the event.", phrases.UNDO
-    if record.outcome == "finished":  # also where it ``ended``: a boot proves it
+    if record.outcome == "finished":  # also of ``ended``, if a boot proves it
         return f"{event} is over", "The event is over. Nothing more will happen.", _filled(of_type.over, record)
     if kind in KINDS:
         said = KINDS[kind]
@@ -114,7 +114,7 @@ def _story(message: Message, now: datetime, own: dict[str, str]) -> tuple[str, s
         if record.without_notice and record.event_type in REBOOTING:
             advice = phrases.CRASHED + advice
         if record.events_to_come:
-            advice += f" For those that follow: {of_type.ahead}"
+            advice += f" For the VMs that follow: {of_type.ahead}"
         summary = effect(record.event_type, "is being", affected)
         if record.progress and record.fleet_under_way != record.fleet_events:  # a wave: its events start in turn
             summary = effect(record.event_type, "are", "One after the other, the affected VMs")
@@ -130,7 +130,7 @@ def _when(time: datetime | None, now: datetime) -> str:
 
 
 def _under_way(message: Message) -> str:
-    """What a title says of an event that has started and is not over."""
+    """Return the part of the title about an event that has started and is not over."""
     if message.kind == "updated":
         return "goes on"
     if message.record.events_to_come and message.record.progress:
@@ -150,7 +150,7 @@ def _filled(advice: str, record: Record) -> str:
 
 
 def _silence(message: Message) -> tuple[str, str, str]:
-    """As ``_story``, where VMs of a fleet have fallen silent, or are heard from again: the record says it."""
+    """As ``_story``, for VMs of a fleet that have become silent, or send heartbeats again: the record has the title."""
     record = message.record
     if message.over:
         return record.body, phrases.HEARD, ""
@@ -171,14 +171,14 @@ def _facts(message: Message, now: datetime) -> Facts:
     yield "Progress", record.progress
     yield "Affected VMs", _names(record)
     unaffected = message.kind == "canceled" or record.no_longer_affected or record.approval_rule is not None
-    if not (unaffected or record.event_type in VANISHING):  # the VM stays, or stays away
+    if not (unaffected or record.event_type in VANISHING):  # the VM is not interrupted, or does not come back
         yield "Expected interruption", _seconds(record.expected_duration_seconds)
         yield from _measured(message)
     yield "Caused by", phrases.SOURCES.get(record.event_source or "", record.event_source or "unknown")
     yield "Azure's description", one_line(record.description or "") or "none"
     yield "Approval", ": ".join(filter(None, (record.approval_result, record.approval_detail, record.approval_reason)))
     yield "Place", _place(record)
-    if record.fleet_vms is not None:  # whose the VMs are: the tags that they have in common
+    if record.fleet_vms is not None:  # those that all affected VMs have: they may name the owner
         yield "Tags", ", ".join(f"{name}: {value}" for name, value in record.tags.items())
     yield "Severity", message.shown_severity
     yield "Wave" if record.event_id.startswith(WAVE) else "EventId", record.event_id
@@ -196,7 +196,7 @@ def _facts_of_silence(message: Message) -> Facts:
 
 
 def _times(message: Message, now: datetime) -> Facts:
-    """When; and what an update is about where that is not NotBefore."""
+    """Yield the times; for an update also what changed, unless it is NotBefore."""
     record = message.record
     planned = clock(record.not_before) if record.not_before is not None else "unknown"
     before = record.previous_not_before if record.previous_not_before != record.not_before else None
@@ -230,7 +230,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _place(record: Record) -> str:
-    """Where the affected VMs are; the zone is known of this VM alone."""
+    """Return the place of the affected VMs; the zone is known only for this VM."""
     own = record.scope == "self" and record.of_one_vm
     place = {
         "resource group": record.resource_group,
@@ -252,7 +252,7 @@ def clock(time: datetime) -> str:
 
 
 def _links(links: Links, record: Record) -> Iterator[Fact]:
-    """The links whose places can all be filled in."""
+    """Yield the links whose placeholders all have a value."""
     values = {"{vm}": record.vm_name, "{event_type}": record.event_type}
     for name, link in (("Dashboard", links.dashboard), ("Runbook", links.runbook), ("Agent's page", links.page)):
         if link is not None and all(value or place not in link for place, value in values.items()):

@@ -1,4 +1,4 @@
-"""``Worker``: the one thread of a sink. It makes the sink on first use, sends, and says what came of each delivery."""
+"""``Worker``: the one thread of a sink. It makes the sink on first use, sends deliveries, and reports each result."""
 
 import logging
 import queue
@@ -17,20 +17,20 @@ from notbefore.courier.message import Message, Receipt, Sink
 from notbefore.courier.redact import Redactor, known_secrets
 from notbefore.errors import NotBeforeError, SendError
 
-GRACE: Final = 5.0  # seconds beyond a sink's timeout after which an attempt counts as hanging
-BATCH: Final = 16  # deliveries that a sink is given at once, while it is quick
-QUICK: Final = 0.25  # seconds: a sink that takes less for a message may be given more at once
-LOG_EVERY: Final = 60.0  # seconds between two lines about failures of one kind
-MAX_CAUSE: Final = 8_000  # characters of a cause that are looked at
-MAX_ERROR: Final = 300  # of them that are kept
+GRACE: Final = 5.0  # seconds after a sink's timeout until an attempt counts as hanging
+BATCH: Final = 16  # deliveries that a worker has at a time at most, while its sink is quick
+QUICK: Final = 0.25  # seconds; a sink is quick if its last message took less
+LOG_EVERY: Final = 60.0  # seconds between two log lines about failures of the same level
+MAX_CAUSE: Final = 8_000  # characters of a cause that are redacted
+MAX_ERROR: Final = 300  # characters of the redacted cause that are kept
 
 log = logging.getLogger("notbefore.courier")
 
 
 class Worker:
-    """``make`` makes the sink, and ``report`` takes each result, in the worker's thread.
+    """``make`` makes the sink, and ``report`` is called with each result, in the worker's thread.
 
-    ``redact`` removes secrets from what is kept.
+    ``redact`` removes secrets from errors.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class Worker:
         report: Callable[[str, SendResult], None],
         redact: Redactor,
     ) -> None:
-        self.given: dict[str, Delivery] = {}  # by id: what has no result yet. For the main thread alone
-        self.hangs = False  # and this was reported
-        self.once: Final = config.settings.ONCE  # it is never cut short: it would not run again
+        self.given: dict[str, Delivery] = {}  # by id: deliveries without a result. Only for the main thread
+        self.hangs = False  # its present attempt was reported as hanging
+        self.once: Final = config.settings.ONCE  # an attempt is not interrupted: it would not run again
         self._name = name
         self._config = config
         self._make = make
@@ -51,31 +51,31 @@ class Worker:
         self._redact = redact
         self._sink: Sink | None = None
         self._jobs: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
-        self._under_way: tuple[float, Delivery] | None = None  # since when (monotonic seconds), and what
-        self._quick = False  # the last attempt took next to no time
-        self._logged: dict[int, float] = {}  # level -> monotonic seconds of the last line about a failure
+        self._under_way: tuple[float, Delivery] | None = None  # its start in monotonic seconds
+        self._quick = False  # the last attempt took less than ``QUICK``
+        self._logged: dict[int, float] = {}  # log level -> monotonic seconds of the last line
         threading.Thread(target=self._run, name=f"sink-{name}", daemon=True).start()
 
     # ---- for the main thread
 
     @property
     def room(self) -> int:
-        """How many deliveries it can take now."""
+        """The number of deliveries that it can accept now."""
         several = self._quick and not self.once
         return 0 if self.hangs else (BATCH if several else 1) - len(self.given)
 
     def give(self, delivery: Delivery) -> None:
-        """Send it after what was given before."""
+        """Queue a delivery."""
         self.given[delivery.delivery_id] = delivery
         self._jobs.put(delivery)
 
     def overdue(self) -> SendResult | None:
-        """What is to be said, once, of a delivery without an end. Its thread cannot be ended."""
+        """Return a failed result for an attempt that hangs, once. Its thread cannot be ended."""
         limit = self._config.settings.timeout.seconds + GRACE
         if self.hangs or (under_way := self._under_way) is None or time.monotonic() - under_way[0] <= limit:
             return None
         self.hangs = True
-        return self._failed(under_way[1], SendError(f"no end after {limit:g} s: given up"))
+        return self._failed(under_way[1], SendError(f"no result after {limit:g} s: given up"))
 
     # ---- in its own thread
 
@@ -83,7 +83,7 @@ class Worker:
         while True:
             result = self._result_of(self._jobs.get())
             self._report(self._name, result)
-            while result.retry_after and not self._jobs.empty():  # it asks for a pause: the owner keeps it
+            while result.retry_after and not self._jobs.empty():  # return the others: the receiver wants a pause
                 self._report(self._name, SendResult(self._jobs.get().delivery_id, "returned"))
 
     def _result_of(self, delivery: Delivery) -> SendResult:
@@ -93,10 +93,10 @@ class Worker:
             return self._accepted(delivery, self._send(delivery))
         except SendError as error:
             return self._failed(delivery, error)
-        except NotBeforeError as error:  # such as a secret that cannot be read: that can be put right
+        except NotBeforeError as error:  # such as a secret that cannot be read, which can be corrected
             return self._failed(delivery, SendError(str(error)))
-        except Exception as error:  # a library of a sink may raise anything; the other sinks must go on
-            log.exception("sink %s: this should not have happened", self._name)
+        except Exception as error:  # a library may raise anything; the worker must continue
+            log.exception("unforeseen error in sink %s: please report it", self._name)
             return self._failed(delivery, SendError(f"{type(error).__name__}: {error}"))
         finally:
             self._quick = time.monotonic() - begun < QUICK
@@ -115,10 +115,10 @@ class Worker:
             return self._sink.send(message)
         except SendError:
             self._sink.close()
-            self._sink = None  # the next one has the secrets that the files hold then
+            self._sink = None  # the next one reads the secrets from their files again
             raise
 
-    # ---- what is said of it
+    # ---- results, and log lines
 
     def _accepted(self, delivery: Delivery, receipt: Receipt) -> SendResult:
         if self._logged:
@@ -144,6 +144,6 @@ class Worker:
 
 
 def _what(delivery: Delivery) -> str:
-    """The delivery, in a log line."""
+    """Return a description of the delivery for a log line."""
     repeated = "the repetition of " if delivery.state == "repeating" else ""
     return f"{repeated}`{delivery.kind}` of event {delivery.event_key}"
