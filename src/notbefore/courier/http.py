@@ -67,7 +67,7 @@ class HttpResponse(Struct, frozen=True):
 
     @property
     def cause(self) -> str:
-        """The status and the ASCII part of the body, for an error. It may contain secrets: redact it before storing."""
+        """The status and the ASCII part of the body, for an error. It may contain secrets: redact, then shorten it."""
         seen = bytes(octet for octet in self.body if 0x20 <= octet < 0x7F or octet in b"\n\t")  # noqa: PLR2004 - ASCII
         text = " ".join(seen.decode().split())[:MAX_CAUSE]
         return f"{self.status}: {text}" if text else str(self.status)

@@ -76,7 +76,7 @@ class Message(Struct, frozen=True):
 
     @property
     def shown_severity(self) -> Severity:
-        """The severity that the message shows: ``info`` for good news, ``warning`` for an unknown outcome."""
+        """The severity that the message shows: ``info`` for good news, ``warning`` for an unknown end, else its own."""
         return "info" if self.is_good_news else "warning" if self.settled else self.severity
 
 

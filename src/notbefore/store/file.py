@@ -269,7 +269,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     if version > SCHEMA_VERSION:
         raise StoreError(
             f"{path} was written by a newer notbefore (schema {version}, this one knows {SCHEMA_VERSION}):"
-            " install that version again, or move the file away to begin anew"
+            " install that version again, or move the file away to start without it"
         )
     result = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if 0 < version < SCHEMA_VERSION:

@@ -1,6 +1,6 @@
-"""The kinds of sinks, a module each, named as the kind is in the configuration. Imported on first use.
+"""The kinds of sinks: one module per kind, with its name in the configuration. Imported on first use.
 
-CONTRIBUTING.md says how to add one.
+CONTRIBUTING.md explains how to add one.
 """
 
 from importlib import import_module
@@ -13,15 +13,15 @@ from notbefore.errors import ConfigError
 
 
 def try_out(name: str, config: SinkConfig) -> None:
-    """Make the sink as the courier would, and send nothing; raises ``ConfigError``. It imports what the sink needs."""
+    """Make a sink as the courier does, with its imports, but send nothing. Raises ``ConfigError`` if it cannot."""
     try:
         make(name, config, Messages()).close()
-    except (ConfigError, OSError, ValueError) as error:  # a file that holds no certificate, say
+    except (ConfigError, OSError, ValueError) as error:  # such as a file without a certificate
         raise ConfigError(Redactor(known_secrets(config))(str(error))) from None
 
 
 def make(name: str, config: SinkConfig, messages: Messages) -> Sink:
-    """The sink of that name; raises ``ConfigError`` when it cannot be made, a secret that cannot be read included."""
+    """Make the sink of that name. Raises ``ConfigError`` if it cannot, for example if a secret cannot be read."""
     try:
         module: Any = import_module(f"{__name__}.{config.kind}")
         sink: Sink = module.Sink(name, config.settings, messages)

@@ -1,10 +1,10 @@
 """Alertmanager: each event is one alert, the same from every VM, sent to every member of a cluster.
 
-Labels and annotations say nothing that differs between VMs: the cluster makes one alert of them all. The labels are
-those of the first message of the event: with others it would be another alert. Only where the event becomes more severe
-there is another one, and the same request ends the first.
-While the event lasts the alert is sent again before Alertmanager would resolve it. One of ``notbefore fleet`` is not:
-an instance that takes a partition over would have to continue that. Its ``endsAt`` is long after its end in the fleet.
+Labels and annotations are the same on all VMs, so that the cluster has one alert for all. All messages of an event have
+the labels of the first one: other labels would be another alert. Only if the event becomes more severe, there is a
+second alert, and the same request ends the first.
+While the event lasts, the alert is repeated before Alertmanager would resolve it. ``notbefore fleet`` does not repeat
+its alerts, as each takeover would have to continue that: their ``endsAt`` is later than any end in the fleet.
 """
 
 import base64
@@ -24,9 +24,9 @@ from notbefore.courier.wording import Text, text_of
 from notbefore.errors import SendError
 
 ALERT_NAME: Final = "AzureScheduledEvent"
-REPEATS: Final = 3  # within resolve_timeout
-MAX_NAMES: Final = 10  # VMs that the annotation `resources` lists by name
-FLEET_LASTS: Final = timedelta(days=1)  # after NotBefore: `over_after` ends each event of a fleet, by default in 1 h
+REPEATS: Final = 3  # per resolve_timeout
+MAX_NAMES: Final = 10  # of VMs in the annotation `resources`
+FLEET_LASTS: Final = timedelta(days=1)  # after NotBefore: long after `over_after`, by default 1 h, has ended the event
 
 
 class Sink(HttpSink):
@@ -45,7 +45,7 @@ class Sink(HttpSink):
             self._headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
 
     def send(self, message: Message) -> Receipt:
-        """POST it to every member; one that accepts is enough, the cluster hands it on."""
+        """POST the alert to every member. One that accepts is enough: each member notifies of its alerts."""
         text = text_of(message.shared, datetime.now(UTC), self._messages)
         sent = alerts(message, text, self._settings)
         body = json_line(sent)
@@ -53,7 +53,7 @@ class Sink(HttpSink):
         for url in self._urls:
             try:
                 answer = self._http.post(f"{url}/api/v2/alerts", self._headers, body)
-                # Alertmanager says nothing then; what stands before it may say something in JSON
+                # Alertmanager's answer is empty; that of a proxy before it may be JSON
                 answer.check(not answer.body.strip() or answer.said() is not None, of="Alertmanager")
             except SendError as error:
                 failures.append(error)
@@ -64,20 +64,20 @@ class Sink(HttpSink):
                 by_hand=all(error.by_hand for error in failures),
                 retry_after=max(error.retry_after or 0.0 for error in failures) or None,
             )
-        # of an event that no longer affects this VM, those repeat it which it still affects
+        # if the event no longer affects this VM, the VMs that it still affects repeat the alert
         lasts = not (message.over or message.record.no_longer_affected or message.record.fleet_events is not None)
         repeat = self._settings.resolve_timeout.seconds / REPEATS if lasts else None
         return Receipt(json_line(sent[0]["labels"]).decode(), repeat=repeat)
 
 
 def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[str, Any]]:
-    """The alert; and the end of the one before, where the event has become more severe.
+    """Return the alert; and the end of the previous one, if the event has become more severe.
 
-    ``startsAt`` is the first sight of the event, ``endsAt`` the sight of its end.
+    ``startsAt`` is when the event was first seen, ``endsAt`` when its end was seen.
     """
     record = message.record
     first = labels = _labels(message, settings)
-    with suppress(msgspec.DecodeError):  # those so far are kept as the event's thread
+    with suppress(msgspec.DecodeError):  # the thread of the event has its labels so far
         first = msgspec.json.decode(message.thread or "", type=dict[str, str])
         severity = next(one for one in SEVERITIES if one in (message.severity, first.get("severity")))
         labels = first | {"severity": severity}
@@ -102,7 +102,7 @@ def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[st
     if message.over:
         values["endsAt"] = rfc3339(record.time)
     elif record.fleet_events is not None:
-        with suppress(OverflowError):  # the end of the year 9999
+        with suppress(OverflowError):  # beyond the year 9999
             values["endsAt"] = rfc3339(max(record.time, record.not_before or record.time) + FLEET_LASTS)
     if labels == first:
         return [values]

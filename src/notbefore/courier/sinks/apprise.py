@@ -1,7 +1,7 @@
-"""Any service that apprise knows: Opsgenie, Teams, Telegram, ...
+"""Any service that apprise supports: Opsgenie, Teams, Telegram, ...
 
-apprise says only whether it worked; why not, and whether that is for good, is read from what it logs. Where a plugin
-knows a key for what belongs together, each event gets its own.
+apprise returns only whether it worked; the cause of a failure, and whether it is permanent, come from its log lines. If
+a plugin has a key for alerts that belong together, each event has its own key.
 """
 
 import logging
@@ -20,14 +20,14 @@ from notbefore.courier.wording import Text, text_of
 from notbefore.errors import ConfigError, SendError
 
 _STATUS: Final = re.compile(r"error[ =:]*\(?(\d{3})\b|\bstatus[ =:]*(\d{3})\b", re.IGNORECASE)
-KEYS: Final = ("dedup", "alias", "entity_id", "external_id", "thirdparty")  # what plugins call the key of an alert
-_NOTHING_SENT: Final = "(nothing to "  # the plugins of Opsgenie and Jira log this, and say that it worked
+KEYS: Final = ("dedup", "alias", "entity_id", "external_id", "thirdparty")  # the names of that key in plugins
+_NOTHING_SENT: Final = "(nothing to "  # the plugins of Opsgenie and Jira log this as a success
 _LOGGER: Final = logging.getLogger("apprise")
 _TYPES: Final = {"critical": "failure", "warning": "warning", "info": "info"}
 
 
 class _Said(logging.Handler):
-    """What apprise logs in this thread inside a ``with``: several sinks may use it at once."""
+    """Collects the log of apprise in this thread inside a ``with``; other sinks may log at the same time."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -36,7 +36,7 @@ class _Said(logging.Handler):
 
     @property
     def lines(self) -> list[str]:
-        """Warnings and errors."""
+        """The texts of warnings and errors."""
         return [one.getMessage() for one in self.records if one.levelno >= logging.WARNING]
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -45,7 +45,7 @@ class _Said(logging.Handler):
 
     def __enter__(self) -> Self:
         _LOGGER.addHandler(self)
-        # it is read here even where it is not shown: that depends on the levels of the other handlers
+        # needed here, even if not shown: other handlers have their own levels
         _LOGGER.setLevel(min(_LOGGER.getEffectiveLevel(), logging.INFO))
         return self
 
@@ -57,20 +57,20 @@ class Sink(BaseSink):
     """One apprise address."""
 
     def __init__(self, _name: str, settings: Apprise, messages: Messages) -> None:
-        import apprise  # noqa: PLC0415 - half a second and 37 MB that nobody else pays for
+        import apprise  # noqa: PLC0415 - half a second and 37 MB, only for this sink
 
-        # its plugins would send what a .netrc holds for the host, instead of the token in the address
+        # else its plugins would send the login of a .netrc file instead of the token in the address
         os.environ["NETRC"] = os.devnull
         self._messages = messages
         asset = apprise.AppriseAsset(app_id="notbefore", app_desc="Azure Scheduled Events", http_redirects=False)
         with _Said() as said:
-            # the service itself, not an `Apprise` around it: that one sends in threads of its own
+            # the service itself, not an `Apprise` object, which sends in its own threads
             service = apprise.Apprise.instantiate(settings.url.reveal(), asset=asset)
         if not isinstance(service, apprise.NotifyBase):
             raise ConfigError(f"apprise does not know this address: {' '.join(said.lines) or 'no reason given'}")
         self._service = service
         self._key = _prepare(service, settings.url.reveal())
-        service.request_rate_per_sec = 0  # seconds between two messages: the receiver says itself when it is too much
+        service.request_rate_per_sec = 0  # seconds between messages: the receiver asks for a pause if it needs one
         service.socket_connect_timeout = service.socket_read_timeout = settings.timeout.seconds
 
     def send(self, message: Message) -> Receipt:
@@ -83,28 +83,28 @@ class Sink(BaseSink):
         if not accepted:
             raise _reason(logged.lines)
         if any(_NOTHING_SENT in one.getMessage() for one in logged.records):
-            opens = "to have it open an alert, add `&:info=new` to the url"
+            opens = "to let it open an alert, add `&:info=new` to the url"
             todo = "close the alert by hand" if message.settled else opens
-            raise SendError(f"apprise has sent nothing: it knows no open alert of this event; {todo}", permanent=True)
+            raise SendError(f"apprise has sent nothing: it found no open alert of this event; {todo}", permanent=True)
         return Receipt()
 
 
 def notification(message: Message, text: Text) -> dict[str, str]:
-    """What apprise is given."""
+    """Return the arguments for apprise."""
     kind = "success" if message.is_good_news else _TYPES[message.shown_severity]
     return {"notify_type": kind, "title": text.title, "body": text.whole}
 
 
 def _prepare(service: Any, url: str) -> str | None:
-    """Have the plugin close what it opened, where it can; returns its attribute for the key of an event, or ``None``.
+    """Let the plugin close the alerts that it opens, if it can; return its attribute for the event's key, or ``None``.
 
-    What the user wrote in the address stays as it is.
+    Settings in the user's address are not changed.
     """
     given = parse_qs(urlsplit(url).query)
     if "map" in service.template_args.get("action", {}).get("values", ()) and "action" not in given:
-        service.action = "map"  # `success` closes; all else opens, or adds to what is open
+        service.action = "map"  # `success` closes the alert; other types open one, or add to it
     key = next((name for name in KEYS if hasattr(service, name)), None)
-    # Splunk's key is never empty: without one in the address it begins with the name of the program
+    # Splunk's key is never empty: if the address has none, it starts with the app's name
     own = str(getattr(service, key) or "") if key is not None else ""
     return key if not own or own.startswith(f"{service.app_id}/") else None
 
@@ -113,4 +113,4 @@ def _reason(lines: list[str]) -> SendError:
     cause = " ".join(lines) or "apprise gives no reason"
     statuses = [int(first or second) for line in lines for first, second in _STATUS.findall(line)]
     error = error_of_status(statuses[-1], cause) if statuses else None
-    return error or SendError(cause)  # without a status it may be the network
+    return error or SendError(cause)  # without a status, the network may be the cause

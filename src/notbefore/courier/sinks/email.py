@@ -1,6 +1,6 @@
 """E-mail over SMTP, with the standard library. All mails of one event are one thread.
 
-Mail goes straight to the server that is configured: no proxy is used for it.
+It connects to the configured server directly, never through a proxy.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from notbefore.errors import SendError
 
 DOMAIN: Final = "notbefore.invalid"  # of message ids: a domain that cannot exist, RFC 2606
 PORTS: Final = {"starttls": 587, "tls": 465, "none": 25}
-PERMANENT: Final = range(500, 600)  # SMTP replies that are final
+PERMANENT: Final = range(500, 600)  # SMTP replies that are permanent errors
 
 log = logging.getLogger("notbefore.email")
 
@@ -37,7 +37,7 @@ class Sink(BaseSink):
         self._tls = ssl.create_default_context(cafile=settings.ca_file)
 
     def send(self, message: Message) -> Receipt:
-        """Send it; it is accepted if the server accepts it for at least one recipient."""
+        """Send a mail. It is accepted if the server accepts it for at least one recipient."""
         now = datetime.now(UTC)
         mail = compose(message, text_of(message, now, self._messages), self._account, now)
         with self._session() as server:
@@ -46,7 +46,7 @@ class Sink(BaseSink):
 
     @contextmanager
     def _session(self) -> Iterator[smtplib.SMTP]:
-        """A server where we are logged in; what goes wrong inside the block is raised as ``SendError``."""
+        """Connect and log in; errors of SMTP and of the network, also inside the block, are raised as ``SendError``."""
         account = self._account
         host, port, timeout = account.host, account.port or PORTS[account.tls], account.timeout.seconds
         try:
@@ -61,17 +61,17 @@ class Sink(BaseSink):
                 if account.user and account.password is not None:
                     server.login(account.user, account.password.reveal())
                 yield server
-                with suppress(OSError, smtplib.SMTPException):  # its answer to QUIT says nothing about the mail
+                with suppress(OSError, smtplib.SMTPException):  # the answer to QUIT does not matter for the mail
                     server.quit()
             finally:
                 server.close()
         except smtplib.SMTPResponseException as error:
             said = f"{error.smtp_code} {_words(error.smtp_error)}"
-            login = isinstance(error, smtplib.SMTPAuthenticationError)  # the password may be put right
+            login = isinstance(error, smtplib.SMTPAuthenticationError)  # the password may be corrected
             permanent = error.smtp_code in PERMANENT and not login
-            raise SendError(f"the mail server says {said}", permanent=permanent, by_hand=login) from None
+            raise SendError(f"the mail server answered {said}", permanent=permanent, by_hand=login) from None
         except smtplib.SMTPNotSupportedError as error:
-            raise SendError(f"the mail server cannot do this: {error}", permanent=True) from None
+            raise SendError(f"the mail server does not support this: {error}", permanent=True) from None
         except (smtplib.SMTPException, OSError) as error:
             raise SendError(f"{host}: {error.strerror or f'{type(error).__name__}: {error}'}") from None
 
@@ -85,7 +85,7 @@ def _transfer(server: smtplib.SMTP, mail: EmailMessage, account: Email, name: st
     said = "; ".join(f"{address}: {code} {_words(text)}" for address, (code, text) in sorted(refused.items()))
     if len(refused) == len(recipients):
         raise SendError(f"refused: {said}", permanent=all(code in PERMANENT for code, _ in refused.values()))
-    if refused:  # the others have it: they are not to get it again, and the next messages do not wait for these
+    if refused:  # the others have the mail, and must not get it again or wait for these
         log.error("sink %s: some recipients were refused, and do not get this mail (%s)", name, said)
 
 
@@ -94,9 +94,9 @@ def _words(text: bytes | str) -> str:
 
 
 def compose(message: Message, text: Text, account: Email, now: datetime) -> EmailMessage:
-    """The mail. All mails of one event refer to the same root, so that they are one thread."""
+    """Return the mail. All mails of one event refer to the same root, so that they are one thread."""
     mail = EmailMessage()
-    # a title is one line; EmailMessage would refuse another one, and not let it begin a header
+    # a title is one line: EmailMessage refuses more, which could start another header
     mail["Subject"] = text.title[:200]
     mail["From"] = formataddr(("notbefore", account.sender))
     mail["To"] = ", ".join(account.to)
@@ -104,6 +104,6 @@ def compose(message: Message, text: Text, account: Email, now: datetime) -> Emai
     mail["Message-ID"] = f"<{message.delivery_id}@{DOMAIN}>"
     root = hashlib.sha256(f"{message.event_key}\n{message.sink}".encode()).hexdigest()[:32]
     mail["References"] = mail["In-Reply-To"] = f"<{root}@{DOMAIN}>"
-    mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: no absence note in return
+    mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: no automatic reply to it
     mail.set_content(f"{text.whole}\n")
     return mail

@@ -1,9 +1,9 @@
-"""Azure Event Hubs: each change as a CloudEvent; all that one group of VMs reports is in one partition, in order.
+"""Azure Event Hubs: each change as a CloudEvent; all reports of one group of VMs are in one partition, in order.
 
-The aio client, with a deadline around every step: the sync one has none that holds, and its buffered mode has lost
-messages. The SDK's own retries are off, since the outbox does the waiting; on any failure of the connection the client
-is closed, and the next attempt makes a new one. A send whose answer is lost is sent again under the same id. What the
-hub refuses is tried again as well, until it expires: a stream is to be whole once the key or the hub is right.
+It uses the aio client, with a deadline for every step: the sync client has no reliable deadline, and its buffered mode
+has lost messages. The SDK's retries are off, as the outbox repeats attempts. After any failure of the connection, the
+client is closed, and the next attempt makes a new one. If an answer is lost, the change is sent again under the same
+id. A refused change is also tried again until it expires, so that nothing is missing once the key or hub is corrected.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ class Sink(BaseSink):
         self._settings = settings
         self._runner = asyncio.Runner()
         self._client: EventHubProducerClient | None = None
-        self._credential: Any = None  # where it is a token's
+        self._credential: Any = None  # without a connection string
 
     def send(self, message: Message) -> Receipt:
-        """Send one. Raises ``SendError``, a permanent one where it is too large for the hub."""
+        """Send one change. Raises ``SendError``, a permanent one if the change is too large for the hub."""
         self._runner.run(self._send(message))
         return Receipt()
 
@@ -46,7 +46,7 @@ class Sink(BaseSink):
     # ---- inside the loop
 
     async def _send(self, message: Message) -> None:
-        """Raises ``SendError``; the next attempt has a connection of its own."""
+        """Send within the timeout. Raises ``SendError``; then the next attempt makes a new connection."""
         try:
             async with asyncio.timeout(self._settings.timeout.seconds):
                 await self._put(message)
@@ -55,7 +55,7 @@ class Sink(BaseSink):
         except (TimeoutError, OperationTimeoutError):
             await self._drop()
             raise SendError("the hub did not answer in time") from None
-        except Exception as error:  # noqa: BLE001 - the SDK raises many; each of them may pass
+        except Exception as error:  # noqa: BLE001 - the SDK raises many errors; each may be temporary
             await self._drop()
             raise SendError(f"{type(error).__name__}: {' '.join(str(error).split())}") from None
 
@@ -89,7 +89,7 @@ class Sink(BaseSink):
 
 
 def event_data(message: Message, record: Record | Heartbeat) -> EventData:
-    """The change as a CloudEvent, with the envelope in the body."""
+    """Return the change as a CloudEvent, with the envelope in the body."""
     values = record.flat() | {"notbefore.delivery.id": message.delivery_id}
     data = EventData(json_line(cloud_event(record, message.delivery_id, values)))
     data.content_type = STRUCTURED
@@ -98,7 +98,7 @@ def event_data(message: Message, record: Record | Heartbeat) -> EventData:
 
 
 def client_options(settings: EventHub) -> dict[str, Any]:
-    """What every client of the SDK is given for these settings: no retries, and the way to the hub."""
+    """Return the options of all clients of the SDK for these settings: no retries, and the connection to the hub."""
     options: dict[str, Any] = {
         "retry_total": 0,
         "retry_backoff_factor": 0,
@@ -108,13 +108,13 @@ def client_options(settings: EventHub) -> dict[str, Any]:
         "connection_verify": settings.ca_file,
         "custom_endpoint_address": settings.endpoint,
     }
-    # one that is None is not left out: with `connection_verify` each connection would load all authorities, 0.6 MiB
+    # without None: with `connection_verify=None` each connection would load all certificate authorities, 0.6 MiB
     return {name: value for name, value in options.items() if value is not None}
 
 
 def make_credential(settings: EventHub) -> Any:
-    """The identity that the settings name, for the SDK; it is to be closed."""
-    from azure.identity.aio import (  # noqa: PLC0415 - 14 MB that a connection string does not need
+    """Return the SDK's credential of the configured identity; the caller must close it."""
+    from azure.identity.aio import (  # noqa: PLC0415 - 14 MB, not needed with a connection string
         DefaultAzureCredential,
         ManagedIdentityCredential,
     )

@@ -1,6 +1,6 @@
-"""OTLP logs: each change as a log record with the attributes of ``record.py``, those of the VM at its resource.
+"""OTLP logs: each change as a log record with the attributes of ``record.py``; those of the VM are in its resource.
 
-A record is a request of its own: an answer may say that a part of a batch was rejected, and not which.
+Each record is a separate request: the answer to a batch may tell that a part was rejected, but not which part.
 """
 
 import logging
@@ -18,7 +18,7 @@ from notbefore.errors import SendError
 from notbefore.otlp.sender import Sender
 from notbefore.otlp.signals import log_record, resource_of
 
-OWN_FIELDS: Final = ("time", "body")  # of a record; they are fields of an OTLP record, not attributes
+OWN_FIELDS: Final = ("time", "body")  # fields of an OTLP record, not attributes
 
 log = logging.getLogger("notbefore.otlp")
 

@@ -1,7 +1,7 @@
-"""PagerDuty, Events API v2: one incident an event, which is resolved when the event is over.
+"""PagerDuty, Events API v2: one incident per event, which is resolved when the event is over.
 
 The API: https://developer.pagerduty.com/docs/events-api-v2-overview. It accepts an event with 202 and
-``"status": "success"``, wants a repetition after 429 and 5xx, and refuses the rest.
+``"status": "success"``; after 429 and 5xx it is to be sent again; other answers are final.
 """
 
 from datetime import UTC, datetime
@@ -28,10 +28,10 @@ class Sink(HttpSink):
 
     def send(self, message: Message) -> Receipt:
         """Trigger the incident of the event, add to it, or resolve it."""
-        # what is said of several VMs is the same whichever of them says it; the last word of one is its own
+        # the same text from every affected VM, except in the last message of a VM that is no longer affected
         message = message if message.record.no_longer_affected else message.shared
         text = text_of(message, datetime.now(UTC), self._messages)
-        # the key comes last: who quotes a request in an error quotes its beginning
+        # the key is last: an error that quotes the request quotes its beginning
         body = json_line(event(message, text) | {"routing_key": self._key})
         answer = self._http.post(self._url, {"Content-Type": "application/json"}, body)
         said = answer.said()
@@ -41,15 +41,15 @@ class Sink(HttpSink):
 
 
 def event(message: Message, text: Text) -> dict[str, Any]:
-    """The body of the request, but for the routing key."""
+    """Return the body of the request without the routing key."""
     record = message.record
     details = {"What happens": text.summary, "What to do": text.advice, **{one.name: one.value for one in text.facts}}
     payload = {
         "summary": text.title[:MAX_SUMMARY],
-        "source": next(iter(record.resources), None) or record.vm_name or "unknown",  # of several VMs the first
+        "source": next(iter(record.resources), None) or record.vm_name or "unknown",  # the first of several VMs
         "severity": message.shown_severity,
         "timestamp": rfc3339(record.time),
-        "component": record.event_source or "Azure",  # what is responsible for it
+        "component": record.event_source or "Azure",  # what caused the event
         "group": record.scale_set or record.resource_group or "",
         "class": record.event_type,
         "custom_details": {name: value for name, value in details.items() if value} | {"Delivery": message.delivery_id},

@@ -1,6 +1,6 @@
-"""Slack, by an incoming webhook: Block Kit, and times in the reader's own zone by Slack's date markup.
+"""Slack, by an incoming webhook: Block Kit, and times in the reader's time zone by Slack's date markup.
 
-What comes from Azure cannot mention anybody.
+Texts from Azure cannot mention anybody.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class Sink(HttpSink):
         self._url = settings.url.reveal()
 
     def send(self, message: Message) -> Receipt:
-        """Post it. It is accepted when Slack says `ok`."""
+        """Post the message. Slack has accepted it if it answers `ok`."""
         now = datetime.now(UTC)
         payload = content(message, text_of(message, now, self._messages), now)
         answer = self._http.post(self._url, HEADERS, json_line(payload))
@@ -40,9 +40,9 @@ class Sink(HttpSink):
 
 
 def content(message: Message, text: Text, now: datetime) -> dict[str, Any]:
-    """The message in the form of the Slack API: plain text for notifications, blocks for the channel.
+    """Return the message in the form of the Slack API: plain text for notifications, blocks for the channel.
 
-    The header stands above the attachment, which has the colour: a text beside blocks is not shown.
+    The header is above the attachment, which has the colour: Slack does not show the text of a message with blocks.
     """
     header = {"type": "header", "text": {"type": "plain_text", "text": text.title[:MAX_HEADER], "emoji": False}}
     blocks = list(_blocks(message, text, now))
@@ -73,7 +73,7 @@ def _blocks(message: Message, text: Text, now: datetime) -> Iterator[dict[str, A
 
 
 def inert(text: str) -> str:
-    """Slack's own escapes: no mention, no link, no markup that opens with ``<``."""
+    """Escape a text for Slack: no mention, no link, no markup that starts with ``<``."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -82,5 +82,5 @@ def _section(text: str) -> dict[str, Any]:
 
 
 def _text(text: str, most: int) -> dict[str, Any]:
-    # verbatim: Slack makes no link or mention of what looks like one
+    # verbatim: Slack makes no links and mentions from plain text
     return {"type": "mrkdwn", "text": text[:most], "verbatim": True}

@@ -1,6 +1,6 @@
-"""POST of the record as JSON, signed where a secret is given.
+"""POST of the record as JSON, signed if a secret is configured.
 
-``X-Notbefore-Delivery-Id`` is the same whichever VM sends the delivery, and at each attempt.
+``X-Notbefore-Delivery-Id`` is the same from every VM that sends the delivery, and for each attempt.
 ``X-Notbefore-Signature: t=<Unix seconds>,v1=<hex>``: HMAC-SHA256, keyed with the secret, over ``<t>.`` and the body.
 """
 
@@ -15,7 +15,7 @@ from notbefore.courier.message import Message, Receipt
 
 
 class Sink(HttpSink):
-    """An address that is sent the record."""
+    """One address that gets the records."""
 
     def __init__(self, _name: str, settings: Webhook, messages: Messages) -> None:
         self._url = settings.url.reveal()
@@ -26,7 +26,7 @@ class Sink(HttpSink):
         super().__init__(messages, Http(settings.timeout.seconds, ca_file=settings.ca_file, cert=cert, guarded=guarded))
 
     def send(self, message: Message) -> Receipt:
-        """POST it; 2xx is accepted."""
+        """POST the record; a 2xx answer accepts it."""
         delivery = {"id": message.delivery_id, "kind": message.kind, "severity": message.severity, "note": message.note}
         named = {f"notbefore.delivery.{name}": value for name, value in delivery.items() if value}
         values = message.content.flat() | named
@@ -42,6 +42,6 @@ class Sink(HttpSink):
 
 
 def sign(secret: bytes, body: bytes, seconds: int) -> str:
-    """The value of the signature header for a body sent at that Unix time."""
+    """Return the signature header for a body sent at that Unix time."""
     digest = hmac.new(secret, f"{seconds}.".encode() + body, hashlib.sha256).hexdigest()
     return f"t={seconds},v1={digest}"
