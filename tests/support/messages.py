@@ -43,7 +43,7 @@ def message(
     last = last_change(*(looks or ({},)), seconds=seconds)
     line = Record.of(last, vm, exercise=exercise).line()
     (delivery,) = deliveries(last, line, Routing((Route(sinks=("it",), announce_by="all"),), {"it": Terms()}), vm)
-    found = Message.of(delivery)
+    found = Message.of(delivery, last.time)
     return msgspec.structs.replace(found, **({"kind": kind} if kind else {}), **fields)
 
 

@@ -124,7 +124,7 @@ class CourierHere:
                 self.channel.flush()
                 for frame in self.channel.receive():
                     turn = msgspec.msgpack.decode(frame, type=Turn)
-                    self.channel.send(Given(self.owner.exchange(turn.results, turn.room)))
+                    self.channel.send(Given(self.owner.exchange(turn.results, turn.room), time.time()))
             except ConnectionError:
                 self._thread.join(20)
                 assert reached(), "it has ended"

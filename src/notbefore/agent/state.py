@@ -7,7 +7,7 @@ they need no lock.
 
 import threading
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from msgspec import Struct
@@ -23,6 +23,7 @@ from notbefore.process.clock import Clock, ClockReading
 from notbefore.store.file import StoredChange, StoredState
 from notbefore.store.store import Store
 
+AGREE: Final = 3.0  # seconds by which two clocks may differ and agree: ``Date`` has whole seconds, and comes late
 WRITE_PATIENCE: Final = 10.0  # seconds for what must be on disk: an approval's progress, an orderly end
 
 
@@ -177,6 +178,12 @@ class AgentState:
         seen = self.clock.instant(poll.answered, poll.date)
         owner = self.vm_of(state) or state.seen_by  # while the identity is unknown, the owner stays
         return replace(state, seen=seen, last_running=seen, seen_by=owner, clean=False)
+
+    def now(self) -> datetime:
+        """Return the time by IMDS's clock; by this VM's if the two agree, or if IMDS gave no time."""
+        now = self._now()
+        disagree = now.date is not None and abs((now.wall - now.date).total_seconds()) > AGREE
+        return now.date if now.date is not None and disagree else now.wall
 
     def _now(self) -> Instant:
         """The present moment, with IMDS's clock extrapolated from the last answer."""

@@ -62,7 +62,7 @@ class AgentView:
         return list(samples(self._snapshot()))
 
     def _snapshot(self) -> Snapshot:
-        in_use, known = self._in_use(), self._state.snapshot
+        in_use, known, now = self._in_use(), self._state.snapshot, self._state.now()
         answered = known.poll.answered
         poll = replace(
             known.poll.figures,
@@ -82,8 +82,8 @@ class AgentView:
             tracked=known.state.tracked,
             totals=known.state.totals,
             figures=figures,
-            now=self._clock.now(),
-            outbox=self._store.outbox.view(),
+            now=now,
+            outbox=self._store.outbox.view(now.timestamp()),
             sinks=tuple(in_use.config.sinks),
         )
 
@@ -132,7 +132,7 @@ class AgentView:
 
     def pending(self) -> PendingView:
         """The listed events, as the body of ``/api/v1/events``."""
-        known, now = self._state.snapshot, self._clock.now()
+        known, now = self._state.snapshot, self._state.now()
         answered = known.poll.answered
         return PendingView(
             incarnation=known.state.tracked.incarnation,
@@ -153,10 +153,10 @@ class AgentView:
         from notbefore.web.page.model import PageModel, by_urgency, newest_ended  # noqa: PLC0415 - for few
         from notbefore.web.page.render import render  # as above
 
-        in_use, listed = self._in_use(), self.pending()
+        in_use, listed, now = self._in_use(), self.pending(), self._state.now()
         return render(
             PageModel(
-                now=self._clock.now(),
+                now=now,
                 ready=self.ready(),
                 listed=listed,
                 pending=by_urgency(listed.events),
@@ -166,7 +166,7 @@ class AgentView:
                 state_file=str(self._store.path),
                 degraded=self._store.disk.degraded,
                 kinds={name: sink.kind for name, sink in in_use.config.sinks.items()},
-                outbox=self._store.outbox.view(),
+                outbox=self._store.outbox.view(now.timestamp()),
                 approval_off=in_use.approval.off,
                 watching_since=self._since,
             )

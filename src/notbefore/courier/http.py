@@ -6,7 +6,6 @@ requests; a ``.netrc`` file, and a user and password in an address, are not used
 
 import io
 import ipaddress
-import os
 import socket
 import time
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ from notbefore.config.sinks import Messages
 from notbefore.courier.message import Sink
 from notbefore.errors import SendError
 
-MAX_ANSWER: Final = 64 * 1024  # bytes of an answer that are read
+MAX_ANSWER: Final = 1024 * 1024  # bytes of an answer that are read: that of OTLP contains what was rejected
 CONNECT_SHARE: Final = 4  # a host name may have several addresses: each gets this part of the timeout
 MAX_CAUSE: Final = 2_000  # characters of an answer in an error
 BY_HAND: Final = frozenset({401, 403, 404})  # a wrong token or address: try again, somebody may correct it
@@ -68,7 +67,7 @@ class HttpResponse(Struct, frozen=True):
     @property
     def cause(self) -> str:
         """The status and the ASCII part of the body, for an error. It may contain secrets: redact, then shorten it."""
-        seen = bytes(octet for octet in self.body if 0x20 <= octet < 0x7F or octet in b"\n\t")  # noqa: PLR2004 - ASCII
+        seen = bytes(octet for octet in self.body[: 4 * MAX_CAUSE] if 0x20 <= octet < 0x7F or octet in b"\n\t")  # noqa: PLR2004 - ASCII
         text = " ".join(seen.decode().split())[:MAX_CAUSE]
         return f"{self.status}: {text}" if text else str(self.status)
 
@@ -90,8 +89,7 @@ class HttpResponse(Struct, frozen=True):
 class Http:
     """Connections that are kept for the next message.
 
-    ``timeout``: seconds for a request and its answer. ``guarded``: connect only to public addresses. ``most``: bytes of
-    an answer that are read.
+    ``timeout``: seconds for a request and its answer. ``guarded``: connect only to public addresses.
     """
 
     def __init__(
@@ -101,47 +99,36 @@ class Http:
         ca_file: str | None = None,
         cert: tuple[str, str | None] | None = None,
         guarded: bool = False,
-        most: int = MAX_ANSWER,
     ) -> None:
         self._timeout = timeout
         self._guarded = guarded
-        self._most = most
         self._session = requests.Session()
-        self._session.trust_env = False  # no .netrc; proxies and CA bundle are read below
-        self._session.auth = lambda request: request  # else an address with a password would replace a header
-        self._session.verify = (
-            ca_file or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or True
-        )
+        # with it, neither a .netrc nor an address with a password replaces a header
+        self._session.auth = lambda request: request
+        self._verify = ca_file or True  # `True`: the environment may name another bundle
         self._session.cert = cert  # type: ignore[assignment] # its stubs do not know that the key may be in the first file
         for scheme in ("http://", "https://"):
             self._session.mount(scheme, _Adapter(guarded=guarded))
 
-    def post(
-        self, url: str, headers: Mapping[str, str], body: bytes = b"", timeout: float | None = None
-    ) -> HttpResponse:
-        """Send, and return the answer with any status; raises ``SendError`` if there is none.
-
-        ``timeout``: seconds, instead of the usual timeout.
-        """
-        timeout = timeout or self._timeout
-        proxies = get_environ_proxies(url)
+    def post(self, url: str, headers: Mapping[str, str], body: bytes = b"") -> HttpResponse:
+        """Send, and return the answer with any status; raises ``SendError`` if there is none."""
         try:
             if self._guarded:
-                check_target(url, proxied=select_proxy(url, proxies) is not None)
+                check_target(url, proxied=select_proxy(url, get_environ_proxies(url)) is not None)
             with self._session.post(
                 url,
                 data=body,
                 headers={"User-Agent": "notbefore", **headers},
-                timeout=urllib3.Timeout(timeout, connect=timeout / CONNECT_SHARE),  # type: ignore[arg-type] # not in its stubs
+                timeout=urllib3.Timeout(self._timeout, connect=self._timeout / CONNECT_SHARE),  # type: ignore[arg-type] # not in its stubs
                 allow_redirects=False,
                 stream=True,
-                proxies=proxies,
+                verify=self._verify,
             ) as response:
                 content = bytearray()  # only the beginning of a long answer is needed
-                while len(content) < self._most and (chunk := response.raw.read1(4096, decode_content=True)):
+                while len(content) < MAX_ANSWER and (chunk := response.raw.read1(4096, decode_content=True)):
                     content += chunk
                 retry_after = _retry_after(response.headers.get("Retry-After"))
-                return HttpResponse(response.status_code, bytes(content[: self._most]), retry_after)
+                return HttpResponse(response.status_code, bytes(content[:MAX_ANSWER]), retry_after)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             proxy = "the proxy: " if isinstance(error, requests.exceptions.ProxyError) else ""
             # only host and port: the rest of the address may be secret

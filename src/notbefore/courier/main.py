@@ -72,7 +72,7 @@ class Courier:
         if isinstance(said, Given):
             self._asked = False
             for delivery in said.deliveries:
-                self._workers[delivery.sink].give(delivery)
+                self._workers[delivery.sink].give(delivery, time.time() - said.time)
         elif isinstance(said, Leave):
             self._leave(said.seconds)
         else:

@@ -1,6 +1,7 @@
 """``Sink``: the base class of all sinks. It gets a ``Message``, and returns a ``Receipt``."""
 
 import hashlib
+from datetime import datetime
 from typing import Final
 
 from msgspec import Struct
@@ -27,14 +28,15 @@ class Message(Struct, frozen=True):
     severity: Severity
     content: Record | Heartbeat
     line: bytes  # the record as it is stored: JSON
+    now: datetime  # when it is sent, by IMDS's clock: times in its text are relative to it
     thread: str | None = None
     note: str = ""  # why it goes to this sink, if not by its route
 
     @classmethod
-    def of(cls, delivery: Delivery) -> "Message":
-        """Decode a delivery; raises ``msgspec.DecodeError`` if its record cannot be read."""
+    def of(cls, delivery: Delivery, now: datetime) -> "Message":
+        """Decode a delivery that is sent ``now``; raises ``msgspec.DecodeError`` if its record cannot be read."""
         content = (Heartbeat if delivery.kind == "heartbeat" else Record).read(delivery.record)
-        return view(cls, delivery, content=content, line=delivery.record)
+        return view(cls, delivery, content=content, line=delivery.record, now=now)
 
     @property
     def record(self) -> Record:

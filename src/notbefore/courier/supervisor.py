@@ -52,7 +52,10 @@ def make_orders(config: Config) -> Orders:
 
 
 class Supervisor:
-    """``wake_main`` lets the main thread call ``tick`` soon; ``lock`` returns the ``lock`` of ``CourierProcess``."""
+    """``wake_main`` lets the main thread call ``tick`` soon; ``lock`` returns the ``lock`` of ``CourierProcess``.
+
+    ``now`` returns Unix seconds by the clock that the messages go by.
+    """
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class Supervisor:
         outbox: StoredOutbox,
         wake_main: Callable[[], None],
         lock: Callable[[], int | None] = lambda: None,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self.figures = CourierFigures()
         self.trouble = ""  # why no courier works now, in words
@@ -69,6 +73,7 @@ class Supervisor:
         self._outbox = outbox
         self._wake_main = wake_main
         self._lock = lock
+        self._now = now
         self._courier: CourierProcess | None = None
         self._to_wake = False  # there is a new delivery; each turn finds those that become due
         self._reason = "due"  # why the next courier is started
@@ -190,8 +195,8 @@ class Supervisor:
             courier.channel.send(Wake())
 
     def _greet(self, courier: CourierProcess, hello: Hello) -> bool:
-        """Return whether the courier is of this version. If it is of another one that works, the agent is to end."""
-        if (hello.version, hello.schema) == (__version__, SCHEMA_VERSION):
+        """Return whether the courier is of this version and works. If another version works, the agent is to end."""
+        if hello == Hello(__version__, SCHEMA_VERSION):
             courier.works, self.replaced, self.trouble = True, False, ""
             return True
         self._reap(courier)
@@ -209,7 +214,7 @@ class Supervisor:
         if turn.results:
             self._failures = 0
         given = self._outbox.exchange(turn.results, turn.room)
-        courier.channel.send(Given(given))
+        courier.channel.send(Given(given, self._now()))
         if given or turn.results or turn.busy:
             courier.last_busy = time.monotonic()
         elif time.monotonic() - courier.last_busy > LINGER:

@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
@@ -52,6 +53,7 @@ class Worker:
         self._sink: Sink | None = None
         self._jobs: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self._under_way: tuple[float, Delivery] | None = None  # its start in monotonic seconds
+        self._ahead = 0.0  # see ``give``
         self._quick = False  # the last attempt took less than ``QUICK``
         self._logged: dict[int, float] = {}  # log level -> monotonic seconds of the last line
         threading.Thread(target=self._run, name=f"sink-{name}", daemon=True).start()
@@ -64,8 +66,9 @@ class Worker:
         several = self._quick and not self.once
         return 0 if self.hangs else (BATCH if several else 1) - len(self.given)
 
-    def give(self, delivery: Delivery) -> None:
-        """Queue a delivery."""
+    def give(self, delivery: Delivery, ahead: float) -> None:
+        """Queue a delivery. ``ahead``: seconds by which this machine's clock is ahead of the agent's time."""
+        self._ahead = ahead
         self.given[delivery.delivery_id] = delivery
         self._jobs.put(delivery)
 
@@ -104,7 +107,7 @@ class Worker:
 
     def _send(self, delivery: Delivery) -> Receipt:
         try:
-            message = Message.of(delivery)
+            message = Message.of(delivery, datetime.now(UTC) - timedelta(seconds=self._ahead))
         except msgspec.DecodeError as error:
             raise SendError(f"the record cannot be read: {error}", permanent=True) from None
         if self._sink is None:

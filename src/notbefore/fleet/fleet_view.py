@@ -134,7 +134,7 @@ class FleetView:
             state_file=str(self._parts.history.path),
             degraded=self._consumer.keeper.trouble or None,
             kinds={name: sink.kind for name, sink in config.sinks.items()},
-            outbox=self._parts.outbox.view(),
+            outbox=self._parts.outbox.view(now.timestamp()),
         )
         from notbefore.web.page import render  # noqa: PLC0415 - only when somebody opens the page
 
@@ -192,7 +192,7 @@ class FleetView:
             totals=parts.outbox.totals,
             figures=Figures(version=__version__, courier=self._courier()[0], since=self._began),
             now=datetime.now(UTC),
-            outbox=parts.outbox.view(),
+            outbox=parts.outbox.view(time.time()),
             sinks=tuple(self._config.sinks),
         )
         return metrics.samples(counts, process)

@@ -23,7 +23,7 @@ from notbefore.core.text import one_line
 from notbefore.errors import SendError
 
 Signal = Literal["metrics", "logs"]
-MAX_ANSWER: Final = 1024 * 1024  # bytes; the answer contains what was rejected
+MAX_ANSWER: Final = 1024 * 1024  # bytes: as many ``courier.http`` reads
 PLAIN: Final = (b"", b"{}", b"ok", b"success", b'{"partialsuccess":{}}')  # from receivers that do not send protobuf
 OF_THE_BODY: Final = ("content-type", "content-encoding")
 NO_HEADERS: Final = {"x-sender": "notbefore"}  # without any, the gRPC exporter takes those of the environment
@@ -135,11 +135,10 @@ class _Session(requests.Session):
         *_: Any,
         data: Any = None,
         headers: Any = None,
-        timeout: Any = None,
         **__: Any,
     ) -> Any:
         try:
-            self.outcome = self._exchange(str(url), data, headers, timeout)
+            self.outcome = self._exchange(str(url), data, headers)
         except Exception as error:
             self.outcome = error  # the exporter's own error says less
             raise
@@ -151,19 +150,19 @@ class _Session(requests.Session):
         if self._http is not None:
             self._http.close()
 
-    def _exchange(self, url: str, body: bytes, headers: Mapping[str, str], timeout: float) -> PartialSuccess:
+    def _exchange(self, url: str, body: bytes, headers: Mapping[str, str]) -> PartialSuccess:
         own = self._connection
         if self._http is None:
             ca_file: Any = own.ca_file
             cert: Any = (own.cert_file, own.key_file) if own.cert_file else None
             if own.endpoint is None:  # as the exporter found them in the environment
                 ca_file, cert = None if self.verify is True else self.verify, self.cert
-            self._http = self._make(own.timeout.seconds, ca_file=ca_file, cert=cert, most=MAX_ANSWER)
+            self._http = self._make(own.timeout.seconds, ca_file=ca_file, cert=cert)
         if own.endpoint is not None:  # the headers in the environment are for another receiver
             headers = {name: value for name, value in headers.items() if name.lower() in OF_THE_BODY}
         # read again: a file may have changed
         headers = {**headers, **{name: secret.reveal() for name, secret in own.headers.items()}}
-        answer = self._http.post(url, headers, body, timeout)
+        answer = self._http.post(url, headers, body)
         answer.check()
         if len(answer.body) >= MAX_ANSWER:  # the number of rejected items may be in the rest
             raise SendError(f"the answer has more than {MAX_ANSWER} bytes")

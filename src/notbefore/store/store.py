@@ -80,10 +80,10 @@ class StoredOutbox:
         with self.opened() as (outbox, now):
             outbox.put(deliveries, now, self._clock.time())
 
-    def view(self) -> OutboxView:
-        """Return the present numbers of the outbox."""
+    def view(self, now: float) -> OutboxView:
+        """Return the present numbers of the outbox. ``now``: this moment in Unix seconds, by the reader's clock."""
         with self._memory:
-            return view_of(self._outbox, self._clock.boot_time(), self._clock.time())
+            return view_of(self._outbox, self._clock.boot_time(), now)
 
     # ---- the courier: see ``courier.supervisor``
 

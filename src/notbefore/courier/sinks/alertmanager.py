@@ -9,7 +9,7 @@ its alerts, as each takeover would have to continue that: their ``endsAt`` is la
 
 import base64
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 import msgspec
@@ -36,7 +36,7 @@ class Sink(HttpSink):
         self._settings = settings
         self._urls = [url.rstrip("/") for url in dict.fromkeys(settings.urls)]
         # the timeout is for all members together
-        super().__init__(messages, Http(settings.timeout.seconds / len(settings.urls), ca_file=settings.ca_file))
+        super().__init__(messages, Http(settings.timeout.seconds / len(self._urls), ca_file=settings.ca_file))
         self._headers = {"Content-Type": "application/json"}
         if settings.token is not None:
             self._headers["Authorization"] = f"Bearer {settings.token.reveal()}"
@@ -46,7 +46,7 @@ class Sink(HttpSink):
 
     def send(self, message: Message) -> Receipt:
         """POST the alert to every member. One that accepts is enough: each member notifies of its alerts."""
-        text = text_of(message.shared, datetime.now(UTC), self._messages)
+        text = text_of(message.shared, message.now, self._messages)
         sent = alerts(message, text, self._settings)
         body = json_line(sent)
         failures: list[SendError] = []
@@ -96,17 +96,17 @@ def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[st
     values: dict[str, Any] = {
         "labels": labels,
         "annotations": {name: value for name, value in annotations.items() if value},
-        "startsAt": rfc3339(record.first_seen),
+        "startsAt": rfc3339(min(record.first_seen, message.now)),
         "generatorURL": links.get("Dashboard", ""),
     }
     if message.over:
-        values["endsAt"] = rfc3339(record.time)
+        values["endsAt"] = rfc3339(min(record.time, message.now))
     elif record.fleet_events is not None:
         with suppress(OverflowError):  # beyond the year 9999
             values["endsAt"] = rfc3339(max(record.time, record.not_before or record.time) + FLEET_LASTS)
     if labels == first:
         return [values]
-    return [values, values | {"labels": first, "endsAt": rfc3339(datetime.now(UTC))}]
+    return [values, values | {"labels": first, "endsAt": rfc3339(message.now)}]
 
 
 def _labels(message: Message, settings: Alertmanager) -> dict[str, str]:

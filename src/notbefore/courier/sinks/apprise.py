@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import threading
-from datetime import UTC, datetime
 from typing import Any, Final, Self
 from urllib.parse import parse_qs, urlsplit
 
@@ -75,7 +74,7 @@ class Sink(BaseSink):
 
     def send(self, message: Message) -> Receipt:
         """Send it through apprise."""
-        said = notification(message, text_of(message, datetime.now(UTC), self._messages))
+        said = notification(message, text_of(message, message.now, self._messages))
         if self._key is not None:
             setattr(self._service, self._key, message.alert_key)
         with _Said() as logged:

@@ -9,7 +9,7 @@ import smtplib
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from email.message import EmailMessage
 from email.utils import format_datetime, formataddr
 from typing import Final
@@ -38,8 +38,7 @@ class Sink(BaseSink):
 
     def send(self, message: Message) -> Receipt:
         """Send a mail. It is accepted if the server accepts it for at least one recipient."""
-        now = datetime.now(UTC)
-        mail = compose(message, text_of(message, now, self._messages), self._account, now)
+        mail = compose(message, text_of(message, message.now, self._messages), self._account, message.now)
         with self._session() as server:
             _transfer(server, mail, self._account, self._name)
         return Receipt()

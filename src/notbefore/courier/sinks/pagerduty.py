@@ -4,7 +4,6 @@ The API: https://developer.pagerduty.com/docs/events-api-v2-overview. It accepts
 ``"status": "success"``; after 429 and 5xx it is to be sent again; other answers are final.
 """
 
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from notbefore.config.sinks import Messages, PagerDuty
@@ -30,7 +29,7 @@ class Sink(HttpSink):
         """Trigger the incident of the event, add to it, or resolve it."""
         # the same text from every affected VM, except in the last message of a VM that is no longer affected
         message = message if message.record.no_longer_affected else message.shared
-        text = text_of(message, datetime.now(UTC), self._messages)
+        text = text_of(message, message.now, self._messages)
         # the key is last: an error that quotes the request quotes its beginning
         body = json_line(event(message, text) | {"routing_key": self._key})
         answer = self._http.post(self._url, {"Content-Type": "application/json"}, body)

@@ -4,7 +4,7 @@ Texts from Azure cannot mention anybody.
 """
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from notbefore.config.sinks import Messages, Slack
@@ -32,8 +32,7 @@ class Sink(HttpSink):
 
     def send(self, message: Message) -> Receipt:
         """Post the message. Slack has accepted it if it answers `ok`."""
-        now = datetime.now(UTC)
-        payload = content(message, text_of(message, now, self._messages), now)
+        payload = content(message, text_of(message, message.now, self._messages), message.now)
         answer = self._http.post(self._url, HEADERS, json_line(payload))
         answer.check(answer.body.strip() == b"ok", of="Slack")
         return Receipt()
