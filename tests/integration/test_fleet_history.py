@@ -41,11 +41,3 @@ def test_what_is_older_than_is_to_be_kept_is_deleted(tmp_path: Path) -> None:
     history = History(tmp_path, keep=86_400.0)
     history.write([past("A", closed=THEN - timedelta(days=2)), past("B")], NOW)
     assert ids(read_past(history.past(0.0))) == ["B"]
-
-
-def test_a_damaged_file_is_put_aside_and_begun_anew(tmp_path: Path) -> None:
-    history = write(tmp_path, past("A"))
-    history.path.write_bytes(b"no database" * 100)
-    write(tmp_path, past("B"))
-    assert ids(read_past(history.past(0.0))) == ["B"]
-    assert history.path.with_suffix(".damaged").exists()

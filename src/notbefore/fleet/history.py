@@ -76,21 +76,7 @@ class History:
         self._keep = keep
 
     def write(self, past: Sequence[PastEvent], now: float) -> None:
-        """Add events that are over; delete what is too old by ``now``, in Unix seconds.
-
-        A file that is damaged is put aside, and begun anew.
-        """
-        try:
-            self._write(past, now)
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):  # the disk is full, say
-                raise
-            aside = self.path.with_suffix(".damaged")
-            log.error("%s is damaged (%s): it is %s now, and begun anew", self.path, error, aside)  # noqa: TRY400 - as its text says
-            self.path.replace(aside)
-            self._write(past, now)
-
-    def _write(self, past: Sequence[PastEvent], now: float) -> None:
+        """Add events that are over; delete what is too old by ``now``, in Unix seconds."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(self.path, "ab", opener=private):  # SQLite would make it with the umask's mode
             pass
