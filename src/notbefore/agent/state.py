@@ -182,8 +182,7 @@ class AgentState:
     def now(self) -> datetime:
         """Return the time by IMDS's clock; by this VM's if the two agree, or if IMDS gave no time."""
         now = self._now()
-        disagree = now.date is not None and abs((now.wall - now.date).total_seconds()) > AGREE
-        return now.date if now.date is not None and disagree else now.wall
+        return now.wall if now.date is None or abs((now.wall - now.date).total_seconds()) <= AGREE else now.date
 
     def _now(self) -> Instant:
         """The present moment, with IMDS's clock extrapolated from the last answer."""

@@ -62,7 +62,7 @@ class Given(Struct, frozen=True, tag=True):
     """The answer to a turn: the deliveries to send."""
 
     deliveries: Sequence[Delivery]
-    time: float  # now in Unix seconds, by the clock that the messages go by: IMDS's, or the hub's
+    time: float  # now in Unix seconds, by the clock that the messages go by
 
 
 class Wake(Struct, frozen=True, tag=True):
