@@ -1,7 +1,7 @@
-"""The fleet: the changes of all VMs, read from an Event Hub, become one story an event, and each is notified once.
+"""The fleet: reads the changes of all VMs from an Event Hub, merges them into one story per event, and notifies once.
 
-The way of the data: ``consumer`` (the hub's partitions) -> ``hub_records`` (bytes to a report) -> ``partition`` and
-``story`` (many VMs' reports to one story) -> ``waves`` (stories that belong together, and when people are notified of
-them) -> ``outbox`` (all partitions' deliveries) -> the courier. Of the snapshot of a partition, ``keeper`` says when it
-is written, ``snapshot`` what is in it, ``checkpoints`` and ``blob_snapshots`` where it lies.
+Data flow: ``consumer`` (the hub's partitions) -> ``hub_records`` (bytes to a report) -> ``partition`` and ``story``
+(many VMs' reports to one story) -> ``waves`` (groups of stories, and the times of their notifications) -> ``outbox``
+(the deliveries of all partitions) -> the courier. ``keeper`` decides when the snapshot of a partition is written,
+``snapshot`` defines its content, ``checkpoints`` and ``blob_snapshots`` store it.
 """

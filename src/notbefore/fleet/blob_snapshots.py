@@ -1,7 +1,7 @@
 """``BlobSnapshots``: snapshots in Blob Storage, for any number of instances.
 
-The snapshot is the content of the blob whose metadata is the checkpoint, as the SDK and other tools know it: both are
-replaced in one write. Imported only where it is configured: the SDK of Blob Storage is 27 MB.
+Each snapshot is the content of a blob. The blob's metadata is the checkpoint, in the form of the SDK and other tools.
+One write replaces both. Imported only if it is configured: the SDK of Blob Storage takes 27 MB.
 """
 
 import asyncio
@@ -18,29 +18,29 @@ from notbefore.config.model import Checkpoints
 from notbefore.fleet.checkpoints import LostPartitionError, Snapshots
 from notbefore.fleet.snapshot import Position
 
-STORE_SECONDS: Final = 15.0  # for one request to Blob Storage
-NO_OFFSET: Final = "-1"  # no value of metadata may be empty; such a checkpoint is not used: its sequence number is -1
-HOLD_SECONDS: Final = 15.0  # after the checkpoints were deleted, in which nobody claims partitions
-_CHANGED: Final = (ResourceModifiedError, ResourceExistsError)  # since we read it
+STORE_SECONDS: Final = 15.0  # for one read, write or listing
+NO_OFFSET: Final = "-1"  # metadata may not be empty; the checkpoint is not used: its sequence number is -1
+HOLD_SECONDS: Final = 15.0  # without claims of partitions, after the checkpoints were deleted
+_CHANGED: Final = (ResourceModifiedError, ResourceExistsError)  # the blob is not as we last read or wrote it
 
 
 class BlobSnapshots(Snapshots, BlobCheckpointStore):
-    """A container of Blob Storage; it is also the checkpoint store that the SDK balances the partitions with.
+    """A container of Blob Storage; it is also the checkpoint store by which the SDK balances the partitions.
 
-    Who takes a partition over writes the metadata at once, so that whoever had it before cannot write any more: all
-    writing asks for the ETag of one's own last writing (``If-Match``). Everything raises ``AzureError``, or
-    ``TimeoutError``.
+    An instance that takes a partition over writes the metadata at once. The previous owner can then no longer write,
+    because every write requires the ETag of the instance's own last write (``If-Match``). All methods may raise
+    ``AzureError`` or ``TimeoutError``.
     """
 
-    _hold_until = 0.0  # monotonic seconds: nobody claims partitions before
-    _respite_until = 0.0  # monotonic seconds: until then the partitions of others are theirs
+    _hold_until = 0.0  # monotonic seconds: until then this instance claims no partition
+    _respite_until = 0.0  # monotonic seconds: until then every ownership counts as just renewed
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._etags: dict[str, str] = {}  # of what was written last, by partition
+        self._etags: dict[str, str] = {}  # partition -> ETag of this instance's last write
 
     async def take(self, partition: str) -> bytes:
-        """See ``Snapshots``. A store that returns an old snapshot is asked again at the SDK's next balancing."""
+        """See ``Snapshots``. It fails if the store returned an old snapshot; the SDK's next balancing repeats it."""
         self._etags.pop(partition, None)
         body, properties = await self._download(partition)
         if properties is not None:
@@ -50,23 +50,23 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         return body
 
     async def write(self, partition: str, body: bytes, position: Position) -> None:
-        """See ``Snapshots``. A snapshot that somebody has deleted is written anew, unless somebody else has done so."""
+        """See ``Snapshots``. A deleted snapshot is written again, unless another instance has already done so."""
         metadata = {"offset": position.offset or NO_OFFSET, "sequencenumber": str(position.sequence)}
         metadata["enqueued"] = repr(position.enqueued)
         try:
             try:
                 etag = await self._upload(partition, body, self._etags.get(partition), metadata)
-            except _CHANGED:  # or somebody has deleted it
+            except _CHANGED:  # another instance has written it, or it was deleted: then this succeeds
                 etag = await self._upload(partition, body, None, metadata)
         except _CHANGED:
             raise LostPartitionError(partition) from None
         self._etags[partition] = etag
 
     async def list_ownership(self, *names: Any, **options: Any) -> Iterable[dict[str, Any]]:
-        """For the SDK: who has which partition, with times by the clock of this machine, as the SDK compares them.
+        """For the SDK: the owners of partitions, with times by this machine's clock, because the SDK compares with it.
 
-        Where nobody has any, though this instance does, the checkpoints were deleted: all instances are given the time
-        to write theirs anew. Where the store was away, nobody could say that he lives: they have ``takeover`` again.
+        If there are none, although this instance has partitions, the checkpoints were deleted: it claims nothing for a
+        while, so that all can write theirs again. After a failure of the store, all owners get ``takeover`` once more.
         """
         ahead = 0.0
 
@@ -85,17 +85,17 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         if not found and self._etags and self._hold_until + HOLD_SECONDS < time.monotonic():
             self._hold_until = time.monotonic() + HOLD_SECONDS
         if time.monotonic() < self._hold_until:
-            raise AzureError("the checkpoints were deleted: the instances write them anew")
+            raise AzureError("the checkpoints were deleted: the instances write them again")
         return found
 
     async def listed(self) -> dict[str, tuple[str, Position]]:
         """See ``Snapshots``."""
-        found, prefix = {}, f"{self._whose}checkpoint/"
+        found, prefix = {}, f"{self._prefix}checkpoint/"
         async with asyncio.timeout(STORE_SECONDS):
             async for blob in self._container_client.list_blobs(prefix, include=["metadata"]):
-                said, position = blob.metadata or {}, Position()
+                stored, position = blob.metadata or {}, Position()
                 with suppress(ValueError, KeyError):
-                    position = Position(said["offset"], int(said["sequencenumber"]), float(said["enqueued"]))
+                    position = Position(stored["offset"], int(stored["sequencenumber"]), float(stored["enqueued"]))
                 found[blob.name.removeprefix(prefix)] = str(blob.etag), position
         return found
 
@@ -112,10 +112,10 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
             raise AzureError(f"somebody else has just changed the {note}: try again") from None
 
     def _blob(self, name: str) -> Any:
-        return self._get_blob_client(f"{self._whose}{'checkpoint/' if name.isdigit() else ''}{name}")
+        return self._get_blob_client(f"{self._prefix}{'checkpoint/' if name.isdigit() else ''}{name}")
 
     async def _download(self, name: str) -> tuple[bytes, Any]:
-        """The content of a partition's blob, or of a note's, and its properties; ``None`` where there is none."""
+        """Return the content and the properties of a partition's or a note's blob; ``None`` if there is no blob."""
         try:
             async with asyncio.timeout(STORE_SECONDS):
                 found = await self._blob(name).download_blob()
@@ -124,7 +124,7 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
             return b"", None
 
     async def _upload(self, name: str, body: bytes, etag: str | None, metadata: Mapping[str, str] | None = None) -> str:
-        """Replace the blob that has this ETag, or make it; returns its new one."""
+        """Replace the blob if it has this ETag, or create it if ``etag`` is empty; return its new ETag."""
         unchanged = {"if_match": etag} if etag else {"if_none_match": "*"}
         async with asyncio.timeout(STORE_SECONDS):
             written = await self._blob(name).upload_blob(body, overwrite=True, metadata=metadata, **unchanged)
@@ -136,9 +136,9 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
 
 
 def make_blob_snapshots(settings: Checkpoints, credential: Any) -> BlobSnapshots:
-    """The container that the settings name; ``credential``: an identity, for a URL without a key."""
+    """Return the container that the settings name. ``credential``: the identity for ``container_url``."""
     options: dict[str, Any] = {"retry_total": 1, "connection_timeout": 5, "read_timeout": STORE_SECONDS}
-    options |= {"initial_backoff": 1, "random_jitter_range": 1}  # seconds; by default the one retry comes after 15
+    options |= {"initial_backoff": 1, "random_jitter_range": 1}  # seconds; by default the only retry comes after 15
     if settings.connection_string is not None:
         made = BlobSnapshots.from_connection_string(
             settings.connection_string.reveal(), settings.container or "", **options

@@ -1,4 +1,4 @@
-"""``Snapshot``: all of a partition that whoever has it next needs, and the bytes that are written of it. Pure."""
+"""``Snapshot``: all that the next owner of a partition needs, and its form as bytes. Pure."""
 
 import zlib
 from datetime import datetime
@@ -13,12 +13,12 @@ from notbefore.fleet.silence import Heard
 from notbefore.fleet.story import Standing
 from notbefore.fleet.waves import OpenWaves
 
-FORM: Final = 7  # of a snapshot
-MAX_SNAPSHOT: Final = 256 * 1024 * 1024  # bytes of one that is not compressed
+FORM: Final = 7  # the version of a snapshot's form
+MAX_SNAPSHOT: Final = 256 * 1024 * 1024  # bytes of a snapshot before it is compressed
 
 
 class Position(NamedTuple):
-    """Up to where the log was read: the last record."""
+    """The last record that was read from the log."""
 
     offset: str = ""  # empty before the first one
     sequence: int = -1
@@ -28,40 +28,40 @@ class Position(NamedTuple):
 class Closed(Struct, array_like=True):
     """An event that is over."""
 
-    event_key: str  # empty where the event of another resource group has the EventId
-    standing: Standing  # its own, whatever the rest of its wave did
+    event_key: str  # empty if another resource group's event had the EventId first
+    standing: Standing  # its own, not that of its wave
     at: float  # Unix seconds of the hub's clock
-    nth: int
-    over: datetime  # by the last VM's word
+    nth: int  # see ``Story``
+    over: datetime  # the last VM's report of the end
 
 
 class Snapshot(Struct, array_like=True):
-    """What a partition's fold knows: while it is read, the fold changes it in place."""
+    """The state of a partition's fold. While the partition is read, the fold changes it in place."""
 
     form: int = FORM
-    at: float = 0.0  # when it was written down: this, and the times below, are Unix seconds of the hub's clock
+    at: float = 0.0  # when it was taken; all times here are Unix seconds of the hub's clock
     position: Position = Position()
-    partitions: int = 0  # of the hub
-    backlog: int = -1  # the last record before it was first read: what is over by then is history, and no news
+    partitions: int = 0  # how many the hub has
+    backlog: int = -1  # the last record when the first read began: nobody is notified of what is over by then
     waves: OpenWaves = {}
     silent: OpenWaves = {}
     missing: OpenWaves = {}
     closed: dict[str, Closed] = {}  # in the order in which they were over
-    vanished: dict[str, float] = {}  # VMs that an event has deleted, and when
+    vanished: dict[str, float] = {}  # VM -> when an event deleted it
     heard: dict[str, Heard] = {}
     expected: dict[str, Heard] = {}  # VMs of the inventory that are not heard from
-    outbox: OutboxImage = OutboxImage()  # as it was when it was written down
-    past: list[PastEvent] = []  # events that are over, and not in the history yet
+    outbox: OutboxImage = OutboxImage()  # as it was at ``at``
+    past: list[PastEvent] = []  # events that are over and not in the history yet
     muted: set[str] = set()  # event keys of open waves that nobody was notified of
 
 
 def compressed(snapshot: bytes) -> bytes:
-    """A snapshot as it is written down. It may take some 10 ms: not for an event loop."""
+    """Compress a snapshot for the store. It may take some 10 ms: do not call it in an event loop."""
     return zlib.compress(snapshot, 1)
 
 
 def read_snapshot(body: bytes) -> Snapshot:
-    """Read what was written down; raises ``ValueError`` for what is no snapshot, or one of another form."""
+    """Read a stored snapshot; raises ``ValueError`` if the bytes are no snapshot, or one of another form."""
     try:
         expanded = zlib.decompressobj()
         data = expanded.decompress(body, MAX_SNAPSHOT)
