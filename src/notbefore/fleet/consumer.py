@@ -1,8 +1,8 @@
 """``Consumer``: the thread of ``notbefore fleet`` that reads the hub, with one client of the SDK after another.
 
-The SDK's aio client with ``receive_batch``, since its other ways are thirty times slower. Its retries are off: with
-them, established consumers open a thousand connections a second while the hub is away, and say nothing. On the first
-error the client is closed, and another one is made after a pause. What was read is the ``Keeper``'s to write down.
+It uses the SDK's aio client with ``receive_batch``; the other methods are thirty times slower. The SDK's retries are
+off: with them, consumers open a thousand connections a second while the hub is unavailable, and report no error. On the
+first error the client is closed, and after a pause a new one is made. The ``Keeper`` stores the state.
 """
 
 import asyncio
@@ -30,24 +30,24 @@ from notbefore.fleet.sdk import forget_tags, make_consumer, record_of
 from notbefore.fleet.snapshot import Snapshot
 from notbefore.fleet.waves import Notification
 
-BATCH: Final = 300  # records taken in at once from one partition
-BUFFERED: Final = 3_000  # records of all partitions that the SDK asks for at once; a record is some 5 KB there
-STEP: Final = 0.02  # seconds after which others have their turn, however much is to be notified
-WAIT: Final = 0.5  # seconds after which a partition without records is given the time
-LOOK_EVERY: Final = 10.0  # seconds between two looks at the hub, the mutes, and who of the inventory is not heard from
-MARGIN: Final = 2.0  # seconds by which another partition's clock may be behind
-HISTORY_EVERY: Final = 1.0  # seconds between two looks at what is new for the history
-ASK_SECONDS: Final = 3.0  # for what other instances have written down
-CLOSE_SECONDS: Final = 5.0
-FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0  # seconds between clients, and until what failed is done again
-HEALTHY: Final = 60.0  # seconds after which a client's failure is the first one again
-UNKNOWN_OFFSET: Final = re.compile("supplied (offset|sequence number) .* is invalid")  # Event Hubs' words
+BATCH: Final = 300  # the most records of one partition in a batch
+BUFFERED: Final = 3_000  # the most records of all partitions that the SDK prefetches; it needs some 5 KB for each
+STEP: Final = 0.02  # seconds after which other tasks get a turn, even within a batch
+WAIT: Final = 0.5  # seconds without records after which a partition's fold advances by the clock
+LOOK_EVERY: Final = 10.0  # seconds between two checks of the hub, of the mutes, and of the inventory
+MARGIN: Final = 2.0  # seconds by which one partition's clock may be behind another's
+HISTORY_EVERY: Final = 1.0  # seconds between two writes of new events to the history
+ASK_SECONDS: Final = 3.0  # to wait for the snapshots of other instances
+CLOSE_SECONDS: Final = 5.0  # to wait when something is closed
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0  # seconds between two clients; the longest also before a failed task is repeated
+HEALTHY: Final = 60.0  # seconds that a client must last so that the pauses begin again at the first one
+UNKNOWN_OFFSET: Final = re.compile("supplied (offset|sequence number) .* is invalid")  # an error of Event Hubs
 
 log = logging.getLogger("notbefore.fleet.consumer")
 
 
 class Consumer:
-    """Runs in one thread, with an event loop of its own: ``run`` until ``stop``."""
+    """Reads the hub in one thread, with its own event loop, from ``run`` until ``stop``."""
 
     def __init__(self, config: FleetConfig, parts: Parts) -> None:
         self._config = config
@@ -61,21 +61,21 @@ class Consumer:
         self._others = Others(parts.snapshots, self.keeper.partitions)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
-        self._over = asyncio.Event()  # this client is to be closed
+        self._over = asyncio.Event()  # set when this client has to be closed
         self._taken: set[str] = set()  # the partitions that this client reads
 
     # ---- from any thread
 
     def others(self) -> dict[str, Snapshot]:
-        """What other instances have written down of the other partitions, as of some seconds ago."""
+        """The snapshots of the other partitions, which other instances wrote some seconds ago."""
         if self._loop is not None and self.alive:
-            # it ends; the store is slow: what is known is shown
+            # if the loop ends, or the store is slow: return the known snapshots
             with suppress(RuntimeError, TimeoutError, concurrent.futures.CancelledError):
                 asyncio.run_coroutine_threadsafe(self._others.look(), self._loop).result(ASK_SECONDS)
         return self._others.found
 
     def stop(self) -> None:
-        """Come to an end."""
+        """End ``run``."""
 
         def end() -> None:
             self._stop.set()
@@ -120,14 +120,14 @@ class Consumer:
         finally:
             for task in tasks:
                 task.cancel()
-            # the hub may have been away: then nobody has closed a client
-            await _ended(self.keeper.write_history(), self.keeper.let_go(*self.keeper.partitions))
-            await _ended(self._parts.snapshots.close())
+            # not when a client is closed: while the hub is unavailable, there may be no client
+            await _finish(self.keeper.write_history(), self.keeper.let_go(*self.keeper.partitions))
+            await _finish(self._parts.snapshots.close())
             if self._parts.credential is not None:
-                await _ended(self._parts.credential.close())
+                await _finish(self._parts.credential.close())
 
     async def _read(self) -> None:
-        """With one client, until it fails or ``stop``. Raises what the hub does, and what nobody foresaw."""
+        """Read with one client, until it fails or ``stop`` is called. Raises the hub's errors, and unforeseen ones."""
         self._taken, self._over = set(), asyncio.Event()
         client = self.client = make_consumer(self._config, self._parts.credential, self._parts.snapshots)
         try:
@@ -151,29 +151,29 @@ class Consumer:
                 receiving.result()
         finally:
             self.connected, self.lag = False, {}
-            await _ended(client.close())  # so that it ends receiving
+            await _finish(client.close())  # this ends ``receiving``
 
     async def _look_at_hub(self, client: Any) -> dict[str, Any]:
-        """Where to begin each partition that has no checkpoint: the window before now, or before its last record."""
+        """Return where to begin partitions without a checkpoint: ``window`` before the last record, or before now."""
         async with asyncio.timeout(self._config.hub.timeout.seconds):
             hub = await client.get_eventhub_properties()
             found = await asyncio.gather(*map(client.get_partition_properties, hub["partition_ids"]))
         self._parts.snapshots.hub_was_made(hub["created_at"].timestamp())
         ends = {one["id"]: -1 if one["is_empty"] else int(one["last_enqueued_sequence_number"]) for one in found}
         self.keeper.ends = ends
-        await _tried(self.keeper, "store", self._read_mutes)  # else they stay as they were
+        await _tried(self.keeper, "store", self._read_mutes)  # on failure the known ones stay
         now, window = datetime.now(UTC), timedelta(seconds=self._config.window.seconds)
         return {
             one["id"]: "-1" if one["is_empty"] else min(now, one["last_enqueued_time_utc"]) - window for one in found
         }
 
-    # ---- what is done each few seconds
+    # ---- repeated every few seconds
 
     async def _read_mutes(self) -> None:
         self.mutes = read_mutes(await self._parts.snapshots.read(NOTE))
 
     async def _watch(self) -> None:
-        """See how far the hub is ahead, and end this client once it has more partitions: the SDK asks at its start."""
+        """Measure the lag; end this client once the hub has more partitions: the SDK asks for them only at a start."""
         client, folds = self.client, self.keeper.folds
         if not self.connected:
             return
@@ -181,7 +181,7 @@ class Consumer:
             names = await client.get_partition_ids()
             found = await asyncio.gather(*(client.get_partition_properties(fold.name) for fold in folds))
         if len(names) != len(self.keeper.ends):
-            log.warning("the hub has %d partitions now, and had %d", len(names), len(self.keeper.ends))
+            log.warning("the hub now has %d partitions, and had %d", len(names), len(self.keeper.ends))
             self._over.set()
         lag, now = {}, self._parts.clock.now()
         for fold, one in zip(folds, found, strict=True):
@@ -191,7 +191,7 @@ class Consumer:
         self.lag = lag
 
     async def _compare(self) -> None:
-        """See which VMs of the inventory nobody hears from: the instance does that has the first partition."""
+        """Find the VMs of the inventory that are not heard from. The instance with the first partition does this."""
         inventory = self._parts.inventory
         if inventory is None or not self.connected:
             return
@@ -206,17 +206,17 @@ class Consumer:
             expected = {key: vm for key, vm in inventory.vms.items() if key not in heard}
             held.fold.missing.expect(expected, now, self._config.missing_after.seconds)
 
-    # ---- what the SDK calls
+    # ---- called by the SDK
 
     async def _on_close(self, context: PartitionContext, reason: CloseReason) -> None:
         self._taken.discard(context.partition_id)
-        # where the hub is away, the partition stays ours until somebody else takes it
+        # if the hub is unavailable, the partition stays ours until another instance takes it
         if reason is CloseReason.OWNERSHIP_LOST and not self._over.is_set():
             await self.keeper.let_go(context.partition_id)
 
     async def _on_batch(self, context: PartitionContext, events: list[EventData]) -> None:
         if self._over.is_set():
-            return  # another client reads it again, from what is written
+            return  # the next client reads these records again, from the stored position
         self.connected = True
         forget_tags(self.client, context)
         name = context.partition_id
@@ -224,62 +224,62 @@ class Consumer:
             await self.keeper.take(name)
             self._taken.add(name)
         held = self.keeper.partitions.get(name)
-        if held is None:  # it was lost, and the SDK has not noticed yet
+        if held is None:  # another instance has it, and the SDK has not noticed yet
             raise LostPartitionError
         began = time.monotonic()
-        for made in _made(held.fold, events, self._parts.clock):
+        for made in _notifications(held.fold, events, self._parts.clock):
             if made is not None:
                 self._commit(held.fold, made)
             if time.monotonic() - began > STEP:
                 await asyncio.sleep(0)
                 if self.keeper.partitions.get(name) is not held:
-                    return  # it has gone to another instance
+                    return  # another instance has taken it
                 began = time.monotonic()
         await asyncio.sleep(0)
 
     def _commit(self, fold: Partition, made: Notification) -> None:
-        """Have it sent, unless it is muted. One that fails keeps no other one waiting."""
+        """Queue a notification, unless it is muted, and write its record. A failure does not stop the others."""
         try:
             sent = not is_muted(self.mutes, self._parts.clock.now(), made, fold.state.muted)
             line = self._parts.outbox.commit(fold.name, made, sent=sent)
-        except Exception as error:  # noqa: BLE001 - nobody foresaw it
+        except Exception as error:  # noqa: BLE001 - an unforeseen one
             self.keeper.failed("fold", error)
             return
         self._parts.write_record(line + b"\n")
 
     async def _on_error(self, context: PartitionContext | None, error: Exception) -> None:
-        """Of the hub or of the store. Where it is of one partition, the SDK has let go of it, and balances again."""
+        """Handle an error of the hub or the store. After one of a partition, the SDK lets it go and balances again."""
         if "link:stolen" in str(error) or isinstance(error, LostPartitionError):
             return  # another instance has it
         of_store = isinstance(error, AzureError | NotTakenError)
         self.keeper.failed("store" if of_store else "hub", error.__cause__ or error)
         if context is not None and UNKNOWN_OFFSET.search(str(error)):
             self._parts.snapshots.not_known(name := context.partition_id)
-            log.error("partition %s: the hub does not know the offset: it is read from `window` on", name)
+            log.error("partition %s is read from `window` on: the hub does not know the stored offset", name)
         elif context is not None and not of_store:
             self._over.set()
 
 
-async def _ended(*closing: Awaitable[Any]) -> None:
-    """Wait for each of them, though not for long, whatever comes of it."""
+async def _finish(*closing: Awaitable[Any]) -> None:
+    """Await each of them for ``CLOSE_SECONDS`` at most, and ignore errors."""
     for one in closing:
         with suppress(Exception):
             await asyncio.wait_for(one, CLOSE_SECONDS)
 
 
-def _made(fold: Partition, events: list[EventData], clock: HubClock) -> Iterator[Notification | None]:
-    """What a fold makes of records, and of the time by now; ``None``: others may have their turn."""
+def _notifications(fold: Partition, events: list[EventData], clock: HubClock) -> Iterator[Notification | None]:
+    """Yield the notifications of a fold, by records and by the time; ``None``: other tasks may get a turn."""
     for event in events:
         yield from fold.add(*record_of(event))
         yield None
     now = fold.position.enqueued
-    if events:  # while records come, the time is theirs
+    if events:  # while records come, the clock is their time
         clock.hear(now)
     yield from fold.advance(now if events else max(now, clock.now() - MARGIN))
 
 
 async def _regularly(keeper: Keeper, every: float, part: str, do: Callable[[], Awaitable[None]]) -> None:
-    """Do something each so many seconds; less often while it fails."""
+    """Call ``do`` every ``every`` seconds, less often while it fails."""
     failures = 0
     while True:
         await asyncio.sleep(back_off(failures + 1, every, LONGEST_PAUSE))
@@ -287,10 +287,10 @@ async def _regularly(keeper: Keeper, every: float, part: str, do: Callable[[], A
 
 
 async def _tried(keeper: Keeper, part: str, do: Callable[[], Awaitable[None]]) -> bool:
-    """Do it; returns whether it succeeded."""
+    """Call ``do``; return whether it succeeded. An error is logged and counted."""
     try:
         await do()
-    except Exception as error:  # noqa: BLE001 - of the hub, a disk or a store, or nobody foresaw it: tried again
+    except Exception as error:  # noqa: BLE001 - of the hub, a disk or a store, or unforeseen: tried again
         keeper.failed(part, error)
         return False
     return True

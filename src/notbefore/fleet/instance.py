@@ -1,4 +1,4 @@
-"""``FleetInstance``: the process of ``notbefore fleet``. It makes its parts, joins them, and supervises them.
+"""``FleetInstance``: the process of ``notbefore fleet``. It creates its parts, connects them, and supervises them.
 
 Threads: main (signals, the courier, systemd), consumer (the hub, the fold, the snapshots), stdout (records), and those
 of the HTTP server.
@@ -33,15 +33,15 @@ log = logging.getLogger("notbefore.fleet")
 
 
 class FleetInstance:
-    """Runs until SIGTERM or SIGINT. Raises ``StoreError``, ``ListenError`` or ``ConfigError`` where it cannot start."""
+    """Runs until SIGTERM or SIGINT. Raises ``StoreError``, ``ListenError`` or ``ConfigError`` if it cannot start."""
 
     def __init__(self, config: Config) -> None:
         fleet = config.fleet
         if fleet is None:
-            raise ConfigError("the configuration has no section `fleet`: it names the hub that is to be read")
+            raise ConfigError("the configuration has no section `fleet`, which names the hub to read")
         directory = Path(config.state.dir)
         self._main = MainThread()
-        self._lock = OwnerLock(directory)  # its courier inherits it
+        self._lock = OwnerLock(directory)  # the courier inherits it
         try:
             self._lock.hold()
         except OSError as error:
@@ -69,11 +69,11 @@ class FleetInstance:
         self._systemd = SystemdNotifier()
 
     def run(self) -> int:
-        """Read and notify; returns the exit code."""
+        """Read and notify until it is stopped; return the exit code."""
         with self._main:
             try:
                 self._start()
-                ended_by_itself = not self._supervise()  # the consumer: an error that nobody foresaw
+                ended_by_itself = not self._supervise()  # an unforeseen error has ended the consumer
             finally:
                 self._stop()
         if self._thread.is_alive():
@@ -88,9 +88,9 @@ class FleetInstance:
         self._systemd.ready()
 
     def _supervise(self) -> bool:
-        """Until a signal stops the process, another version is to be started, or the consumer has ended by itself.
+        """Do the main thread's work until a signal, a new version of the package, or the end of the consumer's thread.
 
-        Returns whether it is to end.
+        Return whether a signal or a new version ends the process.
         """
         stop = False
         while not stop and self._thread.is_alive():
@@ -103,7 +103,7 @@ class FleetInstance:
 
     def _stop(self) -> None:
         self._systemd.stopping()
-        self._supervisor.stop(self._main.wait)  # before the consumer, which writes what is accepted meanwhile
+        self._supervisor.stop(self._main.wait)  # first: the consumer still writes what is accepted meanwhile
         self._consumer.stop()
         if self._thread.is_alive():
             self._thread.join(STOP_PATIENCE)
@@ -113,10 +113,10 @@ class FleetInstance:
 
 
 def make_snapshots(fleet: FleetConfig, state: Path) -> tuple[Snapshots, Any]:
-    """The store of the snapshots, and the identity for it and for the hub: ``None`` where there is a key."""
+    """Return the store of the snapshots, and the identity for it and the hub; ``None`` if the hub has a key."""
     credential = make_credential(fleet.hub) if fleet.hub.connection_string is None else None
     if fleet.checkpoints is None:
         return FileSnapshots(state / "partitions"), credential
-    from notbefore.fleet.blob_snapshots import make_blob_snapshots  # noqa: PLC0415 - 27 MB that files do not need
+    from notbefore.fleet.blob_snapshots import make_blob_snapshots  # noqa: PLC0415 - 27 MB, not needed for files
 
     return make_blob_snapshots(fleet.checkpoints, credential), credential

@@ -1,8 +1,8 @@
-"""``Keeper``: the partitions that this instance has, and the snapshot that it writes of each of them.
+"""``Keeper``: the partitions of this instance; it writes their snapshots.
 
-A snapshot holds the fold, what waits in the outbox, and the position. It is written soon after something was notified
-or accepted, every few seconds otherwise, and before a partition is let go; where another instance has written it
-meanwhile, the partition is that one's, and nothing of it is sent here any more.
+A snapshot contains the fold's state, the waiting deliveries, and the position in the log. It is written soon after
+something was notified or accepted, every few seconds otherwise, and before a partition is let go. If another instance
+has written it meanwhile, the partition belongs to that instance, and this one sends nothing more of it.
 """
 
 import asyncio
@@ -26,51 +26,51 @@ from notbefore.fleet.snapshot import Snapshot, compressed, read_snapshot
 from notbefore.fleet.waves import Grouping
 
 SOON: Final = 0.2  # seconds after something was notified or accepted
-EVERY: Final = 5.0  # seconds between two snapshots otherwise, also where nothing is new: it may have been deleted
-SHARE: Final = 5  # a snapshot that takes long to write is written less often: after so many times as long
-LONGEST_PAUSE: Final = 30.0  # seconds until it is written again
-MAX_WORDS: Final = 300  # characters of what an SDK says
-TRUSTED: Final = 600.0  # seconds for which the newest record says the time: then one that seems older does
+EVERY: Final = 5.0  # seconds between two snapshots otherwise, even without news: one may have been deleted
+SHARE: Final = 5  # the pause after a snapshot, as a multiple of the time that it took
+LONGEST_PAUSE: Final = 30.0  # seconds between two snapshots at most
+MAX_WORDS: Final = 300  # characters of an error in words
+TRUSTED: Final = 600.0  # seconds after which a record may also set the clock back
 
 log = logging.getLogger("notbefore.fleet.keeper")
 
 
 def in_words(error: BaseException) -> str:
-    """An error of the hub, of the store or of a disk, in one line."""
-    said = " ".join(str(error).split()).partition(" Error: ")[0]  # from there on the SDK says it again
+    """Return an error of the hub, of the store or of a disk in one line."""
+    said = " ".join(str(error).split()).partition(" Error: ")[0]  # after this the SDK repeats the text
     return f"{type(error).__name__}: {said or 'no answer in time'}"[:MAX_WORDS]
 
 
 class NotTakenError(Exception):
-    """A partition could not be taken: the store did not answer, or its snapshot cannot be read."""
+    """A partition could not be taken: the store did not answer, or the snapshot cannot be read."""
 
 
 class HubClock:
-    """What time it is by the hub, whatever the clock of this machine says; ``monotonic`` is in seconds.
+    """The hub's time, independent of this machine's clock; ``monotonic`` returns seconds.
 
-    Where a partition is quiet, time passes by the newest record of any partition, and the seconds since it came. So a
-    clock of the machine that is an hour ahead, or is set, makes no VM silent and ends no event.
+    For a partition without new records, the time is that of the newest record of any partition, plus the seconds since
+    that record came. So if the machine's clock is an hour ahead, or is set, no VM becomes silent and no event ends.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._ahead: float | None = None  # the hub's Unix time, less the monotonic time
-        self._heard = 0.0
+        self._ahead: float | None = None  # the hub's Unix time minus the monotonic time
+        self._heard = 0.0  # monotonic seconds at which ``_ahead`` was set
 
     def hear(self, enqueued: float) -> None:
-        """Note a record that has come just now, and that the hub took in at ``enqueued``, in Unix seconds."""
+        """Note that a record has just come, which the hub accepted at ``enqueued``, in Unix seconds."""
         now = self._monotonic()
         ahead = enqueued - now
         if self._ahead is None or ahead >= self._ahead or now - self._heard > TRUSTED:
             self._ahead, self._heard = ahead, now
 
     def now(self) -> float:
-        """The hub's time in Unix seconds, or somewhat less; this machine's, where no record has come yet."""
+        """Return the hub's time in Unix seconds, or somewhat less; before the first record, this machine's."""
         return time.time() if self._ahead is None else self._ahead + self._monotonic()
 
 
 class Parts(Struct, frozen=True):
-    """What a consumer works with."""
+    """The parts that a consumer works with."""
 
     snapshots: Snapshots
     outbox: FleetOutbox
@@ -78,7 +78,7 @@ class Parts(Struct, frozen=True):
     history: History
     write_record: Callable[[bytes], None]
     inventory: Inventory | None = None
-    credential: Any = None  # for the hub, and perhaps for the snapshots; ``None`` where there is a key
+    credential: Any = None  # for the hub, and perhaps for the snapshots; ``None`` if the hub has a key
 
 
 class Held:
@@ -88,46 +88,46 @@ class Held:
         self.fold = fold
         self.written_at = time.monotonic()
         self.trouble = ""  # why the last snapshot could not be written
-        self.lock = asyncio.Lock()  # one is written at a time
-        self.task: asyncio.Task[None] | None = None  # that writes them
+        self.lock = asyncio.Lock()  # only one snapshot is written at a time
+        self.task: asyncio.Task[None] | None = None  # writes the snapshots
 
 
 class Keeper:
-    """Of the consumer's event loop alone."""
+    """Used in the consumer's event loop; other threads only read."""
 
     def __init__(self, config: FleetConfig, parts: Parts) -> None:
         times = config.group_wait.seconds, config.group_interval.seconds, config.over_after.seconds
         self._grouping = Grouping(config.group_by, *times, routes=parts.outbox.routing.routes)
         self._parts = parts
         self.figures = PartitionFigures()
-        self.said: dict[str, str] = {}  # what was wrong the last time, by part: see ``failed``
+        self.said: dict[str, str] = {}  # part -> its last error: see ``failed``
         self.partitions: dict[str, Held] = {}
-        self.ends: dict[str, int] = {}  # the last record of each partition of the hub as this client began to read
+        self.ends: dict[str, int] = {}  # partition of the hub -> its last record when this client began; -1: none
 
     @property
     def folds(self) -> list[Partition]:
-        """The partitions of this instance now. From any thread."""
+        """The folds of this instance's partitions. From any thread."""
         return [held.fold for held in list(self.partitions.values())]
 
     @property
     def trouble(self) -> str:
-        """Why a snapshot cannot be written, in words; empty where they are."""
+        """Why a snapshot cannot be written, in words; empty while all are written."""
         return next((held.trouble for held in list(self.partitions.values()) if held.trouble), "")
 
     def failed(self, part: str, error: BaseException) -> None:
-        """Count and log an error of the hub, store, history, or inventory, or one that nobody foresaw (`fold`)."""
+        """Count and log an error of the hub, store, history, or inventory, or an unforeseen one (`fold`)."""
         self.figures.errors[part] += 1
         self.said[part] = text = in_words(error)
         unforeseen = part == "fold"
-        remark = "an error that nobody foresaw. Please report it. " if unforeseen else ""
+        remark = "unforeseen error, please report it: " if unforeseen else ""
         log.warning("%s: %s%s", part, remark, text, exc_info=error if unforeseen else None)
 
     # ---- taking over and letting go
 
     async def take(self, name: str) -> Partition:
-        """Go on with a partition: from memory where nobody else has had it since, else from the snapshot.
+        """Continue a partition: from memory if no other instance has had it since, else from the snapshot.
 
-        Raises ``NotTakenError``, and ``LostPartitionError`` where another instance was faster.
+        Raises ``NotTakenError``, and ``LostPartitionError`` if another instance was faster.
         """
         try:
             held = self.partitions.get(name)
@@ -145,46 +145,46 @@ class Keeper:
         return fold
 
     async def let_go(self, *names: str) -> None:
-        """Other instances are to have them: write all down at once, and send nothing of them any more."""
+        """Write the snapshots of these partitions, and leave them to other instances: send nothing more of them."""
         await self.write_all(*names)
         for name in names:
             self.forget(name)
 
     def forget(self, name: str) -> None:
-        """Send nothing of a partition any more; who takes it next goes on from what is written down."""
+        """Send nothing more of a partition; its next owner continues from the last snapshot."""
         if self.partitions.pop(name, None) is not None:
             self._parts.outbox.leave(name)
 
     async def _restored(self, name: str) -> Held:
-        """Raises what the store does, ``LostPartitionError``, and ``ValueError`` where it cannot be read."""
+        """Read the snapshot, or begin. Raises the store's errors, ``LostPartitionError``, or ``ValueError``."""
         body = await self._parts.snapshots.take(name)
         if not body:
             held = Held(Partition(name, self._grouping, Snapshot(backlog=self.ends.get(name, -1)), self.figures))
-            await self._write(held)  # at once: who reads it next knows what was news then
+            await self._write(held)  # at once: so the next owner has the same ``backlog``
             return held
         try:
             found = read_snapshot(body)
         except ValueError as error:
             await self._parts.snapshots.change(f"{name}.unreadable", lambda _: body)
-            # what was over by now may not have been notified: it is no history
+            # without a ``backlog``: what is over by now may not have been notified yet
             await self._write(Held(Partition(name, self._grouping)))
-            text = "partition %s: its snapshot cannot be read (%s): it is %s.unreadable now, and read from `window` on"
-            log.error(text, name, error, name)  # noqa: TRY400 - as its text says
+            text = "partition %s is read from `window` on: its snapshot cannot be read (%s), see %s.unreadable"
+            log.error(text, name, error, name)  # noqa: TRY400 - the text is enough
             raise
         held = Held(Partition(name, self._grouping, found, self.figures))
-        if self._parts.inventory is None:  # any more: then nobody is missing
+        if self._parts.inventory is None:  # it was removed from the configuration: no VM is missing
             held.fold.missing.expect({}, 0.0, 0.0)
         self._parts.outbox.adopt(name, found.outbox, max(0.0, self._parts.clock.now() - found.at))
         return held
 
-    # ---- what is written
+    # ---- writing
 
     async def write_history(self) -> None:
-        """Write what is not in the history yet; what cannot be written waits.
+        """Write the events that are not in the history yet; after a failure they wait for the next call.
 
-        Raises ``OSError`` and ``sqlite3.Error``. Not to be called again before it has returned.
+        Raises ``OSError`` and ``sqlite3.Error``. It must not be called again before it has returned.
         """
-        lists = [fold.state.past for fold in self.folds]  # meanwhile they grow at their ends alone
+        lists = [fold.state.past for fold in self.folds]  # meanwhile events are only appended
         past = list(map(list, lists))
         if any(past):
             await asyncio.to_thread(self._parts.history.write, list(chain(*past)), self._parts.clock.now())
@@ -192,7 +192,7 @@ class Keeper:
             del waiting[: len(written)]
 
     async def _keep(self, held: Held) -> None:
-        """Write a partition down each time it is due, as long as it is this instance's."""
+        """Write a partition's snapshot whenever it is due, as long as this instance has the partition."""
         name = held.fold.name
         while self.partitions.get(name) is held:
             began = time.monotonic()
@@ -202,15 +202,15 @@ class Keeper:
                     await self._write(held)
                     held.trouble = ""
                 except LostPartitionError:
-                    log.warning("partition %s: somebody else has written its snapshot: it is let go", name)
-                except Exception as error:  # noqa: BLE001 - of the store, or nobody foresaw it: it is tried again
+                    log.warning("partition %s: another instance has written its snapshot, so it is let go", name)
+                except Exception as error:  # noqa: BLE001 - of the store, or unforeseen: it is tried again
                     held.trouble = in_words(error)
                     self.failed("store" if isinstance(error, STORE_ERRORS) else "fold", error)
                 pause = max(SOON, SHARE * (time.monotonic() - began) + (EVERY if held.trouble else 0.0))
             await asyncio.sleep(min(pause, LONGEST_PAUSE))
 
     async def write_all(self, *names: str) -> None:
-        """Write these partitions, or all, at once, as far as that is possible: what is missing, the log has."""
+        """Write the snapshots of these partitions, or of all. Errors are ignored: the hub's log has what is missing."""
 
         async def try_to_write(held: Held) -> None:
             with suppress(*STORE_ERRORS, LostPartitionError):
@@ -220,7 +220,7 @@ class Keeper:
         await asyncio.gather(*map(try_to_write, held))
 
     async def _write(self, held: Held) -> None:
-        """Raises what the store does, and ``LostPartitionError``: then it is forgotten as well."""
+        """Write a snapshot. Raises the store's errors; on ``LostPartitionError`` the partition is forgotten as well."""
         fold = held.fold
         async with held.lock:
             keys = fold.event_keys()

@@ -1,6 +1,6 @@
-"""The Event Hubs SDK: a client that does not retry, and the private attributes of it that are used.
+"""The Event Hubs SDK: a client without retries, and all uses of the SDK's private attributes.
 
-They were read in azure-eventhub 5.15.1; a test fails where they are others.
+The attributes are those of azure-eventhub 5.15.1; a test fails if they have changed.
 """
 
 import ssl
@@ -20,11 +20,11 @@ READ_IN: Final = "5.15.1"  # the version of azure-eventhub in which the private 
 
 
 def make_consumer(config: FleetConfig, credential: Any, snapshots: Snapshots) -> EventHubConsumerClient:
-    """A client that does not retry; the snapshots are those of its hub and consumer group from now on."""
+    """Make a client without retries; ``snapshots`` are those of its hub and consumer group from now on."""
     hub = config.hub
     options = client_options(hub)
     if "connection_verify" not in options:
-        # one for all connections: the SDK would load the root certificates for each, in 20 ms and 0.5 MB
+        # shared by all connections: else the SDK loads the root certificates for each (20 ms, 0.5 MB)
         context = options["ssl_context"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(certifi.where())
     options |= {
@@ -40,15 +40,15 @@ def make_consumer(config: FleetConfig, credential: Any, snapshots: Snapshots) ->
         client = EventHubConsumerClient(
             hub.namespace or "", hub.hub or "", config.consumer_group, credential, **options
         )
-    namespace = str(client._address.hostname)  # noqa: SLF001 - as the SDK's balancing names it in the checkpoint store
+    namespace = str(client._address.hostname)  # noqa: SLF001 - the SDK's name for it in the checkpoint store
     snapshots.belong_to(namespace, client.eventhub_name, config.consumer_group, config.takeover.seconds)
     return client
 
 
 def forget_tags(client: Any, context: PartitionContext) -> None:
-    """Have the SDK forget the delivery tags of a partition's records: it keeps each one, to settle the record later.
+    """Delete the delivery tags of a partition's records, which the SDK keeps to settle each record later.
 
-    Records of Event Hubs are never settled, so that grows by 100 bytes a record (``_pyamqp/aio/_receiver_async.py``).
+    No record of Event Hubs is ever settled, so the tags need 100 bytes for each (``_pyamqp/aio/_receiver_async.py``).
     """
     for processor in client._event_processors.values():  # noqa: SLF001 - there is no other way to them
         consumer = processor._consumers.get(context.partition_id)  # noqa: SLF001
@@ -57,8 +57,8 @@ def forget_tags(client: Any, context: PartitionContext) -> None:
 
 
 def record_of(event: EventData) -> tuple[bytes, Position]:
-    """One record, as the fold takes it."""
-    octets: Any = event.body if event.body_type is AmqpMessageBodyType.DATA else ()  # else of another product
+    """Return the body and the position of a record, as the fold takes them."""
+    octets: Any = event.body if event.body_type is AmqpMessageBodyType.DATA else ()  # other products send other types
     enqueued = event.enqueued_time
     position = Position(str(event.offset), event.sequence_number or 0, enqueued.timestamp() if enqueued else 0.0)
     return b"".join(octets), position
