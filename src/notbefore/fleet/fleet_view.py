@@ -1,4 +1,4 @@
-"""``FleetView``: what a scrape, the page and the JSON interface show of the fleet, whichever instance is asked."""
+"""``FleetView``: the metrics of an instance, and the page and the JSON interface of the whole fleet."""
 
 import logging
 import sqlite3
@@ -30,14 +30,14 @@ from notbefore.web.page.model import MAX_PENDING, PageModel
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 CALENDAR: Final = "text/calendar; charset=utf-8"
-DAYS: Final = 30 * 86_400.0  # seconds: of the table on the page
-MONTH_EVERY: Final = 60.0  # seconds between two readings of it
+DAYS: Final = 30 * 86_400.0  # seconds before now that the page's table of past events covers
+MONTH_EVERY: Final = 60.0  # seconds between two computations of that table
 
 log = logging.getLogger("notbefore.fleet.fleet_view")
 
 
 class FleetView:
-    """Reads what the consumer's thread has; what changes meanwhile is shown at the next look."""
+    """Reads the data of the consumer's thread; a change during a read is shown at the next one."""
 
     def __init__(
         self, config: Config, consumer: Consumer, parts: Parts, courier: Callable[[], tuple[CourierFigures, str]]
@@ -45,14 +45,14 @@ class FleetView:
         self._config = config
         self._consumer = consumer
         self._parts = parts
-        self._courier = courier  # its figures, and why it does not work
+        self._courier = courier  # returns its figures, and why it does not work (empty: it works)
         self._began = datetime.now(UTC)
-        self.metrics = rendered(lambda: [Part((object(),), self._families)])  # it never equals the one before
+        self.metrics = rendered(lambda: [Part((object(),), self._families)])  # a new source each time: never kept
         self._last_month = lru_cache(maxsize=1)(lambda _moment: report(read_past(self._read_past(time.time() - DAYS))))
 
     @property
     def app(self) -> App:
-        """What is served."""
+        """The application that the HTTP server runs."""
         return application(
             self,
             {
@@ -66,12 +66,12 @@ class FleetView:
         )
 
     def health(self) -> CheckResult:
-        """The consumer's thread runs."""
+        """Whether the consumer's thread runs."""
         alive = self._consumer.alive
         return CheckResult(ok=alive, reasons=() if alive else ("the thread that reads the hub has ended",))
 
     def ready(self) -> CheckResult:
-        """The hub is being read, and notifications go out."""
+        """Whether the hub is being read; the reasons also name problems with snapshots and the courier."""
         keeper, read, (_, courier) = self._consumer.keeper, self._consumer.connected, self._courier()
         reasons = (
             "" if read else ": ".join(filter(None, ("the hub is not being read", keeper.said.get("hub")))),
@@ -81,13 +81,13 @@ class FleetView:
         return CheckResult(ok=read, reasons=tuple(filter(None, reasons)))
 
     def status_line(self) -> str:
-        """How the instance is, in one line for ``systemctl status``."""
+        """Return the state of the instance in one line, for ``systemctl status``."""
         folds = self._consumer.keeper.folds
         events = sum(len(fold.events.open) for fold in folds)
         return "; ".join((f"{len(folds)} partitions, {events} events", *self.ready().reasons))
 
     def past(self, since: datetime | None) -> bytes:
-        """The events that were over since then, as far as this instance has read them: ``/api/v1/fleet/history``."""
+        """Return the body of ``/api/v1/fleet/history``: the events of this instance's history that ended since then."""
         return b'{"events":[%b]}' % b",".join(self._read_past(since.timestamp() if since else 0.0))
 
     def _read_past(self, since: float) -> list[bytes]:
@@ -98,7 +98,7 @@ class FleetView:
             return []
 
     def fleet(self, wanted: Mapping[str, str]) -> FleetEvents:
-        """What is coming over the whole fleet, the most urgent first."""
+        """Return the events of the whole fleet that are not over, the most urgent first; ``wanted``: the filters."""
         now = datetime.now(UTC)
         folds, others = self._consumer.keeper.folds, self._consumer.others()
         partitions = [ShownPartition(fold.name, None) for fold in folds]
@@ -116,16 +116,16 @@ class FleetView:
         )
 
     def _unknown(self, known: set[str]) -> str:
-        """Why it is not known what is coming: see ``FleetEvents``. ``known``: the partitions that are shown."""
+        """Return ``FleetEvents.trouble``: why coming events may be unknown. ``known``: the shown partitions."""
         ready = self.ready()
         if not ready.ok:
             return ready.reasons[0]
         partitions = self._consumer.keeper.ends.keys()
         unread = len(partitions - known)
-        return f"of the hub's {len(partitions)} partitions {unread} could not be read yet" if unread else ""
+        return f"{unread} of the hub's {len(partitions)} partitions could not be read yet" if unread else ""
 
     def page(self, wanted: Mapping[str, str]) -> bytes:
-        """The page of the fleet, as HTML in UTF-8; ``wanted``: the filters."""
+        """Return the page of the fleet, as HTML in UTF-8; ``wanted``: the filters."""
         now, config, fleet = datetime.now(UTC), self._config, self.fleet(wanted)
         status = PageModel(
             now=now,
@@ -142,7 +142,7 @@ class FleetView:
             model=status,
             now=now,
             fleet=fleet,
-            ahead=[one for one in fleet.waves if one.to_come],  # what can still be prepared for
+            ahead=[one for one in fleet.waves if one.to_come],  # people can still prepare for these
             most=MAX_PENDING,
             lines=under_way(fleet.waves),
             month=self._last_month(int(time.monotonic() / MONTH_EVERY)),
@@ -150,10 +150,10 @@ class FleetView:
             filters=FILTERS,
             mutes=[one.words for one in self._consumer.mutes if one.until > time.time()],
         )
-        return made.encode(errors="replace")  # the name of a file may hold what is no text
+        return made.encode(errors="replace")  # a file name may contain bytes that are no text
 
     def _gauges(self, folds: list[Partition]) -> dict[Metric, Counter[Labels]]:
-        """The events that are not over, and the VMs, by place."""
+        """Return the numbers of events that are not over, and of VMs, by place."""
         by = self._config.fleet.metrics_by if self._config.fleet is not None else ()
         gauges = metrics.EVENTS, metrics.VMS, metrics.HEARD, metrics.SILENT, metrics.MISSING_VMS
         found = events, vms, heard, silent, missing = [Counter[Labels]() for _ in gauges]
@@ -199,11 +199,11 @@ class FleetView:
 
 
 def _filters(environ: Environ) -> dict[str, str]:
-    """What a request asks for of the fleet: field -> value."""
+    """Return the filters of a request: field -> value."""
     return {name: values[-1] for name, values in query_of(environ, *FILTERS).items() if values[-1]}
 
 
 def _owner(place: Place, by: Collection[str]) -> tuple[str, str]:
-    """The labels by which the metrics are divided, where that is asked for."""
+    """Return the labels subscription and resource_group; empty unless ``by`` (``metrics_by``) has them."""
     subscription = place.subscription if "subscription" in by else ""
     return subscription, place.resource_group if "resource_group" in by else ""

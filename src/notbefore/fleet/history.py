@@ -1,7 +1,7 @@
-"""The history of an instance: the events that are over, in one SQLite file; and what a report counts of them.
+"""The history of an instance: the events that are over, in one SQLite file; and the report about them.
 
-An event that is over stands in the snapshot of its partition until it is here, so that a kill loses none. Writing one
-again replaces it: who takes a partition over may do so, and what is learnt late has another outcome.
+An event that is over stays in its partition's snapshot until it is in this file, so that a kill loses none. Writing an
+event again replaces it: a takeover may repeat it, and late reports may change its outcome.
 """
 
 import logging
@@ -23,31 +23,31 @@ from notbefore.store.lock import private
 
 FILE_NAME: Final = "fleet-history.db"
 MAX_ANSWER: Final = 100_000  # events in one answer
-BUSY_SECONDS: Final = 2.0  # to wait for another connection to the file
+BUSY_SECONDS: Final = 2.0  # to wait while another connection uses the file
 
-KEPT: Final = 0.9  # share of the promise from which on it counts as kept: an agent sees an event up to a second later
+KEPT: Final = 0.9  # the least share of a promise that keeps it: an agent sees an event up to a second late
 COLUMNS: Final = ("event_type", "region", "subscription", "resource_group", "scale_set", "zone", "event_source")
-"""What a report may be made by, beside ``tags.NAME``."""
+"""What a report may be grouped by, besides ``tags.NAME``."""
 USUAL: Final = ("event_type", "region")
 
 log = logging.getLogger("notbefore.fleet.history")
 
 
 class PastEvent(EventFacts, frozen=True, kw_only=True):
-    """An event that is over, as all VMs together saw it."""
+    """An event that is over, as reported by all VMs together."""
 
-    nth: int  # how often an event of this id was over before
+    nth: int  # the number of earlier events with this id
     expected_seconds: int | None  # the interruption that Azure expected
-    over: datetime | None  # by the last VM's word
-    closed: datetime  # by the hub's clock
+    over: datetime | None  # the last VM's report of the end
+    closed: datetime  # when the fleet ended it, by the hub's clock
     outcome: Outcome
-    as_far_as_known: bool  # not every VM said that it was over
+    as_far_as_known: bool  # not every VM has reported the end
     exercise: bool
     measured: dict[str, Measures]  # by VM
 
     @classmethod
     def closed_at(cls, now: float, story: Story) -> "PastEvent":
-        """What is kept of a story; ``now``: Unix seconds of the hub's clock."""
+        """Make the entry of a story; ``now``: Unix seconds of the hub's clock."""
         return cls.of(
             story.event,
             [story],
@@ -61,14 +61,14 @@ class PastEvent(EventFacts, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """What it is known by, whoever wrote it."""
+        """Identifies the event, whichever instance wrote it."""
         return f"{self.subscription}/{self.resource_group}/{self.event_id}/{self.nth}".casefold()
 
 
 class History:
-    """One file. It may be used from any thread: each call has a connection of its own. All raise ``sqlite3.Error``.
+    """One file, for any thread: each call has its own connection. All methods may raise ``sqlite3.Error``.
 
-    ``keep``: seconds; ``None`` for ever.
+    ``keep``: how many seconds events are kept; ``None``: forever.
     """
 
     def __init__(self, directory: Path, keep: float | None = None) -> None:
@@ -76,9 +76,9 @@ class History:
         self._keep = keep
 
     def write(self, past: Sequence[PastEvent], now: float) -> None:
-        """Add events that are over; delete what is too old by ``now``, in Unix seconds."""
+        """Add events that are over; delete those that are too old at ``now``, in Unix seconds. May raise ``OSError``."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(self.path, "ab", opener=private):  # SQLite would make it with the umask's mode
+        with open(self.path, "ab", opener=private):  # SQLite would create it with the umask's mode
             pass
         with closing(self._connected()) as db, db:
             db.execute("CREATE TABLE IF NOT EXISTS past (key TEXT PRIMARY KEY, closed REAL, event BLOB)")
@@ -89,7 +89,7 @@ class History:
                 db.execute("DELETE FROM past WHERE closed < ?", (now - self._keep,))
 
     def past(self, since: float) -> list[bytes]:
-        """The events that were closed since then (Unix seconds), as JSON, the oldest first."""
+        """Return the newest ``MAX_ANSWER`` events that were closed since then (Unix seconds) as JSON, oldest first."""
         if not self.path.exists():
             return []
         with closing(self._connected()) as db:
@@ -101,7 +101,7 @@ class History:
 
 
 def read_past(found: Iterable[bytes]) -> list[PastEvent]:
-    """Events that instances have written, each as the newest of them has it, the oldest first; others are left out."""
+    """Read the events of instances' histories, oldest first: the newest entry of each. Unreadable ones are left out."""
     newest: dict[str, PastEvent] = {}
     for data in found:
         try:
@@ -116,11 +116,11 @@ def read_past(found: Iterable[bytes]) -> list[PastEvent]:
 
 
 Row = dict[str, Any]
-"""The events of one type in one place. Notice and interruption are of the affected VMs, in seconds."""
+"""A row of a report: its columns and figures. Notice and interruption are per affected VM, in seconds."""
 
 
 def report(past: Iterable[PastEvent], by: tuple[str, ...] = USUAL) -> list[Row]:
-    """The rows, by ``COLUMNS`` or ``tags.NAME``. Exercises are left out."""
+    """Return the rows, grouped by ``COLUMNS`` or ``tags.NAME``. Exercises are left out."""
     groups: dict[tuple[str, ...], list[PastEvent]] = {}
     for one in past:
         if not one.exercise:
@@ -133,15 +133,15 @@ def _counted(events: list[PastEvent]) -> Row:
     notices = [one.notice for one in measured if one.notice is not None]
     interruptions = [one.interruption for one in measured if one.interruption is not None]
     promises = {PROMISED.get(event.event_type) for event in events}
-    promised = promises.pop() if len(promises) == 1 else None  # of several types there is no one promise
+    promised = promises.pop() if len(promises) == 1 else None  # several types have no common promise
     outcomes = Counter(event.outcome for event in events)
     return {
         "events": len(events),
-        "vms": sum(len(event.vms) for event in events),  # affected, an event's each
+        "vms": sum(len(event.vms) for event in events),  # affected VMs, counted once for each event
         "finished": outcomes["finished"],
         "canceled": outcomes["canceled"],
         "unknown": outcomes["unknown"],
-        "as_far_as_known": sum(event.as_far_as_known for event in events),  # not every VM said that they were over
+        "as_far_as_known": sum(event.as_far_as_known for event in events),  # not every VM has reported the end
         "promised": promised,
         "measured_notice": len(notices),  # VMs
         "short_notice": sum(one < KEPT * promised for one in notices) if promised is not None else None,

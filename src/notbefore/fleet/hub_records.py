@@ -1,4 +1,4 @@
-"""Bytes of the hub -> ``Report`` (a change that a VM reports) or ``Beat`` (its sign of life). Pure.
+"""Bytes from the hub -> ``Report`` (a change that a VM reports) or ``Beat`` (a VM's heartbeat). Pure.
 
 Only the fields that the fleet needs are decoded.
 """
@@ -15,23 +15,23 @@ from notbefore.core.change import APPROVAL_KINDS, LIFECYCLE_KINDS, LifecycleKind
 from notbefore.core.document import MAX_DESCRIPTION, MAX_DURATION, MAX_ID, MAX_NAME, MAX_RESOURCES, MAX_WORD
 from notbefore.core.record import MAX_TAGS, TAG, TAG_BYTES, tags_in
 
-MAX_BYTES: Final = 1024 * 1024  # of one record: what a hub accepts by default
+MAX_BYTES: Final = 1024 * 1024  # of one record, as many as a hub accepts by default
 _EVENT: Final = "azure.scheduled_event."
 
 PoisonReason = Literal["too_large", "not_json", "foreign", "newer", "wrong_shape", "failed", "too_many"]
 
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
 Word = Annotated[str, Meta(max_length=MAX_WORD)]
-Kind = Annotated[str, Meta(min_length=1, max_length=MAX_WORD)]  # what no agent leaves empty
+Kind = Annotated[str, Meta(min_length=1, max_length=MAX_WORD)]  # no agent leaves it empty
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
-Seconds = Annotated[float, Meta(ge=0, le=10_000 * 365 * 86_400.0)]  # a NotBefore has any year
+Seconds = Annotated[float, Meta(ge=0, le=10_000 * 365 * 86_400.0)]  # a NotBefore may be in any year
 
 Tags = tuple[tuple[str, str], ...]
-"""Names in lower case, and values; by name."""
+"""Names in lower case with their values, sorted by name."""
 
 
 class Place(NamedTuple):
-    """Where a VM is, and its tags, as far as the VMs of its group have them in common."""
+    """Where a VM is, and its tags; for several VMs, what they have in common."""
 
     subscription: str = ""
     resource_group: str = ""
@@ -41,7 +41,7 @@ class Place(NamedTuple):
     tags: Tags = ()
 
     def shared(self, other: "Place") -> "Place":
-        """What both have in common."""
+        """Return what both have in common."""
         if self == other:
             return self
         texts = (one if one == two else "" for one, two in zip(self[:-1], other[:-1], strict=True))
@@ -49,22 +49,22 @@ class Place(NamedTuple):
 
     @property
     def group(self) -> str:
-        """``SUBSCRIPTION/RESOURCE GROUP/`` in one case: before the name of a VM it makes one that no other VM has.
+        """``SUBSCRIPTION/RESOURCE GROUP/`` in one case: with this prefix, the name of a VM is unique.
 
-        VMs see each other's events within a scale set or an availability set, which lies within one resource group: so
-        the names in ``Resources`` are of the group of the VM that reports them.
+        VMs see each other's events within a scale set or an availability set, which lies within one resource group. So
+        the names in ``Resources`` belong to the group of the VM that reports them.
         """
         return f"{self.subscription.replace('/', '_')}/{self.resource_group.replace('/', '_')}/".casefold()
 
 
 @lru_cache(maxsize=16_384)
 def one_place(place: Place) -> Place:
-    """The same place, once in memory for all its VMs."""
+    """Return an equal place that all its VMs share, to save memory."""
     return place
 
 
-class _From(Struct, frozen=True, kw_only=True):
-    """Who reports."""
+class _Reporter(Struct, frozen=True, kw_only=True):
+    """The fields of a record about the VM that reports."""
 
     time: datetime
     region: Name = field(default="", name="cloud.region")
@@ -78,14 +78,14 @@ class _From(Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> Place:
-        """Where it is."""
+        """Where the VM is."""
         return one_place(
             Place(self.subscription, self.resource_group, self.region, self.scale_set, self.zone, self.tags)
         )
 
     @property
     def vm(self) -> str:
-        """The VM that reports: the name that it has in ``Resources``, in one case; its id where it has no name."""
+        """The VM's name as in ``Resources``, in one case; its id if it has no name."""
         return (self.vm_name or self.vm_id or "unknown").casefold()
 
 
@@ -100,8 +100,8 @@ _REPORTED: Final = {
 }
 
 
-class Report(_From, frozen=True, kw_only=True, rename=lambda name: _EVENT + _REPORTED.get(name, name)):
-    """One change, as one VM saw it. Durations are seconds."""
+class Report(_Reporter, frozen=True, kw_only=True, rename=lambda name: _EVENT + _REPORTED.get(name, name)):
+    """One change, as one VM reports it. Durations are seconds."""
 
     change_id: Id
     change: LifecycleKind
@@ -121,8 +121,8 @@ class Report(_From, frozen=True, kw_only=True, rename=lambda name: _EVENT + _REP
     exercise: bool = False
 
 
-class Beat(_From, frozen=True, kw_only=True):
-    """A sign of life of a VM, with the EventIds that are listed there."""
+class Beat(_Reporter, frozen=True, kw_only=True):
+    """A heartbeat of a VM, with the EventIds that it lists."""
 
     listed: Annotated[tuple[Id, ...], Meta(max_length=MAX_RESOURCES)] = field(
         default=(), name="azure.scheduled_events.listed"
@@ -139,16 +139,16 @@ class PoisonError(Exception):
 
 
 class PartitionFigures(Struct):
-    """What was counted since the start, of all partitions that this instance has had.
+    """The counts since the start, over all partitions that this instance has had.
 
-    Of ``records``: news changed a story, what was known did not, of what is late the event is over.
+    In ``records``: `news` changed a story, `known` did not, `late` is about an event that is over.
     """
 
     records: Counter[str] = field(default_factory=Counter)  # news, known, late, beat, skipped (of no use here), poison
     poison: Counter[str] = field(default_factory=Counter)  # by reason
     errors: Counter[str] = field(default_factory=Counter)  # by part: hub, store, inventory, history, fold
     missing: int = 0  # records that were gone before they were read
-    said: set[tuple[str, str]] = set()  # of which partition, and why, a record that is not used was logged
+    said: set[tuple[str, str]] = set()  # partition and reason of the unused records that were logged
 
 
 class _Envelope(Struct):
@@ -163,13 +163,13 @@ _beats: Final = msgspec.json.Decoder(Beat)
 _CHANGE: Final = "notbefore.scheduled_event.{}.v1"
 _DECODERS: Final[dict[str, msgspec.json.Decoder[Report] | msgspec.json.Decoder[Beat] | None]] = {
     **dict.fromkeys(map(_CHANGE.format, LIFECYCLE_KINDS), _changes),
-    **dict.fromkeys(map(_CHANGE.format, APPROVAL_KINDS)),  # what a VM did is no step of an event
+    **dict.fromkeys(map(_CHANGE.format, APPROVAL_KINDS)),  # an approval is no step of an event
     "notbefore.heartbeat.v1": _beats,
 }
 
 
 def read(body: bytes) -> Report | Beat | None:
-    """What a record of the hub says; ``None`` for what is of no use here, such as approvals. Raises ``PoisonError``."""
+    """Decode a record of the hub; ``None`` if it is of no use here, such as an approval. Raises ``PoisonError``."""
     if len(body) > MAX_BYTES:
         raise PoisonError("too_large", f"{len(body)} bytes")
     try:
@@ -185,7 +185,7 @@ def read(body: bytes) -> Report | Beat | None:
 
 
 def _complete(found: Report | Beat, data: msgspec.Raw, body: bytes) -> Report | Beat:
-    """With its tags. Raises ``msgspec.ValidationError`` for a time that is not in UTC: others cannot be compared."""
+    """Add the tags. Raises ``msgspec.ValidationError`` for a time that is not in UTC: it cannot be compared."""
     times = [found.time, *((found.first_seen, found.not_before) if isinstance(found, Report) else ())]
     if any(time is not None and time.tzinfo is not UTC for time in times):
         raise msgspec.ValidationError("expected times in UTC")

@@ -1,4 +1,4 @@
-"""``Inventory``: the VMs that are to be heard from: a file with one VM a line."""
+"""``Inventory``: the file of the expected VMs, one per line."""
 
 import logging
 import re
@@ -19,9 +19,9 @@ log = logging.getLogger("notbefore.fleet.inventory")
 
 
 def read_inventory(data: bytes) -> Expected:
-    """The VMs of a file; raises ``ValueError`` that says what is wrong with it.
+    """Read the VMs of a file; raises a ``ValueError`` that names the mistake.
 
-    A line has up to three columns with tabs between: SUBSCRIPTION/RESOURCE_GROUP/NAME; the region; the scale set.
+    A line has up to three columns, separated by tabs: SUBSCRIPTION/RESOURCE_GROUP/NAME; the region; the scale set.
     ``#`` begins a comment.
     """
     if len(data) > MAX_BYTES:
@@ -43,19 +43,19 @@ def read_inventory(data: bytes) -> Expected:
 
 
 class Inventory:
-    """The file, read again when it changes. While it cannot be read, what was read before stays."""
+    """The file, read again when it changes. While it cannot be read, the previous content stays."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: Signature | str = "never"  # of the file that was read last
-        self.vms: Expected | None = None  # None until the file could be read once
+        self._seen: Signature | str = "never"  # of the file at the last attempt to read it
+        self.vms: Expected | None = None  # None until the file was read once
 
     def look(self) -> None:
-        """Read the file if it is another one than at the last look. Raises ``OSError`` or ``ValueError``."""
+        """Read the file if it has changed since the last call. Raises ``OSError`` or ``ValueError``."""
         seen = signature(self._path)
         if seen == self._seen:
             return
-        self._seen = seen  # one that is wrong is said once
+        self._seen = seen  # before reading: a wrong file is reported only once
         with self._path.open("rb") as file:
             self.vms = read_inventory(file.read(MAX_BYTES + 1))
-        log.info("%s: %d VMs are to be heard from", self._path, len(self.vms))
+        log.info("%s: %d VMs are expected to report", self._path, len(self.vms))
