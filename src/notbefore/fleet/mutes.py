@@ -1,4 +1,4 @@
-"""``Mute``: for a time nobody is notified of what it matches; the page and the history show it all the same. Pure."""
+"""``Mute``: for a time nobody is notified of events that match; page and history still show them. Pure."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ from notbefore.core.record import Vm
 from notbefore.fleet.shown_waves import fits
 from notbefore.fleet.waves import Notification
 
-NOTE: Final = "mutes"  # the name under which the instances share them
+NOTE: Final = "mutes"  # the name of the note in which the instances share them
 MATCHERS: Final = ("event_type", "subscription", "resource_group", "scale_set", "region", "tag", "vm")
 MAX_MUTES: Final = 200
 
@@ -21,20 +21,20 @@ class Mute(Struct, frozen=True):
     """What is muted, by whom, why and until when."""
 
     id: str
-    match: dict[str, str]  # of ``MATCHERS``; all of them have to agree
+    match: dict[str, str]  # names are from ``MATCHERS``; all of them must match
     by: str
     comment: str
     until: float  # Unix seconds
 
     @property
     def words(self) -> str:
-        """For people."""
+        """The mute in a sentence for people."""
         what = ", ".join(f"{name} {value}" for name, value in self.match.items())
         until = datetime.fromtimestamp(self.until, UTC)
         return f"Muted until {until:%Y-%m-%d %H:%M} UTC: {what}. {self.comment} ({self.by}, {self.id})"
 
     def applies(self, event_type: str, vm: Vm, names: Iterable[str]) -> bool:
-        """Whether an event of VMs is muted, for each of them; ``vm``: what they have in common, ``names``: theirs."""
+        """Whether an event is muted for all its VMs; ``vm``: what they have in common, ``names``: their names."""
         facts = {
             "event_type": event_type,
             "subscription": vm.subscription_id,
@@ -46,7 +46,7 @@ class Mute(Struct, frozen=True):
 
 
 def read_mutes(body: bytes) -> list[Mute]:
-    """The mutes of a note; raises ``ValueError``."""
+    """Read the mutes of a note; raises ``ValueError``."""
     try:
         return msgspec.json.decode(body, type=list[Mute]) if body else []
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -54,17 +54,17 @@ def read_mutes(body: bytes) -> list[Mute]:
 
 
 def write_mutes(mutes: Iterable[Mute], now: float) -> bytes:
-    """The note of those that are not over, the newest last; ``now``: Unix seconds. Raises ``ValueError``."""
+    """Return a note of the mutes that are not over at ``now`` (Unix seconds). Raises ``ValueError`` if too many."""
     left = [one for one in mutes if one.until > now]
     if len(left) > MAX_MUTES:
-        raise ValueError(f"{MAX_MUTES} at most: end one first")
+        raise ValueError(f"there may be {MAX_MUTES} mutes at most: end one first")
     return msgspec.json.encode(left)
 
 
 def is_muted(mutes: Iterable[Mute], now: float, made: Notification, muted: set[str]) -> bool:
-    """Whether nobody is notified now. What ends is muted where its beginning was, or where it had none: a correction.
+    """Whether a notification is muted: if a mute matches. An end that follows others is muted only if they all were.
 
-    ``muted``: the event keys of what nobody was notified of so far; it is kept up to date.
+    ``muted``: the event keys of which nobody was notified so far; it is updated.
     """
     event = made.change.event
     if made.change.kind in OUTCOMES and made.change.previous is not None:

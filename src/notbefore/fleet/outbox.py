@@ -1,7 +1,7 @@
-"""``FleetOutbox``: the deliveries of all partitions that this instance has, which its courier asks for.
+"""``FleetOutbox``: the deliveries of all partitions of this instance, for its courier.
 
-One outbox for all of them, so that the most severe goes first whatever partition it is of. Each partition's part of it
-stands in that partition's snapshot (``part``), and goes with it (``adopt``, ``leave``).
+All partitions share one outbox, so that the most severe delivery is sent first, whichever partition it is of. A
+partition's deliveries are stored in its snapshot (``part``), and come and go with the partition (``adopt``, ``leave``).
 """
 
 import random
@@ -18,20 +18,20 @@ from notbefore.metrics.totals import Totals
 from notbefore.process.clock import Clock
 from notbefore.store.store import StoredOutbox, log_overflowed
 
-PLACE: Final = ("subscription_id", "resource_group", "location", "zone", "scale_set")  # that routes ask for
+PLACE: Final = ("subscription_id", "resource_group", "location", "zone", "scale_set")  # the fields that routes match
 
 
 class FleetOutbox(StoredOutbox):
-    """For several threads. ``wake`` is called when there is something to deliver; it may not wait.
+    """May be used from several threads. ``wake`` is called when there is something to deliver; it must not wait.
 
-    ``hub_time`` gives the time by the hub, in Unix seconds, which notifications are dated by.
+    ``hub_time`` returns the hub's time in Unix seconds, which is the clock of notifications.
     """
 
     def __init__(self, routing: Routing, wake: Callable[[], None], hub_time: Callable[[], float]) -> None:
         outbox = Outbox(random.random, OF_A_FLEET, patience=0.0, overflowed=log_overflowed)
         super().__init__(outbox, threading.Condition(), Clock(), lambda: None, wake)
         self.routing = routing
-        self.totals = Totals()  # what was notified since the start
+        self.totals = Totals()  # counts of what was notified since the start
         self._hub_time = hub_time
         self._partition_of: dict[str, str] = {}  # event key -> partition
         self._news: set[str] = set()  # see ``has_news``
@@ -40,10 +40,10 @@ class FleetOutbox(StoredOutbox):
     # ---- for the partitions
 
     def commit(self, partition: str, made: Notification, *, sent: bool) -> bytes:
-        """Take a notification of a partition; returns its record. ``sent``: somebody is to be notified of it."""
+        """Queue the deliveries of a partition's notification; return its record. ``sent``: false if it is muted."""
         change = made.change
         line = Record.of(change, made.vm, exercise=made.exercise, fleet=made.facts).line()
-        # by each place that it is routed by; one for each sink and step
+        # routed by each of its places; one delivery for each sink and step
         vms = map(known, made.routed) if sent else ()
         new = {one.delivery_id: one for vm in vms for one in deliveries(change, line, self.routing, vm)}
         with self.opened() as (outbox, now):
@@ -54,29 +54,29 @@ class FleetOutbox(StoredOutbox):
         return line
 
     def has_news(self, partition: str) -> bool:
-        """Something of it was taken in, accepted or refused since its last ``part``."""
+        """Whether something of a partition was queued, accepted or refused since its last ``part``."""
         return partition in self._news
 
     def part(self, partition: str, open_keys: Collection[str]) -> OutboxImage:
-        """What waits of a partition, and what sinks said of its events that are open (``open_keys``)."""
+        """Return the waiting deliveries of a partition, and what sinks returned for open events (``open_keys``)."""
         with self.opened() as (outbox, now):
             keys = self._keys(partition)
             image = outbox.rows.image(now, keys)
             self._leave(keys.difference(open_keys, (row.event_key for row in image.rows)))
             self._news.discard(partition)
-            outbox.rows.take_changes()  # nobody writes them one by one
+            outbox.rows.take_changes()  # they are not written one by one
             return image
 
     def adopt(self, partition: str, image: OutboxImage, passed: float) -> None:
-        """Go on with what a snapshot holds, which was taken ``passed`` seconds ago."""
+        """Take over the deliveries of a snapshot that was taken ``passed`` seconds ago."""
         with self.opened() as (outbox, now):
             keys = {row.event_key for row in image.rows}.union(lane[1] for lane, _ in image.threads)
             self._partition_of |= dict.fromkeys(keys, partition)
             outbox.restore(image, now, passed)
-            outbox.redirect(now)  # whose it was may have had other sinks
+            outbox.redirect(now)  # the previous owner may have had other sinks
 
     def leave(self, partition: str) -> None:
-        """Another instance has this partition: nothing of it is sent any more."""
+        """Send nothing more of this partition: another instance has it."""
         with self._memory:
             self._leave(self._keys(partition))
 
@@ -96,9 +96,9 @@ class FleetOutbox(StoredOutbox):
     # ---- for the courier
 
     def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[Delivery]:
-        """As of an agent's outbox; note of which partitions there are news."""
+        """As in an agent's outbox; also note which partitions have news."""
         results = list(results)
-        with self._memory:  # both at once
+        with self._memory:  # one lock for both steps
             rows = [self._outbox.rows.by_id.get(one.delivery_id) for one in results if one.outcome != "returned"]
             self._news |= {self._partition_of[row.event_key] for row in rows if row is not None}
             return super().exchange(results, room)

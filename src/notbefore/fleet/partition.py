@@ -1,7 +1,7 @@
-"""``Partition``: what one partition's log says, folded record by record; and its snapshot. Pure, but for its log.
+"""``Partition``: the fold over the log of one partition, record by record; and its snapshot. Pure, except for logging.
 
-The state is a fold over the log: the same records give the same stories, waves and notifications, whoever reads them.
-A snapshot holds what is not over yet, and is taken between two records: who goes on from it needs nothing before it.
+The same records give the same stories, waves and notifications, whichever instance reads them. A snapshot contains
+what is not over yet. It is taken between two records, so whoever continues from it needs no earlier records.
 """
 
 import logging
@@ -21,33 +21,33 @@ from notbefore.fleet.snapshot import Closed, Position, Snapshot
 from notbefore.fleet.story import CANCELED, ENDED, NEW, OVER, STARTED, STRENGTH, Story, from_unix
 from notbefore.fleet.waves import Grouping, Notification, Waves
 
-UNWATCHED: Final = 120.0  # seconds between two looks, above which nobody read the hub, or it was away
+UNWATCHED: Final = 120.0  # seconds between two looks; if more have passed, the hub was not read, or was unavailable
 MAX_AHEAD: Final = timedelta(seconds=60)  # by which the clock of a VM may be ahead of the hub's
-YEAR: Final = timedelta(days=366)  # no time that a VM reports is further away
-LOOK_EVERY: Final = 30.0  # seconds of the hub's clock between two looks for stories beyond their limit
+YEAR: Final = timedelta(days=366)  # a time that a VM reports may not be further away
+LOOK_EVERY: Final = 30.0  # seconds of the hub's clock between two looks for overdue events and silent VMs
 CLOSED_SECONDS: Final = 86_400.0  # how long an event that is over is remembered: for late and repeated records
 MAX_CLOSED: Final = 20_000
-MAX_WAITING: Final = 5_000  # events that wait for the disk of the history; what is over then is not in it
+MAX_WAITING: Final = 5_000  # events that wait to be written to the history; any more are left out of it
 MAX_OPEN: Final = 20_000  # events that are open
-MAX_OPEN_OF_GROUP: Final = 5_000  # of them in one resource group, whose VMs can report what they like of each other
-MAX_OPEN_OF_ONE: Final = 1_000  # of them reported by one VM first
-NAMES_OF_ONE: Final = 4_096  # characters of affected VMs' names: an event with more of them counts as several
+MAX_OPEN_OF_GROUP: Final = 5_000  # of them in one resource group: its VMs can report anything of each other
+MAX_OPEN_OF_ONE: Final = 1_000  # of them that one VM reported first
+NAMES_OF_ONE: Final = 4_096  # characters of affected VMs' names; each time as many count as one more event
 
 log = logging.getLogger("notbefore.fleet.partition")
 
 
 class Events:
-    """Which events of a partition are open, and what a report does to them; ``state`` has what is kept of them."""
+    """The open events of a partition, changed by reports; ``state``: the part of them that a snapshot keeps."""
 
     def __init__(self, grouping: Grouping, state: Snapshot) -> None:
         self.waves = Waves(grouping, state.waves)
         self.open: dict[str, Story] = {}  # by resource group and EventId
         self._state = state
         self._limit = grouping.over_after
-        self._taken: Counter[str] = Counter()  # open events: in all, by group, and by the VM that reported them first
+        self._taken: Counter[str] = Counter()  # the weights of open events, summed by the keys of ``_bounds``
         self._by_id: dict[str, str] = {}  # EventId -> the key of the first event that has it
         found = [story for wave in state.waves.values() for story in wave.stories.values()]
-        for story in sorted(found, key=lambda one: -one.nth):  # a wave also has events that came back in another one
+        for story in sorted(found, key=lambda one: -one.nth):  # the id of an event may be back in another wave
             if story.key not in self.open and story.key not in state.closed:
                 self._keep(story.key, story)
                 if not story.shares_id:
@@ -57,16 +57,16 @@ class Events:
                 self._by_id[closed.event_key] = key
 
     def report(self, report: Report, now: float) -> str:
-        """Take in a report; returns what it was (``PartitionFigures``). Raises ``PoisonError`` before any change."""
+        """Apply a report; return its result (``PartitionFigures``). Raises ``PoisonError`` if there is no room."""
         key = report.place.group + report.event_id.casefold()
         story = self.open.get(key)
         if story is not None and story.standing in OVER and _came_back(report, story.over or from_unix(now)):
-            self._close(story, now)  # the id is another event's now; its wave may go on
+            self._close(story, now)  # the id belongs to a new event now; the wave of the old one may go on
             story = None
         if story is None:
             return self._begin(key, report, now)
         if story.began is not None and report.time < story.began:
-            return "late"  # of the event before
+            return "late"  # about the earlier event with this id
         before = _weight(story.event.resources)
         if _weight(report.resources) > before and self._is_full(story):
             raise PoisonError("too_many", f"VMs of open events of {story.sender}")
@@ -80,13 +80,13 @@ class Events:
         return "news" if news else "known"
 
     def listed(self, group: str, event_ids: Iterable[str], now: float) -> None:
-        """A VM lists these events: they are not over."""
+        """Note that a VM lists these events: they are not over."""
         for event_id in event_ids:
             if (story := self.open.get(group + event_id.casefold())) is not None:
                 story.heard_at = now
 
     def _begin(self, key: str, report: Report, now: float) -> str:
-        """A report of an event that is not open."""
+        """Apply a report of an event that is not open; returns and raises as ``report``."""
         closed = self._state.closed.get(key)
         if closed is not None and not _reopens(closed, report):
             return "late"
@@ -113,7 +113,7 @@ class Events:
         self._count(story, _weight(story.event.resources))
 
     def _is_full(self, story: Story) -> bool:
-        """There is no room for more: what one VM invents costs no other VM's event anything."""
+        """Whether there is no room for more. What one VM invents takes no room from the events of others."""
         return any(self._taken[one] >= bound for one, bound in _bounds(story).items())
 
     def _count(self, story: Story, more: int) -> None:
@@ -123,13 +123,13 @@ class Events:
                 del self._taken[one]
 
     def _locate(self, story: Story) -> None:
-        """The affected VMs are where their heartbeats say, whoever reports the event first."""
+        """Use the places in the heartbeats of the affected VMs, whichever VM reports the event first."""
         for name in story.vms:
             if (heard := self._state.heard.get(name)) is not None:
                 story.locate(heard.place, affected=True)
 
     def look(self, now: float) -> Iterator[None]:
-        """End what is long overdue, and forget what is long over. Others may have their turn at each step."""
+        """End overdue events, and forget those that were over long ago. After each step, other tasks may get a turn."""
         for story in list(self.open.values()):
             if not story.given_up and now > story.deadline(self._limit):
                 before = story.standing
@@ -147,12 +147,12 @@ class Events:
                 del self._by_id[one.event_key]
 
     def is_gone(self, vm: str) -> bool:
-        """A Preempt or a Terminate of the VM is over, and it has not come back."""
+        """Whether a Preempt or a Terminate of the VM is over, and the VM has not come back."""
         at, heard = self._state.vanished.get(vm), self._state.heard.get(vm)
         return at is not None and (heard is None or heard.at <= at + heard.interval)
 
     def explained(self, now: float) -> set[str]:
-        """The VMs that an event affects which has started, or was due to."""
+        """Return the VMs that are affected by an open event that has started, or whose NotBefore has passed."""
         return {
             vm
             for story in self.open.values()
@@ -161,7 +161,7 @@ class Events:
         }
 
     def close(self, stories: Iterable[Story], now: float) -> None:
-        """These are over, unless they came back, in another wave."""
+        """Close these stories, which are over. One whose id has come back in another wave is closed already."""
         for story in stories:
             if self.open.get(story.key) is story:
                 self._close(story, now)
@@ -169,7 +169,7 @@ class Events:
     def _close(self, story: Story, now: float) -> None:
         del self.open[story.key]
         self._count(story, -_weight(story.event.resources))
-        if len(self._state.past) < MAX_WAITING:  # who writes them deletes what is written, the first ones
+        if len(self._state.past) < MAX_WAITING:  # the writer deletes the first ones, which it has written
             self._state.past.append(PastEvent.closed_at(now, story))
         if story.event.event_type in VANISHING and story.standing is not CANCELED:
             self._state.vanished |= dict.fromkeys(story.vms, now)
@@ -178,7 +178,7 @@ class Events:
 
 
 class Partition:
-    """The fold. ``state``: of who had the partition before; from now on it is this one's."""
+    """The fold. ``state``: that of the previous owner; the fold changes it in place."""
 
     def __init__(
         self, name: str, grouping: Grouping, state: Snapshot | None = None, figures: PartitionFigures | None = None
@@ -194,20 +194,20 @@ class Partition:
 
     @property
     def position(self) -> Position:
-        """Up to where the log was read."""
+        """The last record that was read."""
         return self.state.position
 
     def event_keys(self) -> set[str]:
-        """What the notifications of all that is open are known by."""
+        """Return the event keys of all open waves."""
         return {wave.event_key for waves in self._every for wave in waves.open.values()}
 
     def snapshot(self, at: float, outbox: OutboxImage | None = None) -> bytes:
-        """All that is needed to go on from here, as MessagePack: see ``read_snapshot``."""
+        """Return all that is needed to continue from here, as MessagePack. ``at``: Unix seconds of the hub's clock."""
         self.state.at, self.state.outbox = at, outbox or OutboxImage()
         return msgspec.msgpack.encode(self.state)
 
     def hub_has(self, partitions: int) -> None:
-        """So many partitions. Where they were fewer, its VMs may send their heartbeats to another one by now."""
+        """Note the number of partitions. If it has changed, forget the VMs: they may use another partition now."""
         if partitions != self.state.partitions:
             self.state.partitions = partitions
             self.silence.expect({}, 0.0, 0.0)
@@ -215,11 +215,11 @@ class Partition:
     # ---- the fold
 
     def add(self, body: bytes, at: Position) -> Iterator[Notification | None]:
-        """Take in one record; yields the notifications that were due before it, as ``advance`` does."""
+        """Apply one record; before it, yield the notifications that were due, as ``advance`` does."""
         if at.sequence <= self.position.sequence:
             if at.enqueued <= self.position.enqueued:  # a snapshot may be newer than the checkpoint
                 return
-            self.state.backlog = -1  # newer than all that was read: the hub was made anew, and counts from 0 again
+            self.state.backlog = -1  # a newer record, a smaller number: the hub was created again, and counts from 0
         elif self.position.sequence >= 0:
             self.figures.missing += at.sequence - 1 - self.position.sequence
         if at.enqueued >= self.next_due:
@@ -229,7 +229,7 @@ class Partition:
             result = self._take(read(body), at.enqueued)
         except PoisonError as error:
             result = self._set_aside(error)
-        except Exception as error:  # noqa: BLE001 - nobody foresaw it: set aside, it keeps no other record waiting
+        except Exception as error:  # noqa: BLE001 - unforeseen: set aside, it does not stop the other records
             self.figures.errors["fold"] += 1
             result = self._set_aside(PoisonError("failed", f"please report it: {type(error).__name__}: {error}"), error)
         self.figures.records[result] += 1
@@ -246,21 +246,21 @@ class Partition:
 
     @property
     def next_due(self) -> float:
-        """Unix seconds of the hub's clock: before, ``advance`` has nothing to do."""
+        """Unix seconds of the hub's clock; before that, ``advance`` has nothing to do."""
         return min(self._looked + LOOK_EVERY, *(waves.next_due for waves in self._every))
 
     def advance(self, now: float) -> Iterator[Notification | None]:
-        """Nothing older than ``now``, in Unix seconds of the hub's clock, will come; yields what is due by then.
+        """Yield what is due by ``now``, in Unix seconds of the hub's clock: no older record will come.
 
-        ``None``: others may have their turn.
+        ``None``: other tasks may get a turn.
         """
         if self.position.sequence < self.state.backlog:
             return
         try:
             yield from self._advance(now)
-        except Exception:  # nobody foresaw it: the next call goes on with what comes after it
+        except Exception:  # unforeseen: the next call continues after what has failed
             self.figures.errors["fold"] += 1
-            log.exception("partition %s: an error that nobody foresaw. Please report it.", self.name)
+            log.exception("partition %s: unforeseen error, please report it", self.name)
 
     def _advance(self, now: float) -> Iterator[Notification | None]:
         events = self.events
@@ -280,7 +280,7 @@ class Partition:
                 yield made
 
     def _take(self, found: Report | Beat | None, now: float) -> str:
-        """Take in what a record says; returns what it was: see ``PartitionFigures``. Raises ``PoisonError``."""
+        """Apply a decoded record; return its result: see ``PartitionFigures``. Raises ``PoisonError``."""
         if found is None:
             return "skipped"
         if not self.silence.hear(found, now):
@@ -292,7 +292,7 @@ class Partition:
 
 
 def _in_time(report: Report, now: float) -> Report:
-    """As reported; times that cannot be are replaced by the hub's, which says ``now`` in Unix seconds."""
+    """Correct impossible times of a report by the hub's clock, which shows ``now`` in Unix seconds."""
     latest, due = from_unix(now), report.not_before
     earliest = latest - YEAR
     if due is not None and abs(due - latest) >= YEAR:
@@ -305,22 +305,22 @@ def _in_time(report: Report, now: float) -> Report:
 
 
 def _bounds(story: Story) -> dict[str, int]:
-    """Whose bounds an event counts for: everybody's, those of the group, and of the VM that reported it first."""
+    """Return the bounds that apply to an event: of the partition, of its group, of the VM that reported it first."""
     return {"": MAX_OPEN, story.group: MAX_OPEN_OF_GROUP, story.sender: MAX_OPEN_OF_ONE}
 
 
 def _weight(resources: tuple[str, ...]) -> int:
-    """As how many open events one counts that affects these VMs."""
+    """Return how many open events an event with these affected VMs counts as."""
     return 1 + sum(map(len, resources)) // NAMES_OF_ONE
 
 
 def _came_back(report: Report, over: datetime) -> bool:
-    """The EventId is listed again, as another event; what is repeated, or comes late, is of the first one."""
+    """Whether the EventId is listed again, for a new event. Repeated or late reports are about the first one."""
     return report.reason == "came_back" and report.time > over
 
 
 def _reopens(closed: Closed, report: Report) -> bool:
-    """What looked canceled was not; how it ended was not known; or the EventId was listed again, as another event."""
+    """Whether a report reopens an event: it was not canceled, its end was unknown, or the EventId is a new event's."""
     if report.reason == "came_back":
         return _came_back(report, closed.over)
     return closed.standing in (CANCELED, ENDED) and STRENGTH[report.change] > closed.standing

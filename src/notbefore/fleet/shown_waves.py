@@ -1,4 +1,4 @@
-"""What is coming over the fleet, for the page, the commands, and calendars. Pure."""
+"""The events of the fleet that are not over, for the page, the commands, and calendars. Pure."""
 
 import re
 from collections import Counter
@@ -18,35 +18,35 @@ from notbefore.fleet.silence import Heard
 from notbefore.fleet.story import OVER, STARTED, Story
 from notbefore.fleet.waves import Wave, event_of_wave, place_of, reporters
 
-FILTERS: Final = (  # of a request
+FILTERS: Final = (  # parameters of a request
     "event_type", "status", "subscription", "resource_group", "scale_set", "region", "tag", "vm",
 )  # fmt: skip
-PART_OF_LINE: Final = re.compile(rb".{1,74}(?![\x80-\xbf])")  # octets, by RFC 5545; the next one begins a character
-MAX_NAMES: Final = 20  # of VMs in an event of a calendar
+PART_OF_LINE: Final = re.compile(rb".{1,74}(?![\x80-\xbf])")  # octets, by RFC 5545; the next octet begins a character
+MAX_NAMES: Final = 20  # of VMs in a calendar entry
 
 
 class EventFacts(Struct, frozen=True, kw_only=True):
-    """What is shown of an event, or of a wave of them; of a wave it is what all of its events have in common."""
+    """What is shown of an event or a wave; for a wave, what all of its events have in common."""
 
     event_id: str  # of the event, or of the wave
     event_type: str
     event_source: str | None = None
-    subscription: str = ""  # this and the next five: what all of its VMs have in common; empty where they differ
+    subscription: str = ""  # this and the next five: common to all of its VMs; empty if they differ
     resource_group: str = ""
     scale_set: str = ""
     region: str = ""
     zone: str = ""
     tags: dict[str, str]
-    vms: tuple[str, ...]  # that it affects
-    reported_by: int  # VMs
+    vms: tuple[str, ...]  # the affected VMs
+    reported_by: int  # number of VMs
     first_seen: datetime
     not_before: datetime | None
-    started: datetime | None  # the first of them
+    started: datetime | None  # the first start
     description: str | None = None
 
     @classmethod
     def of(cls, event: Event, stories: Collection[Story], *sources: object, **fields: Any) -> Self:
-        """Of stories that are shown as ``event``; what else there is, is of ``sources`` or ``fields``: see ``view``."""
+        """Make the facts of stories, shown as ``event``; ``sources`` and ``fields`` give the rest: see ``view``."""
         place = place_of(stories)
         return view(
             cls,
@@ -67,17 +67,17 @@ class ShownWave(EventFacts, frozen=True, kw_only=True):
 
     status: str  # scheduled, started
     events: int
-    under_way: int  # of them
-    over: int  # of them
+    under_way: int  # events that have started
+    over: int  # events that are over
     seconds_to_not_before: float | None
 
     @property
     def to_come(self) -> int:
-        """Events of it that have not started, and can be prepared for."""
+        """The number of its events that have not started: people can still prepare for them."""
         return self.events - self.under_way - self.over
 
     def matches(self, wanted: Mapping[str, str]) -> bool:
-        """Whether it is asked for: by a field, a ``tag`` (``NAME=VALUE``), a part of a name (``vm``), in any case."""
+        """Whether all filters match: ``vm`` is a part of a VM's name, in any case; the others as in ``fits``."""
         fields = {name: value for name, value in wanted.items() if name != "vm"}
         part = wanted.get("vm", "").casefold()
         named = not part or any(part in vm.casefold() for vm in self.vms)
@@ -85,7 +85,7 @@ class ShownWave(EventFacts, frozen=True, kw_only=True):
 
 
 def fits(wanted: Mapping[str, str], facts: Mapping[str, object], tags: Mapping[str, str]) -> bool:
-    """Whether what is known of VMs is what is wanted: a value of each, in any case, or a ``tag`` (``NAME=VALUE``)."""
+    """Whether the facts have the wanted values, in any case, and the tags a ``tag`` (``NAME`` or ``NAME=VALUE``)."""
     for name, value in wanted.items():
         if name == "tag":
             tag, _, of = value.partition("=")
@@ -99,31 +99,31 @@ def fits(wanted: Mapping[str, str], facts: Mapping[str, object], tags: Mapping[s
 
 
 class ShownPartition(Struct, frozen=True):
-    """One partition of the hub. ``age``: seconds since its snapshot was taken; ``None``: it is read here, and live."""
+    """One partition of the hub. ``age``: seconds since its snapshot was taken; ``None``: this instance reads it."""
 
     name: str
     age: float | None
 
 
 class FleetEvents(Struct, frozen=True):
-    """The body of ``/api/v1/fleet/events``: of the whole fleet, whichever instance is asked."""
+    """The body of ``/api/v1/fleet/events``: the whole fleet, on any instance."""
 
-    trouble: str  # why not all that is coming is known: the hub, or a partition of it, is not read; empty where it is
+    trouble: str  # why coming events may be unknown: the hub or a partition is not being read; else empty
     partitions: tuple[ShownPartition, ...]
     waves: tuple[ShownWave, ...]
-    heard: int  # VMs that have sent a sign of life
-    silent: tuple[str, ...]  # those whose signs of life have stopped, without an event that explains it
+    heard: int  # number of VMs that have sent a heartbeat
+    silent: tuple[str, ...]  # VMs whose heartbeats have stopped, without an event that explains it
     missing: tuple[str, ...]  # VMs of the inventory that were never heard from, or not for a day
 
 
 def coming(waves: Iterable[Wave], now: datetime) -> tuple[ShownWave, ...]:
-    """The waves that are not over: what can still be prepared for by the time that is left, then what is under way."""
+    """Return the waves that are not over: those with events to come, by the time left, then those under way."""
     found = [one for one in (shown(wave, now) for wave in waves if wave.stories) if one.over < one.events]
     return tuple(sorted(found, key=lambda one: (not one.to_come, one.not_before or one.first_seen, one.event_id)))
 
 
 def shown(wave: Wave, now: datetime) -> ShownWave:
-    """A wave that has stories, as it is at ``now``."""
+    """Return a wave, which must have stories, as it is at ``now``."""
     stories, standing = list(wave.stories.values()), wave.standing
     event = event_of_wave(wave, standing, now)
     return ShownWave.of(
@@ -138,7 +138,7 @@ def shown(wave: Wave, now: datetime) -> ShownWave:
 
 
 def names_of(vms: Iterable[Heard]) -> tuple[str, ...]:
-    """The names of VMs; with what distinguishes them where two have the same one."""
+    """Return the names of VMs; equal names have their subscription and resource group in front."""
     found = list(vms)
     named = Counter(one.name.casefold() for one in found)
     parts = ((one.place.subscription, one.place.resource_group, one.name) for one in found)
@@ -147,13 +147,13 @@ def names_of(vms: Iterable[Heard]) -> tuple[str, ...]:
 
 
 def under_way(waves: Iterable[ShownWave]) -> list[list[ShownWave]]:
-    """The waves that have started, those of each type and place together."""
+    """Return the waves with events under way, one list for each type and place."""
     place = attrgetter("event_type", "subscription", "resource_group", "scale_set")
     return [list(found) for _, found in groupby(sorted((one for one in waves if one.under_way), key=place), place)]
 
 
 def calendar(waves: Iterable[ShownWave], now: datetime) -> bytes:
-    """An iCalendar feed (RFC 5545): an event for each wave that is still to come, at its NotBefore."""
+    """Return an iCalendar feed (RFC 5545): an entry for each wave with events to come, at its NotBefore."""
     lines = ["BEGIN:VCALENDAR", "VERSION:2.0", "PRODID:-//notbefore//fleet//EN"]
     for one in waves:
         if not one.to_come or one.not_before is None:
@@ -183,5 +183,5 @@ def _escaped(text: str) -> str:
 
 
 def _folded(line: str) -> bytes:
-    """A long line goes on in the next one after a space; no character is cut."""
+    """Fold a long line: it continues on the next line after a space; no character is cut."""
     return b"\r\n ".join(PART_OF_LINE.findall(line.encode()))
