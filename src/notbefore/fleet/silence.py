@@ -1,6 +1,6 @@
-"""``Silence``: which VMs were heard from, and which have fallen silent without an event that explains it. Pure.
+"""``Silence``: the VMs that were heard from, and those that fell silent without an event that explains it. Pure.
 
-A VM is known from its first heartbeat on. It is silent after three of its intervals without any record of it. The
+A VM is known from its first heartbeat on. It is silent after three of its intervals without a record from it. The
 silent VMs of one scale set or resource group are one wave, of the type ``Silent``: it starts with the first of them,
 and is over once all are heard from again. The VMs of an inventory that are not heard from at all are missing, by the
 same rules. Times are Unix seconds of the hub's clock.
@@ -22,33 +22,33 @@ from notbefore.fleet.hub_records import Beat, Place, Report, one_place
 from notbefore.fleet.story import FINISHED, STARTED, Story, from_unix
 from notbefore.fleet.waves import Grouping, OpenWaves, Waves
 
-INTERVALS: Final = 3  # without a sign of life, after which a VM is silent
-FORGET_SECONDS: Final = 86_400.0  # after which a silent VM is no longer expected: somebody has deleted it
-SHORTEST, LONGEST = 10.0, 86_400.0  # seconds between heartbeats: others are not believed
+INTERVALS: Final = 3  # of its heartbeats: after so many without a record a VM is silent
+FORGET_SECONDS: Final = 86_400.0  # after which a silent VM is forgotten: it was probably deleted
+SHORTEST, LONGEST = 10.0, 86_400.0  # seconds between heartbeats: other intervals are cut to these
 MAX_HEARD: Final = 50_000  # VMs of one partition
-MAX_HEARD_OF_GROUP: Final = 20_000  # of them in one resource group, whose VMs can say what they like of each other
+MAX_HEARD_OF_GROUP: Final = 20_000  # of them in one resource group: its VMs can report under any name
 _TOGETHER: Final = ("subscription", "resource_group", "scale_set")
 
 
 Expected = dict[str, tuple[str, Place]]
-"""VMs of an inventory: names and places, by ``SUBSCRIPTION/RESOURCE GROUP/NAME`` in one case."""
+"""VMs of an inventory: ``SUBSCRIPTION/RESOURCE GROUP/NAME`` in one case -> name and place."""
 
 
 class Heard(Struct, array_like=True):
-    """A VM that has sent a heartbeat."""
+    """A VM that has sent a heartbeat, or is expected to."""
 
     name: str
-    at: float  # the last sign of life
+    at: float  # the last record from it, or since when it is expected
     interval: float  # seconds between its heartbeats
     place: Place  # with its tags
     silent: bool = False  # or missing
 
 
 class Silence:
-    """Of one partition; ``waves`` and ``heard``: of who had it before.
+    """The VMs of one partition; ``waves`` and ``heard``: the state of the previous owner, changed in place.
 
-    A VM is known by its resource group and name (``Place.group``). ``missing``: it is about VMs of an inventory, which
-    ``expect`` gives, and not about those that were heard from.
+    A VM's key is its resource group and name (``Place.group``). ``missing``: the VMs are those of an inventory, which
+    ``expect`` sets, not those that were heard from.
     """
 
     def __init__(self, grouping: Grouping, waves: OpenWaves, heard: dict[str, Heard], *, missing: bool = False) -> None:
@@ -60,9 +60,9 @@ class Silence:
             one.place = one_place(one.place)
 
     def expect(self, vms: Expected, now: float, patience: float) -> None:
-        """These are to be heard from, and are not: missing in ``patience`` seconds. Nobody else is expected any more.
+        """Expect exactly these VMs, which are not heard from: in ``patience`` seconds they are missing.
 
-        The time of those that were expected before goes on.
+        For VMs that were expected before, the time continues.
         """
         for key, (name, place) in vms.items():
             if key not in self.heard:
@@ -71,7 +71,7 @@ class Silence:
             self._forget(key)
 
     def hear(self, found: Beat | Report, now: float) -> bool:
-        """A record of a VM: it is alive. ``False``: too many are known to take in one more."""
+        """Note a record of a VM: it is alive. Return ``False`` if too many VMs are known to add this one."""
         group = found.place.group
         key = group + found.vm
         known = self.heard.get(key)
@@ -82,7 +82,7 @@ class Silence:
         elif isinstance(found, Beat):
             if len(self.heard) >= MAX_HEARD or self._groups[group] >= MAX_HEARD_OF_GROUP:
                 return False
-            name = intern(found.vm_name or found.vm)  # stories have the same
+            name = intern(found.vm_name or found.vm)  # stories have the same string
             self._add(key, Heard(name, now, _interval(found), found.place))
         return True
 
@@ -96,10 +96,10 @@ class Silence:
     def look(
         self, now: float, unwatched: float, gone: Callable[[str], bool], explained: Callable[[float], set[str]]
     ) -> Iterator[None]:
-        """See who has fallen silent by now, and who is back. Others may have their turn at each step.
+        """Find the VMs that are silent now, and those that are back. After each step, other tasks may get a turn.
 
-        ``unwatched``: seconds before ``now`` in which nothing could be heard; they are nobody's silence. ``gone`` says
-        whether a VM was deleted by an event, ``explained`` of which ones is under way.
+        ``unwatched``: seconds before ``now`` in which nothing could be heard: they do not count. ``gone``: whether an
+        event has deleted a VM. ``explained``: the VMs whose silence is explained by an event under way.
         """
         busy: set[str] | None = None
         silent: dict[Place, list[Heard]] = {}
@@ -122,7 +122,7 @@ class Silence:
             yield
 
     def _note(self, story: Story | None, place: Place, silent: list[Heard], now: float) -> None:
-        """Have people notified where these VMs of a place are not the ones that they know of."""
+        """Update the story of a place, and its wave, if its silent VMs are not the same as before."""
         names = tuple(sorted(one.name for one in silent))
         if story is None:
             began = from_unix(min(one.at for one in silent))

@@ -1,7 +1,7 @@
-"""``Story``: what the reports of many VMs make of one event. Pure.
+"""``Story``: one event, merged from the reports of many VMs. Pure.
 
-The story is the same whatever the order in which the reports come, and however often each of them does: the strongest
-claim stands (``STRENGTH``). What people are notified of is a step between two standings (``STEPS``), made once.
+The result does not depend on the order of the reports, nor on how often each one comes: the strongest claim counts
+(``STRENGTH``). People are notified of each step between two standings (``STEPS``) once.
 """
 
 from datetime import UTC, datetime
@@ -18,9 +18,9 @@ from notbefore.fleet.hub_records import Place, Report
 
 
 class Standing(IntEnum):
-    """How an event stands. The order is that of ``STRENGTH``: of two claims the greater one stands."""
+    """The state of an event. If two claims differ, the greater one counts: see ``STRENGTH``."""
 
-    NEW = 0  # nothing is known of it, or nobody was notified of it
+    NEW = 0  # nothing is known about it, or nobody was notified of it
     SCHEDULED = 1
     ENDED = 2  # gone, and nobody saw how
     CANCELED = 3
@@ -33,36 +33,36 @@ NEW, SCHEDULED, ENDED, CANCELED, STARTED, FINISHED = Standing
 STRENGTH: Final[dict[LifecycleKind, Standing]] = {
     "announced": SCHEDULED,
     "updated": SCHEDULED,
-    "ended": ENDED,  # nobody saw it end: who did see it knows better
-    "canceled": CANCELED,  # seen from outside it looks canceled; who saw it start knows better
+    "ended": ENDED,  # nobody saw how: a VM that did see it knows better
+    "canceled": CANCELED,  # it looks canceled: a VM that saw the start knows better
     "started": STARTED,
     "finished": FINISHED,  # it had started, and is over
 }
-"""What a VM claims with a change. Of contradicting claims the one stands that takes more to have been seen."""
+"""Change -> what the VM claims by it. If claims contradict each other, that of the VM that has seen more counts."""
 
 OUTCOMES: Final[dict[Standing, Outcome]] = {ENDED: "unknown", CANCELED: "canceled", FINISHED: "finished"}
 OVER: Final = frozenset(OUTCOMES)
 
 ENDS_AS: Final = {SCHEDULED: ENDED, STARTED: FINISHED}
-"""Once it is over: of an event that nobody has seen ending. Azure knows one way out of Started. Else as is claimed."""
+"""The standing of an event that is over, if its claim is not an end. After Started, Azure has only one next step."""
 
 _ENDS: Final[dict[Standing, LifecycleKind]] = {CANCELED: "canceled", FINISHED: "finished", ENDED: "ended"}
 STEPS: Final[dict[Standing, dict[Standing, LifecycleKind]]] = {
     NEW: {SCHEDULED: "announced", STARTED: "started", **_ENDS},
     SCHEDULED: {SCHEDULED: "updated", STARTED: "started", **_ENDS},
-    STARTED: {STARTED: "updated", **_ENDS, CANCELED: "finished"},  # of a wave: the rest of it was canceled
+    STARTED: {STARTED: "updated", **_ENDS, CANCELED: "finished"},  # only of a wave: the rest of it was canceled
     CANCELED: {STARTED: "started", FINISHED: "finished"},  # what looked canceled was not
-    ENDED: {STARTED: "started", FINISHED: "finished", CANCELED: "canceled"},  # learnt late
+    ENDED: {STARTED: "started", FINISHED: "finished", CANCELED: "canceled"},  # reported late
     FINISHED: {},
 }
-"""From what was notified last to how it stands now: what to notify of. Of other pairs nobody is notified."""
+"""Last notified standing -> standing now -> the change to notify of. There is none for other pairs."""
 
-REPORTED: Final = [name for name in Event.__struct_fields__ if name in Report.__struct_fields__]  # of an event
+REPORTED: Final = [name for name in Event.__struct_fields__ if name in Report.__struct_fields__]  # fields of an event
 MAX_REPORTERS: Final = 256 * 1024  # bytes of the names of the VMs that report one event: a scale set has 1,000 VMs
 
 
 class Measures(Struct, frozen=True):
-    """What one affected VM measured, in seconds; ``None`` where it did not."""
+    """What one affected VM measured, in seconds; ``None`` if it did not."""
 
     notice: float | None = None
     interruption: float | None = None
@@ -72,34 +72,34 @@ class Story(Struct, array_like=True):
     """One event, as the VMs of one group report it. Mutable: only ``add``, ``Partition`` and ``Waves`` change it."""
 
     event: Event  # the newest content that was reported
-    place: Place  # what its VMs have in common, by those that were heard from
-    first_seen: datetime  # by the first VM
+    place: Place  # what its VMs have in common, as far as they were heard from
+    first_seen: datetime  # by the first VM that saw it
     group: str  # subscription and resource group, as ``Place.group`` writes them
-    sender: str  # the VM that reported it first, with its group as it was known then
-    newest: tuple[datetime, str, str]  # when the content was seen, by which VM, and with which change
-    dated: tuple[datetime, str, str]  # the same of NotBefore
-    claim: Standing = NEW  # the strongest
-    standing: Standing = NEW  # how the event stands by all reports
-    reported: dict[str, int] = {}  # VM -> its last word of the end: see ``_last_word``
-    room: int = MAX_REPORTERS  # bytes: for the names of more VMs
-    measured: dict[str, Measures] = {}  # of the VMs that it affects
+    sender: str  # the VM that reported it first, after its group
+    newest: tuple[datetime, str, str]  # where the content is from: time, VM and change id
+    dated: tuple[datetime, str, str]  # the same for NotBefore
+    claim: Standing = NEW  # the strongest claim
+    standing: Standing = NEW  # the event's state by all reports
+    reported: dict[str, int] = {}  # VM -> its last report of the end: see ``_last_word``
+    room: int = MAX_REPORTERS  # bytes left for the names of more VMs
+    measured: dict[str, Measures] = {}  # by affected VM
     started: datetime | None = None  # the first start
-    over: datetime | None = None  # the last VM's word that it is over
+    over: datetime | None = None  # the last VM's report of the end
     not_before: datetime | None = None  # the last one known
-    nth: int = 0  # how often an event of this id was over before
-    began: datetime | None = None  # of an event that came back: when it was listed again
+    nth: int = 0  # the number of earlier events with this id
+    began: datetime | None = None  # if there was an earlier one: when the id was listed again
     given_up: bool = False  # the limit has passed: over as far as is known
-    heard_at: float = 0.0  # when the hub took in what was said of it last, in Unix seconds
+    heard_at: float = 0.0  # when the hub accepted the last record about it, in Unix seconds
     exercise: bool = False
-    late: bool = False  # it was over as far as was known, and what is learnt now corrects that
-    labels: tuple[str, ...] = ()  # the wave that it is in; it stays there, whatever becomes of it
+    late: bool = False  # it was over as far as was known, and a late report corrects that
+    labels: tuple[str, ...] = ()  # the key of its wave, which it never leaves
     named: bool = False  # a notification of its wave has named it
-    shares_id: bool = False  # an event of another resource group has its EventId: they are not mixed up
-    by_affected: bool = False  # `place` is that of affected VMs; until one is heard from, of the others
+    shares_id: bool = False  # another resource group's event had its EventId first: the two are kept apart
+    by_affected: bool = False  # ``place`` is that of affected VMs; until one is heard from, that of others
 
     @classmethod
     def begin(cls, report: Report) -> "Story":
-        """A story that the first report of an event begins; it is to be added as well."""
+        """Begin a story with the first report of an event; the caller must also ``add`` the report."""
         when = (report.time, report.vm, report.change_id)
         event, group = event_of(report), report.place.group
         sender = group + report.vm
@@ -107,21 +107,21 @@ class Story(Struct, array_like=True):
 
     @property
     def key(self) -> str:
-        """It is known by its resource group and EventId."""
+        """Identifies the event: its resource group and EventId."""
         return self.group + self.event.key
 
     @property
     def vms(self) -> list[str]:
-        """The VMs that it affects, each with its group."""
+        """The affected VMs, each after its group."""
         return [self.group + name for name in self.event.vms]
 
     def deadline(self, limit: float) -> float:
-        """Unix seconds after which nobody is waited for any longer; ``limit`` in seconds."""
+        """Return when to stop waiting for more reports, in Unix seconds; ``limit`` in seconds."""
         times = (self.first_seen, self.not_before, self.started)
         return max(self.heard_at, *(time.timestamp() for time in times if time is not None)) + limit
 
     def add(self, report: Report) -> bool:
-        """Take in a report; returns whether the event stands otherwise now, or its content is another one."""
+        """Apply a report; return whether it has changed the event's standing or content."""
         vm = report.vm
         before = self.reported.get(vm)
         if before is None:
@@ -138,14 +138,14 @@ class Story(Struct, array_like=True):
         return changed or stood is not self.standing
 
     def locate(self, place: Place, *, affected: bool) -> None:
-        """Keep what this VM has in common with those before it; affected VMs count before others."""
+        """Keep what this VM's place has in common with those before. Once one is affected, only affected ones count."""
         if self.place == Place() or (affected and not self.by_affected):
             self.place, self.by_affected = place, affected
         elif affected == self.by_affected:
             self.place = self.place.shared(place)
 
     def give_up(self) -> None:
-        """The limit has passed: it is over as far as is known."""
+        """End the event, as its limit has passed: it is over as far as is known."""
         self.given_up = True
         self.standing = self._stands()
 
@@ -155,7 +155,7 @@ class Story(Struct, array_like=True):
         return STARTED if self.claim >= STARTED else SCHEDULED
 
     def _is_over(self) -> bool:
-        """All affected VMs that are heard from say so; where none of them is, all others."""
+        """Whether all affected VMs that report it say so, or else all others; for a Preempt or Terminate, any VM."""
         reported = self.reported
         if all(word > 0 for word in reported.values()):
             return True
@@ -165,7 +165,7 @@ class Story(Struct, array_like=True):
         return bool(heard) and all(heard)
 
     def _take_content(self, report: Report) -> bool:
-        """Take over times, measurements and content; returns whether the content is another one."""
+        """Apply times, measurements and content; return whether the content has changed."""
         self.first_seen = min(self.first_seen, report.first_seen)
         if report.change == "started":
             self.started = min(self.started or report.time, report.time)
@@ -191,9 +191,9 @@ class Story(Struct, array_like=True):
 
 
 def _last_word(before: int, report: Report) -> int:
-    """What a VM said last of the end, by its own clock: that it is over, or, negative, that it lists the event again.
+    """Return when a VM last reported that the event is over, or, negative, that it lists the event again.
 
-    In Unix milliseconds, as records have them; 0: neither. What is repeated, or comes late, is no newer word.
+    In Unix milliseconds of its clock, as in records; 0: neither. A repeated or late report changes nothing.
     """
     when = round(report.time.timestamp() * 1000)
     if report.reason == "came_back":
@@ -206,15 +206,15 @@ def _last_word(before: int, report: Report) -> int:
 
 
 def event_of(report: Report) -> Event:
-    """The event as a report has it."""
+    """Return the event as it is reported."""
     return Event(**{name: getattr(report, name) for name in REPORTED})
 
 
 def content(event: Event) -> str:
-    """What of an event is worth an update: all but its status, which is a matter of the standing."""
+    """Return a digest of the content that is worth an update: all but the status, which the standing replaces."""
     return replace(event, event_status="").digest()
 
 
 def from_unix(seconds: float) -> datetime:
-    """Unix seconds as a time in UTC."""
+    """Convert Unix seconds to a time in UTC."""
     return datetime.fromtimestamp(seconds, UTC)

@@ -1,12 +1,12 @@
-"""``Waves``: stories that belong together, and the moments at which people are notified of them. Pure.
+"""``Waves``: groups of stories that belong together, and the times of their notifications. Pure.
 
-In Alertmanager's words: ``group_by`` says which stories of one resource group and of the same routes are one group (a
-wave), ``group_wait`` how long the first notification waits for more of them, ``group_interval`` how long a digest does.
-What changes how a wave stands is notified at once, and what would lose its notice by waiting for the next digest does
-not wait for it. A wave is shown as one event, with all its VMs as ``Resources``, so that every sink and route of the
-agent takes it.
+The terms are Alertmanager's: ``group_by`` defines which stories of one resource group and the same routes are a group
+(a wave), ``group_wait`` how long the first notification waits for more of them, ``group_interval`` how long a digest
+waits. The start of a wave is notified at once; its end waits for ``group_interval``. News that would lose its notice by
+waiting for the next digest does not wait for it. A wave has the form of one event, with all its VMs as ``Resources``,
+so that every sink and route of the agent can handle it.
 
-All times are the hub's: whoever reads the same log makes the same notifications, under the same ids.
+All times are the hub's: every instance that reads the same log makes the same notifications, under the same ids.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -43,8 +43,8 @@ from notbefore.fleet.story import (
 
 MAX_ROUTED: Final = 4  # places by which the notifications of one wave are routed
 MAX_NAMES: Final = 2_000  # of VMs in one notification
-SHARE_OF_NOTICE: Final = 3  # news waits for a third of the notice at most: a Preempt has 30 s
-SHARE_OF_DIGEST: Final = 2  # or for the next digest, if at least half of the notice is left then
+SHARE_OF_NOTICE: Final = 3  # news waits for a third of the remaining notice at most: a Preempt has 30 s
+SHARE_OF_DIGEST: Final = 2  # or for the next digest, if at least half of the notice is left by then
 
 _REASONS: Final[dict[LifecycleKind, Reason]] = {
     "announced": "first_seen_scheduled",
@@ -62,64 +62,64 @@ class Grouping(Struct, frozen=True):
     group_by: tuple[str, ...] = ("event_id",)  # see ``_label``
     group_wait: float = 10.0
     group_interval: float = 300.0
-    over_after: float = 3600.0  # after NotBefore, or the start: then it is over, whoever says so
-    routes: tuple[Route, ...] = ()  # stories that go different ways are no group
+    over_after: float = 3600.0  # after NotBefore, the start and the last record: then it is over without reports
+    routes: tuple[Route, ...] = ()  # stories with different routes are different groups
 
     @property
     def each_event(self) -> bool:
-        """Every event is a group of its own: there is nothing to wait for."""
+        """Whether every event is a group of its own: then there is nothing to wait for."""
         return "event_id" in self.group_by
 
 
 class Wave(Struct, array_like=True):
     """One group of stories. Mutable: only ``Waves`` changes it."""
 
-    event_key: str  # what its notifications are known by
+    event_key: str  # the event key of its notifications
     stories: dict[str, Story] = {}
-    notified: Standing = NEW  # what was notified last
+    notified: Standing = NEW  # the standing that was notified last
     notified_event: Event | None = None
     notified_at: float = 0.0  # Unix seconds of the hub's clock
-    due: float | None = None  # when the next notification is to be made
-    number: int = 0  # of the last digest
-    nth: int = 0  # of an event that came back: how often it was over before
-    routed: tuple[Vm, ...] = ()  # by what its notifications were routed so far, each once
+    due: float | None = None  # when the next notification is due, in Unix seconds
+    number: int = 0  # the number of the last digest
+    nth: int = 0  # the number of earlier events with this id
+    routed: tuple[Vm, ...] = ()  # the places that route its notifications, each once
 
     @property
     def standing(self) -> Standing:
-        """How it stands: started while one of its events is, over once all of them are."""
-        found = {story.standing for story in list(self.stories.values())}  # readers have another thread
+        """Its state: started while one of its events is, over once all of them are."""
+        found = {story.standing for story in list(self.stories.values())}  # a copy: other threads read it
         return next((one for one in (STARTED, SCHEDULED, FINISHED, CANCELED, ENDED) if one in found), NEW)
 
 
 OpenWaves = dict[tuple[str, ...], Wave]
-"""By what is one wave: subscription and resource group, the values of ``group_by``, the routes (``Story.labels``)."""
+"""The keys are ``Story.labels``: subscription and resource group, the values of ``group_by``, the routes."""
 
 
 class Notification(Struct, frozen=True):
-    """A change of a wave, with whose it is, and what is only known of many VMs."""
+    """A change of a wave, with what its VMs have in common, and what only many VMs together show."""
 
     change: Change
     vm: Vm
     facts: FleetFacts
     exercise: bool = False
-    routed: tuple[Vm, ...] = ()  # by what it is routed: who was notified of the wave hears of its end as well
+    routed: tuple[Vm, ...] = ()  # the places that route it: who was notified of a wave is notified of its end
 
 
 class Waves:
-    """The waves of one partition; ``found``: those of who had it before. They are changed in place."""
+    """The waves of one partition; ``found``: those of the previous owner, changed in place."""
 
     def __init__(self, grouping: Grouping, found: OpenWaves) -> None:
         self._grouping = grouping
         self.open = found
-        self._schedule = Schedule[tuple[str, ...]]()  # of those that are due some time
+        self._schedule = Schedule[tuple[str, ...]]()  # the waves that have a due time
         for labels, wave in found.items():
             if wave.due is not None:
                 self._schedule.put(labels, wave.due)
 
     def note(self, story: Story, now: float, notified: Standing = NEW) -> None:
-        """A story has begun or has changed, ``now`` by the hub's clock: its wave is due at once, or with its digest.
+        """Note that a story is new or has changed at ``now``, by the hub's clock; set when its wave is due.
 
-        ``notified``: what was notified of it before its wave was over, where it turns out that it is not.
+        ``notified``: the last notified standing of a story that was over, and turns out not to be.
         """
         ways = ways_of(story, self._grouping.routes)
         if not story.labels:
@@ -128,10 +128,10 @@ class Waves:
         wave = self.open.get(story.labels)
         if wave is None:
             key = self._event_key(story, notified)
-            number = 1_000 * notified  # one that begins again gives no digest the id of one before
+            number = 1_000 * notified  # a wave that begins again must not repeat the ids of digests
             wave = self.open[story.labels] = Wave(key, notified=notified, nth=story.nth, number=number)
         wave.stories[story.event.key] = story
-        # the first one, and one that goes another way by now
+        # the place of the first story, and that of a story whose routes have changed
         if (not wave.routed or ways != story.labels[-1]) and (vm := vm_of([story])) not in wave.routed:
             wave.routed = (*wave.routed, vm)[-MAX_ROUTED:]
         standing = wave.standing
@@ -141,7 +141,7 @@ class Waves:
             self._schedule.put(story.labels, due)
 
     def forget_over(self) -> list[Story]:
-        """Take out the stories that are over and of which nobody was notified; returns them."""
+        """Remove and return the stories that are over, and of whose waves nobody was notified."""
         found: list[Story] = []
         for labels, wave in [one for one in self.open.items() if one[1].notified is NEW]:
             found += (over := [story for story in wave.stories.values() if story.standing in OVER])
@@ -154,14 +154,14 @@ class Waves:
 
     @property
     def next_due(self) -> float:
-        """Unix seconds: nothing is due before."""
+        """Unix seconds before which no wave is due."""
         first = self._schedule.first()
         return float("inf") if first is None else first
 
     def flush(self, now: float) -> Iterator[tuple[Wave, Notification | None]]:
-        """The waves that are due by ``now`` in the order of their moments, with what is to be notified of each.
+        """Yield the waves that are due by ``now``, in the order of their due times, with their notifications, if any.
 
-        Those that are over are no longer among the open ones then.
+        A wave that is over is removed from ``open`` first.
         """
         while (labels := self._schedule.pop(now)) is not None:
             made = self._notify(wave := self.open[labels])
@@ -170,7 +170,7 @@ class Waves:
             yield wave, made
 
     def _event_key(self, story: Story, notified: Standing) -> str:
-        """Of a new wave; one that begins again with the same event, which was over, is another one."""
+        """Return the key of a new wave; a group that begins again with the same event, which was over, gets another."""
         if self._grouping.each_event and not story.shares_id:
             return story.event.key
         first = f"{story.event.key} {notified.name}"
@@ -179,7 +179,7 @@ class Waves:
     def _due(self, wave: Wave, standing: Standing, story: Story, now: float) -> float:
         grouping = self._grouping
         if story.late:
-            return now + grouping.group_wait  # with what else is learnt of it: one correction
+            return now + grouping.group_wait  # with other late reports: one correction
         if grouping.each_event:
             return now
         left = story.not_before.timestamp() - now if story.not_before else 0.0
@@ -188,13 +188,13 @@ class Waves:
             return soon
         if standing is STARTED and wave.notified is SCHEDULED:
             return now
-        if standing in OVER:  # the next VM's event may come now
+        if standing in OVER:  # the next VM's event may still come
             return now + grouping.group_interval
         digest = max(now, wave.notified_at + grouping.group_interval)
         return min(soon, digest) if _is_urgent(wave, story, now) and digest - now > left / SHARE_OF_DIGEST else digest
 
     def _notify(self, wave: Wave) -> Notification | None:
-        moment, wave.due = wave.due or 0.0, None  # first: if it fails, it keeps no other wave waiting
+        moment, wave.due = wave.due or 0.0, None  # first: if this fails, the other waves do not wait
         standing, now = wave.standing, from_unix(moment)
         if wave.notified is STARTED and standing is SCHEDULED:  # it stays started
             standing = STARTED
@@ -212,7 +212,7 @@ class Waves:
 
 
 def _is_urgent(wave: Wave, story: Story, now: float) -> bool:
-    """Whether people do not know of an event that they can still prepare for, or do not know how soon it may start."""
+    """Whether people can still prepare for an event that is new to them, or is earlier or more severe than notified."""
     if story.standing is not SCHEDULED:
         return False
     known = wave.notified_event
@@ -224,12 +224,12 @@ def _is_urgent(wave: Wave, story: Story, now: float) -> bool:
 
 
 def _severity(event: Event) -> int:
-    """Which event names a wave: the smallest."""
+    """Return the rank of an event's severity: the smallest is the most severe."""
     return SEVERITIES.index(severity_of(event.event_type, None, event.duration))
 
 
 def ways_of(story: Story, routes: tuple[Route, ...]) -> str:
-    """The numbers of the routes that a story goes by, whatever becomes of it: what changes with time is left out."""
+    """Return the numbers of the routes that match a story, without regard to matchers that change with time."""
     vm, found = vm_of([story]), list[str]()
     for number, one in enumerate(routes):
         match = one.match
@@ -242,12 +242,12 @@ def ways_of(story: Story, routes: tuple[Route, ...]) -> str:
 
 
 def known(vm: Vm) -> Vm:
-    """What routes ask for: with an id, since what is empty is then known to be, and does not match."""
+    """Return the VM for routes: with an id, so that an empty value counts as known, and does not match."""
     return replace(vm, vm_id="fleet") if vm.subscription_id else vm
 
 
 def _label(name: str, story: Story) -> str:
-    """Of an event, by a name of ``group_by``: one of its fields, of its place, or ``tags.NAME``."""
+    """Return the value of a ``group_by`` name: a field of the event or of its place, or the tag of ``tags.NAME``."""
     if name.startswith("tags."):
         return dict(story.place.tags).get(name.removeprefix("tags.").casefold(), "")
     if name == "event_id":
@@ -256,7 +256,7 @@ def _label(name: str, story: Story) -> str:
 
 
 def event_of_wave(wave: Wave, standing: Standing, now: datetime) -> Event:
-    """The wave as one event: all VMs, and the next NotBefore of those that have not started."""
+    """Return the wave as one event: with all VMs, and the next NotBefore of the events that have not started."""
     stories = list(wave.stories.values())
     live = [story for story in stories if story.standing not in OVER] or stories
     first = min(live, key=_urgency)
@@ -305,7 +305,7 @@ def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Stand
         reason=reason,
         time=now,
         event=event,
-        scope="self",  # of the fleet
+        scope="self",  # it affects the fleet
         incarnation=0,
         first_seen=first_seen,
         previous=wave.notified_event,
@@ -322,7 +322,7 @@ def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Stand
 
 
 def reporters(stories: Iterable[Story]) -> set[str]:
-    """The VMs that have reported any of them."""
+    """Return the VMs that have reported any of these stories."""
     return set[str]().union(*(story.reported for story in stories))
 
 
@@ -331,12 +331,12 @@ def _seconds(begin: datetime | None, end: datetime | None) -> float | None:
 
 
 def place_of(stories: Iterable[Story]) -> Place:
-    """What the places of their VMs have in common."""
+    """Return what the places of these stories have in common."""
     return reduce(Place.shared, (story.place for story in stories))
 
 
 def vm_of(stories: Collection[Story]) -> Vm:
-    """What the VMs have in common, and the name where there is one alone."""
+    """Return what the VMs have in common, and the name if there is only one."""
     place = place_of(stories)
     names = {name for story in stories for name in story.event.resources}
     tags = dict(place.tags)
