@@ -159,7 +159,7 @@ class FileSnapshots(Snapshots):
 
 
 class Others:
-    """The other instances' snapshots, read in the consumer's event loop. ``own``: this instance's partitions, live."""
+    """The snapshots of other instances, read in the consumer's event loop. ``own``: this instance's partitions."""
 
     def __init__(self, snapshots: Snapshots, own: Collection[str]) -> None:
         self._snapshots = snapshots

@@ -1,8 +1,8 @@
 """``Consumer``: the thread of ``notbefore fleet`` that reads the hub, with one client of the SDK after another.
 
 It uses the SDK's aio client with ``receive_batch``; the other methods are thirty times slower. The SDK's retries are
-off: with them, consumers open a thousand connections a second while the hub is unavailable, and report no error. On the
-first error the client is closed, and after a pause a new one is made. The ``Keeper`` stores the state.
+off: with them, consumers open a thousand connections a second while the hub is unavailable, and report no error. When
+reading a partition fails, the client is closed, and after a pause a new one is made. The ``Keeper`` stores the state.
 """
 
 import asyncio
