@@ -74,7 +74,9 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
         odd = [one for one in self.group_by if one not in known and not (one.startswith("tags.") and one != "tags.")]
         apart = "event_id" in self.group_by or {"subscription", "resource_group"} <= set(self.group_by)
         alone = "without them events of unrelated VMs would be one wave"
+        anonymous = self.hub.connection_string and self.checkpoints and self.checkpoints.container_url
         refuse(
+            (anonymous, "checkpoints.container_url: the hub has no identity: use a connection_string and container"),
             (self.hub.heartbeat, "hub.heartbeat: agents send heartbeats, the fleet only reads"),
             (not apart, f"group_by: add subscription and resource_group: {alone}"),
             *((label, f"group_by: there is no {label!r} here{one_of(label, GROUP_LABELS)}") for label in odd),

@@ -76,7 +76,7 @@ class History:
         self._keep = keep
 
     def write(self, past: Sequence[PastEvent], now: float) -> None:
-        """Add events that are over; delete those that are too old at ``now``, in Unix seconds. May raise ``OSError``."""
+        """Add events that are over; delete those that are too old at ``now`` (Unix seconds). May raise ``OSError``."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(self.path, "ab", opener=private):  # SQLite would create it with the umask's mode
             pass

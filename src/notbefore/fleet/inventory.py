@@ -55,7 +55,8 @@ class Inventory:
         seen = signature(self._path)
         if seen == self._seen:
             return
-        self._seen = seen  # before reading: a wrong file is reported only once
         with self._path.open("rb") as file:
-            self.vms = read_inventory(file.read(MAX_BYTES + 1))
+            data = file.read(MAX_BYTES + 1)
+        self._seen = seen  # a wrong file is reported only once
+        self.vms = read_inventory(data)
         log.info("%s: %d VMs are expected to report", self._path, len(self.vms))
