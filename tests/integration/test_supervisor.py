@@ -330,6 +330,7 @@ def another(package: Path, **files: str) -> None:
     package.symlink_to(aside)
 
 
+THIS: dict[str, object] = {"version": notbefore.__version__, "schema": SCHEMA_VERSION}
 HELLO = """
 import os, socket, struct, msgspec
 end = socket.socket(fileno=os.dup(0))
@@ -364,6 +365,7 @@ def test_one_of_another_version_that_works_is_a_reason_to_end(
     ("hello", "why"),
     [
         ({"problem": "ImportError: no azure"}, "notbefore 99.0 is installed instead of {}: ImportError: no azure"),
+        (THIS | {"problem": "ValueError: no"}, "notbefore {} is installed instead of {}: ValueError: no"),
         ({"schema": 1}, "notbefore 99.0 is installed instead of {}: it cannot read what {} has written"),
         ({"schema": "?"}, "the courier does not start (exit code -9)"),
     ],

@@ -586,9 +586,11 @@ def test_a_date_that_is_years_off_gives_no_notice_and_is_logged_once(
 
 def test_a_date_is_believed_where_the_wall_clock_was_set_by_years(agents: Agents) -> None:
     agents.sees()
+    assert agents.now.state.now() == agents.clock.wall
     agents.clock.wall -= timedelta(days=800)
     agents.sees(MINE)
     assert agents.last("change", "notice_seconds") == ("announced", 898.0)
+    assert agents.now.state.now() == agents.clock.true
 
 
 OLD = {key: value for key, value in MINE.items() if key not in ("Description", "EventSource", "DurationInSeconds")}
