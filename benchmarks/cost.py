@@ -41,7 +41,6 @@ SERIES: Final = re.compile(rb"(?m)^[^#\n]")
 VM: Final = "cost_0"
 ASKED_BY_PROMETHEUS: Final = {
     "Accept": "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
-    "Accept-Encoding": "gzip",
 }
 
 
@@ -135,10 +134,9 @@ def watched(events: int, seconds: float) -> dict[str, float]:
         if events:
             return found
         found |= memory(run.agent.process.pid, "idle")
-        body = run.scrape(**ASKED_BY_PROMETHEUS)  # the first
-        found |= memory(run.agent.process.pid, "after a scrape")
-        run.scrape()
-        found |= memory(run.agent.process.pid, "after a scrape as text")
+        for when, headers in (("after a scrape", ASKED_BY_PROMETHEUS), ("after a scrape as text", {})):
+            body = run.scrape(**headers)
+            found |= memory(run.agent.process.pid, when)
         return found | {"series, idle": len(SERIES.findall(body)), "bytes of a scrape, idle": len(body)}
     finally:
         run.end()
