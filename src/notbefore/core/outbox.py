@@ -65,7 +65,7 @@ class SendResult(Struct, frozen=True):
 class Outbox:
     """For one thread at a time. ``dice`` gives random numbers from 0 to 1; ``patience``: see ``OutboxRows``.
 
-    ``overflowed`` is called with the deliveries that were removed because there is no room for them.
+    ``overflowed`` gets the deliveries that are removed for lack of room; there may be none.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Outbox:
                 self.rows.put(row)
                 if row.begun and row.state == "pending":
                     _bury(self.rows, row, INTERRUPTED, now)
-        self._keep_bounds(now)
+        _push_out(self.rows, self._bounds, now, self._overflowed)
 
     def advance(self, seconds: float) -> None:
         """Correct the times of the restored deliveries: ``seconds`` passed uncounted before. Now the time is known."""
@@ -138,22 +138,7 @@ class Outbox:
         """Add deliveries, except those whose id is here already. ``wall``: Unix seconds of ``now``."""
         for one in made:
             self._add(one.shifted(now - wall), now)
-        self._keep_bounds(now)
-
-    def _keep_bounds(self, now: float) -> None:
-        """Remove what has expired, then what exceeds the bounds."""
-        _expire(self.rows, now)
-        removed = list[Delivery]()
-        for row in _removal_order(_at_hand(self.rows, self.rows.by_id)) if self._is_full else ():
-            if self._is_full:
-                self.rows.remove(row, "overflowed")
-                removed.append(row)
-        if removed:
-            self._overflowed(removed)
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self.rows.by_id) > self._bounds.rows or self.rows.size > self._bounds.size
+        _push_out(self.rows, self._bounds, now, self._overflowed)
 
     def no_longer_affected(self, event_keys: Iterable[str], now: float) -> None:
         """Withdraw the reminders of events that no longer affect this VM, and end their repetitions."""
@@ -359,6 +344,21 @@ def _expire(rows: OutboxRows, now: float) -> None:
     while rows.time_known and (one := rows.expiries.pop(now)) is not None:
         if one not in rows.given:
             rows.remove(rows.by_id[one], "expired")
+
+
+def _push_out(rows: OutboxRows, bounds: Bounds, now: float, overflowed: Callable[[list[Delivery]], None]) -> None:
+    """Remove what has expired, then what exceeds the bounds."""
+    _expire(rows, now)
+    removed = list[Delivery]()
+    for row in _removal_order(_at_hand(rows, rows.by_id)) if _exceeds(rows, bounds) else ():
+        if _exceeds(rows, bounds):
+            rows.remove(row, "overflowed")
+            removed.append(row)
+    overflowed(removed)
+
+
+def _exceeds(rows: OutboxRows, bounds: Bounds) -> bool:
+    return len(rows.by_id) > bounds.rows or rows.size > bounds.size
 
 
 def _removal_order(rows: Iterable[Delivery]) -> list[Delivery]:
