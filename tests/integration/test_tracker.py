@@ -590,7 +590,9 @@ def test_a_date_is_believed_where_the_wall_clock_was_set_by_years(agents: Agents
     agents.clock.wall -= timedelta(days=800)
     agents.sees(MINE)
     assert agents.last("change", "notice_seconds") == ("announced", 898.0)
-    assert agents.now.state.now() == agents.clock.true
+    agents.sees(BEGUN)
+    (begun,) = agents.now.state.snapshot.state.tracked.events.values()
+    assert agents.now.state.now() == begun.started == agents.clock.true
 
 
 OLD = {key: value for key, value in MINE.items() if key not in ("Description", "EventSource", "DurationInSeconds")}

@@ -278,10 +278,8 @@ def test_what_arrives_after_the_event_has_ended_is_not_repeated(box: Box) -> Non
 def test_a_dead_letter_is_kept_for_a_month_and_a_heartbeat_no_longer_than_before(box: Box) -> None:
     box.put(delivery("a", expires=100.0), delivery("b", kind="heartbeat", expires=100.0))
     box.lease(2, *[refused(one, error="404") for one in box.lease(1)])
-    assert [(one.state, one.attempts, one.expires) for one in box.rows()] == [
-        ("dead", 1, 2 + DEAD_SECONDS),
-        ("dead", 1, 100),
-    ]
+    dead = [("dead", 1, 2 + DEAD_SECONDS), ("dead", 1, 100)]
+    assert [(one.state, one.attempts, one.expires) for one in box.rows()] == dead
     assert box.outbox.rows.next_due() is None
     box.lease(1 + DEAD_SECONDS)
     assert [row.event_key for row in box.rows()] == ["a"]

@@ -23,7 +23,6 @@ from notbefore.process.clock import Clock, ClockReading
 from notbefore.store.file import StoredChange, StoredState
 from notbefore.store.store import Store
 
-AGREE: Final = 3.0  # seconds by which two clocks may differ and agree: ``Date`` has whole seconds, and comes late
 WRITE_PATIENCE: Final = 10.0  # seconds for what must be on disk: an approval's progress, an orderly end
 
 
@@ -180,9 +179,8 @@ class AgentState:
         return replace(state, seen=seen, last_running=seen, seen_by=owner, clean=False)
 
     def now(self) -> datetime:
-        """Return the time by IMDS's clock; by this VM's if the two agree, or if IMDS gave no time."""
-        now = self._now()
-        return now.wall if now.date is None or abs((now.wall - now.date).total_seconds()) <= AGREE else now.date
+        """Return the present time: see ``Instant.time``."""
+        return self._now().time
 
     def _now(self) -> Instant:
         """The present moment, with IMDS's clock extrapolated from the last answer."""

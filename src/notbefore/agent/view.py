@@ -63,11 +63,11 @@ class AgentView:
 
     def _snapshot(self) -> Snapshot:
         in_use, known, now = self._in_use(), self._state.snapshot, self._state.now()
-        answered = known.poll.answered
+        answered = self._answered(known)
         poll = replace(
             known.poll.figures,
             delay=max(known.poll.figures.delay, in_use.polling.overdue),
-            last_success=answered.wall.timestamp() if answered is not None else None,
+            last_success=answered.timestamp() if answered is not None else None,
             answering=self._age(known) <= READY_INTERVALS * in_use.polling.interval,
         )
         figures = replace(
@@ -114,6 +114,11 @@ class AgentView:
         age, limit = self._age(known), READY_INTERVALS * self._in_use().polling.interval
         return f"the last good answer of IMDS is {age:.1f} s old, more than {limit:g} s{error}" if age > limit else ""
 
+    def _answered(self, known: AgentSnapshot) -> datetime | None:
+        """When IMDS last gave a good answer (see ``Instant.time``); ``None`` before the first."""
+        poll = known.poll
+        return self._clock.instant(poll.answered, poll.date).time if poll.answered is not None else None
+
     def _age(self, known: AgentSnapshot) -> float:
         """Seconds since the last good answer of IMDS; infinite before the first."""
         answered = known.poll.answered
@@ -133,10 +138,9 @@ class AgentView:
     def pending(self) -> PendingView:
         """The listed events, as the body of ``/api/v1/events``."""
         known, now = self._state.snapshot, self._state.now()
-        answered = known.poll.answered
         return PendingView(
             incarnation=known.state.tracked.incarnation,
-            last_successful_poll=answered.wall if answered is not None else None,
+            last_successful_poll=self._answered(known),
             vm=known.vm,
             unreadable=known.unreadable,
             silence=self._silence(known),

@@ -10,12 +10,9 @@ from typing import Final
 
 from msgspec import Struct
 
-TOLERANCE: Final = 2.0
-"""Seconds by which two clocks may differ and still agree: ``Date`` counts whole seconds."""
-
-DRIFT: Final = 0.001
-"""The fraction of a duration by which two clocks may drift apart and still agree: NTP corrects by up to 500 ppm."""
-
+TOLERANCE: Final = 2.0  # seconds by which two durations may differ and still agree: ``Date`` counts whole seconds
+DRIFT: Final = 0.001  # the part of a duration by which they may also differ: NTP corrects by up to 500 ppm
+AGREE: Final = 3.0  # seconds by which two clocks may differ and agree: ``Date`` has whole seconds, and comes late
 READING: Final = 0.5  # seconds between the reading of one clock and of the next, at most, on a busy machine
 MAX_DISAGREEMENT: Final = 86_400.0  # seconds by which ``Date`` may differ from the other clocks and still be believed
 
@@ -27,6 +24,11 @@ class Instant(Struct, frozen=True):
     boot: str = ""  # the id of the boot from which ``uptime`` counts
     uptime: float = 0.0  # seconds since that boot, suspended time included (CLOCK_BOOTTIME); cannot be set
     date: datetime | None = None  # UTC, from IMDS's ``Date`` header, to compare with NotBefore; None without one
+
+    @property
+    def time(self) -> datetime:
+        """UTC, by IMDS's clock; by this VM's if the two agree, or if IMDS gave no time."""
+        return self.wall if self.date is None or abs((self.wall - self.date).total_seconds()) <= AGREE else self.date
 
 
 class Gap(Struct, frozen=True):

@@ -14,16 +14,11 @@ from notbefore.core.document import STARTED, Event
 from notbefore.core.record import Vm, view
 
 WATCHED: Final = 15.0
-"""The most seconds between two good answers for which the time between them counts as watched.
+"""The most seconds between two good answers for which the time between them counts as watched: more than one late
+answer (10 s), and less than the shortest event that was seen (a Preempt has 30 s of notice)."""
 
-More than one late answer (10 s), and less than the shortest event that was seen (a Preempt has 30 s of notice).
-"""
-
-IMMINENT: Final = 15.0
-"""An event may start up to this many seconds before its NotBefore: clocks differ, and Date has whole seconds."""
-
-ALWAYS: Final = datetime.min.replace(tzinfo=UTC)
-"""A moment before any other."""
+IMMINENT: Final = 15.0  # an event may start so many seconds before its NotBefore: clocks differ, Date is in seconds
+ALWAYS: Final = datetime.min.replace(tzinfo=UTC)  # a moment before any other
 
 
 class Observation(Struct, frozen=True):
@@ -65,8 +60,8 @@ class TrackedEvent(Struct, frozen=True):
 
     @property
     def started(self) -> datetime | None:
-        """When it was first seen Started, by the wall clock, UTC."""
-        return self.start.wall if self.start is not None else None
+        """When it was first seen Started: see ``Instant.time``."""
+        return self.start.time if self.start is not None else None
 
     @property
     def notice(self) -> float | None:
