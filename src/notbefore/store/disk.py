@@ -127,11 +127,12 @@ class DiskThread:
             with self._memory:
                 self._jobs.append((action, answer))
                 self._memory.notify_all()
-            with suppress(Empty):
-                result = answer.get(timeout=patience)
-                if isinstance(result, Exception):
-                    raise result
-                return result[0]
+            for _ in range(2):  # if the machine was frozen for longer than ``patience``, the thread has half of it left
+                with suppress(Empty):
+                    result = answer.get(timeout=patience / 2)
+                    if isinstance(result, Exception):
+                        raise result
+                    return result[0]
             with self._memory, suppress(ValueError):  # the action has begun
                 self._jobs.remove((action, answer))
         raise DiskHangsError(f"the disk has not answered for {patience:g} s")
