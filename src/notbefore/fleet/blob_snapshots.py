@@ -6,7 +6,7 @@ One write replaces both. Imported only if it is configured: the SDK of Blob Stor
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -88,7 +88,7 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
             raise AzureError("the checkpoints were deleted: the instances write them again")
         return found
 
-    async def listed(self) -> dict[str, tuple[str, Position]]:
+    async def listed(self, without: Collection[str] = ()) -> dict[str, tuple[str, Position]]:
         """See ``Snapshots``."""
         found, prefix = {}, f"{self._prefix}checkpoint/"
         async with asyncio.timeout(STORE_SECONDS):
@@ -97,7 +97,7 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
                 with suppress(ValueError, KeyError):
                     position = Position(stored["offset"], int(stored["sequencenumber"]), float(stored["enqueued"]))
                 found[blob.name.removeprefix(prefix)] = str(blob.etag), position
-        return found
+        return {name: one for name, one in found.items() if name not in without}
 
     async def read(self, name: str) -> bytes:
         """See ``Snapshots``."""

@@ -72,8 +72,8 @@ class Snapshots(CheckpointStore):
         """Replace the snapshot and the checkpoint. Raises ``LostPartitionError`` if another instance has it."""
 
     @abstractmethod
-    async def listed(self) -> dict[str, tuple[str, Position]]:
-        """Return partition -> the version and position of its snapshot. Each new snapshot has another version."""
+    async def listed(self, without: Collection[str] = ()) -> dict[str, tuple[str, Position]]:
+        """Partition -> version and position of its snapshot, except ``without``. A new snapshot has a new version."""
 
     @abstractmethod
     async def read(self, name: str) -> bytes:
@@ -105,13 +105,13 @@ class FileSnapshots(Snapshots):
         """See ``Snapshots``."""
         await asyncio.to_thread(self._replace, partition, body)
 
-    async def listed(self) -> dict[str, tuple[str, Position]]:
+    async def listed(self, without: Collection[str] = ()) -> dict[str, tuple[str, Position]]:
         """See ``Snapshots``; the positions are read from the snapshots."""
 
         def listed() -> dict[str, tuple[str, Position]]:
             found = {}
             for path in self._directory.glob("*") if self._directory.is_dir() else ():
-                if path.name.isdigit():
+                if path.name.isdigit() and path.name not in without:
                     version, position = str(path.stat().st_mtime_ns), Position()
                     with suppress(ValueError):  # ``Keeper.take`` puts it aside
                         position = read_snapshot(self._read(path.name)).position
@@ -182,8 +182,8 @@ class Others:
     async def _read_all(self) -> None:
         """Read the snapshots that have changed since the last read."""
         try:
-            listed = await self._snapshots.listed()
-            found = {name: await self._read(name, listed[name][0]) for name in listed.keys() - set(self._own)}
+            listed = await self._snapshots.listed(set(self._own))
+            found = {name: await self._read(name, version) for name, (version, _) in listed.items()}
             self._found = {name: one for name, one in found.items() if one is not None}
         except FAILURES as error:
             log.warning("the snapshots of other instances cannot be read: %s", error)
