@@ -36,7 +36,7 @@ _ALONE: Final[dict[str, Any]] = {"fallback": (), "fallback_at": None, "others": 
 
 
 class Bounds(NamedTuple):
-    """The limits of an outbox; beyond them the least severe and oldest deliveries are removed, and counted."""
+    """The limits of an outbox; beyond them deliveries are removed, and counted: see ``_removal_order``."""
 
     rows: int
     size: int  # bytes

@@ -119,7 +119,7 @@ def rendered(read: Callable[[], Iterable[Part]]) -> Callable[[str], tuple[bytes,
 
     @cache
     def text() -> "MetricsText":
-        from notbefore.web.exposition import MetricsText  # 9 MiB, at the first scrape
+        from notbefore.web.exposition import MetricsText  # up to 9 MiB, at the first scrape
 
         return MetricsText(read)
 
