@@ -34,10 +34,7 @@ def test_each_step_is_a_message(slack: SlackServer) -> None:
     steps = (message(REBOOT), message(REBOOT, REBOOT | STARTED), message(REBOOT, REBOOT | STARTED, None))
     sent(hook(slack), *steps)
     titles = [one["blocks"][0]["text"]["text"] for one in slack.messages]
-    assert titles[1:] == [
-        "Reboot of WestNO_0 has started",
-        "Reboot of WestNO_0 is over",
-    ]
+    assert titles[1:] == ["Reboot of WestNO_0 has started", "Reboot of WestNO_0 is over"]
     assert [one["attachments"][0]["color"] for one in slack.messages] == ["#c4314b", "#c4314b", "#2e9e5b"]
     for one, title, content in zip(steps, titles, slack.messages, strict=True):
         shown = json.dumps([content["blocks"], content["attachments"]])  # beside blocks the text is for notifications

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -302,6 +303,16 @@ def test_what_a_disk_that_hangs_has_not_begun_in_time_is_never_done(tmp_path: Pa
         eventually(lambda: not store.disk.hangs)
         store.disk.do(lambda: done.append("afterwards"), 20)
     assert done == ["afterwards"]
+
+
+def test_a_freeze_beyond_the_deadline_leaves_the_disk_time_to_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with store_in(tmp_path) as store:
+        waits = iter((0.0, 20.0))  # as if the first wait had passed in the freeze
+        frozen = {"get": lambda queue, **_: SimpleQueue.get(queue, timeout=next(waits))}
+        monkeypatch.setattr("notbefore.store.disk.SimpleQueue", type("Frozen", (SimpleQueue,), frozen))
+        assert store.disk.do(lambda: threading.Event().wait(0.1), 20) is False
 
 
 def test_the_time_until_imds_answers_is_counted_once_also_by_who_is_restarted_before(tmp_path: Path) -> None:

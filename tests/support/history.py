@@ -61,11 +61,7 @@ class PastVm:
             self.polling.results["timeout"] = self.polling.results.get("timeout", 0) + round(step)
             self.polling = replace(self.polling, answering=False)
         place = {"name": self.name, "location": self.location, "resource_group": self.resource_group}
-        vm = {
-            **place,
-            "scale_set": self.name.rpartition("_")[0],
-            "zone": "1",
-        }
+        vm = {**place, "scale_set": self.name.rpartition("_")[0], "zone": "1"}
         config = ConfigFigures(loaded=self.begins)
         figures = Figures("0.1.0", "3.11.2", self.polling, config=config, store_degraded=self.degraded, vm=vm)
         outbox = OutboxView({("hub", "dead"): 1}, {}, self.counts, self.latency)

@@ -196,11 +196,7 @@ def test_a_start_after_a_time_in_which_the_event_could_not_be_read_was_not_seen(
 
 @pytest.mark.parametrize(
     ("field", "value", "name"),
-    [
-        ("Resources", [ME, 17], "resources"),
-        ("NotBefore", "soon", "not_before"),
-        ("Description", 5, "description"),
-    ],
+    [("Resources", [ME, 17], "resources"), ("NotBefore", "soon", "not_before"), ("Description", 5, "description")],
 )
 def test_a_field_that_cannot_be_read_keeps_its_last_value(field: str, value: Any, name: str) -> None:
     story = Story().sees(0, item(Resources=[ME, PEER])).sees(1, item(**{"Resources": [ME, PEER], field: value}))
