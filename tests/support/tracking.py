@@ -78,7 +78,7 @@ class Tracking:
 
     @property
     def listed(self) -> ListedEvents:
-        return ListedEvents.of(self.known, self.clock.read())
+        return ListedEvents.of(self.known, self.clock.read(), self.state.instant())
 
     def close(self) -> None:
         self.freeze_meter.switch(on=False)

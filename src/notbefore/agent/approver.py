@@ -31,6 +31,7 @@ from notbefore.core.approval import (
     unreadable,
 )
 from notbefore.core.change import OPERATOR, ApprovalKind, Change, Reason
+from notbefore.core.clock import Instant
 from notbefore.core.document import SCHEDULED, parse
 from notbefore.core.tracked import WATCHED, PendingEvent, TrackedEvent
 from notbefore.errors import DocumentError, ImdsError, NotBeforeError
@@ -84,14 +85,14 @@ class ListedEvents(Struct, frozen=True):
     unread: frozenset[str]  # keys of events that could not be read at all
 
     @classmethod
-    def of(cls, snapshot: AgentSnapshot, now: ClockReading) -> "ListedEvents":
-        """Return what is known at ``now``."""
+    def of(cls, snapshot: AgentSnapshot, now: ClockReading, at: Instant) -> "ListedEvents":
+        """Return what is known at ``now``; ``at``: the same moment, also by IMDS's clock."""
         tracked, poll = snapshot.state.tracked, snapshot.poll
         good = poll.answered is not None and not poll.outdated and poll.failure is None
         return cls(
             events=tracked.events,
             attempts=snapshot.state.approvals,
-            context=ApprovalContext(now.wall, snapshot.vm_name, tracked.incarnation or 0),
+            context=ApprovalContext(at, snapshot.vm_name, tracked.incarnation or 0),
             answered=poll.answered is not None,
             fresh=good and poll.answered is not None and now.since(poll.answered) <= WATCHED,
             flawed=frozenset(flaw.event_id.casefold() for flaw in poll.flaws if flaw.event_id is not None),
@@ -151,7 +152,7 @@ class Approver:
             self._thread.join(STOP_PATIENCE)
 
     def _listed(self) -> ListedEvents:
-        return ListedEvents.of(self._state.snapshot, self._clock.read())
+        return ListedEvents.of(self._state.snapshot, self._clock.read(), self._state.instant())
 
     def _write(self, attempt: ApprovalAttempt, change: Change | None = None) -> bool:
         """Store the progress of an approval, and its record; return whether both are on disk."""
@@ -193,7 +194,7 @@ class Approver:
         nothing_to_do = decision.action == "leave" and decision.skipped is None
         if nothing_to_do or (before is not None and before.is_carried_out(tracked, step)):
             return LONG_WAIT
-        wait = (decision.at - listed.context.now).total_seconds() if decision.at is not None else 0.0
+        wait = (decision.at - listed.context.now.time).total_seconds() if decision.at is not None else 0.0
         if wait > 0 or not self._may_ask(key, listed):
             return min(max(wait, SHORT_WAIT), LONG_WAIT)
         attempt = next_attempt(before, tracked, decision.rule, step)
@@ -283,7 +284,7 @@ class Approver:
         if tracked is None:
             raise NotBeforeError(f"no event {request.event_id} is listed: see `notbefore events`")
         if not request.content:
-            event = PendingEvent.of(tracked, listed.context.now)
+            event = PendingEvent.of(tracked, listed.context.now.time)
             return ControlReply(done=True, words=_approved(before, tracked), event=event, content=content_of(tracked))
         if content_of(tracked) != request.content:
             return ControlReply(done=False, words="nothing was sent: the event has changed since it was shown")
@@ -328,7 +329,7 @@ def _objection(attempt: ApprovalAttempt, settings: ApprovalSettings, listed: Lis
     status = tracked.event.event_status if tracked is not None else "gone"
     if tracked is None or status != SCHEDULED:
         return "no_longer_scheduled", f"it is {status}"
-    if tracked.not_before is not None and listed.context.now >= tracked.not_before:
+    if tracked.not_before is not None and listed.context.now.time >= tracked.not_before:
         return "too_late", "NotBefore came first"
     if settings.off:
         return "switched_off", settings.off

@@ -150,7 +150,7 @@ class AgentState:
             # before the first good answer of this boot, the events may be gone
             if not state.tracked.events or state.boot_id != self.clock.boot_id:
                 return
-            state = replace(self._with_times(state), last_running=self._now())
+            state = replace(self._with_times(state), last_running=self.instant())
             self._store.commit(state)
             self._publish(state)
 
@@ -159,7 +159,7 @@ class AgentState:
         if self._snapshot.poll.answered is not None:
             with self._lock:
                 state = self._with_times(self._snapshot.state)
-                state = replace(state, clean=True, last_running=self._now())
+                state = replace(state, clean=True, last_running=self.instant())
                 number = self._store.commit(state)
             self._store.disk.wait_written(number, WRITE_PATIENCE)
 
@@ -180,9 +180,9 @@ class AgentState:
 
     def now(self) -> datetime:
         """Return the present time: see ``Instant.time``."""
-        return self._now().time
+        return self.instant().time
 
-    def _now(self) -> Instant:
+    def instant(self) -> Instant:
         """The present moment, with IMDS's clock extrapolated from the last answer."""
         poll, now = self._snapshot.poll, self.clock.read()
         instant = self.clock.instant(now, poll.date)

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import BY_RULE, OPERATOR, Approval, ApprovalKind, Change, Reason, change_id
+from notbefore.core.clock import Instant
 from notbefore.core.document import EVENT_SOURCES, EVENT_TYPES, SCHEDULED
 from notbefore.core.duration import Duration
 from notbefore.core.routing import EventMatch
@@ -139,9 +140,9 @@ def _approve(rule: Rule, tracked: TrackedEvent, vm: str | None) -> Decision:
         if rule.for_all_resources == "leader" and (vm is None or vm.casefold() != names[0]):
             return Decision("leave", "another VM decides for all of them")
     wait, due = rule.approve_after.seconds, tracked.event.not_before
-    if due is not None and wait >= (due - tracked.first_seen).total_seconds():
+    if due is not None and wait >= (due - tracked.seen.time).total_seconds():
         return Decision("leave", "NotBefore comes first", skipped="too_late")
-    return Decision("approve", "the rule says so", at=tracked.first_seen + timedelta(seconds=wait))
+    return Decision("approve", "the rule says so", at=tracked.seen.time + timedelta(seconds=wait))
 
 
 class ApprovalAttempt(Struct, frozen=True):
@@ -197,6 +198,6 @@ def without_old(attempts: dict[str, ApprovalAttempt], tracked: Tracked) -> dict[
 class ApprovalContext(Struct, frozen=True):
     """The time, the VM and the document that the record of an approval names."""
 
-    now: datetime
+    now: Instant
     vm: str | None
     incarnation: int

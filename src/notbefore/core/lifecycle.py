@@ -245,7 +245,7 @@ class _Comparison(Struct, frozen=True):
         if len(steps) > MAX_STEPS:  # the other kinds have one each, needed if the EventId comes back
             del steps[next(name for name in steps if name.startswith("updated "))]
         known, identity = replace(known, steps=steps), change_id(known.event.key, kind, digest, nth)
-        return known, known.change(identity, (kind, reason), self.now.at.wall, self.document.incarnation)
+        return known, known.change(identity, (kind, reason), self.now.at, self.document.incarnation)
 
 
 def _phase(event: Event) -> str:

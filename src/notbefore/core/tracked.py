@@ -81,20 +81,18 @@ class TrackedEvent(Struct, frozen=True):
             return None
         return (self.event.not_before - now).total_seconds()
 
-    def change(self, identity: str, step: tuple[ChangeKind, Reason], time: datetime, incarnation: int) -> Change:
-        """Return the change that led to this state. ``identity``: its id; ``time``: when it was seen."""
+    def change(self, identity: str, step: tuple[ChangeKind, Reason], at: Instant, incarnation: int) -> Change:
+        """Return the change that led to this state. ``identity``: its id; ``at``: when it was seen."""
         kind, reason = step
         start = self.start if self.beginning_seen and self.start_seen else None
         ahead = None
         if self.event.event_status != STARTED and self.not_before is not None:
-            ahead = (self.not_before - time).total_seconds()
-            if self.notice is not None:  # by IMDS's clock: the wall clock of a VM may be hours off
-                ahead = self.notice - (time - self.first_seen).total_seconds()
+            ahead = (self.not_before - at.time).total_seconds()  # the wall clock of a VM may be hours off
         return Change(
             id=identity,
             kind=kind,
             reason=reason,
-            time=time,
+            time=at.wall,
             event=self.event,
             scope=self.scope,
             incarnation=incarnation,
