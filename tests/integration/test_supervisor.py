@@ -364,9 +364,9 @@ def test_one_of_another_version_that_works_is_a_reason_to_end(
 @pytest.mark.parametrize(
     ("hello", "why"),
     [
-        ({"problem": "ImportError: no azure"}, "notbefore 99.0 is installed instead of {}: ImportError: no azure"),
-        (THIS | {"problem": "ValueError: no"}, "notbefore {} is installed instead of {}: ValueError: no"),
-        ({"schema": 1}, "notbefore 99.0 is installed instead of {}: it cannot read what {} has written"),
+        ({"problem": "ImportError: no azure"}, "{} has a courier of 99.0, which cannot work: ImportError: no azure"),
+        (THIS | {"problem": "ValueError: no"}, "a courier of {}, which cannot work: ValueError: no"),
+        ({"schema": 1}, "a courier of 99.0, which cannot work: it cannot read what {} has written"),
         ({"schema": "?"}, "the courier does not start (exit code -9)"),
     ],
 )

@@ -204,7 +204,7 @@ class Supervisor:
         if hello.schema < SCHEMA_VERSION:
             problem = f"it cannot read what {__version__} has written"
         if problem:
-            self._pause(f"notbefore {hello.version} is installed instead of {__version__}: {problem}")
+            self._pause(f"notbefore {__version__} has a courier of {hello.version}, which cannot work: {problem}")
         else:
             self.successor, self.trouble = hello.version, f"notbefore {hello.version} is installed: {__version__} ends"
             log.warning("notbefore %s is installed, and works: this one (%s) ends for it", hello.version, __version__)

@@ -122,7 +122,7 @@ def _log_redirected(left: Iterable[Delivery]) -> None:
 def log_overflowed(rows: Iterable[Delivery]) -> None:
     """Log that deliveries were removed from a full outbox."""
     for sink, count in Counter(row.sink for row in rows).items():
-        log.error("sink %s: the outbox is full: %d deliveries are removed, and are not sent", sink, count)
+        log.error("sink %s: the outbox is full: deliveries that are removed, and not sent: %d", sink, count)
 
 
 class Store:
