@@ -23,6 +23,7 @@ MAX_NAME: Final = 256  # a resource; Azure's own limit for a VM name is 64
 MAX_RESOURCES: Final = 2_000  # a scale set has at most 1,000 VMs
 MAX_DESCRIPTION: Final = 4_096
 MAX_DURATION: Final = 10 * 365 * 86_400  # seconds
+MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")  # of RFC 1123
 YEARS: Final = range(2016, 9999)  # from the first year of the service; .NET writes the years 1 and 9999 for "no time"
 
 FREEZE: Final = "Freeze"
@@ -189,9 +190,7 @@ def _read(raw: Raw, flaws: list[Flaw]) -> Event | None:
         "duration": (item.DurationInSeconds, _seconds(item.DurationInSeconds)),
     }
     values = {name: value for name, (_, value) in read.items() if value is not None}
-    cut = [
-        name for name in ("resources", "description") if name in values and list(values[name]) != list(read[name][0])
-    ]
+    cut = [one for one in ("resources", "description") if one in values and list(values[one]) != list(read[one][0])]
     lost = [name for name, (given, value) in read.items() if value is None and given not in UNKNOWN]
     flaws += [Flaw(name, event_id) for name in (*lost, *cut)]
     return Event(event_id, event_type, event_status, resources_cut="resources" in cut, **values)
@@ -227,10 +226,10 @@ def read_time(text: object) -> datetime | None:
         return None
     plain = text.strip().rpartition(", ")[2].removesuffix(" GMT")
     try:
-        if plain[:4].isdigit():
-            time = datetime.fromisoformat(plain)
-        else:  # without email.utils, which imports 4 MB
-            time = datetime.strptime(plain + "Z", "%d %b %Y %H:%M:%S%z")
+        if not plain[:4].isdigit():  # RFC 1123, without strptime (0.7 MiB) and email.utils (4 MiB)
+            day, month, year, clock = plain.split()
+            plain = f"{year}-{1 + MONTHS.index(month.title()):02}-{day:0>2}T{clock:0>8}"
+        time = datetime.fromisoformat(plain)
         time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
