@@ -71,9 +71,8 @@ def examine(
                 yield str(error)
         if isinstance(made, EventHub) and not made.hub and made.connection_string is not None:
             named = "entitypath=" in made.connection_string.reveal(environment).lower()
-            yield from (
-                () if named else ("connection_string: expected EntityPath=HUB in it, or the key `hub` beside it",)
-            )
+            if not named:
+                yield "connection_string: expected EntityPath=HUB in it, or the key `hub` beside it"
 
     reader = Reader(places, base, environment if sending else None, wrong)
     config: Config = reader.read(values, Config)
@@ -112,6 +111,8 @@ def warnings(config: Config, places: Places) -> list[str]:
     for word in config.messages.advice:
         texts = unknown_words(EventMatch(event_type=(word,)))
         found += [(f"messages.advice.{word}", f"{text}. No message contains this text") for _, text in texts]
+    if config.fleet is not None:
+        found += [(key, "only the agent uses this") for key in ("approval", "heartbeat", "otlp") if key in places]
     return [
         *_misspelt_variables(os.environ),
         *_writable(places[""].origin if "" in places else None, config.server.web_config_file),
