@@ -336,7 +336,7 @@ def test_the_time_until_imds_answers_is_counted_once_also_by_who_is_restarted_be
         for _ in range(2):
             with store_in(directory, after) as store:
                 settle(store)
-                after.go(150.0, steady=150.0, booted=150.0)
+                after.go(150.0, booted=150.0)
                 store.outbox.put([])  # as a note that it runs: it is written
         with store_in(directory, after) as store:
             store.know_time(wall + 50 + down + 300 if down is not None else None)
@@ -349,7 +349,7 @@ def test_the_age_of_what_waits_is_right_whatever_the_wall_clock_does(tmp_path: P
     clock = SteppedClock()
     with store_in(tmp_path, clock) as store:
         store.outbox.put([delivery(created=clock.time(), due=clock.time(), expires=1e12)])
-        clock.go(-3_000.0, steady=60.0, booted=60.0)
+        clock.go(-3_000.0, booted=60.0)
         view = store.outbox.view(clock.time())
         assert clock.time() - view.oldest[("chat", "info")] == pytest.approx(60.0)
         settle(store)

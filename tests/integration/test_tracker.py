@@ -288,11 +288,10 @@ def given(store: Store, *results: SendResult, **room: int) -> Sequence[Delivery]
     [
         lambda agents: agents.now.tracker.handle(REFUSED),
         lambda agents: agents.now.tracker.use("http://imds", "2019-08-01"),
-        lambda agents: agents.clock.go(1, steady=0, booted=0),
-        lambda agents: agents.clock.go(0, steady=1, booted=0),
-        lambda agents: agents.clock.go(0, steady=0, booted=1),
+        lambda agents: agents.clock.go(1, booted=0),
+        lambda agents: agents.clock.go(0, booted=1),
     ],
-    ids=["trouble", "elsewhere", "wall", "steady", "booted"],
+    ids=["trouble", "elsewhere", "wall", "booted"],
 )
 def test_what_is_known_is_old_until_imds_has_answered_again(agents: Agents, make_old: Callable[[Agents], None]) -> None:
     agents.sees(MINE)
@@ -330,12 +329,12 @@ def test_freezes_are_measured_closely_from_shortly_before_an_event_of_this_vm_un
     assert not agents.now.freeze_meter.running
 
 
-@pytest.mark.parametrize(("steady", "wall_lag", "lag"), [(30, 30.0, 30.0), (0, 30.0, 0.0), (30, 0.0, 30.0)])
+@pytest.mark.parametrize(("booted", "wall_lag", "lag"), [(30, 30.0, 30.0), (0, 30.0, 0.0), (30, 0.0, 30.0)])
 def test_a_freeze_that_nobody_announced_for_now_is_how_late_the_beat_was_by_any_clock(
-    agents: Agents, steady: float, wall_lag: float, lag: float
+    agents: Agents, booted: float, wall_lag: float, lag: float
 ) -> None:
     agents.sees_each([], [MINE])
-    agents.clock.go(wall_lag or 0.01, steady=steady)  # approved by another VM, it starts long before NotBefore
+    agents.clock.go(wall_lag or 0.01, booted=booted)  # approved by another VM, it starts long before NotBefore
     document = body(BEGUN, incarnation=9)
     agents.now.tracker.handle(Poll(lag, 0.01, body=document, date=agents.clock.date, wall_lag=wall_lag))
     agents.sees()

@@ -41,9 +41,6 @@ class WorldClock(Clock):
     def time(self) -> float:
         return self.world.wall.timestamp()
 
-    def monotonic(self) -> float:
-        return self.world.uptime
-
     def boot_time(self) -> float:
         return self.world.uptime
 

@@ -20,7 +20,7 @@ class SteppedClock(Clock):
 
     def __init__(self, boot_id: str = "first") -> None:
         self.boot_id = boot_id
-        self.wall, self.steady, self.booted = T0, 1000.0, 1000.0
+        self.wall, self.booted = T0, 1000.0
         self.true = T0  # what IMDS's clock shows
 
     def now(self) -> datetime:
@@ -28,9 +28,6 @@ class SteppedClock(Clock):
 
     def time(self) -> float:
         return self.wall.timestamp()
-
-    def monotonic(self) -> float:
-        return self.steady
 
     def boot_time(self) -> float:
         return self.booted
@@ -40,13 +37,12 @@ class SteppedClock(Clock):
         """IMDS's ``Date`` header."""
         return format_datetime(self.true.replace(microsecond=0), usegmt=True)
 
-    def go(self, seconds: float, *, steady: float | None = None, booted: float | None = None) -> None:
-        """On all of them; other seconds on the monotonic clock, or on the one since the boot, where they are given."""
-        steady = seconds if steady is None else steady
-        self.true += timedelta(seconds=max(seconds, steady))
+    def go(self, seconds: float, *, booted: float | None = None) -> None:
+        """On all of them; other seconds on the one since the boot, where they are given."""
+        booted = seconds if booted is None else booted
+        self.true += timedelta(seconds=max(seconds, booted))
         self.wall += timedelta(seconds=seconds)
-        self.steady += steady
-        self.booted += steady if booted is None else booted
+        self.booted += booted
 
 
 class Tracking:
@@ -78,7 +74,7 @@ class Tracking:
 
     @property
     def listed(self) -> ListedEvents:
-        return ListedEvents.of(self.known, self.clock.read(), self.state.instant())
+        return ListedEvents.of(self.known, self.state.instant())
 
     def close(self) -> None:
         self.freeze_meter.switch(on=False)

@@ -86,7 +86,7 @@ class Agent:
         self._approver = Approver(self._state, self._approval_settings, self._errors)
         operations = Operations(self._store)
         self._control = ControlSocket(self._store.path.parent, self._approver.answer, operations.answer)
-        self._next_heartbeat: dict[str, float] = {}  # sink -> monotonic seconds
+        self._next_heartbeat: dict[str, float] = {}  # sink -> seconds since the boot
 
         def in_use() -> InUse:
             approval = self._approval_settings()
@@ -134,14 +134,14 @@ class Agent:
 
     def _send_heartbeats(self) -> None:
         """Send the due heartbeats: one soon after the start, then one per interval; none while the VM is unknown."""
-        known, monotonic = self._state.snapshot, self._clock.monotonic()
+        known, uptime = self._state.snapshot, self._clock.boot_time()
         if known.vm_name is None:
             return
         for sink, config in self._config.sinks.items():
             interval = config.event_hub.heartbeat if config.event_hub is not None else None
-            if interval is None or monotonic < self._next_heartbeat.get(sink, 0.0):
+            if interval is None or uptime < self._next_heartbeat.get(sink, 0.0):
                 continue
-            self._next_heartbeat[sink] = monotonic + interval.seconds
+            self._next_heartbeat[sink] = uptime + interval.seconds
             now = self._clock.now()
             listed = tuple(event.event.event_id for event in known.state.tracked.events.values())
             line = Heartbeat.of(known.vm, listed, __version__, now, interval.seconds).line()

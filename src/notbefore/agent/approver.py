@@ -36,7 +36,6 @@ from notbefore.core.document import SCHEDULED, parse
 from notbefore.core.tracked import WATCHED, PendingEvent, TrackedEvent
 from notbefore.errors import DocumentError, ImdsError, NotBeforeError
 from notbefore.imds.client import ImdsClient, events_path
-from notbefore.process.clock import ClockReading
 from notbefore.store.file import StoredState
 
 SHORT_WAIT: Final = 0.5  # seconds to the next decision while one that is due waits for IMDS or the disk
@@ -85,16 +84,18 @@ class ListedEvents(Struct, frozen=True):
     unread: frozenset[str]  # keys of events that could not be read at all
 
     @classmethod
-    def of(cls, snapshot: AgentSnapshot, now: ClockReading, at: Instant) -> "ListedEvents":
-        """Return what is known at ``now``; ``at``: the same moment, also by IMDS's clock."""
+    def of(cls, snapshot: AgentSnapshot, at: Instant) -> "ListedEvents":
+        """Return what is known at this moment."""
         tracked, poll = snapshot.state.tracked, snapshot.poll
-        good = poll.answered is not None and not poll.outdated and poll.failure is None
+        good, age = poll.answered is not None and not poll.outdated and poll.failure is None, 0.0
+        if poll.answered is not None:  # one of the clocks may have stopped in a freeze, but none runs ahead
+            age = max((at.wall - poll.answered.wall).total_seconds(), at.uptime - poll.answered.uptime)
         return cls(
             events=tracked.events,
             attempts=snapshot.state.approvals,
             context=ApprovalContext(at, snapshot.vm_name, tracked.incarnation or 0),
             answered=poll.answered is not None,
-            fresh=good and poll.answered is not None and now.since(poll.answered) <= WATCHED,
+            fresh=good and age <= WATCHED,
             flawed=frozenset(flaw.event_id.casefold() for flaw in poll.flaws if flaw.event_id is not None),
             unread=tracked.unread,
         )
@@ -122,7 +123,7 @@ class Approver:
         self._settings = settings
         self._errors = errors
         self._orders = queue.SimpleQueue[Callable[[], None]]()  # of operators
-        # event key -> why IMDS gave no usable answer, and when it may be asked again (monotonic seconds)
+        # event key -> why IMDS gave no usable answer, and when it may be asked again (seconds since the boot)
         self._unanswered: dict[str, tuple[str, float]] = {}
         self._woken = threading.Event()
         self._stop = threading.Event()
@@ -152,7 +153,7 @@ class Approver:
             self._thread.join(STOP_PATIENCE)
 
     def _listed(self) -> ListedEvents:
-        return ListedEvents.of(self._state.snapshot, self._clock.read(), self._state.instant())
+        return ListedEvents.of(self._state.snapshot, self._state.instant())
 
     def _write(self, attempt: ApprovalAttempt, change: Change | None = None) -> bool:
         """Store the progress of an approval, and its record; return whether both are on disk."""
@@ -217,7 +218,7 @@ class Approver:
     def _may_ask(self, key: str, listed: ListedEvents) -> bool:
         """Whether IMDS may be asked: it has just listed the event, and no pause is left."""
         _, again = self._unanswered.get(key, ("", 0.0))
-        return listed.certain(key) and self._clock.monotonic() >= again
+        return listed.certain(key) and self._clock.boot_time() >= again
 
     # ---- doing
 
@@ -253,7 +254,7 @@ class Approver:
             if refused or attempt.rule == OPERATOR:
                 return self._end(sent, "refused" if refused else "no_answer", str(error))
             event = attempt.tracked.event
-            self._unanswered[event.key] = str(error), self._clock.monotonic() + PAUSE
+            self._unanswered[event.key] = str(error), self._clock.boot_time() + PAUSE
             log.warning("approval of %s: %s; again in %g s", event.event_id, error, PAUSE)
             return PAUSE
         return self._end(replace(sent, approved=content_of(attempt.tracked)), "accepted", "")
@@ -288,10 +289,10 @@ class Approver:
             return ControlReply(done=True, words=_approved(before, tracked), event=event, content=content_of(tracked))
         if content_of(tracked) != request.content:
             return ControlReply(done=False, words="nothing was sent: the event has changed since it was shown")
-        until, reply = self._clock.monotonic() + OPERATOR_PATIENCE, queue.SimpleQueue[ControlReply]()
+        until, reply = self._clock.boot_time() + OPERATOR_PATIENCE, queue.SimpleQueue[ControlReply]()
 
         def carry_out() -> None:
-            if self._clock.monotonic() < until:
+            if self._clock.boot_time() < until:
                 reply.put(self._by_hand(tracked, user, request.reason))
 
         self._orders.put(carry_out)

@@ -20,7 +20,7 @@ class FreezeMeter:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._wall = self._monotonic = 0.0  # the last tick
+        self._wall = self._uptime = 0.0  # the last tick
         self._longest = Gap(0.0, 0.0)
         self._stop: threading.Event | None = None
 
@@ -52,9 +52,7 @@ class FreezeMeter:
                 self._tick()
 
     def _tick(self) -> None:
-        wall, monotonic = self._clock.time(), self._clock.monotonic()
-        longest = self._longest
-        self._longest = Gap(
-            max(longest.wall, wall - self._wall - TICK), max(longest.monotonic, monotonic - self._monotonic - TICK)
-        )
-        self._wall, self._monotonic = wall, monotonic
+        wall, uptime = self._clock.time(), self._clock.boot_time()
+        gap, longest = Gap(wall - self._wall - TICK, uptime - self._uptime - TICK), self._longest
+        self._longest = Gap(max(longest.wall, gap.wall), max(longest.uptime, gap.uptime))
+        self._wall, self._uptime = wall, uptime

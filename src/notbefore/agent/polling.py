@@ -47,21 +47,21 @@ class Polling:
         self._client = ImdsClient(self.endpoint)
         self._path = events_path(self._api_version)
         self._timeout = FIRST_TIMEOUT  # seconds for the next answer
-        self._due, self._due_wall = clock.monotonic(), clock.time()  # the next poll, in seconds on two clocks
+        self._due, self._due_wall = clock.boot_time(), clock.time()  # the next poll, in seconds on two clocks
         self._failures = 0  # in a row
         self._body: bytes | None = None  # the last one that the tracker has handled
         self._stopped = False
         self._ended = SimpleQueue[None]()  # an Event would create a lock for each wait, a tenth of a poll's cost
         self._answered = False  # IMDS has answered this object
-        self._last_answer = 0.0  # monotonic seconds; before the first answer, the thread's start
+        self._last_answer = 0.0  # seconds since the boot; before the first answer, the thread's start
         self._unnamed = self._searched = False  # the last identity request failed; a search found nothing
-        self._next_identity = self._next_search = 0.0  # monotonic seconds
+        self._next_identity = self._next_search = 0.0  # seconds since the boot
         self._thread = threading.Thread(target=self._run, name="poll", daemon=True)
 
     def start(self) -> None:
         """Begin to poll."""
         self._tracker.use(self._configured, self._api_version, self.interval)
-        self._last_answer = self._clock.monotonic()
+        self._last_answer = self._clock.boot_time()
         self._thread.start()
 
     def stop(self) -> None:
@@ -76,7 +76,7 @@ class Polling:
     @property
     def overdue(self) -> float:
         """Seconds since the next poll was due, negative before it; 0 once it is stopped."""
-        return 0.0 if self._stopped else self._clock.monotonic() - self._due
+        return 0.0 if self._stopped else self._clock.boot_time() - self._due
 
     @property
     def trouble(self) -> str:
@@ -89,9 +89,9 @@ class Polling:
     def _run(self) -> None:
         self._errors.attempt("poll identity", lambda: self._tracker.identify(None), vital=False)
         self._ask_identity()
-        while not self._stops_within(max(0.0, self._due - self._clock.monotonic())):
+        while not self._stops_within(max(0.0, self._due - self._clock.boot_time())):
             self._due = self._next(self._errors.attempt("poll", self._poll))
-            self._due_wall = self._clock.time() + self._due - self._clock.monotonic()
+            self._due_wall = self._clock.time() + self._due - self._clock.boot_time()
 
     def _stops_within(self, seconds: float) -> bool:
         with suppress(Empty):
@@ -100,15 +100,15 @@ class Polling:
 
     def _poll(self) -> ImdsError | None:
         """Poll once and pass the answer to the tracker; return the error if there is no answer."""
-        begun = self._clock.monotonic()
+        begun = self._clock.boot_time()
         lag, wall_lag = max(0.0, begun - self._due), max(0.0, self._clock.time() - self._due_wall)
         try:
             answer = self._client.get(self._path, timeout=self._timeout)
         except ImdsError as error:
             if not self._stopped:  # else ``stop`` aborted it, and the state may be closed
-                self._not_answered(Poll(lag, self._clock.monotonic() - begun, error=error))
+                self._not_answered(Poll(lag, self._clock.boot_time() - begun, error=error))
             return error
-        now = self._clock.monotonic()
+        now = self._clock.boot_time()
         self._answered, self._last_answer, self._timeout = True, now, TIMEOUT
         if now >= self._next_identity:
             self._ask_identity()
@@ -119,7 +119,7 @@ class Polling:
         return None
 
     def _not_answered(self, poll: Poll) -> None:
-        now = self._clock.monotonic()
+        now = self._clock.boot_time()
         if now >= self._next_identity:
             self._ask_identity()
         self._tracker.handle(poll)
@@ -129,7 +129,7 @@ class Polling:
 
     def _next(self, error: ImdsError | None) -> float:
         """When the next poll is due: a whole number of intervals later, or after a back-off."""
-        now = self._clock.monotonic()
+        now = self._clock.boot_time()
         if error is None:
             self._failures = 0
             missed = max(0.0, now - self._due) // self.interval  # those due during a slow answer are left out
@@ -144,7 +144,7 @@ class Polling:
         """Ask for this VM's identity; a failure does not stop the polling."""
         known = self._errors.attempt("poll identity", self._identify, vital=False)
         self._unnamed = not known
-        self._next_identity = self._clock.monotonic() + (IDENTITY_REFRESH if known else IDENTITY_RETRY)
+        self._next_identity = self._clock.boot_time() + (IDENTITY_REFRESH if known else IDENTITY_RETRY)
 
     def _identify(self) -> bool:
         try:
@@ -159,10 +159,10 @@ class Polling:
         """Look for IMDS at one address after the other; from now on poll the first that answers."""
         from notbefore.imds.elsewhere import candidates, why_not  # noqa: PLC0415 - in a VNet nobody needs it
 
-        self._next_search = self._clock.monotonic() + SEARCH_PAUSE
+        self._next_search = self._clock.boot_time() + SEARCH_PAUSE
         level = logging.DEBUG if self._searched else logging.INFO
         for place, endpoint in candidates():
-            self._due = self._clock.monotonic()  # a slow search is not a thread that hangs
+            self._due = self._clock.boot_time()  # a slow search is not a thread that hangs
             if self._stopped:
                 return
             why = why_not(endpoint, self._api_version)

@@ -19,7 +19,7 @@ from notbefore.core.delivery import Routing, deliveries
 from notbefore.core.document import Flaw
 from notbefore.core.record import Record, Vm
 from notbefore.metrics.totals import PollFigures
-from notbefore.process.clock import Clock, ClockReading
+from notbefore.process.clock import Clock
 from notbefore.store.file import StoredChange, StoredState
 from notbefore.store.store import Store
 
@@ -30,11 +30,16 @@ class PollStatus(Struct, frozen=True):
     """The result of the last poll, and the counts of all polls since the start of this process."""
 
     figures: PollFigures = PollFigures()
-    answered: ClockReading | None = None  # the last good answer; None before the first of this process
+    answered: Instant | None = None  # the last good answer, undated; None before the first of this process
     date: str = ""  # its ``Date`` header, unparsed
     failure: str | None = None  # why the last poll brought no good answer
     outdated: bool = False  # the known state is from another endpoint or api-version than the present one
     flaws: tuple[Flaw, ...] = ()  # of the last document that could be read
+
+    @property
+    def seen(self) -> Instant | None:
+        """The last good answer of this process, also by IMDS's clock."""
+        return self.answered.dated(self.date) if self.answered is not None else None
 
 
 class AgentSnapshot(Struct, frozen=True):
@@ -171,10 +176,9 @@ class AgentState:
         return replace(vm, record_tags=settings.record_tags) if vm is not None and settings.record_tags else vm
 
     def _with_times(self, state: StoredState, poll: PollStatus | None = None) -> StoredState:
-        poll = poll or self._snapshot.poll
-        if poll.answered is None:  # this process has learnt nothing new
+        seen = (poll or self._snapshot.poll).seen
+        if seen is None:  # this process has learnt nothing new
             return state
-        seen = self.clock.instant(poll.answered, poll.date)
         owner = self.vm_of(state) or state.seen_by  # while the identity is unknown, the owner stays
         return replace(state, seen=seen, last_running=seen, seen_by=owner, clean=False)
 
@@ -184,11 +188,10 @@ class AgentState:
 
     def instant(self) -> Instant:
         """The present moment, with IMDS's clock extrapolated from the last answer."""
-        poll, now = self._snapshot.poll, self.clock.read()
-        instant = self.clock.instant(now, poll.date)
-        if instant.date is None or poll.answered is None:
-            return instant
-        return replace(instant, date=instant.date + timedelta(seconds=now.boot - poll.answered.boot))
+        seen, now = self._snapshot.poll.seen, self.clock.read()
+        if seen is None or seen.date is None:
+            return now
+        return replace(now, date=seen.date + timedelta(seconds=now.uptime - seen.uptime))
 
 
 def name_of(vm: Vm | None) -> str | None:

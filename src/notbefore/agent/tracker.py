@@ -23,7 +23,6 @@ from notbefore.core.record import Vm
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.errors import DocumentError, ImdsError
 from notbefore.metrics.totals import PollFigures, increased
-from notbefore.process.clock import ClockReading
 from notbefore.store.file import StoredState
 from notbefore.store.store import Store
 
@@ -37,7 +36,7 @@ log = logging.getLogger("notbefore.agent.tracker")
 class Poll(Struct, frozen=True):
     """One poll: a new ``body``, nothing new (``body`` and ``error`` are None), or an error."""
 
-    lag: float  # seconds by which the poll began late, on the monotonic clock
+    lag: float  # seconds by which the poll began late, on the clock since the boot
     duration: float  # seconds until the answer or the error
     body: bytes | None = None
     error: ImdsError | None = None
@@ -62,7 +61,7 @@ class Tracker:
         self._source = ("", "")  # the endpoint, and the api-version of its documents
         self._document: Document | DocumentError | None = None  # IMDS's present document, or why it is not one
         self._logged_vm = state.snapshot.vm
-        self._first_answer: float | None = None  # monotonic seconds
+        self._first_answer: float | None = None  # seconds since the boot
         self._checked: Instant | None = None  # when ``Date`` was last checked; without ``date`` if it was not believed
         self._expected: Tracked | None = None  # the next two are computed from it, only when it changes
         self._each_counts = False  # an unchanged document matters too: for an interruption, or for unreadable events
@@ -109,9 +108,9 @@ class Tracker:
         figures = last.figures.plus("changed" if poll.body is not None else "unchanged", poll.lag, poll.duration)
         if poll.body is not None and document is not None:
             figures = _with_flaws(figures, document.flaws)
-        self._first_answer = now.monotonic if self._first_answer is None else self._first_answer
+        self._first_answer = now.uptime if self._first_answer is None else self._first_answer
         unnamed = last.answered is None and self._state.snapshot.vm_name is None
-        if unnamed and now.monotonic - self._first_answer < NAME_PATIENCE:
+        if unnamed and now.uptime - self._first_answer < NAME_PATIENCE:
             self._state.publish(replace(last, figures=figures, failure=None))
             return
         # since the last good answer: the freeze meter's gap, or the lateness of the poll if the meter does not run
@@ -122,7 +121,7 @@ class Tracker:
         if document is None or (poll.body is None and last.answered is not None and not self._each_counts):
             self._state.publish(PollStatus(figures, now, date, flaws=last.flaws))
             return
-        at = self._clock.instant(now, date)
+        at = now.dated(date)
 
         def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
             compared = diff(state.tracked, document, self._observation(state, at, gap))
@@ -135,15 +134,15 @@ class Tracker:
         self._state.commit(step, PollStatus(figures, now, date, flaws=document.flaws))
         self._expect(self._state.snapshot.state.tracked, now, date)
 
-    def _believed_date(self, now: ClockReading, date: str, *, changed: bool) -> str:
+    def _believed_date(self, now: Instant, date: str, *, changed: bool) -> str:
         """The ``Date`` header of an answer; empty if it cannot be right.
 
         After one was believed, the next check is at a changed document, or ``DATE_CHECK`` seconds later.
         """
         checked = self._checked
-        if checked is not None and checked.date is not None and not changed and now.boot - checked.uptime < DATE_CHECK:
+        if checked and checked.date and not changed and now.uptime - checked.uptime < DATE_CHECK:
             return date
-        at = self._clock.instant(now, date)
+        at = now.dated(date)
         if credible(at, checked or self._state.snapshot.state.seen):
             self._checked = at
             return date
@@ -156,22 +155,22 @@ class Tracker:
             )
         return ""
 
-    def _expect(self, tracked: Tracked, now: ClockReading, date: str) -> None:
+    def _expect(self, tracked: Tracked, now: Instant, date: str) -> None:
         """Run the freeze meter from shortly before an event may start until it is over."""
         if tracked is not self._expected:
-            at, begins = self._clock.instant(now, date), tracked.imminent_from
+            at, begins = now.dated(date), tracked.imminent_from
             self._expected, self._each_counts = tracked, tracked.interrupting or bool(tracked.unread)
-            self._imminent_at = now.boot + (begins - (at.date or at.wall)).total_seconds() if begins else inf
-        self._freeze_meter.switch(on=now.boot >= self._imminent_at)
+            self._imminent_at = now.uptime + (begins - (at.date or at.wall)).total_seconds() if begins else inf
+        self._freeze_meter.switch(on=now.uptime >= self._imminent_at)
 
     def _observation(self, state: StoredState, at: Instant, gap: Gap) -> Observation:
         poll = self._state.snapshot.poll
         rebooted = state.seen is not None and state.seen.boot != at.boot
         elsewhere = poll.outdated and poll.answered is not None
-        last, measured = state.seen, None
-        if poll.answered is not None:
-            last = self._clock.instant(poll.answered, poll.date)
-            measured = believable(gap, last, at)
+        seen, measured = poll.seen, None
+        last = seen or state.seen
+        if seen is not None:
+            measured = believable(gap, seen, at)
         elif rebooted:  # the first good answer of this process, which has not measured a gap before it
             measured = self._gap_over_boot(at)
         return Observation(
@@ -189,7 +188,7 @@ class Tracker:
     def _gap_over_boot(self, at: Instant) -> float | None:
         """Seconds from the last time that the machine is known to have run before the boot to this process's start."""
         between = elapsed(self._state.noted, at) if self._state.noted is not None else None
-        since_start = at.uptime - self._started.boot
+        since_start = at.uptime - self._started.uptime
         return max(0.0, between - since_start) if between is not None else None
 
     def identify(self, vm: Vm | None) -> None:

@@ -116,13 +116,12 @@ class AgentView:
 
     def _answered(self, known: AgentSnapshot) -> datetime | None:
         """When IMDS last gave a good answer (see ``Instant.time``); ``None`` before the first."""
-        poll = known.poll
-        return self._clock.instant(poll.answered, poll.date).time if poll.answered is not None else None
+        return known.poll.seen.time if known.poll.seen is not None else None
 
     def _age(self, known: AgentSnapshot) -> float:
         """Seconds since the last good answer of IMDS; infinite before the first."""
         answered = known.poll.answered
-        return self._clock.monotonic() - answered.monotonic if answered is not None else float("inf")
+        return self._clock.boot_time() - answered.uptime if answered is not None else float("inf")
 
     def status_line(self) -> str:
         """The agent's status in one line, for ``systemctl status``."""

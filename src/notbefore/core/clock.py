@@ -9,6 +9,9 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
+
+from notbefore.core.document import read_time
 
 TOLERANCE: Final = 2.0  # seconds by which two durations may differ and still agree: ``Date`` counts whole seconds
 DRIFT: Final = 0.001  # the part of a duration by which they may also differ: NTP corrects by up to 500 ppm
@@ -25,6 +28,10 @@ class Instant(Struct, frozen=True):
     uptime: float = 0.0  # seconds since that boot, suspended time included (CLOCK_BOOTTIME); cannot be set
     date: datetime | None = None  # UTC, from IMDS's ``Date`` header, to compare with NotBefore; None without one
 
+    def dated(self, header: str) -> "Instant":
+        """The same moment with IMDS's time, from the ``Date`` header of an answer; empty: it gave none."""
+        return replace(self, date=read_time(header)) if header else self
+
     @property
     def time(self) -> datetime:
         """UTC, by IMDS's clock; by this VM's if the two agree, or if IMDS gave no time."""
@@ -34,12 +41,12 @@ class Instant(Struct, frozen=True):
 class Gap(Struct, frozen=True):
     """The longest delay in waking up, in seconds, on two clocks: the agent did not run for that long.
 
-    While a VM is frozen, its monotonic clock may stop and its wall clock be corrected afterwards, or both may run on.
-    Neither clock alone is right on every host.
+    While a VM is frozen, ``uptime`` may stop and its wall clock be corrected afterwards, or both may run on. Neither
+    clock alone is right on every host.
     """
 
     wall: float
-    monotonic: float
+    uptime: float
 
 
 def elapsed(begin: Instant, end: Instant) -> float | None:
@@ -82,13 +89,13 @@ def believable(gap: Gap, begin: Instant, end: Instant) -> float | None:
         return None
     ahead = wall - uptime
     if ahead <= READING + DRIFT * uptime:
-        return max(gap.wall, gap.monotonic)  # either clock may have stopped
+        return max(gap.wall, gap.uptime)  # either clock may have stopped
     if date is None:
         return None
     paused = date - uptime  # within a second
     if ahead > paused + TOLERANCE:  # the wall clock was set
-        return gap.monotonic
-    return max(gap.wall, gap.monotonic) if paused >= 1.0 else None
+        return gap.uptime
+    return max(gap.wall, gap.uptime) if paused >= 1.0 else None
 
 
 def credible(now: Instant, before: Instant | None) -> bool:

@@ -2,62 +2,39 @@
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
-
 from notbefore.core.clock import Instant
-from notbefore.core.document import read_time
 
 SAME_BOOT: Final = 120.0
 """Seconds by which two computed times of the same boot may differ, on a system without boot ids: they are computed
 from the wall clock, which drifts and may be set."""
 
 
-_BOOT_TIME: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)
-
-
-def uptime() -> float:
-    """Seconds on a clock that cannot be set; it includes suspended time if the system counts it."""
-    if _BOOT_TIME is not None:
-        return time.clock_gettime(_BOOT_TIME)
+def _clock_since_boot() -> Callable[[], float]:
+    """Return the clock that counts seconds since the boot, with suspended time if the system counts it."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return partial(time.clock_gettime, time.CLOCK_BOOTTIME)
     if sys.platform == "win32":
         import ctypes  # noqa: PLC0415 - only on Windows
 
-        return float(ctypes.windll.kernel32.GetTickCount64()) / 1000
-    return time.monotonic()
-
-
-class ClockReading(Struct, frozen=True):
-    """One moment on each clock."""
-
-    wall: datetime  # UTC; may be set
-    monotonic: float  # seconds; may stop while the VM is frozen
-    boot: float  # seconds since the boot, with suspended time if the system counts it
-
-    def since(self, earlier: "ClockReading") -> float:
-        """Seconds from ``earlier`` to this moment, by the clock that moved most.
-
-        During a freeze a clock may stop, and it may be corrected afterwards or not; no clock runs ahead.
-        """
-        wall = (self.wall - earlier.wall).total_seconds()
-        return max(wall, self.monotonic - earlier.monotonic, self.boot - earlier.boot)
+        return lambda: float(ctypes.windll.kernel32.GetTickCount64()) / 1000
+    return time.monotonic
 
 
 class Clock:
     """The real clocks. ``boot_id`` distinguishes this boot of the machine from others.
 
-    ``monotonic`` returns seconds since some moment in the past, ``time`` Unix seconds of the wall clock, and
-    ``boot_time`` seconds since the boot, with suspended time if the system counts it.
+    ``time`` returns Unix seconds of the wall clock, and ``boot_time`` seconds since the boot, which cannot be set.
     """
 
     # not wrapped: a poll calls them eight times
-    monotonic = staticmethod(time.monotonic)
-    boot_time = staticmethod(uptime)
+    boot_time = staticmethod(_clock_since_boot())
     time = staticmethod(time.time)
 
     def __init__(self) -> None:
@@ -67,13 +44,9 @@ class Clock:
         """The wall clock, in UTC."""
         return datetime.now(UTC)
 
-    def read(self) -> ClockReading:
-        """The present moment on each clock."""
-        return ClockReading(self.now(), self.monotonic(), self.boot_time())
-
-    def instant(self, reading: ClockReading, date: str = "") -> Instant:
-        """The moment of a reading, with the ``Date`` header of IMDS's answer, to be stored and compared."""
-        return Instant(reading.wall, self.boot_id, reading.boot, read_time(date) if date else None)
+    def read(self) -> Instant:
+        """The present moment on each clock of this machine."""
+        return Instant(self.now(), self.boot_id, self.boot_time())
 
     def recognize(self, earlier: Instant) -> None:
         """Use the computed boot id of ``earlier``, if it is of the same boot; ids from the kernel stay as they are."""
@@ -95,4 +68,4 @@ def boot_id() -> str:
     """The id of this boot of the machine: the kernel's, else computed from the boot's time by the wall clock."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"booted-{round(time.time() - uptime())}"
+    return f"booted-{round(time.time() - Clock.boot_time())}"
