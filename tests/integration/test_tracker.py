@@ -167,7 +167,7 @@ def test_after_a_boot_nothing_is_compared_until_it_is_known_which_vm_this_is(
     agents.boot("second", vm=None)  # a restart forgets nothing of it
     agents.sees(item("new", Resources=[PEER]))  # nor does another document
     assert len(agents.said) == reported
-    assert not agents.now.listed.answered
+    assert agents.now.known.poll.answered is None
     agents.identify(Vm(name=ME, vm_id=vm_id))
     agents.waits(1, UNCHANGED)
     assert [one["azure.scheduled_event.change"] for one in agents.said[reported:]] == kinds
@@ -296,11 +296,11 @@ def given(store: Store, *results: SendResult, **room: int) -> Sequence[Delivery]
 def test_what_is_known_is_old_until_imds_has_answered_again(agents: Agents, make_old: Callable[[Agents], None]) -> None:
     agents.sees(MINE)
     agents.clock.go(15)
-    assert agents.now.listed.fresh
+    assert agents.now.listed.certain(ID.casefold())
     make_old(agents)  # or one more second by any clock
-    assert not agents.now.listed.fresh
+    assert not agents.now.listed.certain(ID.casefold())
     agents.sees(MINE)
-    assert agents.now.listed.fresh
+    assert agents.now.listed.certain(ID.casefold())
 
 
 # ---- a restart
@@ -384,7 +384,7 @@ def test_what_cannot_be_read_is_counted_and_logged_once_a_document(
     assert sum(known.poll.figures.flaws.values()) == 3
     assert len(known.poll.flaws) == 3
     assert known.unreadable == 2
-    assert agents.now.listed.flawed == {ID.casefold(), "broken"}
+    assert all(map(agents.now.listed.flawed, (ID.casefold(), "broken")))
     lines = [one.getMessage() for one in caplog.records if "cannot be read" in one.getMessage()]
     assert len(lines) == 3
     assert lines == [
@@ -400,7 +400,7 @@ def test_what_cannot_be_read_is_counted_and_logged_once_a_document(
 def test_a_document_that_is_none_leaves_what_is_known_of_the_last_one(agents: Agents) -> None:
     agents.sees(FLAWED)
     agents.now.tracker.handle(Poll(0.0, 0.01, body=b"garbage"))
-    assert agents.now.listed.flawed == {ID.casefold()}
+    assert agents.now.listed.flawed(ID.casefold())
     assert set(agents.now.listed.events) == {ID.casefold()}
     assert agents.now.known.poll.failure == "rejected"
     agents.sees(MINE)
@@ -481,8 +481,7 @@ def test_what_two_threads_write_at_once_is_all_written_and_each_record_once(agen
     def approve(number: int) -> None:
         event = msgspec.structs.replace(one.event, event_id=f"e-{number}")
         attempt = ApprovalAttempt(msgspec.structs.replace(one, event=event), "rule")
-        context = agents.now.listed.context
-        change = attempt.change("approved", "accepted", "", context)
+        change = attempt.change(("approved", "accepted"), "", agents.clock.read(), ME, 7)
         agents.now.state.commit(
             lambda state: (replace(state, approvals={**state.approvals, event.key: attempt}), (change,)), on_disk=20
         )

@@ -74,7 +74,7 @@ class Tracking:
 
     @property
     def listed(self) -> ListedEvents:
-        return ListedEvents.of(self.known, self.state.instant())
+        return ListedEvents(self.known, self.state.instant())
 
     def close(self) -> None:
         self.freeze_meter.switch(on=False)

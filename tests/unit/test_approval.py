@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from notbefore.core.approval import (
     ApprovalAttempt,
-    ApprovalContext,
     Policy,
     Rule,
     RuleMatch,
@@ -176,8 +175,7 @@ def test_what_could_not_be_read_or_has_no_not_before_is_never_approved(fields: d
 
 
 def changed(kind: ApprovalKind, reason: Reason, *, rule: str = "a", vm: str = ME, records: int = 0) -> Any:
-    context = ApprovalContext(instant(5), vm, 7)
-    return ApprovalAttempt(tracked(), rule, records=records).change(kind, reason, "why", context)
+    return ApprovalAttempt(tracked(), rule, records=records).change((kind, reason), "why", instant(5), vm, 7)
 
 
 def test_the_record_of_an_approval_is_the_vms_own() -> None:

@@ -22,7 +22,6 @@ from notbefore.agent.state import WRITE_PATIENCE, AgentSnapshot, AgentState
 from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.core.approval import (
     ApprovalAttempt,
-    ApprovalContext,
     Decision,
     Policy,
     content_of,
@@ -73,45 +72,42 @@ class ApprovalSettings(Struct, frozen=True):
 
 
 class ListedEvents(Struct, frozen=True):
-    """The listed events, and the progress of the approval of each."""
+    """What is known of the listed events, and of their approvals, at a moment."""
 
-    events: dict[str, TrackedEvent]
-    attempts: dict[str, ApprovalAttempt]
-    context: ApprovalContext
-    answered: bool  # IMDS has answered since this process began
-    fresh: bool  # its last answer was good and recent: nothing is approved on old data
-    flawed: frozenset[str]  # keys of events that could be read only in part
-    unread: frozenset[str]  # keys of events that could not be read at all
+    known: AgentSnapshot
+    at: Instant
 
-    @classmethod
-    def of(cls, snapshot: AgentSnapshot, at: Instant) -> "ListedEvents":
-        """Return what is known at this moment."""
-        tracked, poll = snapshot.state.tracked, snapshot.poll
-        good, age = poll.answered is not None and not poll.outdated and poll.failure is None, 0.0
-        if poll.answered is not None:  # one of the clocks may have stopped in a freeze, but none runs ahead
-            age = max((at.wall - poll.answered.wall).total_seconds(), at.uptime - poll.answered.uptime)
-        return cls(
-            events=tracked.events,
-            attempts=snapshot.state.approvals,
-            context=ApprovalContext(at, snapshot.vm_name, tracked.incarnation or 0),
-            answered=poll.answered is not None,
-            fresh=good and age <= WATCHED,
-            flawed=frozenset(flaw.event_id.casefold() for flaw in poll.flaws if flaw.event_id is not None),
-            unread=tracked.unread,
-        )
+    @property
+    def events(self) -> dict[str, TrackedEvent]:
+        """The listed events."""
+        return self.known.state.tracked.events
+
+    @property
+    def attempts(self) -> dict[str, ApprovalAttempt]:
+        """The progress of each approval."""
+        return self.known.state.approvals
 
     @property
     def begun(self) -> list[str]:
         """The keys of the events whose approval has begun and not ended."""
         return [key for key, attempt in self.attempts.items() if attempt.state != "done"]
 
+    def flawed(self, key: str) -> bool:
+        """Whether a part of an event could not be read."""
+        return any(flaw.key == key for flaw in self.known.poll.flaws)
+
     def certain(self, key: str) -> bool:
-        """Whether IMDS has just listed an event in readable form."""
-        return self.fresh and key in self.events and key not in self.unread
+        """Whether IMDS has just listed an event in readable form: nothing is approved on old data."""
+        poll, tracked = self.known.poll, self.known.state.tracked
+        if poll.answered is None or poll.outdated or poll.failure is not None:
+            return False
+        # one of the clocks may have stopped in a freeze, but none runs ahead
+        age = max((self.at.wall - poll.answered.wall).total_seconds(), self.at.uptime - poll.answered.uptime)
+        return age <= WATCHED and key in tracked.events and key not in tracked.unread
 
     def decision(self, settings: ApprovalSettings, tracked: TrackedEvent) -> Decision:
         """Return what the rules say about a listed event."""
-        return judge(settings.policy, tracked, self.context.vm, flawed=tracked.event.key in self.flawed)
+        return judge(settings.policy, tracked, self.known.vm_name, flawed=self.flawed(tracked.event.key))
 
 
 class Approver:
@@ -153,7 +149,7 @@ class Approver:
             self._thread.join(STOP_PATIENCE)
 
     def _listed(self) -> ListedEvents:
-        return ListedEvents.of(self._state.snapshot, self._state.instant())
+        return ListedEvents(self._state.snapshot, self._state.instant())
 
     def _write(self, attempt: ApprovalAttempt, change: Change | None = None) -> bool:
         """Store the progress of an approval, and its record; return whether both are on disk."""
@@ -195,7 +191,7 @@ class Approver:
         nothing_to_do = decision.action == "leave" and decision.skipped is None
         if nothing_to_do or (before is not None and before.is_carried_out(tracked, step)):
             return LONG_WAIT
-        wait = (decision.at - listed.context.now.time).total_seconds() if decision.at is not None else 0.0
+        wait = (decision.at - listed.at.time).total_seconds() if decision.at is not None else 0.0
         if wait > 0 or not self._may_ask(key, listed):
             return min(max(wait, SHORT_WAIT), LONG_WAIT)
         attempt = next_attempt(before, tracked, decision.rule, step)
@@ -206,7 +202,7 @@ class Approver:
     def _go_on(self, attempt: ApprovalAttempt, settings: ApprovalSettings, listed: ListedEvents) -> float:
         """Continue an approval that IMDS has not answered, or that could not be stored."""
         key = attempt.tracked.event.key
-        if not listed.answered:
+        if listed.known.poll.answered is None:
             return SHORT_WAIT
         if (objection := _objection(attempt, settings, listed)) is not None:
             error, _ = self._unanswered.get(key, ("", 0.0))
@@ -264,7 +260,8 @@ class Approver:
         kind: ApprovalKind = "approved" if reason == "accepted" else "approval_skipped"
         if attempt.requests and reason != "accepted":
             kind, reason = "approval_failed", reason if reason == "refused" else "no_answer"
-        change = attempt.change(kind, reason, words, self._listed().context)
+        known, at = self._state.snapshot, self._state.instant()
+        change = attempt.change((kind, reason), words, at, known.vm_name, known.state.tracked.incarnation or 0)
         outcome = f"{kind} ({reason})" + (f": {words}" if words else "")
         self._unanswered.pop(attempt.tracked.event.key, None)
         self._write(attempt.ended(outcome), change)
@@ -285,7 +282,7 @@ class Approver:
         if tracked is None:
             raise NotBeforeError(f"no event {request.event_id} is listed: see `notbefore events`")
         if not request.content:
-            event = PendingEvent.of(tracked, listed.context.now.time)
+            event = PendingEvent.of(tracked, listed.at.time)
             return ControlReply(done=True, words=_approved(before, tracked), event=event, content=content_of(tracked))
         if content_of(tracked) != request.content:
             return ControlReply(done=False, words="nothing was sent: the event has changed since it was shown")
@@ -330,14 +327,14 @@ def _objection(attempt: ApprovalAttempt, settings: ApprovalSettings, listed: Lis
     status = tracked.event.event_status if tracked is not None else "gone"
     if tracked is None or status != SCHEDULED:
         return "no_longer_scheduled", f"it is {status}"
-    if tracked.not_before is not None and listed.context.now.time >= tracked.not_before:
+    if tracked.not_before is not None and listed.at.time >= tracked.not_before:
         return "too_late", "NotBefore came first"
     if settings.off:
         return "switched_off", settings.off
     if content_of(tracked) != content_of(attempt.tracked):
         return "changed", "the event has changed"
     if attempt.rule == OPERATOR:
-        words = unreadable(tracked, flawed=tracked.event.key in listed.flawed)
+        words = unreadable(tracked, flawed=listed.flawed(tracked.event.key))
         return ("changed", words) if words else None
     decision = listed.decision(settings, tracked)
     same = decision.action == "approve" and decision.step == attempt.step
@@ -361,7 +358,7 @@ def _why_not_listed(body: bytes, tracked: TrackedEvent) -> str:
         document = parse(body)
     except DocumentError as error:
         raise ImdsError("rejected", str(error)) from None
-    if any(flaw.event_id is not None and flaw.event_id.casefold() == event.key for flaw in document.flaws):
+    if any(flaw.key == event.key for flaw in document.flaws):
         return "a part of it cannot be read now"
     same = any(one.key == event.key and one.digest() == event.digest() for one in document.events)
     return "" if same else "IMDS does not list it like this any more"

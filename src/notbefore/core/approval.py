@@ -169,11 +169,13 @@ class ApprovalAttempt(Struct, frozen=True):
         carried_out = (*self.carried_out, self.step) if self.step else self.carried_out
         return replace(self, state="done", outcome=outcome, carried_out=carried_out, records=self.records + 1)
 
-    def change(self, kind: ApprovalKind, reason: Reason, detail: str, context: "ApprovalContext") -> Change:
-        """Return the change to record. Its id is this VM's own: no other VM reports the same change."""
+    def change(
+        self, step: tuple[ApprovalKind, Reason], detail: str, at: Instant, vm: str | None, incarnation: int
+    ) -> Change:
+        """Return the change to record. Its id is that of this ``vm`` alone: no other VM reports the same change."""
         tracked = self.tracked
-        identity = change_id(tracked.event.key, kind, f"{context.vm} {tracked.first_seen.isoformat()}", self.records)
-        made = tracked.change(identity, (kind, reason), context.now, context.incarnation)
+        identity = change_id(tracked.event.key, step[0], f"{vm} {tracked.first_seen.isoformat()}", self.records)
+        made = tracked.change(identity, step, at, incarnation)
         return replace(made, approval=Approval(self.rule, self.by, detail, self.requests, self.reason))
 
 
@@ -193,11 +195,3 @@ def without_old(attempts: dict[str, ApprovalAttempt], tracked: Tracked) -> dict[
     over = [key for key, one in attempts.items() if one.state == "done" and key not in tracked.events]
     old = set(over[:-KEPT_ATTEMPTS])
     return {key: one for key, one in attempts.items() if key not in old}
-
-
-class ApprovalContext(Struct, frozen=True):
-    """The time, the VM and the document that the record of an approval names."""
-
-    now: Instant
-    vm: str | None
-    incarnation: int

@@ -99,6 +99,11 @@ class Flaw(Struct, frozen=True):
     event_id: str | None = None  # None: not even the id could be read
     rejected: bool = False  # True: the event was left out; its last known state is kept
 
+    @property
+    def key(self) -> str:
+        """The EventId as in ``Event.key``; empty if it could not be read."""
+        return (self.event_id or "").casefold()
+
 
 class Document(Struct, frozen=True):
     """The events that are listed now. ``flaws``: what could not be read."""

@@ -70,7 +70,7 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
     found = {event.key: comparison.listed(event) for event in document.events}
     events = {key: known for key, (known, _) in found.items()}
     changes = [change for _, change in found.values() if change is not None]
-    unread = {(flaw.event_id or "").casefold() for flaw in document.flaws if flaw.rejected}
+    unread = {flaw.key for flaw in document.flaws if flaw.rejected}
     if now.elsewhere:
         unread.add("")
     for key, known in tracked.events.items():
@@ -255,7 +255,7 @@ def _phase(event: Event) -> str:
 
 def _last_known(old: Event, event: Event, flaws: tuple[Flaw, ...]) -> Event:
     """The event as listed, with the last known value of each field that could not be read this time."""
-    mine = [flaw.reason for flaw in flaws if flaw.event_id == event.event_id]
+    mine = [flaw.reason for flaw in flaws if flaw.key == event.key]
     lost: list[str] = [name for name in mine if getattr(event, name, "") in (None, ())]
     if "resources" in lost:
         lost.append("resources_cut")
