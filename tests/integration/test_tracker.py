@@ -11,10 +11,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from notbefore.agent.state import ChangeSettings
 from notbefore.agent.tracker import Poll
+from notbefore.config.model import Config, VmName
+from notbefore.config.secret import Secret
+from notbefore.config.sinks import SinkConfig, Slack
 from notbefore.core.approval import ApprovalAttempt
-from notbefore.core.delivery import Delivery, Routing, Terms
+from notbefore.core.delivery import Delivery
 from notbefore.core.duration import Duration
 from notbefore.core.outbox import SendResult
 from notbefore.core.record import Vm
@@ -39,12 +41,12 @@ class Agents:
     def __init__(self, directory: Path, clock: SteppedClock, vm: Vm | None = THIS_VM) -> None:
         self.clock, self._earlier = clock, list[dict[str, Any]]()
         self._directory, self._incarnation = directory, 0
-        self.settings = ChangeSettings()
+        self.config = Config()
         self.now = self._start()
         self.identify(vm)
 
     def _start(self) -> Tracking:
-        return Tracking(self._directory, self.clock, self.settings)
+        return Tracking(self._directory, self.clock, self.config)
 
     @property
     def said(self) -> list[dict[str, Any]]:
@@ -71,8 +73,8 @@ class Agents:
         self.boot(boot_id, vm)
 
     def routes(self, *sinks: str, **values: Any) -> None:
-        routing = Routing((Route(sinks=sinks, **values),), {sink: Terms() for sink in sinks})
-        self.settings = self.now.settings = ChangeSettings(routing)
+        kinds = {sink: SinkConfig(slack=Slack(url=Secret("https://chat"))) for sink in sinks}
+        self.config = self.now.config = Config(sinks=kinds, routes=(Route(sinks=sinks, **values),))
 
     def sees(self, *items: Any, dated: bool = True) -> None:
         self.clock.go(1)
@@ -430,7 +432,7 @@ def test_each_kind_of_failure_is_logged_once_and_its_end_as_well(
 def test_the_name_of_imds_goes_before_the_configured_one(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     agents.sees(MINE, OTHERS)
-    agents.now.settings = ChangeSettings(vm_name=PEER)
+    agents.now.config = Config(vm=VmName(PEER))
     agents.now.state.commit(lambda state: (msgspec.structs.replace(state, vm=None), ()))
     agents.identify(None)
     assert agents.now.known.vm == Vm(name=PEER)

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from notbefore.agent.freeze import FreezeMeter
-from notbefore.agent.state import AgentState, ChangeSettings
+from notbefore.agent.state import AgentState
 from notbefore.agent.tracker import Poll, Tracker
+from notbefore.config.model import Config
 from notbefore.core.clock import Gap
 from notbefore.core.record import Vm
 from notbefore.errors import ImdsError
@@ -102,8 +103,8 @@ class Observer:
         """An agent; ``named``: IMDS says at once which VM this is."""
         self.clock = WorldClock(self.world)
         self.store = FragileStore(self.directory, self.clock)
-        settings = ChangeSettings()
-        self.state = AgentState(self.store, self.clock, lambda: settings, lambda _line: None)
+        config = Config()
+        self.state = AgentState(self.store, self.clock, lambda: config, lambda _line: None)
         self.tracker = Tracker(self.state, self.store, WorldMeter(self.world))
         self.tracker.use("http://imds", "2020-07-01")
         self.last_body: bytes | None = None

@@ -8,8 +8,9 @@ from typing import Any
 
 from notbefore.agent.approver import ListedEvents
 from notbefore.agent.freeze import FreezeMeter
-from notbefore.agent.state import AgentSnapshot, AgentState, ChangeSettings
+from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.agent.tracker import Tracker
+from notbefore.config.model import Config
 from notbefore.process.clock import Clock
 from notbefore.store.store import Store
 from support.azure import T0
@@ -48,13 +49,13 @@ class SteppedClock(Clock):
 class Tracking:
     """A tracker with all that it stands on; its records are kept in ``said``."""
 
-    def __init__(self, directory: Path, clock: Clock, settings: ChangeSettings = ChangeSettings()) -> None:  # noqa: B008 - frozen
+    def __init__(self, directory: Path, clock: Clock, config: Config | None = None) -> None:
         self.said: list[dict[str, Any]] = []
         self.changes = self.deliveries = 0  # how often the listeners were called
-        self.settings = settings
+        self.config = config or Config()
         self.clock = clock
         self.store = Store(directory, clock, to_deliver=self._to_deliver)
-        self.state = AgentState(self.store, clock, lambda: self.settings, self._say, self._changed)
+        self.state = AgentState(self.store, clock, lambda: self.config, self._say, self._changed)
         self.freeze_meter = FreezeMeter(clock)
         self.tracker = Tracker(self.state, self.store, self.freeze_meter)
         self.tracker.use("http://imds", "2020-07-01")

@@ -20,7 +20,7 @@ from notbefore.agent.control_socket import ControlSocket
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.operations import Operations
 from notbefore.agent.polling import Polling
-from notbefore.agent.state import AgentState, ChangeSettings
+from notbefore.agent.state import AgentState
 from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.tracker import Tracker
 from notbefore.agent.view import AgentView, InUse
@@ -75,11 +75,7 @@ class Agent:
             lambda: self._state.now().timestamp(),
         )
         self._stdout = StdoutWriter()
-
-        def change_settings() -> ChangeSettings:
-            return ChangeSettings(self._config.routing, self._config.vm.name, self._config.records.tags)
-
-        self._state = AgentState(self._store, clock, change_settings, self._stdout, self._changed)
+        self._state = AgentState(self._store, clock, lambda: self._config, self._stdout, self._changed)
         self._freeze_meter = FreezeMeter(clock)
         self._tracker = Tracker(self._state, self._store, self._freeze_meter)
         self._polling = Polling(config, self._tracker, self._clock, self._errors)

@@ -13,9 +13,10 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from notbefore.config.model import Config
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
-from notbefore.core.delivery import Routing, deliveries
+from notbefore.core.delivery import deliveries
 from notbefore.core.document import Flaw
 from notbefore.core.record import Record, Vm
 from notbefore.metrics.totals import PollFigures
@@ -60,14 +61,6 @@ class AgentSnapshot(Struct, frozen=True):
         return sum(flaw.rejected for flaw in self.poll.flaws)
 
 
-class ChangeSettings(Struct, frozen=True):
-    """The settings for handling a change, which a reload may replace."""
-
-    routing: Routing = Routing()
-    vm_name: str | None = None  # from the configuration; IMDS's name has precedence
-    record_tags: tuple[str, ...] = ()  # the names of the tags that records have
-
-
 Step = Callable[[StoredState], tuple[StoredState, Sequence[Change]] | None]
 """Makes the next state from the newest one, with the changes that lead to it; ``None``: nothing to write."""
 
@@ -75,6 +68,7 @@ Step = Callable[[StoredState], tuple[StoredState, Sequence[Change]] | None]
 class AgentState:
     """Begins with the stored state. Safe to call from several threads; all parts share ``clock``.
 
+    ``config`` returns the configuration in use, which a reload may replace.
     After a change, ``write_record`` gets its record as a line of JSON, then ``changed`` is called. Neither may wait.
     """
 
@@ -82,13 +76,13 @@ class AgentState:
         self,
         store: Store,
         clock: Clock,
-        settings: Callable[[], ChangeSettings],
+        config: Callable[[], Config],
         write_record: Callable[[bytes], None],
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store
         self.clock = clock
-        self._settings = settings
+        self._config = config
         self._write_record = write_record
         self._changed = changed
         self._lock = threading.Lock()  # never held over the disk or the network
@@ -130,12 +124,11 @@ class AgentState:
             state, changes = made
             for change in changes:
                 state = replace(state, totals=state.totals.plus(change))
-            vm, routing = self.vm_of(state), self._settings().routing
+            vm, routing = self.vm_of(state), self._config().routing
             records = [(change, Record.of(change, vm).line()) for change in changes]
             stored = [StoredChange(change, line, deliveries(change, line, routing, vm)) for change, line in records]
-            state = self._with_times(state, poll)
-            if poll is not None and state.seen is not None:
-                date = state.seen.date
+            if poll is not None and poll.seen is not None:
+                state, date = self._with_times(state, poll), poll.seen.date
                 self._store.know_time(date.timestamp() if date is not None else None)
             number = self._store.commit(state, stored)
             self._publish(state, poll)
@@ -150,33 +143,31 @@ class AgentState:
 
     def note_running(self) -> None:
         """While an event is listed, store the time of the last good answer, and that the machine runs now."""
-        with self._lock:
-            state = self._snapshot.state
+
+        def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
             # before the first good answer of this boot, the events may be gone
-            if not state.tracked.events or state.boot_id != self.clock.boot_id:
-                return
-            state = replace(self._with_times(state), last_running=self.instant())
-            self._store.commit(state)
-            self._publish(state)
+            noted = state.tracked.events and state.boot_id == self.clock.boot_id
+            return (self._running(state, clean=False), ()) if noted else None
+
+        self.commit(step)
 
     def write_stop(self) -> None:
         """Store that the agent stopped in order, and when; not if it has had no good answer."""
         if self._snapshot.poll.answered is not None:
-            with self._lock:
-                state = self._with_times(self._snapshot.state)
-                state = replace(state, clean=True, last_running=self.instant())
-                number = self._store.commit(state)
-            self._store.disk.wait_written(number, WRITE_PATIENCE)
+            self.commit(lambda state: (self._running(state, clean=True), ()), on_disk=WRITE_PATIENCE)
+
+    def _running(self, state: StoredState, *, clean: bool) -> StoredState:
+        return replace(self._with_times(state, self._snapshot.poll), last_running=self.instant(), clean=clean)
 
     def vm_of(self, state: StoredState) -> Vm | None:
         """The identity of this VM from a state and the configuration; ``None`` if neither has one."""
-        settings, vm = self._settings(), state.vm
-        if settings.vm_name and name_of(vm) is None:
-            vm = replace(vm or Vm(), name=settings.vm_name)
-        return replace(vm, record_tags=settings.record_tags) if vm is not None and settings.record_tags else vm
+        config, vm = self._config(), state.vm
+        if config.vm.name and name_of(vm) is None:
+            vm = replace(vm or Vm(), name=config.vm.name)
+        return replace(vm, record_tags=config.records.tags) if vm is not None and config.records.tags else vm
 
-    def _with_times(self, state: StoredState, poll: PollStatus | None = None) -> StoredState:
-        seen = (poll or self._snapshot.poll).seen
+    def _with_times(self, state: StoredState, poll: PollStatus) -> StoredState:
+        seen = poll.seen
         if seen is None:  # this process has learnt nothing new
             return state
         owner = self.vm_of(state) or state.seen_by  # while the identity is unknown, the owner stays
