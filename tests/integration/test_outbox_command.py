@@ -13,12 +13,12 @@ import pytest
 
 from notbefore.agent.control_socket import ControlSocket, listens
 from notbefore.agent.operations import Operations, OutboxReply, OutboxRequest
-from notbefore.commands.owner import asking, open_store
+from notbefore.commands.owner import ask_owner
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import SendResult
 from notbefore.core.tracked import Tracked, TrackedEvent
-from notbefore.errors import StoreError
+from notbefore.errors import NotBeforeError, StoreError
 from notbefore.process.clock import Clock
 from notbefore.store.file import FILE_NAME, StoredState
 from notbefore.store.lock import OwnerLock
@@ -90,16 +90,12 @@ def test_all_leaves_out_what_would_announce_an_event_that_is_over(tmp_path: Path
     assert 0 <= Clock().boot_time() + 86_400 - rows(state)["a"].expires < 600, "it has a day"
 
 
-def test_what_could_not_be_written_was_not_done(tmp_path: Path) -> None:
-    state = left(tmp_path, dead("a"))
-    with (
-        asking(state, OutboxReply) as ask,
-        closing(sqlite3.connect(state / FILE_NAME, isolation_level=None)) as other,
-    ):
-        assert ask(OutboxRequest("show")).rows
-        other.execute("BEGIN EXCLUSIVE")
+def test_what_could_not_be_written_was_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, answer = left(tmp_path, dead("a")), Operations.answer
+    with closing(sqlite3.connect(state / FILE_NAME, isolation_level=None)) as other:
+        monkeypatch.setattr(Operations, "answer", lambda *of: [other.execute("BEGIN EXCLUSIVE"), answer(*of)][1])
         with pytest.raises(StoreError, match=r"cannot be written \(database is locked\): nothing was changed"):
-            ask(OutboxRequest("drop", ("a",)))
+            ask_owner(state, OutboxRequest("drop", ("a",)), OutboxReply)
 
 
 def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
@@ -123,11 +119,11 @@ def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there are other permissions on Windows")
 def test_an_ordinary_user_is_told_what_to_do_about_the_state_of_another(tmp_path: Path) -> None:
     state = left(tmp_path / "state", dead("a"))
-    with pytest.raises(StoreError, match="has `notbefore run` been started here"), open_store(state / "nowhere"):
-        pass
+    with pytest.raises(StoreError, match="has `notbefore run` been started here"):
+        ask_owner(state / "nowhere", OutboxRequest("show"), OutboxReply)
     state.chmod(0o700 if os.geteuid() == 0 else 0)
-    with ordinary_user(), pytest.raises(StoreError, match="as root or as the agent's user"), open_store(state):
-        pass
+    with ordinary_user(), pytest.raises(NotBeforeError, match="only root and the agent's own user may ask this"):
+        ask_owner(state, OutboxRequest("show"), OutboxReply)
     state.chmod(0o700)
     with TemporaryDirectory() as place:  # which others may search
         Path(place).chmod(0o555)

@@ -14,7 +14,7 @@ import msgspec
 from notbefore.agent.operations import HistoryReply, HistoryRequest
 from notbefore.commands.client import add_agent, agent_client
 from notbefore.commands.options import add_json, print_json, table
-from notbefore.commands.owner import asking
+from notbefore.commands.owner import ask_owner
 from notbefore.core.change import WORDS
 from notbefore.core.duration import Duration, span
 from notbefore.core.record import Record
@@ -52,8 +52,8 @@ def run(options: argparse.Namespace) -> int:
         answer = agent_client(options).ask(path)
         changes, cut = answer["changes"], answer.get("cut")
     else:
-        with asking(Path(options.state_dir), HistoryReply) as ask:
-            reply = ask(HistoryRequest(since.timestamp() if since else None, limit))
+        request = HistoryRequest(since.timestamp() if since else None, limit)
+        reply = ask_owner(Path(options.state_dir), request, HistoryReply)
         changes, cut = [msgspec.json.decode(bytes(record)) for record in reply.records], reply.cut
     if cut:
         sys.stderr.write("Older changes are left out: one answer cannot hold them.\n")

@@ -12,7 +12,7 @@ import msgspec
 from notbefore.agent.control_socket import listens
 from notbefore.agent.operations import OutboxReply, OutboxRequest
 from notbefore.commands.options import add_json, add_state, load_state_configuration, print_json, table
-from notbefore.commands.owner import asking
+from notbefore.commands.owner import ask_owner
 from notbefore.core.delivery import Delivery, Lane
 from notbefore.core.duration import span
 from notbefore.core.record import json_line
@@ -64,8 +64,7 @@ def run(options: argparse.Namespace) -> int:
         sink=options.sink,
     )
     directory = Path(config.state.dir)
-    with asking(directory, OutboxReply) as ask:
-        reply = ask(request)
+    reply = ask_owner(directory, request, OutboxReply)
     if options.sink is not None and options.sink not in config.sinks and not reply.rows:
         raise ConfigError(f"--sink: the outbox has no delivery for {options.sink!r}, and --config has no such sink")
     if options.action == "list" and options.json:
