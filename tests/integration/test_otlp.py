@@ -64,12 +64,13 @@ class Agent(Story):
     def __init__(self) -> None:
         super().__init__()
         self.totals = Totals(since=SINCE)
-        polling = PollFigures("2020-07-01", {"changed": 2}, last_success=1.5).plus("changed", 0.0, 0.02)
-        self.figures = Figures("1.0", "3.11", polling, vm={"name": "a"}, since=BEGUN)
+        self.polling = PollFigures({"changed": 2}, last_success=1.5).plus("changed", 0.0, 0.02)
+        self.figures = Figures("1.0", "3.11", vm={"name": "a"}, since=BEGUN)
 
     def both(self) -> tuple[Any, str]:
         """One moment as OTLP, and as text."""
-        families = list(samples(Snapshot(self.tracked, self.totals, self.figures, at(5), sinks=("it",))))
+        view = Snapshot(self.tracked, self.totals, self.figures, at(5), sinks=("it",), polling=self.polling)
+        families = list(samples(view))
         data = metrics_data(families, resource_of({}, {}), "1.0", at(5))
         text, _ = MetricsText(lambda: [Part((object(),), lambda: families)]).render("text/plain")
         return data, text.decode()

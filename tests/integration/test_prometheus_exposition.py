@@ -29,10 +29,8 @@ def exposition() -> MetricsText:
     story = Story().sees(0).sees(1, item("a"), item("b", EventType='We"ird\\\n'))
     story.sees(2, item("a", **STARTED), item("b"), item("c", Resources=[PEER], Description="x\ny"))
     story.sees(3, item("d", DurationInSeconds=-1))
-    figures = Figures(
-        "1.0", "3.11", PollFigures("2020-07-01", last_success=1.5, flaws={"duration": 1}), vm={"name": "a"}
-    )
-    view = Snapshot(story.tracked, story.totals, figures, at(5))
+    figures, polling = Figures("1.0", "3.11", vm={"name": "a"}), PollFigures(last_success=1.5, flaws={"duration": 1})
+    view = Snapshot(story.tracked, story.totals, figures, at(5), polling=polling)
     return MetricsText(lambda: parts(view))
 
 
@@ -84,12 +82,12 @@ def test_the_format_is_one_of_two_whatever_is_accepted(exposition: MetricsText, 
 
 @given(st.lists(st.tuples(st.sampled_from(["observe", "count", "wait", "end"]), st.sampled_from(["", OPENMETRICS]))))
 def test_what_is_kept_of_the_last_scrape_is_never_old(steps: list[tuple[str, str]]) -> None:
-    totals, figures, moment = Totals(), Figures(), 0
+    totals, polling, moment = Totals(), PollFigures(), 0
     step, other = (diff(Tracked(), document(item(name)), now(0)) for name in ("a", "50 %s"))
     listed = [step.tracked, other.tracked, Tracked()]
 
     def read() -> Iterator[Part]:
-        return parts(Snapshot(listed[0], totals, figures, at(moment)))
+        return parts(Snapshot(listed[0], totals, Figures(), at(moment), polling=polling))
 
     def expected(accept: str) -> list[str]:
         made = [client_metric(family) for part in read() for family in part.families()]
@@ -101,7 +99,7 @@ def test_what_is_kept_of_the_last_scrape_is_never_old(steps: list[tuple[str, str
         if what == "observe":
             totals = totals.plus(step.changes[0])
         elif what == "count":
-            figures = replace(figures, polling=replace(figures.polling, delay=figures.polling.delay + 1))
+            polling = replace(polling, delay=polling.delay + 1)
         elif what == "wait":
             moment += number
         else:

@@ -352,7 +352,7 @@ OF_AGENTS: Final[list[Case]] = [
             FleetVm("late", QUIET, polling=lambda _: {"delay": 2.0}),
             FleetVm("puzzled", QUIET, polling=lambda now: {"flaws": {"not_before": int(now >= 120)}}),
             FleetVm("degraded", QUIET, figures=lambda now: {"store_degraded": now >= 120}),
-            FleetVm("upgraded", QUIET, figures=lambda now: {"package_replaced": "9.9.9" * (120 <= now < 1200)}),
+            FleetVm("upgraded", QUIET, figures=lambda now: {"restart_needed": 120 <= now < 1200}),
             FleetVm("refusing", QUIET, figures=lambda now: {"config": ConfigFigures(refused=now >= 120)}),
             # a few by mistake, then two a second from the third minute to the fifth: 240, and what is extrapolated
             FleetVm("guessed", QUIET, figures=lambda now: {"auth_failures": 5 + 2 * max(0, min(now, 300) - 180)}),

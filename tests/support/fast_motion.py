@@ -69,11 +69,13 @@ class FleetVm(Story):
     def scrape(self, second: int, wanted: frozenset[str]) -> dict[str, float]:
         """Series -> value."""
         polling = PollFigures(**{"last_success": at(second).timestamp(), "answering": True, **self.polling(second)})
-        figures = Figures(polling=polling, vm=self.place, **self.figures(second))
+        figures = Figures(vm=self.place, **self.figures(second))
         totals = replace(self.totals, approvals=self.approvals(second))
         outbox, sinks = (now(self.outbox, second), ("chat",)) if self.outbox else (OutboxView(), ())
         return exposed(
-            self.name, families.samples(Snapshot(self.tracked, totals, figures, at(second), outbox, sinks)), wanted
+            self.name,
+            families.samples(Snapshot(self.tracked, totals, figures, at(second), outbox, sinks, polling)),
+            wanted,
         )
 
 

@@ -45,7 +45,7 @@ class PastVm:
     interruption: float = 4.0  # seconds that each of its events stops it
     tracked: Tracked = field(default_factory=Tracked)
     totals: Totals = field(default_factory=Totals)
-    polling: PollFigures = field(default_factory=lambda: PollFigures("2020-07-01"))
+    polling: PollFigures = field(default_factory=PollFigures)
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     latency: dict[str, Histogram] = field(default_factory=dict)
 
@@ -63,10 +63,10 @@ class PastVm:
         place = {"name": self.name, "location": self.location, "resource_group": self.resource_group}
         vm = {**place, "scale_set": self.name.rpartition("_")[0], "zone": "1"}
         config = ConfigFigures(loaded=self.begins)
-        figures = Figures("0.1.0", "3.11.2", self.polling, config=config, store_degraded=self.degraded, vm=vm)
+        figures = Figures("0.1.0", "3.11.2", "2020-07-01", config=config, store_degraded=self.degraded, vm=vm)
         outbox = OutboxView({("hub", "dead"): 1}, {}, self.counts, self.latency)
         moment = datetime.fromtimestamp(now, UTC)
-        return samples(Snapshot(self.tracked, self.totals, figures, moment, outbox, SINKS))
+        return samples(Snapshot(self.tracked, self.totals, figures, moment, outbox, SINKS, self.polling))
 
     def _poll(self, now: float, step: float) -> None:
         items = [item for play in self.group if play.begun <= now and (item := play.item(now)) is not None]
@@ -77,7 +77,7 @@ class PastVm:
             self.totals = self.totals.plus(change)
             for sink in SINKS if change.scope == "self" else ():
                 self._deliver(sink)
-        self.polling.results["unchanged"] += round(step) - 3
+        self.polling.results["unchanged"] = self.polling.results.get("unchanged", 0) + round(step) - 3
         for seconds in (0.002, 0.004):
             self.polling = self.polling.plus("unchanged", 0.001, seconds)
         self.polling = self.polling.plus("changed" if done.changes else "unchanged", 0.001, 0.02)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from notbefore import __version__
 from notbefore.agent.approver import ApprovalSettings, Approver
@@ -103,12 +103,17 @@ class Agent:
         return Figures(
             version=__version__,
             python=platform.python_version(),
+            api_version=self._config.imds.api_version,
             courier=self._supervisor.figures,
             config=self._config_figures,
+            store_degraded=self._store.disk.degraded is not None,
+            store_damaged=self._store.disk.file.damaged + self._store.disk.file.unreadable_rows,
             otlp_exports=self._exports.copy(),
             unforeseen=self._errors.count,
-            package_replaced=self._supervisor.trouble if self._supervisor.replaced else "",
+            restart_needed=self._supervisor.replaced and bool(self._supervisor.trouble),
             auth_failures=self._server.auth_failures,
+            vm=structs.asdict(vm) if (vm := self._state.snapshot.vm) is not None else {},
+            since=self._view.since,
         )
 
     def _ping(self, heartbeat: HeartbeatConfig | None) -> None:
@@ -208,7 +213,7 @@ class Agent:
             self._reconfigure(self._reload())
         except ConfigError as error:
             figures = self._config_figures
-            self._config_figures = replace(figures, refused=True, reloads=increased(figures.reloads, "failure"))
+            self._config_figures = structs.replace(figures, refused=True, reloads=increased(figures.reloads, "failure"))
             log.error("the new configuration is refused, the old one stays in use: %s", error)  # noqa: TRY400 - the text is enough
         finally:
             self._systemd.ready()

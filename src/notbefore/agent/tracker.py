@@ -88,8 +88,7 @@ class Tracker:
         """
         self._interval = interval
         status, source = self._state.snapshot.poll, (endpoint, api_version)
-        figures = replace(status.figures, api_version=api_version)
-        self._state.publish(replace(status, figures=figures, outdated=status.outdated or source != self._source))
+        self._state.publish(replace(status, outdated=status.outdated or source != self._source))
         self._source = source
 
     def _failed(self, poll: Poll, reason: str, detail: str, rejection: str | None = None) -> None:

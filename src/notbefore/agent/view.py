@@ -8,7 +8,6 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final, Literal, NamedTuple
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -42,7 +41,7 @@ class InUse(NamedTuple):
     config: Config
     polling: Polling
     approval: ApprovalSettings
-    figures: Callable[[], Figures]  # of the process, without those of the polling and the store
+    figures: Callable[[], Figures]
     courier_trouble: str  # why no courier works, so that notifications wait, in words; empty if one does
 
 
@@ -52,7 +51,7 @@ class AgentView:
     def __init__(self, state: AgentState, store: Store, in_use: Callable[[], InUse]) -> None:
         self._state = state
         self._clock = state.clock
-        self._since = state.clock.now()
+        self.since = state.clock.now()
         self._store = store
         self._in_use = in_use
         self.metrics = rendered(lambda: parts(self._snapshot()))
@@ -70,21 +69,14 @@ class AgentView:
             last_success=answered.timestamp() if answered is not None else None,
             answering=self._age(known) <= READY_INTERVALS * in_use.polling.interval,
         )
-        figures = replace(
-            in_use.figures(),
-            polling=poll,
-            store_degraded=self._store.disk.degraded is not None,
-            store_damaged=self._store.disk.file.damaged + self._store.disk.file.unreadable_rows,
-            vm=msgspec.structs.asdict(known.vm) if known.vm is not None else {},
-            since=self._since,
-        )
         return Snapshot(
             tracked=known.state.tracked,
             totals=known.state.totals,
-            figures=figures,
+            figures=in_use.figures(),
             now=now,
             outbox=self._store.outbox.view(now.timestamp()),
             sinks=tuple(in_use.config.sinks),
+            polling=poll,
         )
 
     def health(self) -> CheckResult:
@@ -131,7 +123,7 @@ class AgentView:
     def ping_status(self) -> PingStatus:
         """The content of a ping: it is no failure that IMDS is slow with its first answer."""
         known, ready = self._state.snapshot, self.ready().ok
-        begins = known.poll.answered is None and (self._clock.now() - self._since).total_seconds() < FIRST_ANSWER
+        begins = known.poll.answered is None and (self._clock.now() - self.since).total_seconds() < FIRST_ANSWER
         return PingStatus("start" if begins else "success" if ready else "fail", self.status_line(), known.vm_name)
 
     def pending(self) -> PendingView:
@@ -171,6 +163,6 @@ class AgentView:
                 kinds={name: sink.kind for name, sink in in_use.config.sinks.items()},
                 outbox=self._store.outbox.view(now.timestamp()),
                 approval_off=in_use.approval.off,
-                watching_since=self._since,
+                watching_since=self.since,
             )
         )

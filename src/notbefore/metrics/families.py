@@ -15,7 +15,6 @@ from itertools import product
 from typing import Any, Final, NamedTuple, TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from notbefore.core.document import SCHEDULED, STARTED
 from notbefore.core.outbox_rows import LATENCY_BOUNDS
@@ -65,6 +64,7 @@ class Snapshot(Struct, frozen=True):
     now: datetime
     outbox: OutboxView = OutboxView()
     sinks: tuple[str, ...] = ()  # the configured sinks: their counters start at 0
+    polling: PollFigures = PollFigures()
 
 
 Value = TypeVar("Value")
@@ -88,7 +88,6 @@ gauge: Final = partial(_metric, "gauge")
 counter: Final = partial(_metric, "counter")
 histogram: Final = partial(_metric, "histogram")
 
-_NO_POLLS: Final = PollFigures()
 _NO_LATENCY: Final = Histogram.empty(LATENCY_BOUNDS)
 # alerts and dashboards ask for the first increase of these counters; the others appear at their first count
 _RESULTS: Final = ("accepted", "delivered", "failed", "dead", "expired", "overflowed")
@@ -224,7 +223,7 @@ def samples(view: Snapshot) -> Iterator[Family]:
 def parts(view: Snapshot) -> Iterator[Part]:
     """The same families, grouped by the values that they are computed from."""
     stored, own = view.totals.since, view.figures.since  # the starts of stored counts, and of this process's
-    figures, polling = view.figures, view.figures.polling
+    polling = view.polling
 
     def part(make: Make, since: datetime | None, *source: object) -> Part:
         return Part(source, lambda: _complete(make, view, since))
@@ -234,8 +233,7 @@ def parts(view: Snapshot) -> Iterator[Part]:
     yield part(_counted, stored, view.totals)
     yield part(_outbox, stored, view.outbox, view.sinks)
     yield part(_polls, own, polling)
-    steady = (polling.api_version, polling.answering, polling.documents_rejected, polling.flaws)
-    yield part(_agent, own, view.sinks, replace(figures, polling=_NO_POLLS), *steady)
+    yield part(_agent, own, view.sinks, view.figures, polling.answering, polling.documents_rejected, polling.flaws)
 
 
 def _complete(make: Make, view: Snapshot, since: datetime | None) -> Iterator[Family]:
@@ -339,7 +337,7 @@ def _outbox(view: Snapshot) -> Iterator[Family]:
 
 def _polls(view: Snapshot) -> Iterator[Family]:
     """Families that change with each poll."""
-    polling = view.figures.polling
+    polling = view.polling
     yield _counts(POLLS, polling.results, ("changed", "unchanged"))
     yield Family(POLL_DURATION, {(): polling.duration})
     yield Family(LAST_POLL, {(): polling.last_success})
@@ -347,14 +345,14 @@ def _polls(view: Snapshot) -> Iterator[Family]:
 
 
 def _agent(view: Snapshot) -> Iterator[Family]:
-    figures = view.figures
-    polling, courier, config = figures.polling, figures.courier, figures.config
+    figures, polling = view.figures, view.polling
+    courier, config = figures.courier, figures.config
     yield _counts(REJECTED, polling.documents_rejected)
     yield _counts(FLAWS, polling.flaws)
     yield _counts(COURIER_STARTS, courier.starts, ("crashed", "hung") if view.sinks else ())
     yield _counts(RELOADS, config.reloads, ("success", "failure"))
     yield _counts(OTLP_EXPORTS, figures.otlp_exports)
-    yield Family(BUILD, {(figures.version, figures.python, polling.api_version): 1})
+    yield Family(BUILD, {(figures.version, figures.python, figures.api_version): 1})
     yield Family(VM, {tuple(figures.vm.get(label, "") for label in VM.labels): 1} if figures.vm else {})
     for metric, value in (
         (IMDS_UP, polling.answering),
@@ -364,7 +362,7 @@ def _agent(view: Snapshot) -> Iterator[Family]:
         (LAST_RELOAD, not config.refused),
         (CONFIG_LOADED, config.loaded),
         (AUTH_FAILURES, figures.auth_failures),
-        (RESTART_NEEDED, bool(figures.package_replaced)),
+        (RESTART_NEEDED, figures.restart_needed),
         (UNFORESEEN, figures.unforeseen),
     ):
         yield Family(metric, {(): value})

@@ -5,11 +5,10 @@ and OTLP begin with this process. Those of deliveries come from the outbox.
 """
 
 from bisect import bisect_left
-from collections import Counter
 from datetime import datetime
 from typing import Final, TypeVar
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import SILENT, Change, ChangeKind
@@ -123,14 +122,13 @@ def increased(counts: dict[Key, int], key: Key) -> dict[Key, int]:
 class PollFigures(Struct, frozen=True):
     """The polls of IMDS: their results, durations and delays."""
 
-    api_version: str = ""
-    results: dict[str, int] = field(default_factory=Counter)  # `changed`, `unchanged`, or one of ``IMDS_REASONS``
+    results: dict[str, int] = {}  # `changed`, `unchanged`, or one of ``IMDS_REASONS``
     duration: Histogram = Histogram.empty(POLL_BOUNDS)
     last_success: float | None = None  # Unix seconds
     answering: bool = False  # the last valid answer is at most three intervals old
     delay: float = 0.0  # seconds by which the last poll was late, or the next one is overdue
-    documents_rejected: dict[str, int] = field(default_factory=Counter)
-    flaws: dict[str, int] = field(default_factory=Counter)
+    documents_rejected: dict[str, int] = {}
+    flaws: dict[str, int] = {}
 
     def plus(self, result: str, delay: float, duration: float) -> "PollFigures":
         """Add a poll; ``delay`` and ``duration`` in seconds."""
@@ -143,7 +141,7 @@ class CourierFigures(Struct, frozen=True):
     """The couriers: whether one runs, and how often one was started."""
 
     running: bool = False
-    starts: dict[str, int] = field(default_factory=Counter)  # by reason: due, crashed, hung, reload, upgrade
+    starts: dict[str, int] = {}  # by reason: due, crashed, hung, reload, upgrade
 
 
 class ConfigFigures(Struct, frozen=True):
@@ -151,22 +149,22 @@ class ConfigFigures(Struct, frozen=True):
 
     loaded: float | None = None  # Unix seconds when the one in use was read
     refused: bool = False  # the last reload failed, and the previous configuration is in use
-    reloads: dict[str, int] = field(default_factory=Counter)  # `success`, `failure`
+    reloads: dict[str, int] = {}  # `success`, `failure`
 
 
 class Figures(Struct, frozen=True):
-    """All figures of the process at one moment."""
+    """The figures of the process at one moment, without those of its polls."""
 
     version: str = ""
     python: str = ""
-    polling: PollFigures = field(default_factory=PollFigures)
-    courier: CourierFigures = field(default_factory=CourierFigures)
-    config: ConfigFigures = field(default_factory=ConfigFigures)
+    api_version: str = ""
+    courier: CourierFigures = CourierFigures()
+    config: ConfigFigures = ConfigFigures()
     store_degraded: bool = False
     store_damaged: int = 0  # files and rows set aside
     otlp_exports: dict[tuple[str, str], int] = {}  # (signal, result)
     unforeseen: int = 0  # unforeseen errors
-    package_replaced: str = ""  # why notifications wait after an upgrade, in words; else empty
+    restart_needed: bool = False  # another version is installed, and it does not work: notifications wait
     auth_failures: int | None = None  # requests with a wrong user or password; None if no password is needed
     vm: dict[str, str] = {}  # label -> value; empty until the identity is known
     since: datetime | None = None  # when this process began to count
