@@ -185,9 +185,10 @@ def various_pages() -> Iterator[PageModel]:
     tracked = Story().sees(0).sees(1, item("1"), item("2", EventStatus="Started")).tracked
     events = tuple(PendingEvent.of(one, at(2)) for one in tracked.events.values())
     yield from (empty, known, replace(known, ready=ill, kinds={"oncall": "slack"}, outbox=outbox))
-    yield replace(known, pending=events)
-    yield replace(empty, pending=events[1:], ended=tuple(view(TimelineEvent, event) for event in events))
-    yield replace(known, ready=ill, pending=(events[1], events[0]))
+    yield replace(known, listed=replace(known.listed, events=events))
+    ended = tuple(view(TimelineEvent, event) for event in events)
+    yield replace(empty, listed=replace(empty.listed, events=events[1:]), ended=ended)
+    yield replace(known, ready=ill, listed=replace(known.listed, events=(events[1], events[0])))
 
 
 def test_it_can_be_paused_with_the_keyboard(visit: Open, imds: Simulator) -> None:

@@ -14,7 +14,7 @@ from notbefore.core.record import Record, Vm
 from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.metrics.totals import OutboxView
 from notbefore.web.app import CheckResult
-from notbefore.web.page.model import MAX_ENDED, PageModel, by_urgency, newest_ended
+from notbefore.web.page.model import MAX_ENDED, PageModel, newest_ended
 from notbefore.web.page.render import Scale, countdown, render
 from support.azure import ID, ME, PEER, STARTED, Story, at, item
 
@@ -31,18 +31,16 @@ class Agent(Story):
     vm = Vm(name=ME, location="norwayeast")
 
     def model(self, seconds: float, *, polled: bool = True, **said: Any) -> PageModel:
-        lives = self.tracked.events.values()
         events = PendingView(
             incarnation=self.tracked.incarnation,
             last_successful_poll=at(seconds) if polled else None,
             vm=self.vm,
             unreadable=0,
-            events=tuple(PendingEvent.of(tracked, at(seconds)) for tracked in lives),
+            events=tuple(PendingEvent.of(tracked, at(seconds)) for tracked in self.tracked.by_urgency),
         )
-        history = b'{"changes":[' + b",".join(Record.of(one, self.vm).line() for one in self.changes) + b"]}"
+        history = [Record.of(one, self.vm).line() for one in self.changes]
         ready = said.pop("ready", CheckResult(ok=True))
-        pending, ended = by_urgency(events.events), newest_ended(history)
-        return PageModel(at(seconds), ready, events, pending, ended, **said)
+        return PageModel(at(seconds), ready, events, newest_ended(history), **said)
 
 
 class _Reader(HTMLParser):

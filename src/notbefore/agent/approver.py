@@ -10,7 +10,6 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
@@ -172,8 +171,7 @@ class Approver:
         while not self._orders.empty():
             self._orders.get()()
         listed = self._listed()
-        by_time = sorted(listed.events.values(), key=lambda one: one.not_before or datetime.max.replace(tzinfo=UTC))
-        keys = dict.fromkeys([*listed.begun, *(one.event.key for one in by_time)])
+        keys = dict.fromkeys([*listed.begun, *(one.event.key for one in listed.known.state.tracked.by_urgency)])
         waits = [self._consider(key) for key in keys if not self._stop.is_set()]
         self._unanswered = {key: one for key, one in self._unanswered.items() if key in listed.events}
         return min([LONG_WAIT, *waits])

@@ -127,7 +127,7 @@ class AgentView:
         return PingStatus("start" if begins else "success" if ready else "fail", self.status_line(), known.vm_name)
 
     def pending(self) -> PendingView:
-        """The listed events, as the body of ``/api/v1/events``."""
+        """The listed events, the most urgent first, as the body of ``/api/v1/events``."""
         known, now = self._state.snapshot, self._state.now()
         return PendingView(
             incarnation=known.state.tracked.incarnation,
@@ -135,7 +135,7 @@ class AgentView:
             vm=known.vm,
             unreadable=known.unreadable,
             silence=self._silence(known),
-            events=tuple(PendingEvent.of(event, now) for event in known.state.tracked.events.values()),
+            events=tuple(PendingEvent.of(event, now) for event in known.state.tracked.by_urgency),
         )
 
     def history(self, since: datetime | None, limit: int) -> bytes:
@@ -145,17 +145,16 @@ class AgentView:
 
     def page(self) -> bytes:
         """The page for people, as HTML."""
-        from notbefore.web.page.model import PageModel, by_urgency, newest_ended  # noqa: PLC0415 - for few
+        from notbefore.web.page.model import PageModel, newest_ended  # noqa: PLC0415 - for few
         from notbefore.web.page.render import render  # as above
 
-        in_use, listed, now = self._in_use(), self.pending(), self._state.now()
+        in_use, now = self._in_use(), self._state.now()
         return render(
             PageModel(
                 now=now,
                 ready=self.ready(),
-                listed=listed,
-                pending=by_urgency(listed.events),
-                ended=newest_ended(self.history(None, PAGE_CHANGES)),
+                listed=self.pending(),
+                ended=newest_ended(self._store.history(None, PAGE_CHANGES)[0]),
                 version=__version__,
                 endpoint=in_use.polling.endpoint,
                 state_file=str(self._store.path),

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from notbefore.commands.client import add_agent, agent_client
 from notbefore.commands.options import add_json, due, print_json, table
-from notbefore.core.document import STARTED
 from notbefore.core.duration import span
 from notbefore.core.text import escaped, some_of
 from notbefore.errors import NotBeforeError
@@ -46,8 +45,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def show_events(answer: dict[str, Any]) -> None:
-    """Print started events first, then by NotBefore. Say that nothing is scheduled only if that is known."""
-    events = sorted(answer["events"], key=lambda one: (one["event_status"] != STARTED, one["not_before"] or "9"))
+    """Print the events. Say that nothing is scheduled only if that is known."""
+    events = answer["events"]
     if answer["unreadable"]:
         sys.stdout.write(f"{answer['unreadable']} listed events cannot be read: the agent's log says why.\n")
     elif answer["silence"] and events:

@@ -118,6 +118,17 @@ class Tracked(Struct, frozen=True):
     unread: frozenset[str] = frozenset()  # keys of unreadable events in the last document; "": it may be any event
 
     @property
+    def by_urgency(self) -> list[TrackedEvent]:
+        """Started events first, then by NotBefore; events without NotBefore last."""
+
+        def urgency(known: TrackedEvent) -> float:
+            if known.event.event_status == STARTED:
+                return 0.0
+            return known.not_before.timestamp() if known.not_before is not None else float("inf")
+
+        return sorted(self.events.values(), key=urgency)
+
+    @property
     def interrupting(self) -> bool:
         """Whether an event that affects this VM, or may, is Started: delays have to be measured."""
         return any(known.event.event_status == STARTED and known.may_be_ours for known in self.events.values())

@@ -255,7 +255,7 @@ def _shown(labels: Labels) -> Labels:
 
 
 def _listed(view: Snapshot) -> Iterator[Family]:
-    listed = _by_urgency(view)
+    listed = view.tracked.by_urgency
     pending: dict[Labels, int] = {}
     for tracked in listed:
         status = tracked.event.event_status if tracked.event.event_status in (SCHEDULED, STARTED) else OTHER
@@ -277,21 +277,10 @@ def _listed(view: Snapshot) -> Iterator[Family]:
 def _passing(view: Snapshot) -> Iterator[Family]:
     """Families that change with time alone."""
     listed = view.tracked.events.values()
-    shown = listed if len(listed) <= MAX_SERIES else _by_urgency(view)[:MAX_SERIES]
+    shown = listed if len(listed) <= MAX_SERIES else view.tracked.by_urgency[:MAX_SERIES]
     yield Family(SECONDS_TO_NOT_BEFORE, {(one.event.event_id,): one.seconds_to(view.now) for one in shown})
     now = view.now.timestamp()
     yield Family(OLDEST_PENDING, {labels: max(0.0, now - since) for labels, since in view.outbox.oldest.items()})
-
-
-def _by_urgency(view: Snapshot) -> list[TrackedEvent]:
-    """Started events first, then by NotBefore; events without NotBefore last."""
-
-    def urgency(tracked: TrackedEvent) -> float:
-        if tracked.event.event_status == STARTED:
-            return 0.0
-        return tracked.not_before.timestamp() if tracked.not_before else float("inf")
-
-    return sorted(view.tracked.events.values(), key=urgency)
 
 
 def _status_labels(tracked: TrackedEvent) -> Labels:

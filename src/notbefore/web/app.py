@@ -75,7 +75,7 @@ class View(ProcessView, Protocol):
     """The values that an agent shows."""
 
     def pending(self) -> PendingView:
-        """The events that Azure lists now."""
+        """The events that Azure lists now, the most urgent first."""
 
     def history(self, since: datetime | None, limit: int) -> bytes:
         """The last ``limit`` changes since a time, as the JSON of ``/api/v1/history``."""

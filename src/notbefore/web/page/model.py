@@ -20,10 +20,6 @@ MAX_ENDED: Final = 10
 STUCK: Final = 300.0  # seconds that a delivery may wait before it is shown as a problem; the alert has the same limit
 
 
-class _History(Struct, frozen=True):
-    changes: tuple[Record, ...] = ()
-
-
 class TimelineEvent(Struct, frozen=True):
     """An event from its first sight to its end; ``None``: not observed, or still to come."""
 
@@ -52,12 +48,11 @@ class TimelineEvent(Struct, frozen=True):
 
 
 class PageModel(Struct, frozen=True):
-    """The agent at one moment. ``pending``: the most urgent first; ``ended``: the newest first."""
+    """The agent at one moment. ``ended``: the newest first."""
 
     now: datetime
     ready: CheckResult
     listed: PendingView = PendingView(None, None, None, 0, ())
-    pending: tuple[PendingEvent, ...] = ()
     ended: tuple[TimelineEvent, ...] = ()
     version: str = ""
     endpoint: str = ""  # of IMDS
@@ -69,7 +64,17 @@ class PageModel(Struct, frozen=True):
     watching_since: datetime | None = None
 
     @property
-    def shown(self) -> tuple[PendingEvent, ...]:
+    def pending(self) -> list[PendingEvent]:
+        """The listed events: this VM's first, then by severity; ``listed`` has the most urgent of each first."""
+
+        def rank(event: PendingEvent) -> tuple[bool, int]:
+            severity = severity_of(event.event_type, event.seconds_to_not_before, event.expected_duration_seconds)
+            return event.scope == "peer", SEVERITIES.index(severity)
+
+        return sorted(self.listed.events, key=rank)
+
+    @property
+    def shown(self) -> list[PendingEvent]:
         """The most urgent of the pending events."""
         return self.pending[:MAX_PENDING]
 
@@ -101,20 +106,9 @@ class PageModel(Struct, frozen=True):
         return max(0.0, self.now.timestamp() - timestamp)
 
 
-def by_urgency(events: Iterable[PendingEvent]) -> tuple[PendingEvent, ...]:
-    """Sort events: this VM's first, then by severity, then started ones first, then by NotBefore."""
-
-    def urgency(event: PendingEvent) -> tuple[bool, int, bool, float]:
-        due = event.not_before.timestamp() if event.not_before else float("inf")
-        severity = severity_of(event.event_type, event.seconds_to_not_before, event.expected_duration_seconds)
-        return (event.scope == "peer", SEVERITIES.index(severity), event.started is None, due)
-
-    return tuple(sorted(events, key=urgency))
-
-
-def newest_ended(history: bytes) -> tuple[TimelineEvent, ...]:
-    """The last events that ended, from the body of ``/api/v1/history``. Each return of an EventId is an event."""
-    changes = msgspec.json.decode(history, type=_History).changes
+def newest_ended(history: Iterable[bytes]) -> tuple[TimelineEvent, ...]:
+    """The last events that ended, from records. Each return of an EventId is an event."""
+    changes = [msgspec.json.decode(line, type=Record) for line in history]
     return tuple(_ended(change) for change in changes if change.change in OUTCOMES)[: -MAX_ENDED - 1 : -1]
 
 
