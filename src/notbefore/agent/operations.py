@@ -20,13 +20,14 @@ from notbefore.store.store import Store
 class OutboxRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="outbox", tag_field="ask"):
     """List deliveries (``show``), send them again (``retry``), or delete them (``drop``).
 
-    ``ids``: the beginnings of delivery ids, one delivery each; without any, ``state`` and ``sink`` choose, if set.
+    ``ids``: the beginnings of delivery ids, one delivery each; without any, the others choose, if set.
     """
 
     action: Literal["show", "retry", "drop"]
     ids: tuple[str, ...] = ()
     state: DeliveryState | None = None
     sink: str | None = None
+    event_key: str | None = None
 
 
 class OutboxReply(Struct, frozen=True):
@@ -37,6 +38,8 @@ class OutboxReply(Struct, frozen=True):
     listed: tuple[str, ...] = ()  # the keys of the events that are listed now
     done: int = 0
     left_out: int = 0  # dead letters not sent again, because their events are over
+    overflowed: int = 0  # deliveries that were removed from a full outbox, in total
+    vm: Vm | None = None  # the identity of this VM, as far as IMDS has given it
 
 
 class HistoryRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="history", tag_field="ask"):
@@ -54,27 +57,14 @@ class HistoryReply(Struct, frozen=True):
 
 
 class ExerciseRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="exercise", tag_field="ask"):
-    """Send the ``steps`` of an exercise, return its state, or ``end`` it: delete its deliveries."""
+    """Send the ``steps`` of an exercise."""
 
     event_key: str
-    steps: Sequence[StoredChange] = ()
-    end: bool = False
-
-
-class ExerciseReply(Struct, frozen=True):
-    """The exercise's deliveries in the outbox: one that has left it was accepted, unless the outbox ``overflowed``.
-
-    ``due``: seconds until the next attempt; ``None``: no attempt will follow.
-    """
-
-    left: tuple[Delivery, ...] = ()
-    due: float | None = None
-    overflowed: int = 0  # deliveries of all events, in total
-    vm: Vm | None = None  # the identity of this VM, as far as IMDS has given it
+    steps: Sequence[StoredChange]
 
 
 Request = OutboxRequest | HistoryRequest | ExerciseRequest
-Reply = OutboxReply | HistoryReply | ExerciseReply
+Reply = OutboxReply | HistoryReply
 
 
 class Operations:
@@ -85,32 +75,28 @@ class Operations:
 
     def answer(self, request: Request) -> Reply:
         """Carry out a request; raises ``NotBeforeError`` for an id that fits no delivery, or more than one."""
-        if isinstance(request, OutboxRequest):
-            return self._outbox(request)
         if isinstance(request, HistoryRequest):
             records, cut = self._store.history(request.since, request.limit)
             return HistoryReply(tuple(map(Raw, records)), cut)
-        return self._exercise(request)
+        if isinstance(request, ExerciseRequest):
+            self._exercise(request)
+            request = OutboxRequest("show", event_key=request.event_key)
+        return self._outbox(request)
 
-    def _exercise(self, request: ExerciseRequest) -> ExerciseReply:
+    def _exercise(self, request: ExerciseRequest) -> None:
         with self._store.outbox.opened() as (outbox, now):
             wanted = {one.sink for step in request.steps for one in step.deliveries}
             if unknown := wanted.difference(outbox.terms or ()):
                 raise NotBeforeError(f"the agent does not know the sink {', '.join(sorted(unknown))}: reload it first")
             for step in request.steps:  # delivered like real changes, but not part of the state or the history
                 outbox.take(step.change, step.deliveries, now, time.time())
-            left = [row for row in outbox.rows.chosen() if row.event_key == request.event_key]
-            if request.end:
-                outbox.drop([row.delivery_id for row in left])
-            due = min((row.due - now for row in left if row.state == "pending"), default=None)
-            counts = outbox.rows.ledger.counts.items()
-            overflowed = sum(count for (_, result), count in counts if result == "overflowed")
-            return ExerciseReply(tuple(left), due, overflowed, self._store.load().vm)
 
     def _outbox(self, request: OutboxRequest) -> OutboxReply:
-        listed = self._store.load().tracked.events.keys()
+        state = self._store.load()
+        listed = state.tracked.events.keys()
         with self._store.outbox.opened() as (outbox, now):
             rows = [] if request.ids else outbox.rows.chosen(request.state, request.sink)
+            rows = [row for row in rows if request.event_key in (None, row.event_key)]
             for prefix in request.ids:
                 matching = [row for row in outbox.rows.chosen() if row.delivery_id.startswith(prefix)]
                 if len(matching) != 1:
@@ -129,4 +115,6 @@ class Operations:
                 done = outbox.drop(ids)
             pauses = outbox.rows.paused  # pauses that receivers have asked for
             rows = [replace(row, due=max(row.due, pauses.get(row.sink, row.due))) for row in rows]
-        return OutboxReply(tuple(rows), time.time() - now, tuple(listed), done, left_out)
+            counts = outbox.rows.ledger.counts.items()
+            overflowed = sum(count for (_, result), count in counts if result == "overflowed")
+        return OutboxReply(tuple(rows), time.time() - now, tuple(listed), done, left_out, overflowed, state.vm)

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from notbefore.agent.control_socket import ask_agent
-from notbefore.agent.operations import ExerciseReply, ExerciseRequest
+from notbefore.agent.operations import ExerciseRequest, OutboxReply, OutboxRequest, Request
 from notbefore.commands.options import add_json, load_state_configuration, print_json, seconds, table
 from notbefore.config.model import Config
 from notbefore.core.change import Change
@@ -103,7 +103,7 @@ def _routing(config: Config, sink: str | None, lasts: float) -> Routing:
 
 
 def _vm(config: Config) -> Vm:
-    known = ask_agent(Path(config.state.dir), ExerciseRequest(""), ExerciseReply).vm or Vm()
+    known = ask_agent(Path(config.state.dir), OutboxRequest("show", event_key=""), OutboxReply).vm or Vm()
     name = known.name or config.vm.name or socket.gethostname()
     return msgspec.structs.replace(known, name=name, record_tags=config.records.tags)
 
@@ -137,16 +137,21 @@ def _send(state_dir: Path, steps: list[StoredChange], patience: float) -> list[D
     Raises ``NotBeforeError`` if the result is not known.
     """
     end = steps[-1].change
-    deadline = time.monotonic() + (end.time - datetime.now(UTC)).total_seconds() + patience
-    reply = ask_agent(state_dir, ExerciseRequest(end.event.key, steps), ExerciseReply)
+    key, deadline = end.event.key, end.time.timestamp() + patience
+
+    def ask(request: Request) -> OutboxReply:
+        return ask_agent(state_dir, request, OutboxReply)
+
+    reply = ask(ExerciseRequest(key, steps))
     overflowed = reply.overflowed
-    while reply.due is not None and time.monotonic() + max(0.0, reply.due) <= deadline:
+    # as long as an attempt will follow
+    while any(row.state == "pending" and max(row.due + reply.shift, time.time()) <= deadline for row in reply.rows):
         time.sleep(LOOK_INTERVAL)
-        reply = ask_agent(state_dir, ExerciseRequest(end.event.key), ExerciseReply)
-    reply = ask_agent(state_dir, ExerciseRequest(end.event.key, end=True), ExerciseReply)
-    if reply.overflowed != overflowed:
+        reply = ask(OutboxRequest("show", event_key=key))
+    reply = ask(OutboxRequest("drop", event_key=key))
+    if reply.overflowed != overflowed:  # else what has left the outbox was accepted
         raise NotBeforeError("the outbox has overflowed meanwhile, so it is not known who was reached")
-    return [row for row in reply.left if row.state != "repeating"]
+    return [row for row in reply.rows if row.state != "repeating"]
 
 
 def _step(change: Change, routing: Routing, vm: Vm) -> StoredChange:
