@@ -109,7 +109,7 @@ def test_curl_asks_over_tls_with_a_password(place: Place) -> None:
         trust = ("--cacert", str(place.at / "ca.pem"))
         said = curl(server, "/metrics", *trust, "-u", "prometheus:correct horse")
         assert (said.stdout.encode(), said.stderr) == (METRICS, "")
-        assert curl(server, "/metrics", *trust).stdout == "a user and a password are required\n"
+        assert curl(server, "/metrics", *trust).stdout == '{"error":"a user and a password are required"}'
         assert "SSL certificate problem" in curl(server, "/metrics").stderr
         for version, code in (("1.1", 35), ("1.2", 0), ("1.3", 0)):
             got = curl(server, "/healthz", *trust, f"--tlsv{version}", "--tls-max", version)

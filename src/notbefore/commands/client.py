@@ -15,7 +15,7 @@ from requests.auth import HTTPBasicAuth
 from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema, SSLError
 
 from notbefore.config.load import load
-from notbefore.config.model import host_and_port
+from notbefore.config.model import host_and_port, local_url
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.web.access import load_web_config
 
@@ -117,8 +117,5 @@ def agent_client(options: argparse.Namespace) -> AgentClient:
         return AgentClient(options.url, options)
     server = load(options.config, os.environ, {}, sending=False).server
     tls = load_web_config(Path(server.web_config_file)).tls_server_config if server.web_config_file else None
-    host, port = host_and_port(server.listen)
-    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    host = f"[{host}]" if ":" in host else host
     own = tls.cert_file if tls is not None and options.ca_file is None else None
-    return AgentClient(f"{'http' if tls is None else 'https'}://{host}:{port}", options, own)
+    return AgentClient(local_url(*host_and_port(server.listen), tls=tls is not None), options, own)

@@ -100,6 +100,12 @@ def host_and_port(listen: str) -> tuple[str, int]:
     return found["v6"] or found["host"] or "", int(found["port"])
 
 
+def local_url(host: str, port: int, *, tls: bool) -> str:
+    """Return the URL for this machine of a server that listens at an address."""
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 PollInterval = Annotated[
     Duration, between("100ms", "10s", ": a Preempt has 30 s of notice, and Azure asks for a poll a second")
 ]

@@ -66,16 +66,14 @@ def elapsed(begin: Instant, end: Instant) -> float | None:
 def silence(begin: Instant, end: Instant) -> float | None:
     """Seconds in which something may have happened unseen: the most that a believed clock shows; ``None`` if unknown.
 
-    The wall clock is never the result: it only decides whether another clock is believed.
+    Within one boot the wall clock is never the result: it only decides whether another clock is believed.
     """
-    uptime, wall, date = _passed(begin, end)
-    if uptime is not None:
-        if date is not None:
-            return uptime if _agree(uptime, date) else max(uptime, date)
-        if begin.date is not None:  # ``Date`` was there before and is missing now: it might show a pause of the VM
-            return None
-        return uptime if _agree(uptime, wall) else None
-    return max(0.0, date) if date is not None and _agree(wall, date) else None
+    uptime, _, date = _passed(begin, end)
+    if begin.date is not None and date is None:  # ``Date`` is missing now: it might show a pause of the VM
+        return None
+    if uptime is None or date is None:
+        return elapsed(begin, end)
+    return uptime if _agree(uptime, date) else max(uptime, date)
 
 
 def believable(gap: Gap, begin: Instant, end: Instant) -> float | None:

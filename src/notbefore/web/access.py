@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from notbefore.config.model import Server, host_and_port
 from notbefore.errors import ConfigError
-from notbefore.web.app import ANONYMOUS, App, Environ, Response, StartResponse, path_of, send
+from notbefore.web.app import ANONYMOUS, App, Environ, Response, StartResponse, error, path_of, send
 
 if TYPE_CHECKING:  # without TLS it is not needed
     import ssl
@@ -222,12 +222,11 @@ class Access:
 
     def _load(self, path: str) -> None:
         """Read the file and its certificates. Signatures are taken first, so that a later change is found next time."""
-        before = self._loaded
-        seen = {file: signature(file) for file in {path, *before.seen}}
-        self._loaded = replace(before, seen=seen)  # an unusable file is logged once
+        seen = {path: signature(path)}
+        self._loaded = replace(self._loaded, seen=seen)  # an unusable file is logged once
         config = load_web_config(Path(path))
-        seen = {path: seen[path]} | {file: signature(file) for file in config.files}
-        self._loaded = replace(before, seen=seen)
+        seen = seen | {file: signature(file) for file in config.files}
+        self._loaded = replace(self._loaded, seen=seen)
         lost = self.protections - config.protections
         if lost:  # a file that is being written may be empty
             raise ConfigError(f"{path}: it would remove {', '.join(sorted(lost))}: restart the agent to do that")
@@ -288,7 +287,7 @@ class AccessControl:
         config, host = self._access.config(), environ.get("HTTP_HOST", "")
         if not self._access.accepts_host(host):
             text = f"{host[:100]!r} is not a name of this agent: if it should be, add it to server.allowed_hosts"
-            return _text("421 Misdirected Request", text)
+            return error("421 Misdirected Request", text)
         if config is None or not config.basic_auth_users:
             return None
         given = environ.get("HTTP_AUTHORIZATION", "")
@@ -297,8 +296,8 @@ class AccessControl:
             return None
         right = self._check(config, given, environ.get("REMOTE_ADDR", "")) if given else False
         if right is None:
-            return _text("429 Too Many Requests", "another password is being checked", BUSY)
-        return None if right else _text("401 Unauthorized", "a user and a password are required", CHALLENGE)
+            return error("429 Too Many Requests", "another password is being checked", BUSY)
+        return None if right else error("401 Unauthorized", "a user and a password are required", CHALLENGE)
 
     def _check(self, config: WebConfig, authorization: str, address: str) -> bool | None:
         """Whether the header's login is correct; ``None``: not checked, because another one is being checked."""
@@ -334,7 +333,3 @@ def _user_and_password(authorization: str) -> tuple[str, bytes] | None:
         return (user.decode("utf-8"), password) if colon else None
     except ValueError:
         return None
-
-
-def _text(status: str, text: str, *headers: tuple[str, str]) -> Response:
-    return Response(f"{text}\n".encode(), "text/plain; charset=utf-8", status, headers)

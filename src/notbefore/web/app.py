@@ -156,19 +156,20 @@ def path_of(environ: Environ) -> str:
 def _respond(routes: dict[str, Route], environ: Environ) -> Response:
     route = routes.get(path_of(environ))
     if route is None:
-        return _error("404 Not Found", f"not found; the paths are {', '.join(routes)}")
+        return error("404 Not Found", f"not found; the paths are {', '.join(routes)}")
     if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-        return _error("405 Method Not Allowed", "only GET and HEAD", ("Allow", "GET, HEAD"))
+        return error("405 Method Not Allowed", "only GET and HEAD", ("Allow", "GET, HEAD"))
     try:
         return route(environ)
-    except _BadRequestError as error:
-        return _error("400 Bad Request", str(error))
+    except _BadRequestError as wrong:
+        return error("400 Bad Request", str(wrong))
     except Exception:  # a failure must not end the worker
         log.exception("%s failed", path_of(environ))
-        return _error("500 Internal Server Error", "internal error; the agent's log says why")
+        return error("500 Internal Server Error", "internal error; the agent's log says why")
 
 
-def _error(status: str, text: str, *headers: tuple[str, str]) -> Response:
+def error(status: str, text: str, *headers: tuple[str, str]) -> Response:
+    """A response that says why the request is refused."""
     return Response(msgspec.json.encode({"error": text}), status=status, headers=headers)
 
 

@@ -17,7 +17,7 @@ from waitress import wasyncore
 from waitress.adjustments import Adjustments
 from waitress.server import TcpWSGIServer
 
-from notbefore.config.model import Server, host_and_port
+from notbefore.config.model import Server, host_and_port, local_url
 from notbefore.errors import ConfigError, ListenError
 from notbefore.web.access import Access, AccessControl
 from notbefore.web.channel import Channel
@@ -90,10 +90,7 @@ class HttpServer:
     @property
     def url(self) -> str:
         """The URL for this machine."""
-        host, port = self.address
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-        scheme = "https" if self._access.context() else "http"
-        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        return local_url(*self.address, tls=self._access.context() is not None)
 
     def start(self) -> None:
         """Start the threads that serve."""
