@@ -8,10 +8,9 @@ import pytest
 from notbefore.simulator.server import Simulator
 from support.agent import PATIENCE, RunningAgent, eventually, get
 from support.azure import ME, listed
-from support.installed import VERSION, environment, install, wheel
+from support.installed import NEWER, environment, install, wheel
 from support.peers import HttpPeer
 
-NEWER = {"pyproject.toml": (VERSION, 'version = "9.9.9"')}  # file -> what is another in the newer version
 REFUSING = {  # a newer version that has another name for a key
     **NEWER,
     "src/notbefore/config/model.py": (r"    records: Records = Records\(\)", "    recordz: Records = Records()"),

@@ -9,7 +9,10 @@ from pathlib import Path
 from support import agent
 
 ROOT = Path(__file__).parents[2]
-VERSION = r'(?m)^version = ".*"$'
+NEWER = {  # file -> what is another in the newer version
+    "pyproject.toml": (r'(?m)^version = ".*"$', 'version = "9.9.9"'),
+    "src/notbefore/__init__.py": (r'__version__ = ".*"', '__version__ = "9.9.9"'),
+}
 
 
 def run(*command: str | Path) -> None:

@@ -27,6 +27,7 @@ DOCUMENTS: Final = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT 
 SECTIONS: Final = {field.encode_name for field in msgspec.structs.fields(Config)}
 PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 VERSIONS: Final = {  # where the version stands beside pyproject.toml
+    "src/notbefore/__init__.py": r'__version__ = "(.+)"',
     "config/helm/notbefore/Chart.yaml": r"(?m)^(?:version|appVersion): (\S+)",
     "config/kubernetes/fleet.yaml": r"image: notbefore:(\S+)",
     "docs/getting-started.md": r"notbefore-([\d.]+)-bundle",

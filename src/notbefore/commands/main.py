@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import notbefore
+from notbefore import __version__
 from notbefore.core.text import escaped, one_of
 from notbefore.errors import ConfigError, NotBeforeError
 
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> int:
     if not {*VERSION}.isdisjoint(words):
-        sys.stdout.write(f"notbefore {notbefore.__version__}\n")
+        sys.stdout.write(f"notbefore {__version__}\n")
         return OK
     options = parsed(words)
     try:
