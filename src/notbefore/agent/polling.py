@@ -171,7 +171,8 @@ class Polling:
                 self._searched = False
                 if endpoint != self.endpoint:
                     self.endpoint = endpoint
-                    self._client.use(endpoint)
+                    self._client.close()
+                    self._client = ImdsClient(endpoint)
                     self._body = None
                     self._next_identity = 0.0
                 return

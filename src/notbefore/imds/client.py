@@ -161,10 +161,6 @@ class ImdsClient:
     def __init__(self, endpoint: str) -> None:
         self._connection: _Connection | None = None
         self._aborted = False
-        self.use(endpoint)
-
-    def use(self, endpoint: str) -> None:
-        """Use another endpoint from the next request on; raises ``ConfigError``."""
         try:
             url = urlsplit(endpoint)
             host, port = url.hostname or "", url.port or 80
@@ -177,7 +173,6 @@ class ImdsClient:
         self._address: Any = (host.encode(), port)
         self._prefix = url.path.rstrip("/")
         self._headers = f"Host: {url.netloc}\r\nMetadata: true\r\nAccept: application/json\r\n"
-        self.close()
 
     def get(self, path: str, *, timeout: float = TIMEOUT) -> ImdsAnswer:
         """GET ``path`` within ``timeout`` seconds; raises ``ImdsError`` for any status but 200."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -38,7 +38,10 @@ class Clock:
     time = staticmethod(time.time)
 
     def __init__(self) -> None:
-        self.boot_id = boot_id()
+        # without the kernel's it is computed from the boot's time by the wall clock
+        self.boot_id = f"booted-{round(self.time() - self.boot_time())}"
+        with suppress(OSError):
+            self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
     def now(self) -> datetime:
         """The wall clock, in UTC."""
@@ -61,11 +64,3 @@ def _computed(boot_id: str) -> float | None:
     """The Unix time in a computed boot id; ``None`` for an id from the kernel."""
     word, _, seconds = boot_id.partition("-")
     return float(seconds) if word == "booted" and seconds.isdigit() else None
-
-
-@cache
-def boot_id() -> str:
-    """The id of this boot of the machine: the kernel's, else computed from the boot's time by the wall clock."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"booted-{round(time.time() - Clock.boot_time())}"

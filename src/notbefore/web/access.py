@@ -131,12 +131,12 @@ def load_web_config(path: Path) -> WebConfig:
     return read_struct(path, WebConfig)
 
 
-class _Loaded(Struct, frozen=True):
+class Loaded(Struct, frozen=True):
     """The configuration in use. It is replaced as a whole, so that two threads that load it cannot mix their values."""
 
     seen: dict[str, Signature] = {}  # of the file and the files that it names, when they were read
     config: WebConfig | None = None
-    context: "ssl.SSLContext | None" = None
+    context: "ssl.SSLContext | None" = None  # of new connections; None without TLS
 
 
 class Access:
@@ -149,19 +149,9 @@ class Access:
         self._server = server
         names = (*server.allowed_hosts, "localhost", socket.gethostname(), host_and_port(server.listen)[0])
         self._hosts = {_bare(name) for name in names if name.strip("[]")}
-        self._loaded = _Loaded()
+        self._loaded = Loaded()
         if server.web_config_file is not None:
             self._load(server.web_config_file)
-
-    def config(self) -> WebConfig | None:
-        """The present configuration, if there is one."""
-        self._refresh()
-        return self._loaded.config
-
-    def context(self) -> "ssl.SSLContext | None":
-        """The TLS settings of a new connection; ``None`` without TLS."""
-        self._refresh()
-        return self._loaded.context
 
     @property
     def protections(self) -> frozenset[str]:
@@ -209,16 +199,17 @@ class Access:
 
     # ---- the file
 
-    def _refresh(self) -> None:
+    def present(self) -> Loaded:
+        """The configuration in use, after a look at the files."""
         path = self._server.web_config_file
-        if path is None or all(signature(file) == seen for file, seen in self._loaded.seen.items()):
-            return
-        try:
-            self._load(path)
-        except ConfigError as error:
-            log.warning("the new web configuration is not used, the old one stays: %s", error)
-        else:
-            log.info("web configuration reloaded: %s", ", ".join(sorted(self.protections)) or "no protection")
+        if path is not None and any(signature(file) != seen for file, seen in self._loaded.seen.items()):
+            try:
+                self._load(path)
+            except ConfigError as error:
+                log.warning("the new web configuration is not used, the old one stays: %s", error)
+            else:
+                log.info("web configuration reloaded: %s", ", ".join(sorted(self.protections)) or "no protection")
+        return self._loaded
 
     def _load(self, path: str) -> None:
         """Read the file and its certificates. Signatures are taken first, so that a later change is found next time."""
@@ -231,7 +222,7 @@ class Access:
         if lost:  # a file that is being written may be empty
             raise ConfigError(f"{path}: it would remove {', '.join(sorted(lost))}: restart the agent to do that")
         try:
-            self._loaded = _Loaded(seen, config, config.context())
+            self._loaded = Loaded(seen, config, config.context())
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
 
@@ -284,7 +275,7 @@ class AccessControl:
         self._comparing.acquire(timeout=LONGEST_COMPARISON)
 
     def _refusal(self, environ: Environ) -> Response | None:
-        config, host = self._access.config(), environ.get("HTTP_HOST", "")
+        config, host = self._access.present().config, environ.get("HTTP_HOST", "")
         if not self._access.accepts_host(host):
             text = f"{host[:100]!r} is not a name of this agent: if it should be, add it to server.allowed_hosts"
             return error("421 Misdirected Request", text)

@@ -40,6 +40,7 @@ PAGE_POLICY: Final = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 PAGE_HEADERS: Final = (("Content-Security-Policy", PAGE_POLICY), ("Referrer-Policy", "no-referrer"))
+VARY: Final = (("Vary", "Accept"),)
 PAGE_FILES: Final = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 ANONYMOUS: Final = "notbefore.anonymous"  # set in the environ of a probe without a password
 
@@ -129,7 +130,7 @@ def rendered(read: Callable[[], Iterable[Part]]) -> Callable[[str], tuple[bytes,
 def application(view: ProcessView, more: dict[str, Route]) -> App:
     """Return the application with the paths of every process and those of ``more``."""
     routes: dict[str, Route] = {
-        "/metrics": lambda environ: _metrics(view, environ),
+        "/metrics": lambda environ: Response(*view.metrics(environ.get("HTTP_ACCEPT", "")), headers=VARY),
         "/healthz": lambda environ: _check(view.health(), "unhealthy", environ),
         "/readyz": lambda environ: _check(view.ready(), "not ready", environ),
         **{f"/page/{name}": partial(_page_file, name) for name in PAGE_FILES},
@@ -171,11 +172,6 @@ def _respond(routes: dict[str, Route], environ: Environ) -> Response:
 def error(status: str, text: str, *headers: tuple[str, str]) -> Response:
     """A response that says why the request is refused."""
     return Response(msgspec.json.encode({"error": text}), status=status, headers=headers)
-
-
-def _metrics(view: ProcessView, environ: Environ) -> Response:
-    body, content_type = view.metrics(environ.get("HTTP_ACCEPT", ""))
-    return Response(body, content_type, headers=(("Vary", "Accept"),))
 
 
 def html(body: bytes) -> Response:

@@ -90,7 +90,7 @@ class HttpServer:
     @property
     def url(self) -> str:
         """The URL for this machine."""
-        return local_url(*self.address, tls=self._access.context() is not None)
+        return local_url(*self.address, tls=self._access.present().context is not None)
 
     def start(self) -> None:
         """Start the threads that serve."""
@@ -125,7 +125,7 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
 
     def channel_class(self, *args: Any, **kwargs: Any) -> Channel:
         """The channel of a new connection."""
-        context = self._access.context()
+        context = self._access.present().context
         if context is None:
             return Channel(*args, **kwargs)
         from notbefore.web.tls_channel import TlsChannel  # noqa: PLC0415 - only if configured
