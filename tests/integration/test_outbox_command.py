@@ -5,6 +5,7 @@ import os
 import sqlite3
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 from notbefore.agent.control_socket import ControlSocket, listens
-from notbefore.agent.operations import Operations, OutboxReply, OutboxRequest
+from notbefore.agent.operations import OutboxReply, OutboxRequest, answer
+from notbefore.commands import owner
 from notbefore.commands.owner import ask_owner
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery
@@ -91,16 +93,16 @@ def test_all_leaves_out_what_would_announce_an_event_that_is_over(tmp_path: Path
 
 
 def test_what_could_not_be_written_was_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state, answer = left(tmp_path, dead("a")), Operations.answer
+    state = left(tmp_path, dead("a"))
     with closing(sqlite3.connect(state / FILE_NAME, isolation_level=None)) as other:
-        monkeypatch.setattr(Operations, "answer", lambda *of: [other.execute("BEGIN EXCLUSIVE"), answer(*of)][1])
+        monkeypatch.setattr(owner, "answer", lambda *of: [other.execute("BEGIN EXCLUSIVE"), answer(*of)][1])
         with pytest.raises(StoreError, match=r"cannot be written \(database is locked\): nothing was changed"):
             ask_owner(state, OutboxRequest("drop", ("a",)), OutboxReply)
 
 
 def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
     with closing(Store(tmp_path, Clock())) as store:
-        control = ControlSocket(tmp_path, lambda *_: pytest.fail("approved"), Operations(store).answer)
+        control = ControlSocket(tmp_path, lambda *_: pytest.fail("approved"), partial(answer, store))
         control.start()
         eventually(lambda: listens(tmp_path))
         store.outbox.put([dead("a"), dead("a", delivery_id="b" * 32)])

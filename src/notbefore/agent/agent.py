@@ -9,6 +9,7 @@ import logging
 import platform
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,7 @@ from notbefore import __version__
 from notbefore.agent.approver import ApprovalSettings, Approver
 from notbefore.agent.control_socket import ControlSocket
 from notbefore.agent.freeze import FreezeMeter
-from notbefore.agent.operations import Operations
+from notbefore.agent.operations import answer
 from notbefore.agent.polling import Polling
 from notbefore.agent.state import AgentState
 from notbefore.agent.thread_guard import ThreadGuard
@@ -80,8 +81,7 @@ class Agent:
         self._tracker = Tracker(self._state, self._store, self._freeze_meter)
         self._polling = Polling(config, self._tracker, self._clock, self._errors)
         self._approver = Approver(self._state, self._approval_settings, self._errors)
-        operations = Operations(self._store)
-        self._control = ControlSocket(self._store.path.parent, self._approver.answer, operations.answer)
+        self._control = ControlSocket(self._store.path.parent, self._approver.answer, partial(answer, self._store))
         self._next_heartbeat: dict[str, float] = {}  # sink -> seconds since the boot
 
         def in_use() -> InUse:

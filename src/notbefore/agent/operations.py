@@ -67,54 +67,50 @@ Request = OutboxRequest | HistoryRequest | ExerciseRequest
 Reply = OutboxReply | HistoryReply
 
 
-class Operations:
-    """Answers requests from a store."""
+def answer(store: Store, request: Request) -> Reply:
+    """Carry out a request; raises ``NotBeforeError`` for an id that fits no delivery, or more than one."""
+    if isinstance(request, HistoryRequest):
+        records, cut = store.history(request.since, request.limit)
+        return HistoryReply(tuple(map(Raw, records)), cut)
+    if isinstance(request, ExerciseRequest):
+        _exercise(store, request)
+        request = OutboxRequest("show", event_key=request.event_key)
+    return _outbox(store, request)
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
 
-    def answer(self, request: Request) -> Reply:
-        """Carry out a request; raises ``NotBeforeError`` for an id that fits no delivery, or more than one."""
-        if isinstance(request, HistoryRequest):
-            records, cut = self._store.history(request.since, request.limit)
-            return HistoryReply(tuple(map(Raw, records)), cut)
-        if isinstance(request, ExerciseRequest):
-            self._exercise(request)
-            request = OutboxRequest("show", event_key=request.event_key)
-        return self._outbox(request)
+def _exercise(store: Store, request: ExerciseRequest) -> None:
+    with store.outbox.opened() as (outbox, now):
+        wanted = {one.sink for step in request.steps for one in step.deliveries}
+        if unknown := wanted.difference(outbox.terms or ()):
+            raise NotBeforeError(f"the agent does not know the sink {', '.join(sorted(unknown))}: reload it first")
+        for step in request.steps:  # delivered like real changes, but not part of the state or the history
+            outbox.take(step.change, step.deliveries, now, time.time())
 
-    def _exercise(self, request: ExerciseRequest) -> None:
-        with self._store.outbox.opened() as (outbox, now):
-            wanted = {one.sink for step in request.steps for one in step.deliveries}
-            if unknown := wanted.difference(outbox.terms or ()):
-                raise NotBeforeError(f"the agent does not know the sink {', '.join(sorted(unknown))}: reload it first")
-            for step in request.steps:  # delivered like real changes, but not part of the state or the history
-                outbox.take(step.change, step.deliveries, now, time.time())
 
-    def _outbox(self, request: OutboxRequest) -> OutboxReply:
-        state = self._store.load()
-        listed = state.tracked.events.keys()
-        with self._store.outbox.opened() as (outbox, now):
-            rows = [] if request.ids else outbox.rows.chosen(request.state, request.sink)
-            rows = [row for row in rows if request.event_key in (None, row.event_key)]
-            for prefix in request.ids:
-                matching = [row for row in outbox.rows.chosen() if row.delivery_id.startswith(prefix)]
-                if len(matching) != 1:
-                    words = "Several delivery ids start" if matching else "No delivery id starts"
-                    raise NotBeforeError(f"{words} with {prefix!r}. `notbefore outbox list` shows the ids.")
-                rows += [row for row in matching if row not in rows]  # two ids may begin the same delivery id
-            done = left_out = 0
-            if request.action == "retry" and not request.ids:
-                # these could alarm somebody, and no later message would correct them
-                over = [row for row in rows if row.expires_with_event and row.event_key not in listed]
-                rows, left_out = [row for row in rows if row not in over], len(over)
-            ids = [row.delivery_id for row in rows]
-            if request.action == "retry":
-                done = outbox.retry(ids, now)
-            elif request.action == "drop":
-                done = outbox.drop(ids)
-            pauses = outbox.rows.paused  # pauses that receivers have asked for
-            rows = [replace(row, due=max(row.due, pauses.get(row.sink, row.due))) for row in rows]
-            counts = outbox.rows.ledger.counts.items()
-            overflowed = sum(count for (_, result), count in counts if result == "overflowed")
-        return OutboxReply(tuple(rows), time.time() - now, tuple(listed), done, left_out, overflowed, state.vm)
+def _outbox(store: Store, request: OutboxRequest) -> OutboxReply:
+    state = store.load()
+    listed = state.tracked.events.keys()
+    with store.outbox.opened() as (outbox, now):
+        rows = [] if request.ids else outbox.rows.chosen(request.state, request.sink)
+        rows = [row for row in rows if request.event_key in (None, row.event_key)]
+        for prefix in request.ids:
+            matching = [row for row in outbox.rows.chosen() if row.delivery_id.startswith(prefix)]
+            if len(matching) != 1:
+                words = "Several delivery ids start" if matching else "No delivery id starts"
+                raise NotBeforeError(f"{words} with {prefix!r}. `notbefore outbox list` shows the ids.")
+            rows += [row for row in matching if row not in rows]  # two ids may begin the same delivery id
+        done = left_out = 0
+        if request.action == "retry" and not request.ids:
+            # these could alarm somebody, and no later message would correct them
+            over = [row for row in rows if row.expires_with_event and row.event_key not in listed]
+            rows, left_out = [row for row in rows if row not in over], len(over)
+        ids = [row.delivery_id for row in rows]
+        if request.action == "retry":
+            done = outbox.retry(ids, now)
+        elif request.action == "drop":
+            done = outbox.drop(ids)
+        pauses = outbox.rows.paused  # pauses that receivers have asked for
+        rows = [replace(row, due=max(row.due, pauses.get(row.sink, row.due))) for row in rows]
+        counts = outbox.rows.ledger.counts.items()
+        overflowed = sum(count for (_, result), count in counts if result == "overflowed")
+    return OutboxReply(tuple(rows), time.time() - now, tuple(listed), done, left_out, overflowed, state.vm)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, TypeVar, cast
 
 from notbefore.agent.control_socket import ask_agent, listens
-from notbefore.agent.operations import Operations, OutboxReply, Reply, Request
+from notbefore.agent.operations import OutboxReply, Reply, Request, answer
 from notbefore.errors import StoreError
 from notbefore.process.clock import Clock
 from notbefore.store.file import FILE_NAME
@@ -31,7 +31,7 @@ def ask_owner(directory: Path, request: Request, reply: type[R]) -> R:
     with closing(Store(directory, Clock())) as store:
         if store.disk.degraded is not None:
             raise StoreError(f"{store.path} cannot be opened ({store.disk.degraded})")
-        found = Operations(store).answer(request)
+        found = answer(store, request)
         if isinstance(found, OutboxReply) and found.done and not store.disk.wait_written(None, WRITE_PATIENCE):
             why = store.disk.degraded or "the disk does not answer"
             raise StoreError(f"{store.path} cannot be written ({why}): nothing was changed")
