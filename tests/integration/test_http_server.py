@@ -22,7 +22,7 @@ from notbefore.config.model import Server
 from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.errors import ListenError
 from notbefore.web import channel as channels
-from notbefore.web.app import CheckResult, make_app
+from notbefore.web.app import CheckResult
 from notbefore.web.server import HttpServer
 from support.agent import eventually, free_port
 from support.azure import PEER, STARTED, Story, at, item
@@ -272,14 +272,14 @@ def test_it_stops_within_a_second(connections: int) -> None:
 @pytest.mark.parametrize("listen", ["no-such-host.invalid:1", "192.0.2.1:1"])
 def test_an_address_that_cannot_be_listened_at_is_said(view: Shown, listen: str) -> None:
     with pytest.raises(ListenError):
-        HttpServer(Server(listen=listen), make_app(view))
+        HttpServer(Server(listen=listen), view.app)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", ""])
 def test_of_two_at_one_address_the_second_says_so(view: Shown, host: str) -> None:
     listen = f"{host}:{free_port()}"
     with serving(listen=listen, insecure=True), pytest.raises(ListenError, match="is another notbefore running"):
-        HttpServer(Server(listen=listen, insecure=True), make_app(view))
+        HttpServer(Server(listen=listen, insecure=True), view.app)
 
 
 ADDRESSES = {"[::1]": ("::1",), "127.0.0.1": ("127.0.0.1",), "": ("127.0.0.1", "::1")}

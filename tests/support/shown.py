@@ -9,9 +9,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
+from notbefore.agent.view import AgentView
 from notbefore.config.model import Server
 from notbefore.core.tracked import PendingView
-from notbefore.web.app import CheckResult, make_app
+from notbefore.web.app import CheckResult
 from notbefore.web.page.model import PageModel
 from notbefore.web.page.render import render
 from notbefore.web.server import HttpServer
@@ -21,7 +22,7 @@ METRICS = b"# TYPE up gauge\nup 1\n"
 REQUEST = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
 
 
-class Shown:
+class Shown(AgentView):
     """A view of things that a test chooses."""
 
     def __init__(self, body: bytes = METRICS) -> None:
@@ -59,7 +60,7 @@ def serving(
 ) -> Iterator[HttpServer]:
     """Serve ``view`` to those who may ask by the web configuration at ``path``."""
     settings = Server(listen=listen, web_config_file=path, **access)
-    server = HttpServer(settings, make_app(view or Shown()))
+    server = HttpServer(settings, (view or Shown()).app)
     server.start()
     try:
         yield server

@@ -38,7 +38,6 @@ from notbefore.process.main_thread import MainThread, exit_at_once
 from notbefore.process.stdout import StdoutWriter
 from notbefore.process.systemd import SystemdNotifier
 from notbefore.store.store import Store
-from notbefore.web.app import make_app
 from notbefore.web.server import HttpServer
 
 if TYPE_CHECKING:  # most agents send no pings
@@ -90,7 +89,7 @@ class Agent:
 
         self._view = AgentView(self._state, self._store, in_use)
         self._pings: Pings | None = None  # if a heartbeat is configured
-        self._server = HttpServer(config.server, make_app(self._view))
+        self._server = HttpServer(config.server, self._view.app)
         self._systemd = SystemdNotifier()
 
     # ---- values for the parts, and calls between them

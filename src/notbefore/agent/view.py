@@ -4,8 +4,10 @@ All values are computed from memory, so nothing here waits for IMDS or the disk 
 state file).
 """
 
+import time
 from collections.abc import Callable
 from datetime import datetime
+from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
@@ -16,13 +18,15 @@ from notbefore.agent.approver import ApprovalSettings
 from notbefore.agent.polling import Polling
 from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.config.model import Config
+from notbefore.core.record import json_line
 from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.metrics.families import Family, Snapshot, parts, samples
 from notbefore.metrics.totals import Figures
 from notbefore.store.store import Store
-from notbefore.web.app import CheckResult, rendered
+from notbefore.web.app import App, CheckResult, Response, application, history_query, html, readiness, rendered
 
 FIRST_ANSWER: Final = 150.0  # seconds after the start in which a missing answer of IMDS is no failure
+PAGE_SECONDS: Final = 0.5  # during which the same page is returned again
 PAGE_CHANGES: Final = 300  # the newest ones of the history that the page reads
 READY_INTERVALS: Final = 3  # polling intervals without a good answer after which the agent is not ready
 
@@ -55,6 +59,21 @@ class AgentView:
         self._store = store
         self._in_use = in_use
         self.metrics = rendered(lambda: parts(self._snapshot()))
+
+    @property
+    def app(self) -> App:
+        """The application that the HTTP server runs."""
+        page = lru_cache(maxsize=1)(lambda _moment: self.page())  # many clients may ask for it at once
+        return application(
+            self.metrics,
+            self.health,
+            lambda environ: readiness(self.ready(), self.pending, environ),
+            {
+                "/": lambda _: html(page(int(time.monotonic() / PAGE_SECONDS))),
+                "/api/v1/events": lambda _: Response(json_line(self.pending())),
+                "/api/v1/history": lambda environ: Response(self.history(*history_query(environ))),
+            },
+        )
 
     def families(self) -> list[Family]:
         """All samples of this moment."""

@@ -54,7 +54,9 @@ class FleetView:
     def app(self) -> App:
         """The application that the HTTP server runs."""
         return application(
-            self,
+            self.metrics,
+            self.health,
+            lambda _: self.ready(),
             {
                 "/": lambda environ: html(self.page(_filters(environ))),
                 "/api/v1/fleet/events": lambda environ: Response(json_line(self.fleet(_filters(environ)))),

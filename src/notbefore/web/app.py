@@ -1,23 +1,20 @@
-"""The agent's HTTP interface as a WSGI application: ``/``, ``/metrics``, ``/healthz``, ``/readyz``, ``/api/v1/...``.
+"""The HTTP interface as a WSGI application: ``/metrics``, ``/healthz``, ``/readyz``, and the paths of the process.
 
-It shows the values of a ``View``. It is read-only: no request changes anything. Nothing is compressed: that would be
-most of the work of a scrape.
+It is read-only: no request changes anything. Nothing is compressed: that would be most of the work of a scrape.
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
 import msgspec
 from msgspec import Struct
 
 from notbefore.core.document import EVENT_TYPES
-from notbefore.core.record import json_line
 from notbefore.core.tracked import PendingView
 from notbefore.metrics.families import Part
 
@@ -26,7 +23,6 @@ if TYPE_CHECKING:  # imported at the first scrape
 
 MAX_LIMIT: Final = 10_000
 DEFAULT_LIMIT: Final = 100
-PAGE_SECONDS: Final = 0.5  # during which the same page is returned again
 JSON: Final = "application/json; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"
 ALWAYS: Final = {
@@ -58,33 +54,6 @@ class CheckResult(Struct, frozen=True):
     reasons: tuple[str, ...] = ()
 
 
-class ProcessView(Protocol):
-    """The values that every process shows. Its methods are called from several threads; none waits for the network."""
-
-    @property
-    def metrics(self) -> Callable[[str], tuple[bytes, str]]:
-        """A function: ``Accept`` header -> body and content type of ``/metrics``."""
-
-    def health(self) -> CheckResult:
-        """Is the process alive?"""
-
-    def ready(self) -> CheckResult:
-        """Does it receive the data that it watches?"""
-
-
-class View(ProcessView, Protocol):
-    """The values that an agent shows."""
-
-    def pending(self) -> PendingView:
-        """The events that Azure lists now, the most urgent first."""
-
-    def history(self, since: datetime | None, limit: int) -> bytes:
-        """The last ``limit`` changes since a time, as the JSON of ``/api/v1/history``."""
-
-    def page(self) -> bytes:
-        """The page for people, as HTML."""
-
-
 class Response(Struct, frozen=True):
     """A response before it is sent."""
 
@@ -101,20 +70,6 @@ class _BadRequestError(Exception):
     """The query is wrong; the text says what was expected."""
 
 
-def make_app(view: View) -> App:
-    """The application that shows an agent."""
-    page = lru_cache(maxsize=1)(lambda _moment: view.page())  # many clients may ask for it at once
-    return application(
-        view,
-        {
-            "/": lambda _: html(page(int(time.monotonic() / PAGE_SECONDS))),
-            "/readyz": lambda environ: _check(_readiness(view, environ), "not ready", environ),
-            "/api/v1/events": lambda _: Response(json_line(view.pending())),
-            "/api/v1/history": lambda environ: Response(view.history(*_history_query(environ))),
-        },
-    )
-
-
 def rendered(read: Callable[[], Iterable[Part]]) -> Callable[[str], tuple[bytes, str]]:
     """Return a function that renders the metrics of ``read`` in the format that an ``Accept`` header asks for."""
 
@@ -127,12 +82,21 @@ def rendered(read: Callable[[], Iterable[Part]]) -> Callable[[str], tuple[bytes,
     return lambda accept: text().render(accept)
 
 
-def application(view: ProcessView, more: dict[str, Route]) -> App:
-    """Return the application with the paths of every process and those of ``more``."""
+def application(
+    metrics: Callable[[str], tuple[bytes, str]],
+    health: Callable[[], CheckResult],
+    ready: Callable[[Environ], CheckResult],
+    more: dict[str, Route],
+) -> App:
+    """Return the application with the paths of every process and those of ``more``.
+
+    ``metrics``: the ``Accept`` header -> body and content type. ``health``: is the process alive? ``ready``: does it
+    receive the data that it watches? They are called from several threads; none may wait for the network.
+    """
     routes: dict[str, Route] = {
-        "/metrics": lambda environ: Response(*view.metrics(environ.get("HTTP_ACCEPT", "")), headers=VARY),
-        "/healthz": lambda environ: _check(view.health(), "unhealthy", environ),
-        "/readyz": lambda environ: _check(view.ready(), "not ready", environ),
+        "/metrics": lambda environ: Response(*metrics(environ.get("HTTP_ACCEPT", "")), headers=VARY),
+        "/healthz": lambda environ: _check(health(), "unhealthy", environ),
+        "/readyz": lambda environ: _check(ready(environ), "not ready", environ),
         **{f"/page/{name}": partial(_page_file, name) for name in PAGE_FILES},
         **more,
     }
@@ -190,19 +154,18 @@ def _check(result: CheckResult, otherwise: str, environ: Environ) -> Response:
     return Response(msgspec.json.encode(body), status=status)
 
 
-def _readiness(view: View, environ: Environ) -> CheckResult:
-    """Whether the agent is ready and, with ``pending=Reboot,Redeploy``, no event of these types is listed for this VM.
+def readiness(ready: CheckResult, events: Callable[[], PendingView], environ: Environ) -> CheckResult:
+    """Whether it is ready and, with ``pending=Reboot,Redeploy``, no event of these types is listed for this VM.
 
     An event of unknown scope counts as this VM's, and an unreadable event counts as one of these types.
     """
     query = query_of(environ, "pending")
-    ready = view.ready()
     if not query:
         return ready
     types = {name.strip().capitalize() for name in ",".join(query["pending"]).split(",")}
     for name in types.difference(EVENT_TYPES):
         raise _BadRequestError(f"pending: expected a list of {', '.join(EVENT_TYPES)}, got {name[:40]!r}")
-    pending = view.pending()
+    pending = events()
     listed = tuple(
         f"{event.event_type} {event.event_id} of this VM is {event.event_status.lower()}"
         for event in pending.events
@@ -221,7 +184,8 @@ def query_of(environ: Environ, *known: str) -> dict[str, list[str]]:
     return query
 
 
-def _history_query(environ: Environ) -> tuple[datetime | None, int]:
+def history_query(environ: Environ) -> tuple[datetime | None, int]:
+    """The start and the most changes that a query for the history gives."""
     query = query_of(environ, "limit", "since")
     limit = query.get("limit", [str(DEFAULT_LIMIT)])[-1]
     if not (limit.isascii() and limit.isdigit() and len(limit) <= len(str(MAX_LIMIT)) and 1 <= int(limit) <= MAX_LIMIT):
