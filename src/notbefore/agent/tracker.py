@@ -56,7 +56,7 @@ class Tracker:
         self._store = store
         self._clock = clock = state.clock
         self._freeze_meter = freeze_meter
-        self._started = clock.read()
+        self._started = clock.boot_time()
         self._interval = 1.0  # seconds between polls
         self._source = ("", "")  # the endpoint, and the api-version of its documents
         self._document: Document | DocumentError | None = None  # IMDS's present document, or why it is not one
@@ -163,32 +163,27 @@ class Tracker:
         self._freeze_meter.switch(on=now.uptime >= self._imminent_at)
 
     def _observation(self, state: StoredState, at: Instant, gap: Gap) -> Observation:
-        poll = self._state.snapshot.poll
+        poll, noted = self._state.snapshot.poll, self._state.noted
         rebooted = state.seen is not None and state.seen.boot != at.boot
         elsewhere = poll.outdated and poll.answered is not None
         seen, measured = poll.seen, None
         last = seen or state.seen
         if seen is not None:
             measured = believable(gap, seen, at)
-        elif rebooted:  # the first good answer of this process, which has not measured a gap before it
-            measured = self._gap_over_boot(at)
+        elif rebooted and noted is not None:  # from when the machine last ran before the boot, to this process's start
+            between = elapsed(noted, at)
+            measured = max(0.0, between - (at.uptime - self._started)) if between is not None else None
         return Observation(
             at=at,
             vm=name_of(self._state.vm_of(state)),
             silence=silence(last, at) if last is not None and not elsewhere else None,
             rebooted=rebooted,
             last=last.date if last is not None else None,
-            down=_down(self._state.noted, at) if rebooted else None,
+            down=_down(noted, at) if rebooted else None,
             gap=measured,
             interval=self._interval,
             elsewhere=elsewhere,
         )
-
-    def _gap_over_boot(self, at: Instant) -> float | None:
-        """Seconds from the last time that the machine is known to have run before the boot to this process's start."""
-        between = elapsed(self._state.noted, at) if self._state.noted is not None else None
-        since_start = at.uptime - self._started.uptime
-        return max(0.0, between - since_start) if between is not None else None
 
     def identify(self, vm: Vm | None) -> None:
         """Use the identity of this VM from IMDS; ``None``: only the configured name may have changed.

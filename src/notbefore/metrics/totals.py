@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.core.change import SILENT, Change, ChangeKind
+from notbefore.core.change import SILENT, Change
 from notbefore.core.document import EVENT_TYPES
 from notbefore.core.outbox import Outbox
 from notbefore.core.outbox_rows import LATENCY_BOUNDS
@@ -21,12 +21,6 @@ UNKNOWN: Final = "unknown"  # Azure did not give it
 TYPES: Final = frozenset((*EVENT_TYPES, SILENT))  # any other type from outside is counted as `other`
 
 MAX_SERIES: Final = 200  # per metric family: the texts of its labels come from outside
-
-RESULT_OF: Final[dict[ChangeKind, str]] = {
-    "approved": "approved",
-    "approval_failed": "failed",
-    "approval_skipped": "skipped",
-}
 
 Labels = tuple[str, ...]  # the values of a sample's labels, in the order of the metric's names
 Named = tuple[tuple[str, str], ...]  # names and values, in the stored form: a metric may gain a label
@@ -74,7 +68,7 @@ class Totals(Struct, frozen=True):
         """Add a change, and the durations that it completes."""
         event_type = known_type(change.event.event_type)
         if change.approval is not None:
-            result = "dry_run" if change.reason == "dry_run" else RESULT_OF[change.kind]
+            result = "dry_run" if change.reason == "dry_run" else change.kind.removeprefix("approval_")
             return self._counted("approvals", named(rule=change.approval.approval_rule, result=result), change)
         totals = self
         if change.scope != "peer":
