@@ -1,7 +1,7 @@
 """Every exception that notbefore raises on purpose; any other uncaught exception is a bug."""
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 DocumentReason = Literal[
     "empty",  # no bytes at all
@@ -11,7 +11,6 @@ DocumentReason = Literal[
     "wrong_shape",  # JSON, but not {"DocumentIncarnation": int, "Events": [...]}
     "too_many_events",  # more than MAX_EVENTS
 ]
-DOCUMENT_REASONS: tuple[DocumentReason, ...] = get_args(DocumentReason)
 
 ImdsReason = Literal[
     "refused",  # nothing listens at the address
@@ -30,7 +29,6 @@ ImdsReason = Literal[
     "status",  # any other status
     "rejected",  # 200, but the body is not a document (see DocumentError)
 ]
-IMDS_REASONS: tuple[ImdsReason, ...] = get_args(ImdsReason)
 
 
 class NotBeforeError(Exception):
@@ -80,7 +78,7 @@ class ConfigError(NotBeforeError):
 
 
 class DocumentError(NotBeforeError):
-    """The bytes are not a Scheduled Events document; ``reason`` is one of ``DOCUMENT_REASONS``."""
+    """The bytes are not a Scheduled Events document; ``reason``: why."""
 
     def __init__(self, reason: DocumentReason, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -88,7 +86,7 @@ class DocumentError(NotBeforeError):
 
 
 class ImdsError(NotBeforeError):
-    """IMDS gave no usable answer; ``reason`` is one of ``IMDS_REASONS``, ``retry_after`` in seconds or None."""
+    """IMDS gave no usable answer; ``reason``: why; ``retry_after`` in seconds or None."""
 
     def __init__(self, reason: ImdsReason, detail: str = "", *, retry_after: float | None = None) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 from unittest import mock
 
 import msgspec
@@ -20,7 +20,7 @@ from notbefore.core.document import MAX_BYTES, MAX_EVENTS, MAX_ID, MAX_RESOURCES
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record
 from notbefore.core.tracked import Tracked
-from notbefore.errors import DOCUMENT_REASONS, ConfigError, DocumentError, ImdsError
+from notbefore.errors import ConfigError, DocumentError, DocumentReason, ImdsError
 from notbefore.imds.client import MAX_ANSWER, ImdsClient
 from notbefore.imds.identity import fetch_vm
 from notbefore.web.access import load_web_config
@@ -35,7 +35,7 @@ def document(data: bytes) -> None:
     try:
         found = parse(data)
     except DocumentError as error:
-        assert error.reason in DOCUMENT_REASONS
+        assert error.reason in get_args(DocumentReason)
         return
     assert len(data) <= MAX_BYTES
     assert len(found.events) <= MAX_EVENTS

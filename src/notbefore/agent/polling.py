@@ -40,10 +40,9 @@ class Polling:
         self._tracker = tracker
         self._clock = clock
         self._errors = errors
-        self._configured, self._api_version = config.imds.endpoint, config.imds.api_version
-        self._may_search = config.imds.discover and self._configured == USUAL
+        self.endpoint, self._api_version = config.imds.endpoint, config.imds.api_version
+        self._may_search = config.imds.discover and self.endpoint == USUAL
         self.interval = config.imds.interval.seconds
-        self.endpoint = self._configured  # the endpoint in use
         self._client = ImdsClient(self.endpoint)
         self._path = events_path(self._api_version)
         self._timeout = FIRST_TIMEOUT  # seconds for the next answer
@@ -60,7 +59,7 @@ class Polling:
 
     def start(self) -> None:
         """Begin to poll."""
-        self._tracker.use(self._configured, self._api_version, self.interval)
+        self._tracker.use(self.endpoint, self._api_version, self.interval)
         self._last_answer = self._clock.boot_time()
         self._thread.start()
 

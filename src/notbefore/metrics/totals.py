@@ -116,7 +116,7 @@ def increased(counts: dict[Key, int], key: Key) -> dict[Key, int]:
 class PollFigures(Struct, frozen=True):
     """The polls of IMDS: their results, durations and delays."""
 
-    results: dict[str, int] = {}  # `changed`, `unchanged`, or one of ``IMDS_REASONS``
+    results: dict[str, int] = {}  # `changed`, `unchanged`, or one of ``ImdsReason``
     duration: Histogram = Histogram.empty(POLL_BOUNDS)
     last_success: float | None = None  # Unix seconds
     answering: bool = False  # the last valid answer is at most three intervals old
