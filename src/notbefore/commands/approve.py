@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from notbefore.agent.control_socket import MAX_REASON, MAX_USER, ControlReply, ControlRequest, ask_agent
-from notbefore.commands.options import add_state, due, load_state_configuration
+from notbefore.commands.options import add_state, due, load_configuration
 from notbefore.core.duration import span
 from notbefore.core.record import Record
 from notbefore.core.text import escaped, one_line
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Show the event, ask, and approve it; returns the exit code. Raises ``NotBeforeError``."""
     record = _read_record(options.unchanged) if options.unchanged is not None else None
-    directory = Path(load_state_configuration(options).state.dir)
+    directory = Path(load_configuration(options, sending=False).state.dir)
     if len(options.reason) > MAX_REASON:
         raise ConfigError(f"--reason: expected at most {MAX_REASON} characters")
     shown = ask_agent(directory, ControlRequest(options.event_id), ControlReply)

@@ -2,7 +2,6 @@
 
 import argparse
 import hashlib
-import os
 import ssl
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +13,7 @@ from requests.adapters import HTTPAdapter
 from requests.auth import HTTPBasicAuth
 from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema, SSLError
 
-from notbefore.config.load import load
+from notbefore.commands.options import load_configuration
 from notbefore.config.model import host_and_port, local_url
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.web.access import load_web_config
@@ -115,7 +114,7 @@ def agent_client(options: argparse.Namespace) -> AgentClient:
         raise ConfigError("--user and --password-file belong together")
     if options.url is not None:
         return AgentClient(options.url, options)
-    server = load(options.config, os.environ, {}, sending=False).server
+    server = load_configuration(options, sending=False).server
     tls = load_web_config(Path(server.web_config_file)).tls_server_config if server.web_config_file else None
     own = tls.cert_file if tls is not None and options.ca_file is None else None
     return AgentClient(local_url(*host_and_port(server.listen), tls=tls is not None), options, own)

@@ -18,7 +18,7 @@ import msgspec
 
 from notbefore.agent.control_socket import ask_agent
 from notbefore.agent.operations import ExerciseRequest, OutboxReply, OutboxRequest, Request
-from notbefore.commands.options import add_json, load_state_configuration, print_json, seconds, table
+from notbefore.commands.options import add_json, load_configuration, print_json, seconds, table
 from notbefore.config.model import Config
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Send the exercise; return 0 if every sink was reached. Raises ``NotBeforeError``."""
-    config = load_state_configuration(options)
+    config = load_configuration(options, sending=False)
     patience = seconds("--wait", options.wait)
     routing = _routing(config, options.sink, patience + SPARE)
     vm = _vm(config)

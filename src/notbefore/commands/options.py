@@ -33,9 +33,9 @@ def add_json(parser: argparse.ArgumentParser, what: str = "JSON, one object per 
     parser.add_argument("--json", action="store_true", help=what)
 
 
-def load_configuration(options: argparse.Namespace) -> Config:
-    """Return the configuration that the options name; raises ``ConfigError``."""
-    return load(options.config, os.environ, overrides(options))
+def load_configuration(options: argparse.Namespace, *, sending: bool = True) -> Config:
+    """Return the configuration that the options name; raises ``ConfigError``. ``sending``: see ``config.load``."""
+    return load(options.config, os.environ, overrides(options), sending=sending)
 
 
 def begin(options: argparse.Namespace) -> Config:
@@ -63,11 +63,6 @@ def add_state(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--state-dir", metavar="DIR", help="the state directory of the agent, whatever the configuration says"
     )
-
-
-def load_state_configuration(options: argparse.Namespace) -> Config:
-    """Return the configuration, to use its ``state.dir``; the sinks need no secrets. Raises ``ConfigError``."""
-    return load(options.config, os.environ, {"state.dir": options.state_dir}, sending=False)
 
 
 def seconds(option: str, text: str) -> float:

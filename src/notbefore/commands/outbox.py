@@ -11,7 +11,7 @@ import msgspec
 
 from notbefore.agent.control_socket import listens
 from notbefore.agent.operations import OutboxReply, OutboxRequest
-from notbefore.commands.options import add_json, add_state, load_state_configuration, print_json, table
+from notbefore.commands.options import add_json, add_state, load_configuration, print_json, table
 from notbefore.commands.owner import ask_owner
 from notbefore.core.delivery import Delivery, Lane
 from notbefore.core.duration import span
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"outbox {options.action}: expected ids (see `notbefore outbox list`), or --all")
     if not all(options.ids):
         raise NotBeforeError("An id is empty. `notbefore outbox list` shows the ids.")
-    config = load_state_configuration(options)
+    config = load_configuration(options, sending=False)
     request = OutboxRequest(
         action="show" if options.action == "list" else options.action,
         ids=tuple(options.ids),
