@@ -128,12 +128,12 @@ class Slow(FileSnapshots):
             self.second.set()
 
 
-def test_before_a_client_is_closed_all_snapshots_are_written_at_once(tmp_path: Path) -> None:
+def test_before_partitions_are_let_go_their_snapshots_are_written_at_once(tmp_path: Path) -> None:
     async def write() -> None:
         kept = Kept(tmp_path, snapshots := Slow(tmp_path))
         for name in ("0", "1"):
             await kept.keeper.take(name)
-        await asyncio.wait_for(kept.keeper.write_all(), 20)
+        await asyncio.wait_for(kept.keeper.let_go("0", "1"), 20)
         assert await snapshots.read("0")
 
     asyncio.run(write())

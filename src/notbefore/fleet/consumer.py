@@ -146,7 +146,6 @@ class Consumer:
             )
             receiving.add_done_callback(lambda _: self._over.set())
             await self._over.wait()
-            await self.keeper.write_all()
             if receiving.done():
                 receiving.result()
         finally:
@@ -211,7 +210,7 @@ class Consumer:
     async def _on_close(self, context: PartitionContext, reason: CloseReason) -> None:
         self._taken.discard(context.partition_id)
         # if the hub is unavailable, the partition stays ours until another instance takes it
-        if reason is CloseReason.OWNERSHIP_LOST and not self._over.is_set():
+        if self._stop.is_set() or (reason is CloseReason.OWNERSHIP_LOST and not self._over.is_set()):
             await self.keeper.let_go(context.partition_id)
 
     async def _on_batch(self, context: PartitionContext, events: list[EventData]) -> None:

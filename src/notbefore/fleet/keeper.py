@@ -146,9 +146,14 @@ class Keeper:
 
     async def let_go(self, *names: str) -> None:
         """Write the snapshots of these partitions, and leave them to other instances: send nothing more of them."""
-        await self.write_all(*names)
-        for name in names:
+
+        async def leave(name: str) -> None:
+            with suppress(*STORE_ERRORS, LostPartitionError):  # the hub's log has what is missing
+                if (held := self.partitions.get(name)) is not None:
+                    await self._write(held)
             self.forget(name)
+
+        await asyncio.gather(*map(leave, names))
 
     def forget(self, name: str) -> None:
         """Send nothing more of a partition; its next owner continues from the last snapshot."""
@@ -208,16 +213,6 @@ class Keeper:
                     self.failed("store" if isinstance(error, STORE_ERRORS) else "fold", error)
                 pause = max(SOON, SHARE * (time.monotonic() - began) + (EVERY if held.trouble else 0.0))
             await asyncio.sleep(min(pause, LONGEST_PAUSE))
-
-    async def write_all(self, *names: str) -> None:
-        """Write the snapshots of these partitions, or of all. Errors are ignored: the hub's log has what is missing."""
-
-        async def try_to_write(held: Held) -> None:
-            with suppress(*STORE_ERRORS, LostPartitionError):
-                await self._write(held)
-
-        held = [one for name, one in self.partitions.items() if not names or name in names]
-        await asyncio.gather(*map(try_to_write, held))
 
     async def _write(self, held: Held) -> None:
         """Write a snapshot. Raises the store's errors; on ``LostPartitionError`` the partition is forgotten as well."""
