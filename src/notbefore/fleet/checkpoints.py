@@ -28,7 +28,7 @@ log = logging.getLogger("notbefore.fleet.checkpoints")
 
 
 class LostPartitionError(Exception):
-    """Another instance has written the snapshot, so the partition now belongs to that instance."""
+    """The partition is not this instance's: another one has written its snapshot, or it could not be taken."""
 
 
 class Snapshots(CheckpointStore):

@@ -23,7 +23,7 @@ from azure.eventhub.aio import PartitionContext
 from notbefore.config.model import FleetConfig
 from notbefore.core.duration import back_off
 from notbefore.fleet.checkpoints import LostPartitionError, Others
-from notbefore.fleet.keeper import HubClock, Keeper, NotTakenError, Parts
+from notbefore.fleet.keeper import HubClock, Keeper, Parts
 from notbefore.fleet.mutes import NOTE, Mute, is_muted, read_mutes
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.sdk import forget_tags, make_consumer, record_of
@@ -249,9 +249,9 @@ class Consumer:
     async def _on_error(self, context: PartitionContext | None, error: Exception) -> None:
         """Handle an error of the hub or the store. After one of a partition, the SDK lets it go and balances again."""
         if "link:stolen" in str(error) or isinstance(error, LostPartitionError):
-            return  # another instance has it
-        of_store = isinstance(error, AzureError | NotTakenError)
-        self.keeper.failed("store" if of_store else "hub", error.__cause__ or error)
+            return  # another instance has it, or the keeper has said why it was not taken
+        of_store = isinstance(error, AzureError)
+        self.keeper.failed("store" if of_store else "hub", error)
         if context is not None and UNKNOWN_OFFSET.search(str(error)):
             self._parts.snapshots.not_known(name := context.partition_id)
             log.error("partition %s is read from `window` on: the hub does not know the stored offset", name)

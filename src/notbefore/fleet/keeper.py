@@ -41,10 +41,6 @@ def in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {said or 'no answer in time'}"[:MAX_WORDS]
 
 
-class NotTakenError(Exception):
-    """A partition could not be taken: the store did not answer, or the snapshot cannot be read."""
-
-
 class HubClock:
     """The hub's time, independent of this machine's clock; ``monotonic`` returns seconds.
 
@@ -127,7 +123,7 @@ class Keeper:
     async def take(self, name: str) -> Partition:
         """Continue a partition: from memory if no other instance has had it since, else from the snapshot.
 
-        Raises ``NotTakenError``, and ``LostPartitionError`` if another instance was faster.
+        Raises ``LostPartitionError`` if another instance was faster, or the snapshot cannot be read or written.
         """
         try:
             held = self.partitions.get(name)
@@ -138,7 +134,8 @@ class Keeper:
                 self.partitions[name] = held = await self._restored(name)
                 held.task = asyncio.create_task(self._keep(held))
         except FAILURES as error:
-            raise NotTakenError from error
+            self.failed("store", error)
+            raise LostPartitionError(name) from None
         fold = self.partitions[name].fold
         fold.hub_has(len(self.ends))
         log.info("partition %s: reading from sequence number %d on", name, fold.position.sequence + 1)
