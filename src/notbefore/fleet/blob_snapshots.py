@@ -88,7 +88,7 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
             raise AzureError("the checkpoints were deleted: the instances write them again")
         return found
 
-    async def listed(self, without: Collection[str] = ()) -> dict[str, tuple[str, Position]]:
+    async def listed(self, without: Collection[str] = ()) -> dict[str, Position]:
         """See ``Snapshots``."""
         found, prefix = {}, f"{self._prefix}checkpoint/"
         async with asyncio.timeout(STORE_SECONDS):
@@ -96,7 +96,7 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
                 stored, position = blob.metadata or {}, Position()
                 with suppress(ValueError, KeyError):
                     position = Position(stored["offset"], int(stored["sequencenumber"]), float(stored["enqueued"]))
-                found[blob.name.removeprefix(prefix)] = str(blob.etag), position
+                found[blob.name.removeprefix(prefix)] = position
         return {name: one for name, one in found.items() if name not in without}
 
     async def read(self, name: str) -> bytes:

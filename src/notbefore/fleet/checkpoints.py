@@ -56,7 +56,7 @@ class Snapshots(CheckpointStore):
         unknown, self._unknown = self._unknown, frozenset()
         return [
             {"partition_id": name, "offset": one.offset, "sequence_number": one.sequence}
-            for name, (_, one) in (await self.listed()).items()
+            for name, one in (await self.listed()).items()
             if one.sequence >= 0 and one.enqueued >= self._created and name not in unknown
         ]
 
@@ -72,8 +72,8 @@ class Snapshots(CheckpointStore):
         """Replace the snapshot and the checkpoint. Raises ``LostPartitionError`` if another instance has it."""
 
     @abstractmethod
-    async def listed(self, without: Collection[str] = ()) -> dict[str, tuple[str, Position]]:
-        """Partition -> version and position of its snapshot, except ``without``. A new snapshot has a new version."""
+    async def listed(self, without: Collection[str] = ()) -> dict[str, Position]:
+        """Partition -> position of its snapshot, except ``without``."""
 
     @abstractmethod
     async def read(self, name: str) -> bytes:
@@ -105,17 +105,16 @@ class FileSnapshots(Snapshots):
         """See ``Snapshots``."""
         await asyncio.to_thread(self._replace, partition, body)
 
-    async def listed(self, without: Collection[str] = ()) -> dict[str, tuple[str, Position]]:
+    async def listed(self, without: Collection[str] = ()) -> dict[str, Position]:
         """See ``Snapshots``; the positions are read from the snapshots."""
 
-        def listed() -> dict[str, tuple[str, Position]]:
+        def listed() -> dict[str, Position]:
             found = {}
             for path in self._directory.glob("*") if self._directory.is_dir() else ():
                 if path.name.isdigit() and path.name not in without:
-                    version, position = str(path.stat().st_mtime_ns), Position()
+                    found[path.name] = Position()
                     with suppress(ValueError):  # ``Keeper.take`` puts it aside
-                        position = read_snapshot(self._read(path.name)).position
-                    found[path.name] = version, position
+                        found[path.name] = read_snapshot(self._read(path.name)).position
             return found
 
         return await asyncio.to_thread(listed)
@@ -164,38 +163,32 @@ class Others:
     def __init__(self, snapshots: Snapshots, own: Collection[str]) -> None:
         self._snapshots = snapshots
         self._own = own
+        self._lock = asyncio.Lock()  # they are read once at a time
         self._looked = float("-inf")
-        self._look: asyncio.Task[None] | None = None
-        self._found: dict[str, tuple[str, Snapshot]] = {}  # partition -> version, snapshot; replaced, never changed
+        self._found: dict[str, Snapshot] = {}  # replaced, never changed
 
     @property
     def found(self) -> dict[str, Snapshot]:
         """Partition -> snapshot, without the partitions that this instance has taken since. From any thread."""
-        return {name: one for name, (_, one) in self._found.items() if name not in self._own}
+        return {name: one for name, one in self._found.items() if name not in self._own}
 
     async def look(self) -> None:
-        """Read new snapshots; a call during a read waits for it. Raises nothing: on failure the known ones stay."""
-        if self._look is None or (self._look.done() and time.monotonic() - self._looked >= EVERY):
-            self._look = asyncio.create_task(self._read_all())
-        await self._look
+        """Read the snapshots, if ``EVERY`` seconds have passed. Raises nothing: on failure the known ones stay."""
+        async with self._lock:
+            if time.monotonic() - self._looked < EVERY:
+                return
+            try:
+                names = await self._snapshots.listed(set(self._own))
+                found = {name: await self._read(name) for name in names}
+                self._found = {name: one for name, one in found.items() if one is not None}
+            except FAILURES as error:
+                log.warning("the snapshots of other instances cannot be read: %s", error)
+            self._looked = time.monotonic()
 
-    async def _read_all(self) -> None:
-        """Read the snapshots that have changed since the last read."""
+    async def _read(self, name: str) -> Snapshot | None:
+        """Return a snapshot; the known one if it cannot be read."""
         try:
-            listed = await self._snapshots.listed(set(self._own))
-            found = {name: await self._read(name, version) for name, (version, _) in listed.items()}
-            self._found = {name: one for name, one in found.items() if one is not None}
-        except FAILURES as error:
-            log.warning("the snapshots of other instances cannot be read: %s", error)
-        self._looked = time.monotonic()
-
-    async def _read(self, name: str, version: str) -> tuple[str, Snapshot] | None:
-        """Return a snapshot and its version; the known ones if it is unchanged, or cannot be read."""
-        known = self._found.get(name)
-        if known is not None and known[0] == version:
-            return known
-        try:
-            return version, await asyncio.to_thread(read_snapshot, await self._snapshots.read(name))
+            return await asyncio.to_thread(read_snapshot, await self._snapshots.read(name))
         except FAILURES as error:
             log.warning("another instance's snapshot of partition %s cannot be read: %s", name, error)
-            return known
+            return self._found.get(name)
