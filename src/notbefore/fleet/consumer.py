@@ -52,7 +52,6 @@ class Consumer:
     def __init__(self, config: FleetConfig, parts: Parts) -> None:
         self._config = config
         self._parts = parts
-        self.alive = True
         self.connected = False
         self.lag: dict[str, tuple[int, float]] = {}  # partition -> records and seconds behind the hub
         self.mutes: list[Mute] = []
@@ -68,7 +67,7 @@ class Consumer:
 
     def others(self) -> dict[str, Snapshot]:
         """The snapshots of the other partitions, which other instances wrote some seconds ago."""
-        if self._loop is not None and self.alive:
+        if self._loop is not None and self._loop.is_running():
             # if the loop ends, or the store is slow: return the known snapshots
             with suppress(RuntimeError, TimeoutError, concurrent.futures.CancelledError):
                 asyncio.run_coroutine_threadsafe(self._others.look(), self._loop).result(ASK_SECONDS)
@@ -91,10 +90,7 @@ class Consumer:
 
     def run(self) -> None:
         """Read until ``stop``."""
-        try:
-            asyncio.run(self._run())
-        finally:
-            self.alive = False
+        asyncio.run(self._run())
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -95,7 +95,7 @@ class FleetInstance:
         stop = False
         while not stop and self._thread.is_alive():
             self._supervisor.tick()
-            self._systemd.notify(self._view.status_line(), alive=self._view.health().ok)
+            self._systemd.notify(self._view.status_line(), alive=True)
             patience = min(self._supervisor.patience, self._systemd.patience, 5.0)
             stop = self._main.wait(patience, *self._supervisor.watched)
             stop = stop or bool(self._supervisor.successor)
