@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import chain
 from typing import Any, Final
 
 from msgspec import Struct
@@ -186,12 +185,10 @@ class Keeper:
 
         Raises ``OSError`` and ``sqlite3.Error``. It must not be called again before it has returned.
         """
-        lists = [fold.state.past for fold in self.folds]  # meanwhile events are only appended
-        past = list(map(list, lists))
-        if any(past):
-            await asyncio.to_thread(self._parts.history.write, list(chain(*past)), self._parts.clock.now())
-        for waiting, written in zip(lists, past, strict=True):
-            del waiting[: len(written)]
+        for waiting in [fold.state.past for fold in self.folds if fold.state.past]:
+            past = list(waiting)  # meanwhile events are only appended
+            await asyncio.to_thread(self._parts.history.write, past, self._parts.clock.now())
+            del waiting[: len(past)]
 
     async def _keep(self, held: Held) -> None:
         """Write a partition's snapshot whenever it is due, as long as this instance has the partition."""
