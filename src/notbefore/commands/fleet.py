@@ -5,7 +5,6 @@ from pathlib import Path
 
 from notbefore.commands.options import begin
 from notbefore.config.sinks import check_extra
-from notbefore.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,8 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Read until SIGTERM or SIGINT; return the exit code. Raises ``NotBeforeError`` if it cannot start."""
     config = begin(options)
-    if config.fleet is None:
-        raise ConfigError("the configuration has no section `fleet`: it names the hub that is to be read")
     check_extra("fleet")
     from notbefore.fleet.instance import FleetInstance  # after the check above
 
