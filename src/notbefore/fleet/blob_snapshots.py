@@ -33,7 +33,7 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
     """
 
     _hold_until = 0.0  # monotonic seconds: until then this instance claims no partition
-    _respite_until = 0.0  # monotonic seconds: until then every ownership counts as just renewed
+    _failed_at = float("-inf")  # monotonic seconds: at the last failure of ``list_ownership``
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -77,11 +77,11 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         try:
             found = list(await super().list_ownership(*names, raw_response_hook=note, **options))
         except Exception:
-            self._respite_until = time.monotonic() + self._takeover
+            self._failed_at = time.monotonic()
             raise
+        renewed = time.time() - (time.monotonic() - self._failed_at)
         for one in found:
-            respite = time.monotonic() < self._respite_until
-            one["last_modified_time"] = time.time() if respite else one["last_modified_time"] + ahead
+            one["last_modified_time"] = max(one["last_modified_time"] + ahead, renewed)
         if not found and self._etags and self._hold_until + HOLD_SECONDS < time.monotonic():
             self._hold_until = time.monotonic() + HOLD_SECONDS
         if time.monotonic() < self._hold_until:

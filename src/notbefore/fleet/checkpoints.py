@@ -35,13 +35,12 @@ class Snapshots(CheckpointStore):
     """A store of snapshots. It is also the SDK's checkpoint store, by which the SDK balances the partitions."""
 
     _prefix = ""  # NAMESPACE/HUB/GROUP/
-    _takeover = 0.0  # seconds after which others take the partitions of an instance that is gone
     _created = 0.0  # Unix seconds: see ``hub_was_made``
     _unknown = frozenset[str]()  # partitions: see ``not_known``
 
-    def belong_to(self, namespace: str, hub: str, group: str, takeover: float) -> None:
-        """Use the snapshots of this consumer group from now on; ``takeover`` is in seconds."""
-        self._prefix, self._takeover = f"{namespace}/{hub}/{group}/".lower(), takeover
+    def belong_to(self, namespace: str, hub: str, group: str) -> None:
+        """Use the snapshots of this consumer group from now on."""
+        self._prefix = f"{namespace}/{hub}/{group}/".lower()
 
     def hub_was_made(self, at: float) -> None:
         """Note the hub's creation (Unix seconds, hub's clock): older positions are of an earlier hub of this name."""

@@ -41,7 +41,7 @@ def make_consumer(config: FleetConfig, credential: Any, snapshots: Snapshots) ->
             hub.namespace or "", hub.hub or "", config.consumer_group, credential, **options
         )
     namespace = str(client._address.hostname)  # noqa: SLF001 - the SDK's name for it in the checkpoint store
-    snapshots.belong_to(namespace, client.eventhub_name, config.consumer_group, config.takeover.seconds)
+    snapshots.belong_to(namespace, client.eventhub_name, config.consumer_group)
     return client
 
 
