@@ -169,9 +169,8 @@ class Keeper:
             await self._parts.snapshots.change(f"{name}.unreadable", lambda _: body)
             # without a ``backlog``: what is over by now may not have been notified yet
             await self._write(Held(Partition(name, self._grouping)))
-            text = "partition %s is read from `window` on: its snapshot cannot be read (%s), see %s.unreadable"
-            log.error(text, name, error, name)  # noqa: TRY400 - the text is enough
-            raise
+            text = f"partition {name} is read from `window` on: its snapshot cannot be read, see {name}.unreadable"
+            raise ValueError(f"{text} ({error})") from None
         held = Held(Partition(name, self._grouping, found, self.figures))
         if self._parts.inventory is None:  # it was removed from the configuration: no VM is missing
             held.fold.missing.expect({}, 0.0, 0.0)
