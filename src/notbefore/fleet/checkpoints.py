@@ -36,7 +36,6 @@ class Snapshots(CheckpointStore):
 
     _prefix = ""  # NAMESPACE/HUB/GROUP/
     _created = 0.0  # Unix seconds: see ``hub_was_made``
-    _unknown = frozenset[str]()  # partitions: see ``not_known``
 
     def belong_to(self, namespace: str, hub: str, group: str) -> None:
         """Use the snapshots of this consumer group from now on."""
@@ -46,17 +45,12 @@ class Snapshots(CheckpointStore):
         """Note the hub's creation (Unix seconds, hub's clock): older positions are of an earlier hub of this name."""
         self._created = at
 
-    def not_known(self, partition: str) -> None:
-        """Note that the hub does not know the position: the next ``list_checkpoints`` leaves it out."""
-        self._unknown |= {partition}
-
     async def list_checkpoints(self, *_names: str, **_: Any) -> Iterable[dict[str, Any]]:
         """For the SDK: where to continue. Partitions without a position in this hub are read from ``window`` on."""
-        unknown, self._unknown = self._unknown, frozenset()
         return [
             {"partition_id": name, "offset": one.offset, "sequence_number": one.sequence}
             for name, one in (await self.listed()).items()
-            if one.sequence >= 0 and one.enqueued >= self._created and name not in unknown
+            if one.sequence >= 0 and one.enqueued >= self._created
         ]
 
     async def update_checkpoint(self, checkpoint: Mapping[str, Any], **_: Any) -> None:

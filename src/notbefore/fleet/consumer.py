@@ -249,8 +249,8 @@ class Consumer:
         of_store = isinstance(error, AzureError)
         self.keeper.failed("store" if of_store else "hub", error)
         if context is not None and UNKNOWN_OFFSET.search(str(error)):
-            self._parts.snapshots.not_known(name := context.partition_id)
-            log.error("partition %s is read from `window` on: the hub does not know the stored offset", name)
+            self._parts.snapshots.hub_was_made(self._parts.clock.now())  # the stored offsets are of an earlier one
+            log.error("the hub does not know a stored offset: partitions that are taken now are read from `window` on")
         elif context is not None and not of_store:
             self._over.set()
 
