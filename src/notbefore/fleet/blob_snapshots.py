@@ -53,14 +53,11 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         """See ``Snapshots``. A deleted snapshot is written again, unless another instance has already done so."""
         metadata = {"offset": position.offset or NO_OFFSET, "sequencenumber": str(position.sequence)}
         metadata["enqueued"] = repr(position.enqueued)
-        try:
-            try:
-                etag = await self._upload(partition, body, self._etags.get(partition), metadata)
-            except _CHANGED:  # another instance has written it, or it was deleted: then this succeeds
-                etag = await self._upload(partition, body, None, metadata)
-        except _CHANGED:
-            raise LostPartitionError(partition) from None
-        self._etags[partition] = etag
+        for etag in (self._etags.get(partition), None):  # if it was deleted, the second one succeeds
+            with suppress(*_CHANGED):
+                self._etags[partition] = await self._upload(partition, body, etag, metadata)
+                return
+        raise LostPartitionError(partition)
 
     async def list_ownership(self, *names: Any, **options: Any) -> Iterable[dict[str, Any]]:
         """For the SDK: the owners of partitions, with times by this machine's clock, because the SDK compares with it.

@@ -159,12 +159,8 @@ class Keeper:
     async def _restored(self, name: str) -> Held:
         """Read the snapshot, or begin. Raises the store's errors, ``LostPartitionError``, or ``ValueError``."""
         body = await self._parts.snapshots.take(name)
-        if not body:
-            held = Held(Partition(name, self._grouping, Snapshot(backlog=self.ends.get(name, -1)), self.figures))
-            await self._write(held)  # at once: so the next owner has the same ``backlog``
-            return held
         try:
-            found = read_snapshot(body)
+            found = read_snapshot(body) if body else Snapshot(backlog=self.ends.get(name, -1))
         except ValueError as error:
             await self._parts.snapshots.change(f"{name}.unreadable", lambda _: body)
             # without a ``backlog``: what is over by now may not have been notified yet
@@ -172,6 +168,8 @@ class Keeper:
             text = f"partition {name} is read from `window` on: its snapshot cannot be read, see {name}.unreadable"
             raise ValueError(f"{text} ({error})") from None
         held = Held(Partition(name, self._grouping, found, self.figures))
+        if not body:
+            await self._write(held)  # at once: so the next owner has the same ``backlog``
         if self._parts.inventory is None:  # it was removed from the configuration: no VM is missing
             held.fold.missing.expect({}, 0.0, 0.0)
         self._parts.outbox.adopt(name, found.outbox, max(0.0, self._parts.clock.now() - found.at))
