@@ -222,8 +222,7 @@ class Partition:
             self.state.backlog = -1  # a newer record, a smaller number: the hub was created again, and counts from 0
         elif self.position.sequence >= 0:
             self.figures.missing += at.sequence - 1 - self.position.sequence
-        if at.enqueued >= self.next_due:
-            yield from self.advance(at.enqueued)
+        yield from self.advance(at.enqueued)
         self.state.position = at
         try:
             result = self._take(read(body), at.enqueued)
@@ -243,11 +242,6 @@ class Partition:
         said.add(kind)
         self.figures.poison[poison.reason] += 1
         return "poison"
-
-    @property
-    def next_due(self) -> float:
-        """Unix seconds of the hub's clock; before that, ``advance`` has nothing to do."""
-        return min(self._looked + LOOK_EVERY, *(waves.next_due for waves in self._every))
 
     def advance(self, now: float) -> Iterator[Notification | None]:
         """Yield what is due by ``now``, in Unix seconds of the hub's clock: no older record will come.

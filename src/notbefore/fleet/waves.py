@@ -152,12 +152,6 @@ class Waves:
                 self._schedule.drop(labels)
         return found
 
-    @property
-    def next_due(self) -> float:
-        """Unix seconds before which no wave is due."""
-        first = self._schedule.first()
-        return float("inf") if first is None else first
-
     def flush(self, now: float) -> Iterator[tuple[Wave, Notification | None]]:
         """Yield the waves that are due by ``now``, in the order of their due times, with their notifications, if any.
 
