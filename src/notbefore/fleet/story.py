@@ -9,7 +9,7 @@ from enum import IntEnum
 from sys import intern
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, convert
 from msgspec.structs import replace
 
 from notbefore.core.change import LifecycleKind, Outcome
@@ -57,7 +57,6 @@ STEPS: Final[dict[Standing, dict[Standing, LifecycleKind]]] = {
 }
 """Last notified standing -> standing now -> the change to notify of. There is none for other pairs."""
 
-REPORTED: Final = [name for name in Event.__struct_fields__ if name in Report.__struct_fields__]  # fields of an event
 MAX_REPORTERS: Final = 256 * 1024  # bytes of the names of the VMs that report one event: a scale set has 1,000 VMs
 
 
@@ -101,7 +100,7 @@ class Story(Struct, array_like=True):
     def begin(cls, report: Report) -> "Story":
         """Begin a story with the first report of an event; the caller must also ``add`` the report."""
         when = (report.time, report.vm, report.change_id)
-        event, group = event_of(report), report.place.group
+        event, group = convert(report, Event, from_attributes=True), report.place.group
         sender = group + report.vm
         return cls(event, Place(), report.first_seen, group, sender, when, when, exercise=report.exercise)
 
@@ -182,7 +181,7 @@ class Story(Struct, array_like=True):
         if when < self.newest:
             return False
         self.newest = when
-        before, self.event = self.event, event_of(report)
+        before, self.event = self.event, convert(report, Event, from_attributes=True)
         if before == self.event:
             return False
         if set(before.vms) != set(self.event.vms):
@@ -203,11 +202,6 @@ def _last_word(before: int, report: Report) -> int:
     else:
         return before
     return max(before, word, key=lambda one: (abs(one), one))
-
-
-def event_of(report: Report) -> Event:
-    """Return the event as it is reported."""
-    return Event(**{name: getattr(report, name) for name in REPORTED})
 
 
 def content(event: Event) -> str:
