@@ -180,7 +180,7 @@ class Keeper:
     async def write_history(self) -> None:
         """Write the events that are not in the history yet; after a failure they wait for the next call.
 
-        Raises ``OSError`` and ``sqlite3.Error``. It must not be called again before it has returned.
+        Raises ``OSError``, ``StoreError`` and ``sqlite3.Error``. It must not be called again before it has returned.
         """
         for waiting in [fold.state.past for fold in self.folds if fold.state.past]:
             past = list(waiting)  # meanwhile events are only appended
