@@ -277,8 +277,7 @@ class Partition:
         """Apply a decoded record; return its result: see ``PartitionFigures``. Raises ``PoisonError``."""
         if found is None:
             return "skipped"
-        if not self.silence.hear(found, now):
-            raise PoisonError("too_many", f"VMs in the group {found.place.group}")
+        self.silence.hear(found, now)
         if isinstance(found, Report):
             return self.events.report(_in_time(found, now), now)
         self.events.listed(found.place.group, found.listed, now)

@@ -18,7 +18,7 @@ from notbefore.core.change import MISSING, SILENT
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
 from notbefore.core.text import sha256
-from notbefore.fleet.hub_records import Beat, Place, Report, one_place
+from notbefore.fleet.hub_records import Beat, Place, PoisonError, Report, one_place
 from notbefore.fleet.story import FINISHED, STARTED, Story, from_unix
 from notbefore.fleet.waves import Grouping, OpenWaves, Waves
 
@@ -70,8 +70,8 @@ class Silence:
         for key in self.heard.keys() - vms.keys():
             self._forget(key)
 
-    def hear(self, found: Beat | Report, now: float) -> bool:
-        """Note a record of a VM: it is alive. Return ``False`` if too many VMs are known to add this one."""
+    def hear(self, found: Beat | Report, now: float) -> None:
+        """Note a record of a VM: it is alive. Raises ``PoisonError`` if too many VMs are known to add this one."""
         group = found.place.group
         key = group + found.vm
         known = self.heard.get(key)
@@ -81,10 +81,9 @@ class Silence:
                 known.interval, known.place = _interval(found), found.place
         elif isinstance(found, Beat):
             if len(self.heard) >= MAX_HEARD or self._groups[group] >= MAX_HEARD_OF_GROUP:
-                return False
+                raise PoisonError("too_many", f"VMs in the group {group}")
             name = intern(found.vm_name or found.vm)  # stories have the same string
             self._add(key, Heard(name, now, _interval(found), found.place))
-        return True
 
     def _add(self, key: str, one: Heard) -> None:
         self.heard[key] = one
