@@ -13,7 +13,6 @@ from notbefore.fleet.shown_waves import fits
 from notbefore.fleet.waves import Notification
 
 NOTE: Final = "mutes"  # the name of the note in which the instances share them
-MATCHERS: Final = ("event_type", "subscription", "resource_group", "scale_set", "region", "tag", "vm")
 MAX_MUTES: Final = 200
 
 

@@ -18,9 +18,8 @@ from notbefore.fleet.silence import Heard
 from notbefore.fleet.story import OVER, STARTED, Story
 from notbefore.fleet.waves import Wave, event_of_wave, place_of, reporters
 
-FILTERS: Final = (  # parameters of a request
-    "event_type", "status", "subscription", "resource_group", "scale_set", "region", "tag", "vm",
-)  # fmt: skip
+MATCHERS: Final = ("event_type", "subscription", "resource_group", "scale_set", "region", "tag", "vm")  # of a mute
+FILTERS: Final = (*MATCHERS, "status")  # parameters of a request
 PART_OF_LINE: Final = re.compile(rb".{1,74}(?![\x80-\xbf])")  # octets, by RFC 5545; the next octet begins a character
 MAX_NAMES: Final = 20  # of VMs in a calendar entry
 

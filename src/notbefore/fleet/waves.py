@@ -113,8 +113,7 @@ class Waves:
         self.open = found
         self._schedule = Schedule[tuple[str, ...]]()  # the waves that have a due time
         for labels, wave in found.items():
-            if wave.due is not None:
-                self._schedule.put(labels, wave.due)
+            self._schedule.put(labels, wave.due)
 
     def note(self, story: Story, now: float, notified: Standing = NEW) -> None:
         """Note that a story is new or has changed at ``now``, by the hub's clock; set when its wave is due.
