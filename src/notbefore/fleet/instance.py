@@ -114,7 +114,7 @@ class FleetInstance:
 
 def make_snapshots(fleet: FleetConfig, state: Path) -> tuple[Snapshots, Any]:
     """Return the store of the snapshots, and the identity for it and the hub; ``None`` if the hub has a key."""
-    credential = make_credential(fleet.hub) if fleet.hub.connection_string is None else None
+    credential = make_credential(fleet.hub)
     if fleet.checkpoints is None:
         return FileSnapshots(state / "partitions"), credential
     from notbefore.fleet.blob_snapshots import make_blob_snapshots  # noqa: PLC0415 - 27 MB, not needed for files

@@ -12,7 +12,7 @@ from azure.eventhub.aio import EventHubConsumerClient, PartitionContext
 from azure.eventhub.amqp import AmqpMessageBodyType
 
 from notbefore.config.model import FleetConfig
-from notbefore.courier.sinks.event_hub import client_options
+from notbefore.courier.sinks.event_hub import make_client
 from notbefore.fleet.checkpoints import Snapshots
 from notbefore.fleet.snapshot import Position
 
@@ -21,25 +21,21 @@ READ_IN: Final = "5.15.1"  # the version of azure-eventhub in which the private 
 
 def make_consumer(config: FleetConfig, credential: Any, snapshots: Snapshots) -> EventHubConsumerClient:
     """Make a client without retries; ``snapshots`` are those of its hub and consumer group from now on."""
-    hub = config.hub
-    options = client_options(hub)
-    if "connection_verify" not in options:
+    context = None
+    if config.hub.ca_file is None:
         # shared by all connections: else the SDK loads the root certificates for each (20 ms, 0.5 MB)
-        context = options["ssl_context"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(certifi.where())
-    options |= {
-        "checkpoint_store": snapshots,
-        "load_balancing_interval": config.rebalance.seconds,
-        "partition_ownership_expiration_interval": config.takeover.seconds,
-    }
-    if hub.connection_string is not None:
-        client = EventHubConsumerClient.from_connection_string(
-            hub.connection_string.reveal(), config.consumer_group, eventhub_name=hub.hub, **options
-        )
-    else:
-        client = EventHubConsumerClient(
-            hub.namespace or "", hub.hub or "", config.consumer_group, credential, **options
-        )
+    client: EventHubConsumerClient = make_client(
+        EventHubConsumerClient,
+        config.hub,
+        config.consumer_group,
+        credential=credential,
+        ssl_context=context,
+        checkpoint_store=snapshots,
+        load_balancing_interval=config.rebalance.seconds,
+        partition_ownership_expiration_interval=config.takeover.seconds,
+    )
     namespace = str(client._address.hostname)  # noqa: SLF001 - the SDK's name for it in the checkpoint store
     snapshots.belong_to(namespace, client.eventhub_name, config.consumer_group)
     return client

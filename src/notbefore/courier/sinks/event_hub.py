@@ -61,7 +61,8 @@ class Sink(BaseSink):
 
     async def _put(self, message: Message) -> None:
         if self._client is None:
-            self._open(self._settings)
+            self._credential = make_credential(self._settings)
+            self._client = make_client(EventHubProducerClient, self._settings, credential=self._credential)
         client: Any = self._client
         batch = await client.create_batch(partition_key=partition_key(message.content, message.event_key))
         try:
@@ -69,16 +70,6 @@ class Sink(BaseSink):
         except ValueError:
             raise SendError("too large for the hub", permanent=True) from None
         await client.send_batch(batch)
-
-    def _open(self, settings: EventHub) -> None:
-        options = client_options(settings)
-        if settings.connection_string is not None:
-            text = settings.connection_string.reveal()
-            self._client = EventHubProducerClient.from_connection_string(text, eventhub_name=settings.hub, **options)
-        else:
-            self._credential = make_credential(settings)
-            where = settings.namespace or "", settings.hub or ""
-            self._client = EventHubProducerClient(*where, self._credential, **options)
 
     async def _drop(self) -> None:
         for closing in (self._client, self._credential):
@@ -97,9 +88,9 @@ def event_data(message: Message, record: Record | Heartbeat) -> EventData:
     return data
 
 
-def client_options(settings: EventHub) -> dict[str, Any]:
-    """Return the options of all clients of the SDK for these settings: no retries, and the connection to the hub."""
-    options: dict[str, Any] = {
+def make_client(kind: Any, settings: EventHub, *group: str, credential: Any, **options: Any) -> Any:
+    """Make a client of the SDK, of the class ``kind``, without retries. ``group``: the consumer group of a reader."""
+    options |= {
         "retry_total": 0,
         "retry_backoff_factor": 0,
         "auth_timeout": settings.timeout.seconds,
@@ -109,11 +100,17 @@ def client_options(settings: EventHub) -> dict[str, Any]:
         "custom_endpoint_address": settings.endpoint,
     }
     # without None: with `connection_verify=None` each connection would load all certificate authorities, 0.6 MiB
-    return {name: value for name, value in options.items() if value is not None}
+    options = {name: value for name, value in options.items() if value is not None}
+    if settings.connection_string is not None:
+        text = settings.connection_string.reveal()
+        return kind.from_connection_string(text, *group, eventhub_name=settings.hub, **options)
+    return kind(settings.namespace or "", settings.hub or "", *group, credential, **options)
 
 
 def make_credential(settings: EventHub) -> Any:
-    """Return the SDK's credential of the configured identity; the caller must close it."""
+    """Return the SDK's credential of the configured identity, which the caller must close; ``None`` for a key."""
+    if settings.connection_string is not None:
+        return None
     from azure.identity.aio import (  # noqa: PLC0415 - 14 MB, not needed with a connection string
         DefaultAzureCredential,
         ManagedIdentityCredential,
