@@ -249,15 +249,15 @@ def _label(name: str, story: Story) -> str:
 
 
 def event_of_wave(wave: Wave, standing: Standing, now: datetime) -> Event:
-    """Return the wave as one event: with all VMs, and the next NotBefore of the events that have not started."""
+    """Return the wave as one event: with all VMs, and the next NotBefore of its events, without those under way."""
     stories = list(wave.stories.values())
     live = [story for story in stories if story.standing not in OVER] or stories
     first = min(live, key=_urgency)
     if len(stories) == 1 and wave.event_key == first.event.key:
         return replace(first.event, not_before=None if standing is STARTED else first.not_before)
     names = dict.fromkeys(name for story in stories for name in story.event.resources)
-    scheduled = [one.not_before for one in live if one.standing is SCHEDULED and one.not_before is not None]
-    ahead = [one for one in scheduled if one > now] or scheduled
+    dates = [one.not_before for one in live if one.standing is not STARTED and one.not_before is not None]
+    ahead = [one for one in dates if one > now] or dates
     return replace(
         first.event,
         event_id=wave.event_key,
