@@ -63,9 +63,12 @@ class Events:
         if story is not None and story.standing in OVER and _came_back(report, story.over or from_unix(now)):
             self._close(story, now)  # the id belongs to a new event now; the wave of the old one may go on
             story = None
+        closed = self._state.closed.get(key)
+        if story is None and closed is not None and not _reopens(closed, report):
+            return "late"
         if story is None:
-            return self._begin(key, report, now)
-        if story.began is not None and report.time < story.began:
+            story = self._begin(key, report, closed, now)
+        elif story.began is not None and report.time < story.began:
             return "late"  # about the earlier event with this id
         before = _weight(story.event.resources)
         if _weight(report.resources) > before and self._is_full(story):
@@ -74,9 +77,8 @@ class Events:
         news = story.add(report)
         self._count(story, _weight(story.event.resources) - before)
         if news:
-            if not story.by_affected:
-                self._locate(story)
-            self.waves.note(story, now)
+            self._locate(story)
+            self.waves.note(story, now, closed.standing if closed is not None and story.began is None else NEW)
         return "news" if news else "known"
 
     def listed(self, group: str, event_ids: Iterable[str], now: float) -> None:
@@ -85,28 +87,20 @@ class Events:
             if (story := self.open.get(group + event_id.casefold())) is not None:
                 story.heard_at = now
 
-    def _begin(self, key: str, report: Report, now: float) -> str:
-        """Apply a report of an event that is not open; returns and raises as ``report``."""
-        closed = self._state.closed.get(key)
-        if closed is not None and not _reopens(closed, report):
-            return "late"
-        story, notified = Story.begin(report), NEW
+    def _begin(self, key: str, report: Report, closed: Closed | None, now: float) -> Story:
+        """Begin a story; the report must also be added. ``closed``: the event with this id that was over, if any."""
+        story = Story.begin(report)
         if self._is_full(story):
             raise PoisonError("too_many", f"open events of {story.sender}")
-        story.heard_at = now
         if closed is not None:
             if report.reason == "came_back":
                 story.nth, story.began = closed.nth + 1, min(report.time, from_unix(now))
             else:
-                story.nth = closed.nth
-                notified, story.late = closed.standing, report.time.timestamp() <= closed.at
+                story.nth, story.late = closed.nth, report.time.timestamp() <= closed.at
             del self._state.closed[key]
         self._keep(key, story)
         story.shares_id = self._by_id.setdefault(story.event.key, key) != key
-        story.add(report)
-        self._locate(story)
-        self.waves.note(story, now, notified)
-        return "news"
+        return story
 
     def _keep(self, key: str, story: Story) -> None:
         self.open[key] = story
