@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from notbefore.core.record import Vm
 from notbefore.fleet.history import report as report_of
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.mutes import MAX_MUTES, Mute, read_mutes, write_mutes
@@ -99,7 +98,7 @@ def mute(**match: str) -> Mute:
     ],
 )
 def test_a_mute_applies_where_all_of_its_matchers_do(match: dict[str, str], vms: str, applies: bool) -> None:
-    shared = Vm(subscription_id="sub", resource_group="rg", scale_set="web", tags={"team": "web"})
+    shared = Place("sub", "rg", scale_set="web", tags=(("team", "web"),))
     assert mute(**match).applies("Freeze", shared, vms.split()) is applies
 
 

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.core.lifecycle import OUTCOMES
-from notbefore.core.record import Vm
+from notbefore.fleet.hub_records import Place
 from notbefore.fleet.shown_waves import fits
 from notbefore.fleet.waves import Notification
 
@@ -32,16 +32,10 @@ class Mute(Struct, frozen=True):
         until = datetime.fromtimestamp(self.until, UTC)
         return f"Muted until {until:%Y-%m-%d %H:%M} UTC: {what}. {self.comment} ({self.by}, {self.id})"
 
-    def applies(self, event_type: str, vm: Vm, names: Iterable[str]) -> bool:
-        """Whether an event is muted for all its VMs; ``vm``: what they have in common, ``names``: their names."""
-        facts = {
-            "event_type": event_type,
-            "subscription": vm.subscription_id,
-            "resource_group": vm.resource_group,
-            "scale_set": vm.scale_set,
-            "region": vm.location,
-        }
-        return all(fits(self.match, facts | {"vm": name}, vm.tags) for name in list(names) or [""])
+    def applies(self, event_type: str, place: Place, names: Iterable[str]) -> bool:
+        """Whether an event is muted for all its VMs; ``place``: what they have in common, ``names``: their names."""
+        facts, tags = place._asdict() | {"event_type": event_type}, dict(place.tags)
+        return all(fits(self.match, facts | {"vm": name}, tags) for name in list(names) or [""])
 
 
 def read_mutes(body: bytes) -> list[Mute]:
@@ -68,7 +62,7 @@ def is_muted(mutes: Iterable[Mute], now: float, made: Notification, muted: set[s
     event = made.change.event
     if made.change.kind in OUTCOMES and made.change.previous is not None:
         return event.key in muted
-    if not any(one.until > now and one.applies(event.event_type, made.vm, event.resources) for one in mutes):
+    if not any(one.until > now and one.applies(event.event_type, made.place, event.resources) for one in mutes):
         muted.discard(event.key)
         return False
     if made.change.previous is None:

@@ -100,6 +100,7 @@ class Notification(Struct, frozen=True):
 
     change: Change
     vm: Vm
+    place: Place  # of ``vm``
     facts: FleetFacts
     exercise: bool = False
     routed: tuple[Vm, ...] = ()  # the places that route it: who was notified of a wave is notified of its end
@@ -311,7 +312,8 @@ def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Stand
         interruption=max(gaps, default=None),
         over_since=ended,
     )
-    return Notification(change, vm_of(stories), facts, any(story.exercise for story in stories), wave.routed)
+    exercise = any(story.exercise for story in stories)
+    return Notification(change, vm_of(stories), place_of(stories), facts, exercise, wave.routed)
 
 
 def reporters(stories: Iterable[Story]) -> set[str]:
