@@ -53,9 +53,7 @@ def run(options: argparse.Namespace) -> int:
     since = start_time(options.since, datetime.now(UTC))
     by = tuple(options.by.split(","))
     for name in by:
-        if name == "tags.":
-            raise ConfigError("--by: expected the name of a tag after `tags.`, such as tags.team")
-        if name not in COLUMNS and not name.startswith("tags."):
+        if name not in COLUMNS and name.removeprefix("tags.") in ("", name):
             raise ConfigError(f"--by: there is no {name!r}{one_of(name, (*COLUMNS, 'tags.NAME'))}")
     options.url, *others = (options.url or "").split(",")
     options.url = options.url or None
