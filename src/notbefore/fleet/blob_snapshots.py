@@ -27,7 +27,7 @@ _CHANGED: Final = (ResourceModifiedError, ResourceExistsError)  # the blob is no
 class BlobSnapshots(Snapshots, BlobCheckpointStore):
     """A container of Blob Storage; it is also the checkpoint store by which the SDK balances the partitions.
 
-    An instance that takes a partition over writes the metadata at once. The previous owner can then no longer write,
+    An instance that takes a partition over writes the blob once more. The previous owner can then no longer write,
     because every write requires the ETag of the instance's own last write (``If-Match``). All methods may raise
     ``AzureError`` or ``TimeoutError``.
     """
@@ -44,9 +44,7 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         self._etags.pop(partition, None)
         body, properties = await self._download(partition)
         if properties is not None:
-            async with asyncio.timeout(STORE_SECONDS):
-                written = await self._blob(partition).set_blob_metadata(properties.metadata, if_match=properties.etag)
-            self._etags[partition] = str(written["etag"])
+            self._etags[partition] = await self._upload(partition, body, properties.etag, properties.metadata)
         return body
 
     async def write(self, partition: str, body: bytes, position: Position) -> None:
