@@ -111,11 +111,10 @@ def size() -> None:
 def throughput(count: int) -> None:
     receiver, owner = Receiver(), Owner(Bounds(10_000, 64 * 1024 * 1024))
     sinks = {"hook": SinkConfig(webhook=Webhook(url=Secret(receiver.url), allow_private=True))}
-    couriers = Supervisor(Orders(sinks), owner, lambda: None)
+    couriers = Supervisor(Orders(sinks), owner)
     sizes, seconds = [], 0.0
     for first in range(0, count, 5_000):
         owner.add(*(f"{number:032x}" for number in range(first, first + 5_000)), sink="hook")
-        couriers.wake()
         begun = time.perf_counter()
         serve([couriers], lambda: len(owner.results) >= first + 5_000, 300.0)  # noqa: B023 - of this round
         seconds += time.perf_counter() - begun

@@ -16,7 +16,7 @@ from notbefore.config.sinks import Command, SinkConfig, Slack, Webhook
 from notbefore.core.duration import Duration
 from notbefore.courier import worker
 from notbefore.courier.message import Message, Receipt, Sink
-from notbefore.courier.orders import DONE, HUNG, Orders
+from notbefore.courier.orders import Orders
 from notbefore.courier.sinks import make
 from notbefore.errors import ConfigError, SendError
 from support.owner import CourierHere, Owner
@@ -81,8 +81,6 @@ def test_whatever_a_sink_raises_is_said_without_secrets(owner: Owner, error: Exc
     owner.add("a")
     with CourierHere(owner, orders(), lambda _name: Recording(Mock(side_effect=error))) as courier:
         courier.until(lambda: owner.results)
-        courier.leave()
-        courier.until(lambda: courier.code == DONE)
     (row,) = owner.rows
     assert (row.state, bool(row.error), "s3cret" in row.error) == (state, True, False)
 
@@ -131,12 +129,10 @@ def test_one_that_hangs_is_reported_and_what_waits_behind_it_is_due_again(owner:
         return Receipt()
 
     with CourierHere(owner, orders(), lambda _name: Recording(act)) as courier:
-        courier.until(lambda: courier.code == HUNG)
+        courier.until(lambda: courier.replaced)
+        assert {one.delivery_id: one.outcome for one in owner.results} == {"a": "accepted", "b": "failed"}
+        assert owner.results[1].error == "no result after 0.3 s: given up"
         over.set()
-    assert {one.delivery_id: one.outcome for one in owner.results} == {"a": "accepted", "b": "failed"}
-    assert owner.results[1].error == "no result after 0.3 s: given up"
-    owner.courier_ended()
-    with CourierHere(owner, orders(), lambda _name: Recording()) as courier:
         courier.to_end()
     assert owner.left == {}
 
@@ -156,7 +152,7 @@ def test_what_hung_and_arrives_after_all_is_not_sent_again(owner: Owner) -> None
         courier.until(lambda: owner.results)
         assert [(one.delivery_id, one.outcome) for one in owner.results] == [("late", "failed")]
         over.set()
-        courier.until(lambda: courier.code == HUNG)
+        courier.until(lambda: owner.endings)
     assert owner.left == {}
 
 
@@ -165,15 +161,14 @@ def test_a_command_that_runs_is_waited_for_where_another_sink_hangs(owner: Owner
     sinks = {"runs": Recording(waiting(over)), "hangs": Recording(waiting(hung)), "other": Recording()}
     given = Orders(orders("hangs", "other").sinks | {"runs": COMMAND})
     owner.add("x", sink="hangs")
-    owner.add("y", sink="runs")
+    owner.add("y", sink="runs", once=True)
     with CourierHere(owner, given, lambda name: sinks[name]) as courier:
         courier.until(lambda: [one for one in owner.results if one.delivery_id == "x"])
         owner.add("z", sink="other")  # the others are served meanwhile
-        courier.wake()
         courier.until(lambda: sinks["other"].sent == ["z"])
-        assert courier.code is None
+        assert not owner.endings
         over.set()
-        courier.until(lambda: courier.code == HUNG)
+        courier.until(lambda: owner.endings)
         hung.set()
     assert owner.left == {"x": "pending"}
 
@@ -188,7 +183,7 @@ def test_a_sink_that_asks_for_a_pause_is_left_alone_with_all_that_is_due(owner: 
     owner.add("x", sink="other")
     sinks = {"chat": Recording(act), "other": Recording()}
     with CourierHere(owner, orders(*sinks), lambda name: sinks[name]) as courier:
-        assert courier.to_end() == DONE
+        courier.to_end()
     assert (sinks["chat"].sent, sinks["other"].sent) == (["0", "1"], ["x"])
     assert owner.left == dict.fromkeys(map(str, range(1, 30)), "pending")
     assert sum(row.attempts for row in owner.rows) == 1  # what was given back has not failed
@@ -215,28 +210,29 @@ def test_a_secret_that_was_changed_is_used_from_the_next_refusal_on(owner: Owner
             courier.until(lambda: len(owner.results) == 3)
             owner.ahead = 10.0
             courier.to_end()
-        assert [request.headers["key"] for request in peer.requests] == ["old", "old", "new", "new"]
-        assert [request.headers["x-notbefore-delivery-id"] for request in peer.requests] == ["a", "b", "c", "b"]
-    assert owner.left == {"b": "pending"}
+        assert [request.headers["key"] for request in peer.requests] == ["old", "old", "new", "new", "new"]
+        assert [request.headers["x-notbefore-delivery-id"] for request in peer.requests] == ["a", "b", "c", "b", "b"]
+    assert owner.left == {}
 
 
 @pytest.mark.parametrize("runs_once", [False, True])
-def test_asked_to_leave_it_waits_no_longer_than_it_was_given_but_for_a_command(
+def test_one_that_leaves_has_two_seconds_for_what_is_under_way_but_for_a_command(
     owner: Owner, *, runs_once: bool
 ) -> None:
     begun, over = threading.Event(), threading.Event()
     given = Orders({"chat": COMMAND}) if runs_once else orders(timeout="60s")
-    owner.add("a")
+    owner.add("a", once=runs_once)
     with CourierHere(owner, given, lambda _name: Recording(waiting(over, begun))) as courier:
         courier.until(begun.is_set)
-        courier.leave(0.3)
+        courier.supervisor.reconfigure(given)
+        left = time.monotonic()
+        owner.add("b")  # it is given nothing more
         if runs_once:
-            owner.add("b")
-            courier.wake()
-            rooms = len(owner.rooms)
-            courier.until(lambda: len(owner.rooms) > rooms + 1)
-            assert (courier.code, owner.rooms[-1]) == (None, {})  # it takes nothing more
+            courier.until(lambda: time.monotonic() > left + 2.5)
+            assert not owner.endings
             over.set()
-        courier.until(lambda: courier.code == DONE)
+        courier.until(lambda: owner.endings)
+        assert time.monotonic() - left >= 2.0
+        assert [one.delivery_id for one in owner.given] == ["a"]
         over.set()
-    assert owner.left == {"b" if runs_once else "a": "pending"}
+    assert owner.left.keys() == ({"b"} if runs_once else {"a", "b"})

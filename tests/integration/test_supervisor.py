@@ -49,7 +49,7 @@ def start(owner: Owner) -> Iterator[Start]:
     found: list[Supervisor] = []
 
     def make(orders: Orders, whose: Owner = owner, **options: Any) -> Supervisor:
-        found.append(Supervisor(orders, whose, lambda: None, **options))
+        found.append(Supervisor(orders, whose, **options))
         return found[-1]
 
     yield make
@@ -67,18 +67,16 @@ def test_a_courier_takes_its_orders_delivers_each_time_it_is_woken_and_leaves_wh
     tmp_path: Path, owner: Owner
 ) -> None:
     got = tmp_path / "got"
-    poked: list[int] = []
-    couriers = Supervisor(Orders(sinks(hook=f"cat >> {got}")), owner, lambda: poked.append(1))
+    couriers = Supervisor(Orders(sinks(hook=f"cat >> {got}")), owner)
     assert couriers.trouble == ""
     owner.add("a", sink="hook")
-    serve([couriers], lambda: len(owner.rooms) > 4)  # it lingers
+    serve([couriers], lambda: not owner.rows)
     begun = time.monotonic()
     for one in "bcdefg":
         owner.add(one, sink="hook")
-        couriers.wake()
         serve([couriers], lambda: not owner.rows)
     assert time.monotonic() - begun < 3.0  # nobody waited for a turn, of which there is one a second
-    assert (got.read_bytes(), poked) == (7 * (RECORD + b"\n"), [1] * 6)
+    assert got.read_bytes() == 7 * (RECORD + b"\n")
     assert couriers.figures == CourierFigures(running=True, starts=CourierFigures().starts | {"due": 1})
     couriers.stop(NEVER)
     assert (couriers.figures.running, owner.endings, couriers.trouble) == (False, 1, "")
@@ -86,7 +84,7 @@ def test_a_courier_takes_its_orders_delivers_each_time_it_is_woken_and_leaves_wh
 
 def test_what_is_due_when_the_agent_stops_is_sent_first(tmp_path: Path, owner: Owner) -> None:
     got = tmp_path / "got"
-    couriers = Supervisor(Orders(sinks(hook=f"sleep 0.3; echo >> {got}")), owner, lambda: None)
+    couriers = Supervisor(Orders(sinks(hook=f"sleep 0.3; echo >> {got}")), owner)
     owner.add("a", "b", "c", sink="hook")
     couriers.tick()
     couriers.stop(lambda seconds: seconds > 0.0)  # as long as nobody interrupts it
@@ -94,7 +92,7 @@ def test_what_is_due_when_the_agent_stops_is_sent_first(tmp_path: Path, owner: O
 
 
 def test_nothing_due_starts_nothing(owner: Owner) -> None:
-    couriers = Supervisor(Orders(), owner, lambda: None)
+    couriers = Supervisor(Orders(), owner)
     owner.add("later", due=time.time() + 30.0)
     couriers.tick()
     assert not couriers.figures.running
@@ -155,7 +153,7 @@ def test_a_slow_receiver_is_not_taken_for_nothing_to_do(
 def test_a_courier_that_cannot_be_started_is_tried_again_later(
     tmp_path: Path, owner: Owner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    couriers = Supervisor(Orders(), owner, lambda: None)
+    couriers = Supervisor(Orders(), owner)
     owner.add("a")
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", str(tmp_path / "no-python"))
@@ -224,10 +222,10 @@ def test_a_courier_that_takes_no_turn_is_killed_and_replaced(
 
 def test_one_that_reads_nothing_keeps_nobody_waiting(start: Start) -> None:
     class Stopping(Owner):
-        def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[Delivery]:
-            if not self.given:
+        def exchange(self, results: Iterable[SendResult], limits: Mapping[str, int]) -> Sequence[Delivery]:
+            if limits and not self.given:
                 os.kill(courier_of(os.getpid()), signal.SIGSTOP)
-            return super().exchange(results, room)
+            return super().exchange(results, limits)
 
     owner = Stopping()
     names = [f"hook-{number}" for number in range(20)]
@@ -237,7 +235,6 @@ def test_one_that_reads_nothing_keeps_nobody_waiting(start: Start) -> None:
     serve([couriers], lambda: owner.given)
     begun = time.monotonic()
     for _ in range(50):
-        couriers.wake()
         couriers.tick()
     assert time.monotonic() - begun < 5.0
     assert couriers.watched[1]
@@ -348,7 +345,7 @@ def saying(**hello: object) -> str:
 def test_one_of_another_version_that_works_is_a_reason_to_end(
     installed: Path, owner: Owner, caplog: pytest.LogCaptureFixture
 ) -> None:
-    couriers = Supervisor(Orders(), owner, lambda: None)
+    couriers = Supervisor(Orders(), owner)
     couriers.tick()
     assert not couriers.figures.running
     another(installed, __main__=saying(schema=SCHEMA_VERSION))
@@ -373,7 +370,7 @@ def test_one_of_another_version_that_works_is_a_reason_to_end(
 def test_one_of_another_version_that_does_not_work_is_none(
     installed: Path, owner: Owner, hello: dict[str, object], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    couriers = Supervisor(Orders(), owner, lambda: None)
+    couriers = Supervisor(Orders(), owner)
     another(installed, __main__=saying(**hello))
     serve([couriers], lambda: couriers.trouble)
     assert why.replace("{}", notbefore.__version__) in couriers.trouble
@@ -384,7 +381,7 @@ def test_one_of_another_version_that_does_not_work_is_none(
 
 
 def test_half_an_installation_is_waited_for(installed: Path, owner: Owner) -> None:
-    couriers = Supervisor(Orders(), owner, lambda: None)
+    couriers = Supervisor(Orders(), owner)
     here = installed.readlink()
     another(installed, init="__version__ = '99.0'", __main__="import notbefore.courier.not_there_yet")
     owner.add("a")

@@ -7,16 +7,17 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Self
+from unittest.mock import patch
 
-import msgspec
-
+from notbefore import __version__
 from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import OF_AN_AGENT, Bounds, Outbox, SendResult
 from notbefore.courier.main import Courier
 from notbefore.courier.message import Sink
-from notbefore.courier.orders import Channel, Given, Leave, Orders, Turn, Wake
+from notbefore.courier.orders import Channel, Hello, Orders, wait
 from notbefore.courier.redact import Redactor
 from notbefore.courier.supervisor import Supervisor
+from notbefore.store import SCHEMA_VERSION
 from notbefore.store.store import StoredOutbox
 from support.box import delivery
 from support.messages import message
@@ -36,7 +37,6 @@ class Owner(StoredOutbox):
         self.ahead = 0.0  # seconds by which its clock is ahead
         self.results: list[SendResult] = []
         self.given: list[Delivery] = []
-        self.rooms: list[Mapping[str, int]] = []
         self.endings = 0
 
     def boot_time(self) -> float:
@@ -49,11 +49,10 @@ class Owner(StoredOutbox):
         made = [delivery(event or f"e-{one}", sink, delivery_id=one, **due) for one in ids]
         self.put(made)
 
-    def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[Delivery]:
+    def exchange(self, results: Iterable[SendResult], limits: Mapping[str, int]) -> Sequence[Delivery]:
         results = list(results)
         self.results += results
-        self.rooms.append(room)
-        given = super().exchange(results, room)
+        given = super().exchange(results, limits)
         self.given += given
         return given
 
@@ -84,55 +83,51 @@ def serve(couriers: Sequence[Supervisor], reached: Callable[[], object], seconds
 
 
 class CourierHere:
-    """A courier in a thread of this process, whose agent is the test: it says ``leave`` and answers in ``until``."""
+    """A supervisor whose couriers are threads of this process: it starts and ends them in ``until``."""
+
+    pid = 0  # for the supervisor, each courier is this process
 
     def __init__(self, owner: Owner, orders: Orders, make: Callable[[str], Sink]) -> None:
         self.owner = owner
-        self.code: int | None = None
-        ours, theirs = socket.socketpair()
-        self.channel = Channel(ours)
-        self.courier = Courier(Channel(theirs), orders, Redactor(["s3cret"]), lambda name, *_: make(name))
-        self._theirs = theirs
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        with suppress(ConnectionError):
-            self.code = self.courier.run()
-        self._theirs.close()
+        self.supervisor = Supervisor(orders, owner)
+        self._orders = orders
+        self._make = make
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._started = patch("notbefore.courier.courier_process._started", self._start)
+        self._started.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.channel.close()
-        self._thread.join(20)
+        self.supervisor.stop(lambda _seconds: True)
+        self._started.stop()
 
-    def leave(self, seconds: float = 20.0) -> None:
-        self.channel.send(Leave(seconds))
+    def _start(self, end: socket.socket, *_: object) -> Self:
+        threading.Thread(target=self._run, args=(Channel(end.dup()),), daemon=True).start()
+        return self
 
-    def wake(self) -> None:
-        self.channel.send(Wake())
+    def _run(self, channel: Channel) -> None:
+        with suppress(ConnectionError):
+            while not list(channel.receive()):  # its orders
+                wait(1.0, channel)
+            channel.send(Hello(__version__, SCHEMA_VERSION))
+            Courier(channel, self._orders, Redactor(["s3cret"]), lambda name, *_: self._make(name)).run()
+        channel.close()
+
+    def kill(self) -> None:
+        """Its socket is closed before."""
+
+    def poll(self) -> int:
+        return -9
+
+    @property
+    def replaced(self) -> bool:
+        """A courier was, since a sink has hung."""
+        return "hung" in self.supervisor.figures.starts
 
     def until(self, reached: Callable[[], object], seconds: float = 20.0) -> None:
-        """Answer it until this is so."""
-        deadline = time.monotonic() + seconds
-        while not reached():
-            assert time.monotonic() < deadline, "it did not come to pass"
-            select.select([self.channel], [self.channel] if self.channel.unsent else [], [], 0.02)
-            try:
-                self.channel.flush()
-                for frame in self.channel.receive():
-                    turn = msgspec.msgpack.decode(frame, type=Turn)
-                    self.channel.send(Given(self.owner.exchange(turn.results, turn.room), time.time()))
-            except ConnectionError:
-                self._thread.join(20)
-                assert reached(), "it has ended"
+        serve([self.supervisor], reached, seconds)
 
-    def to_end(self) -> int | None:
-        """Let it do what is due, and leave; returns its exit code."""
-        self.until(lambda: (due := self.owner.next_due()) is None or due > 0)
-        self.leave()
-        self.until(lambda: self.code is not None)
-        self.owner.courier_ended()
-        return self.code
+    def to_end(self) -> None:
+        """Let it do what is due."""
+        self.until(lambda: ((due := self.owner.next_due()) is None or due > 0) and not self.owner.under_way())

@@ -29,7 +29,7 @@ def test_the_most_severe_goes_first_then_the_earliest_not_before_then_the_oldest
     keys = {"a": ("info", 5.0), "b": ("critical", 70.0), "c": ("critical", 20.0), "d": ("critical", 20.0)}
     box.put(*[delivery(key, severity=severity, not_before=time) for key, (severity, time) in keys.items()])
     assert [one.event_key for one in box.lease(1, chat=3)] == ["c", "d", "b"]
-    assert [one.event_key for one in box.lease(1, chat=3)] == ["a"]
+    assert [one.event_key for one in box.lease(1, chat=4)] == ["a"]
 
 
 def test_an_approval_replaces_no_reminder_and_is_none(box: Box) -> None:

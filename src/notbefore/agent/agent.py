@@ -66,11 +66,10 @@ class Agent:
         self._main = MainThread(self._hang_up)
 
         self._errors = ThreadGuard(self._main.wake)
-        self._store = Store(Path(config.state.dir), clock, lambda: self._supervisor.wake())  # noqa: PLW0108 - made later
+        self._store = Store(Path(config.state.dir), clock, self._main.wake)
         self._supervisor = Supervisor(
             make_orders(config),
             self._store.outbox,
-            self._main.wake,
             lambda: self._store.disk.lock.descriptor,
             lambda: self._state.now().timestamp(),
         )

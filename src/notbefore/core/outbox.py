@@ -186,10 +186,10 @@ class Outbox:
 
     # ---- the courier
 
-    def exchange(self, results: Iterable[SendResult], room: Mapping[str, int], now: float) -> list[Delivery]:
-        """Record results, and return due deliveries, the most severe first; ``room``: sink -> how many it can take.
+    def exchange(self, results: Iterable[SendResult], limits: Mapping[str, int], now: float) -> list[Delivery]:
+        """Record results, and return due deliveries, the most severe first.
 
-        A sink gets only one delivery of an event at a time.
+        ``limits``: sink -> how many it may have at a time, only one of each event.
         """
         for result in results:
             self._record(result, now)
@@ -201,11 +201,12 @@ class Outbox:
             self.rows.put(replace(row, fallback_at=None))
             same = [other for other in self.rows.of_event(row.event_key) if other.change_id == row.change_id]
             self._spare(same, row.fallback)  # else they get it twice, if another sink fails as well
-        return [given for sink, count in room.items() for given in self._give(sink, count, now)]
+        had = Counter(row.sink for row in self.rows.under_way)
+        return [given for sink, limit in limits.items() for given in self._give(sink, limit - had[sink], now)]
 
     def release(self, now: float) -> list[Delivery]:
         """Make the deliveries of an ended courier due again; those with ``once`` are dead instead, and returned."""
-        left, dead = [self.rows.by_id[one] for one in sorted(self.rows.given)], []
+        left, dead = self.rows.under_way, []
         self.rows.given.clear()
         for row in left:
             if row.once:

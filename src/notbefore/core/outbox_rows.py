@@ -131,6 +131,11 @@ class OutboxRows:
         found = sorted((self.by_id[one] for one in self._of_event.get(event_key, ())), key=lambda row: row.seq)
         return found if sink is None else [row for row in found if row.sink == sink]
 
+    @property
+    def under_way(self) -> list[Delivery]:
+        """The deliveries that a courier has."""
+        return [self.by_id[one] for one in sorted(self.given)]
+
     def image(self, now: float, event_keys: Collection[str]) -> OutboxImage:
         """Return the deliveries and threads of these events, without the counts."""
         rows = tuple(row for key in event_keys for row in self.of_event(key))

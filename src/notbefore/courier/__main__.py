@@ -1,7 +1,7 @@
 """The courier's process: ``python -m notbefore.courier``, started by the agent with the socket to it as file 0.
 
-It keeps no file: all that it needs to know comes over the socket (``courier.orders``). It ends when its agent ends, and
-the agent kills it if it is silent for too long.
+It keeps no file: all that it needs to know comes over the socket (``courier.orders``). Its agent ends it; it also ends
+when the agent ends.
 """
 
 import logging
@@ -14,7 +14,7 @@ from typing import Final
 
 from notbefore import __version__
 from notbefore.courier.main import Courier
-from notbefore.courier.orders import DONE, Channel, Hello, Orders, unseal, wait
+from notbefore.courier.orders import Channel, Hello, Orders, unseal, wait
 from notbefore.courier.redact import Redactor
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up
@@ -64,8 +64,8 @@ def _check(orders: Orders) -> None:
     load(options.config, orders.variables, {}, sending=False)
 
 
-def main() -> int:
-    """Send the deliveries of the agent; return the exit code. Raises ``ConnectionError`` once the agent has ended."""
+def main() -> None:
+    """Send the deliveries of the agent. Raises ``ConnectionError`` once the agent has ended."""
     channel = _channel()
     _end_with_agent()
     problem = ""
@@ -79,24 +79,22 @@ def main() -> int:
         another, problem = True, f"{type(error).__name__}: {error}"
     channel.send(Hello(__version__, SCHEMA_VERSION, problem))
     if another:
-        return DONE
+        return
     for number in (signal.SIGTERM, signal.SIGINT):  # only the agent handles them, and ends its courier
         signal.signal(number, lambda *_: None)
     redact = Redactor()
     set_up(orders.log_format, orders.log_level, redact)
     # apprise logs each failure: the sink makes an error of these lines, which the worker logs once a minute at most
     logging.getLogger("apprise").propagate = orders.log_level == "debug"
-    try:
-        return Courier(channel, orders, redact).run()
-    finally:
-        channel.close()  # the agent sees the end even if a hanging thread keeps the process alive
+    Courier(channel, orders, redact).run()
 
 
 if __name__ == "__main__":
+    code = 0
     try:
-        code = main()
+        main()
     except ConnectionError:  # the agent has ended
-        code = DONE
+        pass
     except Exception as error:  # noqa: BLE001 - a bug; its text may contain a secret
         sys.stderr.write(f"notbefore courier: unforeseen error ({type(error).__name__}): please report it\n")
         code = 1

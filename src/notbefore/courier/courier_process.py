@@ -1,5 +1,6 @@
 """``CourierProcess``: starts one courier, exchanges frames with it over a socket, and ends it."""
 
+import math
 import os
 import re
 import socket
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from notbefore.courier.orders import TURN_INTERVAL, Channel, Leave, Orders
+from notbefore.courier.orders import TURN_INTERVAL, Channel, Orders
 
 if TYPE_CHECKING:
     import subprocess
@@ -45,6 +46,8 @@ class CourierProcess:
         self.pid: Final = self._process.pid
         self.channel = Channel(ours)
         self.works = False  # its hello was good
+        self.limits: Mapping[str, int] = {}  # those of its last turn
+        self.leave_at = math.inf  # monotonic seconds
         self.last_busy = self._counted = time.monotonic()  # seconds
         self.silent = 0  # seconds since its last frame, while this process ran
         with suppress(ConnectionError):  # it has ended: ``frames`` raises as well
@@ -60,10 +63,14 @@ class CourierProcess:
             self._counted = time.monotonic()
             self.silent += 1
 
+    @property
+    def leaves(self) -> bool:
+        """Whether it gets no more deliveries."""
+        return self.leave_at < math.inf
+
     def leave(self, seconds: float) -> None:
-        """Ask it to accept no more deliveries, and to end within these seconds."""
-        with suppress(ConnectionError):  # it has ended: ``frames`` raises as well
-            self.channel.send(Leave(seconds))
+        """Give it no more deliveries, and these seconds at most for the attempts under way."""
+        self.leave_at = min(self.leave_at, time.monotonic() + seconds)
 
     def end(self, *, kill: bool = True) -> int:
         """Wait for its end, or ``kill`` it; return the exit code, negative for a signal."""

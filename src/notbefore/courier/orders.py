@@ -1,7 +1,7 @@
 """The messages between an agent and its courier, as frames of a ``Channel``: a length, then MessagePack.
 
 The agent sends ``Orders``, and the courier answers ``Hello``: each version can read these two from any other version.
-Then the courier asks (``Turn``) and the agent answers (``Given``). It may send ``Wake`` or ``Leave`` at any time.
+Then the courier reports (``Turn``) and the agent gives deliveries (``Given``), each at any time.
 """
 
 import select
@@ -19,9 +19,6 @@ from notbefore.config.sinks import Messages, SinkConfig
 from notbefore.core.delivery import Delivery
 from notbefore.core.duration import Duration
 from notbefore.core.outbox import SendResult
-
-DONE: Final = 0
-HUNG: Final = 10  # exit code of a courier that left because a sink hung
 
 TURN_INTERVAL: Final = 1.0  # seconds: the longest time between two turns of a courier
 MAX_FRAME: Final = 96 * 1024 * 1024  # bytes: more than a whole outbox may have
@@ -51,31 +48,17 @@ class Hello(Struct, frozen=True):
 
 
 class Turn(Struct, frozen=True):
-    """The results of deliveries; ``room``: sink -> how many more it can take now."""
+    """The results of deliveries. ``limits``: sink -> how many it may have at a time; 0: an attempt hangs."""
 
     results: Sequence[SendResult]
-    room: Mapping[str, int]
-    busy: bool = False  # an attempt is under way
+    limits: Mapping[str, int]
 
 
-class Given(Struct, frozen=True, tag=True):
-    """The answer to a turn: the deliveries to send."""
+class Given(Struct, frozen=True):
+    """The deliveries to send."""
 
     deliveries: Sequence[Delivery]
     time: float  # now in Unix seconds, by the clock that the messages go by
-
-
-class Wake(Struct, frozen=True, tag=True):
-    """Something is due: take a turn now."""
-
-
-class Leave(Struct, frozen=True, tag=True):
-    """Accept no more deliveries, and end after the attempts under way, or after this many seconds."""
-
-    seconds: float
-
-
-FromAgent = Given | Wake | Leave
 
 
 def seal(orders: Orders, environment: Mapping[str, str]) -> bytes:

@@ -1,6 +1,6 @@
 """``Supervisor`` starts a courier when something is due, gives it deliveries, and kills it if it hangs.
 
-Only the main thread calls it, except for ``wake``. Only ``stop`` waits for the courier. A courier runs the package that
+Only the main thread calls it. Only ``stop`` waits for the courier. A courier runs the package that
 is installed now. If that is another version and its courier works, the agent ends in order, and its service manager
 starts the new version.
 """
@@ -20,8 +20,9 @@ from notbefore import __version__
 from notbefore.config.model import Config
 from notbefore.config.secret import secrets_in
 from notbefore.core.duration import back_off
+from notbefore.core.outbox import SendResult
 from notbefore.courier.courier_process import CourierProcess, environment
-from notbefore.courier.orders import DONE, HUNG, TURN_INTERVAL, Channel, Given, Hello, Orders, Turn, Wake, seal, wait
+from notbefore.courier.orders import TURN_INTERVAL, Channel, Given, Hello, Orders, Turn, seal, wait
 from notbefore.errors import ConfigError
 from notbefore.metrics.totals import CourierFigures, increased
 from notbefore.store import SCHEMA_VERSION
@@ -52,7 +53,7 @@ def make_orders(config: Config) -> Orders:
 
 
 class Supervisor:
-    """``wake_main`` lets the main thread call ``tick`` soon; ``lock`` returns the ``lock`` of ``CourierProcess``.
+    """The main thread calls ``tick`` when the outbox has news; ``lock`` returns the ``lock`` of ``CourierProcess``.
 
     ``now`` returns Unix seconds by the clock that the messages go by.
     """
@@ -61,7 +62,6 @@ class Supervisor:
         self,
         orders: Orders,
         outbox: StoredOutbox,
-        wake_main: Callable[[], None],
         lock: Callable[[], int | None] = lambda: None,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -71,22 +71,15 @@ class Supervisor:
         self.replaced = False  # the package on disk was replaced, and none of its couriers has worked yet
         self._orders = orders
         self._outbox = outbox
-        self._wake_main = wake_main
         self._lock = lock
         self._now = now
         self._courier: CourierProcess | None = None
-        self._to_wake = False  # there is a new delivery; each turn finds those that become due
         self._reason = "due"  # why the next courier is started
         self._failures = 0
         self._not_before = 0.0  # monotonic seconds: no courier is started before
         self._package = inode_of(notbefore.__file__)
 
     # ---- for the main loop
-
-    def wake(self) -> None:
-        """Send new deliveries soon. Called from any thread; never waits."""
-        self._to_wake = True
-        self._wake_main()
 
     @property
     def watched(self) -> tuple[Sequence[Channel], Sequence[Channel]]:
@@ -107,7 +100,7 @@ class Supervisor:
         return max(0.0, due - START_AHEAD, self._not_before - time.monotonic())
 
     def tick(self) -> None:
-        """Answer the courier, or kill it if it hangs; start one if something is due."""
+        """Give the courier what is due, or end it if it hangs or is to leave; start one if something is due."""
         if (found := inode_of(notbefore.__file__)) != self._package:
             # a late import would be of another version: its courier tells whether it works
             self._package, self.replaced, self._not_before = found, True, 0.0
@@ -154,45 +147,48 @@ class Supervisor:
         self._reason = "due"
 
     def _let_go(self, reason: str) -> None:
-        """Ask the courier to leave; ``reason``: why the next one is started."""
+        """Let the courier leave; ``reason``: why the next one is started."""
         self._reason = reason
         if self._courier is not None:
             self._courier.leave(LEAVE_SECONDS)
 
     def _attend(self, courier: CourierProcess) -> None:
         """Handle the frames of the courier, and its end."""
+        reason = "crashed"
         try:
             self._talk(courier)
+            if self._courier is None or courier.silent < OVERDUE:
+                return
+            log.error("the courier has sent nothing for %d s: it is killed and replaced", courier.silent)
+            code, reason = self._reap(courier), "hung"
         except ConnectionError:
             code = self._reap(courier, kill=False)
         except msgspec.MsgspecError as error:
             log.error("the courier sent a wrong message (%s): it is killed and replaced", error)  # noqa: TRY400 - the text is enough
             code = self._reap(courier)
-        else:
-            if courier.silent < OVERDUE:
-                return
-            log.error("the courier has sent nothing for %d s: it is killed and replaced", courier.silent)
-            self._reap(courier)
-            code = HUNG
         if not courier.works:
             self._pause(f"the courier does not start (exit code {code})")
-        elif code == HUNG:
-            self._reason = "hung"
-        elif code != DONE:
-            self._reason = "crashed"
+            return
+        self._reason = reason
+        if reason == "crashed":
             log.warning("the courier ended unexpectedly (exit code %d): another is started", code)
             self._pause()
 
     def _talk(self, courier: CourierProcess) -> None:
+        results = list[SendResult]()
         for frame in courier.frames():
             if courier.works:
-                self._serve(courier, msgspec.msgpack.decode(frame, type=Turn))
+                turn = msgspec.msgpack.decode(frame, type=Turn)
+                courier.limits = turn.limits
+                results += turn.results
             elif not self._greet(courier, msgspec.msgpack.decode(frame, type=Hello)):
                 return
+        if results:
+            self._failures = 0
+        if given := self._outbox.exchange(results, {} if courier.leaves else courier.limits):
+            courier.channel.send(Given(given, self._now()))
         courier.channel.flush()
-        if courier.works and self._to_wake:
-            self._to_wake = False
-            courier.channel.send(Wake())
+        self._end_if_idle(courier)
 
     def _greet(self, courier: CourierProcess, hello: Hello) -> bool:
         """Return whether the courier is of this version and works. If another version works, the agent is to end."""
@@ -210,15 +206,21 @@ class Supervisor:
             log.warning("notbefore %s is installed, and works: this one (%s) ends for it", hello.version, __version__)
         return False
 
-    def _serve(self, courier: CourierProcess, turn: Turn) -> None:
-        if turn.results:
-            self._failures = 0
-        given = self._outbox.exchange(turn.results, turn.room)
-        courier.channel.send(Given(given, self._now()))
-        if given or turn.results or turn.busy:
-            courier.last_busy = time.monotonic()
-        elif time.monotonic() - courier.last_busy > LINGER:
-            courier.leave(0.0)
+    def _end_if_idle(self, courier: CourierProcess) -> None:
+        """End a courier that had nothing to do for long, or that leaves: after the attempts under way, or its time.
+
+        It leaves if a sink hangs. What may run only once is always waited for.
+        """
+        now, under_way = time.monotonic(), self._outbox.under_way()
+        if under_way or not courier.works:
+            courier.last_busy = now
+        if any(row.once for row in under_way):
+            return
+        if 0 in courier.limits.values():
+            self._let_go("hung")
+        patience = LINGER if not courier.leaves else 0.0
+        if now - courier.last_busy > patience or now >= courier.leave_at:
+            self._reap(courier)
 
     def _reap(self, courier: CourierProcess, *, kill: bool = True) -> int:
         code = courier.end(kill=kill)

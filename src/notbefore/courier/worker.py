@@ -39,12 +39,9 @@ class Worker:
         name: str,
         config: SinkConfig,
         make: Callable[[], Sink],
-        report: Callable[[str, SendResult], None],
+        report: Callable[[SendResult], None],
         redact: Redactor,
     ) -> None:
-        self.given: dict[str, Delivery] = {}  # by id: deliveries without a result. Only for the main thread
-        self.hangs = False  # its present attempt was reported as hanging
-        self.once: Final = config.settings.ONCE  # an attempt is not interrupted: it would not run again
         self._name = name
         self._config = config
         self._make = make
@@ -53,6 +50,7 @@ class Worker:
         self._sink: Sink | None = None
         self._jobs: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self._under_way: tuple[float, Delivery] | None = None  # its start in monotonic seconds
+        self._hangs = False  # its present attempt was reported as hanging
         self._ahead = 0.0  # see ``give``
         self._quick = False  # the last attempt took less than ``QUICK``
         self._logged: dict[int, float] = {}  # log level -> monotonic seconds of the last line
@@ -61,23 +59,22 @@ class Worker:
     # ---- for the main thread
 
     @property
-    def room(self) -> int:
-        """The number of deliveries that it can accept now."""
-        several = self._quick and not self.once
-        return 0 if self.hangs else (BATCH if several else 1) - len(self.given)
+    def limit(self) -> int:
+        """The number of deliveries that it may have at a time."""
+        several = self._quick and not self._config.settings.ONCE
+        return 0 if self._hangs else BATCH if several else 1
 
     def give(self, delivery: Delivery, ahead: float) -> None:
         """Queue a delivery. ``ahead``: seconds by which this machine's clock is ahead of the agent's time."""
         self._ahead = ahead
-        self.given[delivery.delivery_id] = delivery
         self._jobs.put(delivery)
 
     def overdue(self) -> SendResult | None:
         """Return a failed result for an attempt that hangs, once. Its thread cannot be ended."""
         limit = self._config.settings.timeout.seconds + GRACE
-        if self.hangs or (under_way := self._under_way) is None or time.monotonic() - under_way[0] <= limit:
+        if self._hangs or (under_way := self._under_way) is None or time.monotonic() - under_way[0] <= limit:
             return None
-        self.hangs = True
+        self._hangs = True
         return self._failed(under_way[1], SendError(f"no result after {limit:g} s: given up"))
 
     # ---- in its own thread
@@ -85,9 +82,9 @@ class Worker:
     def _run(self) -> None:
         while True:
             result = self._result_of(self._jobs.get())
-            self._report(self._name, result)
+            self._report(result)
             while result.retry_after and not self._jobs.empty():  # return the others: the receiver wants a pause
-                self._report(self._name, SendResult(self._jobs.get().delivery_id, "returned"))
+                self._report(SendResult(self._jobs.get().delivery_id, "returned"))
 
     def _result_of(self, delivery: Delivery) -> SendResult:
         begun = time.monotonic()

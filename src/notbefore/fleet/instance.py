@@ -47,8 +47,8 @@ class FleetInstance:
         except OSError as error:
             raise StoreError(f"{directory} cannot be used: {error.strerror or error}") from None
         clock = HubClock()
-        outbox = FleetOutbox(config.routing, lambda: self._supervisor.wake(), clock.now)  # noqa: PLW0108 - made later
-        self._supervisor = Supervisor(make_orders(config), outbox, self._main.wake, lambda: self._lock.descriptor)
+        outbox = FleetOutbox(config.routing, self._main.wake, clock.now)
+        self._supervisor = Supervisor(make_orders(config), outbox, lambda: self._lock.descriptor)
         self._stdout = StdoutWriter()
         snapshots, credential = make_snapshots(fleet, directory)
         parts = Parts(

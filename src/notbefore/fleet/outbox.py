@@ -95,10 +95,10 @@ class FleetOutbox(StoredOutbox):
 
     # ---- for the courier
 
-    def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[Delivery]:
+    def exchange(self, results: Iterable[SendResult], limits: Mapping[str, int]) -> Sequence[Delivery]:
         """As in an agent's outbox; also note which partitions have news."""
         results = list(results)
         with self._memory:  # one lock for both steps
             rows = [self._outbox.rows.by_id.get(one.delivery_id) for one in results if one.outcome != "returned"]
             self._news |= {self._partition_of[row.event_key] for row in rows if row is not None}
-            return super().exchange(results, room)
+            return super().exchange(results, limits)

@@ -87,10 +87,15 @@ class StoredOutbox:
 
     # ---- the courier: see ``courier.supervisor``
 
-    def exchange(self, results: Iterable[SendResult], room: Mapping[str, int]) -> Sequence[Delivery]:
-        """Record results, and return due deliveries; ``room``: sink -> how many it can take."""
+    def exchange(self, results: Iterable[SendResult], limits: Mapping[str, int]) -> Sequence[Delivery]:
+        """Record results, and return due deliveries; ``limits``: sink -> how many it may have at a time."""
         with self.opened(by_courier=True) as (outbox, now):
-            return outbox.exchange(list(results), room, now)
+            return outbox.exchange(list(results), limits, now)
+
+    def under_way(self) -> Sequence[Delivery]:
+        """Return the deliveries that the courier has."""
+        with self._memory:
+            return self._outbox.rows.under_way
 
     def courier_ended(self) -> None:
         """Make the deliveries of the ended courier due again; those that may be attempted only once are dead."""
