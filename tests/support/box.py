@@ -59,7 +59,7 @@ class Box:
 
     def image(self, now: float) -> OutboxImage:
         """All of it, as its owner writes it down."""
-        _, rows, threads, ledger = self.outbox.rows.take_changes(everything=True)
+        rows, threads, ledger = self.outbox.rows.take_changes(everything=True)
         known = tuple(row for row in rows.values() if row is not None)
         return OutboxImage(now, known, tuple((lane, one) for lane, one in threads.items() if one is not None), ledger)
 

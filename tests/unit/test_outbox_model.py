@@ -133,12 +133,12 @@ class Account(RuleBasedStateMachine):
             else:
                 self.disk.threads[lane] = thread
         self.disk.ledger, self.disk.clock = changes.ledger, self.now
-        self.outbox.rows.written(changes.step)
+        self.outbox.rows.written()
 
     @rule()
     def disk_refuses(self) -> None:
         """After it, all is behind."""
-        _, rows, threads, self.disk.ledger = self.outbox.rows.take_changes(everything=True)
+        rows, threads, self.disk.ledger = self.outbox.rows.take_changes(everything=True)
         self.disk.rows = {key: row for key, row in rows.items() if row is not None}
         self.disk.threads = {lane: thread for lane, thread in threads.items() if thread is not None}
         self.disk.clock = self.now

@@ -80,9 +80,8 @@ class Ledger(Struct, frozen=True):
 
 
 class OutboxChanges(NamedTuple):
-    """The changes to write to the disk. ``step``: the argument of ``written`` once they are on disk."""
+    """The changes to write to the disk."""
 
-    step: int
     rows: dict[str, Delivery | None]  # by delivery id; ``None``: it was removed
     threads: dict[Lane, str | None]
     ledger: Ledger
@@ -114,9 +113,8 @@ class OutboxRows:
         self.expiries = Schedule[str]()
         self.fallbacks = Schedule[str]()
         self.changed: set[str | Lane] = set()  # ids, and lanes of threads, since ``take_changes``
-        self._step = 0  # the number of the next ``take_changes``
         self._patience = patience
-        self._waits: dict[str | Lane, tuple[int, float]] = {}  # id or lane -> the step that it awaits, and its deadline
+        self._waits: dict[str | Lane, float] = {}  # id or lane that waits for the disk -> its deadline
         self._queues: defaultdict[str, Schedule[Lane]] = defaultdict(Schedule)  # by sink
         self._of_event: dict[str, dict[str, None]] = {}  # event key -> the ids of its deliveries
 
@@ -146,16 +144,15 @@ class OutboxRows:
     def take_changes(self, *, everything: bool = False) -> OutboxChanges:
         """Return the changes since the last call, or everything."""
         changed, self.changed = self.changed, set()
-        self._step += 1
         if everything:
-            return OutboxChanges(self._step - 1, {**self.by_id}, {**self.threads}, self.ledger)
+            changed |= {*self.by_id, *self.threads}
         rows = {one: self.by_id.get(one) for one in changed if isinstance(one, str)}
         threads = {lane: self.threads.get(lane) for lane in changed if isinstance(lane, tuple)}
-        return OutboxChanges(self._step - 1, rows, threads, self.ledger)
+        return OutboxChanges(rows, threads, self.ledger)
 
-    def written(self, step: int) -> bool:
-        """Note that the changes up to this step are on disk; return whether a delivery waited for that."""
-        waited = [key for key, (made, _) in self._waits.items() if made <= step]
+    def written(self) -> bool:
+        """Note that the changes that were taken are on disk; return whether a delivery waited for that."""
+        waited = [key for key in self._waits if key not in self.changed]
         for key in waited:
             del self._waits[key]
         next_ones = [self._line_up(key if isinstance(key, tuple) else self.by_id[key].lane) for key in waited]
@@ -164,7 +161,8 @@ class OutboxRows:
     def hold(self, key: str | Lane, now: float) -> None:
         """Let a delivery, or the next delivery of a lane, wait until the present changes are on disk."""
         if self._patience > 0:
-            self._waits[key] = (self._step, now + self._patience)
+            self._waits[key] = now + self._patience
+            self.changed.add(key)
 
     # ---- changes
 
@@ -244,7 +242,7 @@ class OutboxRows:
             if row.delivery_id in self.given:
                 return None
             if not queued and row.state != "dead" and (self.time_known or not row.is_reminder):
-                waits = [self._waits[key][1] for key in (row.delivery_id, lane) if key in self._waits]
+                waits = [self._waits[key] for key in (row.delivery_id, lane) if key in self._waits]
                 found.append((max([row.due, *waits]), _urgency(row), row))
             queued = queued or row.queued
         if not found:

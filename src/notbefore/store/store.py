@@ -243,7 +243,7 @@ class Store:
         )
 
     def _written(self, writing: Writing) -> None:
-        if self._outbox.rows.written(writing.outbox.step):
+        if self._outbox.rows.written():
             self._to_deliver()
         written = set(map(id, writing.records))
         self._records = [one for one in self._records if id(one) not in written]
