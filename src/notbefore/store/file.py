@@ -91,7 +91,7 @@ class StoredChange(Struct, frozen=True):
 class FileClock(Struct, frozen=True):
     """The time at which the file was written, on clocks that cannot be set on this machine."""
 
-    boot: str = ""  # the last boot in which the time was known; see ``Store.know_time``
+    boot: str = ""  # the boot's id; empty if the time was not known in it: see ``Store.know_time``
     clock: float = 0.0  # seconds: the times of the deliveries are on this clock
     date: float | None = None  # Unix seconds by IMDS's clock, if that is known
 

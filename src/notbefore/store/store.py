@@ -146,7 +146,6 @@ class Store:
         self._outbox = Outbox(lambda: os.urandom(1)[0] / 255, overflowed=log_overflowed)  # `random` costs 0.2 MiB
         self._records: list[StoredChange] = []  # not in the history of the file yet, oldest first
         self._date: tuple[float, float] | None = None  # IMDS's time in Unix seconds, and the boot time then
-        self._boot = clock.boot_id  # an earlier one until ``know_time`` tells how much time passed since then
         self.outbox = StoredOutbox(self._outbox, self._memory, clock, self._stepped, to_deliver)
         self.disk = DiskThread(directory, self._memory, self._behind, self._written)
         self._begin()
@@ -157,13 +156,12 @@ class Store:
             return
         with self._memory:
             self._state = loaded.state
-            self._boot = loaded.clock.boot or self._clock.boot_id
             now = self._clock.boot_time()
             # a clock that has gone back is that of another boot, whatever its id: a checkpoint was restored
-            same_boot = self._boot == self._clock.boot_id and now >= loaded.clock.clock
-            passed = now - loaded.clock.clock if loaded.clock.boot and same_boot else 0.0
+            same_boot = loaded.clock.boot == self._clock.boot_id and now >= loaded.clock.clock
+            passed = now - loaded.clock.clock if same_boot else 0.0
             self._date = (loaded.clock.date + passed, now) if loaded.clock.date is not None else None
-            self._outbox.restore(loaded.outbox, now, passed, time_known=same_boot)
+            self._outbox.restore(loaded.outbox, now, passed, time_known=same_boot or not loaded.outbox.rows)
             self._stepped()
 
     # ---- the state
@@ -198,7 +196,6 @@ class Store:
             if date is not None or not known:
                 self._date = (date, now) if date is not None else None
             if not known:
-                self._boot = self._clock.boot_id
                 self._outbox.advance(max(0.0, date - counted) if date is not None and counted is not None else 0.0)
                 self._stepped()
 
@@ -238,7 +235,7 @@ class Store:
             state=self._state,
             outbox=self._outbox.rows.take_changes(everything=everything),
             records=[*self._records],
-            clock=FileClock(self._boot, now, self._date_at(now)),
+            clock=FileClock(self._clock.boot_id if self._outbox.rows.time_known else "", now, self._date_at(now)),
             everything=everything,
         )
 
