@@ -135,12 +135,12 @@ def test_a_file_that_is_not_ours_any_more_is_written_anew(tmp_path: Path, how: s
         else:
             with path.open("r+b") as file:
                 file.truncate(0 if how == "emptied" else len(older) // 2)
-        store.commit(store.load(), [stored(3, delivery("e3"))])
+        store.commit(store.state, [stored(3, delivery("e3"))])
         settle(store)
         assert events(store) == ["e1", "e2", "e3"]
     with store_in(path.parent) as store:
         assert events(store) == ["e1", "e2", "e3"]
-        assert store.load() == StoredState(vm=Vm(name="newer"))
+        assert store.state == StoredState(vm=Vm(name="newer"))
         assert stored(3).record in store.history(None, 10)[0]
 
 
@@ -154,7 +154,7 @@ def test_a_file_that_is_deleted_while_nothing_happens_is_noticed(
         eventually((tmp_path / FILE_NAME).exists)
         settle(store)
     with store_in(tmp_path) as store:
-        assert store.load() == ME
+        assert store.state == ME
 
 
 def test_a_damaged_file_is_set_aside_at_the_start_and_read_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_row_that_cannot_be_read_costs_that_row(tmp_path: Path) -> None:
     for found in (1, 0):
         with store_in(tmp_path) as store:
             assert (events(store), store.disk.file.unreadable_rows) == (["e2"], found)
-            assert store.load() == ME
+            assert store.state == ME
             settle(store)
 
 
@@ -194,7 +194,7 @@ def test_a_file_of_an_older_schema_is_set_aside_and_one_of_a_newer_is_refused(tm
         if version == 1:
             with store_in(tmp_path) as store:
                 settle(store)
-                assert store.load() == StoredState()
+                assert store.state == StoredState()
             assert (tmp_path / (FILE_NAME + ".damaged")).exists()
     with pytest.raises(StoreError, match="written by a newer notbefore"):
         Store(tmp_path, Clock())
@@ -218,7 +218,7 @@ def test_a_file_of_ours_can_be_read_and_written_by_us_alone(tmp_path: Path, mode
         write(store)
     store.path.chmod(mode)
     with store_in(tmp_path) as store:
-        assert store.load() == ME
+        assert store.state == ME
     assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
 
 
@@ -247,7 +247,7 @@ def test_a_file_that_another_process_locks_is_waited_for_at_the_start(tmp_path: 
         holder.execute("BEGIN EXCLUSIVE")
         threading.Timer(1.0, holder.rollback).start()
         with store_in(tmp_path) as store:
-            assert (store.load(), events(store)) == (ME, ["e1"])
+            assert (store.state, events(store)) == (ME, ["e1"])
 
 
 def test_a_file_that_could_not_be_read_at_the_start_is_not_overwritten(
@@ -259,7 +259,7 @@ def test_a_file_that_could_not_be_read_at_the_start_is_not_overwritten(
     monkeypatch.setattr(StateFile, "load", lambda file: answers.wait(20) and load(file))
     monkeypatch.setattr("notbefore.store.disk.START_PATIENCE", 0.1)
     with store_in(tmp_path) as store:
-        assert (store.disk.degraded is not None, store.load()) == (True, StoredState())
+        assert (store.disk.degraded is not None, store.state) == (True, StoredState())
         store.outbox.put([delivery("e1")])
         answers.set()  # too late
         settle(store)
@@ -385,7 +385,7 @@ def test_a_damaged_page_that_only_a_reader_finds_is_noticed_and_one_file_of_a_ba
         assert store.disk.file.damaged == 3
         assert (tmp_path / (FILE_NAME + ".damaged")).exists()
     with store_in(tmp_path) as store:
-        assert (store.load(), store.disk.file.damaged) == (ME, 0)
+        assert (store.state, store.disk.file.damaged) == (ME, 0)
 
 
 def test_a_directory_that_cannot_be_locked_is_not_said_to_be_anothers(

@@ -88,7 +88,7 @@ def _exercise(store: Store, request: ExerciseRequest) -> None:
 
 
 def _outbox(store: Store, request: OutboxRequest) -> OutboxReply:
-    state = store.load()
+    state = store.state
     listed = state.tracked.events.keys()
     with store.outbox.opened() as (outbox, now):
         rows = [] if request.ids else outbox.rows.chosen(request.state, request.sink)

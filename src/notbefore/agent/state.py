@@ -86,7 +86,7 @@ class AgentState:
         self._write_record = write_record
         self._changed = changed
         self._lock = threading.Lock()  # never held over the disk or the network
-        state = store.load()
+        state = store.state
         if state.seen is not None:
             clock.recognize(state.seen)
         if state.boot_id != clock.boot_id:  # the state may come from a disk image: IMDS has to identify the VM again

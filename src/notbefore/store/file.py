@@ -241,7 +241,8 @@ class StateFile:
 
     def _set_aside_damaged(self, error: sqlite3.Error) -> None:
         """Set a damaged file aside; raise any other error again."""
-        if _code_of(error) not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # errors of the sqlite3 module itself have none
+        if code not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise error
         self.damaged += 1
         self.set_aside("damaged", f"it is damaged ({error})")
@@ -326,8 +327,3 @@ def _version_of(db: sqlite3.Connection) -> int:
     """Return a number that changes if another connection writes to the file."""
     version: int = db.execute("PRAGMA data_version").fetchone()[0]
     return version
-
-
-def _code_of(error: sqlite3.Error) -> int:
-    code: int = getattr(error, "sqlite_errorcode", 0)  # errors of the sqlite3 module itself have none
-    return code & 0xFF

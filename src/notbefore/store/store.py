@@ -142,7 +142,7 @@ class Store:
         self._clock = clock
         self._to_deliver = to_deliver
         self._memory = threading.Condition()  # of all below; never held over the disk
-        self._state = StoredState()
+        self.state = StoredState()  # at the start, that of the file
         self._outbox = Outbox(lambda: os.urandom(1)[0] / 255, overflowed=log_overflowed)  # `random` costs 0.2 MiB
         self._records: list[StoredChange] = []  # not in the history of the file yet, oldest first
         self._date: tuple[float, float] | None = None  # IMDS's time in Unix seconds, and the boot time then
@@ -155,7 +155,7 @@ class Store:
         if loaded is None:
             return
         with self._memory:
-            self._state = loaded.state
+            self.state = loaded.state
             now = self._clock.boot_time()
             # a clock that has gone back is that of another boot, whatever its id: a checkpoint was restored
             same_boot = loaded.clock.boot == self._clock.boot_id and now >= loaded.clock.clock
@@ -166,15 +166,11 @@ class Store:
 
     # ---- the state
 
-    def load(self) -> StoredState:
-        """Return the state: at the start, that of the file."""
-        return self._state
-
     def commit(self, state: StoredState, changes: Sequence[StoredChange] = ()) -> int:
         """Remember a state, the changes that led to it, and their deliveries; return the number of this step."""
         now, wall = self._clock.boot_time(), self._clock.time()
         with self._memory:
-            news, self._state = state is not self._state, state
+            news, self.state = state is not self.state, state
             for one in changes:
                 self._outbox.take(one.change, one.deliveries, now, wall)
             self._records += changes
@@ -232,7 +228,7 @@ class Store:
     def _behind(self, everything: bool) -> Writing:  # noqa: FBT001 - it is passed by position
         now = self._clock.boot_time()
         return Writing(
-            state=self._state,
+            state=self.state,
             outbox=self._outbox.rows.take_changes(everything=everything),
             records=[*self._records],
             clock=FileClock(self._clock.boot_id if self._outbox.rows.time_known else "", now, self._date_at(now)),
