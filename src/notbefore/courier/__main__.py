@@ -44,13 +44,6 @@ def _end_with_agent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _first_frame(channel: Channel) -> bytes:
-    while True:
-        for frame in channel.receive():
-            return frame
-        wait(60.0, channel)
-
-
 def _check(orders: Orders) -> None:
     """Raise an error if this version cannot work in place of the agent's."""
     from notbefore.config.load import load  # noqa: PLC0415 - a courier of the same version does not need it
@@ -68,9 +61,11 @@ def main() -> None:
     """Send the deliveries of the agent. Raises ``ConnectionError`` once the agent has ended."""
     channel = _channel()
     _end_with_agent()
+    while not (frames := list(channel.receive())):
+        wait(60.0, channel)
     problem = ""
     try:
-        orders = unseal(_first_frame(channel))
+        orders = unseal(frames[0])
         if another := orders.version != __version__:
             _check(orders)
     except SystemExit:

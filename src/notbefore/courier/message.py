@@ -7,15 +7,15 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.core.delivery import Delivery, MessageKind
+from notbefore.core.delivery import EXPIRING_KINDS, Delivery, MessageKind
 from notbefore.core.document import STARTED
+from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.record import Heartbeat, Record, view
 from notbefore.core.routing import Severity
 from notbefore.core.text import escaped
 from notbefore.errors import SendError
 
 MAX_KEY: Final = 255  # characters of an alert's key: PagerDuty's limit; others accept as many or more
-AHEAD: Final = ("announced", "updated", "reminder")  # kinds of messages about a coming event
 
 
 class Message(Struct, frozen=True):
@@ -59,12 +59,12 @@ class Message(Struct, frozen=True):
     @property
     def is_ahead(self) -> bool:
         """Whether it is about a coming event."""
-        return self.kind in AHEAD and self.record.event_status != STARTED
+        return self.kind in EXPIRING_KINDS and self.record.event_status != STARTED
 
     @property
     def over(self) -> bool:
         """Whether the event has ended."""
-        return self.kind in ("canceled", "finished", "ended")
+        return self.kind in OUTCOMES
 
     @property
     def settled(self) -> bool:
