@@ -404,8 +404,6 @@ def _after_failure(row: Delivery, result: SendResult, dice: float, now: float) -
     """Return the delivery with the time of its next attempt."""
     attempts = row.attempts + 1
     pause = back_off(attempts, FIRST_PAUSE, LONGEST_PAUSE) * dice
-    if result.retry_after is not None:
-        pause = max(pause, min(result.retry_after, LONGEST_ASKED))
     at = min(row.fallback_at, now) if result.by_hand and row.fallback_at is not None else row.fallback_at
     return replace(row, attempts=attempts, due=now + pause, error=result.error, begun=False, fallback_at=at)
 

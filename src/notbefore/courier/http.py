@@ -39,8 +39,7 @@ _NOT_PUBLIC: Final = (
     "192.0.0.0/24",  # IETF protocol assignments; one of them is another cloud's IMDS
     "::/96",  # IPv4-compatible IPv6 addresses, deprecated
     "64:ff9b:1::/48",  # NAT64 with a local prefix
-    "2001::/32",  # Teredo, which contains an IPv4 address
-    "2002::/16",  # 6to4, which contains one as well
+    "2002::/16",  # 6to4, which contains an IPv4 address
     "fec0::/10",  # site-local, deprecated
 )
 NOT_PUBLIC: Final = tuple(map(ipaddress.ip_network, _NOT_PUBLIC))
