@@ -7,7 +7,6 @@ from typing import Any
 from notbefore.core.change import Change, ChangeKind
 from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import OF_AN_AGENT, Bounds, Outbox, SendResult
-from notbefore.core.outbox_rows import OutboxImage
 from notbefore.store.store import Store
 from support.azure import T0, event
 
@@ -56,12 +55,6 @@ class Box:
 
     def rows(self, **chosen: Any) -> list[Delivery]:
         return self.outbox.rows.chosen(**chosen)
-
-    def image(self, now: float) -> OutboxImage:
-        """All of it, as its owner writes it down."""
-        rows, threads, ledger = self.outbox.rows.take_changes(everything=True)
-        known = tuple(row for row in rows.values() if row is not None)
-        return OutboxImage(now, known, tuple((lane, one) for lane, one in threads.items() if one is not None), ledger)
 
     @property
     def counts(self) -> dict[str, int]:

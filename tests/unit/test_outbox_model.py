@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import Bounds, Outbox, SendResult
-from notbefore.core.outbox_rows import Ledger, OutboxImage
+from notbefore.core.outbox_rows import OutboxImage
 from support.box import change, delivery
 
 SINKS = ("chat", "hub")
@@ -20,25 +20,12 @@ BOUNDS = Bounds(12, 1 << 20)
 OUTCOMES = ("accepted", "accepted", "accepted", "failed", "refused", "returned")
 
 
-class Disk:
-    """What was written: rows by key, as whoever owns an outbox writes it."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, Delivery] = {}
-        self.threads: dict[tuple[str, str], str] = {}
-        self.ledger = Ledger()
-        self.clock = 0.0
-
-    def image(self) -> OutboxImage:
-        return OutboxImage(self.clock, tuple(self.rows.values()), tuple(self.threads.items()), self.ledger)
-
-
 class Account(RuleBasedStateMachine):
     """One outbox; ``waiting`` is what it owes to receivers, by their sinks and events, in the order of the changes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.now, self.disk = 1_000.0, Disk()
+        self.now, self.disk = 1_000.0, OutboxImage()  # what was written
         self.outbox = Outbox(lambda: 0.5, BOUNDS)
         self.number = 0
         self.queued: dict[tuple[str, str], list[str]] = {}  # what has to arrive in this order
@@ -121,27 +108,12 @@ class Account(RuleBasedStateMachine):
 
     @rule()
     def disk_writes(self) -> None:
-        changes = self.outbox.rows.take_changes()
-        for key, row in changes.rows.items():
-            if row is None:
-                self.disk.rows.pop(key, None)
-            else:
-                self.disk.rows[key] = row
-        for lane, thread in changes.threads.items():
-            if thread is None:
-                self.disk.threads.pop(lane, None)
-            else:
-                self.disk.threads[lane] = thread
-        self.disk.ledger, self.disk.clock = changes.ledger, self.now
+        self.disk = self.outbox.rows.take(self.now)
         self.outbox.rows.written()
 
     @rule()
-    def disk_refuses(self) -> None:
-        """After it, all is behind."""
-        rows, threads, self.disk.ledger = self.outbox.rows.take_changes(everything=True)
-        self.disk.rows = {key: row for key, row in rows.items() if row is not None}
-        self.disk.threads = {lane: thread for lane, thread in threads.items() if thread is not None}
-        self.disk.clock = self.now
+    def disk_does_not_say_that_it_has_written(self) -> None:
+        self.disk = self.outbox.rows.take(self.now)
 
     @rule()
     def courier_is_killed(self) -> None:
@@ -154,7 +126,7 @@ class Account(RuleBasedStateMachine):
     def owner_is_killed(self, *, boot: bool, uptime: float, passed: float) -> None:
         """What only its memory knew is gone; another boot has another clock."""
         self.now = uptime if boot else self.now + passed
-        image = self.disk.image()
+        image = self.disk
         known = {row.delivery_id for row in image.rows}
         self.excused |= {row.delivery_id for row in self.outbox.rows.chosen()} - known  # nobody knows of them any more
         self.excused |= {row.delivery_id for row in image.rows if row.begun}
@@ -206,6 +178,7 @@ class Account(RuleBasedStateMachine):
             if due is None and not self.under_way:
                 break
             self.now = max(self.now, due or 0.0)
+            self.nothing_is_lost()  # what has expired meanwhile is excused
             results = [SendResult(one, "accepted") for one in self.under_way]
             for one in self.under_way.values():
                 self._arrive(one)

@@ -1,7 +1,7 @@
 """``Outbox``: the waiting deliveries, and the rules for sending them. Pure: the clock and the dice are arguments.
 
 Its owner adds changes (``take``), passes on the results of a courier (``exchange``), and stores the modified rows
-(``take_changes``, then ``written``). A courier gets deliveries and owns nothing: those that it had when it ended are
+(``OutboxRows.take``, then ``written``). A courier gets deliveries and owns nothing: those that it had when it ended are
 due again (``release``). The deliveries of one event to one sink are sent in order: each waits for the result of the one
 before, and until that result is on disk, but at most ``WRITE_PATIENCE`` for the disk.
 

@@ -7,7 +7,7 @@ the pending and dead rows.
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Collection
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -79,14 +79,6 @@ class Ledger(Struct, frozen=True):
     latency: dict[str, Latency] = {}  # by sink
 
 
-class OutboxChanges(NamedTuple):
-    """The changes to write to the disk."""
-
-    rows: dict[str, Delivery | None]  # by delivery id; ``None``: it was removed
-    threads: dict[Lane, str | None]
-    ledger: Ledger
-
-
 class OutboxImage(Struct, frozen=True):
     """An outbox, or a part of one, as it is stored. ``clock``: the time on the outbox's clock at that moment."""
 
@@ -112,7 +104,7 @@ class OutboxRows:
         self.paused: dict[str, float] = {}  # sink -> the end of the pause that its receiver asked for
         self.expiries = Schedule[str]()
         self.fallbacks = Schedule[str]()
-        self.changed: set[str | Lane] = set()  # ids, and lanes of threads, since ``take_changes``
+        self.changed: set[str | Lane] = set()  # ids and lanes, since ``take``
         self._patience = patience
         self._waits: dict[str | Lane, float] = {}  # id or lane that waits for the disk -> its deadline
         self._queues: defaultdict[str, Schedule[Lane]] = defaultdict(Schedule)  # by sink
@@ -141,17 +133,13 @@ class OutboxRows:
 
     # ---- what its owner writes to the disk
 
-    def take_changes(self, *, everything: bool = False) -> OutboxChanges:
-        """Return the changes since the last call, or everything."""
-        changed, self.changed = self.changed, set()
-        if everything:
-            changed |= {*self.by_id, *self.threads}
-        rows = {one: self.by_id.get(one) for one in changed if isinstance(one, str)}
-        threads = {lane: self.threads.get(lane) for lane in changed if isinstance(lane, tuple)}
-        return OutboxChanges(rows, threads, self.ledger)
+    def take(self, now: float) -> OutboxImage:
+        """Return all that is to be on disk; from now on, nothing has changed."""
+        self.changed = set()
+        return OutboxImage(now, tuple(self.by_id.values()), tuple(self.threads.items()), self.ledger)
 
     def written(self) -> bool:
-        """Note that the changes that were taken are on disk; return whether a delivery waited for that."""
+        """Note that what was taken last is on disk; return whether a delivery waited for that."""
         waited = [key for key in self._waits if key not in self.changed]
         for key in waited:
             del self._waits[key]

@@ -64,7 +64,7 @@ class FleetOutbox(StoredOutbox):
             image = outbox.rows.image(now, keys)
             self._leave(keys.difference(open_keys, (row.event_key for row in image.rows)))
             self._news.discard(partition)
-            outbox.rows.take_changes()  # they are not written one by one
+            outbox.rows.changed.clear()  # they are not written one by one
             return image
 
     def adopt(self, partition: str, image: OutboxImage, passed: float) -> None:

@@ -9,14 +9,14 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from notbefore.errors import StoreError
-from notbefore.store.file import FILE_NAME, FileReplacedError, Loaded, StateFile, Writing
+from notbefore.store.file import FILE_NAME, Content, FileReplacedError, StateFile, StoredChange
 from notbefore.store.lock import OwnerLock
 
 START_PATIENCE: Final = 12.0  # seconds to read the file at the start; without it, every listed event would be new
@@ -37,16 +37,16 @@ class DiskHangsError(TimeoutError):
 class DiskThread:
     """Writes the memory of its owner. ``memory``: the lock of that memory; never held while the disk is used.
 
-    It is held for calls of ``collect``, which returns what is to be written (``True``: everything), and of ``written``,
-    after that is on disk.
+    It is held for calls of ``collect``, which returns what is to be in the file and the news for its history, and of
+    ``written``, which gets these news after that is on disk.
     """
 
     def __init__(
         self,
         directory: Path,
         memory: threading.Condition,
-        collect: Callable[[bool], Writing],
-        written: Callable[[Writing], None],
+        collect: Callable[[], tuple[Content, Sequence[StoredChange]]],
+        written: Callable[[Sequence[StoredChange]], None],
     ) -> None:
         self.file = StateFile(directory / FILE_NAME)
         self.lock = OwnerLock(directory)  # a courier inherits it
@@ -80,10 +80,10 @@ class DiskThread:
 
     # ---- for the owner of the memory
 
-    def load(self) -> Loaded | None:
+    def load(self) -> Content | None:
         """Return the content of the file; ``None``: it cannot be read, and will be set aside. Raises ``StoreError``."""
 
-        def read() -> Loaded:
+        def read() -> Content:
             self.lock.hold()
             return self.file.load()
 
@@ -182,17 +182,15 @@ class DiskThread:
         self.lock.hold()
         if self._unread and self.file.path.exists():  # do not overwrite its content
             self.file.set_aside("unread", "it could not be read at the start")
-        if not self.file.known:  # there may be another file now
-            self.file.forget()
         with self._memory:
-            step, writing = self._step, self._collect(not self.file.known)
-        self.file.write(writing)
+            step, (content, news) = self._step, self._collect()
+        self.file.write(content, news)
         took = time.monotonic() - begun
         with self._memory:
             self._unread, self._written_step = False, step
             before, self._trouble = self._trouble, f"writing took {took:.1f} s" if took >= SLOW else None
             self._next = time.monotonic() + (LOOK_INTERVAL if self._trouble is None else RETRY_INTERVAL)
-            self._written(writing)
+            self._written(news)
             self._memory.notify_all()
         if before is not None and self._trouble is None:
             log.info("the state is written again: %s", self.file.path)

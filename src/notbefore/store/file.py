@@ -19,7 +19,7 @@ from notbefore.core.approval import ApprovalAttempt
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery
-from notbefore.core.outbox_rows import Ledger, OutboxChanges, OutboxImage
+from notbefore.core.outbox_rows import Ledger, OutboxImage
 from notbefore.core.record import Vm
 from notbefore.core.tracked import Tracked
 from notbefore.errors import StoreError
@@ -96,23 +96,12 @@ class FileClock(Struct, frozen=True):
     date: float | None = None  # Unix seconds by IMDS's clock, if that is known
 
 
-class Loaded(NamedTuple):
-    """The content of a file."""
+class Content(NamedTuple):
+    """The content of a file, without the history."""
 
     state: StoredState
     outbox: OutboxImage
     clock: FileClock
-    unreadable: int  # rows that could not be read; each is logged, and dropped
-
-
-class Writing(NamedTuple):
-    """The data that one transaction writes."""
-
-    state: StoredState
-    outbox: OutboxChanges
-    records: Sequence[StoredChange]
-    clock: FileClock
-    everything: bool  # delete all other rows, except the history
 
 
 class StateFile:
@@ -121,41 +110,35 @@ class StateFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.damaged = 0  # how often it was damaged, and set aside
-        self.unreadable_rows = 0  # found at the start
+        self.unreadable_rows = 0  # found at the start; each is logged, and dropped
         self._db: sqlite3.Connection | None = None
         self._inode: Inode | None = None  # of the open file
-        self._version: int | None = None  # SQLite's ``data_version``; None: the content is not known
-        self._state: StoredState | None = None  # as it is in the file
+        # SQLite's ``data_version``, which changes if another connection writes; None: the content is not known
+        self._version: int | None = None
+        self._rows: dict[tuple[str, str], Any] = {}  # in the file, if its content is known, by kind and key
 
-    def load(self) -> Loaded:
+    def load(self) -> Content:
         """Return the content; empty without a file. A damaged file is set aside, and read up to the damage.
 
         Raises ``StoreError`` if a newer version of notbefore wrote it.
         """
         try:
-            db = self._open()
-            version = _version_of(db)
-            loaded = _read(db.execute(_ROWS))
+            rows = self._open().execute(_ROWS).fetchall()
         except sqlite3.Error as error:
             self._set_aside_damaged(error)
-            loaded = _salvaged(self._aside("damaged"))
-        else:
-            if not loaded.unreadable:
-                self._version, self._state = version, loaded.state
-        self.unreadable_rows = loaded.unreadable
-        return loaded
+            rows = _salvaged(self._aside("damaged"))
+        content, self.unreadable_rows = _read(rows)
+        return content
 
-    @property
-    def known(self) -> bool:
-        """Whether the content of the file is known; if not, everything must be written."""
-        return self._version is not None
+    def write(self, content: Content, news: Sequence[StoredChange]) -> None:
+        """Write all that differs from the file, and add ``news`` to the history, in one transaction.
 
-    def write(self, writing: Writing) -> None:
-        """Write in one transaction. Raises ``FileReplacedError`` if the file was replaced, overwritten or damaged."""
+        Raises ``FileReplacedError`` if the file was replaced, overwritten or damaged.
+        """
         with self._damage_noticed():
             db = self._open()
             self.check()
-            self._transact(db, writing)
+            self._transact(db, content, news)
             self.check()
 
     @contextmanager
@@ -166,30 +149,29 @@ class StateFile:
             self._set_aside_damaged(error)
             raise FileReplacedError(f"{self.path} is damaged") from error
 
-    def _transact(self, db: sqlite3.Connection, writing: Writing) -> None:
-        rows: dict[tuple[str, str], Any] = {("delivery", one): row for one, row in writing.outbox.rows.items()}
-        rows |= {("thread", "\n".join(lane)): thread for lane, thread in writing.outbox.threads.items()}
-        rows |= {("ledger", ""): writing.outbox.ledger, ("file", ""): writing.clock}
-        if writing.everything or writing.state is not self._state:
-            rows["state", ""] = writing.state
+    def _transact(self, db: sqlite3.Connection, content: Content, news: Sequence[StoredChange]) -> None:
+        rows: dict[tuple[str, str], Any] = {("delivery", row.delivery_id): row for row in content.outbox.rows}
+        rows |= {("thread", "\n".join(lane)): thread for lane, thread in content.outbox.threads}
+        rows |= {("ledger", ""): content.outbox.ledger, ("file", ""): content.clock, ("state", ""): content.state}
         db.execute("BEGIN IMMEDIATE")
         try:
-            version = _version_of(db)  # its own writes do not change it
-            if writing.everything:
+            version = db.execute("PRAGMA data_version").fetchone()[0]  # its own writes do not change it
+            if self._version is None:
                 db.execute("DELETE FROM rows")
             elif version != self._version:
                 raise FileReplacedError(f"{self.path} was overwritten")  # noqa: TRY301 - the transaction is rolled back
-            gone = [key for key, value in rows.items() if value is None]
-            db.executemany("DELETE FROM rows WHERE kind = ? AND key = ?", gone)
-            kept = [(*key, msgspec.msgpack.encode(value)) for key, value in rows.items() if value is not None]
-            db.executemany("REPLACE INTO rows VALUES (?, ?, ?)", kept)
-            if writing.records:
-                self._add_history(db, writing.records)
+            db.executemany("DELETE FROM rows WHERE kind = ? AND key = ?", self._rows.keys() - rows.keys())
+            changed = [
+                (*key, msgspec.msgpack.encode(row)) for key, row in rows.items() if self._rows.get(key) is not row
+            ]
+            db.executemany("REPLACE INTO rows VALUES (?, ?, ?)", changed)
+            if news:
+                self._add_history(db, news)
             db.execute("COMMIT")
         except BaseException:
             self.forget()  # rolls the transaction back; after any failure everything is written again
             raise
-        self._version, self._state = version, writing.state
+        self._version, self._rows = version, rows
 
     def _add_history(self, db: sqlite3.Connection, changes: Sequence[StoredChange]) -> None:
         records = [(one.change.id, one.change.time.timestamp(), one.record) for one in changes]
@@ -219,8 +201,8 @@ class StateFile:
             raise FileReplacedError(f"{self.path} was deleted or replaced")
 
     def forget(self) -> None:
-        """Close the file after a failure; the next ``write`` opens it again, and must write everything."""
-        db, self._db, self._version = self._db, None, None
+        """Close the file after a failure; the next ``write`` opens it again, and writes everything."""
+        db, self._db, self._version, self._rows = self._db, None, None, {}
         if db is not None:
             with suppress(sqlite3.Error):
                 db.close()
@@ -297,8 +279,8 @@ _TYPES: Final[dict[str, Any]] = {
 }
 
 
-def _read(rows: Iterable[tuple[str, str, bytes]]) -> Loaded:
-    """Decode rows; one that cannot be read is logged, counted and left out."""
+def _read(rows: Iterable[tuple[str, str, bytes]]) -> tuple[Content, int]:
+    """Decode rows. One that cannot be read is logged and left out; also returns how many these are."""
     found: dict[str, dict[str, Any]] = {kind: {} for kind in _TYPES}
     unreadable = 0
     for kind, key, body in rows:
@@ -311,19 +293,13 @@ def _read(rows: Iterable[tuple[str, str, bytes]]) -> Loaded:
     # the key of a thread is a sink and an event
     threads = tuple((key.partition("\n")[::2], thread) for key, thread in found["thread"].items())
     image = OutboxImage(clock.clock, tuple(found["delivery"].values()), threads, found["ledger"].get("", Ledger()))
-    return Loaded(found["state"].get("", StoredState()), image, clock, unreadable)
+    return Content(found["state"].get("", StoredState()), image, clock), unreadable
 
 
-def _salvaged(path: Path) -> Loaded:
-    """Read a damaged file, up to a row that cannot be read."""
+def _salvaged(path: Path) -> list[tuple[str, str, bytes]]:
+    """Return the rows of a damaged file, up to one that cannot be read."""
     rows: list[tuple[str, str, bytes]] = []
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db, suppress(sqlite3.Error):
         for row in db.execute(_ROWS):
             rows.append(row)  # noqa: PERF402 - `extend` would lose those before the damage
-    return _read(rows)
-
-
-def _version_of(db: sqlite3.Connection) -> int:
-    """Return a number that changes if another connection writes to the file."""
-    version: int = db.execute("PRAGMA data_version").fetchone()[0]
-    return version
+    return rows

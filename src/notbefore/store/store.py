@@ -21,7 +21,7 @@ from notbefore.core.outbox import Outbox, SendResult
 from notbefore.errors import StoreError
 from notbefore.metrics.totals import OutboxView, view_of
 from notbefore.store.disk import DiskThread
-from notbefore.store.file import FILE_NAME, FileClock, StoredChange, StoredState, Writing
+from notbefore.store.file import FILE_NAME, Content, FileClock, StoredChange, StoredState
 
 ANSWER_PATIENCE: Final = 5.0  # seconds to read the history
 ANSWER_BYTES: Final = 4 * 1024 * 1024  # of records in one answer; the file holds more
@@ -225,18 +225,13 @@ class Store:
         """Note that memory may have changed, so that it is written; return the newest step."""
         return self.disk.stepped(news=bool(news or self._records or self._outbox.rows.changed))
 
-    def _behind(self, everything: bool) -> Writing:  # noqa: FBT001 - it is passed by position
+    def _behind(self) -> tuple[Content, Sequence[StoredChange]]:
         now = self._clock.boot_time()
-        return Writing(
-            state=self.state,
-            outbox=self._outbox.rows.take_changes(everything=everything),
-            records=[*self._records],
-            clock=FileClock(self._clock.boot_id if self._outbox.rows.time_known else "", now, self._date_at(now)),
-            everything=everything,
-        )
+        clock = FileClock(self._clock.boot_id if self._outbox.rows.time_known else "", now, self._date_at(now))
+        return Content(self.state, self._outbox.rows.take(now), clock), [*self._records]
 
-    def _written(self, writing: Writing) -> None:
+    def _written(self, news: Sequence[StoredChange]) -> None:
         if self._outbox.rows.written():
             self._to_deliver()
-        written = set(map(id, writing.records))
+        written = set(map(id, news))
         self._records = [one for one in self._records if id(one) not in written]
