@@ -30,10 +30,6 @@ log = logging.getLogger("notbefore.store")
 T = TypeVar("T")
 
 
-class DiskHangsError(TimeoutError):
-    """The disk did not answer in time, and it is not known what it has done. It is an ``OSError``."""
-
-
 class DiskThread:
     """Writes the memory of its owner. ``memory``: the lock of that memory; never held while the disk is used.
 
@@ -118,7 +114,7 @@ class DiskThread:
             return self._written_step >= step
 
     def do(self, action: Callable[[], T], patience: float) -> T:
-        """Return the result of ``action``, or raise its error; ``DiskHangsError`` after ``patience`` seconds.
+        """Return the result of ``action``, or raise its error; ``TimeoutError`` after ``patience`` seconds.
 
         Then it is not known what it has done, and it may go on later. While the thread hangs, no action begins.
         """
@@ -135,7 +131,7 @@ class DiskThread:
                     return result[0]
             with self._memory, suppress(ValueError):  # the action has begun
                 self._jobs.remove((action, answer))
-        raise DiskHangsError(f"the disk has not answered for {patience:g} s")
+        raise TimeoutError(f"the disk has not answered for {patience:g} s")
 
     def close(self) -> None:
         """Write what is behind, close the file, and release the directory; does not wait for a sick disk."""

@@ -148,12 +148,10 @@ class Store:
         self._date: tuple[float, float] | None = None  # IMDS's time in Unix seconds, and the boot time then
         self.outbox = StoredOutbox(self._outbox, self._memory, clock, self._stepped, to_deliver)
         self.disk = DiskThread(directory, self._memory, self._behind, self._written)
-        self._begin()
+        if (loaded := self.disk.load()) is not None:
+            self._begin(loaded)
 
-    def _begin(self) -> None:
-        loaded = self.disk.load()
-        if loaded is None:
-            return
+    def _begin(self, loaded: Content) -> None:
         with self._memory:
             self.state = loaded.state
             now = self._clock.boot_time()
