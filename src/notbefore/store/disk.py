@@ -154,14 +154,14 @@ class DiskThread:
                 if self._ends and not (self._jobs or job or self._is_behind()):
                     break
             self._since = time.monotonic()
-            if job is not None:
-                self._do(*job)
-            else:
-                try:
-                    self._write_or_look()
-                except Exception as error:  # noqa: BLE001 - such as no memory: now everything is behind
+            action, answer = job or (self._write_or_look, SimpleQueue())
+            try:
+                answer.put((action(),))
+            except Exception as error:  # noqa: BLE001 - such as no memory; the caller of ``do`` gets its own
+                if job is None or isinstance(error, FileReplacedError):  # now everything is behind
                     self.file.forget()
                     self._failed(error)
+                answer.put(error)
             self._since = None
         self.file.forget()
 
@@ -190,14 +190,6 @@ class DiskThread:
             self._memory.notify_all()
         if before is not None and self._trouble is None:
             log.info("the state is written again: %s", self.file.path)
-
-    def _do(self, action: Callable[[], Any], answer: SimpleQueue[Any]) -> None:
-        try:
-            answer.put((action(),))
-        except Exception as error:  # noqa: BLE001 - the caller of ``do`` gets it
-            if isinstance(error, FileReplacedError):  # a damaged page: everything is written again
-                self._failed(error)
-            answer.put(error)
 
     def _failed(self, error: Exception) -> None:
         with self._memory:
