@@ -123,9 +123,9 @@ class StateFile:
         Raises ``StoreError`` if a newer version of notbefore wrote it.
         """
         try:
-            rows = self._open().execute(_ROWS).fetchall()
-        except sqlite3.Error as error:
-            self._set_aside_damaged(error)
+            with self._damage_noticed():
+                rows = self._open().execute(_ROWS).fetchall()
+        except FileReplacedError:
             rows = _salvaged(self._aside("damaged"))
         content, self.unreadable_rows = _read(rows)
         return content
@@ -133,7 +133,7 @@ class StateFile:
     def write(self, content: Content, news: Sequence[StoredChange]) -> None:
         """Write all that differs from the file, and add ``news`` to the history, in one transaction.
 
-        Raises ``FileReplacedError`` if the file was replaced, overwritten or damaged.
+        Raises ``FileReplacedError`` if the file was replaced, overwritten or damaged. ``forget`` follows any error.
         """
         with self._damage_noticed():
             db = self._open()
@@ -143,10 +143,15 @@ class StateFile:
 
     @contextmanager
     def _damage_noticed(self) -> Iterator[None]:
+        """Set a damaged file aside, and raise ``FileReplacedError``; raise any other error again."""
         try:
             yield
         except sqlite3.Error as error:
-            self._set_aside_damaged(error)
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # errors of the sqlite3 module itself have none
+            if code not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                raise
+            self.damaged += 1
+            self.set_aside("damaged", f"it is damaged ({error})")
             raise FileReplacedError(f"{self.path} is damaged") from error
 
     def _transact(self, db: sqlite3.Connection, content: Content, news: Sequence[StoredChange]) -> None:
@@ -154,23 +159,17 @@ class StateFile:
         rows |= {("thread", "\n".join(lane)): thread for lane, thread in content.outbox.threads}
         rows |= {("ledger", ""): content.outbox.ledger, ("file", ""): content.clock, ("state", ""): content.state}
         db.execute("BEGIN IMMEDIATE")
-        try:
-            version = db.execute("PRAGMA data_version").fetchone()[0]  # its own writes do not change it
-            if self._version is None:
-                db.execute("DELETE FROM rows")
-            elif version != self._version:
-                raise FileReplacedError(f"{self.path} was overwritten")  # noqa: TRY301 - the transaction is rolled back
-            db.executemany("DELETE FROM rows WHERE kind = ? AND key = ?", self._rows.keys() - rows.keys())
-            changed = [
-                (*key, msgspec.msgpack.encode(row)) for key, row in rows.items() if self._rows.get(key) is not row
-            ]
-            db.executemany("REPLACE INTO rows VALUES (?, ?, ?)", changed)
-            if news:
-                self._add_history(db, news)
-            db.execute("COMMIT")
-        except BaseException:
-            self.forget()  # rolls the transaction back; after any failure everything is written again
-            raise
+        version = db.execute("PRAGMA data_version").fetchone()[0]  # its own writes do not change it
+        if self._version is None:
+            db.execute("DELETE FROM rows")
+        elif version != self._version:
+            raise FileReplacedError(f"{self.path} was overwritten")
+        db.executemany("DELETE FROM rows WHERE kind = ? AND key = ?", self._rows.keys() - rows.keys())
+        changed = [(*key, msgspec.msgpack.encode(row)) for key, row in rows.items() if self._rows.get(key) is not row]
+        db.executemany("REPLACE INTO rows VALUES (?, ?, ?)", changed)
+        if news:
+            self._add_history(db, news)
+        db.execute("COMMIT")
         self._version, self._rows = version, rows
 
     def _add_history(self, db: sqlite3.Connection, changes: Sequence[StoredChange]) -> None:
@@ -201,7 +200,7 @@ class StateFile:
             raise FileReplacedError(f"{self.path} was deleted or replaced")
 
     def forget(self) -> None:
-        """Close the file after a failure; the next ``write`` opens it again, and writes everything."""
+        """Close the file after a failure, and roll back; the next ``write`` opens it again, and writes everything."""
         db, self._db, self._version, self._rows = self._db, None, None, {}
         if db is not None:
             with suppress(sqlite3.Error):
@@ -220,14 +219,6 @@ class StateFile:
                 raise
             self._db = db
         return self._db
-
-    def _set_aside_damaged(self, error: sqlite3.Error) -> None:
-        """Set a damaged file aside; raise any other error again."""
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # errors of the sqlite3 module itself have none
-        if code not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise error
-        self.damaged += 1
-        self.set_aside("damaged", f"it is damaged ({error})")
 
     def set_aside(self, mark: str, why: str) -> None:
         """Rename the file and its journals: SQLite would use old journals for the new file."""
