@@ -36,14 +36,6 @@ def _channel() -> Channel:
     return Channel(end)
 
 
-def _end_with_agent() -> None:
-    """On Linux, let the kernel kill this process when the agent ends; elsewhere only the closed socket ends it."""
-    if sys.platform == "linux":
-        import ctypes  # noqa: PLC0415 - only on Linux
-
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _check(orders: Orders) -> None:
     """Raise an error if this version cannot work in place of the agent's."""
     from notbefore.config.load import load  # noqa: PLC0415 - a courier of the same version does not need it
@@ -60,7 +52,10 @@ def _check(orders: Orders) -> None:
 def main() -> None:
     """Send the deliveries of the agent. Raises ``ConnectionError`` once the agent has ended."""
     channel = _channel()
-    _end_with_agent()
+    if sys.platform == "linux":  # the kernel kills it when the agent ends; elsewhere only the closed socket ends it
+        import ctypes  # noqa: PLC0415 - only on Linux
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     while not (frames := list(channel.receive())):
         wait(60.0, channel)
     problem = ""

@@ -158,8 +158,8 @@ class DiskThread:
             try:
                 answer.put((action(),))
             except Exception as error:  # noqa: BLE001 - such as no memory; the caller of ``do`` gets its own
-                if job is None or isinstance(error, FileReplacedError):  # now everything is behind
-                    self.file.forget()
+                self.file.forget()  # now everything is behind
+                if job is None or isinstance(error, FileReplacedError):
                     self._failed(error)
                 answer.put(error)
             self._since = None

@@ -105,7 +105,7 @@ class Content(NamedTuple):
 
 
 class StateFile:
-    """For one thread at a time. Its methods raise ``sqlite3.Error``, ``OSError`` and ``StoreError``."""
+    """For one thread at a time. After an error (``sqlite3.Error``, ``OSError``, ``StoreError``) call ``forget``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -133,7 +133,7 @@ class StateFile:
     def write(self, content: Content, news: Sequence[StoredChange]) -> None:
         """Write all that differs from the file, and add ``news`` to the history, in one transaction.
 
-        Raises ``FileReplacedError`` if the file was replaced, overwritten or damaged. ``forget`` follows any error.
+        Raises ``FileReplacedError`` if the file was replaced, overwritten or damaged.
         """
         with self._damage_noticed():
             db = self._open()
@@ -211,13 +211,10 @@ class StateFile:
             prepare_file(self.path)
             self._inode = inode_of(self.path)
             # autocommit: only the statements here begin and end transactions
-            db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=OPENING_SECONDS)
-            try:
-                _prepare(db, self.path)
-            except BaseException:
-                db.close()
-                raise
-            self._db = db
+            self._db = sqlite3.connect(
+                self.path, isolation_level=None, check_same_thread=False, timeout=OPENING_SECONDS
+            )
+            _prepare(self._db, self.path)
         return self._db
 
     def set_aside(self, mark: str, why: str) -> None:
