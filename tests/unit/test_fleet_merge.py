@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from notbefore.core.change import LifecycleKind
 from notbefore.core.document import Event
-from notbefore.core.record import Heartbeat, Vm
+from notbefore.core.record import Heartbeat, Record, Vm
 from notbefore.core.routing import Match, Route
 from notbefore.fleet import waves
 from notbefore.fleet.hub_records import Report, read
@@ -145,6 +145,25 @@ def test_what_is_over_as_far_as_known_and_starts_is_notified() -> None:
     assert log.add(B, "finished") == ["announced", "updated", "ended", "started", "updated", "finished"]
     assert {one.change.reason for one in log.made[3:]} == {"status_started", "content_changed", "gone_after_start"}
     assert len({one.change.id for one in log.made}) == 6
+
+
+def test_an_event_that_is_over_as_far_as_known_starts_while_its_wave_is_open() -> None:
+    log = Log(WAVES)
+    log.add(A, "announced")
+    log.wait(20)
+    log.wait(900 + LIMIT + 60)  # it is over, and its end waits for those of other VMs
+    assert log.add(A, "started") == ["announced", "started"]
+    log.add(A, "finished")
+    log.wait(400)
+    assert (log.kinds, log.last.change.reason) == (["announced", "started", "finished"], "gone_after_start")
+
+
+def test_a_notification_of_a_fleet_is_no_report_of_a_vm() -> None:
+    log = Log()
+    log.add(A, "announced")
+    made = log.last
+    log.read(body(Record.of(made.change, made.vm, fleet=made.facts)))
+    assert log.fold.figures.records == {"news": 1, "skipped": 1}
 
 
 def test_an_event_that_heartbeats_list_is_not_over() -> None:

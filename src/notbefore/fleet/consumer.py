@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 from azure.core.exceptions import AzureError
@@ -149,7 +149,7 @@ class Consumer:
             await _finish(client.close())  # this ends ``receiving``
 
     async def _look_at_hub(self, client: Any) -> dict[str, Any]:
-        """Return where to begin partitions without a checkpoint: ``window`` before the last record, or before now."""
+        """Return where to begin partitions without a checkpoint: ``window`` before the last record."""
         async with asyncio.timeout(self._config.hub.timeout.seconds):
             hub = await client.get_eventhub_properties()
             found = await asyncio.gather(*map(client.get_partition_properties, hub["partition_ids"]))
@@ -157,10 +157,11 @@ class Consumer:
         ends = {one["id"]: -1 if one["is_empty"] else int(one["last_enqueued_sequence_number"]) for one in found}
         self.keeper.ends = ends
         await _tried(self.keeper, "store", self._read_mutes)  # on failure the known ones stay
-        now, window = datetime.now(UTC), timedelta(seconds=self._config.window.seconds)
-        return {
-            one["id"]: "-1" if one["is_empty"] else min(now, one["last_enqueued_time_utc"]) - window for one in found
-        }
+        window = timedelta(seconds=self._config.window.seconds)
+        last = {one["id"]: one["last_enqueued_time_utc"] for one in found if not one["is_empty"]}
+        if last:
+            self._parts.clock.is_after(max(last.values()).timestamp())
+        return {one: last[one] - window if one in last else "-1" for one in ends}
 
     # ---- repeated every few seconds
 

@@ -97,6 +97,7 @@ _REPORTED: Final = {
     "duration": "expected_duration_seconds",
     "notice": "notice_seconds",
     "interruption": "interruption_seconds",
+    "fleet_vms": "fleet.vms",
 }
 
 
@@ -119,6 +120,7 @@ class Report(_Reporter, frozen=True, kw_only=True, rename=lambda name: _EVENT + 
     notice: Seconds | None = None
     interruption: Seconds | None = None
     exercise: bool = False
+    fleet_vms: int | None = None  # only in a notification of `notbefore fleet`
 
 
 class Beat(_Reporter, frozen=True, kw_only=True):
@@ -169,7 +171,7 @@ _DECODERS: Final[dict[str, msgspec.json.Decoder[Report] | msgspec.json.Decoder[B
 
 
 def read(body: bytes) -> Report | Beat | None:
-    """Decode a record of the hub; ``None`` if it is of no use here, such as an approval. Raises ``PoisonError``."""
+    """Decode a record of the hub; ``None`` if it is of no use, such as an approval. Raises ``PoisonError``."""
     if len(body) > MAX_BYTES:
         raise PoisonError("too_large", f"{len(body)} bytes")
     try:
@@ -184,9 +186,16 @@ def read(body: bytes) -> Report | Beat | None:
         raise PoisonError("not_json", str(error)) from None
 
 
-def _complete(found: Report | Beat, data: msgspec.Raw, body: bytes) -> Report | Beat:
-    """Add the tags. Raises ``msgspec.ValidationError`` for a time that is not in UTC: it cannot be compared."""
-    times = [found.time, *((found.first_seen, found.not_before) if isinstance(found, Report) else ())]
+def _complete(found: Report | Beat, data: msgspec.Raw, body: bytes) -> Report | Beat | None:
+    """Add the tags; return ``None`` for a fleet's own notification.
+
+    Raises ``msgspec.ValidationError`` for a time that is not in UTC: it cannot be compared.
+    """
+    times: list[datetime | None] = [found.time]
+    if isinstance(found, Report):
+        if found.fleet_vms is not None:
+            return None
+        times += found.first_seen, found.not_before
     if any(time is not None and time.tzinfo is not UTC for time in times):
         raise msgspec.ValidationError("expected times in UTC")
     if TAG_BYTES not in body:

@@ -54,13 +54,18 @@ class HubClock:
 
     def hear(self, enqueued: float) -> None:
         """Note that a record has just come, which the hub accepted at ``enqueued``, in Unix seconds."""
+        if self._monotonic() - self._heard > TRUSTED:
+            self._ahead = None
+        self.is_after(enqueued)
+
+    def is_after(self, known: float) -> None:
+        """Note that it is later than ``known``, in Unix seconds by the hub: when an old record came, for example."""
         now = self._monotonic()
-        ahead = enqueued - now
-        if self._ahead is None or ahead >= self._ahead or now - self._heard > TRUSTED:
-            self._ahead, self._heard = ahead, now
+        if self._ahead is None or known - now >= self._ahead:
+            self._ahead, self._heard = known - now, now
 
     def now(self) -> float:
-        """Return the hub's time in Unix seconds, or somewhat less; before the first record, this machine's."""
+        """Return the hub's time in Unix seconds, or somewhat less; this machine's as long as nothing is known."""
         return time.time() if self._ahead is None else self._ahead + self._monotonic()
 
 
@@ -172,7 +177,8 @@ class Keeper:
             await self._write(held)  # at once: so the next owner has the same ``backlog``
         if self._parts.inventory is None:  # it was removed from the configuration: no VM is missing
             held.fold.missing.expect({}, 0.0, 0.0)
-        self._parts.outbox.adopt(name, found.outbox, max(0.0, self._parts.clock.now() - found.at))
+        self._parts.clock.is_after(found.at)
+        self._parts.outbox.adopt(name, found.outbox, self._parts.clock.now() - found.at)
         return held
 
     # ---- writing
