@@ -146,7 +146,7 @@ class Webhook(SinkSettings, frozen=True, kw_only=True):
 
     url: SecretUrl
     secret: Password | None = None  # the key of the signature
-    headers: Headers = {}  # name: text, or {file: ...}, {env: ...}
+    headers: Headers = {}  # name: text, or {file: ...}, {env: ...}, {credential: ...}
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
     cert_file: ReadableFile | None = None  # the client's certificate
     key_file: ReadableFile | None = None  # the key of `cert_file`, if that file does not contain it
