@@ -36,9 +36,10 @@ def test_sigterm_and_sigint_ask_the_process_to_stop() -> None:
 
 def test_sighup_ends_the_wait_and_is_reported_in_the_main_thread() -> None:
     threads: list[threading.Thread] = []
-    with MainThread(lambda: threads.append(threading.current_thread())) as main:
-        signal.raise_signal(signal.SIGHUP)
-        assert not wait(main)
+    for main in (MainThread(), MainThread(lambda: threads.append(threading.current_thread()))):
+        with main:
+            signal.raise_signal(signal.SIGHUP)
+            assert not wait(main)
     assert threads == [threading.main_thread()]
 
 

@@ -95,7 +95,7 @@ def test_the_history_says_in_words_why_an_ending_or_an_approval_is_reported(
     assert said == [
         "it was Started, and is no longer listed",
         "Azure accepted it (rule drained)",
-        "NotBefore came first (by hand, ann)",
+        "NotBefore comes first (by hand, ann)",
     ]
 
 

@@ -68,7 +68,10 @@ UNKNOWN_TYPE: Final = TYPES[REBOOT]._replace(
 )
 
 UNDO: Final = "Nothing. If you moved or stopped something for this event, bring it back."
-_NOT_APPROVED: Final = "If {the_vm} is ready, run `notbefore approve {event}` on {vm}. Otherwise do nothing."
+_NOT_APPROVED: Final = (
+    "If {the_vm} is ready, and the event has not started, run `notbefore approve {event}` on {vm}. Otherwise do"
+    " nothing."
+)
 KINDS: Final = {
     "canceled": KindPhrases("canceled", "Azure canceled the event before it started. Nothing happened.", UNDO),
     "ended": KindPhrases(
@@ -83,12 +86,12 @@ KINDS: Final = {
     ),
     "approval_failed": KindPhrases(
         "could not be approved",
-        "{vm} tried to approve the event, without success. Azure will start it after the time below.",
+        "{vm} tried to approve the event, without success. Without an approval, Azure starts it after NotBefore.",
         _NOT_APPROVED,
     ),
     "approval_skipped": KindPhrases(
         "was not approved",
-        "{vm} did not approve the event, although a rule applies to it. Azure will start it after the time below.",
+        "{vm} did not approve the event. Without an approval, Azure starts it after NotBefore.",
         _NOT_APPROVED,
     ),
 }

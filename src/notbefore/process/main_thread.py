@@ -13,12 +13,16 @@ from typing import Any, Final, NoReturn, Self
 log = logging.getLogger("notbefore.process")
 
 
-class MainThread:
-    """While it is entered, SIGTERM and SIGINT end ``wait``; SIGHUP calls ``on_hangup``, if given, and ends it too."""
+def _not_reloaded() -> None:
+    log.warning("SIGHUP: the configuration is read only at the start: restart to use a new one")
 
-    def __init__(self, on_hangup: Callable[[], None] | None = None) -> None:
+
+class MainThread:
+    """While it is entered, SIGTERM and SIGINT end ``wait``; SIGHUP calls ``on_hangup``, and ends it too."""
+
+    def __init__(self, on_hangup: Callable[[], None] = _not_reloaded) -> None:
         self._on_hangup = on_hangup
-        taken = _STOPS if on_hangup is None or _SIGHUP is None else (*_STOPS, _SIGHUP)
+        taken = _STOPS if _SIGHUP is None else (*_STOPS, _SIGHUP)
         # the number of the signal comes through the socket
         self._handlers: dict[int, Any] = dict.fromkeys(taken, lambda *_: None)
         self._reader, self._writer = socket.socketpair()
@@ -54,7 +58,7 @@ class MainThread:
                 if number in _STOPS:
                     log.info("%s: stopping", signal.Signals(number).name)
                     return True
-                if number == _SIGHUP and self._on_hangup is not None:
+                if number == _SIGHUP:
                     self._on_hangup()
         return False
 
