@@ -117,7 +117,7 @@ class CourierHere:
     def kill(self) -> None:
         """Its socket is closed before."""
 
-    def poll(self) -> int:
+    def wait(self, _seconds: float) -> int:
         return -9
 
     @property

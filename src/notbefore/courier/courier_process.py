@@ -74,14 +74,13 @@ class CourierProcess:
 
     def end(self, *, kill: bool = True) -> int:
         """Wait for its end, or ``kill`` it; return the exit code, negative for a signal."""
+        import subprocess  # noqa: PLC0415 - the courier was started by it
+
         self.channel.close()
         if kill:
             self._process.kill()
-        deadline = time.monotonic() + REAP_SECONDS
-        while time.monotonic() < deadline:
-            if (code := self._process.poll()) is not None:
-                return code
-            time.sleep(0.002)
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(REAP_SECONDS)
         self._process.kill()
         return -9  # a thread hangs in a disk: the process ends when the disk answers
 
