@@ -89,8 +89,9 @@ class Polling:
         self._errors.attempt("poll identity", lambda: self._tracker.identify(None), vital=False)
         self._ask_identity()
         while not self._stops_within(max(0.0, self._due - self._clock.boot_time())):
-            self._due = self._next(self._errors.attempt("poll", self._poll))
-            self._due_wall = self._clock.time() + self._due - self._clock.boot_time()
+            error, now = self._errors.attempt("poll", self._poll), self._clock.boot_time()
+            self._due = self._next(error, now)
+            self._due_wall = self._clock.time() + self._due - now
 
     def _stops_within(self, seconds: float) -> bool:
         with suppress(Empty):
@@ -126,9 +127,8 @@ class Polling:
         if self._may_search and now - self._last_answer > silence and now >= self._next_search:
             self._errors.attempt("poll search", self._search, vital=False)
 
-    def _next(self, error: ImdsError | None) -> float:
+    def _next(self, error: ImdsError | None, now: float) -> float:
         """When the next poll is due: a whole number of intervals later, or after a back-off."""
-        now = self._clock.boot_time()
         if error is None:
             self._failures = 0
             missed = max(0.0, now - self._due) // self.interval  # those due during a slow answer are left out
