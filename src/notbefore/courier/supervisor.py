@@ -201,7 +201,7 @@ class Supervisor:
             problem = f"it cannot read what {__version__} has written"
         if problem:
             self._pause(f"notbefore {__version__} has a courier of {hello.version}, which cannot work: {problem}")
-        else:
+        elif not courier.leaves:  # else the package was replaced again while this courier started: the next one tells
             self.successor, self.trouble = hello.version, f"notbefore {hello.version} is installed: {__version__} ends"
             log.warning("notbefore %s is installed, and works: this one (%s) ends for it", hello.version, __version__)
         return False
