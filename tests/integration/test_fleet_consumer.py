@@ -3,6 +3,7 @@
 import asyncio
 import importlib.metadata
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,6 +109,20 @@ def test_what_ends_after_the_first_reading_is_news_also_where_that_reader_was_ki
         path.write_bytes(body)
     with consuming(tmp_path, hub) as (_, written):
         eventually(lambda: len(written) == 3, patience=60)
+
+
+def test_what_waits_in_the_hub_is_read_before_an_event_is_over_by_the_clock(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with consuming(tmp_path, hub) as (_, written):
+        send(hub, [report(A, "announced")])
+        eventually(lambda: len(written) == 1, patience=60)
+    send(hub, [report(A, kind) for kind in ("started", "finished")])
+    monkeypatch.setattr(consumer_module, "WAIT", 0.01)  # it takes longer to connect
+    monkeypatch.setattr(HubClock, "now", lambda _: time.time() + 7200)  # nothing was read for two hours
+    with consuming(tmp_path, hub) as (_, written):
+        eventually(lambda: len(written) == 2, patience=60)
+    assert not any(b"as_far_as_known" in one for one in written)
 
 
 def test_a_notification_that_fails_keeps_no_other_one_waiting(hub: Hub, tmp_path: Path) -> None:
