@@ -301,6 +301,7 @@ def test_a_wave_is_one_notification_with_digests() -> None:
         log.add(who, "finished", f"E{number}", interruption=9.0 - number)
     assert log.kinds == ["announced", "updated", "started"]
     assert (log.wait(301)[-1], log.last.change.interruption) == ("finished", 8.0)
+    assert (log.last.change.event.event_status, log.last.change.ahead_seconds) == ("Started", None)
     assert {one.change.event.key for one in log.made} == {log.last.change.event.key}
     assert not log.fold.events.waves.open
 

@@ -262,7 +262,7 @@ def event_of_wave(wave: Wave, standing: Standing, now: datetime) -> Event:
     return replace(
         first.event,
         event_id=wave.event_key,
-        event_status=STATUS_STARTED if standing is STARTED else STATUS_SCHEDULED,
+        event_status=STATUS_STARTED if standing in (STARTED, FINISHED) else STATUS_SCHEDULED,  # as a VM reports it
         resources=tuple(names)[:MAX_NAMES],
         not_before=min(ahead, default=None),
         duration=max((story.event.duration for story in stories if story.event.duration is not None), default=None),
