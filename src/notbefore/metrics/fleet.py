@@ -46,10 +46,9 @@ Counts = Mapping[Metric, Mapping[Labels, float]]
 
 def samples(counts: Counts, process: Snapshot) -> Iterator[Family]:
     """Every family with its samples. ``process``: the values of the outbox, the courier and the process."""
+    counts = {**counts, CHANGES: families.by_name(CHANGES, process.totals.changes)}
     for metric, values in counts.items():
         yield Family(metric, bounded(values), None if metric.kind == "gauge" else process.figures.since)
-    totals = process.totals
-    yield Family(CHANGES, bounded(families.by_name(CHANGES, totals.changes)), totals.since)
     yield from (family for family in families.samples(process) if family.metric.name.startswith(COMMON))
 
 
