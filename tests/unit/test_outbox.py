@@ -424,6 +424,17 @@ def test_what_may_run_once_is_given_after_it_is_written_that_it_has_begun() -> N
     assert box.lease(3) == []
 
 
+def test_only_what_a_courier_may_have_next_is_marked_as_begun() -> None:
+    box = Box(patience=1.0)
+    box.put(*[delivery(key, once=True) for key in "abc"])
+    for now in (1.0, 1.1):
+        assert box.lease(now, chat=1) == []
+    assert [row.event_key for row in box.rows() if row.begun] == ["a"]
+    box.put(delivery("d", once=True, severity="critical"), now=1.2)
+    assert [row.event_key for row in box.lease(2.5, chat=1)] == ["a"]  # the disk is sick; it is not overtaken
+    assert [row.event_key for row in box.rows() if row.begun] == ["a"]
+
+
 @pytest.mark.parametrize(("answered", "left"), [(True, ("pending", "503")), (False, ("dead", INTERRUPTED))])
 def test_what_may_have_run_when_its_owner_was_killed_is_dead(
     box: Box, *, answered: bool, left: tuple[str, str]

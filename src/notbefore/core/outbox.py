@@ -219,13 +219,14 @@ class Outbox:
     def _give(self, sink: str, count: int, now: float) -> list[Delivery]:
         """Return the deliveries that a courier gets for a sink."""
         found: list[Delivery] = []
-        while len(found) < count and (row := self.rows.pop(sink, now)) is not None:
+        rows = self.rows
+        while len(found) + rows.beginning(sink, now) < count and (row := rows.pop(sink, now)) is not None:
             if row.once and not row.begun:  # ``begun`` is written to the disk first
-                self.rows.hold(row.delivery_id, now)
-                self.rows.put(replace(row, begun=True))
+                rows.hold(row.delivery_id, now)
+                rows.put(replace(row, begun=True))
                 continue
-            self.rows.given.add(row.delivery_id)
-            found.append(replace(row, thread=self.rows.threads.get(row.lane)))
+            rows.given.add(row.delivery_id)
+            found.append(replace(row, thread=rows.threads.get(row.lane)))
         return found
 
     def _record(self, result: SendResult, now: float) -> None:

@@ -19,7 +19,7 @@ ROW_BYTES: Final = 600  # of a delivery without its record and error text
 LATENCY_BOUNDS: Final = (0.1, 1.0, 5.0, 30.0, 300.0, 3_600.0)  # seconds from a change to its acceptance
 
 Latency = tuple[tuple[int, ...], float]  # counts by LATENCY_BOUNDS, one more beyond; the sum in seconds
-Urgency = tuple[int, bool, float, int]  # the smallest is the most urgent
+Urgency = tuple[bool, int, bool, float, int]  # the smallest is the most urgent
 K = TypeVar("K", bound=str | tuple[str, ...])
 
 
@@ -31,7 +31,7 @@ class Schedule(Generic[K]):
         self._ready: list[tuple[Urgency, float, K]] = []
         self._places: dict[K, tuple[list[Any], Any]] = {}  # key -> the list that contains it, and its entry there
 
-    def put(self, key: K, time: float | None, urgency: Urgency = (0, False, 0.0, 0)) -> None:
+    def put(self, key: K, time: float | None, urgency: Urgency = (False, 0, False, 0.0, 0)) -> None:
         """Make a key ready from this time on; ``None``: never."""
         self.drop(key)
         if time is not None:
@@ -202,6 +202,11 @@ class OutboxRows:
         found = self._next_of(lane) if lane is not None else None
         return found[1] if found is not None else None
 
+    def beginning(self, sink: str, now: float) -> int:
+        """Return how many deliveries to a sink begin once that is on disk."""
+        held = [self.by_id[key] for key, until in self._waits.items() if isinstance(key, str) and until > now]
+        return sum(row.begun for row in held if row.sink == sink)
+
     def next_due(self) -> float | None:
         """Return the time at which a courier is needed next; ``None``: nothing waits."""
         queues = self._queues.items()
@@ -245,5 +250,5 @@ def _size(row: Delivery) -> int:
 
 
 def _urgency(row: Delivery) -> Urgency:
-    """Order by severity, then messages about coming events first, then by NotBefore, then by age."""
-    return SEVERITIES.index(row.severity), row.kind not in EXPIRING_KINDS, row.not_before, row.seq
+    """Order by severity, then messages about coming events first, then by NotBefore, then by age; begun ones first."""
+    return not row.begun, SEVERITIES.index(row.severity), row.kind not in EXPIRING_KINDS, row.not_before, row.seq
