@@ -257,6 +257,14 @@ def test_a_file_that_could_not_be_read_at_the_start_is_not_overwritten(
     load, answers = StateFile.load, threading.Event()
     monkeypatch.setattr(StateFile, "load", lambda file: answers.wait(20) and load(file))
     monkeypatch.setattr("notbefore.store.disk.START_PATIENCE", 0.1)
+    transact, errors = StateFile._transact, iter([OSError(errno.EIO, "I/O error")])
+
+    def fails_once(file: StateFile, *given: Any) -> None:
+        for error in errors:
+            raise error
+        transact(file, *given)
+
+    monkeypatch.setattr(StateFile, "_transact", fails_once)
     with store_in(tmp_path) as store:
         assert (store.disk.degraded is not None, store.state) == (True, StoredState())
         store.outbox.put([delivery("e1")])

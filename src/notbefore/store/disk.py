@@ -178,6 +178,7 @@ class DiskThread:
         self.lock.hold()
         if self._unread and self.file.path.exists():  # do not overwrite its content
             self.file.set_aside("unread", "it could not be read at the start")
+            self._unread = False  # if writing fails, the next file is not kept in place of this one
         with self._memory:
             step, (content, news) = self._step, self._collect()
         self.file.write(content, news)
