@@ -26,7 +26,7 @@ from support.agent import eventually
 from support.azure import T0
 from support.box import change, rows_of
 from support.box import delivery as made
-from support.file import read_records
+from support.file import read_records, read_state
 from support.sick import SickDisk, settle
 from support.tracking import SteppedClock
 
@@ -272,6 +272,15 @@ def test_a_file_that_could_not_be_read_at_the_start_is_not_overwritten(
         settle(store)
     with closing(sqlite3.connect(tmp_path / (FILE_NAME + ".unread"))) as db:
         assert db.execute("SELECT count(*) FROM rows WHERE kind = 'state'").fetchone() != (0,)
+
+
+def test_after_a_reader_has_failed_everything_is_written_again(tmp_path: Path) -> None:
+    with store_in(tmp_path) as store:
+        write(store)
+        with SickDisk(store):
+            assert store.history(None, 9) == ([], False)
+        store.path.unlink()
+        eventually(lambda: store.path.exists() and read_state(tmp_path, "vm"))
 
 
 def test_another_boot_counts_no_time_until_imds_says_it(tmp_path: Path) -> None:

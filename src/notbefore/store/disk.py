@@ -159,7 +159,7 @@ class DiskThread:
                 answer.put((action(),))
             except Exception as error:  # noqa: BLE001 - such as no memory; the caller of ``do`` gets its own
                 self.file.forget()  # now everything is behind
-                if job is None or isinstance(error, FileReplacedError):
+                if job is None or not isinstance(error, StoreError):  # which only refuses to begin
                     self._failed(error)
                 answer.put(error)
             self._since = None
