@@ -328,8 +328,9 @@ class Outbox:
                 _bury(self.rows, row, f"no sink named {row.sink} is configured", now)
             else:
                 self.rows.remove(row, "withdrawn")
+                others = tuple(name for name in row.others if name in self.terms)
                 for name in names:  # with its ``seq``, so that ``advance`` still corrects its times
-                    self._add(_to_sink(row, name, self.terms), now)
+                    self._add(_to_sink(row, name, self.terms, others=others), now)
         return left
 
 
