@@ -121,8 +121,6 @@ def warnings(config: Config, places: Places) -> list[str]:
 
 
 def _of_sinks(config: Config) -> Iterator[Finding]:
-    if Path(config.state.dir).is_file():
-        yield "state.dir", f"{config.state.dir} is a file: name a directory"
     used = {name for route in config.routes for name in (*route.sinks, *route.fallback)}
     for name, sink in config.sinks.items():
         heartbeats = sink.event_hub is not None and sink.event_hub.heartbeat
