@@ -43,7 +43,7 @@ def left(directory: Path, *refused: Delivery, listed: tuple[str, ...] = ()) -> P
     with closing(Store(directory, Clock())) as store:
         store.commit(StoredState(tracked=Tracked(events=events)))
         store.outbox.put(refused)
-        assert store.disk.wait_written(None, 20)
+        assert store.disk.wait_written(20)
         store.outbox.exchange([], {one.sink: 100 for one in refused})
         store.outbox.exchange([SendResult(one.delivery_id, "refused", "404") for one in refused], {})
     return directory

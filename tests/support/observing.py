@@ -77,13 +77,12 @@ class FragileStore(Store):
 
     die: str | None = None
 
-    def commit(self, state: StoredState, changes: Sequence[StoredChange] = ()) -> int:
+    def commit(self, state: StoredState, changes: Sequence[StoredChange] = ()) -> None:
         if self.die == "before":
             raise KilledError
-        step = super().commit(state, changes)
+        super().commit(state, changes)
         if self.die == "after":
             raise KilledError
-        return step
 
 
 class Observer:

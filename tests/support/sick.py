@@ -29,4 +29,4 @@ class SickDisk:
 
 def settle(store: Store) -> None:
     """Wait until all is written."""
-    eventually(lambda: store.disk.wait_written(None, 0) and store.disk.degraded is None)
+    eventually(lambda: store.disk.wait_written(0) and store.disk.degraded is None)

@@ -130,13 +130,13 @@ class AgentState:
             if poll is not None and poll.seen is not None:
                 state, date = self._with_times(state, poll), poll.seen.date
                 self._store.know_time(date.timestamp() if date is not None else None)
-            number = self._store.commit(state, stored)
+            self._store.commit(state, stored)
             self._publish(state, poll)
             for one in stored:
                 self._write_record(one.record + b"\n")
         if stored:
             self._changed()
-        return self._store.disk.wait_written(number, on_disk)
+        return self._store.disk.wait_written(on_disk)
 
     def _publish(self, state: StoredState, poll: PollStatus | None = None) -> None:
         self._snapshot = AgentSnapshot(state, poll or self._snapshot.poll, self.vm_of(state))

@@ -32,7 +32,7 @@ def ask_owner(directory: Path, request: Request, reply: type[R]) -> R:
         if store.disk.degraded is not None:
             raise StoreError(f"{store.path} cannot be opened ({store.disk.degraded})")
         found = answer(store, request)
-        if isinstance(found, OutboxReply) and found.done and not store.disk.wait_written(None, WRITE_PATIENCE):
+        if isinstance(found, OutboxReply) and found.done and not store.disk.wait_written(WRITE_PATIENCE):
             why = store.disk.degraded or "the disk does not answer"
             raise StoreError(f"{store.path} cannot be written ({why}): nothing was changed")
         return cast("R", found)

@@ -94,21 +94,19 @@ class DiskThread:
         self._unread = False
         return loaded
 
-    def stepped(self, *, news: bool = True) -> int:
-        """Let memory be written if it has ``news``; return the newest step. The caller holds the lock."""
-        if news:
-            self._step += 1
-            self._memory.notify_all()
-        return self._step
+    def stepped(self) -> None:
+        """Let memory be written: it has changed. The caller holds the lock."""
+        self._step += 1
+        self._memory.notify_all()
 
-    def wait_written(self, step: int | None, seconds: float) -> bool:
-        """Wait for a step (``None``: the newest), but not for a sick disk; return whether it is on disk.
+    def wait_written(self, seconds: float) -> bool:
+        """Wait until all of memory is on disk, but not for a sick disk; return whether it is.
 
         Only for callers that must not continue without it.
         """
         deadline = time.monotonic() + seconds
         with self._memory:
-            step = self._step if step is None else step
+            step = self._step
             while self._written_step < step and self.degraded is None and time.monotonic() < deadline:
                 self._memory.wait(min(SLOW / 4, seconds))
             return self._written_step >= step
@@ -135,7 +133,7 @@ class DiskThread:
 
     def close(self) -> None:
         """Write what is behind, close the file, and release the directory; does not wait for a sick disk."""
-        self.wait_written(None, SLOW)
+        self.wait_written(SLOW)
         with self._memory:
             self._ends = True
             self._memory.notify_all()

@@ -56,7 +56,7 @@ class StoredOutbox:
         outbox: Outbox,
         memory: threading.Condition,
         clock: StoreClock,
-        stepped: Callable[[], object],
+        stepped: Callable[[], None],
         to_deliver: Callable[[], None],
     ) -> None:
         self._outbox = outbox
@@ -164,8 +164,8 @@ class Store:
 
     # ---- the state
 
-    def commit(self, state: StoredState, changes: Sequence[StoredChange] = ()) -> int:
-        """Remember a state, the changes that led to it, and their deliveries; return the number of this step."""
+    def commit(self, state: StoredState, changes: Sequence[StoredChange] = ()) -> None:
+        """Remember a state, the changes that led to it, and their deliveries."""
         now, wall = self._clock.boot_time(), self._clock.time()
         with self._memory:
             news, self.state = state is not self.state, state
@@ -174,12 +174,11 @@ class Store:
             self._records += changes
             too_many = max(0, len(self._records) - MAX_RECORDS)
             del self._records[:too_many]
-            step = self._stepped(news=news)
+            self._stepped(news=news)
         if too_many:
             log.warning("%d records are missing in the history: too many wait for the disk", too_many)
         if any(one.deliveries for one in changes):
             self._to_deliver()
-        return step
 
     def know_time(self, date: float | None) -> None:
         """Note that IMDS answered at ``date`` by its clock, in Unix seconds; ``None``: its answer has no date."""
@@ -219,9 +218,10 @@ class Store:
 
     # ---- behind; with ``_memory`` held
 
-    def _stepped(self, *, news: bool = False) -> int:
-        """Note that memory may have changed, so that it is written; return the newest step."""
-        return self.disk.stepped(news=bool(news or self._records or self._outbox.rows.changed))
+    def _stepped(self, *, news: bool = False) -> None:
+        """Let memory be written, if it has changed; ``news``: the state has."""
+        if news or self._records or self._outbox.rows.changed:
+            self.disk.stepped()
 
     def _behind(self) -> tuple[Content, Sequence[StoredChange]]:
         now = self._clock.boot_time()
