@@ -174,7 +174,7 @@ class Outbox:
                 self.rows.remove(other)
         if one.kind not in ("reminder", *APPROVAL_KINDS):
             self._withdraw(one.event_key, now, lambda other: other.is_reminder and other.sink == one.sink)
-        self.rows.hold(one.delivery_id, now)
+        self.rows.hold(one.lane, now)
         self.rows.put(self._accepted(one))
 
     def _accepted(self, one: Delivery) -> Delivery:
@@ -222,7 +222,7 @@ class Outbox:
         rows = self.rows
         while len(found) + rows.beginning(sink, now) < count and (row := rows.pop(sink, now)) is not None:
             if row.once and not row.begun:  # ``begun`` is written to the disk first
-                rows.hold(row.delivery_id, now)
+                rows.hold(row.lane, now)
                 rows.put(replace(row, begun=True))
                 continue
             rows.given.add(row.delivery_id)

@@ -104,9 +104,9 @@ class OutboxRows:
         self.paused: dict[str, float] = {}  # sink -> the end of the pause that its receiver asked for
         self.expiries = Schedule[str]()
         self.fallbacks = Schedule[str]()
-        self.changed: set[str | Lane] = set()  # ids and lanes, since ``take``
+        self.changed: set[Lane] = set()  # since ``take``
         self._patience = patience
-        self._waits: dict[str | Lane, float] = {}  # id or lane that waits for the disk -> its deadline
+        self._waits: dict[Lane, float] = {}  # lane that waits for the disk -> its deadline
         self._queues: defaultdict[str, Schedule[Lane]] = defaultdict(Schedule)  # by sink
         self._of_event: dict[str, dict[str, None]] = {}  # event key -> the ids of its deliveries
 
@@ -140,17 +140,17 @@ class OutboxRows:
 
     def written(self) -> bool:
         """Note that what was taken last is on disk; return whether a delivery waited for that."""
-        waited = [key for key in self._waits if key not in self.changed]
-        for key in waited:
-            del self._waits[key]
-        next_ones = [self._line_up(key if isinstance(key, tuple) else self.by_id[key].lane) for key in waited]
+        waited = [lane for lane in self._waits if lane not in self.changed]
+        for lane in waited:
+            del self._waits[lane]
+        next_ones = [self._line_up(lane) for lane in waited]
         return any(next_ones)
 
-    def hold(self, key: str | Lane, now: float) -> None:
-        """Let a delivery, or the next delivery of a lane, wait until the present changes are on disk."""
+    def hold(self, lane: Lane, now: float) -> None:
+        """Let the deliveries of a lane wait until its present changes are on disk."""
         if self._patience > 0:
-            self._waits[key] = now + self._patience
-            self.changed.add(key)
+            self._waits[lane] = now + self._patience
+            self.changed.add(lane)
 
     # ---- changes
 
@@ -160,7 +160,7 @@ class OutboxRows:
         self.size += _size(row) - (_size(before) if before is not None else 0)
         self.by_id[row.delivery_id] = row
         self._of_event.setdefault(row.event_key, {})[row.delivery_id] = None
-        self.changed.add(row.delivery_id)
+        self.changed.add(row.lane)
         self.expiries.put(row.delivery_id, row.expires)
         self.fallbacks.put(row.delivery_id, row.fallback_at)
         self._line_up(row.lane)
@@ -174,10 +174,9 @@ class OutboxRows:
         if not ids:
             del self._of_event[row.event_key]
         self.given.discard(one)
-        self._waits.pop(one, None)
         self.expiries.drop(one)
         self.fallbacks.drop(one)
-        self.changed.add(one)
+        self.changed.add(row.lane)
         if result is not None and row.state != "repeating":
             self.count(row.sink, result)
         self._line_up(row.lane)
@@ -204,8 +203,9 @@ class OutboxRows:
 
     def beginning(self, sink: str, now: float) -> int:
         """Return how many deliveries to a sink begin once that is on disk."""
-        held = [self.by_id[key] for key, until in self._waits.items() if isinstance(key, str) and until > now]
-        return sum(row.begun for row in held if row.sink == sink)
+        held = [lane for lane, until in self._waits.items() if lane[0] == sink and until > now]
+        rows = [row for name, event_key in held for row in self.of_event(event_key, name)]
+        return sum(row.begun and row.delivery_id not in self.given for row in rows)
 
     def next_due(self) -> float | None:
         """Return the time at which a courier is needed next; ``None``: nothing waits."""
@@ -235,8 +235,7 @@ class OutboxRows:
             if row.delivery_id in self.given:
                 return None
             if not queued and row.state != "dead" and (self.time_known or not row.is_reminder):
-                waits = [self._waits[key] for key in (row.delivery_id, lane) if key in self._waits]
-                found.append((max([row.due, *waits]), _urgency(row), row))
+                found.append((max(row.due, self._waits.get(lane, row.due)), _urgency(row), row))
             queued = queued or row.queued
         if not found:
             return None
