@@ -145,7 +145,7 @@ class Store:
         self.state = StoredState()  # at the start, that of the file
         self._outbox = Outbox(lambda: os.urandom(1)[0] / 255, overflowed=log_overflowed)  # `random` costs 0.2 MiB
         self._records: list[StoredChange] = []  # not in the history of the file yet, oldest first
-        self._date: tuple[float, float] | None = None  # IMDS's time in Unix seconds, and the boot time then
+        self._epoch: float | None = None  # IMDS's time in Unix seconds at the boot, if it is known
         self.outbox = StoredOutbox(self._outbox, self._memory, clock, self._stepped, to_deliver)
         self.disk = DiskThread(directory, self._memory, self._behind, self._written)
         if (loaded := self.disk.load()) is not None:
@@ -158,7 +158,7 @@ class Store:
             # a clock that has gone back is that of another boot, whatever its id: a checkpoint was restored
             same_boot = loaded.clock.boot == self._clock.boot_id and now >= loaded.clock.clock
             passed = now - loaded.clock.clock if same_boot else 0.0
-            self._date = (loaded.clock.date + passed, now) if loaded.clock.date is not None else None
+            self._epoch = loaded.clock.date + passed - now if loaded.clock.date is not None else None
             self._outbox.restore(loaded.outbox, now, passed, time_known=same_boot or not loaded.outbox.rows)
             self._stepped()
 
@@ -183,18 +183,13 @@ class Store:
     def know_time(self, date: float | None) -> None:
         """Note that IMDS answered at ``date`` by its clock, in Unix seconds; ``None``: its answer has no date."""
         with self._memory:
-            now = self._clock.boot_time()
-            counted = self._date_at(now)
-            known = self._outbox.rows.time_known
-            if date is not None or not known:
-                self._date = (date, now) if date is not None else None
-            if not known:
-                self._outbox.advance(max(0.0, date - counted) if date is not None and counted is not None else 0.0)
+            counted, epoch = self._epoch, date - self._clock.boot_time() if date is not None else None
+            if not self._outbox.rows.time_known:  # then ``counted`` is without the time between two boots
+                self._epoch = epoch
+                self._outbox.advance(max(0.0, epoch - counted) if epoch is not None and counted is not None else 0.0)
                 self._stepped()
-
-    def _date_at(self, now: float) -> float | None:
-        """Return IMDS's time in Unix seconds, without uncounted time between boots; ``None``: it is not known."""
-        return self._date[0] + now - self._date[1] if self._date is not None else None
+            elif epoch is not None:
+                self._epoch = epoch
 
     # ---- readers
 
@@ -225,7 +220,8 @@ class Store:
 
     def _behind(self) -> tuple[Content, Sequence[StoredChange]]:
         now = self._clock.boot_time()
-        clock = FileClock(self._clock.boot_id if self._outbox.rows.time_known else "", now, self._date_at(now))
+        date = self._epoch + now if self._epoch is not None else None
+        clock = FileClock(self._clock.boot_id if self._outbox.rows.time_known else "", now, date)
         return Content(self.state, self._outbox.rows.take(now), clock), [*self._records]
 
     def _written(self, news: Sequence[StoredChange]) -> None:
