@@ -72,16 +72,14 @@ class CourierProcess:
         """Give it no more deliveries, and these seconds at most for the attempts under way."""
         self.leave_at = min(self.leave_at, time.monotonic() + seconds)
 
-    def end(self, *, kill: bool = True) -> int:
-        """Wait for its end, or ``kill`` it; return the exit code, negative for a signal."""
+    def end(self) -> int:
+        """End it; return its exit code, negative for a signal. Of one that ends by itself, that is its own code."""
         import subprocess  # noqa: PLC0415 - the courier was started by it
 
         self.channel.close()
-        if kill:
-            self._process.kill()
+        self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(REAP_SECONDS)
-        self._process.kill()
         return -9  # a thread hangs in a disk: the process ends when the disk answers
 
 

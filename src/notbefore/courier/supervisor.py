@@ -160,12 +160,12 @@ class Supervisor:
             if self._courier is None or courier.silent < OVERDUE:
                 return
             log.error("the courier has sent nothing for %d s: it is killed and replaced", courier.silent)
-            code, reason = self._reap(courier), "hung"
-        except ConnectionError:
-            code = self._reap(courier, kill=False)
+            reason = "hung"
+        except ConnectionError:  # it has ended
+            pass
         except msgspec.MsgspecError as error:
             log.error("the courier sent a wrong message (%s): it is killed and replaced", error)  # noqa: TRY400 - the text is enough
-            code = self._reap(courier)
+        code = self._reap(courier)
         if not courier.works:
             self._pause(f"the courier does not start (exit code {code})")
             return
@@ -222,8 +222,8 @@ class Supervisor:
         if now - courier.last_busy > patience or now >= courier.leave_at:
             self._reap(courier)
 
-    def _reap(self, courier: CourierProcess, *, kill: bool = True) -> int:
-        code = courier.end(kill=kill)
+    def _reap(self, courier: CourierProcess) -> int:
+        code = courier.end()
         self._courier, self.figures = None, replace(self.figures, running=False)
         self._outbox.courier_ended()
         return code
