@@ -27,19 +27,19 @@ REBOOT: Final = {
 LATER: Final = {"NotBefore": "Sun, 01 Mar 2026 12:45:00 GMT"}
 FINISHED: Final = message(REBOOT, REBOOT | STARTED, None, seconds=(2, 900, 1500))
 APPROVAL: Final = {"change": "approved", "reason": "accepted", "approval_rule": "drained", "approval_by": "rule"}
-MESSAGES: Final = {  # by their kinds: the message, and how many seconds after the beginning it is sent
-    "Announced": (message(REBOOT), 2),
-    "Announced, of another type": (message({}), 2),
-    "Announced, of several VMs": (message(REBOOT | {"Resources": [ME, *(f"WestNO_{one}" for one in range(1, 5))]}), 2),
-    "Updated: NotBefore moved": (message(REBOOT, REBOOT | LATER), 60),
-    "Updated: it no longer affects this VM": (message(REBOOT, REBOOT | {"Resources": ["WestNO_7"]}), 60),
-    "Reminder": (message(REBOOT, kind="reminder"), 600),
-    "Started": (message(REBOOT, REBOOT | STARTED, seconds=(2, 900)), 900),
-    "Started without notice": (message(REBOOT | STARTED), 2),
-    "Finished": (recording(FINISHED, interruption_seconds=95.0), 1500),
-    "Canceled": (message(REBOOT, None), 120),
-    "Ended: nobody saw how": (recording(message(REBOOT, None, kind="ended"), change="ended", outcome="unknown"), 1500),
-    "Approved": (recording(message(REBOOT, kind="approved"), **APPROVAL), 60),
+MESSAGES: Final = {  # by their kinds
+    "Announced": message(REBOOT, now=at(2)),
+    "Announced, of another type": message({}, now=at(2)),
+    "Announced, of several VMs": message(REBOOT | {"Resources": [ME, *(f"WestNO_{one}" for one in range(1, 5))]}),
+    "Updated: NotBefore moved": message(REBOOT, REBOOT | LATER, now=at(60)),
+    "Updated: it no longer affects this VM": message(REBOOT, REBOOT | {"Resources": ["WestNO_7"]}, now=at(60)),
+    "Reminder": message(REBOOT, kind="reminder", now=at(600)),
+    "Started": message(REBOOT, REBOOT | STARTED, seconds=(2, 900), now=at(900)),
+    "Started without notice": message(REBOOT | STARTED, now=at(2)),
+    "Finished": recording(FINISHED, interruption_seconds=95.0),
+    "Canceled": message(REBOOT, None, now=at(120)),
+    "Ended: nobody saw how": recording(message(REBOOT, None, kind="ended"), change="ended", outcome="unknown"),
+    "Approved": recording(message(REBOOT, kind="approved", now=at(60)), **APPROVAL),
 }
 APART: Final = ("approved", "approval_failed", "approval_skipped")  # they change no alert
 COLORS: Final = {"critical": "red", "warning": "orange", "info": "blue"}
@@ -52,28 +52,27 @@ The subject, and how the sinks mark the message.
 """
 
 
-def mail(one: Message, seconds: float) -> str:
+def mail(one: Message) -> str:
     """The e-mail as text."""
     account = Email(host="mail.example.org", sender="vm@example.org", to=("ops@example.org",))
-    now = at(seconds)
-    found = email.compose(one, text_of(one, now, Messages(links=LINKS)), account, now)
+    found = email.compose(one, text_of(one, Messages(links=LINKS)), account)
     return f"```text\nSubject: {found['Subject']}\n\n{found.get_content()}```\n"
 
 
-def pager(one: Message, seconds: float) -> dict[str, Any]:
+def pager(one: Message) -> dict[str, Any]:
     """The request to PagerDuty, without its routing key."""
     said = one if one.record.no_longer_affected else one.shared
-    return pagerduty.event(said, text_of(said, at(seconds), Messages(links=LINKS)))
+    return pagerduty.event(said, text_of(said, Messages(links=LINKS)))
 
 
-def row(heading: str, one: Message, seconds: float) -> str:
+def row(heading: str, one: Message) -> str:
     """One line of the table."""
-    text = text_of(one, at(seconds), Messages(links=LINKS))
-    (attachment,) = slack.content(one, text, at(seconds))["attachments"]
+    text = text_of(one, Messages(links=LINKS))
+    (attachment,) = slack.content(one, text)["attachments"]
     colors = {slack.COLORS[severity]: color for severity, color in COLORS.items()} | {slack.OVER: "green"}
     incident = alert = "-"
     if one.kind not in APART:
-        event = pager(one, seconds)
+        event = pager(one)
         incident = f"{event['event_action']}, {event['payload']['severity']}"
         made = alertmanager.alerts(one, text, Alertmanager(urls=("http://am-0:9093",)))[0]
         alert = f"{'resolved' if one.over else 'firing'}, {made['labels']['severity']}"
@@ -83,10 +82,10 @@ def row(heading: str, one: Message, seconds: float) -> str:
 def page() -> str:
     """What is generated in docs/messages.md."""
     parts = ["## One Reboot\n"]
-    parts += [f"### {heading}\n\n{mail(*MESSAGES[heading])}" for heading in ("Announced", "Started", "Finished")]
+    parts += [f"### {heading}\n\n{mail(MESSAGES[heading])}" for heading in ("Announced", "Started", "Finished")]
     parts.append("## One pager\n\nWhat PagerDuty is sent of this Reboot; its end is a `resolve` with the same key.\n")
-    parts.append(f"```json\n{json.dumps(pager(*MESSAGES['Announced']), indent=2, ensure_ascii=False)}\n```\n")
+    parts.append(f"```json\n{json.dumps(pager(MESSAGES['Announced']), indent=2, ensure_ascii=False)}\n```\n")
     parts.append("## One drill\n\n`notbefore drill` sends this through the real routes and sinks.\n")
-    parts.append(mail(message(REBOOT, exercise=True), 2))
-    parts.append(TABLE + "".join(row(heading, *one) for heading, one in MESSAGES.items()))
+    parts.append(mail(message(REBOOT, exercise=True, now=at(2))))
+    parts.append(TABLE + "".join(row(heading, one) for heading, one in MESSAGES.items()))
     return "\n".join(parts)

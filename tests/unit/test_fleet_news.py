@@ -110,7 +110,7 @@ def texts(log: Log) -> list[Text]:
     made = [(one, Record.of(one.change, one.vm, fleet=one.facts).line()) for one in log.made]
     found = [deliveries(one.change, line, routing, one.vm)[0] for one, line in made]
     sent = [Message.of(one, datetime.fromtimestamp(one.created, UTC)) for one in found]
-    return [text_of(one, one.now, Messages()) for one in sent]
+    return [text_of(one, Messages()) for one in sent]
 
 
 def test_a_message_says_whose_the_vms_are() -> None:

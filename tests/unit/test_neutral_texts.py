@@ -17,10 +17,9 @@ from notbefore.core.text import escaped
 from notbefore.courier.message import Message
 from notbefore.courier.sinks import alertmanager, apprise, email, pagerduty, slack
 from notbefore.courier.wording import Text, text_of
-from support.azure import ME, STARTED, at
+from support.azure import ME, STARTED
 from support.messages import message, recording
 
-NOW = at(60)
 SETTINGS = Messages()
 ACCOUNT = Email(host="mail.example.org", sender="vm@example.org", to=("ops@example.org",))
 EVIL = st.text(
@@ -43,13 +42,13 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def _email(one: Message, text: Text) -> Any:
-    mail = email.compose(one, text, ACCOUNT, NOW)
+    mail = email.compose(one, text, ACCOUNT)
     return dict(mail.items()), mail.get_content()
 
 
 CATEGORIES = ("Cc", "Cf", "Zl", "Zp")  # controls, format characters, separators of lines and paragraphs
 SINKS: dict[str, Callable[[Message, Text], Any]] = {
-    "slack": lambda one, text: slack.content(one, text, NOW),
+    "slack": slack.content,
     "email": _email,
     "alertmanager": lambda one, text: alertmanager.alerts(one, text, Alertmanager(urls=("http://am-0:9093",))),
     "pagerduty": pagerduty.event,
@@ -67,7 +66,7 @@ def test_every_text_survives_every_moment(sink: str, moment: datetime) -> None:
     look, moved = {"EventType": "Reboot"}, {"not_before": moment.replace(tzinfo=UTC), "fleet_events": 2}
     for one in (message(look), message(look, look | STARTED), message(look, None)):
         late = recording(one, **moved)
-        assert list(texts(SINKS[sink](late, text_of(late, NOW, SETTINGS))))
+        assert list(texts(SINKS[sink](late, text_of(late, SETTINGS))))
 
 
 @pytest.mark.parametrize("sink", SINKS)
@@ -85,7 +84,7 @@ def test_nothing_forges_a_line_or_turns_the_text_around(sink: str, first: str, s
     }
     vm = Vm(name=first, resource_group=second, zone=first, scale_set=second, subscription_id=first, location=second)
     for one in (message(look, vm=vm), message(look, look | STARTED, vm=vm)):
-        text = text_of(one, NOW, SETTINGS)
+        text = text_of(one, SETTINGS)
         for found in texts(SINKS[sink](one, text)):
             wrong = {letter for letter in found if unicodedata.category(letter) in CATEGORIES}
             assert wrong <= {"\n"}  # the line ends are ours

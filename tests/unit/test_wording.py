@@ -1,9 +1,10 @@
 """The words of a message."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from notbefore.config.sinks import Links, Messages
 from notbefore.core.change import ChangeKind
@@ -20,8 +21,8 @@ REBOOT = {"EventType": "Reboot", "DurationInSeconds": -1}
 LATER = {"NotBefore": "Sun, 01 Mar 2026 12:30:00 GMT"}
 
 
-def text_of(one: Message, now: datetime = EARLY, **settings: Any) -> Text:
-    return wording.text_of(one, now, Messages(**settings))
+def text_of(one: Message, **settings: Any) -> Text:
+    return wording.text_of(replace(one, now=EARLY), Messages(**settings))
 
 
 # ---- the title
@@ -131,7 +132,7 @@ def test_silent_vms_are_shown_with_since_when_and_where(kind: ChangeKind, over: 
 )
 def test_an_end_that_nobody_saw_is_no_good_news(outcome: str, color: str, kind: str) -> None:
     gone = recording(message({}, None, kind="ended"), outcome=outcome)
-    (attachment,) = slack.content(gone, text_of(gone), EARLY)["attachments"]
+    (attachment,) = slack.content(gone, text_of(gone))["attachments"]
     assert attachment["color"] == color
     assert apprise.notification(gone, text_of(gone))["notify_type"] == kind
 

@@ -57,12 +57,12 @@ def _lines(facts: Iterable[Fact]) -> str:
     return "\n".join(f"{fact.name}: {fact.value}" for fact in facts)
 
 
-def text_of(message: Message, now: datetime, settings: Messages) -> Text:
-    """Return the message in words, as of ``now``."""
+def text_of(message: Message, settings: Messages) -> Text:
+    """Return the message in words."""
     record = message.record
     silence = record.event_type == SILENT
-    title, summary, advice = _silence(message) if silence else _story(message, now, settings.advice)
-    facts = _facts_of_silence(message) if silence else _facts(message, now)
+    title, summary, advice = _silence(message) if silence else _story(message, settings.advice)
+    facts = _facts_of_silence(message) if silence else _facts(message)
     if record.exercise:
         title, summary = EXERCISE + title, f"{phrases.EXERCISE} {summary}".rstrip()
     elif record.reason == "corrected":
@@ -90,7 +90,7 @@ def effect(event_type: str, tense: str = "is", who: str = "The VM") -> str:
     return f"{who} {tense} {TYPES[event_type].effect}" if event_type in TYPES else ""
 
 
-def _story(message: Message, now: datetime, own: dict[str, str]) -> tuple[str, str, str]:
+def _story(message: Message, own: dict[str, str]) -> tuple[str, str, str]:
     """Return title, summary and advice. ``own``: event type -> the user's advice, for events that are not over."""
     record, kind = message.record, message.kind
     event = f"{record.event_type} of {subject(record)}"
@@ -107,7 +107,7 @@ def _story(message: Message, now: datetime, own: dict[str, str]) -> tuple[str, s
         return f"{event} {said.title}", summary, _filled(said.advice, record)
     affected = "The VM" if record.of_one_vm else "Each affected VM"
     if message.is_ahead:
-        state, advice = _when(record.not_before, now), of_type.ahead
+        state, advice = _when(record.not_before, message.now), of_type.ahead
         summary = effect(record.event_type, "will be", affected)
     else:
         state, advice = _under_way(message), of_type.started
@@ -164,10 +164,10 @@ def _silence(message: Message) -> tuple[str, str, str]:
 Facts = Iterator[tuple[str, str]]
 
 
-def _facts(message: Message, now: datetime) -> Facts:
+def _facts(message: Message) -> Facts:
     record = message.record
     yield "Sent here because", message.note
-    yield from _times(message, now)
+    yield from _times(message)
     yield "Progress", record.progress
     yield "Affected VMs", _names(record)
     unaffected = message.kind == "canceled" or record.no_longer_affected or record.approval_rule is not None
@@ -195,7 +195,7 @@ def _facts_of_silence(message: Message) -> Facts:
     yield "Severity", message.shown_severity
 
 
-def _times(message: Message, now: datetime) -> Facts:
+def _times(message: Message) -> Facts:
     """Yield the times; for an update also what changed, unless it is NotBefore."""
     record = message.record
     planned = clock(record.not_before) if record.not_before is not None else "unknown"
@@ -204,7 +204,7 @@ def _times(message: Message, now: datetime) -> Facts:
         yield "Over since", clock(record.over_since or record.time)
         yield "Duration of the event", words(record.started_seconds) if record.started_seconds is not None else ""
     elif message.is_ahead:
-        yield "Not before", planned + (f", {countdown(record.not_before, now)}" if record.not_before else "")
+        yield "Not before", planned + (f", {countdown(record.not_before, message.now)}" if record.not_before else "")
         yield "Previously", clock(before) if before is not None else ""
     elif record.event_status == STARTED or message.kind == "started":
         yield "Started" if message.kind == "started" else "Changed", clock(record.time)

@@ -46,7 +46,7 @@ class Sink(HttpSink):
 
     def send(self, message: Message) -> Receipt:
         """POST the alert to every member. One that accepts is enough: each member notifies of its alerts."""
-        text = text_of(message.shared, message.now, self._messages)
+        text = text_of(message.shared, self._messages)
         sent = alerts(message, text, self._settings)
         body = json_line(sent)
         failures: list[SendError] = []

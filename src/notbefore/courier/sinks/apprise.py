@@ -74,7 +74,7 @@ class Sink(BaseSink):
 
     def send(self, message: Message) -> Receipt:
         """Send it through apprise."""
-        said = notification(message, text_of(message, message.now, self._messages))
+        said = notification(message, text_of(message, self._messages))
         if self._key is not None:
             setattr(self._service, self._key, message.alert_key)
         with _Said() as logged:

@@ -9,7 +9,6 @@ import smtplib
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from email.message import EmailMessage
 from email.utils import format_datetime, formataddr
 from typing import Final
@@ -38,7 +37,7 @@ class Sink(BaseSink):
 
     def send(self, message: Message) -> Receipt:
         """Send a mail. It is accepted if the server accepts it for at least one recipient."""
-        mail = compose(message, text_of(message, message.now, self._messages), self._account, message.now)
+        mail = compose(message, text_of(message, self._messages), self._account)
         with self._session() as server:
             _transfer(server, mail, self._account, self._name)
         return Receipt()
@@ -92,14 +91,14 @@ def _words(text: bytes | str) -> str:
     return " ".join((text.decode(errors="replace") if isinstance(text, bytes) else text).split())
 
 
-def compose(message: Message, text: Text, account: Email, now: datetime) -> EmailMessage:
+def compose(message: Message, text: Text, account: Email) -> EmailMessage:
     """Return the mail. All mails of one event refer to the same root, so that they are one thread."""
     mail = EmailMessage()
     # a title is one line: EmailMessage refuses more, which could start another header
     mail["Subject"] = text.title[:200]
     mail["From"] = formataddr(("notbefore", account.sender))
     mail["To"] = ", ".join(account.to)
-    mail["Date"] = format_datetime(now)
+    mail["Date"] = format_datetime(message.now)
     mail["Message-ID"] = f"<{message.delivery_id}@{DOMAIN}>"
     root = hashlib.sha256(f"{message.event_key}\n{message.sink}".encode()).hexdigest()[:32]
     mail["References"] = mail["In-Reply-To"] = f"<{root}@{DOMAIN}>"

@@ -29,7 +29,7 @@ class Sink(HttpSink):
         """Trigger the incident of the event, add to it, or resolve it."""
         # the same text from every affected VM, except in the last message of a VM that is no longer affected
         message = message if message.record.no_longer_affected else message.shared
-        text = text_of(message, message.now, self._messages)
+        text = text_of(message, self._messages)
         # the key is last: an error that quotes the request quotes its beginning
         body = json_line(event(message, text) | {"routing_key": self._key})
         answer = self._http.post(self._url, {"Content-Type": "application/json"}, body)

@@ -4,7 +4,6 @@ Texts from Azure cannot mention anybody.
 """
 
 from collections.abc import Iterator
-from datetime import datetime
 from typing import Any, Final
 
 from notbefore.config.sinks import Messages, Slack
@@ -32,19 +31,19 @@ class Sink(HttpSink):
 
     def send(self, message: Message) -> Receipt:
         """Post the message. Slack has accepted it if it answers `ok`."""
-        payload = content(message, text_of(message, message.now, self._messages), message.now)
+        payload = content(message, text_of(message, self._messages))
         answer = self._http.post(self._url, HEADERS, json_line(payload))
         answer.check(answer.body.strip() == b"ok", of="Slack")
         return Receipt()
 
 
-def content(message: Message, text: Text, now: datetime) -> dict[str, Any]:
+def content(message: Message, text: Text) -> dict[str, Any]:
     """Return the message in the form of the Slack API: plain text for notifications, blocks for the channel.
 
     The header is above the attachment, which has the colour: Slack does not show the text of a message with blocks.
     """
     header = {"type": "header", "text": {"type": "plain_text", "text": text.title[:MAX_HEADER], "emoji": False}}
-    blocks = list(_blocks(message, text, now))
+    blocks = list(_blocks(message, text))
     footer = [f"<{link.value.replace('>', '%3E').replace('|', '%7C')}|{link.name}>" for link in text.links]
     footer.append(f"Delivery {message.delivery_id}")
     blocks.append({"type": "context", "elements": [{"type": "mrkdwn", "text": " · ".join(footer)[:MAX_SECTION]}]})
@@ -57,11 +56,11 @@ def content(message: Message, text: Text, now: datetime) -> dict[str, Any]:
     }
 
 
-def _blocks(message: Message, text: Text, now: datetime) -> Iterator[dict[str, Any]]:
+def _blocks(message: Message, text: Text) -> Iterator[dict[str, Any]]:
     time = message.record.not_before if message.is_ahead else None
     if time is not None:
         date = f"<!date^{int(time.timestamp())}^{{date_short_pretty}} {{time_secs}}|{clock(time)}>"
-        yield _section(f"*{date}* (your local time), {countdown(time, now)}")
+        yield _section(f"*{date}* (your local time), {countdown(time, message.now)}")
     if text.summary:
         yield _section(inert(text.summary))
     if text.advice:
