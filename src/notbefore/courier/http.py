@@ -112,8 +112,8 @@ class Http:
     def post(self, url: str, headers: Mapping[str, str], body: bytes = b"") -> HttpResponse:
         """Send, and return the answer with any status; raises ``SendError`` if there is none."""
         try:
-            if self._guarded:
-                check_target(url, proxied=select_proxy(url, get_environ_proxies(url)) is not None)
+            if self._guarded and select_proxy(url, get_environ_proxies(url)) is not None:
+                check_host(url)
             with self._session.post(
                 url,
                 data=body,
@@ -262,15 +262,12 @@ def check_address(address: str) -> None:
         )
 
 
-def check_target(url: str, *, proxied: bool) -> None:
-    """Raise as ``check_address`` before connecting: for an IP address, or for a name to which a proxy connects."""
+def check_host(url: str) -> None:
+    """Raise as ``check_address`` for the host to which a proxy is to connect, and if it has no address here."""
     host = urlsplit(url).hostname or ""
-    flags = socket.AI_NUMERICHOST if not proxied else 0  # without a proxy, a name is checked when it is connected
     try:
-        found = socket.getaddrinfo(host, None, flags=flags)
+        found = socket.getaddrinfo(host, None)
     except (OSError, ValueError):
-        if not proxied:
-            return
         raise SendError(
             f"{host} cannot be resolved here, and the proxy may connect to a private address: set"
             " `allow_private: true` if you trust the name"
