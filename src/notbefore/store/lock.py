@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -100,7 +101,10 @@ class OwnerLock:
         descriptor = _open(_locked_path(self._directory))
         deadline = time.monotonic() + patience
         try:
-            while not _try_lock(descriptor):
+            while True:
+                with suppress(BlockingIOError, PermissionError):  # the latter on Windows
+                    _lock(descriptor)
+                    break
                 if time.monotonic() >= deadline:
                     raise StoreError(  # noqa: TRY301 - the descriptor is closed as after any error
                         f"another notbefore is running with {self._directory}: stop it, or give this one its own"
@@ -118,15 +122,6 @@ class OwnerLock:
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
-
-
-def _try_lock(descriptor: int) -> bool:
-    """Lock a file; ``False``: another process holds the lock."""
-    try:
-        _lock(descriptor)
-    except (BlockingIOError, PermissionError):  # the latter on Windows
-        return False
-    return True
 
 
 if sys.platform == "win32":  # pragma: no cover - the tests run on POSIX
