@@ -352,28 +352,23 @@ def _expire(rows: OutboxRows, now: float) -> None:
 def _push_out(rows: OutboxRows, bounds: Bounds, now: float, overflowed: Callable[[list[Delivery]], None]) -> None:
     """Remove what has expired, then what exceeds the bounds."""
     _expire(rows, now)
-    removed = list[Delivery]()
-    for row in _removal_order(_at_hand(rows, rows.by_id)) if _exceeds(rows, bounds) else ():
-        if _exceeds(rows, bounds):
-            rows.remove(row, "overflowed")
-            removed.append(row)
+    order, removed = _removal_order(rows), list[Delivery]()
+    while (len(rows.by_id) > bounds.rows or rows.size > bounds.size) and (row := next(order, None)) is not None:
+        rows.remove(row, "overflowed")
+        removed.append(row)
     overflowed(removed)
 
 
-def _exceeds(rows: OutboxRows, bounds: Bounds) -> bool:
-    return len(rows.by_id) > bounds.rows or rows.size > bounds.size
-
-
-def _removal_order(rows: Iterable[Delivery]) -> list[Delivery]:
-    """Return first repetitions, then dead letters, then the least severe and oldest of the sinks with the most rows.
+def _removal_order(rows: OutboxRows) -> Iterator[Delivery]:
+    """Yield first repetitions, then dead letters, then the least severe and oldest of the sinks with the most rows.
 
     So a sink that is stuck fills the outbox at its own cost, and not at that of the others.
     """
     rank, found = Counter[str](), list[tuple[bool, bool, int, Delivery]]()
-    for row in sorted(rows, key=lambda row: (SEVERITIES.index(row.severity), -row.seq)):
+    for row in sorted(_at_hand(rows, rows.by_id), key=lambda row: (SEVERITIES.index(row.severity), -row.seq)):
         rank[row.sink] += 1  # within its sink: the highest one is removed first
         found.append((row.state != "repeating", row.state != "dead", -rank[row.sink], row))
-    return [row for *_, row in sorted(found, key=lambda one: one[:3])]
+    yield from (row for *_, row in sorted(found, key=lambda one: one[:3]))
 
 
 def _bury(rows: OutboxRows, row: Delivery, error: str, now: float) -> Delivery:
