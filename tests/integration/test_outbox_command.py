@@ -42,10 +42,10 @@ def left(directory: Path, *refused: Delivery, listed: tuple[str, ...] = ()) -> P
     events = {key: TrackedEvent(event(EventId=key), "self", Instant(T0), beginning_seen=True) for key in listed}
     with closing(Store(directory, Clock())) as store:
         store.commit(StoredState(tracked=Tracked(events=events)))
-        store.outbox.put(refused)
+        store.put(refused)
         assert store.disk.wait_written(20)
-        store.outbox.exchange([], {one.sink: 100 for one in refused})
-        store.outbox.exchange([SendResult(one.delivery_id, "refused", "404") for one in refused], {})
+        store.exchange([], {one.sink: 100 for one in refused})
+        store.exchange([SendResult(one.delivery_id, "refused", "404") for one in refused], {})
     return directory
 
 
@@ -105,15 +105,15 @@ def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
         control = ControlSocket(tmp_path, lambda *_: pytest.fail("approved"), partial(answer, store))
         control.start()
         eventually(lambda: listens(tmp_path))
-        store.outbox.put([dead("a"), dead("a", delivery_id="b" * 32)])
+        store.put([dead("a"), dead("a", delivery_id="b" * 32)])
         assert done("list", "--state-dir", str(tmp_path)).splitlines()[2].split()[6:8] == ["after", "aaaaaaaa"]
-        eventually(lambda: store.outbox.exchange([], {"hook": 1}))
+        eventually(lambda: store.exchange([], {"hook": 1}))
         being_sent = "1 left as they are: they are being sent"
         assert done("retry", "a", "--state-dir", str(tmp_path)).endswith(f"again now, {being_sent}.\n")
         assert done("drop", "a", "--state-dir", str(tmp_path)) == f"0 dropped, {being_sent}.\n"
         refused = notbefore("outbox", "drop", "c", "--state-dir", str(tmp_path))
         assert "No delivery id starts with 'c'." in refused.stderr
-        store.outbox.courier_ended()
+        store.courier_ended()
         assert done("drop", "a", "--state-dir", str(tmp_path)) == "1 dropped.\n"
         control.stop()
 

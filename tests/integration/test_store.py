@@ -65,7 +65,7 @@ def test_only_what_is_news_is_written_again(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
         write(store)
         store.commit(ME)
-        store.outbox.exchange([], {"chat": 1})
+        store.exchange([], {"chat": 1})
         assert store.disk.wait_written(0)
 
 
@@ -74,12 +74,12 @@ def test_a_delivery_goes_once_it_is_written_and_who_may_send_is_called(tmp_path:
     clock = SteppedClock()
     with store_in(tmp_path, clock, to_deliver=lambda: calls.append(1)) as store:
         with SickDisk(store) as disk:
-            store.outbox.put([delivery(created=clock.time(), due=clock.time())])
-            assert store.outbox.exchange([], {"chat": 1}) == []
+            store.put([delivery(created=clock.time(), due=clock.time())])
+            assert store.exchange([], {"chat": 1}) == []
             disk.heal()
         eventually(lambda: len(calls) == 2)
-        assert len(store.outbox.exchange([], {"chat": 1})) == 1
-        store.outbox.courier_ended()  # who says so knows it
+        assert len(store.exchange([], {"chat": 1})) == 1
+        store.courier_ended()  # who says so knows it
         settle(store)
         assert len(calls) == 2
 
@@ -87,10 +87,10 @@ def test_a_delivery_goes_once_it_is_written_and_who_may_send_is_called(tmp_path:
 def test_what_failed_is_tried_again_after_a_pause_that_is_diced(tmp_path: Path) -> None:
     clock = SteppedClock()
     with store_in(tmp_path, clock) as store:
-        store.outbox.put([delivery(f"{number}", due=clock.time(), expires=1e12) for number in range(40)])
+        store.put([delivery(f"{number}", due=clock.time(), expires=1e12) for number in range(40)])
         settle(store)
-        given = store.outbox.exchange([], {"chat": 40})
-        store.outbox.exchange([SendResult(one.delivery_id, "failed") for one in given], {})
+        given = store.exchange([], {"chat": 40})
+        store.exchange([SendResult(one.delivery_id, "failed") for one in given], {})
         pauses = sorted(row.due - clock.boot_time() for row in rows_of(store))
     assert 0.0 <= pauses[0] < 0.5 < pauses[-1] <= 1.0
 
@@ -103,12 +103,12 @@ def test_a_sick_disk_is_waited_for_no_longer_than_a_second(tmp_path: Path) -> No
             store.commit(ME, [stored(1, first, second)])
             assert not store.disk.wait_written(20)
             assert store.disk.degraded == "database is locked"
-            assert store.outbox.next_due() == 1.0
+            assert store.next_due() == 1.0
             clock.go(1.0)
-            (given,) = store.outbox.exchange([], {"chat": 9})
-            assert store.outbox.exchange([SendResult(given.delivery_id, "accepted")], {"chat": 9}) == []
+            (given,) = store.exchange([], {"chat": 9})
+            assert store.exchange([SendResult(given.delivery_id, "accepted")], {"chat": 9}) == []
             clock.go(1.0)
-            assert len(store.outbox.exchange([], {"chat": 9})) == 1
+            assert len(store.exchange([], {"chat": 9})) == 1
             assert len(store.history(None, 10)[0]) == 1
             disk.heal()
         assert store.disk.wait_written(0)
@@ -205,7 +205,7 @@ def test_a_directory_may_be_a_link_as_that_of_a_dynamic_user_is(tmp_path: Path) 
     link = tmp_path / "notbefore"
     link.symlink_to(place)
     with store_in(link) as store:
-        store.outbox.put([delivery("e1")])
+        store.put([delivery("e1")])
         settle(store)
     with store_in(place) as store:
         assert events(store) == ["e1"]
@@ -267,7 +267,7 @@ def test_a_file_that_could_not_be_read_at_the_start_is_not_overwritten(
     monkeypatch.setattr(StateFile, "_transact", fails_once)
     with store_in(tmp_path) as store:
         assert (store.disk.degraded is not None, store.state) == (True, StoredState())
-        store.outbox.put([delivery("e1")])
+        store.put([delivery("e1")])
         answers.set()  # too late
         settle(store)
     with closing(sqlite3.connect(tmp_path / (FILE_NAME + ".unread"))) as db:
@@ -289,18 +289,18 @@ def test_another_boot_counts_no_time_until_imds_says_it(tmp_path: Path) -> None:
     with store_in(tmp_path, clock) as store:
         store.know_time(wall)
         reminder = delivery("e", kind="reminder", created=wall, due=wall + 60, expires=wall + 600)
-        store.outbox.put([reminder, delivery("f", created=wall, due=wall, expires=wall + 30)])
+        store.put([reminder, delivery("f", created=wall, due=wall, expires=wall + 30)])
         settle(store)
     after = SteppedClock("second")
     after.booted = 5.0
     with store_in(tmp_path, after) as store:
         settle(store)
-        assert [one.event_key for one in store.outbox.exchange([], {"chat": 9})] == ["f"]
-        store.outbox.courier_ended()
+        assert [one.event_key for one in store.exchange([], {"chat": 9})] == ["f"]
+        store.courier_ended()
         store.know_time(wall + 100)
         settle(store)
-        assert [one.event_key for one in store.outbox.exchange([], {"chat": 9})] == ["e"]
-        assert store.outbox.view(0.0).counts[("chat", "expired")] == 1
+        assert [one.event_key for one in store.exchange([], {"chat": 9})] == ["e"]
+        assert store.view(0.0).counts[("chat", "expired")] == 1
 
 
 def test_what_a_disk_that_hangs_has_not_begun_in_time_is_never_done(tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_the_time_until_imds_answers_is_counted_once_also_by_who_is_restarted_be
     with store_in(tmp_path, clock) as store:
         store.know_time(wall)
         store.know_time(None)  # an answer without a date takes nothing away
-        store.outbox.put([delivery(created=wall, due=wall, expires=wall + left) for left in (20, 600)])
+        store.put([delivery(created=wall, due=wall, expires=wall + left) for left in (20, 600)])
         settle(store)
     clock.go(50.0)
     with store_in(tmp_path, clock) as store:  # in the same boot the time goes on while nobody runs
@@ -353,7 +353,7 @@ def test_the_time_until_imds_answers_is_counted_once_also_by_who_is_restarted_be
             with store_in(directory, after) as store:
                 settle(store)
                 after.go(150.0, booted=150.0)
-                store.outbox.put([])  # as a note that it runs: it is written
+                store.put([])  # as a note that it runs: it is written
         with store_in(directory, after) as store:
             store.know_time(wall + 50 + down + 300 if down is not None else None)
             settle(store)
@@ -364,12 +364,12 @@ def test_the_time_until_imds_answers_is_counted_once_also_by_who_is_restarted_be
 def test_the_age_of_what_waits_is_right_whatever_the_wall_clock_does(tmp_path: Path) -> None:
     clock = SteppedClock()
     with store_in(tmp_path, clock) as store:
-        store.outbox.put([delivery(created=clock.time(), due=clock.time(), expires=1e12)])
+        store.put([delivery(created=clock.time(), due=clock.time(), expires=1e12)])
         clock.go(-3_000.0, booted=60.0)
-        view = store.outbox.view(clock.time())
+        view = store.view(clock.time())
         assert clock.time() - view.oldest[("chat", "info")] == pytest.approx(60.0)
         settle(store)
-        assert len(store.outbox.exchange([], {"chat": 9})) == 1
+        assert len(store.exchange([], {"chat": 9})) == 1
 
 
 def test_the_history_and_each_answer_are_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,11 +422,11 @@ def test_what_waits_for_a_sink_that_is_configured_no_more_leaves_it_also_from_a_
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with store_in(tmp_path) as store:
-        store.outbox.put([delivery("a"), delivery("b")])
+        store.put([delivery("a"), delivery("b")])
         settle(store)
-        assert len(store.outbox.exchange([], {"chat": 1})) == 1
-        store.outbox.use_sinks({"ops": Terms()}, lambda _row: Targets(("ops",)))
+        assert len(store.exchange([], {"chat": 1})) == 1
+        store.use_sinks({"ops": Terms()}, lambda _row: Targets(("ops",)))
         assert "sink chat is no longer configured: 1 waiting deliveries" in caplog.text
         assert sorted(row.sink for row in rows_of(store)) == ["chat", "ops"]
-        store.outbox.courier_ended()
+        store.courier_ended()
         assert {row.sink for row in rows_of(store)} == {"ops"}

@@ -282,7 +282,7 @@ def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_
 def given(store: Store, *results: SendResult, **room: int) -> Sequence[Delivery]:
     """What a courier is given, once all that was known before is on disk."""
     assert store.disk.wait_written(20)
-    return store.outbox.exchange(results, room)
+    return store.exchange(results, room)
 
 
 @pytest.mark.parametrize(

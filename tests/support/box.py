@@ -69,7 +69,7 @@ class Box:
 
 def rows_of(store: Store) -> list[Delivery]:
     """What is in the outbox of an agent, oldest first."""
-    with store.outbox.opened() as (outbox, _):
+    with store.opened() as (outbox, _):
         return outbox.rows.chosen()
 
 

@@ -33,7 +33,7 @@ class Owner(StoredOutbox):
 
     def __init__(self, bounds: Bounds = OF_AN_AGENT) -> None:
         self.outbox = Outbox(lambda: 0.0, bounds, patience=0.0)
-        super().__init__(self.outbox, threading.Condition(), self, lambda: None, lambda: None)
+        super().__init__(self.outbox, self, lambda: None)
         self.ahead = 0.0  # seconds by which its clock is ahead
         self.results: list[SendResult] = []
         self.given: list[Delivery] = []

@@ -69,7 +69,7 @@ class Agent:
         self._store = Store(Path(config.state.dir), clock, self._main.wake)
         self._supervisor = Supervisor(
             make_orders(config),
-            self._store.outbox,
+            self._store,
             lambda: self._store.disk.lock.descriptor,
             lambda: self._state.now().timestamp(),
         )
@@ -145,12 +145,12 @@ class Agent:
             listed = tuple(event.event.event_id for event in known.state.tracked.events.values())
             line = Heartbeat.of(known.vm, listed, __version__, now, interval.seconds).line()
             made = heartbeat_delivery(sink, known.vm_name, line, now.timestamp(), interval.seconds)
-            self._store.outbox.put([made])
+            self._store.put([made])
 
     def _use_sinks(self) -> None:
         """Route the deliveries that wait for removed sinks again, by the present routes."""
         routing, vm = self._config.routing, self._state.snapshot.vm
-        self._store.outbox.use_sinks(routing.sinks, lambda row: targets_of(row.record, routing, vm))
+        self._store.use_sinks(routing.sinks, lambda row: targets_of(row.record, routing, vm))
 
     # ---- the life of the process
 

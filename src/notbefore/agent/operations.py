@@ -79,7 +79,7 @@ def answer(store: Store, request: Request) -> Reply:
 
 
 def _exercise(store: Store, request: ExerciseRequest) -> None:
-    with store.outbox.opened() as (outbox, now):
+    with store.opened() as (outbox, now):
         wanted = {one.sink for step in request.steps for one in step.deliveries}
         if unknown := wanted.difference(outbox.terms or ()):
             raise NotBeforeError(f"the agent does not know the sink {', '.join(sorted(unknown))}: reload it first")
@@ -90,7 +90,7 @@ def _exercise(store: Store, request: ExerciseRequest) -> None:
 def _outbox(store: Store, request: OutboxRequest) -> OutboxReply:
     state = store.state
     listed = state.tracked.events.keys()
-    with store.outbox.opened() as (outbox, now):
+    with store.opened() as (outbox, now):
         rows = [] if request.ids else outbox.rows.chosen(request.state, request.sink)
         rows = [row for row in rows if request.event_key in (None, row.event_key)]
         for prefix in request.ids:

@@ -207,7 +207,7 @@ class Tracker:
         after, known = self._state.snapshot, before.state.tracked.events
         # stop repeating events that were announced because they might have affected this VM
         others = [one for key, one in after.state.tracked.events.items() if one.scope == "peer" != known[key].scope]
-        with self._store.outbox.opened() as (outbox, now):
+        with self._store.opened() as (outbox, now):
             outbox.no_longer_affected([one.event.key for one in others], now)
         if after.vm != self._logged_vm and after.vm is not None:
             log.info("this VM is %s", after.vm.name)

@@ -93,7 +93,7 @@ class AgentView:
             totals=known.state.totals,
             figures=in_use.figures(),
             now=now,
-            outbox=self._store.outbox.view(now.timestamp()),
+            outbox=self._store.view(now.timestamp()),
             sinks=tuple(in_use.config.sinks),
             polling=poll,
         )
@@ -179,7 +179,7 @@ class AgentView:
                 state_file=str(self._store.path),
                 degraded=self._store.disk.degraded,
                 kinds={name: sink.kind for name, sink in in_use.config.sinks.items()},
-                outbox=self._store.outbox.view(now.timestamp()),
+                outbox=self._store.view(now.timestamp()),
                 approval_off=in_use.approval.off,
                 watching_since=self.since,
             )

@@ -5,7 +5,6 @@ partition's deliveries are stored in its snapshot (``part``), and come and go wi
 """
 
 import random
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -29,7 +28,7 @@ class FleetOutbox(StoredOutbox):
 
     def __init__(self, routing: Routing, wake: Callable[[], None], hub_time: Callable[[], float]) -> None:
         outbox = Outbox(random.random, OF_A_FLEET, patience=0.0, overflowed=log_overflowed)
-        super().__init__(outbox, threading.Condition(), Clock(), lambda: None, wake)
+        super().__init__(outbox, Clock(), wake)
         self.routing = routing
         self.totals = Totals()  # counts of what was notified since the start
         self._hub_time = hub_time

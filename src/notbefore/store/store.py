@@ -45,25 +45,16 @@ class StoreClock(Protocol):
 
 
 class StoredOutbox:
-    """The outbox for several threads. ``memory``: the lock of all that is remembered.
+    """An outbox for several threads. ``to_deliver``: called if there may be something to deliver; it must not wait."""
 
-    ``stepped`` is called after each change, with the lock held. ``to_deliver`` is called if there may be something to
-    deliver; it must not wait.
-    """
-
-    def __init__(
-        self,
-        outbox: Outbox,
-        memory: threading.Condition,
-        clock: StoreClock,
-        stepped: Callable[[], None],
-        to_deliver: Callable[[], None],
-    ) -> None:
+    def __init__(self, outbox: Outbox, clock: StoreClock, to_deliver: Callable[[], None]) -> None:
         self._outbox = outbox
-        self._memory = memory
+        self._memory = threading.Condition()  # of all that is remembered; never held over the disk
         self._clock = clock
-        self._stepped = stepped
         self._to_deliver = to_deliver
+
+    def _stepped(self) -> None:
+        """Called after each change, with the lock held."""
 
     @contextmanager
     def opened(self, *, by_courier: bool = False) -> Iterator[tuple[Outbox, float]]:
@@ -130,7 +121,7 @@ def log_overflowed(rows: Iterable[Delivery]) -> None:
         log.error("sink %s: the outbox is full: deliveries that are removed, and not sent: %d", sink, count)
 
 
-class Store:
+class Store(StoredOutbox):
     """Safe to call from several threads. ``to_deliver``: see ``StoredOutbox``; it is also called with the lock held.
 
     Raises ``StoreError`` if the directory cannot be used (``OwnerLock.hold``), or if a newer version wrote the file.
@@ -139,14 +130,11 @@ class Store:
 
     def __init__(self, directory: Path, clock: StoreClock, to_deliver: Callable[[], None] = lambda: None) -> None:
         self.path = directory / FILE_NAME
-        self._clock = clock
-        self._to_deliver = to_deliver
-        self._memory = threading.Condition()  # of all below; never held over the disk
+        outbox = Outbox(lambda: os.urandom(1)[0] / 255, overflowed=log_overflowed)  # `random` costs 0.2 MiB
+        super().__init__(outbox, clock, to_deliver)
         self.state = StoredState()  # at the start, that of the file
-        self._outbox = Outbox(lambda: os.urandom(1)[0] / 255, overflowed=log_overflowed)  # `random` costs 0.2 MiB
         self._records: list[StoredChange] = []  # not in the history of the file yet, oldest first
         self._epoch: float | None = None  # IMDS's time in Unix seconds at the boot, if it is known
-        self.outbox = StoredOutbox(self._outbox, self._memory, clock, self._stepped, to_deliver)
         self.disk = DiskThread(directory, self._memory, self._behind, self._written)
         if (loaded := self.disk.load()) is not None:
             self._begin(loaded)
