@@ -76,8 +76,8 @@ class DiskThread:
 
     # ---- for the owner of the memory
 
-    def load(self) -> Content | None:
-        """Return the content of the file; ``None``: it cannot be read, and will be set aside. Raises ``StoreError``."""
+    def load(self) -> Content:
+        """Return the content of the file; empty if it cannot be read: it will be set aside. Raises ``StoreError``."""
 
         def read() -> Content:
             self.lock.hold()
@@ -90,7 +90,7 @@ class DiskThread:
             raise
         except (sqlite3.Error, OSError) as error:
             self._failed(error)
-            return None
+            return Content()
         self._unread = False
         return loaded
 

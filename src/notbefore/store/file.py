@@ -99,9 +99,9 @@ class FileClock(Struct, frozen=True):
 class Content(NamedTuple):
     """The content of a file, without the history."""
 
-    state: StoredState
-    outbox: OutboxImage
-    clock: FileClock
+    state: StoredState = StoredState()
+    outbox: OutboxImage = OutboxImage()
+    clock: FileClock = FileClock()
 
 
 class StateFile:

@@ -136,10 +136,7 @@ class Store(StoredOutbox):
         self._records: list[StoredChange] = []  # not in the history of the file yet, oldest first
         self._epoch: float | None = None  # IMDS's time in Unix seconds at the boot, if it is known
         self.disk = DiskThread(directory, self._memory, self._behind, self._written)
-        if (loaded := self.disk.load()) is not None:
-            self._begin(loaded)
-
-    def _begin(self, loaded: Content) -> None:
+        loaded = self.disk.load()
         with self._memory:
             self.state = loaded.state
             now = self._clock.boot_time()
