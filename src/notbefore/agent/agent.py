@@ -192,7 +192,7 @@ class Agent:
                 ("main systemd", lambda: self._systemd.notify(self._view.status_line(), alive=self._view.health().ok)),
             ):
                 self._errors.attempt(name, work)  # a failure of one does not stop the others
-            stop = self._errors.attempt("main wait", self._wait) or bool(self._supervisor.successor)
+            stop = bool(self._supervisor.successor or self._errors.attempt("main wait", self._wait))
 
     def _wait(self) -> bool:
         # an idle agent only waits for signals; while an event may start soon, it notes each second that it runs

@@ -90,8 +90,6 @@ class Supervisor:
     @property
     def patience(self) -> float:
         """Seconds until ``tick`` is needed at the latest."""
-        if self.successor:
-            return 0.0
         if self._courier is not None:
             return TURN_INTERVAL
         due = 0.0 if self.replaced else self._outbox.next_due()

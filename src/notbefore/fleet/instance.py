@@ -97,8 +97,7 @@ class FleetInstance:
             self._supervisor.tick()
             self._systemd.notify(self._view.status_line(), alive=True)
             patience = min(self._supervisor.patience, self._systemd.patience, 5.0)
-            stop = self._main.wait(patience, *self._supervisor.watched)
-            stop = stop or bool(self._supervisor.successor)
+            stop = bool(self._supervisor.successor) or self._main.wait(patience, *self._supervisor.watched)
         return stop
 
     def _stop(self) -> None:
