@@ -252,10 +252,8 @@ def clock(time: datetime) -> str:
 
 
 def _links(links: Links, record: Record) -> Iterator[Fact]:
-    """Yield the links whose placeholders all have a value."""
-    values = {"{vm}": record.vm_name, "{event_type}": record.event_type}
+    """Yield the links, except one that names the VM if its name is not known."""
+    vm, event_type = (quote(text or "", safe="") for text in (record.vm_name, record.event_type))
     for name, link in (("Dashboard", links.dashboard), ("Runbook", links.runbook), ("Agent's page", links.page)):
-        if link is not None and all(value or place not in link for place, value in values.items()):
-            for place, value in values.items():
-                link = link.replace(place, quote(value or "", safe=""))  # noqa: PLW2901 - filled in step by step
-            yield Fact(name, link)
+        if link is not None and (vm or "{vm}" not in link):
+            yield Fact(name, link.replace("{vm}", vm).replace("{event_type}", event_type))
