@@ -114,14 +114,13 @@ class Outbox:
 
     def take(self, change: Change, made: Sequence[Delivery], now: float, wall: float) -> None:
         """Add the deliveries of a change; withdraw those that it makes needless. ``wall``: Unix seconds of ``now``."""
-        key, over = change.event.key, change.kind in OUTCOMES
-        if over:
+        key, over = change.event.key, change.kind in OUTCOMES or change.no_longer_affected
+        if change.kind in OUTCOMES:
             self._withdraw(key, now, lambda row: row.expires_with_event, over=True)
+        elif change.no_longer_affected:
+            self.no_longer_affected([key], now)
         elif change.kind == "started" or change.not_before_changed:  # ``made`` contains the new reminders
             self._withdraw(key, now, lambda row: row.is_reminder)
-        if change.no_longer_affected:
-            self.no_longer_affected([key], now)
-            over = True
         made = [replace(one, final=over) for one in made]
         ends = [end for one in made for end in _followers(self.rows, one, self.terms or {})] if over else []
         self.put([*made, *ends], now, wall)
