@@ -193,8 +193,7 @@ class DiskThread:
     def _failed(self, error: Exception) -> None:
         with self._memory:
             first, self._trouble = self._trouble is None, str(error) or type(error).__name__
-            replaced = first and isinstance(error, FileReplacedError)  # the disk is not sick
-            self._next = time.monotonic() + (0.0 if replaced else RETRY_INTERVAL)
+            self._next = time.monotonic() + RETRY_INTERVAL
             self._memory.notify_all()
         if first:
             log.error("the state file cannot be written (%s): everything is written again as soon as possible", error)
