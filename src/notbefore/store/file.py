@@ -135,11 +135,26 @@ class StateFile:
 
         Raises ``FileReplacedError`` if the file was replaced, overwritten or damaged.
         """
+        rows: dict[tuple[str, str], Any] = {("delivery", row.delivery_id): row for row in content.outbox.rows}
+        rows |= {("thread", "\n".join(lane)): thread for lane, thread in content.outbox.threads}
+        rows |= {("ledger", ""): content.outbox.ledger, ("file", ""): content.clock, ("state", ""): content.state}
+        changed = [(*key, msgspec.msgpack.encode(row)) for key, row in rows.items() if self._rows.get(key) is not row]
         with self._damage_noticed():
             db = self._open()
             self.check()
-            self._transact(db, content, news)
+            db.execute("BEGIN IMMEDIATE")
+            version = db.execute("PRAGMA data_version").fetchone()[0]  # its own writes do not change it
+            if self._version is None:
+                db.execute("DELETE FROM rows")
+            elif version != self._version:
+                raise FileReplacedError(f"{self.path} was overwritten")
+            db.executemany("DELETE FROM rows WHERE kind = ? AND key = ?", self._rows.keys() - rows.keys())
+            db.executemany("REPLACE INTO rows VALUES (?, ?, ?)", changed)
+            if news:
+                self._add_history(db, news)
+            db.execute("COMMIT")
             self.check()
+        self._version, self._rows = version, rows
 
     @contextmanager
     def _damage_noticed(self) -> Iterator[None]:
@@ -153,24 +168,6 @@ class StateFile:
             self.damaged += 1
             self.set_aside("damaged", f"it is damaged ({error})")
             raise FileReplacedError(f"{self.path} is damaged") from error
-
-    def _transact(self, db: sqlite3.Connection, content: Content, news: Sequence[StoredChange]) -> None:
-        rows: dict[tuple[str, str], Any] = {("delivery", row.delivery_id): row for row in content.outbox.rows}
-        rows |= {("thread", "\n".join(lane)): thread for lane, thread in content.outbox.threads}
-        rows |= {("ledger", ""): content.outbox.ledger, ("file", ""): content.clock, ("state", ""): content.state}
-        db.execute("BEGIN IMMEDIATE")
-        version = db.execute("PRAGMA data_version").fetchone()[0]  # its own writes do not change it
-        if self._version is None:
-            db.execute("DELETE FROM rows")
-        elif version != self._version:
-            raise FileReplacedError(f"{self.path} was overwritten")
-        db.executemany("DELETE FROM rows WHERE kind = ? AND key = ?", self._rows.keys() - rows.keys())
-        changed = [(*key, msgspec.msgpack.encode(row)) for key, row in rows.items() if self._rows.get(key) is not row]
-        db.executemany("REPLACE INTO rows VALUES (?, ?, ?)", changed)
-        if news:
-            self._add_history(db, news)
-        db.execute("COMMIT")
-        self._version, self._rows = version, rows
 
     def _add_history(self, db: sqlite3.Connection, changes: Sequence[StoredChange]) -> None:
         records = [(one.change.id, one.change.time.timestamp(), one.record) for one in changes]

@@ -37,11 +37,9 @@ class StoreClock(Protocol):
 
     def time(self) -> float:
         """The wall clock, in Unix seconds."""
-        ...
 
     def boot_time(self) -> float:
         """Seconds since the boot, on a clock that cannot be set."""
-        ...
 
 
 class StoredOutbox:
