@@ -139,12 +139,10 @@ class Http:
 
 
 def _retry_after(value: str | None) -> float | None:
-    if value is None:
-        return None
-    try:
-        return max(0.0, float(Retry().parse_retry_after(value)))
-    except (urllib3.exceptions.InvalidHeader, ValueError, OverflowError):
-        return None
+    if value is not None:
+        with suppress(urllib3.exceptions.InvalidHeader, ValueError, OverflowError):
+            return max(0.0, float(Retry().parse_retry_after(value)))
+    return None
 
 
 def _reason(error: BaseException) -> str:
