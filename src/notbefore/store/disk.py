@@ -70,9 +70,7 @@ class DiskThread:
     @property
     def degraded(self) -> str | None:
         """Why memory is not on disk, in words; ``None``: it is, or will be in a moment."""
-        if self.hangs:
-            return self._trouble or f"the disk has not answered for {SLOW:g} s"
-        return self._trouble
+        return self._trouble or (f"the disk has not answered for {SLOW:g} s" if self.hangs else None)
 
     # ---- for the owner of the memory
 
