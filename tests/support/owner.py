@@ -130,4 +130,4 @@ class CourierHere:
 
     def to_end(self) -> None:
         """Let it do what is due."""
-        self.until(lambda: ((due := self.owner.next_due()) is None or due > 0) and not self.owner.under_way())
+        self.until(lambda: self.owner.next_due() > 0 and not self.owner.under_way())

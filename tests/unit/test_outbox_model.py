@@ -4,6 +4,7 @@ Clocks jump, couriers and owners are killed, the disk is late or sick. What hold
 id; no row is stuck; and each delivery is in the outbox or counted as what became of it.
 """
 
+from math import inf
 from typing import Any
 
 from hypothesis import settings
@@ -175,9 +176,9 @@ class Account(RuleBasedStateMachine):
             self.outbox.advance(0.0)
         for _ in range(200):
             due = self.outbox.rows.next_due()
-            if due is None and not self.under_way:
+            if due == inf and not self.under_way:
                 break
-            self.now = max(self.now, due or 0.0)
+            self.now = max(self.now, due if due < inf else 0.0)
             self.nothing_is_lost()  # what has expired meanwhile is excused
             results = [SendResult(one, "accepted") for one in self.under_way]
             for one in self.under_way.values():

@@ -4,6 +4,7 @@ For each sink it is always true that accepted = delivered + expired + withdrawn 
 the pending and dead rows.
 """
 
+import math
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Collection
@@ -54,11 +55,11 @@ class Schedule(Generic[K]):
         self.drop(found)
         return found
 
-    def first(self) -> float | None:
-        """Return when the next key becomes ready, or the time at which it did; ``None``: there is no key."""
+    def first(self) -> float:
+        """Return when the next key becomes ready, or the time at which it did; infinite without a key."""
         if self._ready:
             return self._ready[0][1]
-        return self._later[0][0] if self._later else None
+        return self._later[0][0] if self._later else math.inf
 
     def _add(self, key: K, queue: list[Any], entry: Any) -> None:
         insort(queue, entry)
@@ -207,13 +208,10 @@ class OutboxRows:
         rows = [row for name, event_key in held for row in self.of_event(event_key, name)]
         return sum(row.begun and row.delivery_id not in self.given for row in rows)
 
-    def next_due(self) -> float | None:
-        """Return the time at which a courier is needed next; ``None``: nothing waits."""
-        queues = self._queues.items()
-        times = [max(at, self.paused.get(sink, at)) for sink, queue in queues if (at := queue.first()) is not None]
-        if (fallback := self.fallbacks.first()) is not None:
-            times.append(fallback)
-        return min(times, default=None)
+    def next_due(self) -> float:
+        """Return the time at which a courier is needed next; infinite if nothing waits."""
+        times = [max(queue.first(), self.paused.get(sink, -math.inf)) for sink, queue in self._queues.items()]
+        return min([*times, self.fallbacks.first()])
 
     def _line_up(self, lane: Lane) -> bool:
         """Schedule the next delivery of a lane; return whether there is one."""

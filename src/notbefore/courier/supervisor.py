@@ -93,8 +93,6 @@ class Supervisor:
         if self._courier is not None:
             return TURN_INTERVAL
         due = 0.0 if self.replaced else self._outbox.next_due()
-        if due is None:
-            return LONGEST_PAUSE
         return max(0.0, due - START_AHEAD, self._not_before - time.monotonic())
 
     def tick(self) -> None:
@@ -105,7 +103,7 @@ class Supervisor:
             self._let_go("upgrade")
         if self._courier is not None:
             self._attend(self._courier)
-        if self._courier is None and not self.successor and (self.replaced or self._is_due(START_AHEAD)):
+        if self._courier is None and not self.successor and (self.replaced or self._outbox.next_due() <= START_AHEAD):
             self._start()
 
     def reconfigure(self, orders: Orders) -> None:
@@ -118,16 +116,12 @@ class Supervisor:
         """Give the courier time to send what is due, then end it; at once if ``interrupted(seconds)`` is true."""
         deadline = time.monotonic() + STOP_SECONDS
         while (courier := self._courier) is not None and time.monotonic() < deadline and not interrupted(0.0):
-            if not self._is_due():
+            if self._outbox.next_due() > 0.0:
                 courier.leave(deadline - time.monotonic())
             wait(TURN_INTERVAL / 4, courier.channel)
             self._attend(courier)
         if self._courier is not None:
             self._reap(self._courier)
-
-    def _is_due(self, ahead: float = 0.0) -> bool:
-        due = self._outbox.next_due()
-        return due is not None and due <= ahead
 
     # ---- one courier
 

@@ -93,11 +93,10 @@ class StoredOutbox:
                 log.error("sink %s: `%s` of event %s: %s", row.sink, row.kind, row.event_key, row.error)
             _log_redirected(outbox.redirect(now))
 
-    def next_due(self) -> float | None:
-        """Return the seconds until a courier is needed; 0 or less: now; ``None``: nothing waits."""
+    def next_due(self) -> float:
+        """Return the seconds until a courier is needed; 0 or less: now; infinite if nothing waits."""
         with self._memory:
-            due = self._outbox.rows.next_due()
-            return None if due is None else due - self._clock.boot_time()
+            return self._outbox.rows.next_due() - self._clock.boot_time()
 
     def use_sinks(self, terms: Mapping[str, Terms], targets: Callable[[Delivery], Targets]) -> None:
         """Set the configured sinks; ``targets``: where the routes send a delivery whose sink was removed."""
