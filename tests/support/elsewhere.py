@@ -1,7 +1,8 @@
 """A Python without POSIX: what Windows lacks is taken away from it, in the agent and in the courier that it starts.
 
 First everything is imported as it is, so that other people's modules are there; then what only POSIX has goes, and our
-own modules come anew. What stays: os.set_blocking, which the half of waitress that is loaded here needs.
+own modules come anew. What stays: os.set_blocking, which the half of waitress that is loaded here needs, and
+os.WNOHANG, with which subprocess waits here.
 """
 
 import subprocess
@@ -23,7 +24,7 @@ names = EVERYTHING if everything else [f"notbefore.{name}" for name in LIGHT]
 names = [name for name in names if not name.endswith("__main__")]
 import_all(names)
 ABSENT = ["fcntl", "grp", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"]
-OS = '''EX_OK EX_TEMPFAIL O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK POSIX_SPAWN_DUP2 WNOHANG chown fchmod fchown fork
+OS = '''EX_OK EX_TEMPFAIL O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK POSIX_SPAWN_DUP2 chown fchmod fchown fork
 getegid geteuid getgid getloadavg getpgid getuid killpg lchown mkfifo nice openpty pidfd_open posix_spawn posix_spawnp
 pread pwrite sched_getaffinity sched_yield setsid statvfs sync uname wait3 wait4'''.split()
 SIGNALS = "SIGALRM SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGTSTP SIGUSR1 SIGUSR2".split()
