@@ -74,6 +74,7 @@ class OwnerLock:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._path = directory / _LOCKED
         self.descriptor: int | None = None
 
     def hold(self) -> None:
@@ -81,7 +82,7 @@ class OwnerLock:
 
         Also raises ``StoreError`` if the directory is not this user's alone, or may not be created.
         """
-        if self.descriptor is not None and inode_of(self.descriptor) == inode_of(_locked_path(self._directory)):
+        if self.descriptor is not None and inode_of(self.descriptor) == inode_of(self._path):
             return
         if not self._directory.is_dir():  # on a hanging disk, `mkdir` would wait even if it exists
             try:
@@ -98,7 +99,7 @@ class OwnerLock:
 
         Raises ``StoreError`` if another process still holds it, ``OSError`` without a directory or without locks.
         """
-        descriptor = _open(_locked_path(self._directory))
+        descriptor = os.open(self._path, _FLAGS)
         deadline = time.monotonic() + patience
         try:
             while True:
@@ -127,25 +128,18 @@ class OwnerLock:
 if sys.platform == "win32":  # pragma: no cover - the tests run on POSIX
     import msvcrt
 
-    _BEYOND = 1 << 30  # beyond the end of the file: nobody can read a locked byte
+    _LOCKED: Final = "agent.lock"  # a directory cannot be opened there
+    _FLAGS: Final = os.O_RDWR | os.O_CREAT
+    _BEYOND: Final = 1 << 30  # beyond the end of the file: nobody can read a locked byte
 
     def _lock(descriptor: int) -> None:
         os.lseek(descriptor, _BEYOND, os.SEEK_SET)
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-
-    def _locked_path(directory: Path) -> Path:
-        return directory / "agent.lock"  # a directory cannot be opened there
-
-    def _open(path: Path) -> int:
-        return os.open(path, os.O_RDWR | os.O_CREAT)
 else:
     import fcntl
 
+    _LOCKED: Final = ""  # the directory itself
+    _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY  # may be a link: systemd makes one for a dynamic user
+
     def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    def _locked_path(directory: Path) -> Path:
-        return directory
-
-    def _open(path: Path) -> int:
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY)  # may be a link: systemd makes one for a dynamic user
