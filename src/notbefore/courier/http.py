@@ -210,14 +210,8 @@ class _UntilDeadline(io.RawIOBase):
         super().close()
 
 
-class _Connection:
-    """A mixin for urllib3's classes of connections."""
-
-    response_class = _Answer
-
-
-class _GuardedConnection(_Connection):
-    """Sends nothing to an address that is not public."""
+class _Guarded:
+    """A mixin for urllib3's connections: sends nothing to an address that is not public."""
 
     def _new_conn(self) -> socket.socket:
         sock: socket.socket = super()._new_conn()  # type: ignore[misc] # of the other base class
@@ -229,22 +223,23 @@ class _GuardedConnection(_Connection):
         return sock
 
 
-def _pools(kind: type[_Connection]) -> dict[str, Any]:
-    """Return urllib3's classes of pools, with our connections."""
-    return {
-        pool.scheme: type("Pool", (pool,), {"ConnectionCls": type("Connection", (kind, pool.ConnectionCls), {})})
-        for pool in (HTTPConnectionPool, HTTPSConnectionPool)
-    }
+def _pools(*mixins: type) -> dict[str, Any]:
+    """Return urllib3's classes of pools; their connections have these mixins, and our answers."""
+    found: dict[str, Any] = {}
+    for pool in (HTTPConnectionPool, HTTPSConnectionPool):
+        connection = type("Connection", (*mixins, pool.ConnectionCls), {"response_class": _Answer})
+        found[pool.scheme] = type("Pool", (pool,), {"ConnectionCls": connection})
+    return found
 
 
 class _Adapter(HTTPAdapter):
     def __init__(self, *, guarded: bool) -> None:
         super().__init__()
-        self.poolmanager.pool_classes_by_scheme = _pools(_GuardedConnection if guarded else _Connection)
+        self.poolmanager.pool_classes_by_scheme = _pools(_Guarded) if guarded else _pools()
 
     def proxy_manager_for(self, *args: Any, **options: Any) -> Any:
         manager = super().proxy_manager_for(*args, **options)
-        manager.pool_classes_by_scheme = _pools(_Connection)  # the address of the proxy may be private
+        manager.pool_classes_by_scheme = _pools()  # the address of the proxy may be private
         return manager
 
 
