@@ -140,7 +140,6 @@ def _letter(escape: re.Match[str]) -> str:
     if octets is None:
         return itself or chr(int(code, 16))
     data = bytes.fromhex(octets.lower().replace("\\x", ""))
-    try:
+    with suppress(UnicodeDecodeError):
         return data.decode()
-    except UnicodeDecodeError:
-        return data.decode("latin-1")
+    return data.decode("latin-1")
