@@ -257,14 +257,14 @@ def test_a_file_that_could_not_be_read_at_the_start_is_not_overwritten(
     load, answers = StateFile.load, threading.Event()
     monkeypatch.setattr(StateFile, "load", lambda file: answers.wait(20) and load(file))
     monkeypatch.setattr("notbefore.store.disk.START_PATIENCE", 0.1)
-    transact, errors = StateFile._transact, iter([OSError(errno.EIO, "I/O error")])
+    check, errors = StateFile.check, iter([OSError(errno.EIO, "I/O error")])
 
-    def fails_once(file: StateFile, *given: Any) -> None:
+    def fails_once(file: StateFile) -> None:
         for error in errors:
             raise error
-        transact(file, *given)
+        check(file)
 
-    monkeypatch.setattr(StateFile, "_transact", fails_once)
+    monkeypatch.setattr(StateFile, "check", fails_once)  # a new file is there by then
     with store_in(tmp_path) as store:
         assert (store.disk.degraded is not None, store.state) == (True, StoredState())
         store.put([delivery("e1")])

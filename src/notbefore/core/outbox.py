@@ -218,14 +218,13 @@ class Outbox:
     def _give(self, sink: str, count: int, now: float) -> list[Delivery]:
         """Return the deliveries that a courier gets for a sink."""
         found: list[Delivery] = []
-        rows = self.rows
-        while len(found) + rows.beginning(sink, now) < count and (row := rows.pop(sink, now)) is not None:
+        while len(found) + self.rows.beginning(sink, now) < count and (row := self.rows.pop(sink, now)) is not None:
             if row.once and not row.begun:  # ``begun`` is written to the disk first
-                rows.hold(row.lane, now)
-                rows.put(replace(row, begun=True))
+                self.rows.hold(row.lane, now)
+                self.rows.put(replace(row, begun=True))
                 continue
-            rows.given.add(row.delivery_id)
-            found.append(replace(row, thread=rows.threads.get(row.lane)))
+            self.rows.given.add(row.delivery_id)
+            found.append(replace(row, thread=self.rows.threads.get(row.lane)))
         return found
 
     def _record(self, result: SendResult, now: float) -> None:

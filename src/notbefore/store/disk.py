@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from notbefore.errors import StoreError
-from notbefore.store.file import FILE_NAME, Content, FileReplacedError, StateFile, StoredChange
+from notbefore.store.file import FILE_NAME, Content, StateFile, StoredChange
 from notbefore.store.lock import OwnerLock
 
 START_PATIENCE: Final = 12.0  # seconds to read the file at the start; without it, every listed event would be new
