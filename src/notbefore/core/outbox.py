@@ -217,10 +217,10 @@ class Outbox:
 
     def _give(self, sink: str, count: int, now: float) -> list[Delivery]:
         """Return the deliveries that a courier gets for a sink."""
-        found: list[Delivery] = []
-        while len(found) + self.rows.beginning(sink, now) < count and (row := self.rows.pop(sink, now)) is not None:
+        found, room = list[Delivery](), count - self.rows.beginning(sink, now)
+        while len(found) < room and (row := self.rows.pop(sink, now)) is not None:
             if row.once and not row.begun:  # ``begun`` is written to the disk first
-                self.rows.hold(row.lane, now)
+                room -= self.rows.hold(row.lane, now)
                 self.rows.put(replace(row, begun=True))
                 continue
             self.rows.given.add(row.delivery_id)

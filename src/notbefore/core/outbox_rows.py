@@ -147,11 +147,12 @@ class OutboxRows:
         next_ones = [self._line_up(lane) for lane in waited]
         return any(next_ones)
 
-    def hold(self, lane: Lane, now: float) -> None:
-        """Let the deliveries of a lane wait until its present changes are on disk."""
+    def hold(self, lane: Lane, now: float) -> bool:
+        """Let the deliveries of a lane wait until its present changes are on disk; return whether they wait."""
         if self._patience > 0:
             self._waits[lane] = now + self._patience
             self.changed.add(lane)
+        return self._patience > 0
 
     # ---- changes
 
@@ -200,7 +201,7 @@ class OutboxRows:
         """Return the next delivery to a sink; ``None``: none may be sent now."""
         lane = self._queues[sink].pop(now) if now >= self.paused.get(sink, now) else None
         found = self._next_of(lane) if lane is not None else None
-        return found[1] if found is not None else None
+        return found[2] if found is not None else None
 
     def beginning(self, sink: str, now: float) -> int:
         """Return how many deliveries to a sink begin once that is on disk."""
@@ -219,11 +220,11 @@ class OutboxRows:
         if found is None:
             self._queues[lane[0]].drop(lane)
             return False
-        self._queues[lane[0]].put(lane, found[0], _urgency(found[1]))
+        self._queues[lane[0]].put(lane, found[0], found[1])
         return True
 
-    def _next_of(self, lane: Lane) -> tuple[float, Delivery] | None:
-        """Return the next delivery of a lane and its time; ``None``: there is none, or a courier still has one.
+    def _next_of(self, lane: Lane) -> tuple[float, Urgency, Delivery] | None:
+        """Return the next delivery of a lane after its time; ``None``: there is none, or a courier still has one.
 
         Reminders wait for earlier messages; no message waits for a reminder.
         """
@@ -235,10 +236,7 @@ class OutboxRows:
             if not queued and row.state != "dead" and (self.time_known or not row.is_reminder):
                 found.append((max(row.due, self._waits.get(lane, row.due)), _urgency(row), row))
             queued = queued or row.queued
-        if not found:
-            return None
-        at, _, first = min(found, key=lambda one: one[:2])
-        return at, first
+        return min(found, key=lambda one: one[:2], default=None)
 
 
 def _size(row: Delivery) -> int:
