@@ -260,7 +260,6 @@ def test_time_goes_on_from_the_newest_record_and_a_late_one_does_not_set_it_back
     clock = HubClock(lambda: now[0])
     assert abs(clock.now() - time.time()) < 60  # nothing is known yet
     clock.is_after(950.0)
-    assert clock.now() == 950.0
     clock.hear(1000.0)
     now[0] = 11.0
     clock.hear(900.0)

@@ -161,8 +161,7 @@ def test_an_event_that_is_over_as_far_as_known_starts_while_its_wave_is_open() -
 def test_a_notification_of_a_fleet_is_no_report_of_a_vm() -> None:
     log = Log()
     log.add(A, "announced")
-    made = log.last
-    log.read(body(Record.of(made.change, made.vm, fleet=made.facts)))
+    log.read(body(Record.of(log.last.change, log.last.vm, fleet=log.last.facts)))
     assert log.fold.figures.records == {"news": 1, "skipped": 1}
 
 
