@@ -131,20 +131,6 @@ def test_a_refusal_is_kept_shown_and_sent_again_when_the_cause_is_mended(
         assert agent.count("accepted") == agent.count("delivered") + agent.count("dropped") == 2
 
 
-def test_an_agent_that_stops_reloads_nothing(imds: Simulator, hook: HttpPeer, place: Place) -> None:
-    hook.default = Say(how="hang")
-    with RunningAgent(imds.endpoint, place.state, place.write({"hook": webhook(hook.url, timeout="60s")})) as agent:
-        imds.set_document(body(announced()))
-        eventually(lambda: len(hook.requests) == 1)
-        agent.process.terminate()
-        eventually(lambda: "SIGTERM: stopping" in agent.log)
-        place.write({"hook": webhook(hook.url)}, vm={"name": "another"})  # with which the watch would be begun anew
-        agent.process.send_signal(signal.SIGHUP)
-        eventually(lambda: "SIGHUP: not reloaded" in agent.log)
-        assert agent.stop() == 0  # the second one: at once
-        assert "configuration reloaded" not in agent.log
-
-
 def test_a_drill_says_who_was_reached(imds: Simulator, hook: HttpPeer, place: Place) -> None:
     with HttpPeer() as refusing, HttpPeer() as chat:
         refusing.default = Say(400)

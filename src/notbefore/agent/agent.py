@@ -62,7 +62,6 @@ class Agent:
         self._config_figures = ConfigFigures(loaded=clock.time())
         self._exports: dict[tuple[str, str], int] = {}  # over OTLP, by signal and result
         self._exporter: Any = None  # otlp.exporter.Exporter, if OTLP is configured
-        self._stopping = False
         self._main = MainThread(self._hang_up)
 
         self._errors = ThreadGuard(self._main.wake)
@@ -203,9 +202,6 @@ class Agent:
 
     def _hang_up(self) -> None:
         """Handle SIGHUP in the main thread: read the configuration, and use it or refuse it."""
-        if self._stopping:
-            log.info("SIGHUP: not reloaded, the agent is stopping")
-            return
         self._systemd.reloading()
         try:
             self._reconfigure(self._reload())
@@ -256,7 +252,6 @@ class Agent:
             self._exporter = Exporter(otlp, read, self._exports, Redactor(), Http)
 
     def _stop(self) -> None:
-        self._stopping = True
         self._systemd.stopping()
         self._ping(None)
         self._polling.stop()
