@@ -55,9 +55,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        found = self.server.answer(self.path, self.headers.get("X-Notbefore-Delivery-Id", ""), body)
-        if found is None:
+        length = int(self.headers.get("Content-Length", 0))
+        body, delivery_id = self.rfile.read(length), self.headers.get("X-Notbefore-Delivery-Id", "")
+        found = self.server.answer(self.path, delivery_id, body) if len(body) == length else None
+        if found is None:  # or the client was killed before it had sent all
             self.close_connection = True
             return
         self.send_response(found[0])
