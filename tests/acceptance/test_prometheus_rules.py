@@ -86,7 +86,8 @@ def test_who_what_when_the_start_and_the_end_can_be_read_in_slack_and_pagerduty(
         assert "Azure started the Reboot reboot at 20" in in_slack()
         assert "Over" not in in_slack()
         simulator.set_document(body(incarnation=4))
-        eventually(lambda: "Over: Reboot of web_0, web_1 (2 VMs), not before" in in_slack())
+        # how it goes on depends on which of the event's two alerts Alertmanager sees resolved last
+        eventually(lambda: "Over: Reboot of web_0, web_1 (2 VMs)" in in_slack())
         eventually(lambda: pager.effects[-1] == "resolved")
         sys.stdout.write(f"Slack:\n{in_slack()}\nPagerDuty:\n" + "\n".join(on_call()) + "\n")
         assert "may start now" not in in_slack()
