@@ -259,17 +259,17 @@ def test_time_goes_on_from_the_newest_record_and_a_late_one_does_not_set_it_back
     now = [10.0]
     clock = HubClock(lambda: now[0])
     assert abs(clock.now() - time.time()) < 60  # nothing is known yet
-    clock.is_after(950.0)
+    clock.advance_to(950.0)
     clock.hear(1000.0)
     now[0] = 11.0
     clock.hear(900.0)
-    clock.is_after(990.0)
+    clock.advance_to(990.0)
     now[0] = 15.0
     assert clock.now() == 1005.0
     clock.hear(1020.0)
     assert clock.now() == 1020.0
     now[0] = 700.0
-    clock.is_after(1050.0)  # a client that has just begun
+    clock.advance_to(1050.0)  # a client that has just begun
     assert clock.now() == 1705.0
     clock.hear(1100.0)  # a clock of the hub that was set back is believed in the end
     assert clock.now() == 1100.0

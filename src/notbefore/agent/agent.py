@@ -97,6 +97,7 @@ class Agent:
         return ApprovalSettings(config.approval, endpoint, config.imds.api_version, self._allow_approval)
 
     def _figures(self) -> Figures:
+        vm = self._state.snapshot.vm
         return Figures(
             version=__version__,
             python=platform.python_version(),
@@ -109,7 +110,7 @@ class Agent:
             unforeseen=self._errors.count,
             restart_needed=self._supervisor.replaced and bool(self._supervisor.trouble),
             auth_failures=self._server.auth_failures,
-            vm=structs.asdict(vm) if (vm := self._state.snapshot.vm) is not None else {},
+            vm=structs.asdict(vm) if vm is not None else {},
             since=self._view.since,
         )
 

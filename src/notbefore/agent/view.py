@@ -164,7 +164,7 @@ class AgentView:
 
     def page(self) -> bytes:
         """The page for people, as HTML."""
-        from notbefore.web.page.model import PageModel, newest_ended  # noqa: PLC0415 - for few
+        from notbefore.web.page.model import PageModel, newest_ended  # noqa: PLC0415 - only if somebody opens the page
         from notbefore.web.page.render import render  # as above
 
         in_use, now = self._in_use(), self._state.now()

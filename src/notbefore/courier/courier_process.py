@@ -73,8 +73,8 @@ class CourierProcess:
         self.leave_at = min(self.leave_at, time.monotonic() + seconds)
 
     def end(self) -> int:
-        """End it; return its exit code, negative for a signal. Of one that ends by itself, that is its own code."""
-        import subprocess  # noqa: PLC0415 - the courier was started by it
+        """Kill it, unless it has ended; return its exit code, negative for a signal."""
+        import subprocess  # noqa: PLC0415 - not needed before a courier runs
 
         self.channel.close()
         self._process.kill()

@@ -1,8 +1,7 @@
 """``Supervisor`` starts a courier when something is due, gives it deliveries, and kills it if it hangs.
 
-Only the main thread calls it. Only ``stop`` waits for the courier. A courier runs the package that
-is installed now. If that is another version and its courier works, the agent ends in order, and its service manager
-starts the new version.
+Only the main thread calls it. Only ``stop`` waits for the courier. A courier runs the package that is installed now.
+If that is another version and its courier works, the agent ends in order, and its service manager starts the new one.
 """
 
 import logging

@@ -160,7 +160,7 @@ class Consumer:
         window = timedelta(seconds=self._config.window.seconds)
         last = {one["id"]: one["last_enqueued_time_utc"] for one in found if not one["is_empty"]}
         if last:
-            self._parts.clock.is_after(max(last.values()).timestamp())
+            self._parts.clock.advance_to(max(last.values()).timestamp())
         return {one: last[one] - window if one in last else "-1" for one in ends}
 
     # ---- repeated every few seconds

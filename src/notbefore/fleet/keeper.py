@@ -56,10 +56,10 @@ class HubClock:
         """Note that a record has just come, which the hub accepted at ``enqueued``, in Unix seconds."""
         if self._monotonic() - self._heard > TRUSTED:
             self._ahead = None
-        self.is_after(enqueued)
+        self.advance_to(enqueued)
 
-    def is_after(self, known: float) -> None:
-        """Note that it is later than ``known``, in Unix seconds by the hub: when an old record came, for example."""
+    def advance_to(self, known: float) -> None:
+        """Note that it is ``known`` or later, in Unix seconds by the hub: an old record came then, for example."""
         now = self._monotonic()
         if self._ahead is None or known - now >= self._ahead:
             self._ahead, self._heard = known - now, now
@@ -177,7 +177,7 @@ class Keeper:
             await self._write(held)  # at once: so the next owner has the same ``backlog``
         if self._parts.inventory is None:  # it was removed from the configuration: no VM is missing
             held.fold.missing.expect({}, 0.0, 0.0)
-        self._parts.clock.is_after(found.at)
+        self._parts.clock.advance_to(found.at)
         self._parts.outbox.adopt(name, found.outbox, self._parts.clock.now() - found.at)
         return held
 

@@ -132,7 +132,7 @@ class Story(Struct, array_like=True):
             last = max(self.reported.values())
             self.over = from_unix(last / 1000) if last > 0 else None
         self.claim = max(self.claim, STRENGTH[report.change])
-        self.given_up = self.given_up and STRENGTH[report.change] in OVER  # else a VM has it again
+        self.given_up = self.given_up and STRENGTH[report.change] in OVER  # a VM that still lists it knows better
         changed = self._take_content(report)
         stood, self.standing = self.standing, self._stands()
         return changed or stood is not self.standing
