@@ -40,6 +40,7 @@ class HttpPeer:
         self.answers: deque[Say] = deque()
         self.default = Say()
         self.over = threading.Event()
+        self.read_whole = False  # whether a client has read an answer with its body to the end
         peer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -98,6 +99,7 @@ class HttpPeer:
         handler.end_headers()
         if handler.command != "HEAD":
             handler.wfile.write(say.body)
+            self.read_whole = True
 
     @property
     def url(self) -> str:

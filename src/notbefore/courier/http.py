@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache, partial
 from http import client
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -19,7 +20,7 @@ import requests
 import urllib3
 from msgspec import Struct
 from requests.adapters import HTTPAdapter
-from requests.utils import get_environ_proxies, select_proxy
+from requests.utils import select_proxy
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util import Retry
 
@@ -101,28 +102,21 @@ class Http:
     ) -> None:
         self._timeout = timeout
         self._guarded = guarded
-        self._session = requests.Session()
-        # with it, neither a .netrc nor an address with a password replaces a header
-        self._session.auth = lambda request: request
-        self._verify = ca_file or True  # `True`: the environment may name another bundle
-        self._session.cert = cert  # type: ignore[assignment] # its stubs do not know that the key may be in the first file
-        for scheme in ("http://", "https://"):
-            self._session.mount(scheme, _Adapter(guarded=guarded))
+        self._adapter = _Adapter(guarded=guarded)  # without a session: no cookies, no redirects, nothing of a .netrc
+        # the environment may name proxies, and a CA bundle: it does not change, so it is read once for an address
+        merge: Any = partial(requests.Session().merge_environment_settings, stream=True)
+        self._settings = lru_cache(lambda url: merge(url, proxies={}, verify=ca_file or True, cert=cert))
 
     def post(self, url: str, headers: Mapping[str, str], body: bytes = b"") -> HttpResponse:
         """Send, and return the answer with any status; raises ``SendError`` if there is none."""
         try:
-            if self._guarded and select_proxy(url, get_environ_proxies(url)) is not None:
+            request = requests.Request("POST", url, {"User-Agent": "notbefore", **headers}, data=body)
+            request.auth = lambda prepared: prepared  # a user and password in the address replace no header
+            settings = self._settings(url)
+            if self._guarded and select_proxy(url, settings["proxies"]) is not None:
                 check_host(url)
-            with self._session.post(
-                url,
-                data=body,
-                headers={"User-Agent": "notbefore", **headers},
-                timeout=urllib3.Timeout(self._timeout, connect=self._timeout / CONNECT_SHARE),  # type: ignore[arg-type] # not in its stubs
-                allow_redirects=False,
-                stream=True,
-                verify=self._verify,
-            ) as response:
+            timeout: Any = urllib3.Timeout(self._timeout, connect=self._timeout / CONNECT_SHARE)  # not in its stubs
+            with self._adapter.send(request.prepare(), timeout=timeout, **settings) as response:
                 content = bytearray()  # only the beginning of a long answer is needed
                 while len(content) < MAX_ANSWER and (chunk := response.raw.read1(4096, decode_content=True)):
                     content += chunk
@@ -135,7 +129,7 @@ class Http:
 
     def close(self) -> None:
         """Close the connections."""
-        self._session.close()
+        self._adapter.close()
 
 
 def _retry_after(value: str | None) -> float | None:
