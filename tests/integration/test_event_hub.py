@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trustme
 from cloudevents.core.bindings.amqp import AMQPMessage, from_amqp_event
+from msgspec.structs import replace
 
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import EventHub, SinkConfig
@@ -138,7 +139,7 @@ def test_tls_is_checked(tmp_path: Path) -> None:
                 assert outcome == Receipt()
 
 
-def test_the_vm_s_identity_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_vm_s_identity_is_enough_and_through_no_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "s.pem")
@@ -146,11 +147,12 @@ def test_the_vm_s_identity_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyP
         token = {"access_token": "a.b.c", "expires_in": "3600", "resource": "https://eventhubs.azure.net/"}
         imds.default = Say(200, (("Content-Type", "application/json"),), json.dumps(token).encode())
         monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", imds.url)
-        settings = EventHub(
-            namespace="fleet.servicebus.windows.net",
-            hub="changes",
-            endpoint=f"sb://127.0.0.1:{hub.port}",
-            ca_file=str(tmp_path / "ca.pem"),
-        )
+        where: Any = {"endpoint": f"sb://127.0.0.1:{hub.port}", "ca_file": str(tmp_path / "ca.pem")}
+        settings = EventHub(namespace="fleet.servicebus.windows.net", hub="changes", **where)
         assert sent(SinkConfig(event_hub=settings)) == [Receipt()]
-        assert len(hub.stored) == 1
+        monkeypatch.delenv("AZURE_POD_IDENTITY_AUTHORITY_HOST")
+        monkeypatch.setenv("no_proxy", "localhost")
+        monkeypatch.setenv("http_proxy", imds.url)  # it would answer as well
+        for auth in ("managed_identity", "default"):
+            failure(SinkConfig(event_hub=replace(settings, auth=auth, timeout=Duration("2s"))))
+        assert len(hub.stored) == len(imds.requests) == 1

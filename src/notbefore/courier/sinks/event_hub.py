@@ -7,6 +7,7 @@ id. A refused change is also tried again until it expires, so that nothing is mi
 """
 
 import asyncio
+import os
 from contextlib import suppress
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from notbefore.courier.message import Sink as BaseSink
 from notbefore.errors import SendError
 
 CLOSE_SECONDS: Final = 3.0
+IMDS: Final = "169.254.169.254"  # the SDK asks no other address for the token of a managed identity
 STRUCTURED: Final = "application/cloudevents+json"
 
 
@@ -111,6 +113,10 @@ def make_credential(settings: EventHub) -> Any:
     """Return the SDK's credential of the configured identity, which the caller must close; ``None`` for a key."""
     if settings.connection_string is not None:
         return None
+    # else the SDK asks IMDS for the token through `HTTP_PROXY`, without encryption
+    direct = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
+    if direct != "*" and IMDS not in direct:
+        os.environ["no_proxy"] = f"{direct},{IMDS}"
     from azure.identity.aio import (  # noqa: PLC0415 - 14 MB, not needed with a connection string
         DefaultAzureCredential,
         ManagedIdentityCredential,
