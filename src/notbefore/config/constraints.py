@@ -83,6 +83,9 @@ HostName = Annotated[
 ReadableFile = Annotated[str, Constraint(_readable, looks=True)]
 MailAddress = Annotated[str, matching(r'[^\s@<>,;:"\\]+@[^\s@<>,;:"\\]+', "a mail address such as ops@example.org")]
 Password = Annotated[Secret, expect(lambda text: len(text.splitlines()) == 1, "one line: this secret has several")]
+_LOGIN: Final = matching("[ -~]+", "one line of ASCII characters: Python's SMTP client sends no others as a login")
+MailUser = Annotated[str, _LOGIN]
+MailPassword = Annotated[Secret, _LOGIN]
 SecretUrl = Annotated[Secret, Constraint(check_address)]
 HeaderValue = Annotated[
     Secret, matching(r"(?! )[ -~\xa0-\xff]*(?<! )", "one line of text that a header can hold, without space around it")

@@ -15,6 +15,8 @@ from notbefore.config.constraints import (
     HubConnection,
     LinkUrl,
     MailAddress,
+    MailPassword,
+    MailUser,
     Password,
     Port,
     ReadableFile,
@@ -106,8 +108,8 @@ class Email(SinkSettings, frozen=True, kw_only=True):
     host: HostName  # the mail server's name or address
     port: Port | None = None  # default: 587 with starttls, 465 with tls, 25 with none
     tls: Literal["starttls", "tls", "none"] = "starttls"  # tls: encrypted from the first byte on
-    user: str | None = None  # together with `password`
-    password: Password | None = None  # together with `user`
+    user: MailUser | None = None  # together with `password`
+    password: MailPassword | None = None  # together with `user`; both of ASCII characters
     to: Annotated[tuple[MailAddress, ...], Meta(min_length=1)]
     sender: MailAddress = field(name="from")
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
