@@ -96,7 +96,7 @@ async function refresh() {
   if (paused || refreshing || document.hidden) return;
   refreshing = true;
   try {
-    const answer = await fetch(location.pathname, { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT) });
+    const answer = await fetch(location.pathname + location.search, { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT) });
     if (!answer.ok) throw new Error(answer.statusText);
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
     if (paused) return;
