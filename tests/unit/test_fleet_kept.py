@@ -192,6 +192,8 @@ def test_that_nothing_is_coming_is_said_where_each_partition_of_the_hub_is_known
             show_waves(json.loads(json_line(view.fleet({}))))
             assert capsys.readouterr().out == f"{said}\n"
             assert ("Nothing is coming" in view.page({}).decode()) is said.startswith("Nothing")
+        only = view.page({"vm": "web_1"}).decode()
+        assert ("Nothing is coming" in only, "No event matches the filter." in only) == (False, True)
 
     asyncio.run(look())
 
