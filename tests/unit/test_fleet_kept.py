@@ -194,6 +194,9 @@ def test_that_nothing_is_coming_is_said_where_each_partition_of_the_hub_is_known
             assert ("Nothing is coming" in view.page({}).decode()) is said.startswith("Nothing")
         only = view.page({"vm": "web_1"}).decode()
         assert ("Nothing is coming" in only, "No event matches the filter." in only) == (False, True)
+        (log := Log()).fold, consumer.keeper.ends["3"] = consumer.keeper.partitions["0"].fold, -1
+        log.add(A, "announced")
+        assert "This may be outdated or incomplete: 1 of the hub" in view.page({}).decode()
 
     asyncio.run(look())
 
