@@ -15,6 +15,7 @@ from notbefore.config.secret import Secret
 from notbefore.fleet import blob_snapshots
 from notbefore.fleet.blob_snapshots import BlobSnapshots, make_blob_snapshots
 from notbefore.fleet.checkpoints import LostPartitionError
+from notbefore.fleet.keeper import in_words
 from notbefore.fleet.snapshot import Position
 from support.azurite import CONTAINER, Azurite
 
@@ -84,8 +85,9 @@ def test_after_the_container_was_deleted_and_made_again_all_is_written_anew_befo
         await snapshots.write("0", b"one", AT)
         await snapshots.claim_ownership([owned()])
         await asyncio.to_thread(blobs.delete_container)
-        with pytest.raises(AzureError, match="container does not exist"):
+        with pytest.raises(AzureError, match="container does not exist") as refused:
             await snapshots.write("0", b"two", AT)
+        assert in_words(refused.value).endswith("ErrorCode:ContainerNotFound")
         await asyncio.to_thread(blobs.make_container)
         await snapshots.write("0", b"two", AT)
         with pytest.raises(AzureError, match="the checkpoints were deleted"):

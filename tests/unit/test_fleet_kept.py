@@ -183,11 +183,8 @@ def test_that_nothing_is_coming_is_said_where_each_partition_of_the_hub_is_known
         consumer = Consumer(kept.config.fleet, kept.parts)
         view = FleetView(kept.config, consumer, kept.parts, lambda: (CourierFigures(), ""))
         consumer.connected, consumer.keeper.ends = True, {"0": -1, "1": -1, "2": -1}
-        for name, said in (
-            ("0", "It is not known what is coming: 2 of the hub's 3 partitions could not be read yet."),
-            ("1", "It is not known what is coming: 1 of the hub's 3 partitions could not be read yet."),
-            ("2", "Nothing is coming over the fleet."),
-        ):
+        doubt = "It is not known what is coming: {} of the hub's 3 partitions could not be read yet."
+        for name, said in ("0", doubt.format(2)), ("1", doubt.format(1)), ("2", "Nothing is coming over the fleet."):
             await consumer.keeper.take(name)
             show_waves(json.loads(json_line(view.fleet({}))))
             assert capsys.readouterr().out == f"{said}\n"

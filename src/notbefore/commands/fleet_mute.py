@@ -46,11 +46,12 @@ def run(options: argparse.Namespace) -> int:
     import asyncio  # only for this command
 
     from notbefore.fleet.checkpoints import FAILURES  # only for this command, with Azure's SDK
+    from notbefore.fleet.keeper import in_one_line  # as above
 
     try:
         left = asyncio.run(_changed(config.fleet, Path(config.state.dir), begun, options.end))
     except FAILURES as error:
-        raise NotBeforeError(f"the mutes cannot be written or read: {error}") from None
+        raise NotBeforeError(f"the mutes cannot be written or read: {in_one_line(error)}") from None
     sys.stdout.writelines(f"{one.id}  {escaped(one.words)}\n" for one in left)
     return 0
 

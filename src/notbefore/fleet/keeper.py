@@ -7,6 +7,7 @@ has written it meanwhile, the partition belongs to that instance, and this one s
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +16,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from notbefore.config.model import FleetConfig
+from notbefore.core.text import one_line
 from notbefore.fleet.checkpoints import FAILURES, STORE_ERRORS, LostPartitionError, Snapshots
 from notbefore.fleet.history import History
 from notbefore.fleet.hub_records import PartitionFigures
@@ -36,8 +38,12 @@ log = logging.getLogger("notbefore.fleet.keeper")
 
 def in_words(error: BaseException) -> str:
     """Return an error of the hub, of the store or of a disk in one line."""
-    said = " ".join(str(error).split()).partition(" Error: ")[0]  # after this the SDK repeats the text
-    return f"{type(error).__name__}: {said or 'no answer in time'}"[:MAX_WORDS]
+    return f"{type(error).__name__}: {in_one_line(error) or 'no answer in time'}"[:MAX_WORDS]
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return what an error says, once: the SDK repeats the text after `Error:`, the store as XML after `Content:`."""
+    return re.split(" (?:Error|Content): ", one_line(str(error)), maxsplit=1)[0]
 
 
 class HubClock:
