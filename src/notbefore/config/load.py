@@ -152,7 +152,8 @@ def _of_route(route: Route, *, fleet: bool) -> Iterator[Finding]:
     """Yield the matchers of a route that no change can match, and a fallback that gets nothing."""
     match = route.match
     if fleet:  # only the fleet has this type
-        match = msgspec.structs.replace(match, event_type=tuple(one for one in match.event_type if one != SILENT))
+        types = tuple(one for one in match.event_type if one.casefold() != SILENT.casefold())
+        match = msgspec.structs.replace(match, event_type=types)
     for key, text in unknown_words(match):
         yield f"match.{key}", f"{text}. No event matches it"
     approvals = set(match.change) & set(APPROVAL_KINDS)
