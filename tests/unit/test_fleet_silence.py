@@ -69,14 +69,15 @@ def test_a_vm_that_is_gone_for_a_day_is_forgotten() -> None:
     assert list(log.fold.silence.heard) == ["sub/rg/web_0"]
 
 
-def test_who_takes_over_knows_the_vms_and_who_is_silent() -> None:
-    log = Log()
-    log.pass_time(600, A, B, C)
-    log.pass_time(1200, A, B)
-    again = log.taken_over()
-    again.pass_time(1200, A, B)
-    assert (again.silent, again.kinds) == (["web_2"], [])
-    assert again.pass_time(600, A, B, C) == ["finished"]
+def test_who_takes_over_knows_who_is_silent_also_where_nobody_sends() -> None:
+    for alive in ((A, B), ()):
+        log = Log()
+        log.pass_time(600, A, B, C)
+        log.pass_time(1500, *alive)
+        again = log.taken_over()
+        assert again.pass_time(1200, *alive) == []
+        assert again.silent == log.silent
+        assert again.pass_time(600, A, B, C) == ["finished"]
 
 
 def test_a_report_is_a_sign_of_life_as_well() -> None:

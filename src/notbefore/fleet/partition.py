@@ -184,7 +184,7 @@ class Partition:
         self.silence = Silence(grouping, state.silent, state.heard)
         self.missing = Silence(grouping, state.missing, state.expected, missing=True)
         self._every = events.waves, self.silence.waves, self.missing.waves
-        self._looked = state.position.enqueued
+        state.looked = max(state.looked, state.position.enqueued)
 
     @property
     def position(self) -> Position:
@@ -255,9 +255,9 @@ class Partition:
         if self.state.backlog >= 0:
             self.state.backlog = -1
             events.close(events.waves.forget_over(), now)
-        if abs(now - self._looked) >= LOOK_EVERY:  # before the first record, this machine's clock may be ahead
-            unwatched = now - self._looked if self._looked and now - self._looked > UNWATCHED else 0.0
-            self._looked = now
+        if abs(now - self.state.looked) >= LOOK_EVERY:  # before the first record, this machine's clock may be ahead
+            unwatched = now - self.state.looked if self.state.looked and now - self.state.looked > UNWATCHED else 0.0
+            self.state.looked = now
             yield from events.look(now)
             for one in (self.silence, self.missing):
                 yield from one.look(now, unwatched, events.is_gone, events.explained)

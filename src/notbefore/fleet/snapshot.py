@@ -53,6 +53,7 @@ class Snapshot(Struct, array_like=True):
     outbox: OutboxImage = OutboxImage()  # as it was at ``at``
     past: list[PastEvent] = []  # events that are over and not in the history yet
     muted: set[str] = set()  # event keys of open waves that nobody was notified of
+    looked: float = 0.0  # when it was last looked for VMs that are silent: the hub was read until then
 
 
 def compressed(snapshot: bytes) -> bytes:
