@@ -135,7 +135,7 @@ class Loaded(Struct, frozen=True):
     """The configuration in use. It is replaced as a whole, so that two threads that load it cannot mix their values."""
 
     seen: dict[str, Signature] = {}  # of the file and the files that it names, when they were read
-    config: WebConfig | None = None
+    config: WebConfig = WebConfig()
     context: "ssl.SSLContext | None" = None  # of new connections; None without TLS
 
 
@@ -156,8 +156,7 @@ class Access:
     @property
     def protections(self) -> frozenset[str]:
         """The protections of the configuration in use."""
-        config = self._loaded.config
-        return config.protections if config is not None else frozenset()
+        return self._loaded.config.protections
 
     def check_listen(self) -> list[str]:
         """As ``check_address``, for the configured ``server.listen``; a host name is checked when the server binds."""
@@ -279,7 +278,7 @@ class AccessControl:
         if not self._access.accepts_host(host):
             text = f"{host[:100]!r} is not a name of this agent: if it should be, add it to server.allowed_hosts"
             return error("421 Misdirected Request", text)
-        if config is None or not config.basic_auth_users:
+        if not config.basic_auth_users:
             return None
         given = environ.get("HTTP_AUTHORIZATION", "")
         if not given and path_of(environ) in PROBES:
