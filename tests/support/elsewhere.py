@@ -12,7 +12,8 @@ from pathlib import Path
 from support.agent import run
 
 TAKE_AWAY = """
-import fcntl, functools, importlib, os, pkgutil, requests, runpy, select, signal, socket, subprocess, sys, types
+import fcntl, functools, importlib, os, pkgutil, requests, runpy
+import select, selectors, signal, socket, subprocess, sys, types
 import notbefore
 
 def import_all(names):
@@ -34,16 +35,6 @@ for name in [name for name in sys.modules if name.partition(".")[0] == "notbefor
 socket.socketpair = functools.partial(socket.socketpair, socket.AF_UNIX)  # there it is of another family
 subprocess.Popen.kill = lambda process: process.send_signal(9)  # as TerminateProcess does
 subprocess.CREATE_NO_WINDOW = 0
-
-OURS = ("notbefore.agent.agent", "notbefore.courier.supervisor", "notbefore.courier.main")
-
-def select_sockets(reading, writing, excepting, timeout=None, *, _select=select.select):
-    if sys._getframe(1).f_globals["__name__"] in OURS:
-        for one in reading:  # Windows' select takes nothing else
-            socket.socket(fileno=os.dup(one if isinstance(one, int) else one.fileno())).close()
-    return _select(reading, writing, excepting, timeout)
-
-select.select = select_sockets
 
 def locking(descriptor, mode, length, *, _fcntl=fcntl):  # from where the file stands, as there
     _fcntl.lockf(descriptor, _fcntl.LOCK_EX | _fcntl.LOCK_NB, length, os.lseek(descriptor, 0, os.SEEK_CUR))
@@ -67,7 +58,8 @@ socket.socket.share, socket.fromshare = share, fromshare
 
 for name in ABSENT:
     sys.modules[name] = None  # importing it raises ImportError
-for module, gone in ((os, OS), (signal, SIGNALS), (select, ["epoll", "poll"]), (socket, ["AF_UNIX"])):
+POLLS = [(select, ["epoll", "poll"]), (selectors, ["PollSelector"])]
+for module, gone in ((os, OS), (signal, SIGNALS), *POLLS, (socket, ["AF_UNIX"])):
     for name in gone:
         if hasattr(module, name):
             delattr(module, name)

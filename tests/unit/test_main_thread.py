@@ -1,10 +1,14 @@
 """What the main thread of an always-on process waits for."""
 
+import fcntl
+import resource
 import signal
 import socket
 import threading
 import time
 
+from notbefore.courier import orders
+from notbefore.courier.orders import Channel
 from notbefore.process.main_thread import MainThread
 
 LONG = 60.0  # seconds: a wait that nothing ends takes so long
@@ -43,8 +47,12 @@ def test_sighup_ends_the_wait_and_is_reported_in_the_main_thread() -> None:
     assert threads == [threading.main_thread()]
 
 
-def test_what_can_be_read_ends_the_wait() -> None:
+def test_what_can_be_read_ends_the_wait_whatever_its_descriptor() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2_048, limits[1]))
     reader, writer = socket.socketpair()
-    with reader, writer, MainThread() as main:
+    with reader, writer, socket.socket(fileno=fcntl.fcntl(reader, fcntl.F_DUPFD, 1_500)) as high, MainThread() as main:
         writer.send(b".")
-        assert not wait(main, reader)
+        assert not wait(main, high)
+        orders.wait(LONG, Channel(high))
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)

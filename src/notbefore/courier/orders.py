@@ -4,7 +4,6 @@ The agent sends ``Orders``, and the courier answers ``Hello``: each version can 
 Then the courier reports (``Turn``) and the agent gives deliveries (``Given``), each at any time.
 """
 
-import select
 import socket
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from notbefore.config.sinks import Messages, SinkConfig
 from notbefore.core.delivery import Delivery
 from notbefore.core.duration import Duration
 from notbefore.core.outbox import SendResult
+from notbefore.process.main_thread import wait_for
 
 TURN_INTERVAL: Final = 1.0  # seconds: the longest time between two turns of a courier
 MAX_FRAME: Final = 96 * 1024 * 1024  # bytes: more than a whole outbox may have
@@ -90,7 +90,7 @@ class Channel:
         self._end = end
         self._received = bytearray()
         self.unsent = bytearray()  # call ``flush`` for it once the socket is writable
-        self.fileno = end.fileno  # for ``select``
+        self.fileno = end.fileno  # for ``wait``
         self.close = end.close
 
     def send(self, message: object) -> None:
@@ -130,4 +130,4 @@ class Channel:
 
 def wait(seconds: float, channel: Channel, *readers: Any) -> None:
     """Wait until there may be a frame, one of ``readers`` is readable, or more can be sent; at most ``seconds``."""
-    select.select([channel, *readers], [channel] if channel.unsent else [], [], seconds)
+    wait_for(seconds, [channel, *readers], [channel] if channel.unsent else [])

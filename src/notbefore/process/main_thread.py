@@ -2,11 +2,11 @@
 
 import logging
 import os
-import select
+import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any, Final, NoReturn, Self
 
@@ -45,13 +45,12 @@ class MainThread:
         with suppress(OSError):
             self._writer.send(b"\0")  # no signal has the number 0
 
-    def wait(self, seconds: float, descriptors: Iterable[Any] = (), unsent: Iterable[Any] = ()) -> bool:
+    def wait(self, seconds: float, descriptors: Iterable[Any] = (), unsent: Collection[Any] = ()) -> bool:
         """Wait for a signal, for ``wake``, or until one of ``descriptors`` is readable, at most ``seconds``.
 
         A writable one of ``unsent`` ends it as well. Returns whether a signal asks the process to stop.
         """
-        ready, _, _ = select.select([self._reader, *descriptors], list(unsent), [], seconds)
-        if self._reader not in ready:
+        if self._reader not in wait_for(seconds, [self._reader, *descriptors], unsent):
             return False
         with suppress(BlockingIOError):
             for number in self._reader.recv(64):
@@ -66,6 +65,14 @@ class MainThread:
         self._handlers = {number: signal.signal(number, handler) for number, handler in self._handlers.items()}
 
 
+def wait_for(seconds: float, readers: Iterable[Any], unsent: Collection[Any] = ()) -> list[Any]:
+    """Wait until one of ``readers`` is readable, or writable if it is ``unsent``, at most ``seconds``; return those."""
+    with _Selector() as selector:
+        for one in readers:
+            selector.register(one, selectors.EVENT_READ | (selectors.EVENT_WRITE if one in unsent else 0))
+        return [key.fileobj for key, _ in selector.select(seconds)]
+
+
 def exit_at_once(code: int) -> NoReturn:
     """End the process while a disk hangs: a normal exit would close files, and SQLite would wait for the disk."""
     logging.shutdown()
@@ -77,3 +84,5 @@ def exit_at_once(code: int) -> NoReturn:
 
 _SIGHUP: Final[int | None] = getattr(signal, "SIGHUP", None)  # not on Windows
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
+# not `select`: it takes no descriptor above 1,023, and the listener may have more connections. Windows has no `poll`
+_Selector: Final = getattr(selectors, "PollSelector", selectors.SelectSelector)
