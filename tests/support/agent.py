@@ -155,7 +155,7 @@ class RunningAgent:
             [*command, "--state-dir", str(state), "--listen", f"127.0.0.1:{self.port}"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **environment},
+            env={**os.environ, "PYTHONUNBUFFERED": "", **environment},
         )
         self._readers = [threading.Thread(target=self._read_records), threading.Thread(target=self._read_log)]
         self._readers[1].start()

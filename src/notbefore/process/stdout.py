@@ -1,11 +1,12 @@
 """``StdoutWriter`` writes records to standard output in its own thread, so that nobody waits for a slow reader."""
 
 import logging
+import os
 import queue
 import sys
 import threading
 from contextlib import suppress
-from typing import BinaryIO, Final
+from typing import Final
 
 MAX_WAITING: Final = 10_000  # lines; further ones are left out here, but the history has them
 
@@ -13,10 +14,13 @@ log = logging.getLogger("notbefore.process.stdout")
 
 
 class StdoutWriter:
-    """Call it with a line; it never waits and never raises."""
+    """Call it with a line; it never waits and never raises.
 
-    def __init__(self, out: BinaryIO | None = None) -> None:
-        self._out = out or sys.stdout.buffer
+    Without Python's buffers: their lock would hold the end of the process while nobody reads.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._descriptor = sys.stdout.fileno() if descriptor is None else descriptor
         self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._write, name="stdout", daemon=True)
         self._missing = False  # the last line was left out, or could not be written
@@ -40,13 +44,16 @@ class StdoutWriter:
             self._warn("nobody reads it")
 
     def _write(self) -> None:
+        left = b""  # of a line that could be written only in part: it comes before the next line
         while (line := self._lines.get()) is not None:
+            left += line
             # the agent goes on if the reader has closed the pipe
             try:
-                self._out.write(line)
-                self._out.flush()
-            except (OSError, ValueError) as error:
+                while left:
+                    left = left[os.write(self._descriptor, left) :]
+            except OSError as error:
                 self._warn(str(error))
+                left = left[: -len(line)] if len(left) >= len(line) else left
             else:
                 self._missing = False
 
