@@ -258,15 +258,15 @@ def test_a_reminder_that_waits_does_not_end_the_repetition_and_takes_its_place_o
     assert ids(box.rows(state="repeating")) == [reminder.delivery_id]
 
 
-def test_what_arrives_after_the_event_has_ended_is_not_repeated(box: Box) -> None:
-    started = delivery(kind="started", expires_with_event=False)
-    box.put(started)
-    box.take("finished")
-    box.lease(2, *[accepted(one, repeat=30.0) for one in box.lease(1)])
-    assert box.rows() == []
-    end = delivery(kind="finished", expires_with_event=False)
-    box.take("finished", "e", end)
-    box.lease(4, *[accepted(one, repeat=30.0) for one in box.lease(3)])
+def test_what_arrives_after_the_event_has_ended_is_not_repeated_also_if_it_was_dead(box: Box) -> None:
+    started, dead = (delivery(kind="started", sink=sink, expires_with_event=False) for sink in ("chat", "hub"))
+    box.put(started, dead)
+    box.lease(1)
+    box.lease(1, refused(dead))
+    box.take("finished", "e", delivery(kind="finished", expires_with_event=False))
+    box.outbox.retry([dead.delivery_id], 2)
+    given = box.lease(3, *[accepted(one, repeat=30.0) for one in (started, *box.lease(2))])
+    box.lease(4, *[accepted(one, repeat=30.0) for one in given])
     assert box.rows() == []
 
 

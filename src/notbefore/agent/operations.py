@@ -11,6 +11,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from notbefore.core.delivery import Delivery, DeliveryState
+from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.record import Vm
 from notbefore.errors import NotBeforeError
 from notbefore.store.file import StoredChange
@@ -102,7 +103,10 @@ def _outbox(store: Store, request: OutboxRequest) -> OutboxReply:
         done = left_out = 0
         if request.action == "retry" and not request.ids:
             # these could alarm somebody, and no later message would correct them
-            over = [row for row in rows if row.expires_with_event and row.event_key not in listed]
+            ended = {row.lane for row in outbox.rows.chosen() if row.kind in OUTCOMES}
+            starts = [row for row in rows if row.kind == "started" and row.lane not in ended]
+            alarms = [row for row in rows if row.expires_with_event or row in starts]
+            over = [row for row in alarms if row.event_key not in listed]
             rows, left_out = [row for row in rows if row not in over], len(over)
         ids = [row.delivery_id for row in rows]
         if request.action == "retry":

@@ -159,10 +159,10 @@ class Outbox:
                     self.rows.put(replace(row, expires=min(row.expires, now), fallback_at=None, final=True))
                 else:  # nobody missed a reminder that was not tried; any other message was not delivered in time
                     self.rows.remove(row, "expired" if row.attempts > 0 or not row.is_reminder else "withdrawn")
-            elif over and row.state == "pending":
-                self.rows.put(replace(row, final=True))
             elif over and row.state == "repeating":
                 self.rows.remove(row)
+            elif over:  # also of a dead letter, which an operator may send again
+                self.rows.put(replace(row, final=True))
 
     def _add(self, one: Delivery, now: float) -> None:
         """Add a delivery; it replaces the repetition and the reminders of its event at its sink."""
