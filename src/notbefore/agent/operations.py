@@ -5,7 +5,7 @@ While an agent runs, a command asks it over its socket. Without one, the command
 
 import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Raw, Struct
 from msgspec.structs import replace
@@ -16,6 +16,8 @@ from notbefore.core.record import Vm
 from notbefore.errors import NotBeforeError
 from notbefore.store.file import StoredChange
 from notbefore.store.store import Store
+
+LOST: Final = ("expired", "withdrawn", "overflowed", "dropped")  # results of a ``Ledger``
 
 
 class OutboxRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="outbox", tag_field="ask"):
@@ -39,7 +41,7 @@ class OutboxReply(Struct, frozen=True):
     listed: tuple[str, ...] = ()  # the keys of the events that are listed now
     done: int = 0
     left_out: int = 0  # dead letters not sent again, because their events are over
-    overflowed: int = 0  # deliveries that were removed from a full outbox, in total
+    lost: int = 0  # deliveries that have left the outbox without being accepted, in total
     vm: Vm | None = None  # the identity of this VM, as far as IMDS has given it
 
 
@@ -116,5 +118,5 @@ def _outbox(store: Store, request: OutboxRequest) -> OutboxReply:
         pauses = outbox.rows.paused  # pauses that receivers have asked for
         rows = [replace(row, due=max(row.due, pauses.get(row.sink, row.due))) for row in rows]
         counts = outbox.rows.ledger.counts.items()
-        overflowed = sum(count for (_, result), count in counts if result == "overflowed")
-    return OutboxReply(tuple(rows), time.time() - now, tuple(listed), done, left_out, overflowed, state.vm)
+        lost = sum(count for (_, result), count in counts if result in LOST)
+    return OutboxReply(tuple(rows), time.time() - now, tuple(listed), done, left_out, lost, state.vm)

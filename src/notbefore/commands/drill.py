@@ -34,6 +34,7 @@ from notbefore.store.file import StoredChange
 LOOK_INTERVAL: Final = 0.1  # seconds between two checks of the exercise's deliveries
 SPARE: Final = 5.0  # seconds after ``--wait`` until its deliveries expire, even if the drill was killed
 SCENARIOS: Final = {event_type.lower(): event_type for event_type in EVENT_TYPES}
+UNENDED: Final = "its attempt has not ended, and may still be accepted"
 FREEZE_SECONDS: Final = 9  # the expected interruption of an exercise's Freeze; other types have none
 
 
@@ -71,6 +72,7 @@ def run(options: argparse.Namespace) -> int:
     rows = [_row(config.sinks[one.sink].kind, one, left.get(one.delivery_id)) for one in sent]
     tried = {one.sink for one in sent}
     accepted = {(row["sink"], row["change"]) for row in rows if row["result"] == "delivered"}
+    opened = accepted | {(row["sink"], row["change"]) for row in rows if row["error"] == UNENDED}
     missed = {one.sink for one in sent if (one.sink, one.kind) not in accepted}
     end = steps[-1].change
     report = {
@@ -80,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
         "not_reached": sorted(missed),
         "without_route": sorted(config.sinks.keys() - tried) if options.sink is None else [],
         "closed_by_drill": unclosed,
-        "still_open": sorted({sink for sink, _ in accepted if (sink, end.kind) not in accepted} & alerting),
+        "still_open": sorted({sink for sink, _ in opened if (sink, end.kind) not in accepted} & alerting),
     }
     if options.json:
         print_json([report])
@@ -143,15 +145,19 @@ def _send(state_dir: Path, steps: list[StoredChange], patience: float) -> list[D
         return ask_agent(state_dir, request, OutboxReply)
 
     reply = ask(ExerciseRequest(key, steps))
-    overflowed = reply.overflowed
+    lost = reply.lost
     # as long as an attempt will follow
     while any(row.state == "pending" and max(row.due + reply.shift, time.time()) <= deadline for row in reply.rows):
         time.sleep(LOOK_INTERVAL)
         reply = ask(OutboxRequest("show", event_key=key))
     reply = ask(OutboxRequest("drop", event_key=key))
-    if reply.overflowed != overflowed:  # else what has left the outbox was accepted
-        raise NotBeforeError("the outbox has overflowed meanwhile, so it is not known who was reached")
-    return [row for row in reply.rows if row.state != "repeating"]
+    if reply.lost != lost + reply.done:  # else what has left the outbox was accepted
+        raise NotBeforeError(
+            "it is not known who was reached: deliveries have left the outbox unsent meanwhile, by a reload, an"
+            " operator, or for lack of room"
+        )
+    under_way = {row.delivery_id for row in ask(OutboxRequest("show", event_key=key)).rows}
+    return [msgspec.structs.replace(row, error=UNENDED) if row.delivery_id in under_way else row for row in reply.rows]
 
 
 def _step(change: Change, routing: Routing, vm: Vm) -> StoredChange:
