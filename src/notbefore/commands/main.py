@@ -52,8 +52,11 @@ VERSION: Final = ("-V", "--version")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. ``arguments``: by default those of the process."""
-    if sys.stdout is None:  # it is closed: no file or connection may get its descriptor
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their descriptors
+        if getattr(sys, name) is None:  # it is closed: no file or connection may get its descriptor
+            nothing = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - to the end of the process
+            os.set_inheritable(nothing.fileno(), True)  # noqa: FBT003 - it is so named; for the courier
+            setattr(sys, name, nothing)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # shows the code of a character that a terminal lacks
