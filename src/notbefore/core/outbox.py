@@ -308,6 +308,7 @@ class Outbox:
     def redirect(self, now: float) -> list[Delivery]:
         """Move deliveries from removed sinks to those of the present routes; if there are none, they are dead.
 
+        A repetition is sent anew, so that an alert goes on under another name; without a route it ends.
         A fallback that names a removed sink is replaced in the same way. Returns the deliveries of removed sinks.
         """
         if self.terms is None:
@@ -320,15 +321,16 @@ class Outbox:
         for row in left:
             found = self._targets(row)
             names = found.fallback if row.note else found.sinks  # a note: it came as a fallback
-            if row.state == "repeating":
-                self.rows.remove(row)
-            elif not (names := tuple(name for name in names if name in self.terms and name not in row.others)):
-                _bury(self.rows, row, f"no sink named {row.sink} is configured", now)
-            else:
+            if names := tuple(name for name in names if name in self.terms and name not in row.others):
                 self.rows.remove(row, "withdrawn")
                 others = tuple(name for name in row.others if name in self.terms)
+                expires = now + A_DAY if row.state == "repeating" else row.expires
                 for name in names:  # with its ``seq``, so that ``advance`` still corrects its times
-                    self._add(_to_sink(row, name, self.terms, others=others), now)
+                    self._add(_to_sink(row, name, self.terms, others=others, expires=expires), now)
+            elif row.state == "repeating":
+                self.rows.remove(row)
+            else:
+                _bury(self.rows, row, f"no sink named {row.sink} is configured", now)
         return left
 
 
