@@ -35,7 +35,7 @@ class Delivery(Struct, frozen=True, omit_defaults=True):
     due: float  # not to be sent before
     expires: float  # not to be sent after
     record: bytes  # the change as JSON
-    change_id: str = ""  # the change's id; empty for reminders and heartbeats
+    change_id: str = ""  # the change's id, of a reminder with its time; empty for heartbeats
     expires_with_event: bool = False  # it expires when the event ends
     not_before: float = 0.0  # the event's, in Unix seconds, 0 if unknown; the smallest is sent first
     fallback: tuple[str, ...] = ()  # sinks that it also goes to at ``fallback_at``, or once it is dead
@@ -186,18 +186,19 @@ def _reminders(change: Change, way: Route, message: Delivery) -> Iterator[Delive
     near = way.severity or severity_of(event.event_type, None, event.duration)
     start = message.created + ahead  # by the clock of ``created``, however wrong it is
     # if the notice is shorter than that, the message of the change itself is enough
-    times = sorted({start - one.seconds for one in way.remind_before if start - one.seconds > message.created})
-    ends = [*times[1:], start + REMINDER_GRACE]  # the next reminder replaces it
-    for number, (due, expires) in enumerate(zip(times, ends, strict=False)):
+    befores = sorted({one.seconds for one in way.remind_before if start - one.seconds > message.created}, reverse=True)
+    ends = [*(start - before for before in befores[1:]), start + REMINDER_GRACE]  # the next reminder replaces it
+    for before, expires in zip(befores, ends, strict=False):
+        due, identity = start - before, f"{change.id} reminder {before:g}"
         yield replace(
             message,
-            delivery_id=delivery_id(change.id, message.sink, f"reminder {number}" if number else "reminder"),
+            delivery_id=delivery_id(identity, message.sink),
             kind="reminder",
             severity=near if due >= start - NEAR else message.severity,
             created=due,
             due=due,
             expires=expires,
-            change_id="",
+            change_id=identity,
             expires_with_event=True,
             fallback=(),
             fallback_at=None,
