@@ -53,12 +53,12 @@ class MainThread:
         if self._reader not in wait_for(seconds, [self._reader, *descriptors], unsent):
             return False
         with suppress(BlockingIOError):
-            for number in self._reader.recv(64):
-                if number in _STOPS:
-                    log.info("%s: stopping", signal.Signals(number).name)
-                    return True
-                if number == _SIGHUP:
-                    self._on_hangup()
+            numbers = {*self._reader.recv(4096)}  # many SIGHUPs are one, and none is before a signal to stop
+            for number in numbers.intersection(_STOPS):
+                log.info("%s: stopping", signal.Signals(number).name)
+                return True
+            if _SIGHUP in numbers:
+                self._on_hangup()
         return False
 
     def _exchange_handlers(self) -> None:
