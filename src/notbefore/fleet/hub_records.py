@@ -41,10 +41,11 @@ class Place(NamedTuple):
     tags: Tags = ()
 
     def shared(self, other: "Place") -> "Place":
-        """Return what both have in common."""
+        """Return what both have in common. Azure writes one name in several cases: of these, the first by order."""
         if self == other:
             return self
-        texts = (one if one == two else "" for one, two in zip(self[:-1], other[:-1], strict=True))
+        pairs = zip(self[:-1], other[:-1], strict=True)
+        texts = (min(one, two) if one.casefold() == two.casefold() else "" for one, two in pairs)
         return Place._make((*texts, tuple(tag for tag in self.tags if tag in other.tags)))
 
     @property

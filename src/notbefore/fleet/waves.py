@@ -246,7 +246,7 @@ def _label(name: str, story: Story) -> str:
         return dict(story.place.tags).get(name.removeprefix("tags.").casefold(), "")
     if name == "event_id":
         return story.event.key
-    return getattr(story.event if name.startswith("event_") else story.place, name) or ""
+    return getattr(story.event, name) or "" if name.startswith("event_") else getattr(story.place, name).casefold()
 
 
 def event_of_wave(wave: Wave, standing: Standing, now: datetime) -> Event:
