@@ -16,7 +16,7 @@ from notbefore.core.document import VANISHING
 from notbefore.core.outbox_rows import OutboxImage
 from notbefore.fleet.history import PastEvent
 from notbefore.fleet.hub_records import Beat, PartitionFigures, PoisonError, Report, read
-from notbefore.fleet.silence import Silence
+from notbefore.fleet.silence import FORGET_SECONDS, Silence
 from notbefore.fleet.snapshot import Closed, Position, Snapshot
 from notbefore.fleet.story import CANCELED, ENDED, NEW, OVER, STARTED, STRENGTH, Story, from_unix
 from notbefore.fleet.waves import Grouping, Notification, Waves
@@ -25,7 +25,7 @@ UNWATCHED: Final = 120.0  # seconds between two looks; if more have passed, the 
 MAX_AHEAD: Final = timedelta(seconds=60)  # by which the clock of a VM may be ahead of the hub's
 YEAR: Final = timedelta(days=366)  # a time that a VM reports may not be further away
 LOOK_EVERY: Final = 30.0  # seconds of the hub's clock between two looks for overdue events and silent VMs
-CLOSED_SECONDS: Final = 86_400.0  # how long an event that is over is remembered: for late and repeated records
+CLOSED_SECONDS: Final = 30 * 86_400.0  # how long an event that is over is remembered: a VM may be off for weeks
 MAX_CLOSED: Final = 20_000
 MAX_WAITING: Final = 5_000  # events that wait to be written to the history; any more are left out of it
 MAX_OPEN: Final = 20_000  # events that are open
@@ -131,7 +131,7 @@ class Events:
                 if story.standing is not before:
                     self.waves.note(story, now)
                     yield
-        for vm in [vm for vm, at in self._state.vanished.items() if now - at >= CLOSED_SECONDS]:
+        for vm in [vm for vm, at in self._state.vanished.items() if now - at >= FORGET_SECONDS]:
             del self._state.vanished[vm]
         for key, one in list(self._state.closed.items()):
             if now - one.at <= CLOSED_SECONDS and len(self._state.closed) <= MAX_CLOSED:
