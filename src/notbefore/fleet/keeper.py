@@ -183,7 +183,8 @@ class Keeper:
             await self._write(held)  # at once: so the next owner has the same ``backlog``
         if self._parts.inventory is None:  # it was removed from the configuration: no VM is missing
             held.fold.missing.expect({}, 0.0, 0.0)
-        self._parts.clock.advance_to(found.at)
+        if found.position.sequence >= 0:  # without a record, ``at`` is by the clock of a machine
+            self._parts.clock.advance_to(found.at)
         self._parts.outbox.adopt(name, found.outbox, self._parts.clock.now() - found.at)
         return held
 
