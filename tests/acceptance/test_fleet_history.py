@@ -64,7 +64,7 @@ def test_an_event_is_kept_once_through_a_disk_trouble_a_kill_and_a_replay_and_th
     assert twice.stdout.splitlines()[1:] == found.stdout.splitlines()[1:]  # an event counts once
 
 
-def test_a_column_that_there_is_not_is_refused() -> None:
-    found = notbefore("fleet", "report", "--by", "colour")
-    assert found.returncode != 0
-    assert "there is no 'colour'" in found.stderr
+def test_a_column_that_there_is_not_or_a_wrong_address_is_refused() -> None:
+    for wrong, said in (("--by=colour", "there is no 'colour'"), ("--url=http://[::1", "expected http://HOST:PORT")):
+        found = notbefore("fleet", "report", wrong)
+        assert (found.returncode, said in found.stderr) == (2, True)

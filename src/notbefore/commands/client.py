@@ -11,7 +11,7 @@ import requests
 from msgspec import Struct
 from requests.adapters import HTTPAdapter
 from requests.auth import HTTPBasicAuth
-from requests.exceptions import InvalidSchema, InvalidURL, MissingSchema, SSLError
+from requests.exceptions import SSLError
 
 from notbefore.commands.options import load_configuration
 from notbefore.config.model import host_and_port, local_url
@@ -36,7 +36,7 @@ class AgentClient(Struct, frozen=True):
             with self._session() as session:
                 url = self.url.rstrip("/") + path
                 response = session.get(url, timeout=TIMEOUT, allow_redirects=False)
-        except (InvalidSchema, InvalidURL, MissingSchema):
+        except ValueError:  # of requests, urllib3, or the name's encoding
             raise ConfigError(f"--url: expected http://HOST:PORT or https://HOST:PORT, got {self.url!r}") from None
         except SSLError as error:
             text = f"{self.url}: TLS failed ({error}): is it this agent, and is --ca-file or --cert-file needed?"

@@ -79,17 +79,19 @@ def run(options: argparse.Namespace) -> int:
 
 def _instances(client: AgentClient) -> Iterator[AgentClient]:
     """The instances at an address: over plain HTTP, one for each address of the host name."""
-    address = urlsplit(client.url)
-    if address.scheme != "http" or not address.hostname:
-        yield client  # a certificate is for the name
-        return
     try:
-        found = socket.getaddrinfo(address.hostname, address.port or 80, type=socket.SOCK_STREAM)
+        address = urlsplit(client.url)
+        host, port, plain = address.hostname, address.port or 80, address.scheme == "http"
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM) if plain and host else []
     except OSError as error:
         raise NotBeforeError(f"{client.url}: the name cannot be resolved ({error.strerror or error})") from None
+    except ValueError:
+        found = []  # the client says what is expected
+    if not found:
+        yield client  # over TLS, the certificate is for the name
     for host in dict.fromkeys(str(one[4][0]) for one in found):
         named = f"[{host}]" if ":" in host else host
-        yield replace(client, url=f"http://{named}:{address.port or 80}{address.path}")
+        yield replace(client, url=f"http://{named}:{port}{address.path}")
 
 
 def _cell(value: float | str | None) -> str:
