@@ -96,6 +96,8 @@ MUTE = ("fleet", "mute", "fleet.yml")
 @pytest.fixture
 def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)  # in a container the user has no name
+    monkeypatch.setattr(os, "environ", {})
     (tmp_path / "fleet.yml").write_text("fleet: {}", encoding="utf-8")
     (tmp_path / "often.yml").write_text("imds:\n  interval: often\n", encoding="utf-8")
 

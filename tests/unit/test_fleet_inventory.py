@@ -41,9 +41,6 @@ def test_a_broken_file_says_what_is_wrong(data: bytes, why: str) -> None:
         read_inventory(data)
 
 
-# ---- the VMs that are missing
-
-
 def expect(log: Log, *names: str) -> None:
     place = Place("sub", "rg", "westeurope", "web")
     log.fold.missing.expect({name: (name, place) for name in names}, log.now, 900.0)

@@ -154,7 +154,7 @@ class ControlSocket:
         if _has_closed(connection):
             raise NotBeforeError("the client has closed the connection: nothing is done")
         if isinstance(request, ControlRequest):
-            return self._approve(request, _user_name(uid, request.sudo_user))
+            return self._approve(request, user_name(uid, request.sudo_user))
         return self._operate(request)
 
 
@@ -224,7 +224,7 @@ def _peer_uid(connection: socket.socket) -> int | None:
     return int(uid)
 
 
-def _user_name(uid: int | None, sudo_user: str = "") -> str:
+def user_name(uid: int | None, sudo_user: str = "") -> str:
     """Return the user's name for the record; for root, the name of who used sudo. ``uid``: None if unknown."""
     if uid is None:
         return "an operator"

@@ -1,7 +1,6 @@
 """``notbefore fleet mute``: for a time, send no notifications of matching events. All instances share the mutes."""
 
 import argparse
-import getpass
 import os
 import sys
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
+from notbefore.agent.control_socket import user_name
 from notbefore.commands.options import load_configuration, seconds
 from notbefore.config.model import FleetConfig
 from notbefore.config.sinks import check_extra
@@ -75,7 +75,7 @@ def _begun(options: argparse.Namespace) -> Mute:
     word = match.get("event_type", SILENT)
     if word.casefold() not in map(str.casefold, TYPES):
         sys.stderr.write(f"notbefore: warning: --match: no event has the type {word!r}{one_of(word, TYPES)}\n")
-    who = os.environ.get("SUDO_USER") or getpass.getuser()
+    who = user_name(os.getuid() if hasattr(os, "getuid") else None, os.environ.get("SUDO_USER", ""))
     return Mute(uuid4().hex[:8], match, who, options.comment, time.time() + lasts)
 
 
