@@ -491,7 +491,7 @@ OF_FLEETS: Final[list[Case]] = [
             FleetInstance(
                 "one",
                 {
-                    0: ZERO,
+                    0: None,  # it counts what is missing before its first scrape
                     60: {**WRONG, fleet.ERRORS: {("store",): 0}},
                     300: {**WRONG, fleet.ERRORS: {("store",): 5}},
                     450: {**WRONG, fleet.ERRORS: {("store",): 15}},
