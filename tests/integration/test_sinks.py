@@ -26,8 +26,8 @@ from notbefore.courier.sinks.command import run
 from notbefore.errors import SendError
 from peers.pagerduty import ROUTING_KEY, PagerDuty
 from support.agent import eventually
-from support.azure import ID, ME, STARTED, T0
-from support.messages import message, sent
+from support.azure import ID, ME, STARTED, T0, at
+from support.messages import message, recording, sent
 from support.peers import HttpPeer, Request, Say, black_hole
 from support.raw_server import raw, serving, tunnel
 
@@ -217,15 +217,17 @@ def test_an_event_is_one_alert_from_its_announcement_to_its_end() -> None:
             message({}, STARTED),
             message({}, STARTED, None),
             msgspec.structs.replace(message({}, STARTED, None), now=T0),  # the clock of the VM is ahead
+            recording(message({"EventType": "Silent"}), fleet_events=1),
         )
-        announced, started, finished, ahead = (alert_of(request) for request in peer.requests)
+        announced, started, finished, ahead, missing = (alert_of(request) for request in peer.requests)
         assert peer.requests[0].path == "/api/v2/alerts"
     assert announced["labels"] == started["labels"] == finished["labels"]
     assert announced["labels"]["team"] == "compute"
     assert announced["startsAt"] == finished["startsAt"]
     assert ("endsAt" in announced, "endsAt" in finished) == (False, True)
     assert ahead["startsAt"] == ahead["endsAt"] == rfc3339(T0) < finished["endsAt"]
-    assert [receipt.repeat for receipt in receipts] == [60.0, 60.0, None, None]
+    assert [receipt.repeat for receipt in receipts] == [60.0, 60.0, None, None, None]
+    assert missing["endsAt"] > rfc3339(at(20 * 86_400))  # a fleet's VM may be missing for so long
 
 
 def test_whatever_changes_of_an_event_it_stays_one_alert() -> None:

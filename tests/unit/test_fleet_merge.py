@@ -38,8 +38,6 @@ def story_of(reports: Sequence[Report]) -> Story:
     return story
 
 
-# ---- any order, any number
-
 KINDS: list[LifecycleKind] = ["announced", "updated", "started", "canceled", "finished", "ended"]
 STEP = st.tuples(st.integers(0, 3), st.sampled_from(KINDS), st.integers(0, 20), st.sampled_from([600.0, 900.0]))
 AGAIN = st.builds(lambda step, back: (*step, back), STEP, st.booleans())  # whether what is announced came back

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from notbefore.config.sinks import Alertmanager, Messages
+from notbefore.core.change import SILENT
 from notbefore.core.record import json_line
 from notbefore.core.routing import SEVERITIES
 from notbefore.core.text import escaped, natural, one_line, rfc3339, some_of
@@ -27,6 +28,7 @@ ALERT_NAME: Final = "AzureScheduledEvent"
 REPEATS: Final = 3  # per resolve_timeout
 MAX_NAMES: Final = 10  # of VMs in the annotation `resources`
 FLEET_LASTS: Final = timedelta(days=1)  # after NotBefore: long after `over_after`, by default 1 h, has ended the event
+SILENT_LASTS: Final = timedelta(days=30)  # a VM may be missing for weeks; the fleet sends the end as soon as it is not
 
 
 class Sink(HttpSink):
@@ -102,8 +104,9 @@ def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[st
     if message.over:
         values["endsAt"] = rfc3339(min(record.time, message.now))
     elif record.fleet_events is not None:
+        lasts = SILENT_LASTS if record.event_type == SILENT else FLEET_LASTS
         with suppress(OverflowError):  # beyond the year 9999
-            values["endsAt"] = rfc3339(max(record.time, record.not_before or record.time) + FLEET_LASTS)
+            values["endsAt"] = rfc3339(max(record.time, record.not_before or record.time) + lasts)
     if labels == first:
         return [values]
     return [values, values | {"labels": first, "endsAt": rfc3339(message.now)}]
