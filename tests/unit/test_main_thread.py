@@ -42,7 +42,8 @@ def test_sighup_ends_the_wait_and_is_reported_in_the_main_thread() -> None:
     threads: list[threading.Thread] = []
     for main in (MainThread(), MainThread(lambda: threads.append(threading.current_thread()))):
         with main:
-            _ = [signal.raise_signal(signal.SIGHUP) for _ in range(3)]  # as one
+            for _ in range(3):  # as one
+                signal.raise_signal(signal.SIGHUP)
             assert not wait(main)
     assert threads == [threading.main_thread()]
 
