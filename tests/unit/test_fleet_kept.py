@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from notbefore.commands.events import show_waves
+from notbefore.commands.client import AgentClient
+from notbefore.commands.main import main
 from notbefore.config.load import load
 from notbefore.core.delivery import Routing, Terms
 from notbefore.core.outbox import SendResult
@@ -177,7 +178,7 @@ def test_what_cannot_be_written_is_counted_and_said_tried_again_and_keeps_nothin
 
 
 def test_that_nothing_is_coming_is_said_where_each_partition_of_the_hub_is_known(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def look() -> None:
         kept = Kept(tmp_path)
@@ -185,12 +186,14 @@ def test_that_nothing_is_coming_is_said_where_each_partition_of_the_hub_is_known
         consumer = Consumer(kept.config.fleet, kept.parts)
         view = FleetView(kept.config, consumer, kept.parts, lambda: (CourierFigures(), ""))
         consumer.connected, consumer.keeper.ends = True, {"0": -1, "1": -1, "2": -1}
-        doubt = "It is not known what is coming: {} of the hub's 3 partitions could not be read yet."
-        for name, said in ("0", doubt.format(2)), ("1", doubt.format(1)), ("2", "Nothing is coming over the fleet."):
+        monkeypatch.setattr(AgentClient, "ask", lambda *_: json.loads(json_line(view.fleet({}))))
+        for name, unread in (("0", 2), ("1", 1), ("2", 0)):
             await consumer.keeper.take(name)
-            show_waves(json.loads(json_line(view.fleet({}))))
-            assert capsys.readouterr().out == f"{said}\n"
-            assert ("Nothing is coming" in view.page({}).decode()) is said.startswith("Nothing")
+            assert main(["events", "--fleet"]) == main(["events", "--fleet", "--json"]) == int(unread > 0)
+            out, err = capsys.readouterr()
+            assert err.count(f": {unread} of the hub's 3 partitions could not be read yet\n") == 2 * (unread > 0)
+            nothing = [("Nothing is coming" in said) for said in (out, view.page({}).decode())]
+            assert nothing == [not unread] * 2
         only = view.page({"vm": "web_1"}).decode()
         assert ("Nothing is coming" in only, "No event matches the filter." in only) == (False, True)
         (log := Log()).fold, consumer.keeper.ends["3"] = consumer.keeper.partitions["0"].fold, -1

@@ -39,8 +39,8 @@ def run(options: argparse.Namespace) -> int:
         show_waves(answer)
     else:
         show_events(answer)
-    if not options.fleet and answer["silence"]:  # an error must not look like an empty list
-        raise NotBeforeError(f"it is not known what is scheduled now: {answer['silence']}")
+    if unknown := answer["trouble" if options.fleet else "silence"]:  # an error must not look like an empty list
+        raise NotBeforeError(f"it is not known what is scheduled now: {unknown}")
     return 0
 
 
@@ -74,8 +74,7 @@ def show_waves(answer: dict[str, Any]) -> None:
     """Print silent and missing VMs, then the waves of a fleet. Say that nothing is coming only if that is known."""
     waves, said = answer["waves"], []
     if answer["trouble"]:
-        doubt = "This may be outdated or incomplete" if waves else "It is not known what is coming"
-        said.append(f"{doubt}: {answer['trouble']}.")
+        said += ["This may be outdated or incomplete:"] if waves else []
     elif not waves:
         said.append("Nothing is coming over the fleet.")
     for what in ("silent", "missing"):
