@@ -169,13 +169,21 @@ class Consumer:
         self.mutes = read_mutes(await self._parts.snapshots.read(NOTE))
 
     async def _watch(self) -> None:
-        """Measure the lag; end this client once the hub has more partitions: the SDK asks for them only at a start."""
+        """Measure the lag; end this client once the hub has more partitions: the SDK asks for them only at a start.
+
+        A hub that does not answer is not connected, although the SDK does not notice, until a record comes.
+        """
         client, folds = self.client, self.keeper.folds
-        if not self.connected:
+        if not self._taken:
             return
-        async with asyncio.timeout(self._config.hub.timeout.seconds):
-            names = await client.get_partition_ids()
-            found = await asyncio.gather(*(client.get_partition_properties(fold.name) for fold in folds))
+        try:
+            async with asyncio.timeout(self._config.hub.timeout.seconds):
+                names = await client.get_partition_ids()
+                found = await asyncio.gather(*(client.get_partition_properties(fold.name) for fold in folds))
+        except TimeoutError:
+            self.connected = False
+            raise
+        self.connected = not self._over.is_set()
         if len(names) != len(self.keeper.ends):
             log.warning("the hub now has %d partitions, and had %d", len(names), len(self.keeper.ends))
             self._over.set()
@@ -213,17 +221,18 @@ class Consumer:
     async def _on_batch(self, context: PartitionContext, events: list[EventData]) -> None:
         if self._over.is_set():
             return  # the next client reads these records again, from the stored position
-        self.connected = True
         forget_tags(self.client, context)
         name = context.partition_id
+        if events or name not in self._taken:
+            self.connected = True
         if name not in self._taken:
             await self.keeper.take(name)
             self._taken.add(name)
         held = self.keeper.partitions.get(name)
         if held is None:  # another instance has it, and the SDK has not noticed yet
             raise LostPartitionError
-        if not events and held.fold.position.sequence < self.keeper.ends.get(name, -1):
-            return  # they are on their way: what is due is decided by their times, not by the clock
+        if not events and not (self.connected and held.fold.position.sequence >= self.keeper.ends.get(name, -1)):
+            return  # records may be on their way: what is due is decided by their times, not by the clock
         began = time.monotonic()
         for made in _notifications(held.fold, events, self._parts.clock):
             if made is not None:
