@@ -221,7 +221,7 @@ def test_a_file_of_ours_can_be_read_and_written_by_us_alone(tmp_path: Path, mode
     assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
 
 
-def test_records_that_a_sick_disk_kept_out_of_the_history_are_counted_in_the_log(
+def test_records_and_deliveries_that_are_too_many_are_counted_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("notbefore.store.store.MAX_RECORDS", 3)
@@ -237,6 +237,8 @@ def test_records_that_a_sick_disk_kept_out_of_the_history_are_counted_in_the_log
         missing = [text.partition(":")[0] for text in caplog.messages if "missing" in text]
         assert missing == ["1 records are missing in the history"] * 2
         assert len(store.history(None, 100)[0]) == 4
+        store.put([delivery(f"e{number}") for number in range(1_001)])
+        assert caplog.messages[-1] == "sink chat: the outbox is full: deliveries that are removed, and not sent: 1"
 
 
 def test_a_file_that_another_process_locks_is_waited_for_at_the_start(tmp_path: Path) -> None:
