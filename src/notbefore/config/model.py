@@ -170,7 +170,7 @@ def default_state_dir() -> Path:
 class State(_Section, frozen=True):
     """The directory of the state."""
 
-    dir: StateDir = field(default_factory=lambda: str(default_state_dir()))
+    dir: StateDir = field(default_factory=lambda: str(default_state_dir()))  # at most 94 bytes: it has a socket
 
 
 class Log(_Section, frozen=True):
