@@ -8,7 +8,6 @@ import threading
 import time
 
 from notbefore.courier import orders
-from notbefore.courier.orders import Channel
 from notbefore.process.main_thread import MainThread
 
 LONG = 60.0  # seconds: a wait that nothing ends takes so long
@@ -55,5 +54,5 @@ def test_what_can_be_read_ends_the_wait_whatever_its_descriptor() -> None:
     with reader, writer, socket.socket(fileno=fcntl.fcntl(reader, fcntl.F_DUPFD, 1_500)) as high, MainThread() as main:
         writer.send(b".")
         assert not wait(main, high)
-        orders.wait(LONG, Channel(high))
+        orders.wait(LONG, orders.Channel(high))
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
