@@ -122,20 +122,23 @@ def test_a_sink_that_fails_is_logged_once_a_minute_until_it_accepts_again(
 
 def test_one_that_hangs_is_reported_and_what_waits_behind_it_is_due_again(owner: Owner) -> None:
     owner.add("a", "b", "c")
+    owner.add("d", sink="run", once=True)
     over = threading.Event()
 
     def act(message: Message) -> Receipt:
-        if message.delivery_id == "b":
+        if message.delivery_id in "bd":
             over.wait(20)
         return Receipt()
 
-    with CourierHere(owner, orders(), lambda _name: Recording(act)) as courier:
+    brief = SinkConfig(command=Command(command=("/bin/true",), timeout=Duration("200ms")))
+    with CourierHere(owner, Orders({**orders().sinks, "run": brief}), lambda _name: Recording(act)) as courier:
         courier.until(lambda: courier.replaced)
-        assert {one.delivery_id: one.outcome for one in owner.results} == {"a": "accepted", "b": "failed"}
-        assert owner.results[1].error == "no result after 0.3 s: given up"
+        outcomes = {"a": "accepted", "b": "failed", "d": "refused"}
+        assert {one.delivery_id: one.outcome for one in owner.results} == outcomes
+        assert owner.results[-1].error == "no result after 0.3 s: given up"
         over.set()
         courier.to_end()
-    assert owner.left == {}
+    assert owner.left == {"d": "dead"}
 
 
 def test_what_hung_and_arrives_after_all_is_not_sent_again(owner: Owner) -> None:

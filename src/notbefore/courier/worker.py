@@ -70,12 +70,16 @@ class Worker:
         self._jobs.put(delivery)
 
     def overdue(self) -> SendResult | None:
-        """Return a failed result for an attempt that hangs, once. Its thread cannot be ended."""
+        """Return a failed result for an attempt that hangs, once. Its thread cannot be ended.
+
+        What may be attempted only once is refused: nobody knows how far it came.
+        """
         limit = self._config.settings.timeout.seconds + GRACE
         if self._hangs or (under_way := self._under_way) is None or time.monotonic() - under_way[0] <= limit:
             return None
         self._hangs = True
-        return self._failed(under_way[1], SendError(f"no result after {limit:g} s: given up"))
+        error = SendError(f"no result after {limit:g} s: given up", permanent=self._config.settings.ONCE)
+        return self._failed(under_way[1], error)
 
     # ---- in its own thread
 
