@@ -112,7 +112,7 @@ def faults(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    for command, seconds in ((figures, 600.0), (faults, 60.0)):
+    for command, seconds in ((figures, 120.0), (faults, 60.0)):
         found = commands.add_parser(command.__name__, help=command.__doc__)
         found.add_argument("only", nargs="*", help="faults: alone, kills, three, store, container, hub")
         found.add_argument("--vms", type=int, default=60, help="figures: of each of 100 scale sets")
