@@ -43,16 +43,16 @@ def keys(peer: MailPeer, **fields: Any) -> SinkConfig:
 
 def test_the_mails_of_one_event_are_one_thread(peer: MailPeer) -> None:
     one, two, other = message(), message({}, STARTED), message({"EventId": "another"})
-    sent(keys(peer), one, two, other)
+    sent(keys(peer, sender="vm@m\u00fcller.example"), one, two, other)
     first, second, stranger = mails(peer)
     assert first["Message-ID"] == f"<{one.delivery_id}@notbefore.invalid>"
     assert first["Message-ID"] != second["Message-ID"]
     assert first["References"] == second["References"] != stranger["References"]
     assert first["Subject"] == "Freeze of WestNO_0 in 14 min"
     text = first.get_content()
-    assert "Expected interruption: 5 s" in text
     assert "Runbook: https://wiki.example.org/r" in text
-    assert first["From"] == "notbefore <vm@example.org>"
+    assert first["From"] == "notbefore <vm@m\u00fcller.example>"
+    assert "Expected interruption: 5 s" in text
     assert first["Auto-Submitted"] == "auto-generated"
     assert f"Delivery: {one.delivery_id}" in text
 

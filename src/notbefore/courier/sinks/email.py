@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from email.message import EmailMessage
-from email.utils import format_datetime, formataddr
+from email.utils import format_datetime
 from typing import Final
 
 from notbefore.config.sinks import Email, Messages
@@ -96,7 +96,7 @@ def compose(message: Message, text: Text, account: Email) -> EmailMessage:
     mail = EmailMessage()
     # a title is one line: EmailMessage refuses more, which could start another header
     mail["Subject"] = text.title[:200]
-    mail["From"] = formataddr(("notbefore", account.sender))
+    mail["From"] = f"notbefore <{account.sender}>"
     mail["To"] = ", ".join(account.to)
     mail["Date"] = format_datetime(message.now)
     mail["Message-ID"] = f"<{message.delivery_id}@{DOMAIN}>"
