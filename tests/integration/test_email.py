@@ -42,7 +42,7 @@ def keys(peer: MailPeer, **fields: Any) -> SinkConfig:
 
 
 def test_the_mails_of_one_event_are_one_thread(peer: MailPeer) -> None:
-    one, two, other = message(), message({}, STARTED), message({"EventId": "another"})
+    one, two, other = message(), message({}, STARTED), message({"EventId": "x", "EventType": "=?utf8?q?x=0ABcc:y?="})
     sent(keys(peer, sender="vm@m\u00fcller.example"), one, two, other)
     first, second, stranger = mails(peer)
     assert first["Message-ID"] == f"<{one.delivery_id}@notbefore.invalid>"
@@ -52,7 +52,7 @@ def test_the_mails_of_one_event_are_one_thread(peer: MailPeer) -> None:
     text = first.get_content()
     assert "Runbook: https://wiki.example.org/r" in text
     assert first["From"] == "notbefore <vm@m\u00fcller.example>"
-    assert "Expected interruption: 5 s" in text
+    assert stranger.keys() == first.keys()  # no text starts another header
     assert first["Auto-Submitted"] == "auto-generated"
     assert f"Delivery: {one.delivery_id}" in text
 

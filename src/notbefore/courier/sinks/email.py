@@ -94,8 +94,8 @@ def _words(text: bytes | str) -> str:
 def compose(message: Message, text: Text, account: Email) -> EmailMessage:
     """Return the mail. All mails of one event refer to the same root, so that they are one thread."""
     mail = EmailMessage()
-    # a title is one line: EmailMessage refuses more, which could start another header
-    mail["Subject"] = text.title[:200]
+    # a title is one line; EmailMessage decodes what follows "=?", and a line end in it could start another header
+    mail["Subject"] = text.title[:200].replace("=?", "= ?")
     mail["From"] = f"notbefore <{account.sender}>"
     mail["To"] = ", ".join(account.to)
     mail["Date"] = format_datetime(message.now)
