@@ -108,15 +108,15 @@ def test_a_sink_that_fails_is_logged_once_a_minute_until_it_accepts_again(
     owner: Owner, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "notbefore")
-    failures = [SendError("503"), SendError("504"), SendError("404", permanent=True)]
+    failures = [ValueError("unforeseen"), ValueError("again"), SendError("404", permanent=True)]
     act = Mock(side_effect=chain(failures, repeat(Receipt())))
     owner.add("a", "b", "c", "d")
     with CourierHere(owner, orders(), lambda _name: Recording(act)) as courier:
         courier.until(lambda: list(owner.left.values()) == ["dead"])
-    assert [text.partition("event")[0] for text in caplog.messages] == [
-        "sink chat did not accept `announced` of ",
-        "sink chat refused `announced` of ",
-        "sink chat accepts messages again",
+    assert [(one.message.partition("event")[0], bool(one.exc_info)) for one in caplog.records] == [
+        ("sink chat did not accept `announced` of ", True),
+        ("sink chat refused `announced` of ", False),
+        ("sink chat accepts messages again", False),
     ]
 
 

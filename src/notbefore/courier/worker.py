@@ -99,9 +99,9 @@ class Worker:
             return self._failed(delivery, error)
         except NotBeforeError as error:  # such as a secret that cannot be read, which can be corrected
             return self._failed(delivery, SendError(str(error)))
-        except Exception as error:  # a library may raise anything; the worker must continue
-            log.exception("unforeseen error in sink %s: please report it", self._name)
-            return self._failed(delivery, SendError(f"{type(error).__name__}: {error}"))
+        except Exception as error:  # noqa: BLE001 - a library may raise anything; the worker must continue
+            said = SendError(f"unforeseen error, please report it: {type(error).__name__}: {error}")
+            return self._failed(delivery, said, unforeseen=error)
         finally:
             self._quick = time.monotonic() - begun < QUICK
             self._under_way = None
@@ -131,7 +131,7 @@ class Worker:
         log.debug("sink %s accepted %s (%s)", self._name, _what(delivery), delivery.delivery_id[:8])
         return SendResult(delivery.delivery_id, "accepted", thread=receipt.thread, repeat=receipt.repeat)
 
-    def _failed(self, delivery: Delivery, error: SendError) -> SendResult:
+    def _failed(self, delivery: Delivery, error: SendError, unforeseen: Exception | None = None) -> SendResult:
         cause = shortened(self._redact(str(error)[:MAX_CAUSE]), MAX_ERROR)
         again = not error.permanent
         level, text = logging.WARNING, f"did not accept {_what(delivery)} ({cause}): it will be tried again"
@@ -141,7 +141,7 @@ class Worker:
             text = f"refused {_what(delivery)} for good ({cause}): {way_out}"
         if time.monotonic() - self._logged.get(level, -LOG_EVERY) >= LOG_EVERY:
             self._logged[level] = time.monotonic()
-            log.log(level, "sink %s %s", self._name, text)
+            log.log(level, "sink %s %s", self._name, text, exc_info=unforeseen)
         return SendResult(
             delivery.delivery_id, "failed" if again else "refused", cause, error.retry_after, by_hand=error.by_hand
         )
