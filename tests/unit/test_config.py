@@ -90,7 +90,7 @@ def test_every_key_may_come_from_a_variable(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").touch()
     config = read(
         tmp_path,
-        "{}",
+        "sinks: {a: {slack: {url_file: another}}}",
         NOTBEFORE_SINKS__A__SLACK__URL_ENV="URL",
         NOTBEFORE_SINKS__B__WEBHOOK__URL="https://example.org",
         NOTBEFORE_SINKS__B__WEBHOOK__HEADERS__KEY__ENV="URL",

@@ -113,8 +113,11 @@ class Reader(Struct, frozen=True):
             raise _unlike(values, SECTION)
         fields = fields_of(kind)
         found: dict[str, Any] = {}
+        set_after = {self._named(key, value, fields)[0] for key, value in values.items() if isinstance(value, Variable)}
         for key, value in values.items():
             name, given = self._named(key, value, fields)
+            if name in set_after and not isinstance(value, Variable):
+                continue  # `url_file` in the file, and the variable of `url`: the variable wins
             if name not in fields:
                 found[key] = self._mistake(_below(path, key), _unknown(key, kind, path))
             elif name in found:
