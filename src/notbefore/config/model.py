@@ -118,7 +118,10 @@ TagNames = Annotated[
 ]
 StateDir = Annotated[
     str,
-    expect(str.isprintable, r"a path: in double quotes a backslash begins an escape: write C:\... in single quotes"),
+    expect(
+        lambda path: path and path.isprintable(),
+        r"a path: in double quotes a backslash begins an escape: write C:\... in single quotes",
+    ),
 ]
 SinkName = Annotated[str, matching(r"[A-Za-z0-9_-]{1,60}", "a name of letters, digits, - and _")]
 
