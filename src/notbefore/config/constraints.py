@@ -71,7 +71,11 @@ def _readable(name: str) -> None:
 
 
 Port = Annotated[int, expect(lambda port: 1 <= port <= MAX_PORT, f"a port from 1 to {MAX_PORT}")]
-LinkUrl = Annotated[str, Constraint(check_address)]
+LinkUrl = Annotated[  # Alertmanager refuses every alert with a link that has a bare %
+    str,
+    Constraint(check_address),
+    matching("(?:[^%]|%[0-9A-Fa-f]{2})*", "two hexadecimal digits after each %: a % itself is written as %25"),
+]
 HttpUrl = Annotated[LinkUrl, expect(lambda url: "?" not in url, "the address alone: what follows `?` may be a key")]
 HostName = Annotated[
     str,
