@@ -90,8 +90,8 @@ def test_every_key_may_come_from_a_variable(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").touch()
     config = read(
         tmp_path,
-        "sinks: {a: {slack: {url_file: another}}}",
-        NOTBEFORE_SINKS__A__SLACK__URL_ENV="URL",
+        "sinks: {OnCall: {slack: {url_file: another}}}",
+        NOTBEFORE_SINKS__ONCALL__SLACK__URL_ENV="URL",
         NOTBEFORE_SINKS__B__WEBHOOK__URL="https://example.org",
         NOTBEFORE_SINKS__B__WEBHOOK__HEADERS__KEY__ENV="URL",
         NOTBEFORE_SINKS__B__WEBHOOK__CA_FILE="ca.pem",
@@ -99,7 +99,7 @@ def test_every_key_may_come_from_a_variable(tmp_path: Path) -> None:
         NOTBEFORE_SERVER__ALLOWED_HOSTS="a, *.b",
         URL="https://hooks.slack.com/services/x",
     )
-    assert secrets_in(config.sinks["a"].settings) == {"url": Secret("URL", "env")}
+    assert secrets_in(config.sinks["OnCall"].settings) == {"url": Secret("URL", "env")}
     assert config.sinks["b"].webhook is not None
     assert config.sinks["b"].webhook.ca_file == str(tmp_path / "ca.pem")
     assert (config.imds.discover, config.server.allowed_hosts) == (False, ("a", "*.b"))

@@ -94,13 +94,21 @@ def _given(
 
 
 def _put(values: dict[str, Any], places: Places, keys: list[str], text: str, origin: str) -> None:
-    for key in keys[:-1]:
-        section = values.setdefault(key, {})
+    *sections, last = keys
+    for number, key in enumerate(sections):
+        sections[number] = _spelt(key, values)
+        section = values.setdefault(sections[number], {})
         if not isinstance(section, dict):
             raise ConfigError(f"{origin}: {key} is not a section")
         values = section
-    values[keys[-1]] = Variable(text)
-    places[".".join(keys)] = Place(origin)
+    last = _spelt(last, values)
+    values[last] = Variable(text)
+    places[".".join([*sections, last])] = Place(origin)
+
+
+def _spelt(key: str, values: Mapping[str, Any]) -> str:
+    """Return the key as the file spells it: a variable has capitals alone."""
+    return key if key in values else next((one for one in values if one.lower() == key), key)
 
 
 def warnings(config: Config, places: Places) -> list[str]:
