@@ -100,7 +100,7 @@ def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_SECRET + 1)
-        text = data.decode().rstrip("\r\n")
+        text = data.decode("utf-8-sig").rstrip("\r\n")  # Windows may begin a file with a mark
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:
