@@ -20,7 +20,8 @@ from notbefore.errors import ConfigError, SendError
 
 PING_TIMEOUT: Final = 10.0  # seconds
 STOP_PATIENCE: Final = 0.5  # seconds for the thread to end
-HEADERS: Final = {"Content-Type": "text/plain; charset=utf-8"}
+# a connection that is kept may be closed by the receiver at the moment of the next ping: 60 s is a usual time for both
+HEADERS: Final = {"Content-Type": "text/plain; charset=utf-8", "Connection": "close"}
 
 log = logging.getLogger("notbefore.agent.pings")
 
