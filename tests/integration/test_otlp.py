@@ -381,9 +381,9 @@ def test_the_sdk_takes_nothing_from_the_environment_for_an_address_of_ours(
     with Receiver() as web, GrpcReceiver() as grpc_receiver:
         url = web.url if protocol == "http/protobuf" else grpc_receiver.url
         sender_to(to(url, protocol=protocol), signal).send(MetricsData([]) if signal == "metrics" else [])
-        headers = [request.headers for request in web.requests] or [sent for _, _, sent in grpc_receiver.requests]
-    assert len(headers) == 1
-    assert "for-another" not in headers[0].values()
+        (headers,) = [request.headers for request in web.requests] or [sent for _, _, sent in grpc_receiver.requests]
+    assert "for-another" not in headers.values()
+    assert (headers.get("connection") == "close") == ((signal, protocol) == ("metrics", "http/protobuf"))
 
 
 def test_odd_texts_and_numbers_do_no_harm() -> None:

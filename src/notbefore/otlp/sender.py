@@ -87,7 +87,7 @@ class Sender:
 
     def _http_exporter(self) -> Any:
         own = self._connection
-        self._session = _Session(own, self._http)
+        self._session = _Session(own, self._http, self._signal)
         return (OTLPMetricExporter if self._signal == "metrics" else OTLPLogExporter)(
             endpoint=f"{own.endpoint.rstrip('/')}/v1/{self._signal}" if own.endpoint else None,
             certificate_file=own.ca_file,
@@ -121,11 +121,13 @@ class Sender:
 class _Session(requests.Session):
     """The session of the HTTP exporter: like a sink, it has no redirects, and bounds on size and time."""
 
-    def __init__(self, connection: OtlpConnection, http: Callable[..., Any]) -> None:
+    def __init__(self, connection: OtlpConnection, http: Callable[..., Any], signal: Signal) -> None:
         super().__init__()
         self.outcome: PartialSuccess | Exception | None = None
         self._connection = connection
         self._make = http
+        # metrics come at intervals: a receiver may close a kept connection at the moment of the next export
+        self._parting = {"Connection": "close"} if signal == "metrics" else {}
         self._http: Any = None
 
     def request(
@@ -161,7 +163,7 @@ class _Session(requests.Session):
         if own.endpoint is not None:  # the headers in the environment are for another receiver
             headers = {name: value for name, value in headers.items() if name.lower() in OF_THE_BODY}
         # read again: a file may have changed
-        headers = {**headers, **{name: secret.reveal() for name, secret in own.headers.items()}}
+        headers = {**headers, **self._parting, **{name: secret.reveal() for name, secret in own.headers.items()}}
         answer = self._http.post(url, headers, body)
         answer.check()
         if len(answer.body) >= MAX_ANSWER:  # the number of rejected items may be in the rest
