@@ -73,7 +73,6 @@ def listed(**fields: Any) -> PendingView:
 def test_readiness_can_depend_on_the_events_of_this_vm(server: HttpServer, view: Shown) -> None:
     unreadable = replace(NOTHING_PENDING, unreadable=1)
     for shown, query, status in (
-        (NOTHING_PENDING, "?pending=Reboot", 200),
         (listed(), "", 200),
         (listed(), "?pending=Redeploy&pending=reboot", 503),
         (listed(), "?pending=Redeploy", 200),
@@ -101,8 +100,6 @@ def test_a_route_that_fails_is_logged_and_says_nothing(
     status, _, body = ask(server, "/readyz")
     assert (status, b"secret" in body) == (500, False)
     assert "a secret that nobody is to see" in caplog.text
-    view.broken = False
-    assert ask(server, "/readyz")[0] == 200
 
 
 def test_the_page_may_load_its_own_files_and_nothing_else(server: HttpServer) -> None:
@@ -169,7 +166,6 @@ def test_the_history_is_asked_for_as_the_query_says(server: HttpServer, view: Sh
 
 def test_a_request_larger_than_any_of_ours_is_refused(server: HttpServer) -> None:
     assert ask(server, "/metrics", cookie="x" * 9_000)[0] == 431
-    assert ask(server, "/metrics", method="POST", content_length="2000")[0] == 413
 
 
 # ---- clients that say little or nothing
@@ -220,6 +216,10 @@ def test_where_few_files_may_be_open_the_oldest_silent_connections_go() -> None:
 
 
 def test_a_request_that_does_not_end_is_ended(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_connection(server.address, timeout=5) as client:
+        client.send(b"x", socket.MSG_OOB)  # ended at once: each poll would return for it
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
     monkeypatch.setattr(channels, "REQUEST_PATIENCE", 0.5)
     with socket.create_connection(server.address, timeout=20) as client, dripping([client]):
         assert read_all(client) == b""  # closed by the server, while bytes still dripped in

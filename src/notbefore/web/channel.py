@@ -35,6 +35,10 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
             self.since = time.monotonic()
         return result
 
+    def handle_expt(self) -> None:
+        """Close: nobody reads urgent data, so each poll would return at once because of them."""
+        self.handle_close()
+
     def handle_error(self) -> None:
         """Close."""
         # a client that goes away or sends garbage is not an error of the agent
