@@ -75,7 +75,7 @@ def test_readiness_can_depend_on_the_events_of_this_vm(server: HttpServer, view:
     for shown, query, status in (
         (listed(), "", 200),
         (listed(), "?pending=Redeploy&pending=reboot", 503),
-        (listed(), "?pending=Redeploy", 200),
+        (listed(Description=""), "?pending=Redeploy", 200),
         (listed(**STARTED), "?pending=Reboot,Redeploy", 503),
         (listed(Resources=[PEER]), "?pending=Reboot", 200),
         (listed(Resources=[]), "?pending=Reboot", 503),

@@ -178,6 +178,7 @@ class PendingEvent(Struct, frozen=True):
             cls,
             tracked,
             tracked.event,
+            description=tracked.event.description or None,  # Azure writes "" where it has none
             seconds_to_not_before=tracked.seconds_to(now),
             expected_duration_seconds=tracked.event.duration,
             notice_seconds=tracked.notice,
