@@ -194,7 +194,7 @@ def _polls() -> Panel:
 def _delay() -> Panel:
     return parts.lines_panel(
         "Delay of polls",
-        "How late a poll was, or how long the next one was overdue at the scrape. A frozen VM shows here too.",
+        "How late a poll began. A frozen VM shows here too.",
         "s",
         over_time(f"max({chosen('notbefore_poll_delay_seconds')})", "delay"),
     )

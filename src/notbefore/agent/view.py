@@ -84,7 +84,6 @@ class AgentView:
         answered = self._answered(known)
         poll = replace(
             known.poll.figures,
-            delay=max(known.poll.figures.delay, in_use.polling.overdue),
             last_success=answered.timestamp() if answered is not None else None,
             answering=self._age(known) <= READY_INTERVALS * in_use.polling.interval,
         )

@@ -154,10 +154,7 @@ LAST_POLL: Final = gauge(
     "notbefore_last_successful_poll_timestamp_seconds",
     "Unix time of the last valid answer from IMDS; absent before the first.",
 )
-POLL_DELAY: Final = gauge(
-    "notbefore_poll_delay_seconds",
-    "Delay of the last poll after its planned time, or by how much the next one is overdue at this scrape.",
-)
+POLL_DELAY: Final = gauge("notbefore_poll_delay_seconds", "How much later than planned the last poll began.")
 REJECTED: Final = counter(
     "notbefore_documents_rejected{reason}", "Answers of IMDS that are not a valid document, by reason."
 )

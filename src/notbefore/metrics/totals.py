@@ -120,7 +120,7 @@ class PollFigures(Struct, frozen=True):
     duration: Histogram = Histogram.empty(POLL_BOUNDS)
     last_success: float | None = None  # Unix seconds
     answering: bool = False  # the last valid answer is at most three intervals old
-    delay: float = 0.0  # seconds by which the last poll was late, or the next one is overdue
+    delay: float = 0.0  # seconds by which the last poll was late
     documents_rejected: dict[str, int] = {}
     flaws: dict[str, int] = {}
 
