@@ -153,8 +153,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = ["kills", "power-cut", *FAULTS]
     parser.add_argument("modes", nargs="*", choices=[*modes, []], metavar="MODE", help=" | ".join(modes))
-    parser.add_argument("--kills", type=int, default=40, help="how often to kill (default 40; the claim is 2000)")
-    parser.add_argument("--rounds", type=int, default=3, help="how often to inflict each other fault (default 3)")
+    parser.add_argument("--kills", type=int, default=200, help="how often to kill (default 200; the claim is 2000)")
+    parser.add_argument("--rounds", type=int, default=20, help="how often to inflict each other fault (default 20)")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     random.seed(options.seed)
