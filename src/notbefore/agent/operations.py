@@ -106,10 +106,8 @@ def _outbox(store: Store, request: OutboxRequest) -> OutboxReply:
         if request.action == "retry" and not request.ids:
             # these could alarm somebody, and no later message would correct them
             ended = {row.lane for row in outbox.rows.chosen() if row.kind in OUTCOMES}
-            starts = [row for row in rows if row.kind == "started" and row.lane not in ended]
-            alarms = [row for row in rows if row.expires_with_event or row in starts]
-            over = [row for row in alarms if row.event_key not in listed]
-            rows, left_out = [row for row in rows if row not in over], len(over)
+            over = {row.delivery_id for row in rows if row.event_key not in listed and row.stays_open(ended)}
+            rows, left_out = [row for row in rows if row.delivery_id not in over], len(over)
         ids = [row.delivery_id for row in rows]
         if request.action == "retry":
             done = outbox.retry(ids, now)

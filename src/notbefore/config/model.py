@@ -61,8 +61,8 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     group_by: Labels = ("event_id",)  # `event_id`: each event alone; else events with equal values form a wave
     group_wait: Duration = Duration("10s")  # before the first notification of a wave; at most a third of the notice
     group_interval: Duration = Duration("5m")  # between two digests of a wave
-    over_after: Annotated[Duration, between("1m")] = Duration("1h")  # after NotBefore or its start an event is over
-    rebalance: Annotated[Duration, between("1s")] = Duration("10s")  # how often instances see who reads which partition
+    over_after: Annotated[Duration, between("1m")] = Duration("1h")  # after NotBefore or the start it counts as over
+    rebalance: Annotated[Duration, between("1s")] = Duration("10s")  # between two looks at who reads which partition
     takeover: Duration = Duration("60s")  # others take over the partitions of an instance silent this long
     history_keep: Duration | None = None  # such as 400d: delete events that ended earlier. Without it, never
     metrics_by: tuple[Literal["subscription", "resource_group"], ...] = ()  # additional labels of the metrics

@@ -67,6 +67,10 @@ class Delivery(Struct, frozen=True, omit_defaults=True):
         """Whether later deliveries of its lane wait for it. None waits for a reminder."""
         return self.state == "pending" and not self.is_reminder
 
+    def stays_open(self, ended: Collection[Lane]) -> bool:
+        """Whether it opens what no later message closes, once its event is over; ``ended``: lanes that hold an end."""
+        return self.expires_with_event or (self.kind == "started" and self.lane not in ended)
+
     def shifted(self, seconds: float) -> "Delivery":
         """The same delivery on a clock that is ahead by ``seconds``."""
         return replace(
@@ -94,9 +98,9 @@ class Routing(Struct, frozen=True):
     sinks: dict[str, Terms] = {}
 
 
-def delivery_id(change_id: str, sink: str, kind: str = "") -> str:
+def delivery_id(change_id: str, sink: str) -> str:
     """32 hex digits, the same for the same step of an event and the same sink, on every VM."""
-    return sha256("\n".join(filter(None, (change_id, sink, kind))).encode())[:32]
+    return sha256(f"{change_id}\n{sink}".encode())[:32]
 
 
 def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -> tuple[Delivery, ...]:
@@ -173,7 +177,7 @@ def _settling(change: Change, terms: Terms) -> float:
 
 def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: float) -> Delivery:
     """A heartbeat of this VM; it expires when the next one is due, after ``interval`` seconds."""
-    identity, key = delivery_id(f"{vm} {now}", sink, "heartbeat"), f"heartbeat {vm}".casefold()
+    identity, key = delivery_id(f"heartbeat {vm} {now}", sink), f"heartbeat {vm}".casefold()
     return Delivery(identity, key, sink, "heartbeat", "info", now, now, now + interval, record)
 
 

@@ -127,7 +127,7 @@ class _Session(requests.Session):
         self._connection = connection
         self._make = http
         # metrics come at intervals: a receiver may close a kept connection at the moment of the next export
-        self._parting = {"Connection": "close"} if signal == "metrics" else {}
+        self._closing = {"Connection": "close"} if signal == "metrics" else {}
         self._http: Any = None
 
     def request(
@@ -163,7 +163,7 @@ class _Session(requests.Session):
         if own.endpoint is not None:  # the headers in the environment are for another receiver
             headers = {name: value for name, value in headers.items() if name.lower() in OF_THE_BODY}
         # read again: a file may have changed
-        headers = {**headers, **self._parting, **{name: secret.reveal() for name, secret in own.headers.items()}}
+        headers = {**headers, **self._closing, **{name: secret.reveal() for name, secret in own.headers.items()}}
         answer = self._http.post(url, headers, body)
         answer.check()
         if len(answer.body) >= MAX_ANSWER:  # the number of rejected items may be in the rest
