@@ -350,15 +350,17 @@ def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert f"{missing} cannot be read" in str(error)
 
 
-def test_a_header_is_read_anew_from_its_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("signal", "connections"), [("metrics", 2), ("logs", 1)])  # a kept one may be closed meanwhile
+def test_a_header_is_read_anew_and_metrics_keep_no_connection(tmp_path: Path, signal: str, connections: int) -> None:
     file = tmp_path / "key"
     with Receiver() as receiver:
         headers = {"Api-Key": Secret(str(file), "file")}
-        sender = sender_to(to(receiver.url, headers=headers), "logs")
+        sender = sender_to(to(receiver.url, headers=headers), signal)
         for key in ("first", "second"):
             file.write_text(key, encoding="utf-8")
-            sender.send([])
+            sender.send(MetricsData([]) if signal == "metrics" else [])
         sender.close()
+    assert len({request.client for request in receiver.requests}) == connections
     assert [request.headers["api-key"] for request in receiver.requests] == ["first", "second"]
 
 
@@ -383,7 +385,6 @@ def test_the_sdk_takes_nothing_from_the_environment_for_an_address_of_ours(
         sender_to(to(url, protocol=protocol), signal).send(MetricsData([]) if signal == "metrics" else [])
         (headers,) = [request.headers for request in web.requests] or [sent for _, _, sent in grpc_receiver.requests]
     assert "for-another" not in headers.values()
-    assert (headers.get("connection") == "close") == ((signal, protocol) == ("metrics", "http/protobuf"))
 
 
 def test_odd_texts_and_numbers_do_no_harm() -> None:

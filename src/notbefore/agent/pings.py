@@ -20,8 +20,7 @@ from notbefore.errors import ConfigError, SendError
 
 PING_TIMEOUT: Final = 10.0  # seconds
 STOP_PATIENCE: Final = 0.5  # seconds for the thread to end
-# a connection that is kept may be closed by the receiver at the moment of the next ping: 60 s is a usual time for both
-HEADERS: Final = {"Content-Type": "text/plain; charset=utf-8", "Connection": "close"}
+HEADERS: Final = {"Content-Type": "text/plain; charset=utf-8"}
 
 log = logging.getLogger("notbefore.agent.pings")
 
@@ -72,6 +71,8 @@ class Pings:
             why = str(error)
         except ValueError:  # its text may show the URL
             why = "the URL is not valid"
+        # the receiver may close a kept connection at the moment of the next ping: 60 s is a usual time for both
+        self._http.close()
         if why and why != self._failing:
             log.warning("heartbeat: ping_url was not reached: %s", why)
         elif self._failing and not why:

@@ -126,8 +126,7 @@ class _Session(requests.Session):
         self.outcome: PartialSuccess | Exception | None = None
         self._connection = connection
         self._make = http
-        # metrics come at intervals: a receiver may close a kept connection at the moment of the next export
-        self._closing = {"Connection": "close"} if signal == "metrics" else {}
+        self._signal = signal
         self._http: Any = None
 
     def request(
@@ -163,8 +162,10 @@ class _Session(requests.Session):
         if own.endpoint is not None:  # the headers in the environment are for another receiver
             headers = {name: value for name, value in headers.items() if name.lower() in OF_THE_BODY}
         # read again: a file may have changed
-        headers = {**headers, **self._closing, **{name: secret.reveal() for name, secret in own.headers.items()}}
+        headers = {**headers, **{name: secret.reveal() for name, secret in own.headers.items()}}
         answer = self._http.post(url, headers, body)
+        if self._signal == "metrics":  # at intervals: the receiver may close a kept connection at the next export
+            self._http.close()
         answer.check()
         if len(answer.body) >= MAX_ANSWER:  # the number of rejected items may be in the rest
             raise SendError(f"the answer has more than {MAX_ANSWER} bytes")
