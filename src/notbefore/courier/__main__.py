@@ -54,10 +54,6 @@ def main() -> None:
     """Send the deliveries of the agent. Raises ``ConnectionError`` once the agent has ended."""
     gc.set_threshold(50_000)  # what a sink imports stays: to look for garbage in it takes 5 of 100 ms
     channel = _channel()
-    if sys.platform == "linux":  # the kernel kills it when the agent ends; elsewhere only the closed socket ends it
-        import ctypes  # noqa: PLC0415 - only on Linux
-
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     while not (frames := list(channel.receive())):
         wait(60.0, channel)
     problem = ""
@@ -72,6 +68,10 @@ def main() -> None:
     channel.send(Hello(__version__, SCHEMA_VERSION, problem))
     if another:
         return
+    if sys.platform == "linux":  # the kernel kills it when the agent ends; elsewhere only the closed socket ends it
+        import ctypes  # noqa: PLC0415 - only on Linux
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGTERM, signal.SIGINT):  # only the agent handles them, and ends its courier
         signal.signal(number, lambda *_: None)
     redact = Redactor()
