@@ -1,4 +1,4 @@
-"""Every exception that notbefore raises on purpose; any other uncaught exception is a bug."""
+"""The exceptions that reach a user or another room; any other uncaught exception is a bug."""
 
 from collections.abc import Iterable
 from typing import Literal, NamedTuple

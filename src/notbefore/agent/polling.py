@@ -1,6 +1,6 @@
 """``Polling``: the thread that asks one endpoint for the events, and at times for the identity of this VM.
 
-One poll each interval, without drift, never overlapping; slower while IMDS fails, at most 30 s apart. An identity
+One poll each interval, without drift, never overlapping; slower while IMDS fails. An identity
 request that hangs delays the next poll, by ``IDENTITY_TIMEOUT`` at most. If the endpoint does not answer, IMDS is
 searched for at other addresses.
 """

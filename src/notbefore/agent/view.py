@@ -1,7 +1,7 @@
 """``AgentView``: the agent's values for a scrape, the page, the JSON interface and OTLP.
 
-All values are computed from memory, so nothing here waits for IMDS or the disk (except ``history``, which reads the
-state file).
+All values are computed from memory, so nothing here waits for IMDS or the disk, except ``history`` and the page, which
+read the history in the state file.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""``Config``: every key of the configuration with its default, as frozen structs."""
+"""``Config``: the configuration as frozen structs, each key with its default."""
 
 import os
 import re

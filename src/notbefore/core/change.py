@@ -21,7 +21,7 @@ Scope = Literal["self", "peer", "unknown"]
 
 Outcome = Literal["canceled", "finished", "unknown"]
 
-Reason = str  # why it is this kind: docs/how-it-works.md explains each reason, ``WORDS`` has a text for some
+Reason = str  # why it is this kind: docs/how-it-works.md and docs/approval.md say more; ``WORDS`` has some
 
 SILENT: Final = "Silent"
 """An event type that Azure does not have: VMs of a fleet have stopped sending heartbeats."""

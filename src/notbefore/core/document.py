@@ -37,7 +37,7 @@ VANISHING: Final = frozenset({PREEMPT, TERMINATE})  # the VM does not come back
 
 PROMISED: Final = {FREEZE: 900.0, REBOOT: 900.0, REDEPLOY: 600.0, PREEMPT: 30.0, TERMINATE: 300.0}
 """Seconds of notice that Azure's documentation of Scheduled Events promises for each type. Terminate: the shortest
-notice that can be configured. The Prometheus rules have the same figures."""
+notice that can be configured. The Prometheus rules and the dashboards have the same figures."""
 
 PLATFORM: Final = "Platform"
 USER: Final = "User"

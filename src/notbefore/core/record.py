@@ -61,6 +61,8 @@ class FleetFacts(Struct, frozen=True):
 _OUTCOMES: Final = {"canceled": "canceled", "finished": "finished", "unknown": "gone, and how it ended was not seen"}
 WAVE: Final = "wave-"  # the start of an id of several events that `notbefore fleet` reports together
 EXERCISE: Final = "[EXERCISE] "  # the start of the sentence of an exercise: nothing has happened
+AZURE: Final = "azure"  # the cloud, and its kind of machine, with OpenTelemetry's names
+AZURE_VM: Final = "azure.vm"
 TAG: Final = "azure.tag."
 """The start of a tag's attribute name, in lower case: `azure.tag.team`, as in OpenTelemetry's Collector."""
 TAG_BYTES: Final = TAG.encode()  # a record without it is not decoded again for its tags: few have any
@@ -78,8 +80,8 @@ class BaseRecord(Struct, frozen=True, kw_only=True):
     time: datetime
     event_name: str = field(name="event.name")
     body: str  # one sentence for people
-    cloud_provider: str = field(default="azure", name="cloud.provider")
-    cloud_platform: str = field(default="azure.vm", name="cloud.platform")
+    cloud_provider: str = field(default=AZURE, name="cloud.provider")
+    cloud_platform: str = field(default=AZURE_VM, name="cloud.platform")
     location: str | None = field(default=None, name="cloud.region")
     zone: str | None = field(default=None, name="cloud.availability_zone")
     subscription_id: str | None = field(default=None, name="cloud.account.id")
@@ -282,7 +284,7 @@ def identity(vm: Vm) -> dict[str, str]:
     """The attributes that identify a VM, with OpenTelemetry's names; a value that IMDS does not give is empty."""
     fields = zip(BaseRecord.__struct_fields__, BaseRecord.__struct_encode_fields__, strict=True)
     found = {name: getattr(vm, field) for field, name in fields if hasattr(vm, field) and name != TAG}
-    known = {"cloud.provider": "azure", "cloud.platform": "azure.vm", "host.name": vm.name}
+    known = {"cloud.provider": AZURE, "cloud.platform": AZURE_VM, "host.name": vm.name}
     return known | found | {TAG + name: value for name, value in _recorded(vm).items()}
 
 

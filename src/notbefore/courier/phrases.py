@@ -98,7 +98,7 @@ KINDS: Final = {
 CRASHED: Final = "Treat {the_vm} as crashed: what was not written to disk is lost. "
 
 SOURCES: Final = {PLATFORM: "Azure (Platform)", USER: "a user of your subscription (User)"}
-EXERCISE: Final = "This is an exercise: nothing has happened, and nothing will."
+EXERCISE_NOTE: Final = "This is an exercise: nothing has happened, and nothing will."
 CORRECTION: Final = "This corrects an earlier message: VMs that could not report it before have now reported it."
 
 # about the VMs of a fleet that send no heartbeats

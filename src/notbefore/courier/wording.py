@@ -64,7 +64,7 @@ def text_of(message: Message, settings: Messages) -> Text:
     title, summary, advice = _silence(message) if silence else _story(message, settings.advice)
     facts = _facts_of_silence(message) if silence else _facts(message)
     if record.exercise:
-        title, summary = EXERCISE + title, f"{phrases.EXERCISE} {summary}".rstrip()
+        title, summary = EXERCISE + title, f"{phrases.EXERCISE_NOTE} {summary}".rstrip()
     elif record.reason == "corrected":
         title, summary = f"{title} (correction)", f"{phrases.CORRECTION} {summary}".rstrip()
     return Text(

@@ -148,7 +148,7 @@ POLLS: Final = counter(
 )
 POLL_DURATION: Final = histogram("notbefore_poll_duration_seconds", "Duration of a poll of IMDS, including errors.")
 IMDS_UP: Final = gauge(
-    "notbefore_imds_up", "0 while the agent does not see what Azure announces, as on /readyz; otherwise 1."
+    "notbefore_imds_up", "0 while the agent does not see what Azure announces (then /readyz says no); otherwise 1."
 )
 LAST_POLL: Final = gauge(
     "notbefore_last_successful_poll_timestamp_seconds",

@@ -22,7 +22,7 @@ TYPES: Final = frozenset((*EVENT_TYPES, SILENT))  # any other type from outside 
 
 MAX_SERIES: Final = 200  # per metric family: the texts of its labels come from outside
 
-Labels = tuple[str, ...]  # the values of a sample's labels, in the order of the metric's names
+Labels = tuple[str, ...]  # the names of a metric's labels, or the values of a sample's, in the same order
 Named = tuple[tuple[str, str], ...]  # names and values, in the stored form: a metric may gain a label
 Key = TypeVar("Key")
 # seconds of a poll: the usual durations of IMDS, and durations that are slow for one poll per second

@@ -2,4 +2,4 @@
 
 from typing import Final
 
-SCHEMA_VERSION: Final = 4  # of the state file; here, as a courier does not import SQLite
+SCHEMA_VERSION: Final = 4  # of the state file; here, as a courier, which says it to its agent, needs no SQLite

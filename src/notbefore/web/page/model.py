@@ -17,7 +17,7 @@ from notbefore.web.app import CheckResult
 
 MAX_PENDING: Final = 100  # events; /api/v1/events has all of them
 MAX_ENDED: Final = 10
-STUCK: Final = 300.0  # seconds that a delivery may wait before it is shown as a problem; the alert has the same limit
+STUCK: Final = 300.0  # seconds that a delivery may wait until it is a problem, as for NotbeforeNotificationsStuck
 
 
 class TimelineEvent(Struct, frozen=True):
@@ -65,7 +65,7 @@ class PageModel(Struct, frozen=True):
 
     @property
     def pending(self) -> list[PendingEvent]:
-        """The listed events: this VM's first, then by severity; ``listed`` has the most urgent of each first."""
+        """The listed events: this VM's first, then by severity, then by the time that is left."""
 
         def rank(event: PendingEvent) -> tuple[bool, int]:
             severity = severity_of(event.event_type, event.seconds_to_not_before, event.expected_duration_seconds)
