@@ -2,7 +2,9 @@
 
 import fcntl
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -77,6 +79,13 @@ def test_a_courier_takes_its_orders_delivers_each_time_it_is_woken_and_leaves_wh
         serve([couriers], lambda: not owner.rows)
     assert time.monotonic() - begun < 3.0  # nobody waited for a turn, of which there is one a second
     assert got.read_bytes() == 7 * (RECORD + b"\n")
+    owner.add("h", sink="hook")
+    couriers.tick()
+    (channel,) = couriers.watched[0]
+    select.select([channel], [], [])
+    with socket.socket(fileno=os.dup(channel.fileno())) as end:  # an agent that is busy finds several turns at once
+        eventually(lambda: end.recv(4096, socket.MSG_PEEK).count(b"limits") > 1)
+    serve([couriers], lambda: not owner.rows)
     assert couriers.figures == CourierFigures(running=True, starts=CourierFigures().starts | {"due": 1})
     couriers.stop(NEVER)
     assert (couriers.figures.running, owner.endings, couriers.trouble) == (False, 1, "")
