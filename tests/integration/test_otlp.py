@@ -11,10 +11,6 @@ import grpc
 import pytest
 import trustme
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsPartialSuccess,
-    ExportMetricsServiceResponse,
-)
 from opentelemetry.sdk.metrics.export import MetricsData
 
 from notbefore.config.model import Otlp
@@ -254,12 +250,6 @@ def test_a_warning_is_no_rejection(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("body", [b"", b"{}", b"success\n", b'{"partialSuccess": {}}'])
 def test_an_answer_that_all_was_accepted_rejects_nothing(body: bytes) -> None:
     assert partial_success(body) == PartialSuccess()
-
-
-def test_what_is_rejected_of_metrics_is_read_as_that_of_logs() -> None:
-    rejected = ExportMetricsPartialSuccess(rejected_data_points=2, error_message="old")
-    answer = ExportMetricsServiceResponse(partial_success=rejected)
-    assert partial_success(answer.SerializeToString()) == PartialSuccess(2, "old")
 
 
 @pytest.mark.parametrize(
