@@ -16,40 +16,26 @@ from notbefore.errors import ConfigError
 MANY = """\
 imds:
   intervall: 1s
-  discover: maybe
 sinkz: {}
 sinks:
   slack: {url_file: hook}
   oncall: {slack: {url: 'ftp://x', timeout: 5}}
   mail:
-    email:
-      host: mail.example.org:587
-      port: "25a"
-      to: [ops@example.org, nobody]
-      from: vm@example.org
-  any: {apprise: {url: 'nosuch://x'}}
+    email: {host: mail.example.org, to: [ops@example.org, nobody], from: vm@example.org}
 routes:
   - {sinks: [oncall, oncal]}
-  - match: {scope: [self, mine]}
 approval:
   rules: [{match: all}, {match: {event_type: Freez}}]
-server: {listen: '0.0.0.0:1'}
 """
 FOUND = [
     (2, 3, "imds.intervall"),
-    (3, 3, "imds.discover"),
-    (4, 1, "sinkz"),
-    (6, 11, "sinks.slack.url_file"),
-    (7, 20, "sinks.oncall.slack.url"),
-    (7, 36, "sinks.oncall.slack.timeout"),
-    (10, 7, "sinks.mail.email.host"),
-    (11, 7, "sinks.mail.email.port"),
-    (12, 29, "sinks.mail.email.to[1]"),
-    (14, 9, "sinks.any.apprise"),
-    (16, 6, "routes[0].sinks"),
-    (17, 27, "routes[1].match.scope[1]"),
-    (19, 34, "approval.rules[1].match.event_type"),
-    (20, 10, "server.listen"),
+    (3, 1, "sinkz"),
+    (5, 11, "sinks.slack.url_file"),
+    (6, 20, "sinks.oncall.slack.url"),
+    (6, 36, "sinks.oncall.slack.timeout"),
+    (8, 59, "sinks.mail.email.to[1]"),
+    (10, 6, "routes[0].sinks"),
+    (12, 34, "approval.rules[1].match.event_type"),
 ]
 
 
