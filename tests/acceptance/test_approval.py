@@ -92,9 +92,6 @@ def test_stopping_does_not_wait_for_an_answer(imds: Simulator, tmp_path: Path) -
         assert agent.stop() == 0
 
 
-# ---- by hand
-
-
 def test_by_hand_it_shows_what_it_means_asks_and_records_who(imds: Simulator, tmp_path: Path) -> None:
     with agent_of(imds, tmp_path) as agent:
         event_id = imds.start("live-migration", resources=(ME, PEER))

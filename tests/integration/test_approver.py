@@ -431,9 +431,6 @@ def test_an_operator_who_has_waited_too_long_gets_nothing_sent(world: World, mon
     assert (world.imds.start_requests, world.ends) == ([], [])
 
 
-# ---- the thread
-
-
 def test_an_error_that_nobody_foresaw_is_counted_and_the_next_decision_is_made(world: World) -> None:
     def settings() -> ApprovalSettings:
         if threading.current_thread().name == "approve" and not world.errors.count:

@@ -128,9 +128,6 @@ def test_the_same_input_gives_the_same_bundle(bundle: Path, tmp_path: Path) -> N
     assert (tmp_path / bundle.name).read_bytes() == bundle.read_bytes()
 
 
-# ---- what a fleet is given
-
-
 def of_cloud_init() -> str:
     values = yaml.safe_load((ROOT / "config" / "fleet" / "cloud-init.yml").read_text(encoding="utf-8"))
     written = {entry["path"]: entry for entry in values["write_files"]}

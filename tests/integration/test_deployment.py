@@ -57,9 +57,6 @@ def test_every_action_is_named_by_its_digest() -> None:
     assert [line for line in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", line)] == []
 
 
-# ---- systemd, and the service of Windows
-
-
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_the_unit_is_exposed_as_little_as_is_said(unit: Path) -> None:
     needs("systemd-analyze")
@@ -117,9 +114,6 @@ def test_the_windows_service_runs_the_agent() -> None:
     assert (service.findtext("arguments") or "").startswith("run ")
 
 
-# ---- configuration
-
-
 def test_the_example_is_a_configuration_with_its_examples_and_without(tmp_path: Path) -> None:
     text = (CONFIG / "notbefore.yml").read_text(encoding="utf-8")
     whole = tmp_path / "notbefore.yml"
@@ -132,9 +126,6 @@ def test_the_example_is_a_configuration_with_its_examples_and_without(tmp_path: 
     config = load(whole, {"CREDENTIALS_DIRECTORY": str(tmp_path)}, {})
     assert list(config.sinks) == ["oncall", "pager", "am", "hook"]
     assert len(config.routes) == 2
-
-
-# ---- Prometheus and Alertmanager
 
 
 def test_prometheus_takes_the_example_with_its_rules_and_targets() -> None:

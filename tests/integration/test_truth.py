@@ -41,8 +41,6 @@ class Machine(RuleBasedStateMachine):
     def world(self) -> World:
         return self.observer.world
 
-    # ---- Azure
-
     @rule()
     def azure_announces(self) -> None:
         self.world.announce()
@@ -50,8 +48,6 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def azure_changes_its_mind(self) -> None:
         self.world.change()
-
-    # ---- time
 
     @rule(count=st.integers(1, 20))
     def seconds_go_by(self, count: int) -> None:
@@ -72,15 +68,11 @@ class Machine(RuleBasedStateMachine):
         self.world.dated = dated
         self.observer.account.perturb()
 
-    # ---- what cannot be read
-
     @rule(how=st.sampled_from(["status", "id", "resources", "not_before"]), seconds=st.integers(1, 20))
     def something_cannot_be_read(self, how: str, seconds: int) -> None:
         for _ in range(seconds):
             self.world.run(1.0)
             self.observer.poll_spoilt(how)
-
-    # ---- clocks
 
     @rule(seconds=st.sampled_from([-86_400.0, -3600.0, -20.0, 1.0, 2.0, 3.0, 20.0, 3600.0, 63_072_000.0]))
     def the_wall_clock_is_set(self, seconds: float) -> None:
@@ -97,8 +89,6 @@ class Machine(RuleBasedStateMachine):
         # a pause that no clock of the VM shows, and no Date either, nobody can know of
         self.world.pause(seconds, put_right=right or not self.world.dated)
         self.observer.account.perturb()
-
-    # ---- the process, the machine, the disk
 
     @rule(seconds=st.sampled_from([0.5, 5.0, 14.0, 300.0, 90_000.0]), named=st.booleans(), in_order=st.booleans())
     def the_agent_is_restarted(self, seconds: float, *, named: bool, in_order: bool) -> None:
@@ -145,8 +135,6 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def imds_says_which_vm_this_is(self) -> None:
         self.observer.learn_name()
-
-    # ---- what must hold
 
     @invariant()
     def nothing_false_was_reported(self) -> None:

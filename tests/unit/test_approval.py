@@ -133,9 +133,6 @@ def test_nothing_is_approved_that_the_first_matching_rule_does_not_say(
         assert decision.rule == f"rules[{first}]"
 
 
-# ---- attempts, records, counts
-
-
 def test_an_attempt_settles_its_step_alone() -> None:
     one, moved = tracked(), tracked(DurationInSeconds=6)
     done = ApprovalAttempt(one, "a", "step").ended("approval_skipped (dry_run)")

@@ -47,9 +47,6 @@ def blocks(language: str) -> list[tuple[str, str]]:
     ]
 
 
-# ---- references
-
-
 PAGES: Final = runpy.run_path(str(ROOT / "tools" / "reference.py"))["PAGES"]
 
 
@@ -69,9 +66,6 @@ def test_every_file_names_the_version_and_the_pythons_that_are_claimed_are_teste
     claimed = set(re.findall(r"3\.\d\d", " ".join(PROJECT["classifiers"])))
     assert claimed
     assert claimed <= set(re.findall(r"3\.\d\d", (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")))
-
-
-# ---- configurations
 
 
 def configurations() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -113,9 +107,6 @@ def test_what_looks_like_a_configuration_is_one_and_the_schema_for_editors_takes
         load(path, environment, {})  # raises what is wrong, with its place
 
 
-# ---- commands
-
-
 def commands() -> Iterator[tuple[str, str]]:
     """Each ``notbefore ...`` that a reader may type."""
     for name, text in blocks("console"):
@@ -141,9 +132,6 @@ def test_every_command_can_be_typed() -> None:
     table = TEXTS[ROOT / "README.md"].partition("## The commands")[2].partition("\n## ")[0]
     assert set(re.findall(r"(?m)^\| `([\w-]+)", table)) <= {*COMMANDS, "--version"}
     assert [name for name in COMMANDS if f"`{name}" not in table] == []
-
-
-# ---- links and names
 
 
 def test_every_link_leads_somewhere_and_every_program_that_is_named_is_there() -> None:

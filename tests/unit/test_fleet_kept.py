@@ -260,9 +260,6 @@ def test_while_the_disk_of_the_history_hangs_so_many_events_wait_and_each_of_the
     asyncio.run(write())
 
 
-# ---- the time by the hub
-
-
 def test_time_goes_on_from_the_newest_record_and_a_late_one_does_not_set_it_back() -> None:
     now = [10.0]
     clock = HubClock(lambda: now[0])

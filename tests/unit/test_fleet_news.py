@@ -30,9 +30,6 @@ BOTH = tuple(replace(one, record_tags=("team",)) for one in (PROD, TEST))
 PROD, TEST = BOTH
 
 
-# ---- who a VM is
-
-
 def test_a_vm_that_dies_is_silent_although_another_one_of_its_name_is_not() -> None:
     log = Log()
     log.pass_time(300, PROD, TEST)
@@ -64,9 +61,6 @@ def test_one_eventid_of_two_resource_groups_is_two_events() -> None:
     assert len({one.change.id for one in log.made}) == 4
 
 
-# ---- what belongs together
-
-
 def test_events_of_one_wave_that_go_to_different_receivers_are_two_waves() -> None:
     routes = (Route(Match(tags={"team": ("pay",)}), ("payments",)), Route(Match(), ("rest",)))
     log = Log(Grouping(("resource_group", "subscription", "event_type"), routes=routes))
@@ -75,9 +69,6 @@ def test_events_of_one_wave_that_go_to_different_receivers_are_two_waves() -> No
     log.wait(10)
     assert sorted(one.facts.fleet_events for one in log.made) == [2, 2]
     assert {tuple(one.tags["team"] for one in made.routed) for made in log.made} == {("pay",), ("lab",)}
-
-
-# ---- news in time
 
 
 def test_a_worse_type_names_the_wave_and_does_not_wait() -> None:
@@ -99,9 +90,6 @@ def test_since_when_an_event_is_over_is_not_when_its_digest_was_sent() -> None:
     assert change.over_since is not None
     assert change.over_since.timestamp() == pytest.approx(over, abs=0.01)
     assert (change.time - change.over_since).total_seconds() > 290
-
-
-# ---- what is learnt late
 
 
 def texts(log: Log) -> list[Text]:
@@ -147,9 +135,6 @@ def test_what_was_canceled_and_is_learnt_late_is_a_correction_as_well() -> None:
     assert is_muted([Mute("id", {"event_type": "Reboot"}, "me", "why", log.now + 60)], log.now, log.last, set())
 
 
-# ---- history is no news
-
-
 def of_backlog(grouping: Grouping, backlog: int) -> Log:
     log = Log(grouping)
     log.fold = Partition("0", grouping, Snapshot(backlog=backlog))
@@ -186,9 +171,6 @@ def test_who_takes_over_in_the_middle_of_the_backlog_notifies_nobody_of_it_eithe
     second.wait(60)
     assert second.made == []
     assert [(one.event_id, one.outcome) for one in second.fold.state.past] == [("EVENT-1", "finished")]
-
-
-# ---- what one bad record may do
 
 
 @pytest.mark.parametrize("year", [1, 9999])
@@ -263,9 +245,6 @@ def test_an_interval_of_ages_keeps_no_vm_for_ever() -> None:
     for _ in range(3 * 864 + 2):
         log.wait(100)
     assert not log.fold.silence.heard
-
-
-# ---- many at once
 
 
 def test_thousands_of_vms_that_fall_silent_at_once_are_all_notified_step_by_step() -> None:

@@ -344,9 +344,6 @@ def test_whatever_comes_the_changes_tell_one_story(
         assert not tracked.departed.keys() & set(tracked.events)
 
 
-# ---- the limits, each from both sides
-
-
 @pytest.mark.parametrize(
     ("moment", "notice"),
     [
@@ -360,9 +357,6 @@ def test_the_beginning_of_an_event_was_seen_if_there_was_an_answer_shortly_befor
     moment: dict[str, Any], notice: float | None
 ) -> None:
     assert Story().sees(0).sees(15, item(), **moment).last.notice_seconds == notice
-
-
-# ---- interruptions
 
 
 @pytest.mark.parametrize(

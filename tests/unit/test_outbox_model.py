@@ -36,8 +36,6 @@ class Account(RuleBasedStateMachine):
         self.excused: set[str] = set()  # ids that may go without having arrived
         self.expired = 0  # how many have, at the last look
 
-    # ---- what happens
-
     @rule(
         key=st.sampled_from("abc"),
         sink=st.sampled_from(SINKS),
@@ -148,8 +146,6 @@ class Account(RuleBasedStateMachine):
                 continue
             if self.outbox.drop([row.delivery_id]):
                 self.excused.add(row.delivery_id)
-
-    # ---- what holds
 
     @invariant()
     def each_is_there_or_counted(self) -> None:
