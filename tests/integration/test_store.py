@@ -284,26 +284,6 @@ def test_after_a_reader_has_failed_everything_is_written_again(tmp_path: Path) -
         eventually(lambda: store.path.exists() and read_state(tmp_path, "vm"))
 
 
-def test_another_boot_counts_no_time_until_imds_says_it(tmp_path: Path) -> None:
-    clock = SteppedClock()
-    wall = clock.time()
-    with store_in(tmp_path, clock) as store:
-        store.know_time(wall)
-        reminder = delivery("e", kind="reminder", created=wall, due=wall + 60, expires=wall + 600)
-        store.put([reminder, delivery("f", created=wall, due=wall, expires=wall + 30)])
-        settle(store)
-    after = SteppedClock("second")
-    after.booted = 5.0
-    with store_in(tmp_path, after) as store:
-        settle(store)
-        assert [one.event_key for one in store.exchange([], {"chat": 9})] == ["f"]
-        store.courier_ended()
-        store.know_time(wall + 100)
-        settle(store)
-        assert [one.event_key for one in store.exchange([], {"chat": 9})] == ["e"]
-        assert store.view(0.0).counts[("chat", "expired")] == 1
-
-
 def test_what_a_disk_that_hangs_has_not_begun_in_time_is_never_done(tmp_path: Path) -> None:
     answers, done = threading.Event(), list[str]()
     with store_in(tmp_path) as store:
