@@ -86,10 +86,6 @@ class Azurite:
 
         return self._ask(read)
 
-    def unsettled(self) -> list[str]:
-        """The ids of the deliveries that the instances have written down as not accepted."""
-        return [row.delivery_id for one in self.snapshots() for row in one.outbox.rows]
-
     def __enter__(self) -> Self:
         self.start().make_container()
         return self

@@ -52,11 +52,6 @@ class Hub:
         assert self._process.stdout.readline().startswith("listening")
         return self
 
-    @property
-    def pid(self) -> int:
-        assert self._process
-        return self._process.pid
-
     def order(self, word: str) -> None:
         """See ``support/event_hub/__main__.py``."""
         assert self._process
@@ -96,13 +91,10 @@ class Hub:
 def _read(row: dict[str, Any]) -> Stored:
     from proton import Message  # noqa: PLC0415 - it is not there where it could not be built
 
+    from support.event_hub.connection import text_of  # noqa: PLC0415 - as above
+
     message: Any = Message()
     message.decode(base64.b64decode(row["m"]))
     body = message.body
-    properties = {_text(name): _text(value) for name, value in (message.properties or {}).items()}
+    properties = {text_of(name): text_of(value) for name, value in (message.properties or {}).items()}
     return Stored(row["p"], row["k"], str(message.content_type or ""), properties, bytes(body))
-
-
-def _text(value: Any) -> str:
-    value = bytes(value) if isinstance(value, memoryview) else value
-    return value.decode() if isinstance(value, bytes) else str(value)
