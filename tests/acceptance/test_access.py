@@ -27,7 +27,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         issued.cert_chain_pems[0].write_to_path(at / f"{name}.pem")
         issued.private_key_pem.write_to_path(at / f"{name}.key")
     (at / "password").write_text(PASSWORD + "\n", encoding="utf-8")
-    (at / "wrong").write_text("wrong", encoding="utf-8")
     tls = {
         "cert_file": "server.pem",
         "key_file": "server.key",
@@ -75,11 +74,6 @@ def test_the_commands_say_what_is_missing(agent: RunningAgent, place: Path, caps
     url = f"https://localhost:{agent.port}"
     for given, code, expected in (
         ((config, *login[4:]), 1, "requires a user and a password: check --user"),
-        (
-            (config, "--user", "prometheus", "--password-file", str(place / "wrong"), *login[4:]),
-            1,
-            "requires a user and a password",
-        ),
         ((config, *login[:4]), 1, "--cert-file needed?"),
         (("--url", url, *login), 1, "and is --ca-file"),
         (("--url", url.replace("https", "http")), 1, "does --url name its address"),

@@ -69,21 +69,6 @@ def test_nothing_is_sent_unless_both_keys_are_on_and_it_is_no_dry_run(tmp_path: 
                 assert agent.metric(APPROVALS % ("dry_run", "users")) == 1
 
 
-def test_an_event_that_a_rule_names_is_approved_once_and_reported(imds: Simulator, tmp_path: Path) -> None:
-    with agent_of(imds, tmp_path, USERS) as agent:
-        assert agent.metric(APPROVALS % ("approved", "users")) is None
-        event_id = imds.start("user-reboot")
-        record = last(agent, "approved")
-        assert (record["rule"], record["by"], record["reason"], record["requests"]) == ("users", "rule", "accepted", 1)
-        eventually(lambda: "started" in agent.kinds)
-        polled(imds, 10)
-        assert imds.start_requests == [event_id]
-        assert agent.kinds == ["announced", "approved", "started"]
-        assert agent.metric(APPROVALS % ("approved", "users")) == 1
-        changes = agent.json("/api/v1/history")["changes"]
-        assert [change["azure.scheduled_event.change"] for change in changes] == agent.kinds
-
-
 def test_stopping_does_not_wait_for_an_answer(imds: Simulator, tmp_path: Path) -> None:
     imds.fault("start-freeze", 60)
     with agent_of(imds, tmp_path, USERS) as agent:

@@ -62,9 +62,3 @@ def test_an_event_is_kept_once_through_a_disk_trouble_a_kill_and_a_replay_and_th
     assert row[7] == "2"  # short notice: ten minutes, where Azure promises fifteen
     assert [(one["scale_set"], one["event_type"], one["events"]) for one in rows] == [("web", "Reboot", "2")]
     assert twice.stdout.splitlines()[1:] == found.stdout.splitlines()[1:]  # an event counts once
-
-
-def test_a_column_that_there_is_not_or_a_wrong_address_is_refused() -> None:
-    for wrong, said in (("--by=colour", "there is no 'colour'"), ("--url=http://[::1", "expected http://HOST:PORT")):
-        found = notbefore("fleet", "report", wrong)
-        assert (found.returncode, said in found.stderr) == (2, True)

@@ -63,9 +63,3 @@ def test_a_vm_of_the_inventory_that_is_never_heard_from_is_missing_until_it_is(
         inventory.write_text(f"{whose}/web_0\n{whose}/DATA_0\n".upper())
         eventually(lambda: fleet.json("/api/v1/fleet/events")["missing"] == [])
         assert fleet.stop() == 0
-
-
-def test_without_an_instance_the_command_says_so() -> None:
-    found = notbefore("events", "--fleet", "--url", "http://127.0.0.1:9")
-    assert found.returncode == 1
-    assert "answers at http://127.0.0.1:9" in found.stderr
