@@ -83,8 +83,8 @@ def test_who_takes_over_knows_who_is_silent_also_where_nobody_sends() -> None:
 def test_a_report_is_a_sign_of_life_as_well() -> None:
     log = Log()
     log.pass_time(60, A)
-    for _ in range(10):
-        log.add(A, "updated", after=BEAT)
+    for _ in range(30):
+        log.add(A, "updated", resources=[B.name], after=60)
     assert log.silent == []
 
 
