@@ -182,11 +182,6 @@ def test_a_reminder_is_withdrawn_when_its_time_means_nothing_any_more(
     assert box.count("withdrawn") == 1 - left
 
 
-def test_what_is_newer_takes_the_place_of_a_reminder_that_waits(box: Box) -> None:
-    box.put(delivery(kind="reminder", due=100.0), delivery(kind="updated"))
-    assert ([row.kind for row in box.rows()], box.count("withdrawn")) == (["updated"], 1)
-
-
 def test_an_event_that_is_anothers_is_neither_repeated_nor_reminded_of(box: Box) -> None:
     box.put(delivery("e"), delivery("f"))
     box.lease(2, *[accepted(one, repeat=30.0) for one in box.lease(1)])

@@ -115,11 +115,6 @@ def test_nothing_pending_is_claimed_only_when_it_is_known(polled: bool, ready: b
     assert sentence in said(Agent().model(0, polled=polled, ready=CheckResult(ready)))
 
 
-def test_how_it_ended_is_not_claimed_where_nobody_looked() -> None:
-    agent = Agent().sees(0).sees(1, item()).sees(900, silence=800.0)
-    assert [event.outcome for event in agent.model(901).ended] == ["unknown"]
-
-
 def test_an_event_id_that_came_back_has_two_lives() -> None:
     agent = Agent().sees(0).sees(1, item()).sees(10).sees(20, item(**STARTED)).sees(30)
     assert [event.outcome for event in agent.model(31).ended] == ["finished", "canceled"]

@@ -121,13 +121,6 @@ def test_the_notice_of_an_event_follows_its_not_before_and_stays_once_it_is_star
     assert (agent.value(name, 1501, ID), agent.value(name, 1501, "sudden")) == (1490, 0)
 
 
-def test_an_end_that_nobody_saw_is_counted_and_no_sample_of_an_interruption(agent: Agent) -> None:
-    agent.sees(1, item()).sees(900, silence=800.0)
-    assert agent.value("azure_scheduled_event_changes", 900, "ended", "Freeze") == 1
-    assert sum(agent.value("azure_scheduled_event_initial_notice_seconds", 900, "Freeze").counts) == 1
-    assert agent.value("azure_scheduled_event_measured_interruption_seconds", 900, "Freeze") is None
-
-
 def test_a_value_on_a_bound_belongs_to_the_bucket_below() -> None:
     histogram = Histogram.empty((1.0, 2.0))
     for value in (1.0, 1.5, 2.0, 99.0):
