@@ -2,7 +2,6 @@
 
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -12,14 +11,6 @@ from peers.otlp import Receiver, attributes, metrics_of, series
 from support.agent import RunningAgent, eventually, get, polled
 from support.azure import FUTURE, ID, ME, body, item
 from support.peers import Say
-
-
-def configured(directory: Path, endpoint: str, records: dict[str, Any] | None = None, **settings: Any) -> str:
-    path = directory / "notbefore.yaml"
-    sinks = {"rec": {"otlp_logs": records or {"endpoint": endpoint}}}
-    values = {"otlp": {"endpoint": endpoint, **settings}, "sinks": sinks}
-    path.write_text(yaml.safe_dump(values), encoding="utf-8")
-    return str(path)
 
 
 def listed(receiver: Receiver) -> list[set[str]]:
@@ -33,7 +24,8 @@ def listed(receiver: Receiver) -> list[set[str]]:
 def test_a_receiver_that_hangs_holds_neither_the_beat_nor_the_end(imds: Simulator, tmp_path: Path) -> None:
     with Receiver() as receiver:
         receiver.default = Say(how="hang")
-        config = configured(tmp_path, receiver.url, {"endpoint": "http://127.0.0.1:9"}, timeout="5m")
+        records = {"rec": {"otlp_logs": {"endpoint": "http://127.0.0.1:9"}}}
+        config = {"otlp": {"endpoint": receiver.url, "timeout": "5m"}, "sinks": records}
         with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
             eventually(lambda: receiver.requests)
             polled(imds, 10)
@@ -54,7 +46,7 @@ def test_without_it_nothing_of_it_is_loaded_and_a_reload_brings_it_and_takes_it(
         with RunningAgent(imds.endpoint, tmp_path / "state", str(config)) as agent:
             assert "google/_upb" not in mapped(agent)
             assert agent.metric('notbefore_otlp_exports_total{result="success",signal="metrics"}') is None
-            configured(tmp_path, receiver.url, interval="1s")
+            config.write_text(yaml.safe_dump({"otlp": {"endpoint": receiver.url, "interval": "1s"}}), encoding="utf-8")
             agent.process.send_signal(signal.SIGHUP)
             eventually(lambda: receiver.metrics)
             assert "google/_upb" in mapped(agent)

@@ -20,7 +20,6 @@ class Request(NamedTuple):
     path: str
     headers: dict[str, str]
     body: bytes
-    method: str = "POST"
     client: tuple[str, int] = ("", 0)  # the address of the connection
 
 
@@ -50,7 +49,7 @@ class HttpPeer:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
                 headers = {k.lower(): v for k, v in self.headers.items()}
-                peer.requests.append(Request(self.path, headers, body, self.command, self.client_address))
+                peer.requests.append(Request(self.path, headers, body, self.client_address))
                 say = peer.answers.popleft() if peer.answers else peer.default
                 if say == Say() and self.path.endswith("/api/v2/alerts"):
                     say = Say(body=b"")  # what Alertmanager answers
