@@ -168,9 +168,6 @@ def test_a_request_larger_than_any_of_ours_is_refused(server: HttpServer) -> Non
     assert ask(server, "/metrics", cookie="x" * 9_000)[0] == 431
 
 
-# ---- clients that say little or nothing
-
-
 @pytest.mark.alone
 @pytest.mark.parametrize("kind", ["idle", "dripping", "half-open"])
 def test_a_thousand_silent_clients_do_not_keep_a_scrape_waiting(server: HttpServer, kind: str) -> None:
@@ -272,9 +269,6 @@ def test_it_stops_within_a_second(connections: int) -> None:
         assert time.monotonic() - begun < 1.0
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(server.address, timeout=20)
-
-
-# ---- where it listens
 
 
 @pytest.mark.parametrize("listen", ["no-such-host.invalid:1", "192.0.2.1:1"])

@@ -31,8 +31,6 @@ from support.messages import message, recording, sent
 from support.peers import HttpPeer, Request, Say, black_hole
 from support.raw_server import raw, serving, tunnel
 
-# ---- webhook
-
 
 def webhook(peer: HttpPeer, path: str = "/hook", **fields: Any) -> SinkConfig:
     settings = {"allow_private": True, "timeout": Duration("5s"), **fields}
@@ -140,9 +138,6 @@ def test_a_header_is_not_replaced_by_the_password_of_an_address() -> None:
         assert peer.requests[0].headers["authorization"] == "Bearer own"
 
 
-# ---- apprise
-
-
 @pytest.mark.parametrize("level", ["DEBUG", "CRITICAL"])
 def test_the_cause_that_apprise_logs_is_kept_whatever_is_logged(level: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(level)
@@ -186,9 +181,6 @@ def test_where_apprise_sends_nothing_nothing_is_delivered(monkeypatch: pytest.Mo
         assert len(peer.requests) == 1
         through_apprise("opsgenie://key?:info=new", message())
         assert len(peer.requests) == 2
-
-
-# ---- Alertmanager
 
 
 def alertmanager(*urls: str, **fields: Any) -> SinkConfig:
@@ -284,9 +276,6 @@ def test_alertmanager_sees_who_asks(fields: dict[str, Any], header: str | None) 
     with HttpPeer() as peer:
         sent(alertmanager(peer.url, **fields))
         assert peer.requests[0].headers.get("authorization") == header
-
-
-# ---- command
 
 
 def python(script: str, **fields: Any) -> SinkConfig:

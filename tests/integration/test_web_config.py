@@ -101,9 +101,6 @@ def curl(server: HttpServer, path: str, *words: str) -> subprocess.CompletedProc
     return run("curl", "-sS", "--noproxy", "*", "--max-time", "20", *words, server.url + path)
 
 
-# ---- TLS
-
-
 def test_curl_asks_over_tls_with_a_password(place: Place) -> None:
     with serving(place.write(users=HASHES)) as server:
         assert server.url.startswith("https://")
@@ -187,9 +184,6 @@ def test_a_thousand_unfinished_handshakes_do_not_keep_a_scrape_waiting(place: Pl
                 assert ask(server, "/metrics", scraper)[2] == METRICS
                 assert time.monotonic() - asked < 1.0
             assert sum(isinstance(one, ssl.SSLSocket) for one in gc.get_objects()) < 300  # each holds 45 KiB or more
-
-
-# ---- what the file says, and when it changes
 
 
 def served_name(server: HttpServer, place: Place) -> list[str]:
@@ -295,9 +289,6 @@ def test_without_bcrypt_it_is_said_what_to_install(place: Place, monkeypatch: py
     Access(Server(web_config_file=place.write()))
 
 
-# ---- passwords
-
-
 def test_the_right_password_opens(place: Place) -> None:
     with serving(place.write(users=HASHES, tls=None)) as server:
         assert ask(server, "/metrics", Host="fleet.example.org", Authorization=GOOD)[0] == 200  # a name does not matter
@@ -392,9 +383,6 @@ def test_an_unknown_user_takes_as_long_as_a_wrong_password(monkeypatch: pytest.M
     config = WebConfig(basic_auth_users=HASHES)
     assert [config.password_fits(user, b"wrong") for user in ("browser", "nobody")] == [False, False]
     assert compared == [b"$2b$06$", b"$2b$06$"]
-
-
-# ---- names and addresses
 
 
 def test_a_name_that_is_not_ours_is_refused() -> None:

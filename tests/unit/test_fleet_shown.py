@@ -127,9 +127,6 @@ def test_the_calendar_has_what_is_planned_in_lines_that_calendars_read() -> None
     assert "\n" not in text.replace("\r\n", "")
 
 
-# ---- the report
-
-
 def test_notice_is_counted_by_vm_and_compared_with_nine_tenths_of_the_promise() -> None:
     (row,) = report_of([past("A", notice=(900.0, 811.0, 809.0)), past("B", notice=(60.0,))])
     assert [row[name] for name in ("events", "vms", "measured_notice", "short_notice")] == [2, 4, 4, 2]
