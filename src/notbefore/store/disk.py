@@ -131,7 +131,9 @@ class DiskThread:
 
     def close(self) -> None:
         """Write what is behind, close the file, and release the directory; does not wait for a sick disk."""
-        self.wait_written(SLOW)
+        for _ in range(2):  # the first attempt may find that the file was deleted or replaced
+            with suppress(sqlite3.Error, OSError, StoreError):
+                self.do(self._write_or_look, SLOW)
         with self._memory:
             self._ends = True
             self._memory.notify_all()
