@@ -16,10 +16,10 @@ from notbefore.config.load import load
 from notbefore.errors import ConfigError, ImdsError
 from notbefore.imds.client import MAX_ANSWER, ImdsClient
 from notbefore.imds.identity import fetch_vm, vm_of
-from notbefore.process.clock import Clock
-from support.agent import free_port
+from support.agent import eventually, free_port
 from support.azure import FUTURE
 from support.raw_server import Talk, answer, raw, serving
+from support.tracking import SteppedClock
 
 OPEN: list[ImdsClient] = []
 
@@ -245,39 +245,42 @@ def test_the_tags_of_a_vm_are_read_and_bounded() -> None:
     assert (len(name), len(value), len(others)) == (512, 512, 49)
 
 
-def polled(*talks: Talk, interval: str = "200ms") -> tuple[list[Poll], float]:
-    """As many polls as there are answers, and in how many seconds the next one is due."""
-    polls, tracker, done = list[Poll](), Mock(Tracker), threading.Event()
+def polled(*talks: Talk, interval: str = "200ms", clock: SteppedClock | None = None) -> tuple[list[Poll], float]:
+    """As many polls as there are answers, and in how many seconds, from the first on, the next one is due."""
+    polls, last, over, tracker = list[Poll](), list[float](), threading.Event(), Mock(Tracker)
 
     def take(poll: Poll) -> None:
+        over.wait(10.0 if last else 0.0)  # a further poll comes too late
         polls.append(poll)
         if len(polls) == len(talks):
-            done.set()
+            last.append(polling.overdue)
 
     tracker.handle = take
     with serving(answer(body=b'{"compute":{"name":"n"}}'), *talks) as (endpoint, _):
         config = load(None, {}, {"imds.endpoint": endpoint, "imds.interval": interval})
-        polling = Polling(config, tracker, Clock(), ThreadGuard())
+        polling = Polling(config, tracker, clock or SteppedClock(), ThreadGuard())
         polling.start()
-        assert done.wait(10)
-        time.sleep(0.02)
+        eventually(lambda: last and polling.overdue != last[0])
         due = -polling.overdue
+        over.set()
         polling.stop()
-        return polls[: len(talks)], due
+    return polls[: len(talks)], due
 
 
 def test_a_body_that_equals_the_last_one_is_nothing_new() -> None:
     polls, due = polled(answer(body=b"a"), answer(body=b"a"), answer(body=b"b"))
     assert [(poll.body, poll.error) for poll in polls] == [(b"a", None), (None, None), (b"b", None)]
-    assert due <= 0.2
+    assert due == pytest.approx(3 * 0.2)
 
 
 def test_polls_that_became_due_during_a_slow_answer_are_left_out() -> None:
+    clock = SteppedClock()
+
     def slow(connection: socket.socket, head: bytes) -> None:
-        time.sleep(1.1)
+        clock.go(1.1)
         answer()(connection, head)
 
-    assert 0 < polled(slow, interval="1s")[1] <= 1
+    assert polled(slow, interval="1s", clock=clock)[1] == pytest.approx(0.9)
 
 
 def throttled(seconds: int) -> Talk:
@@ -299,4 +302,4 @@ BUSY = answer("503 Service Unavailable")
     ],
 )
 def test_it_backs_off_and_never_above_half_a_minute(talks: list[Talk], interval: str, expected: float) -> None:
-    assert polled(*talks, interval=interval)[1] == pytest.approx(expected, abs=0.2)
+    assert polled(*talks, interval=interval)[1] == pytest.approx(expected)
