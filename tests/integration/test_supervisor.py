@@ -256,8 +256,8 @@ def test_a_courier_ends_with_its_agent_though_it_is_stopped(tmp_path: Path) -> N
 import os, signal, sys, time
 from notbefore.courier.courier_process import CourierProcess, environment
 from notbefore.courier.orders import Orders, seal
-courier = CourierProcess(seal(Orders(), {}), environment(Orders()), os.open(sys.argv[1], os.O_RDONLY))
-while not list(courier.frames()):
+courier, seen = CourierProcess(seal(Orders(), {}), environment(Orders()), os.open(sys.argv[1], os.O_RDONLY)), 0
+while (seen := seen + len(list(courier.frames()))) < 2:  # its hello and, once it has tied its life to ours, a turn
     time.sleep(0.01)
 os.kill(courier.pid, signal.SIGSTOP)
 print(courier.pid, flush=True)
