@@ -338,12 +338,12 @@ def another(package: Path, **files: str) -> None:
 
 THIS: dict[str, object] = {"version": notbefore.__version__, "schema": SCHEMA_VERSION}
 HELLO = """
-import os, socket, struct, msgspec
+import os, socket, struct, time, msgspec
 end = socket.socket(fileno=os.dup(0))
 end.recv(1)
 frame = msgspec.msgpack.encode({hello})
 end.sendall(struct.pack("!I", len(frame)) + frame)
-end.recv(1)
+time.sleep(60)  # until it is killed
 """
 
 
