@@ -248,11 +248,11 @@ def test_those_who_ask_and_do_not_read_keep_nobody_waiting(server: HttpServer, v
 
 
 def test_a_connection_is_kept_between_two_scrapes(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "REQUEST_PATIENCE", 0.1)
     connection = http.client.HTTPConnection(*server.address, timeout=20)
     for _ in range(2):
         connection.request("GET", "/metrics")
         assert connection.getresponse().read() == METRICS
+        monkeypatch.setattr(channels, "REQUEST_PATIENCE", 0.1)
         port = connection.sock.getsockname()
         time.sleep(0.5)  # longer than a first request may take
     assert connection.sock.getsockname() == port
