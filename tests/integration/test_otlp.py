@@ -156,8 +156,8 @@ def test_what_comes_of_exports_is_counted_and_said_once(tmp_path: Path, caplog: 
         eventually(lambda: counts["metrics", "rejected"] >= 2)
         key.unlink()
         eventually(lambda: counts["metrics", "failure"] >= 2)
-        key.write_text("hunter3", encoding="utf-8")
         receiver.default = Say(200)
+        key.write_text("hunter3", encoding="utf-8")
         eventually(lambda: counts["metrics", "success"] >= 1)
         exporter.stop(5.0)
     logged = [record.getMessage() for record in caplog.records if record.name == "notbefore.otlp"]
@@ -195,7 +195,7 @@ def test_certificates_are_read_anew_after_a_failure(
     trustme.CA().cert_pem.write_to_path(paths["ca_file"])
     with GrpcReceiver(authority) as receiver:
         exporter = exporting(to(receiver.url, protocol="grpc", **paths), counts, monkeypatch)
-        eventually(lambda: counts["metrics", "failure"] == 1)
+        eventually(lambda: counts["metrics", "failure"] >= 1)
         authority.cert_pem.write_to_path(paths["ca_file"])
         eventually(lambda: counts["metrics", "success"] >= 1)
         exporter.stop(5.0)
