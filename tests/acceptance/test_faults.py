@@ -173,7 +173,7 @@ def test_an_agent_that_starts_on_a_disk_that_takes_nothing_knows_what_is_there( 
         imds.set_document(listed("a", "b"))
         eventually(lambda: events(hook) == ["a", "b"])
         assert said in not_ready(agent)
-        assert agent.kinds == ["announced"]
+        agent.reported("announced")
         other = notbefore("run", "--imds", imds.endpoint, "--state-dir", state, "--listen", "127.0.0.1:0")
         assert other.returncode == 3, other.stderr
     disk.hang(0)

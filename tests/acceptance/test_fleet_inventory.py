@@ -56,8 +56,8 @@ def test_a_vm_of_the_inventory_that_is_never_heard_from_is_missing_until_it_is(
         assert (wave["event_id"], wave["vms"], wave["reported_by"]) == ("E-1", ["web_0"], 1)
 
         inventory.write_text("web 0\n")
-        eventually(lambda: fleet.metric('notbefore_fleet_errors_total{part="inventory"}'))
-        assert "inventory: ValueError: line 1: expected SUBSCRIPTION/RESOURCE_GROUP/NAME, got 'web 0'" in fleet.log
+        said = "inventory: ValueError: line 1: expected SUBSCRIPTION/RESOURCE_GROUP/NAME, got 'web 0'"
+        eventually(lambda: said in fleet.log and fleet.metric('notbefore_fleet_errors_total{part="inventory"}'))
         assert fleet.json("/api/v1/fleet/events")["missing"] == ["web_9"]
 
         inventory.write_text(f"{whose}/web_0\n{whose}/DATA_0\n".upper())
