@@ -74,10 +74,10 @@ def test_an_agent_whose_polling_always_fails_ends_with_a_code_that_has_it_restar
     broken.chmod(0o755)
     monkeypatch.setattr(RunningAgent, "python", str(broken))
     monkeypatch.setenv("NOTBEFORE_LOG__FORMAT", "json")
-    with Simulator((ME,)) as imds, RunningAgent(imds.endpoint, tmp_path / "state").at_once() as agent:
+    with Simulator((ME,)) as imds, RunningAgent(imds.endpoint, tmp_path / "state", interval="1s").at_once() as agent:
         eventually(lambda: agent.answers("/healthz"))
         eventually(lambda: agent.metric("notbefore_unforeseen_errors_total"))
-        assert agent.process.wait(30) == 1
+        assert agent.process.wait(120) == 1
         agent.stop()
     lines = [json.loads(line) for line in agent.log.splitlines()]
     (logged,) = [line for line in lines if "unforeseen error in poll" in line["body"]]
