@@ -53,7 +53,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "QUICK", 20.0)  # on a busy machine as well
 
 
-def orders(*names: str, timeout: str = "200ms") -> Orders:
+def orders(*names: str, timeout: str = "60s") -> Orders:
     slack = SinkConfig(slack=Slack(url=Secret("x"), timeout=Duration(timeout)))
     return Orders(dict.fromkeys(names or ("chat",), slack))
 
@@ -130,12 +130,12 @@ def test_one_that_hangs_is_reported_and_what_waits_behind_it_is_due_again(owner:
             over.wait(20)
         return Receipt()
 
-    brief = SinkConfig(command=Command(command=("/bin/true",), timeout=Duration("200ms")))
-    with CourierHere(owner, Orders({**orders().sinks, "run": brief}), lambda _name: Recording(act)) as courier:
+    both = orders(timeout="1s").sinks | {"run": SinkConfig(command=Command(command=("true",), timeout=Duration("1s")))}
+    with CourierHere(owner, Orders(both), lambda _name: Recording(act)) as courier:
         courier.until(lambda: courier.replaced)
         outcomes = {"a": "accepted", "b": "failed", "d": "refused"}
         assert {one.delivery_id: one.outcome for one in owner.results} == outcomes
-        assert owner.results[-1].error == "no result after 0.3 s: given up"
+        assert owner.results[-1].error == "no result after 1.1 s: given up"
         over.set()
         courier.to_end()
     assert owner.left == {"d": "dead"}
@@ -151,7 +151,7 @@ def test_what_hung_and_arrives_after_all_is_not_sent_again(owner: Owner) -> None
         time.sleep(0.0 if message.delivery_id == "late" else 0.5)  # within the time for what is under way
         return Receipt()
 
-    given = Orders(orders("slow").sinks | orders("other", timeout="60s").sinks)
+    given = Orders(orders("slow", timeout="200ms").sinks | orders("other").sinks)
     with CourierHere(owner, given, lambda _name: Recording(act)) as courier:
         courier.until(lambda: owner.results)
         assert [(one.delivery_id, one.outcome) for one in owner.results] == [("late", "failed")]
@@ -163,7 +163,7 @@ def test_what_hung_and_arrives_after_all_is_not_sent_again(owner: Owner) -> None
 def test_a_command_that_runs_is_waited_for_where_another_sink_hangs(owner: Owner) -> None:
     over, hung = threading.Event(), threading.Event()
     sinks = {"runs": Recording(waiting(over)), "hangs": Recording(waiting(hung)), "other": Recording()}
-    given = Orders(orders("hangs", "other").sinks | {"runs": COMMAND})
+    given = Orders(orders("hangs", timeout="200ms").sinks | orders("other").sinks | {"runs": COMMAND})
     owner.add("x", sink="hangs")
     owner.add("y", sink="runs", once=True)
     with CourierHere(owner, given, lambda name: sinks[name]) as courier:
@@ -222,12 +222,12 @@ def test_one_that_leaves_has_two_seconds_for_what_is_under_way_but_for_a_command
     owner: Owner, *, runs_once: bool
 ) -> None:
     begun, over = threading.Event(), threading.Event()
-    given = Orders({"chat": COMMAND}) if runs_once else orders(timeout="60s")
+    given = Orders({"chat": COMMAND}) if runs_once else orders()
     owner.add("a", once=runs_once)
     with CourierHere(owner, given, lambda _name: Recording(waiting(over, begun))) as courier:
         courier.until(begun.is_set)
-        courier.supervisor.reconfigure(given)
         left = time.monotonic()
+        courier.supervisor.reconfigure(given)
         owner.add("b")  # it is given nothing more
         if runs_once:
             courier.until(lambda: time.monotonic() > left + 2.5)
