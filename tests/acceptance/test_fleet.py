@@ -62,7 +62,7 @@ def blobs(tmp_path: Path) -> Iterator[Azurite]:
 def shared(directory: Path, hub: Hub, hook: HttpPeer, blobs: Azurite, **fleet: Any) -> Path:
     """A configuration for several instances, which look for partitions each second."""
     checkpoints = {"connection_string": blobs.connection_string, "container": "notbefore"}
-    quick = {"rebalance": "1s", "takeover": "5s"}
+    quick = {"rebalance": "1s", "takeover": "60s"}
     return configured(directory, hub, hook.url, checkpoints=checkpoints, **quick, **fleet)
 
 

@@ -156,7 +156,7 @@ def test_places_that_are_silent_are_no_thread_that_hangs(
         while len(searched) < 4:
             overdue.append(watcher.overdue)
             time.sleep(0.02)
-        assert max(overdue) < 2  # by what the slowest place took, not by all of them
+        assert max(overdue) < 3  # by what the slowest place took, not by all of them
     assert "is IMDS at http://a (lease)? timeout" in caplog.messages
 
 
