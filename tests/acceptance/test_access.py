@@ -45,8 +45,8 @@ def agent(place: Path) -> Iterator[RunningAgent]:
     with Simulator() as imds, RunningAgent(imds.endpoint, *words).at_once() as running:
         imds.set_document(body(item(NotBefore=FUTURE)))
         listen = f"server: {{web_config_file: web.yml, listen: '127.0.0.1:{running.port}'}}\n"
+        running.reported("announced")  # it has read its own by then
         (place / "agent.yml").write_text(listen, encoding="utf-8")  # so that the commands find it
-        running.reported("announced")
         yield running
 
 
