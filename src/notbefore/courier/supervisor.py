@@ -184,7 +184,8 @@ class Supervisor:
     def _greet(self, courier: CourierProcess, hello: Hello) -> bool:
         """Return whether the courier is of this version and works. If another version works, the agent is to end."""
         if hello == Hello(__version__, SCHEMA_VERSION):
-            courier.works, self.replaced, self.trouble = True, False, ""
+            # if it leaves, the package was perhaps replaced again while it started: the next one tells
+            courier.works, self.replaced, self.trouble = True, self.replaced and courier.leaves, ""
             return True
         self._reap(courier)
         problem = hello.problem
