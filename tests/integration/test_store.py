@@ -1,12 +1,13 @@
 """The store: memory, and the file that follows it, whatever becomes of its disk."""
 
 import errno
+import os
 import shutil
 import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
@@ -141,14 +142,15 @@ def test_a_file_that_is_not_ours_any_more_is_written_anew(tmp_path: Path, how: s
         assert stored(3).record in store.history(None, 10)[0]
 
 
-def test_a_file_that_is_deleted_while_nothing_happens_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: os.truncate(path, 0), lambda path: path.write_bytes(b"?")])
+def test_a_file_that_is_changed_while_nothing_happens_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Callable[[Path], object]
 ) -> None:
     monkeypatch.setattr("notbefore.store.disk.LOOK_INTERVAL", 0.05)
     with store_in(tmp_path) as store:
         write(store)
-        (tmp_path / FILE_NAME).unlink()
-        eventually((tmp_path / FILE_NAME).exists)
+        harm(store.path)
+        eventually(lambda: store.disk.degraded)
         settle(store)
     with store_in(tmp_path) as store:
         assert store.state == ME

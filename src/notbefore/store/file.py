@@ -141,13 +141,10 @@ class StateFile:
         changed = [(*key, msgspec.msgpack.encode(row)) for key, row in rows.items() if self._rows.get(key) is not row]
         with self._damage_noticed():
             db = self._open()
-            self.check()
             db.execute("BEGIN IMMEDIATE")
-            version = db.execute("PRAGMA data_version").fetchone()[0]  # its own writes do not change it
+            version = self.check()
             if self._version is None:
                 db.execute("DELETE FROM rows")
-            elif version != self._version:
-                raise FileReplacedError(f"{self.path} was overwritten")
             db.executemany("DELETE FROM rows WHERE kind = ? AND key = ?", self._rows.keys() - rows.keys())
             db.executemany("REPLACE INTO rows VALUES (?, ?, ?)", changed)
             if news:
@@ -191,10 +188,20 @@ class StateFile:
                 found.append(record)
         return found, False
 
-    def check(self) -> None:
-        """Raise ``FileReplacedError`` if there is no file at the path, or another one than the open file."""
-        if self._db is not None and inode_of(self.path) != self._inode:
+    def check(self) -> int | None:
+        """Return SQLite's ``data_version``; ``None`` if the file is not open.
+
+        Raises ``FileReplacedError`` if the file at the path is not the open one, or was overwritten or damaged.
+        """
+        if self._db is None:
+            return None
+        if inode_of(self.path) != self._inode:
             raise FileReplacedError(f"{self.path} was deleted or replaced")
+        with self._damage_noticed():
+            version: int = self._db.execute("PRAGMA data_version").fetchone()[0]  # its own writes do not change it
+        if self._version not in (None, version):
+            raise FileReplacedError(f"{self.path} was overwritten")
+        return version
 
     def forget(self) -> None:
         """Close the file after a failure, and roll back; the next ``write`` opens it again, and writes everything."""
