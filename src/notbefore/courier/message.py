@@ -1,6 +1,5 @@
 """``Sink``: the base class of all sinks. It gets a ``Message``, and returns a ``Receipt``."""
 
-import hashlib
 from datetime import datetime
 from typing import Final
 
@@ -12,7 +11,7 @@ from notbefore.core.document import STARTED
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.record import Heartbeat, Record, view
 from notbefore.core.routing import Severity
-from notbefore.core.text import escaped
+from notbefore.core.text import escaped, sha256
 from notbefore.errors import SendError
 
 MAX_KEY: Final = 255  # characters of an alert's key: PagerDuty's limit; others accept as many or more
@@ -49,7 +48,7 @@ class Message(Struct, frozen=True):
     def alert_key(self) -> str:
         """The key of the event's alert at the receiver; the same from every VM."""
         key = f"notbefore/{escaped(self.event_key)}"
-        return key if len(key) <= MAX_KEY else f"notbefore/{hashlib.sha256(key.encode()).hexdigest()}"
+        return key if len(key) <= MAX_KEY else f"notbefore/{sha256(key.encode())}"
 
     @property
     def shared(self) -> "Message":

@@ -22,7 +22,7 @@ from notbefore.store.lock import OwnerLock
 START_PATIENCE: Final = 12.0  # seconds to read the file at the start; without it, every listed event would be new
 SLOW: Final = 1.0  # seconds; the disk counts as sick if a transaction takes as long
 RETRY_INTERVAL: Final = 1.0  # seconds between attempts to write to a sick disk
-LOOK_INTERVAL: Final = 10.0  # seconds between checks that the file still exists
+LOOK_INTERVAL: Final = 10.0  # seconds between checks that the file is still ours
 CLOSE_PATIENCE: Final = 1.5  # seconds to close the file
 
 log = logging.getLogger("notbefore.store")
@@ -167,7 +167,7 @@ class DiskThread:
         return self._trouble is None and self._step > self._written_step
 
     def _write_or_look(self) -> None:
-        """Write what is behind, or try to; if nothing is, check that the file still exists."""
+        """Write what is behind, or try to; if nothing is, check that the file is still ours."""
         begun = time.monotonic()
         if self._trouble is None and not self._is_behind():
             self._next = begun + LOOK_INTERVAL
