@@ -5,7 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -34,20 +34,31 @@ class Prepared(HttpPeer):
         needs("curl")
         super().__init__()
         self.vms = set[str]()
+        self.script = directory / "all-prepared"
         self.config = self._install(directory)
+
+    def __exit__(self, *error: object) -> None:
+        """End the scripts: they outlive their agent, and would ask whoever has this port next."""
+        self.vms.update(VMS)
+        eventually(lambda: not any(map(self._runs, Path("/proc").glob("[0-9]*"))))
+        super().__exit__(*error)
+
+    def _runs(self, process: Path) -> bool:
+        with suppress(OSError):  # it has just ended
+            return str(self.script).encode() in (process / "cmdline").read_bytes()
+        return False
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:  # noqa: ARG002 - whatever it was to say
         super().answer(handler, Say(200 if handler.path.split("/")[1] in self.vms else 404))
 
     def _install(self, directory: Path) -> Path:
-        script = directory / "all-prepared"
         text = SCRIPT.replace("http://$vm:8080/", f"{self.url}/$vm/")
         here = f"{sys.executable} -m notbefore approve --state-dir {directory}/$NOTBEFORE_VM"
-        script.write_text(text.replace("notbefore approve", here), "utf-8")
-        script.chmod(0o755)
+        self.script.write_text(text.replace("notbefore approve", here), "utf-8")
+        self.script.chmod(0o755)
         (settings,) = re.findall(r"```yaml\n(.*?)```", RECIPE, re.DOTALL)
         values = yaml.safe_load(settings)
-        values["sinks"]["prepared"]["command"]["command"] = [str(script)]
+        values["sinks"]["prepared"]["command"]["command"] = [str(self.script)]
         config = directory / "notbefore.yml"
         config.write_text(json.dumps(values), encoding="utf-8")
         return config
