@@ -21,6 +21,7 @@ class Request(NamedTuple):
     headers: dict[str, str]
     body: bytes
     client: tuple[str, int] = ("", 0)  # the address of the connection
+    status: int = 200  # of the answer, if it is given one
 
 
 class Say(NamedTuple):
@@ -49,12 +50,12 @@ class HttpPeer:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
                 headers = {k.lower(): v for k, v in self.headers.items()}
-                peer.requests.append(Request(self.path, headers, body, self.client_address))
                 say = peer.answers.popleft() if peer.answers else peer.default
                 if say == Say() and self.path.endswith("/api/v2/alerts"):
                     say = Say(body=b"")  # what Alertmanager answers
                 if say == Say() and self.path.endswith("/v2/enqueue"):
                     say = Say(202, body=b'{"status": "success"}')  # what PagerDuty answers
+                peer.requests.append(Request(self.path, headers, body, self.client_address, say.status))
                 peer.answer(self, say)
 
             do_GET = do_HEAD = do_POST  # noqa: N815 - names of the library
