@@ -181,7 +181,7 @@ def test_a_row_that_cannot_be_read_costs_that_row(tmp_path: Path) -> None:
         db.execute("UPDATE rows SET body = x'ff' WHERE key = ?", (first.delivery_id,))
     for found in (1, 0):
         with store_in(tmp_path) as store:
-            assert (events(store), store.disk.file.unreadable_rows) == (["e2"], found)
+            assert (events(store), store.disk.file.damaged) == (["e2"], found)
             assert store.state == ME
             settle(store)
 

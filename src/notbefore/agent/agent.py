@@ -105,7 +105,7 @@ class Agent:
             courier=self._supervisor.figures,
             config=self._config_figures,
             store_degraded=self._store.disk.degraded is not None,
-            store_damaged=self._store.disk.file.damaged + self._store.disk.file.unreadable_rows,
+            store_damaged=self._store.disk.file.damaged,
             otlp_exports=self._exports.copy(),
             unforeseen=self._errors.count,
             restart_needed=self._supervisor.replaced and bool(self._supervisor.trouble),

@@ -117,10 +117,8 @@ class Outbox:
         key, over = change.event.key, change.kind in OUTCOMES or change.no_longer_affected
         if change.kind in OUTCOMES:
             self._withdraw(key, now, lambda row: row.expires_with_event, over=True)
-        elif change.no_longer_affected:
-            self.no_longer_affected([key], now)
-        elif change.kind == "started" or change.not_before_changed:  # ``made`` contains the new reminders
-            self._withdraw(key, now, lambda row: row.is_reminder)
+        elif over or change.kind == "started" or change.not_before_changed:  # ``made`` contains the new reminders
+            self._withdraw(key, now, lambda row: row.is_reminder, over=over)
         made = [replace(one, final=over) for one in made]
         ends = [end for one in made for end in _followers(self.rows, one, self.terms or {})] if over else []
         self.put([*made, *ends], now, wall)

@@ -36,13 +36,12 @@ class CourierProcess:
 
     def __init__(self, frame: bytes, variables: Mapping[str, str], lock: int | None = None) -> None:
         ours, theirs = socket.socketpair()
-        try:
-            self._process = _started(theirs, variables, lock)
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        with theirs:
+            try:
+                self._process = _started(theirs, variables, lock)
+            except OSError:
+                ours.close()
+                raise
         self.pid: Final = self._process.pid
         self.channel = Channel(ours)
         self.works = False  # its hello was good

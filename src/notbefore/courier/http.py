@@ -35,15 +35,14 @@ BY_HAND: Final = frozenset({401, 403, 404})  # a wrong token or address: try aga
 PASSING: Final = BY_HAND | {408, 409, 421, 423, 425, 429}  # the 4xx after which to try again
 INTERIM: Final = range(102, 200)  # such as 103 (Early Hints); Python skips 100 itself, and 101 is never requested
 NAT64: Final = ipaddress.ip_network("64:ff9b::/96")  # the last 32 bits are the IPv4 address that is reached
-_NOT_PUBLIC: Final = (
-    "168.63.129.16/32",  # Azure's host agent: as private as IMDS
-    "192.0.0.0/24",  # IETF protocol assignments; one of them is another cloud's IMDS
-    "::/96",  # IPv4-compatible IPv6 addresses, deprecated
-    "64:ff9b:1::/48",  # NAT64 with a local prefix
-    "2002::/16",  # 6to4, which contains an IPv4 address
-    "fec0::/10",  # site-local, deprecated
+NOT_PUBLIC: Final = (
+    ipaddress.ip_network("168.63.129.16/32"),  # Azure's host agent: as private as IMDS
+    ipaddress.ip_network("192.0.0.0/24"),  # IETF protocol assignments; one of them is another cloud's IMDS
+    ipaddress.ip_network("::/96"),  # IPv4-compatible IPv6 addresses, deprecated
+    ipaddress.ip_network("64:ff9b:1::/48"),  # NAT64 with a local prefix
+    ipaddress.ip_network("2002::/16"),  # 6to4, which contains an IPv4 address
+    ipaddress.ip_network("fec0::/10"),  # site-local, deprecated
 )
-NOT_PUBLIC: Final = tuple(map(ipaddress.ip_network, _NOT_PUBLIC))
 
 
 def error_of_status(status: int, cause: str, retry_after: float | None = None) -> SendError | None:

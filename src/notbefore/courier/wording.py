@@ -21,6 +21,7 @@ from notbefore.courier.message import Message
 from notbefore.courier.phrases import KINDS, TYPES, UNKNOWN_TYPE
 
 MAX_NAMES: Final = 20  # VMs that are listed by name
+Facts = Iterator[tuple[str, str]]  # name and value
 _MARKS: Final = {"updated": " (changed)", "reminder": " (reminder)"}
 
 
@@ -159,9 +160,6 @@ def _silence(message: Message) -> tuple[str, str, str]:
 
 
 # ---- the facts: those without a value are left out
-
-
-Facts = Iterator[tuple[str, str]]
 
 
 def _facts(message: Message) -> Facts:

@@ -104,13 +104,21 @@ class Content(NamedTuple):
     clock: FileClock = FileClock()
 
 
+_TYPES: Final[dict[str, Any]] = {  # by the kind of a row
+    "state": StoredState,
+    "delivery": Delivery,
+    "thread": str,
+    "ledger": Ledger,
+    "file": FileClock,
+}
+
+
 class StateFile:
     """For one thread at a time. After an error (``sqlite3.Error``, ``OSError``, ``StoreError``) call ``forget``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.damaged = 0  # how often it was damaged, and set aside
-        self.unreadable_rows = 0  # found at the start; each is logged, and dropped
+        self.damaged = 0  # damaged files that were set aside, and rows that were left out at the start
         self._db: sqlite3.Connection | None = None
         self._inode: Inode | None = None  # of the open file
         # SQLite's ``data_version``, which changes if another connection writes; None: the content is not known
@@ -127,8 +135,22 @@ class StateFile:
                 rows = self._open().execute(_ROWS).fetchall()
         except FileReplacedError:
             rows = _salvaged(self._aside("damaged"))
-        content, self.unreadable_rows = _read(rows)
-        return content
+        return self._read(rows)
+
+    def _read(self, rows: Iterable[tuple[str, str, bytes]]) -> Content:
+        """Decode rows; one that cannot be read is logged, counted as damaged and left out."""
+        found: dict[str, dict[str, Any]] = {kind: {} for kind in _TYPES}
+        for kind, key, body in rows:
+            try:
+                found[kind][key] = msgspec.msgpack.decode(body, type=_TYPES[kind])
+            except (ValueError, KeyError) as error:  # MsgspecError is a ValueError
+                log.warning("a row of the state file cannot be read (%s %s): %s", kind, key, error)
+                self.damaged += 1
+        clock = found["file"].get("", FileClock())
+        # the key of a thread is a sink and an event
+        threads = tuple((key.partition("\n")[::2], thread) for key, thread in found["thread"].items())
+        image = OutboxImage(clock.clock, tuple(found["delivery"].values()), threads, found["ledger"].get("", Ledger()))
+        return Content(found["state"].get("", StoredState()), image, clock)
 
     def write(self, content: Content, news: Sequence[StoredChange]) -> None:
         """Write all that differs from the file, and add ``news`` to the history, in one transaction.
@@ -230,8 +252,7 @@ class StateFile:
             kept.unlink(missing_ok=True)
             if there.exists():
                 there.replace(kept)
-        if self.damaged in (0, 1):  # log once: a bad disk may damage every new file
-            log.error("the state file is set aside: %s. It is kept as %s, and a new one is used", why, aside)
+        log.error("the state file is set aside: %s. It is kept as %s, and a new one is used", why, aside)
 
     def _aside(self, mark: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{mark}")
@@ -258,34 +279,6 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     if version == 0:
         db.executescript(_SCHEMA)
     db.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000:.0f}")
-
-
-# ---- reading
-
-_TYPES: Final[dict[str, Any]] = {
-    "state": StoredState,
-    "delivery": Delivery,
-    "thread": str,
-    "ledger": Ledger,
-    "file": FileClock,
-}
-
-
-def _read(rows: Iterable[tuple[str, str, bytes]]) -> tuple[Content, int]:
-    """Decode rows. One that cannot be read is logged and left out; also returns how many these are."""
-    found: dict[str, dict[str, Any]] = {kind: {} for kind in _TYPES}
-    unreadable = 0
-    for kind, key, body in rows:
-        try:
-            found[kind][key] = msgspec.msgpack.decode(body, type=_TYPES[kind])
-        except (ValueError, KeyError) as error:  # MsgspecError is a ValueError
-            log.warning("a row of the state file cannot be read (%s %s): %s", kind, key, error)
-            unreadable += 1
-    clock = found["file"].get("", FileClock())
-    # the key of a thread is a sink and an event
-    threads = tuple((key.partition("\n")[::2], thread) for key, thread in found["thread"].items())
-    image = OutboxImage(clock.clock, tuple(found["delivery"].values()), threads, found["ledger"].get("", Ledger()))
-    return Content(found["state"].get("", StoredState()), image, clock), unreadable
 
 
 def _salvaged(path: Path) -> list[tuple[str, str, bytes]]:
