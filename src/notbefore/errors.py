@@ -5,11 +5,11 @@ from typing import Literal, NamedTuple
 
 DocumentReason = Literal[
     "empty",  # no bytes at all
-    "too_large",  # more than MAX_BYTES, not even parsed
+    "too_large",  # more than ``core.document.MAX_BYTES``, not even parsed
     "not_json",  # not UTF-8 JSON
     "too_deep",  # nested too deeply to be parsed
     "wrong_shape",  # JSON, but not {"DocumentIncarnation": int, "Events": [...]}
-    "too_many_events",  # more than MAX_EVENTS
+    "too_many_events",  # more than ``core.document.MAX_EVENTS``
 ]
 
 ImdsReason = Literal[

@@ -17,7 +17,7 @@ from notbefore.metrics.totals import OutboxView
 from notbefore.simulator.server import Simulator
 from notbefore.web.app import CheckResult
 from notbefore.web.page.model import PageModel, TimelineEvent
-from notbefore.web.page.render import countdown, render
+from notbefore.web.page.render import render, timer
 from support.agent import RunningAgent, eventually
 from support.azure import ME, PEER, Story, at, body, item
 from support.browser import Heard, chromium
@@ -83,7 +83,7 @@ def pending(*names: str, **fields: object) -> bytes:
 
 
 def seconds(page: Page) -> int:
-    """What the countdown says."""
+    """What the timer says."""
     minutes, rest = page.locator("#pending [role=timer]").first.inner_text().split(":")
     return int(minutes) * 60 + int(rest)
 
@@ -121,7 +121,7 @@ def test_it_goes_on_counting_and_says_so_while_the_agent_is_silent(visit: Open, 
     expect(page.locator("#pending .unit")).to_have_text("past its NotBefore")
     assert "-" not in page.locator("#pending [role=timer]").inner_text()
     times = [0, 9.9, 61, 3723.5, 36_000, 90_000, 864_000, -0.5, -65, -3723]
-    assert page.evaluate("times => times.map(countdown)", times) == [countdown(time) for time in times]
+    assert page.evaluate("times => times.map(timer)", times) == [timer(time) for time in times]
 
 
 def test_whoever_points_at_a_time_sees_it_in_the_zone_of_the_browser(visit: Open) -> None:

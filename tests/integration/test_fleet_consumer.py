@@ -15,13 +15,13 @@ from azure.eventhub.amqp import AmqpAnnotatedMessage
 
 from notbefore.config.load import load
 from notbefore.fleet import consumer as consumer_module
-from notbefore.fleet.checkpoints import FileSnapshots, LostPartitionError
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.history import History
 from notbefore.fleet.keeper import HubClock, Parts
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.sdk import READ_IN
 from notbefore.fleet.snapshot import Position
+from notbefore.fleet.snapshot_store import FileSnapshots, LostPartitionError
 from notbefore.fleet.waves import Notification
 from support.agent import eventually
 from support.fleet_instance import configured, send

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from notbefore.fleet.checkpoints import FileSnapshots
 from notbefore.fleet.snapshot import Position
+from notbefore.fleet.snapshot_store import FileSnapshots
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="its access lists are another matter")
 

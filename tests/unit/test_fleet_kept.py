@@ -18,8 +18,7 @@ from notbefore.core.delivery import Routing, Terms
 from notbefore.core.outbox import SendResult
 from notbefore.core.record import json_line
 from notbefore.core.routing import Match, Route
-from notbefore.fleet import checkpoints, keeper
-from notbefore.fleet.checkpoints import FileSnapshots, Others
+from notbefore.fleet import keeper, snapshot_store
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.fleet_view import FleetView
 from notbefore.fleet.history import History, PastEvent, read_past
@@ -29,6 +28,7 @@ from notbefore.fleet.mutes import Mute, is_muted
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import MAX_WAITING
 from notbefore.fleet.snapshot import Position, compressed
+from notbefore.fleet.snapshot_store import FileSnapshots, Others
 from notbefore.metrics.totals import CourierFigures
 from support.agent import eventually
 from support.azure import T0
@@ -88,7 +88,7 @@ def test_who_takes_over_with_other_sinks_sends_what_waits_by_its_own_routes(tmp_
 
 
 def test_one_snapshot_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "EVERY", 0.0)
+    monkeypatch.setattr(snapshot_store, "EVERY", 0.0)
     log = Log()
     log.add(A, "announced")
     good: Any = compressed(log.fold.snapshot(0.0))

@@ -15,7 +15,7 @@ from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.metrics.totals import OutboxView
 from notbefore.web.app import CheckResult
 from notbefore.web.page.model import MAX_ENDED, PageModel, newest_ended
-from notbefore.web.page.render import Scale, countdown, render
+from notbefore.web.page.render import Scale, render, timer
 from support.azure import ID, ME, PEER, STARTED, Story, at, item
 
 HEAD = {"html", "head", "meta", "title", "link", "script", "body"}
@@ -190,7 +190,7 @@ def test_the_page_stays_small_whatever_is_listed() -> None:
 
 def test_a_countdown_is_written_as_a_clock() -> None:
     written = {0: "0:00", 9.9: "0:09", 61: "1:01", 3723: "1:02:03", 90_000: "1d 01:00:00", -0.5: "0:00", -65: "1:05"}
-    assert {seconds: countdown(seconds) for seconds in written} == written
+    assert {seconds: timer(seconds) for seconds in written} == written
 
 
 @given(st.floats(-4e6, 4e6), st.floats(-4e6, 4e6))

@@ -1,4 +1,4 @@
-"""The nine scenarios: their order, their timing, what cancels them, and that an agent can read them."""
+"""The scenarios: their order, their timing, what cancels them, and that an agent can read them."""
 
 import msgspec
 import pytest

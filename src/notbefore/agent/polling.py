@@ -14,9 +14,10 @@ from typing import Final
 from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.tracker import Poll, Tracker
 from notbefore.config.model import Config
+from notbefore.core.document import ENDPOINT
 from notbefore.core.duration import back_off
 from notbefore.errors import ImdsError
-from notbefore.imds.client import FIRST_TIMEOUT, TIMEOUT, USUAL, ImdsClient, events_path
+from notbefore.imds.client import FIRST_TIMEOUT, TIMEOUT, ImdsClient, events_path
 from notbefore.imds.identity import fetch_vm
 from notbefore.process.clock import Clock
 
@@ -41,7 +42,7 @@ class Polling:
         self._clock = clock
         self._errors = errors
         self.endpoint, self._api_version = config.imds.endpoint, config.imds.api_version
-        self._may_search = config.imds.discover and self.endpoint == USUAL
+        self._may_search = config.imds.discover and self.endpoint == ENDPOINT
         self.interval = config.imds.interval.seconds
         self._client = ImdsClient(self.endpoint)
         self._path = events_path(self._api_version)

@@ -45,8 +45,8 @@ def run(options: argparse.Namespace) -> int:
     check_extra("fleet")
     import asyncio  # only for this command
 
-    from notbefore.fleet.checkpoints import FAILURES  # only for this command, with Azure's SDK
     from notbefore.fleet.keeper import in_one_line  # as above
+    from notbefore.fleet.snapshot_store import FAILURES  # only for this command, with Azure's SDK
 
     try:
         left = asyncio.run(_changed(config.fleet, Path(config.state.dir), begun, options.end))

@@ -17,12 +17,11 @@ from notbefore.commands.options import add_json, print_json, table
 from notbefore.commands.owner import ask_owner
 from notbefore.core.change import WORDS
 from notbefore.core.duration import Duration, span
-from notbefore.core.record import Record
+from notbefore.core.record import HISTORY_RECORDS, Record
 from notbefore.core.text import rfc3339, some_of
 from notbefore.errors import ConfigError
 
 NEWEST: Final = 100  # changes that are shown
-MOST: Final = 10_000  # with `--since`: the most that an agent returns
 MAX_NAMES: Final = 3  # in a row; `--json` has all of them
 HEAD: Final = (
     *("TIME", "CHANGE", "OUTCOME", "TYPE", "SCOPE", "NOTICE", "SCHEDULED", "STARTED", "INTERRUPTION", "RESOURCES"),
@@ -45,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the changes, oldest first; return the exit code. Raises ``NotBeforeError``."""
     since = start_time(options.since, datetime.now(UTC)) if options.since else None
-    limit = MOST if since else NEWEST
+    limit = HISTORY_RECORDS if since else NEWEST
     changes: list[dict[str, Any]]
     if options.state_dir is None:
         path = f"/api/v1/history?limit={limit}" + (f"&since={quote(rfc3339(since))}" if since else "")

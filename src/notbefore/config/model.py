@@ -23,6 +23,7 @@ from notbefore.config.constraints import (
 from notbefore.config.sinks import EventHub, Messages, OtlpConnection, SinkConfig
 from notbefore.core.approval import Policy
 from notbefore.core.delivery import Routing
+from notbefore.core.document import ENDPOINT
 from notbefore.core.duration import Duration
 from notbefore.core.record import MAX_TAG_NAME, MAX_TAGS
 from notbefore.core.routing import Route
@@ -123,7 +124,7 @@ StateDir = Annotated[
         r"a path: in double quotes a backslash begins an escape: write C:\... in single quotes",
     ),
 ]
-SinkName = Annotated[str, matching(r"[A-Za-z0-9_-]{1,60}", "a name of letters, digits, - and _")]
+SinkName = Annotated[str, matching(r"[A-Za-z0-9_-]{1,60}", "a name of at most 60 letters, digits, - and _")]
 
 
 class _Section(Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,7 +134,7 @@ class _Section(Struct, frozen=True, forbid_unknown_fields=True):
 class Imds(_Section, frozen=True):
     """Where IMDS is, and how often it is polled."""
 
-    endpoint: Annotated[str, Constraint(_imds)] = "http://169.254.169.254"
+    endpoint: Annotated[str, Constraint(_imds)] = ENDPOINT
     discover: bool = True  # if the usual endpoint does not answer, look for another (DHCP option 245)
     api_version: ApiVersion = "2020-07-01"
     interval: PollInterval = Duration("1s")  # 100ms to 10s; Azure asks for one poll a second

@@ -15,6 +15,7 @@ from msgspec import Meta, Raw, Struct
 from notbefore.core.text import sha256
 from notbefore.errors import DocumentError
 
+ENDPOINT: Final = "http://169.254.169.254"  # of IMDS, unless the configuration or `imds.elsewhere` finds another one
 MAX_BYTES: Final = 1024 * 1024  # a document of 1,000 events is about 400 KB
 MAX_EVENTS: Final = 10_000
 MAX_ID: Final = 128  # characters; a GUID has 36

@@ -17,7 +17,7 @@ from notbefore.core.delivery import EXPIRING_KINDS, Delivery, DeliveryState, Lan
 from notbefore.core.routing import SEVERITIES
 
 ROW_BYTES: Final = 600  # of a delivery without its record and error text
-LATENCY_BOUNDS: Final = (0.1, 1.0, 5.0, 30.0, 300.0, 3_600.0)  # seconds from a change to its acceptance
+LATENCY_BOUNDS: Final = (0.1, 1.0, 5.0, 30.0, 300.0, 3_600.0)  # seconds; a stored ``Latency`` must fit them
 
 Latency = tuple[tuple[int, ...], float]  # counts by LATENCY_BOUNDS, one more beyond; the sum in seconds
 Urgency = tuple[bool, int, bool, float, int]  # the smallest is the most urgent

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from notbefore.core.change import BY_RULE, MISSING, OPERATOR, SILENT, WORDS, Change, Step
 from notbefore.core.text import escaped, rfc3339
 
+HISTORY_RECORDS: Final = 10_000  # that an agent keeps in its history; one answer has as many at most
 Value = str | int | float | bool | tuple[str, ...]
 Viewed = TypeVar("Viewed", bound=Struct)
 

@@ -3,5 +3,5 @@
 Data flow: ``consumer`` (the hub's partitions) -> ``hub_records`` (bytes to a report) -> ``partition`` and ``story``
 (many VMs' reports to one story) -> ``waves`` (groups of stories, and the times of their notifications) -> ``outbox``
 (the deliveries of all partitions) -> the courier. ``keeper`` decides when the snapshot of a partition is written,
-``snapshot`` defines its content, ``checkpoints`` and ``blob_snapshots`` store it.
+``snapshot`` defines its content, ``snapshot_store`` and ``blob_snapshots`` store it.
 """

@@ -15,8 +15,8 @@ from azure.core.exceptions import AzureError, ResourceExistsError, ResourceModif
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 
 from notbefore.config.model import Checkpoints
-from notbefore.fleet.checkpoints import LostPartitionError, Snapshots
 from notbefore.fleet.snapshot import Position
+from notbefore.fleet.snapshot_store import LostPartitionError, Snapshots
 
 STORE_SECONDS: Final = 15.0  # for one read, write or listing
 NO_OFFSET: Final = "-1"  # metadata may not be empty; the checkpoint is not used: its sequence number is -1

@@ -22,12 +22,12 @@ from azure.eventhub.aio import PartitionContext
 
 from notbefore.config.model import FleetConfig
 from notbefore.core.duration import back_off
-from notbefore.fleet.checkpoints import LostPartitionError, Others
 from notbefore.fleet.keeper import HubClock, Keeper, Parts
 from notbefore.fleet.mutes import NOTE, Mute, is_muted, read_mutes
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.sdk import forget_tags, make_consumer, record_of
 from notbefore.fleet.snapshot import Snapshot
+from notbefore.fleet.snapshot_store import LostPartitionError, Others
 from notbefore.fleet.waves import Notification
 
 BATCH: Final = 300  # the most records of one partition in a batch

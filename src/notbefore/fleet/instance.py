@@ -14,13 +14,13 @@ from notbefore.config.model import Config, FleetConfig
 from notbefore.courier.sinks.event_hub import make_credential
 from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.errors import ConfigError, StoreError
-from notbefore.fleet.checkpoints import FileSnapshots, Snapshots
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.fleet_view import FleetView
 from notbefore.fleet.history import History
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.keeper import HubClock, Parts
 from notbefore.fleet.outbox import FleetOutbox
+from notbefore.fleet.snapshot_store import FileSnapshots, Snapshots
 from notbefore.process.main_thread import MainThread, exit_at_once
 from notbefore.process.stdout import StdoutWriter
 from notbefore.process.systemd import SystemdNotifier

@@ -17,13 +17,13 @@ from msgspec import Struct
 
 from notbefore.config.model import FleetConfig
 from notbefore.core.text import one_line
-from notbefore.fleet.checkpoints import FAILURES, STORE_ERRORS, LostPartitionError, Snapshots
 from notbefore.fleet.history import History
 from notbefore.fleet.hub_records import PartitionFigures
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Snapshot, compressed, read_snapshot
+from notbefore.fleet.snapshot_store import FAILURES, STORE_ERRORS, LostPartitionError, Snapshots
 from notbefore.fleet.waves import Grouping
 
 SOON: Final = 0.2  # seconds after something was notified or accepted

@@ -13,8 +13,8 @@ from azure.eventhub.amqp import AmqpMessageBodyType
 
 from notbefore.config.model import FleetConfig
 from notbefore.courier.sinks.event_hub import make_client
-from notbefore.fleet.checkpoints import Snapshots
 from notbefore.fleet.snapshot import Position
+from notbefore.fleet.snapshot_store import Snapshots
 
 READ_IN: Final = "5.15.1"  # the version of azure-eventhub in which the private attributes were read
 

@@ -15,16 +15,16 @@ from urllib.parse import urlsplit
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from msgspec import Struct
 
+from notbefore.core.document import MAX_BYTES
 from notbefore.errors import ConfigError, ImdsError, ImdsReason
 
-USUAL: Final = "http://169.254.169.254"
 FIRST_TIMEOUT: Final = 120.0  # seconds: the first request enables the feature, which may take two minutes
 CONNECT_TIMEOUT: Final = 10.0  # seconds; only the answer may take longer
 TIMEOUT: Final = 10.0  # seconds; answers slower than 1 s occur in normal operation
 TOLERANCE: Final = 0.2  # seconds by which a deadline may be missed
 MINIMUM: Final = 0.001  # seconds; a timeout of 0 would make the socket non-blocking
 CHUNK: Final = 16 * 1024  # bytes read at a time; an answer with ten events has 4 KiB
-MAX_ANSWER: Final = 2 * 1024 * 1024  # bytes of an answer, with header and framing; a document has at most 1 MiB
+MAX_ANSWER: Final = 2 * MAX_BYTES  # of an answer, with header and framing
 MAX_DATE: Final = 64  # characters; RFC 9110 has 29
 _VISIBLE: Final = re.compile(r"[!-~]+")  # ASCII without blanks: safe in a request as it is
 _FIELDS: Final = frozenset(  # the header fields that are read

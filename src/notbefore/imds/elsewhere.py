@@ -12,9 +12,9 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
-from notbefore.core.document import parse
+from notbefore.core.document import ENDPOINT, parse
 from notbefore.errors import ConfigError, DocumentError, ImdsError
-from notbefore.imds.client import USUAL, ImdsClient, events_path
+from notbefore.imds.client import ImdsClient, events_path
 
 VARIABLE: Final = "SCHEDULEDEVENTSIP"  # the name in Microsoft's sample
 PROBE_TIMEOUT: Final = 10.0  # seconds
@@ -31,7 +31,7 @@ _OPTION: Final = re.compile(
 
 def candidates(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Iterator[tuple[str, str]]:
     """Yield the endpoints where IMDS may be, as (place, endpoint), in the order to try them."""
-    yield "the usual address", USUAL
+    yield "the usual address", ENDPOINT
     if address := environment.get(VARIABLE, ""):
         yield VARIABLE, address if "://" in address else f"http://{address}"
     for pattern in LEASES:

@@ -20,7 +20,7 @@ from notbefore.core.change import Change
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery
 from notbefore.core.outbox_rows import Ledger, OutboxImage
-from notbefore.core.record import Vm
+from notbefore.core.record import HISTORY_RECORDS, Vm
 from notbefore.core.tracked import Tracked
 from notbefore.errors import StoreError
 from notbefore.metrics.totals import Totals
@@ -30,7 +30,6 @@ from notbefore.store.lock import Inode, inode_of, prepare_file
 FILE_NAME: Final = "notbefore.db"
 BUSY_SECONDS: Final = 0.5  # to wait for a transaction of another process, such as a backup
 OPENING_SECONDS: Final = 10.0  # the same while the file is opened: at the start, only the file has the state
-HISTORY_ROWS: Final = 10_000
 HISTORY_BYTES: Final = 64 * 1024 * 1024  # of its records; the oldest are deleted
 _SCHEMA: Final = f"""
 BEGIN IMMEDIATE;
@@ -191,7 +190,7 @@ class StateFile:
     def _add_history(self, db: sqlite3.Connection, changes: Sequence[StoredChange]) -> None:
         records = [(one.change.id, one.change.time.timestamp(), one.record) for one in changes]
         db.executemany("INSERT OR IGNORE INTO history (change_id, time, record) VALUES (?, ?, ?)", records)
-        db.execute("DELETE FROM history WHERE seq <= (SELECT max(seq) FROM history) - ?", (HISTORY_ROWS,))
+        db.execute("DELETE FROM history WHERE seq <= (SELECT max(seq) FROM history) - ?", (HISTORY_RECORDS,))
         if db.execute("SELECT sum(length(record)) FROM history").fetchone()[0] > HISTORY_BYTES:
             db.execute(_TOO_MANY_BYTES, (HISTORY_BYTES,))
 

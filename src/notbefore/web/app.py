@@ -15,13 +15,13 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.core.document import EVENT_TYPES
+from notbefore.core.record import HISTORY_RECORDS
 from notbefore.core.tracked import PendingView
 from notbefore.metrics.families import Part
 
 if TYPE_CHECKING:  # imported at the first scrape
     from notbefore.web.exposition import MetricsText
 
-MAX_LIMIT: Final = 10_000
 DEFAULT_LIMIT: Final = 100
 JSON: Final = "application/json; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"
@@ -188,9 +188,10 @@ def history_query(environ: Environ) -> tuple[datetime | None, int]:
     """The start and the most changes that a query for the history gives."""
     query = query_of(environ, "limit", "since")
     limit = query.get("limit", [str(DEFAULT_LIMIT)])[-1]
-    if not (limit.isascii() and limit.isdigit() and len(limit) <= len(str(MAX_LIMIT)) and 1 <= int(limit) <= MAX_LIMIT):
-        raise _BadRequestError(f"limit: expected a number from 1 to {MAX_LIMIT}, got {limit[:40]!r}")
-    return since_of(query), int(limit)
+    number = int(limit) if limit.isascii() and limit.isdigit() and len(limit) <= len(str(HISTORY_RECORDS)) else 0
+    if not 1 <= number <= HISTORY_RECORDS:
+        raise _BadRequestError(f"limit: expected a number from 1 to {HISTORY_RECORDS}, got {limit[:40]!r}")
+    return since_of(query), number
 
 
 def since_of(query: dict[str, list[str]]) -> datetime | None:

@@ -4,11 +4,11 @@ Each record is a separate request: the answer to a batch may tell that a part wa
 """
 
 import logging
-from importlib.metadata import version
 from typing import Any, Final
 
 from opentelemetry.sdk._logs import ReadableLogRecord
 
+from notbefore import __version__
 from notbefore.config.sinks import Messages, OtlpConnection
 from notbefore.core.record import is_of_resource
 from notbefore.courier.http import Http
@@ -49,7 +49,7 @@ class Sink(BaseSink):
         resource: dict[str, Any] = {name: value for name, value in values.items() if is_of_resource(name)}
         attributes = {name: value for name, value in values.items() if name not in {*resource, *OWN_FIELDS}}
         attributes |= {"notbefore.delivery.id": message.delivery_id, "notbefore.delivery.kind": message.kind}
-        resource["service.version"] = version("azure-notbefore")
+        resource["service.version"] = __version__
         if instance := values.get("host.id") or values.get("host.name"):
             resource["service.instance.id"] = instance
         made = resource_of(resource, self._own)

@@ -10,7 +10,7 @@ let fetched = Date.now(); // when the agent last answered
 let paused = false;
 let refreshing = false;
 
-function countdown(seconds) { // as countdown in render.py
+function timer(seconds) { // as timer in render.py
   const whole = Math.trunc(Math.abs(seconds)); // the text beside it says that the time has passed
   const two = (number) => String(number).padStart(2, "0");
   const days = Math.floor(whole / 86400), hours = Math.floor(whole / 3600) % 24;
@@ -26,7 +26,7 @@ function count() {
     const { until, since } = one.dataset;
     const left = until !== undefined ? until - now : now - since;
     if (left < 0 && until !== undefined) one.nextElementSibling.textContent = "past its NotBefore"; // as in pending.html
-    const text = countdown(left);
+    const text = timer(left);
     if (one.textContent !== text) one.textContent = text;
   }
 }
@@ -83,12 +83,12 @@ function removed(node) {
 
 function showSilence(silent) {
   const alert = document.getElementById("silence");
-  const text = silent ? "The " + document.body.dataset.who + " does not answer. This is its state at " + clock(fetched) + " UTC." : "";
+  const text = silent ? "The " + document.body.dataset.who + " does not answer. This is its state at " + timeOfDay(fetched) + " UTC." : "";
   if (alert.textContent !== text) alert.textContent = text;
   alert.hidden = !silent;
 }
 
-function clock(time) {
+function timeOfDay(time) {
   return new Date(time + ahead).toISOString().slice(11, 19);
 }
 
@@ -124,7 +124,7 @@ function setUp() {
   button.hidden = false;
   button.addEventListener("click", () => {
     paused = !paused;
-    button.textContent = paused ? "Paused at " + clock(Date.now()) + ": resume" : "Pause";
+    button.textContent = paused ? "Paused at " + timeOfDay(Date.now()) + ": resume" : "Pause";
     refresh();
   });
   document.addEventListener("visibilitychange", refresh);

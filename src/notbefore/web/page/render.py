@@ -48,7 +48,7 @@ def template(name: str, *directories: Path) -> Template:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    made.filters |= {"span": span, "countdown": countdown, "clock": clock, "utc": _utc}
+    made.filters |= {"span": span, "timer": timer, "time_of_day": time_of_day, "utc": _utc}
     return made.get_template(name)
 
 
@@ -57,7 +57,7 @@ def _visible(value: Any) -> Any:
     return escaped(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def countdown(seconds: float) -> str:
+def timer(seconds: float) -> str:
     """``9:05``, ``1:02:03``, ``6d 01:02:03``, without a sign. ``page.js`` has the same function."""
     days, rest = divmod(int(abs(seconds)), 86_400)
     hours, minutes, left = rest // 3600, rest // 60 % 60, rest % 60
@@ -66,7 +66,7 @@ def countdown(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
 
 
-def clock(time: datetime, now: datetime) -> str:
+def time_of_day(time: datetime, now: datetime) -> str:
     """A time in UTC, without the date if it is today."""
     utc = time.astimezone(UTC)
     return f"{utc:%H:%M:%S}" if utc.date() == now.astimezone(UTC).date() else f"{utc:%Y-%m-%d %H:%M:%S}"

@@ -14,9 +14,9 @@ from notbefore.config.model import Checkpoints
 from notbefore.config.secret import Secret
 from notbefore.fleet import blob_snapshots
 from notbefore.fleet.blob_snapshots import BlobSnapshots, make_blob_snapshots
-from notbefore.fleet.checkpoints import LostPartitionError
 from notbefore.fleet.keeper import in_words
 from notbefore.fleet.snapshot import Position
+from notbefore.fleet.snapshot_store import LostPartitionError
 from support.azurite import CONTAINER, Azurite
 
 WHOSE = ("fleet.example", "changes", "$default")

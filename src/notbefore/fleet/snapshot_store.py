@@ -24,7 +24,7 @@ EVERY: Final = 5.0  # seconds between two reads of the other instances' snapshot
 STORE_ERRORS: Final = (AzureError, OSError)
 FAILURES: Final = (*STORE_ERRORS, ValueError)  # ValueError: the content cannot be read
 
-log = logging.getLogger("notbefore.fleet.checkpoints")
+log = logging.getLogger("notbefore.fleet.snapshot_store")
 
 
 class LostPartitionError(Exception):
