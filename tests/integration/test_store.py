@@ -284,12 +284,21 @@ def test_after_a_reader_has_failed_everything_is_written_again(tmp_path: Path) -
         eventually(lambda: store.path.exists() and read_state(tmp_path, "vm"))
 
 
-def test_what_a_disk_that_hangs_has_not_begun_in_time_is_never_done(tmp_path: Path) -> None:
-    answers, done = threading.Event(), list[str]()
+def test_what_a_disk_that_hangs_has_not_begun_in_time_is_never_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, answers, done = threading.Event(), threading.Event(), list[str]()
     with store_in(tmp_path) as store:
         settle(store)
-        first = threading.Thread(target=lambda: store.disk.do(answers.wait, 20))
+        monkeypatch.setattr("notbefore.store.disk.SLOW", 1.0)
+
+        def hang() -> None:
+            begun.set()
+            answers.wait(20)
+
+        first = threading.Thread(target=lambda: store.disk.do(hang, 20))
         first.start()
+        assert begun.wait(20)
         with pytest.raises(TimeoutError, match="has not answered"):
             store.disk.do(lambda: done.append("behind what hangs"), 0.2)
         eventually(lambda: store.disk.hangs)
