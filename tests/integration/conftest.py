@@ -3,7 +3,17 @@
 import pytest
 import trustme
 
+from notbefore.store import disk, store
+from support.agent import PATIENCE
+
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
     return trustme.CA()
+
+
+@pytest.fixture(autouse=True)
+def _a_slow_disk_is_not_sick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A noisy machine's disk may need seconds: then nothing is written, which is what some tests are about."""
+    monkeypatch.setattr(disk, "SLOW", PATIENCE)
+    monkeypatch.setattr(store, "ANSWER_PATIENCE", PATIENCE)

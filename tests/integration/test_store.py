@@ -55,7 +55,7 @@ def delivery(event_key: str = "e", **fields: Any) -> Delivery:
 
 def write(store: Store, *changes: StoredChange, state: StoredState = ME) -> None:
     store.commit(state, changes)
-    assert store.disk.wait_written(20)
+    settle(store)
 
 
 def events(store: Store) -> list[str]:

@@ -191,14 +191,11 @@ def test_the_first_comparison_waits_ten_seconds_for_the_name_at_most(agents: Age
 
 
 def test_where_imds_never_names_the_vm_its_memory_is_its_own(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
-    agents.die()
     for boot in ("second", "third"):
-        agents.boot(boot, vm=None)
+        agents.restart(60, boot, vm=None)
         agents.sees(OTHERS)
         agents.waits(10, UNCHANGED)
         agents.sees(OTHERS, BEGUN)
-        agents.die()
-        agents.clock.go(60)
     assert [one["azure.scheduled_event.change"] for one in agents.said] == [
         "announced",
         "started",
