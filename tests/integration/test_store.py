@@ -281,7 +281,8 @@ def test_after_a_reader_has_failed_everything_is_written_again(tmp_path: Path) -
         with SickDisk(store):
             assert store.history(None, 9) == ([], False)
         store.path.unlink()
-        eventually(lambda: store.path.exists() and read_state(tmp_path, "vm"))
+        eventually(lambda: store.path.exists() and store.disk.degraded is None)
+        assert read_state(tmp_path, "vm")
 
 
 def test_what_a_disk_that_hangs_has_not_begun_in_time_is_never_done(
