@@ -76,8 +76,8 @@ class Agents:
         kinds = {sink: SinkConfig(slack=Slack(url=Secret("https://chat"))) for sink in sinks}
         self.config = self.now.config = Config(sinks=kinds, routes=(Route(sinks=sinks, **values),))
 
-    def sees(self, *items: Any, dated: bool = True) -> None:
-        self.clock.go(1)
+    def sees(self, *items: Any, dated: bool = True, after: float = 1.0) -> None:
+        self.clock.go(after)
         self._incarnation += 1
         self._last = body(*items, incarnation=self._incarnation)
         self.now.tracker.handle(Poll(0.0, 0.01, body=self._last, date=self.clock.date if dated else ""))
@@ -311,8 +311,8 @@ def test_a_freeze_is_measured_after_a_restart_with_an_unchanged_list(agents: Age
     agents.restart(0)
     agents.sees_again()
     assert agents.now.freeze_meter.running
-    agents.clock.go(30)  # a freeze, and in it the event starts
-    agents.sees_each([BEGUN], [])
+    agents.sees(BEGUN, after=31)  # a freeze in one step: between two of them the thread that measures may wake
+    agents.sees()
     assert agents.last("change", "interruption_seconds") == ("finished", pytest.approx(30.9))
 
 
