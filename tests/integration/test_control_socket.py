@@ -1,6 +1,5 @@
 """The agent's own socket: an order is carried out for somebody who waits for what comes of it."""
 
-import shutil
 import threading
 from pathlib import Path
 
@@ -82,7 +81,7 @@ def test_a_socket_whose_directory_is_deleted_is_made_again_once_that_is(
     control = ControlSocket(directory, lambda _request, _user: ControlReply(done=True), no_operation)
     control.start()
     eventually(lambda: listens(directory))
-    shutil.rmtree(directory)
+    directory.rename(tmp_path / "deleted")  # in one step: else the socket may be made again before its end
     eventually(lambda: not listens(directory))
     directory.mkdir()
     eventually(lambda: listens(directory))
