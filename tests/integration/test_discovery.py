@@ -18,7 +18,7 @@ from notbefore.imds import elsewhere
 from notbefore.imds.elsewhere import address_in, candidates, why_not
 from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
-from support.agent import eventually, free_port, polled
+from support.agent import PATIENCE, eventually, free_port, polled
 from support.raw_server import answer, serving
 from support.tracking import Tracking
 
@@ -130,6 +130,7 @@ def test_what_was_found_is_kept_until_it_is_silent_for_long(
 
 def test_who_is_only_late_is_not_looked_for_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elsewhere, "candidates", lambda: pytest.fail("it answers at the third poll"))
+    monkeypatch.setattr(polling, "FIRST_SILENCE", PATIENCE)  # two polls, and not the seconds in which nothing runs here
     with Simulator(vms=("late",)) as imds:
         usual_is(imds.endpoint, monkeypatch)
         imds.fault("status", times=2)
