@@ -47,10 +47,10 @@ def test_it_says_how_to_point_an_agent_at_each_of_several_vms() -> None:
 
 
 def test_each_fault_is_of_one_answer_and_an_event_can_be_canceled() -> None:
-    words = ("--fault", "status:599", "--fault", "status", "--scenario", "user-reboot", "--cancel", "--speed", "300")
+    words = ("--fault", "status:599", "--fault", "status", "--scenario", "user-reboot", "--cancel", "--speed", "75")
     with simulating(*words) as (_, address):
         assert [ask(address) for _ in range(2)] == [599, 500]  # the first has no name
-        assert [event["EventStatus"] for event in ask(address)["Events"]] == ["Scheduled"]
+        assert [event["EventStatus"] for event in ask(address)["Events"]] == ["Scheduled"]  # for six seconds
         eventually(lambda: not ask(address)["Events"])
 
 
