@@ -89,7 +89,8 @@ def test_a_snapshot_with_a_wrong_byte_is_put_aside_and_its_partition_is_read_aga
         eventually(lambda: len(written) == 2, patience=60)
     found = sorted(path for path in (tmp_path / "partitions").iterdir() if path.name.isdigit())
     (first, *_) = found
-    first.write_bytes(first.read_bytes()[:20] + b"\xff" + first.read_bytes()[21:])
+    body = first.read_bytes()
+    first.write_bytes(body[:20] + bytes([body[20] ^ 0xFF]) + body[21:])
     with consuming(tmp_path, hub, rebalance="1s") as (consumer, written):
         send(hub, [report(who, "started", who.name) for who in (A, vm("data_0", scale_set="data"))])
         eventually(lambda: len([one for one in written if b'.started"' in one]) == 2, patience=60)
