@@ -204,7 +204,7 @@ def test_the_sdk_keeps_nothing_of_the_records_that_were_read_by_the_attributes_o
 ) -> None:
     assert importlib.metadata.version("azure-eventhub") == READ_IN  # another one: see that the lines below still hold
     with consuming(tmp_path, hub) as (consumer, _):
-        eventually(lambda: consumer.connected, patience=60)
+        eventually(lambda: len(consumer.keeper.folds) == 2, patience=60)  # the SDK has opened the links of both
         assert consumer.client._address.hostname.startswith("127.0.0.1")
         send(hub, [report(A, "announced")] * 500)
         eventually(lambda: consumer.keeper.figures.records.total() == 500, patience=60)
