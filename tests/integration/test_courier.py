@@ -14,11 +14,12 @@ import pytest
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Command, SinkConfig, Slack, Webhook
 from notbefore.core.duration import Duration
-from notbefore.courier import worker
+from notbefore.courier import supervisor, worker
 from notbefore.courier.message import Message, Receipt, Sink
 from notbefore.courier.orders import Orders
 from notbefore.courier.sinks import make
 from notbefore.errors import ConfigError, SendError
+from support.agent import PATIENCE, eventually
 from support.owner import CourierHere, Owner
 from support.peers import HttpPeer, Say
 
@@ -141,14 +142,16 @@ def test_one_that_hangs_is_reported_and_what_waits_behind_it_is_due_again(owner:
     assert owner.left == {"d": "dead"}
 
 
-def test_what_hung_and_arrives_after_all_is_not_sent_again(owner: Owner) -> None:
+def test_what_hung_and_arrives_after_all_is_not_sent_again(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "LEAVE_SECONDS", PATIENCE)  # as long as something is under way
     owner.add("late", sink="slow")
     owner.add("other", sink="other")
     over = threading.Event()
 
     def act(message: Message) -> Receipt:
         over.wait(20)
-        time.sleep(0.0 if message.delivery_id == "late" else 0.5)  # within the time for what is under way
+        if message.delivery_id == "other":
+            eventually(lambda: len(owner.results) == 2)
         return Receipt()
 
     given = Orders(orders("slow", timeout="200ms").sinks | orders("other").sinks)

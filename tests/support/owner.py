@@ -19,6 +19,7 @@ from notbefore.courier.redact import Redactor
 from notbefore.courier.supervisor import Supervisor
 from notbefore.store import SCHEMA_VERSION
 from notbefore.store.store import StoredOutbox
+from support.agent import PATIENCE
 from support.box import delivery
 from support.messages import message
 
@@ -70,7 +71,7 @@ class Owner(StoredOutbox):
         return {row.delivery_id: row.state for row in self.rows}
 
 
-def serve(couriers: Sequence[Supervisor], reached: Callable[[], object], seconds: float = 30.0) -> None:
+def serve(couriers: Sequence[Supervisor], reached: Callable[[], object], seconds: float = PATIENCE) -> None:
     """Do what a main thread does for its courier, until this is so."""
     deadline = time.monotonic() + seconds
     while not reached():
@@ -125,8 +126,8 @@ class CourierHere:
         """A courier was, since a sink has hung."""
         return "hung" in self.supervisor.figures.starts
 
-    def until(self, reached: Callable[[], object], seconds: float = 20.0) -> None:
-        serve([self.supervisor], reached, seconds)
+    def until(self, reached: Callable[[], object]) -> None:
+        serve([self.supervisor], reached)
 
     def to_end(self) -> None:
         """Let it do what is due."""
