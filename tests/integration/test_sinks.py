@@ -4,7 +4,6 @@ import gc
 import hashlib
 import hmac
 import json
-import os
 import socket
 import sys
 import time
@@ -25,7 +24,7 @@ from notbefore.courier.message import Message
 from notbefore.courier.sinks.command import run
 from notbefore.errors import SendError
 from peers.pagerduty import ROUTING_KEY, PagerDuty
-from support.agent import eventually
+from support.agent import eventually, has_ended
 from support.azure import ID, ME, STARTED, T0, at
 from support.messages import message, recording, sent
 from support.peers import HttpPeer, Request, Say, black_hole
@@ -324,7 +323,7 @@ def test_a_command_and_its_children_end_with_their_time(tmp_path: Path) -> None:
         sent(SinkConfig(command=Command(command=command, timeout=Duration("2s"))))
     assert not raised.value.permanent
     pid = int(out.read_text(encoding="utf-8"))
-    eventually(lambda: _ended(pid))
+    eventually(lambda: has_ended(pid))
 
 
 @pytest.mark.parametrize(("code", "goes_on"), [(0, True), (75, False)])
@@ -336,7 +335,7 @@ def test_what_a_command_leaves_in_the_background_goes_on_if_it_was_content(
     with nullcontext() if goes_on else pytest.raises(SendError, match="exit code 75"):
         sent(SinkConfig(command=Command(command=("/bin/sh", "-c", script))))
     if not goes_on:
-        eventually(lambda: _ended(int(pid.read_text(encoding="utf-8"))))
+        eventually(lambda: has_ended(int(pid.read_text(encoding="utf-8"))))
     go.touch()
     if goes_on:
         eventually(out.exists)
@@ -348,14 +347,6 @@ def test_however_much_a_command_writes_it_fills_no_disk(tmp_path: Path, monkeypa
     with pytest.raises(SendError, match=r"exit code 4: x+the last word"):
         sent(python(script, timeout=Duration("60s")))
     assert list(tmp_path.iterdir()) == []
-
-
-def _ended(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").split()[2] == "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return True
 
 
 def test_a_command_that_is_not_there_is_refused_for_good() -> None:

@@ -115,6 +115,14 @@ def courier_of(pid: int) -> int:
     return eventually(couriers)[-1]
 
 
+def has_ended(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").split()[2] == "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return True
+
+
 def polled(imds: Simulator, times: int) -> None:
     """Wait until IMDS was asked so many times more: what was to come of the next answers has come."""
     asked = imds.requests
