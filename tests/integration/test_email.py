@@ -38,7 +38,7 @@ def recipients(peer: MailPeer) -> list[list[str]]:
 
 def keys(peer: MailPeer, **fields: Any) -> SinkConfig:
     settings: dict[str, Any] = {"to": ("ops@example.org",), "sender": "vm@example.org", "tls": "none", **fields}
-    return SinkConfig(email=Email(host="localhost", port=peer.port, timeout=Duration("5s"), **settings))
+    return SinkConfig(email=Email(host="localhost", port=peer.port, timeout=Duration("60s"), **settings))
 
 
 def test_the_mails_of_one_event_are_one_thread(peer: MailPeer) -> None:

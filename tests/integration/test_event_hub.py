@@ -38,7 +38,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 def config(hub: Hub, text: str = "", **fields: Any) -> SinkConfig:
     secret = Secret(text or hub.connection_string())
-    return SinkConfig(event_hub=EventHub(connection_string=secret, **{"timeout": Duration("8s"), **fields}))
+    return SinkConfig(event_hub=EventHub(connection_string=secret, **{"timeout": Duration("60s"), **fields}))
 
 
 def sent(settings: SinkConfig, *messages: Message) -> list[Receipt | SendError]:
@@ -103,7 +103,7 @@ REFUSALS = {
 def test_each_refusal_is_told_in_the_hub_s_own_words_and_may_pass(hub: Hub) -> None:
     for order, said in REFUSALS.items():
         hub.order(order)
-        error = failure(config(hub, timeout=Duration("3s" if said.endswith("time") else "8s")))
+        error = failure(config(hub, timeout=Duration("3s" if said.endswith("time") else "60s")))
         assert (said in str(error), error.permanent) == (True, False), order
         hub.order("calm")
 

@@ -213,7 +213,7 @@ def test_where_few_files_may_be_open_the_oldest_silent_connections_go() -> None:
 
 
 def test_a_request_that_does_not_end_is_ended(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_connection(server.address, timeout=5) as client:
+    with socket.create_connection(server.address, timeout=20) as client:
         client.send(b"x", socket.MSG_OOB)  # ended at once: each poll would return for it
         with pytest.raises(ConnectionResetError):
             client.recv(1)

@@ -40,7 +40,7 @@ from peers.otlp import (
     series,
     starts,
 )
-from support.agent import eventually
+from support.agent import PATIENCE, eventually
 from support.azure import PEER, STARTED, Story, at, item
 from support.messages import message, outcomes
 from support.peers import Say
@@ -90,7 +90,7 @@ def sender_to(connection: OtlpConnection, signal: Any) -> Sender:
 
 
 def to(url: str, **fields: Any) -> OtlpConnection:
-    return OtlpConnection(endpoint=url, timeout=Duration("5s"), **fields)
+    return OtlpConnection(endpoint=url, timeout=Duration("60s"), **fields)
 
 
 # ---- metrics
@@ -184,7 +184,7 @@ def test_the_last_state_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     with Receiver() as receiver:
         exporter = exporting(to(receiver.url), dict[tuple[str, str], int](), monkeypatch, interval="1h")
         eventually(lambda: len(receiver.metrics) == 1)
-        exporter.stop(5.0)
+        exporter.stop(PATIENCE)
         assert len(receiver.metrics) == 2
 
 
@@ -206,7 +206,7 @@ def test_certificates_are_read_anew_after_a_failure(
 
 def sink_to(url: str, **fields: Any) -> Sink:
     settings = OtlpConnection(
-        endpoint=url, timeout=Duration("5s"), resource={"deployment.environment.name": "test"}, **fields
+        endpoint=url, timeout=Duration("60s"), resource={"deployment.environment.name": "test"}, **fields
     )
     return Sink("it", settings, Messages())
 

@@ -32,7 +32,7 @@ from support.raw_server import raw, serving, tunnel
 
 
 def webhook(peer: HttpPeer, path: str = "/hook", **fields: Any) -> SinkConfig:
-    settings = {"allow_private": True, "timeout": Duration("5s"), **fields}
+    settings = {"allow_private": True, "timeout": Duration("60s"), **fields}
     return SinkConfig(webhook=Webhook(url=Secret(peer.url + path), **settings))
 
 
@@ -116,7 +116,7 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch: p
             socket, "getaddrinfo", lambda name, *rest, **more: found if "." in name else ask(name, *rest, **more)
         )
         url = Secret(f"http://many.example.org:{peer.port}/")
-        sent(SinkConfig(webhook=Webhook(url=url, allow_private=True, timeout=Duration("4s"))))
+        sent(SinkConfig(webhook=Webhook(url=url, allow_private=True, timeout=Duration("12s"))))
         assert peer.requests[0].headers["host"] == f"many.example.org:{peer.port}"
 
 
@@ -131,7 +131,7 @@ def test_passwords_of_a_netrc_stay_there(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_header_is_not_replaced_by_the_password_of_an_address() -> None:
     with HttpPeer() as peer:
-        http = Http(5.0)
+        http = Http(60.0)
         http.post(peer.url.replace("://", "://user:password@"), {"Authorization": "Bearer own"}).check()
         http.close()
         assert peer.requests[0].headers["authorization"] == "Bearer own"
@@ -183,7 +183,7 @@ def test_where_apprise_sends_nothing_nothing_is_delivered(monkeypatch: pytest.Mo
 
 
 def alertmanager(*urls: str, **fields: Any) -> SinkConfig:
-    return SinkConfig(alertmanager=Alertmanager(urls=urls, timeout=Duration("8s"), **fields))
+    return SinkConfig(alertmanager=Alertmanager(urls=urls, timeout=Duration("60s"), **fields))
 
 
 def alert_of(request: Request) -> dict[str, Any]:
