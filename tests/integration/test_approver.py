@@ -5,7 +5,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import timedelta
 from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,11 @@ from notbefore.core.approval import ApprovalAttempt, Policy, Rule, RuleMatch, co
 from notbefore.core.record import Vm
 from notbefore.errors import ImdsError
 from notbefore.imds.client import ImdsAnswer, ImdsClient
-from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
-from support.agent import eventually
+from support.agent import PATIENCE, eventually
 from support.azure import FUTURE, ID, ME, PEER, body, item
 from support.sick import SickDisk
-from support.tracking import Tracking
+from support.tracking import SteppedClock, Tracking
 
 FREEZES = RuleMatch(event_type=("Freeze",))
 ON = Policy(enabled=True, dry_run=False, rules=(Rule(FREEZES),))
@@ -37,25 +36,13 @@ def listed(**fields: Any) -> bytes:
     return body(item(**{"NotBefore": FUTURE, **fields}))
 
 
-class ShiftedClock(Clock):
-    """The real clocks, ``ahead`` by some seconds."""
-
-    ahead = 0.0
-
-    def now(self) -> datetime:
-        return super().now() + timedelta(seconds=self.ahead)
-
-    def boot_time(self) -> float:
-        return super().boot_time() + self.ahead
-
-
 class World:
     """A tracker that knows of one event, an IMDS that counts, and what happens when something is written down."""
 
     def __init__(self, imds: Simulator, directory: Path) -> None:
         self.imds, self.endpoint = imds, imds.endpoint
         self.after_write: Callable[[], None] = lambda: None  # right after the next thing is written down
-        self.clock = ShiftedClock()
+        self.clock = SteppedClock()
         self.agent = Tracking(directory, self.clock)
         self.agent.tracker.identify(Vm(name=ME))
         self.policy, self.allowed, self.api_version = ON, True, "2020-07-01"
@@ -79,7 +66,7 @@ class World:
         return self.reason
 
     def passes(self, seconds: float) -> None:
-        self.clock.ahead += seconds
+        self.clock.go(seconds)
 
     def wait(self, seconds: float, document: bytes | None = None) -> None:
         """So much later; IMDS has just answered."""
@@ -148,6 +135,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
             return written
 
         monkeypatch.setattr(AgentState, "commit", watched)
+        monkeypatch.setattr("notbefore.agent.approver.CONFIRM_TIMEOUT", PATIENCE)
         yield found
         found.agent.close()
 
@@ -383,7 +371,7 @@ def test_what_an_operator_approves_needs_no_rule_and_must_be_readable(world: Wor
 
 def test_an_operator_is_told_at_once_that_imds_does_not_answer(world: World) -> None:
     world.policy = msgspec.structs.replace(ON, rules=())
-    world.clock.ahead += 16
+    world.passes(16)
     assert "IMDS does not answer: nothing was sent" in world.by_hand().words
     world.sees(listed())
     world.imds.fault("start-status", 500, times=1)
