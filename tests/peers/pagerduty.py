@@ -6,6 +6,7 @@ Lengths and size are from the documentation of the API: a summary of 1,024 chara
 
 import http.server
 import json
+import threading
 from typing import Any, Final, NamedTuple
 
 import jsonschema
@@ -72,6 +73,7 @@ class PagerDuty(HttpPeer):
         self.steps: list[Step] = []
         self.wrong: list[str] = []
         self.open: set[str] = set()
+        self._one_at_a_time = threading.Lock()  # else two clients may both open an incident
         super().__init__()
         self.accepts = self.default = Say(202)  # `default` may be set to another answer
 
@@ -79,14 +81,15 @@ class PagerDuty(HttpPeer):
         if say is not self.accepts:
             super().answer(handler, say)
             return
-        reason = self._wrong(handler.path, self.requests[-1].body)
+        reason = self._wrong(handler.path, self.request.body)
         if reason:
             self.wrong.append(reason)
             said: dict[str, Any] = {"status": "invalid event", "message": "Event object is invalid", "errors": [reason]}
             super().answer(handler, Say(400, body=json.dumps(said).encode()))
             return
-        event = json.loads(self.requests[-1].body)
-        self.steps.append(step := self._step(event))
+        event = json.loads(self.request.body)
+        with self._one_at_a_time:
+            self.steps.append(step := self._step(event))
         said = {"status": "success", "message": "Event processed", "dedup_key": step.dedup_key}
         super().answer(handler, Say(202, (("Content-Type", "application/json"),), json.dumps(said).encode()))
 

@@ -41,6 +41,7 @@ class HttpPeer:
         self.answers: deque[Say] = deque()
         self.default = Say()
         self.over = threading.Event()
+        self._connection = threading.local()
         self.read_whole = False  # whether a client has read an answer with its body to the end
         peer = self
 
@@ -55,7 +56,9 @@ class HttpPeer:
                     say = Say(body=b"")  # what Alertmanager answers
                 if say == Say() and self.path.endswith("/v2/enqueue"):
                     say = Say(202, body=b'{"status": "success"}')  # what PagerDuty answers
-                peer.requests.append(Request(self.path, headers, body, self.client_address, say.status))
+                request = Request(self.path, headers, body, self.client_address, say.status)
+                peer.requests.append(request)
+                peer._connection.request = request
                 peer.answer(self, say)
 
             do_GET = do_HEAD = do_POST  # noqa: N815 - names of the library
@@ -82,6 +85,12 @@ class HttpPeer:
             self.scheme = "https"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
+
+    @property
+    def request(self) -> Request:
+        """What ``answer`` answers: of several clients, the last one of ``requests`` may be another's."""
+        found: Request = self._connection.request
+        return found
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:
         self.over.wait(60.0 if say.how == "hang" else 0.0)
