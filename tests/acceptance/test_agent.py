@@ -86,6 +86,7 @@ def test_the_interruption_of_a_freeze_is_measured(imds: Simulator, tmp_path: Pat
     with RunningAgent(imds.endpoint, tmp_path) as agent:
         imds.set_document(started())
         agent.reported("announced", "started")
+        polled(imds, 2)  # it measures from the end of the poll that reported the start
         agent.process.send_signal(signal.SIGSTOP)
         time.sleep(3)  # this is the freeze itself
         agent.process.send_signal(signal.SIGCONT)

@@ -105,6 +105,8 @@ def _play(simulator: Simulator, agents: list[RunningAgent], stopped: RunningAgen
     _told(agents, "announced")
     simulator.set_document(body(item(EventStatus="Started", NotBefore="")))
     _told(agents, "started")
+    polls = agents[0].metric_sum("notbefore_polls_total")
+    eventually(lambda: agents[0].metric_sum("notbefore_polls_total") > polls)  # it measures from the next one on
     agents[0].process.send_signal(signal.SIGSTOP)
     time.sleep(1.0)  # this is the interruption
     agents[0].process.send_signal(signal.SIGCONT)
