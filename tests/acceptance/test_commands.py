@@ -19,10 +19,11 @@ from support.azure import FUTURE, ID, body, item
 @pytest.fixture(scope="module")
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     state = tmp_path_factory.mktemp("state")
-    with Simulator() as imds, RunningAgent(imds.endpoint, state) as running:
+    with Simulator() as imds:
         imds.set_document(body(item(NotBefore=FUTURE, Resources=["WestNO_0", "\u017eaba"]), incarnation=2))
-        running.reported("announced")
-        yield running
+        with RunningAgent(imds.endpoint, state, interval="10s") as running:  # three of them late are a silence
+            running.reported("announced")
+            yield running
 
 
 def url(agent: RunningAgent) -> str:

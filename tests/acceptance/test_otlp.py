@@ -8,7 +8,7 @@ import yaml
 
 from notbefore.simulator.server import Simulator
 from peers.otlp import Receiver, attributes, metrics_of, series
-from support.agent import RunningAgent, eventually, get, polled
+from support.agent import RunningAgent, eventually, polled
 from support.azure import FUTURE, ID, ME, body, item
 from support.peers import Say
 
@@ -29,7 +29,7 @@ def test_a_receiver_that_hangs_holds_neither_the_beat_nor_the_end(imds: Simulato
         with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
             eventually(lambda: receiver.requests)
             polled(imds, 10)
-            assert get(agent.port, "/readyz")[0] == 200
+            agent.ready()
             assert agent.stop() == 0  # it waits 20 s; the export would wait for five minutes
 
 

@@ -50,7 +50,7 @@ def test_drain_and_uncordon_run_with_the_managers_variables_and_readiness_fails_
         return seen.read_text(encoding="utf-8").splitlines() if seen.exists() else []
 
     with RunningAgent(imds.endpoint, tmp_path / "state", recipe(tmp_path)) as agent:
-        assert get(agent.port, PENDING)[0] == 200
+        eventually(lambda: get(agent.port, PENDING)[0] == 200)
         imds.set_document(body(event, incarnation=2))
         eventually(lambda: get(agent.port, PENDING)[0] == 503)
         eventually(lambda: len(lines()) == 1 + len(VARIABLES))
@@ -69,14 +69,14 @@ def test_drain_and_uncordon_run_with_the_managers_variables_and_readiness_fails_
         assert get(agent.port, PENDING)[0] == 503
         imds.set_document(body(incarnation=4))
         eventually(lambda: lines()[-1] == "uncordon")
-        assert get(agent.port, PENDING)[0] == 200
+        eventually(lambda: get(agent.port, PENDING)[0] == 200)
         assert lines().count("drain") == 1, "the start of an event that was announced starts no second drain"
         assert get(agent.port, "/readyz?pending=drain")[0] == 400
 
         others = (item("E-2", NotBefore=FUTURE), item("E-3", EventType="Reboot", NotBefore=FUTURE, Resources=[PEER]))
         imds.set_document(body(*others, incarnation=5))
         agent.reported("announced", "started", "finished", "announced", "announced")
-        assert get(agent.port, PENDING)[0] == 200
+        eventually(lambda: get(agent.port, PENDING)[0] == 200)
         at_first_sight = item("E-4", EventType="Redeploy", EventStatus="Started", NotBefore="")
         imds.set_document(body(*others, at_first_sight, incarnation=6))
         eventually(lambda: lines()[-1] == "EVENT_TYPE=Redeploy")
