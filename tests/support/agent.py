@@ -38,6 +38,14 @@ def eventually(look: Callable[[], Found], patience: float = PATIENCE) -> Found:
     return found
 
 
+def becomes(look: Callable[[], object], wanted: object) -> None:
+    """Wait until ``look`` returns this; else what it returns in the end is shown."""
+    with suppress(AssertionError):
+        eventually(lambda: look() == wanted)
+        return
+    assert look() == wanted
+
+
 def _own_ports(size: int = 300) -> range:
     """Ports that no other process that runs tests takes, of whatever session: a lock says which are in use.
 
