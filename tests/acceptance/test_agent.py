@@ -67,7 +67,7 @@ def test_a_reboot_is_reported_by_the_agent_that_it_killed(imds: Simulator, tmp_p
     with RunningAgent(imds.endpoint, tmp_path) as first:
         imds.set_document(started("Reboot"))
         first.reported("started")
-        eventually(lambda: read_state(tmp_path, "seen"))
+        eventually(lambda: read_records(tmp_path))  # in one transaction with the state
         first.stop(signal.SIGKILL)
     beat = read_state(tmp_path, "seen")["wall"]
     for key in ("seen", "last_running"):  # the last good answer and the last beat

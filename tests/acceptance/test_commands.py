@@ -12,8 +12,9 @@ import pytest
 
 from notbefore.commands.main import main
 from notbefore.simulator.server import Simulator
-from support.agent import RunningAgent, free_port, notbefore
+from support.agent import RunningAgent, eventually, free_port, notbefore
 from support.azure import FUTURE, ID, body, item
+from support.file import read_records
 
 
 @pytest.fixture(scope="module")
@@ -86,8 +87,8 @@ def test_history_shows_the_changes_as_a_table_and_as_json(agent: RunningAgent, t
 def test_history_reads_the_state_of_an_agent_that_has_stopped(tmp_path: Path, typed: Typed) -> None:
     with Simulator() as imds:
         imds.set_document(body(item()))
-        with RunningAgent(imds.endpoint, tmp_path) as stopped:
-            stopped.stop()
+        with RunningAgent(imds.endpoint, tmp_path):
+            eventually(lambda: read_records(tmp_path))  # it does not wait for a slow disk at its end
     code, out, _ = typed("history", "--state-dir", str(tmp_path))
     assert (code, out.count(ID)) == (0, 1)
 

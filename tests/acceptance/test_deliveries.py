@@ -14,6 +14,7 @@ from notbefore.simulator.server import Simulator
 from peers.pagerduty import ROUTING_KEY, PagerDuty
 from support.agent import RunningAgent, eventually, notbefore
 from support.azure import FUTURE, ME, body, item
+from support.file import read_records
 from support.peers import HttpPeer, Say
 
 
@@ -97,7 +98,7 @@ def test_what_a_receiver_that_was_down_missed_comes_after_a_kill_and_a_restart(
         imds.set_document(body(announced()))
         eventually(lambda: len(hook.requests) >= 1)
         imds.set_document(body(started(), incarnation=2))
-        agent.reported("announced", "started")
+        eventually(lambda: len(read_records(place.state)) == 2)  # what is not on the disk yet is lost
         agent.stop(signal.SIGKILL)
     failed = len(hook.requests)
     assert set(kinds(hook)) == {"announced"}
