@@ -40,7 +40,7 @@ class Echo(HttpPeer):
     most = 3_000  # bytes
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:  # noqa: ARG002 - whatever it was to say
-        said = f"{handler.path} {handler.headers} {self.request.body!r}".encode()
+        said = f"{handler.path} {handler.headers} {self.request(handler).body!r}".encode()
         super().answer(handler, Say(400, body=said[: self.most]))
 
 

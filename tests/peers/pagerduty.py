@@ -81,13 +81,13 @@ class PagerDuty(HttpPeer):
         if say is not self.accepts:
             super().answer(handler, say)
             return
-        reason = self._wrong(handler.path, self.request.body)
+        reason = self._wrong(handler.path, self.request(handler).body)
         if reason:
             self.wrong.append(reason)
             said: dict[str, Any] = {"status": "invalid event", "message": "Event object is invalid", "errors": [reason]}
             super().answer(handler, Say(400, body=json.dumps(said).encode()))
             return
-        event = json.loads(self.request.body)
+        event = json.loads(self.request(handler).body)
         with self._one_at_a_time:
             self.steps.append(step := self._step(event))
         said = {"status": "success", "message": "Event processed", "dedup_key": step.dedup_key}

@@ -76,7 +76,7 @@ class SlackServer(HttpPeer):
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:
         """The answer that a test gives, or else Slack's."""
-        super().answer(handler, self._reply(self.request) if say == Say() else say)
+        super().answer(handler, self._reply(self.request(handler)) if say == Say() else say)
 
     def _reply(self, request: Request) -> Say:
         content: dict[str, Any] = json.loads(request.body)

@@ -41,7 +41,6 @@ class HttpPeer:
         self.answers: deque[Say] = deque()
         self.default = Say()
         self.over = threading.Event()
-        self._connection = threading.local()
         self.read_whole = False  # whether a client has read an answer with its body to the end
         peer = self
 
@@ -56,9 +55,7 @@ class HttpPeer:
                     say = Say(body=b"")  # what Alertmanager answers
                 if say == Say() and self.path.endswith("/v2/enqueue"):
                     say = Say(202, body=b'{"status": "success"}')  # what PagerDuty answers
-                request = Request(self.path, headers, body, self.client_address, say.status)
-                peer.requests.append(request)
-                peer._connection.request = request
+                peer.requests.append(Request(self.path, headers, body, self.client_address, say.status))
                 peer.answer(self, say)
 
             do_GET = do_HEAD = do_POST  # noqa: N815 - names of the library
@@ -86,11 +83,9 @@ class HttpPeer:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
-    @property
-    def request(self) -> Request:
-        """What ``answer`` answers: of several clients, the last one of ``requests`` may be another's."""
-        found: Request = self._connection.request
-        return found
+    def request(self, handler: http.server.BaseHTTPRequestHandler) -> Request:
+        """What is to be answered there: the last one of ``requests`` may be another client's."""
+        return next(one for one in reversed(self.requests) if one.client == handler.client_address)
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:
         self.over.wait(60.0 if say.how == "hang" else 0.0)
