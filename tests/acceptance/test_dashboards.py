@@ -44,9 +44,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         yield found
 
 
-# all is waited for: an agent that answers a scrape late is away from all queries until the next one
-
-# few tests, each of many queries: those of a file may be run by several processes, and each has a fleet of its own
+# few tests, each of many queries: those of a file may be run by several processes, and each has a fleet of its own.
+# Each look waits: an agent that answers a scrape late is away from all queries until the next one
 
 
 def test_every_query_finds_something_and_every_label_and_column_that_is_shown(prometheus: Prometheus) -> None:
@@ -83,17 +82,15 @@ def test_whom_nobody_has_chosen_adds_to_no_number(prometheus: Prometheus) -> Non
         ("fleet", "Silent or failing agents", "age"),
         ("fleet", "Notice: promised and given", "promised"),  # Azure's, to all
     }
-
-    def shown() -> set[tuple[str, str, str]]:
-        return {
-            (name, panel["title"], target["refId"])
-            for name, panel in PANELS
-            for target in panel["targets"]
-            for one in series(prometheus, target, nobody)
-            if any(value != 0 for value in one["values"])
-        }
-
-    becomes(shown, expected)
+    asked = [(name, panel["title"], target) for name, panel in PANELS for target in panel["targets"]]
+    becomes(
+        lambda: {
+            (name, title, target["refId"])
+            for name, title, target in asked
+            if any(any(one["values"]) for one in series(prometheus, target, nobody))
+        },
+        expected,
+    )
     for board in BOARDS.values():
         for annotation in board["annotations"]["list"]:
             assert series(prometheus, annotation["target"], nobody) == []
@@ -117,7 +114,7 @@ def test_the_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
         found = series(prometheus, target_of("fleet", "Silent or failing agents", "table"), EVERYTHING)
         return sorted((one["labels"]["problem"], one["labels"].get("name")) for one in found)
 
-    expected = [
+    wanted = [
         ("IMDS does not answer", "EastUS_2"),
         ("cannot be scraped", STOPPED),
         ("cannot be scraped", SILENT),  # for longer than the time range
@@ -126,7 +123,7 @@ def test_the_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
         ("never scraped", None),
         ("state cannot be written", "EastUS_2"),
     ]
-    becomes(failing, expected)
+    becomes(failing, wanted)
 
 
 def test_what_another_job_tells_of_the_same_instance_is_not_the_agents(prometheus: Prometheus) -> None:
