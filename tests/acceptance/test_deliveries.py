@@ -141,6 +141,7 @@ def test_a_drill_says_who_was_reached(imds: Simulator, hook: HttpPeer, place: Pl
         assert "no agent listens" in place.drill(config).stderr
         assert "there is no sink 'x' (known: bad, chat, hook)" in place.drill(config, "--sink", "x").stderr
         with RunningAgent(imds.endpoint, place.state, config) as agent:
+            agent.listens()
             done = place.drill(config, "--sink", "hook", "--scenario", "preempt")
             assert (done.returncode, "No route" in done.stdout) == (0, False), done.stderr + done.stdout
             assert kinds(hook) == ["announced", "started", "finished"]
@@ -159,6 +160,7 @@ def test_a_killed_drill_sends_nothing_a_reloaded_claims_none(imds: Simulator, ho
     config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent, ThreadPoolExecutor() as pool:
         command = [agent.python, "-m", "notbefore", "drill", config, "--state-dir", str(place.state), "--wait", "8s"]
+        agent.listens()
         with subprocess.Popen(command) as killed:
             eventually(lambda: agent.count("accepted") == 3)
             killed.kill()
@@ -177,16 +179,17 @@ def pager(found: PagerDuty) -> dict[str, Any]:
 def test_a_drill_closes_what_it_opens_and_says_what_is_left_open(imds: Simulator, place: Place) -> None:
     with PagerDuty() as found:
         config = place.write({"pager": pager(found)})
-        with RunningAgent(imds.endpoint, place.state, config):
+        with RunningAgent(imds.endpoint, place.state, config) as agent:
+            agent.listens()
             done = place.drill(config)
             assert (done.returncode, found.effects, found.wrong) == (0, ["opened", "added", "resolved"], [])
             routes = [{"match": {"change": "announced"}, "sinks": ["pager"]}]  # with which the agent need not run
             done = place.drill(place.write({"pager": pager(found)}, routes))
             assert (done.returncode, found.effects[-2:]) == (0, ["opened", "resolved"])
             assert "No route sends the end of an event to pager" in done.stdout
-            for answers in ([found.default, Say(400), Say(400)], [Say(how="hang")]):
+            for answers, wait in (([found.default, Say(400), Say(400)], "30s"), ([Say(how="hang")], "8s")):
                 found.answers.extend(answers)
-                done = place.drill(config, "--wait", "4s")
+                done = place.drill(config, "--wait", wait)
                 assert (done.returncode, "STILL OPEN: pager. Close the alert of EXERCISE-" in done.stdout) == (1, True)
             routes = [{"match": {"change": "updated"}, "sinks": ["pager"]}]
             done = place.drill(place.write({"pager": pager(found)}, routes))

@@ -213,6 +213,10 @@ class RunningAgent:
         assert self.process.poll() is None, self.log
         return self
 
+    def listens(self) -> None:
+        """Wait until it listens to commands: IMDS may answer before that."""
+        eventually((self.state / "control.sock").is_socket)
+
     def answers(self, path: str) -> bool:
         with suppress(OSError, http.client.HTTPException):
             return get(self.port, path)[0] == 200
