@@ -18,20 +18,19 @@ from support.agent import PATIENCE, RunningAgent, eventually
 
 WATCHDOG = 2.0  # seconds
 
-# an agent whose polling thread hangs at its third poll, and which notices after a second instead of twenty
+# an agent whose polling thread hangs once there is a file `hang`, and which notices after a second instead of twenty
 HANGING = """
-import sys, threading
+import os, sys, threading
 import notbefore.agent.polling
 from notbefore.commands.main import main
 from notbefore.agent.tracker import Tracker
 
 notbefore.agent.polling.TIMEOUT = 0.5
-handle, polls = Tracker.handle, []
+handle = Tracker.handle
 
 def hang(self, poll):
     handle(self, poll)
-    polls.append(poll)
-    if len(polls) == 3:
+    if os.path.exists("hang"):
         threading.Event().wait()
 
 Tracker.handle = hang
@@ -91,9 +90,10 @@ def test_the_watchdog_starves_when_the_polling_hangs(imds: Simulator, tmp_path: 
     manager = Manager(str(tmp_path / "notify"), 0.4)
     words = ("run", "--imds", imds.endpoint, "--state-dir", str(tmp_path), "--listen", "127.0.0.1:0")
     environment = {**os.environ, **manager.environment, "NOTBEFORE_IMDS__INTERVAL": "200ms"}
-    agent = subprocess.Popen([sys.executable, "-c", HANGING, *words], env=environment, stdout=subprocess.DEVNULL)
+    agent = subprocess.Popen([sys.executable, "-c", HANGING, *words], env=environment, cwd=tmp_path)
     try:
-        eventually(lambda: manager.has("WATCHDOG=1"))
+        eventually(lambda: manager.has("WATCHDOG=1") and manager.has("STATUS=0 events listed"))
+        (tmp_path / "hang").touch()
 
         def starved() -> bool:
             before = manager.listen().count("WATCHDOG=1")
