@@ -28,7 +28,7 @@ def both(hook: str, pager: str) -> dict[str, Any]:
             "receiver": "hook",
             "group_by": ["alertname", "event_id"],
             "group_wait": "2s",
-            "group_interval": "5s",  # longer than the other member waits: it sends what it saw before
+            "group_interval": "12s",  # longer than the other member waits: it sends what it saw before
             "routes": [{"receiver": "hook", "continue": True}, {"receiver": "pager"}],
         },
         "receivers": [

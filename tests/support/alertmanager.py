@@ -34,7 +34,7 @@ def cluster_of_two(directory: Path, configuration: dict[str, Any]) -> Iterator[l
                 "--cluster.pushpull-interval=1s",
                 "--cluster.gossip-interval=100ms",
                 "--cluster.settle-timeout=5s",
-                "--cluster.peer-timeout=2s",
+                "--cluster.peer-timeout=10s",
             ]
             process = subprocess.Popen(words, stdout=log, stderr=log)
             stack.callback(process.wait, PATIENCE)
