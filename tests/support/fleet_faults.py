@@ -155,8 +155,8 @@ class Scene(ExitStack):
             self.add()
 
     def __enter__(self) -> Self:
-        # what is over before somebody reads the hub is history, and nobody's news
-        eventually(lambda: self.metric("notbefore_fleet_hub_connected"), patience=PATIENCE)
+        # what is over before somebody reads its partition is history, and nobody's news
+        eventually(lambda: self.metric("notbefore_fleet_partitions") == 8, patience=PATIENCE)
         self.writer.start()
         self.progress()
         return self
