@@ -23,7 +23,7 @@ END_AFTER: Final = 80.0  # seconds; the script below needs 40
 Step = tuple[float, str, Callable[[Simulator], object]]
 SCRIPT: Final[tuple[Step, ...]] = (  # seconds after the start, what is printed, what is done
     (3.0, "a live migration of this VM", lambda sim: sim.start("live-migration", speed=90)),
-    (6.0, "a restart that is canceled", lambda sim: sim.start("user-reboot", speed=90, cancel=True)),
+    (6.0, "a restart that is canceled", lambda sim: sim.start("user-reboot", speed=60, cancel=True)),
     (22.0, "a neighbour's host fails", lambda sim: sim.start("hardware-failure", speed=75, resources=VMS[1:])),
     (25.0, "Azure wants this Spot VM back", lambda sim: sim.start("spot-preemption", speed=6)),
 )
