@@ -60,9 +60,8 @@ def show(receiver: HttpPeer, over: threading.Event, seen: list[tuple[str, str]])
     """Print the notifications as they come; ``seen``: type and change of each."""
     while not over.wait(0.1):
         # what a killed instance was just sending comes again, under the same id
-        for one in [*{one.headers["x-notbefore-delivery-id"]: one for one in list(receiver.requests)}.values()][
-            len(seen) :
-        ]:
+        came = {one.headers["x-notbefore-delivery-id"]: one for one in list(receiver.requests)}
+        for one in list(came.values())[len(seen) :]:
             record = Record.read(one.body)
             seen.append((record.event_type, record.change))
             by = f" (reported by {record.fleet_reported_by} VMs)" if record.fleet_reported_by else ""
