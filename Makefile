@@ -86,7 +86,7 @@ check: $(VENV)/dev
 	$(BIN)/pytest --quiet tests/unit/test_imports.py
 
 bench: $(VENV)/dev
-	@for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+	@missed=0; for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || missed=1; done; exit $$missed
 
 reference: $(VENV)/base
 	@$(BIN)/python tools/reference.py
