@@ -37,7 +37,7 @@ MAX_BODY: Final = 1  # bytes: no request here has a body, whatever its Content-L
 MAX_UNREAD: Final = 16 * 1024 * 1024  # bytes of answers that clients have not read, all connections together
 ACCEPTS: Final = 20  # connections accepted between two polls
 GRACE: Final = 0.1  # seconds for a new connection to send a request before a newer one may replace it
-PAUSE: Final = 5e-6  # seconds per connection between two polls: a poll asks all connections, and workers need time
+PAUSE: Final = 2e-6  # seconds per connection between two polls: a poll asks all connections, and workers need time
 LOOK: Final = 2.0  # seconds between two checks of the connections, while there are any and nothing arrives
 
 log = logging.getLogger("notbefore.http")
