@@ -140,13 +140,15 @@ def test_a_refresh_takes_nothing_from_the_reader(visit: Open, imds: Simulator) -
     page = visit(viewport=PHONE)
     expect(page.locator("#pending tbody tr")).to_have_count(1)
     page.get_by_text("to be selected").dblclick()
-    seen = "[getSelection().toString(), Math.round(getSelection().getRangeAt(0).getBoundingClientRect().top)]"
+    seen = "[getSelection().toString(), getSelection().getRangeAt(0).getBoundingClientRect().top]"
     page.locator("nav a").first.focus()
     chosen, top = page.evaluate(f"scrollTo(0, 300), {seen}")
     imds.set_document(pending("first", "second", Description="to be selected"))
     expect(page.locator("#pending tbody tr")).to_have_count(2)
     assert chosen.strip() in ("to", "be", "selected")
-    assert page.evaluate(seen) == [chosen, top]  # in the same place, also if a line above needs more room now
+    again, place = page.evaluate(seen)
+    assert again == chosen
+    assert abs(place - top) <= 1  # pixels: in the same place, also if a line above needs more room now
     assert page.evaluate("document.activeElement.textContent") == "/metrics"
 
 
