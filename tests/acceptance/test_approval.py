@@ -103,7 +103,8 @@ def test_only_root_and_the_agents_user_may(imds: Simulator, tmp_path: Path) -> N
     needs("root")
     with agent_of(imds, tmp_path) as agent:
         path = agent.state / "control.sock"
-        eventually(lambda: path.is_socket() and stat.S_IMODE(path.stat().st_mode) == 0o600)
+        eventually(path.is_socket)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
         # even where the file's mode would let somebody in, the kernel says who it is
         for place in (agent.state, path):
             place.chmod(0o777)

@@ -18,6 +18,9 @@ from msgspec.structs import replace
 from notbefore.core.change import BY_RULE, MISSING, OPERATOR, SILENT, WORDS, Change, Step
 from notbefore.core.text import escaped, rfc3339
 
+PREFIX: Final = "azure.scheduled_event."  # of the attributes that OpenTelemetry does not define
+CHANGE_TYPE: Final = "notbefore.scheduled_event.{}.v1"  # the ``type`` of a CloudEvent, with the kind of change
+HEARTBEAT_TYPE: Final = "notbefore.heartbeat.v1"
 HISTORY_RECORDS: Final = 10_000  # that an agent keeps in its history; one answer has as many at most
 Value = str | int | float | bool | tuple[str, ...]
 Viewed = TypeVar("Viewed", bound=Struct)
@@ -126,7 +129,7 @@ def _bounded(tags: Iterable[tuple[str, Any]]) -> dict[str, str]:
 
 
 def _attribute(name: str) -> str:
-    return f"azure.scheduled_event.{name}"
+    return PREFIX + name
 
 
 class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
@@ -379,7 +382,7 @@ def cloud_event(record: Record | Heartbeat, delivery_id: str, data: Mapping[str,
         "specversion": "1.0",
         "id": change.change_id if change else delivery_id,
         "source": _NOT_IN_URI.sub("-", source),  # a URI reference: the VM's resource id, else its name
-        "type": f"notbefore.scheduled_event.{change.change}.v1" if change else "notbefore.heartbeat.v1",
+        "type": CHANGE_TYPE.format(change.change) if change else HEARTBEAT_TYPE,
         **({"subject": change.event_id} if change and change.event_id else {}),
         "time": rfc3339(record.time),
         "datacontenttype": "application/json",

@@ -13,10 +13,9 @@ from msgspec import Meta, Struct, field
 
 from notbefore.core.change import APPROVAL_KINDS, LIFECYCLE_KINDS, LifecycleKind
 from notbefore.core.document import MAX_DESCRIPTION, MAX_DURATION, MAX_ID, MAX_NAME, MAX_RESOURCES, MAX_WORD
-from notbefore.core.record import MAX_TAGS, TAG, TAG_BYTES, tags_in
+from notbefore.core.record import CHANGE_TYPE, HEARTBEAT_TYPE, MAX_TAGS, PREFIX, TAG, TAG_BYTES, tags_in
 
 MAX_BYTES: Final = 1024 * 1024  # of one record, as many as a hub accepts by default
-_EVENT: Final = "azure.scheduled_event."
 
 PoisonReason = Literal["too_large", "not_json", "foreign", "newer", "wrong_shape", "failed", "too_many"]
 
@@ -102,7 +101,7 @@ _REPORTED: Final = {
 }
 
 
-class Report(_Reporter, frozen=True, kw_only=True, rename=lambda name: _EVENT + _REPORTED.get(name, name)):
+class Report(_Reporter, frozen=True, kw_only=True, rename=lambda name: PREFIX + _REPORTED.get(name, name)):
     """One change, as one VM reports it. Durations are seconds."""
 
     change_id: Id
@@ -163,11 +162,10 @@ _envelopes: Final = msgspec.json.Decoder(_Envelope)
 _changes: Final = msgspec.json.Decoder(Report)
 _beats: Final = msgspec.json.Decoder(Beat)
 
-_CHANGE: Final = "notbefore.scheduled_event.{}.v1"
 _DECODERS: Final[dict[str, msgspec.json.Decoder[Report] | msgspec.json.Decoder[Beat] | None]] = {
-    **dict.fromkeys(map(_CHANGE.format, LIFECYCLE_KINDS), _changes),
-    **dict.fromkeys(map(_CHANGE.format, APPROVAL_KINDS)),  # an approval is no step of an event
-    "notbefore.heartbeat.v1": _beats,
+    **dict.fromkeys(map(CHANGE_TYPE.format, LIFECYCLE_KINDS), _changes),
+    **dict.fromkeys(map(CHANGE_TYPE.format, APPROVAL_KINDS)),  # an approval is no step of an event
+    HEARTBEAT_TYPE: _beats,
 }
 
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from notbefore.config.sinks import Command, Messages
+from notbefore.core.record import PREFIX
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
 from notbefore.errors import SendError
@@ -26,7 +27,6 @@ MAX_OUTPUT: Final = 200  # characters of the end of its output in an error
 TAIL: Final = 4 * MAX_OUTPUT  # bytes of its output that are kept
 DRAIN_SECONDS: Final = 1.0  # to read the rest of its output, once it has ended
 INHERITED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER")
-_PREFIX: Final = "azure.scheduled_event."
 
 
 class Sink(BaseSink):
@@ -105,8 +105,8 @@ def variables(record: Mapping[str, Any], own: dict[str, str]) -> dict[str, str]:
     passed = {name: os.environ[name] for name in INHERITED if name in os.environ}
     found = dict(own)
     for name, value in record.items():
-        if name.startswith(_PREFIX):
-            key = name.removeprefix(_PREFIX).upper().replace(".", "_")
+        if name.startswith(PREFIX):
+            key = name.removeprefix(PREFIX).upper().replace(".", "_")
             found.setdefault(f"EVENT_{key}", ",".join(value) if isinstance(value, tuple) else str(value))
     # a variable cannot contain a NUL, and no useful value does; the whole record is on standard input
     return passed | {
