@@ -249,7 +249,7 @@ def test_one_that_reads_nothing_keeps_nobody_waiting(start: Start) -> None:
     begun = time.monotonic()
     for _ in range(50):
         couriers.tick()
-    assert time.monotonic() - begun < 60.0  # who waited for it would wait for ever
+    assert time.monotonic() - begun < 5.0
     assert couriers.watched[1]
     os.kill(courier_of(os.getpid()), signal.SIGCONT)
     serve([couriers], lambda: not owner.rows)
