@@ -140,6 +140,8 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
                 super().handle_accept()
             if len(self._map) == before:
                 break
+            new = next(reversed(self.active_channels.values()))
+            wasyncore.loop(timeout=0, use_poll=True, map={new.socket.fileno(): new}, count=1)  # its request may be here
 
     @property
     def excess(self) -> int:
