@@ -13,11 +13,13 @@ from azure.core.exceptions import AzureError
 
 from notbefore.config.model import Checkpoints
 from notbefore.config.secret import Secret
-from notbefore.fleet import blob_snapshots
+from notbefore.fleet import blob_snapshots, snapshot_store
 from notbefore.fleet.blob_snapshots import BlobSnapshots, make_blob_snapshots
 from notbefore.fleet.keeper import in_words
-from notbefore.fleet.snapshot import Position
-from notbefore.fleet.snapshot_store import LostPartitionError
+from notbefore.fleet.partition import Partition
+from notbefore.fleet.snapshot import Position, compressed
+from notbefore.fleet.snapshot_store import LostPartitionError, Others
+from notbefore.fleet.waves import Grouping
 from support.azurite import CONTAINER, Azurite
 
 WHOSE = ("fleet.example", "changes", "$default")
@@ -154,6 +156,31 @@ def test_a_partition_that_somebody_wrote_while_it_was_taken_is_not_taken(
         monkeypatch.setattr(client, "download_blob", stale)
         with pytest.raises(AzureError):
             await snapshots.take("0")
+
+    with_snapshots(blobs.connection_string, use)
+
+
+def test_a_snapshot_that_has_not_changed_is_not_read_again(blobs: Azurite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_store, "EVERY", 0.0)
+    asked: list[str] = []
+
+    async def use(snapshots: BlobSnapshots) -> None:
+        others, real = Others(snapshots, ()), snapshots.read
+
+        async def read(name: str) -> bytes:
+            asked.append(name)
+            return await real(name)
+
+        monkeypatch.setattr(snapshots, "read", read)
+        for name in ("0", "1"):
+            await snapshots.write(name, compressed(Partition(name, Grouping()).snapshot(1.0)), AT)
+        for _ in range(2):
+            await others.look()
+        assert asked == ["0", "1"]
+        await snapshots.write("1", compressed(Partition("1", Grouping()).snapshot(2.0)), AT)
+        await others.look()
+        assert asked == ["0", "1", "1"]
+        assert {name: one.at for name, one in others.found.items()} == {"0": 1.0, "1": 2.0}
 
     with_snapshots(blobs.connection_string, use)
 

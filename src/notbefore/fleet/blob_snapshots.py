@@ -16,7 +16,7 @@ from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 
 from notbefore.config.model import Checkpoints
 from notbefore.fleet.snapshot import Position
-from notbefore.fleet.snapshot_store import LostPartitionError, Snapshots
+from notbefore.fleet.snapshot_store import LostPartitionError, Snapshots, Stored
 
 STORE_SECONDS: Final = 15.0  # for one read, write or listing
 NO_OFFSET: Final = "-1"  # metadata may not be empty; the checkpoint is not used: its sequence number is -1
@@ -83,15 +83,15 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
             raise AzureError("the checkpoints were deleted: the instances write them again")
         return found
 
-    async def listed(self, without: Collection[str] = ()) -> dict[str, Position]:
+    async def listed(self, without: Collection[str] = ()) -> dict[str, Stored]:
         """See ``Snapshots``."""
         found, prefix = {}, f"{self._prefix}checkpoint/"
         async with asyncio.timeout(STORE_SECONDS):
             async for blob in self._container_client.list_blobs(prefix, include=["metadata"]):
-                stored, position = blob.metadata or {}, Position()
+                data, position = blob.metadata or {}, Position()
                 with suppress(ValueError, KeyError):
-                    position = Position(stored["offset"], int(stored["sequencenumber"]), float(stored["enqueued"]))
-                found[blob.name.removeprefix(prefix)] = position
+                    position = Position(data["offset"], int(data["sequencenumber"]), float(data["enqueued"]))
+                found[blob.name.removeprefix(prefix)] = Stored(position, blob.etag)
         return {name: one for name, one in found.items() if name not in without}
 
     async def read(self, name: str) -> bytes:

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from azure.core.exceptions import AzureError
 from azure.eventhub.aio import CheckpointStore
@@ -29,6 +29,13 @@ log = logging.getLogger("notbefore.fleet.snapshot_store")
 
 class LostPartitionError(Exception):
     """The partition is not this instance's: another one has written its snapshot, or it could not be taken."""
+
+
+class Stored(NamedTuple):
+    """A snapshot in the store, without its content."""
+
+    position: Position
+    etag: str = ""  # changes with each write; empty if the store has none
 
 
 class Snapshots(CheckpointStore):
@@ -49,7 +56,7 @@ class Snapshots(CheckpointStore):
         """For the SDK: where to continue. Partitions without a position in this hub are read from ``window`` on."""
         return [
             {"partition_id": name, "offset": one.offset, "sequence_number": one.sequence}
-            for name, one in (await self.listed()).items()
+            for name, (one, _) in (await self.listed()).items()
             if one.sequence >= 0 and one.enqueued >= self._created
         ]
 
@@ -65,8 +72,8 @@ class Snapshots(CheckpointStore):
         """Replace the snapshot and the checkpoint. Raises ``LostPartitionError`` if another instance has it."""
 
     @abstractmethod
-    async def listed(self, without: Collection[str] = ()) -> dict[str, Position]:
-        """Partition -> position of its snapshot, except ``without``."""
+    async def listed(self, without: Collection[str] = ()) -> dict[str, Stored]:
+        """Partition -> its snapshot, except ``without``."""
 
     @abstractmethod
     async def read(self, name: str) -> bytes:
@@ -98,16 +105,16 @@ class FileSnapshots(Snapshots):
         """See ``Snapshots``."""
         await asyncio.to_thread(self._replace, partition, body)
 
-    async def listed(self, without: Collection[str] = ()) -> dict[str, Position]:
+    async def listed(self, without: Collection[str] = ()) -> dict[str, Stored]:
         """See ``Snapshots``; the positions are read from the snapshots."""
 
-        def listed() -> dict[str, Position]:
+        def listed() -> dict[str, Stored]:
             found = {}
             for path in self._directory.glob("*") if self._directory.is_dir() else ():
                 if path.name.isdigit() and path.name not in without:
-                    found[path.name] = Position()
+                    found[path.name] = Stored(Position())
                     with suppress(ValueError):  # ``Keeper.take`` puts it aside
-                        found[path.name] = read_snapshot(self._read(path.name)).position
+                        found[path.name] = Stored(read_snapshot(self._read(path.name)).position)
             return found
 
         return await asyncio.to_thread(listed)
@@ -158,12 +165,12 @@ class Others:
         self._own = own
         self._lock = asyncio.Lock()  # they are read once at a time
         self._looked = float("-inf")
-        self._found: dict[str, Snapshot] = {}  # replaced, never changed
+        self._found: dict[str, tuple[str, Snapshot]] = {}  # with their ETags; replaced, never changed
 
     @property
     def found(self) -> dict[str, Snapshot]:
         """Partition -> snapshot, without the partitions that this instance has taken since. From any thread."""
-        return {name: one for name, one in self._found.items() if name not in self._own}
+        return {name: one for name, (_, one) in self._found.items() if name not in self._own}
 
     async def look(self) -> None:
         """Read the snapshots, if ``EVERY`` seconds have passed. Raises nothing: on failure the known ones stay."""
@@ -171,17 +178,20 @@ class Others:
             if time.monotonic() - self._looked < EVERY:
                 return
             try:
-                names = await self._snapshots.listed(set(self._own))
-                found = {name: await self._read(name) for name in names}
+                listed = await self._snapshots.listed(set(self._own))
+                found = {name: await self._read(name, one.etag) for name, one in listed.items()}
                 self._found = {name: one for name, one in found.items() if one is not None}
             except FAILURES as error:
                 log.warning("the snapshots of other instances cannot be read: %s", error)
             self._looked = time.monotonic()
 
-    async def _read(self, name: str) -> Snapshot | None:
-        """Return a snapshot; the known one if it cannot be read."""
+    async def _read(self, name: str, etag: str) -> tuple[str, Snapshot] | None:
+        """Return a snapshot with its ETag; the known one if it has not changed, or cannot be read."""
+        known = self._found.get(name)
+        if known is not None and etag and known[0] == etag:
+            return known
         try:
-            return await asyncio.to_thread(read_snapshot, await self._snapshots.read(name))
+            return etag, await asyncio.to_thread(read_snapshot, await self._snapshots.read(name))
         except FAILURES as error:
             log.warning("another instance's snapshot of partition %s cannot be read: %s", name, error)
-            return self._found.get(name)
+            return known
