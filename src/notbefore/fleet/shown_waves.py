@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any, Final, Self
 
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from notbefore.core.document import Event
 from notbefore.core.record import view
@@ -124,7 +124,9 @@ def coming(waves: Iterable[Wave], now: datetime) -> tuple[ShownWave, ...]:
 def shown(wave: Wave, now: datetime) -> ShownWave:
     """Return a wave, which must have stories, as it is at ``now``."""
     stories, standing = list(wave.stories.values()), wave.standing
-    event = event_of_wave(wave, standing, now)
+    live = sorted((one for one in stories if one.standing not in OVER), key=lambda one: one.standing is STARTED)
+    names = dict.fromkeys(name for one in live for name in one.event.resources)  # first those with an event to come
+    event = replace(event_of_wave(wave, standing, now), resources=tuple(names))
     return ShownWave.of(
         event,
         stories,
