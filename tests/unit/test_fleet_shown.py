@@ -36,9 +36,9 @@ def test_what_can_still_be_prepared_for_comes_before_what_is_under_way() -> None
     log.add(vm("spot_0"), "announced", "T", event_type="Terminate", not_before=at(120))
     found = waves_of(log)
     assert [one.event_id for one in found[:4]] == ["T", "A0", "A1", "A2"]
-    (line,) = under_way(found)
+    (line,) = under_way(reversed(found))
     assert {(one.event_type, one.scale_set, one.under_way) for one in line} == {("Reboot", "web", 1)}
-    assert len(line) == 50
+    assert [one.vms for one in line] == [(f"web_{number}",) for number in range(50)]
 
 
 def test_a_wave_that_has_begun_is_under_way_and_still_to_come() -> None:

@@ -150,7 +150,8 @@ def names_of(vms: Iterable[Heard]) -> tuple[str, ...]:
 def under_way(waves: Iterable[ShownWave]) -> list[list[ShownWave]]:
     """Return the waves with events under way, one list for each type and place."""
     place = attrgetter("event_type", "subscription", "resource_group", "scale_set")
-    return [list(found) for _, found in groupby(sorted((one for one in waves if one.under_way), key=place), place)]
+    by_name = sorted((one for one in waves if one.under_way), key=lambda one: [*map(natural, one.vms)])
+    return [list(found) for _, found in groupby(sorted(by_name, key=place), place)]
 
 
 def calendar(waves: Iterable[ShownWave], now: datetime) -> bytes:
