@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         columns = (*by, *IN_TABLE)
         head = tuple(name.removeprefix("event_").replace("_", " ").upper() for name in columns)
         table(head, [tuple(_cell(row[name]) for name in columns) for row in rows])
-        sys.stdout.write(LEGEND if rows else "")
+        sys.stdout.write(LEGEND if rows else "None.\n")
     return 0
 
 
