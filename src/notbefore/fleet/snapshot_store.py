@@ -129,7 +129,9 @@ class FileSnapshots(Snapshots):
         def change_it() -> None:
             # only the instance creates the directory: if a command of root did, the service could not use it
             if not self._directory.is_dir():
-                raise FileNotFoundError(f"there is no {self._directory}: start the instance first")
+                raise FileNotFoundError(
+                    f"there is no {self._directory}: start the instance first, or name its --state-dir"
+                )
             lock = OwnerLock(self._directory)
             lock.acquire()
             try:
