@@ -1,5 +1,10 @@
 """Which VMs fall silent: three intervals without a word, and no event that explains it; once for a wave of them."""
 
+from typing import Any
+
+import pytest
+
+from support.azure import at
 from support.fleet_log import LIMIT, WAVES, Log
 from support.fleet_records import vm
 
@@ -42,6 +47,22 @@ def test_an_event_that_has_started_explains_the_silence() -> None:
     log.add(B, "finished", resources=[A.name])
     log.pass_time(3 * LIMIT, B)
     assert log.silent == ["web_0"]  # the event is over, and the VM did not come back
+
+
+@pytest.mark.parametrize(("event_type", "end", "silent"), [
+    ("Reboot", "finished", ["web_0"]), ("Preempt", "canceled", ["web_0"]), ("Preempt", "finished", []),
+])  # fmt: skip
+def test_an_event_that_is_over_explains_no_silence_while_its_wave_goes_on(
+    event_type: Any, end: Any, silent: list[str]
+) -> None:
+    log = Log(WAVES)
+    log.pass_time(300, A, B, C)
+    log.add(B, "announced", resources=[A.name], event_type=event_type)
+    log.add(B, "announced", "LATER", resources=[C.name], event_type=event_type, not_before=at(86_400))
+    for kind in ["started", end] if end == "finished" else [end]:
+        log.add(A, kind, resources=[A.name], event_type=event_type)
+    log.pass_time(LIMIT, B, C)
+    assert log.silent == silent
 
 
 def test_while_the_hub_is_away_nobody_is_silent() -> None:

@@ -12,7 +12,6 @@ from typing import Final
 
 import msgspec
 
-from notbefore.core.document import VANISHING
 from notbefore.core.outbox_rows import OutboxImage
 from notbefore.fleet.history import PastEvent
 from notbefore.fleet.hub_records import Beat, PartitionFigures, PoisonError, Report, read
@@ -146,11 +145,13 @@ class Events:
         return at is not None and (heard is None or heard.at <= at + heard.interval)
 
     def explained(self, now: float) -> set[str]:
-        """Return the VMs that are affected by an open event that has started, or whose NotBefore has passed."""
+        """Return the VMs that an event under way affects (its NotBefore may have passed alone), or has deleted."""
         return {
             vm
             for story in self.open.values()
-            if story.standing is STARTED or (story.not_before and story.not_before.timestamp() < now)
+            if story.standing is STARTED
+            or (story.standing not in OVER and story.not_before and story.not_before.timestamp() < now)
+            or (story.standing in OVER and story.deletes)  # its wave goes on
             for vm in story.vms
         }
 
@@ -165,7 +166,7 @@ class Events:
         self._count(story, -_weight(story.event.resources))
         if len(self._state.past) < MAX_WAITING:  # the writer deletes the first ones, which it has written
             self._state.past.append(PastEvent.closed_at(now, story))
-        if story.event.event_type in VANISHING and story.standing is not CANCELED:
+        if story.deletes:
             self._state.vanished |= dict.fromkeys(story.vms, now)
         first = "" if story.shares_id else story.event.key
         self._state.closed[story.key] = Closed(first, story.standing, now, story.nth, story.over or from_unix(now))

@@ -110,6 +110,11 @@ class Story(Struct, array_like=True):
         return self.group + self.event.key
 
     @property
+    def deletes(self) -> bool:
+        """Whether it deletes its VMs, unless it is canceled: a Preempt or a Terminate."""
+        return self.event.event_type in VANISHING and self.standing is not CANCELED
+
+    @property
     def vms(self) -> list[str]:
         """The affected VMs, each after its group."""
         return [self.group + name for name in self.event.vms]
