@@ -31,7 +31,7 @@ def test_a_library_that_is_missing_is_named_with_its_extra(
 ) -> None:
     config = tmp_path / "notbefore.yaml"
     config.write_text(text, encoding="utf-8")
-    monkeypatch.setattr("notbefore.config.sinks.find_spec", lambda name: None if name == missing else object())
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else object())
     with pytest.raises(ConfigError, match=rf"pip install 'azure-notbefore\[{extra}\]'"):
         load(config, {}, {})
 

@@ -41,7 +41,7 @@ class Clock:
         # without the kernel's it is computed from the boot's time by the wall clock
         self.boot_id = f"booted-{round(self.time() - self.boot_time())}"
         with suppress(OSError):
-            self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+            self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
 
     def now(self) -> datetime:
         """The wall clock, in UTC."""

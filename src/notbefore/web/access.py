@@ -11,7 +11,6 @@ import re
 import socket
 import threading
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -19,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.config.model import Server, host_and_port
+from notbefore.config.sinks import check_extra
 from notbefore.errors import ConfigError
 from notbefore.web.app import ANONYMOUS, App, Environ, Response, StartResponse, error, path_of, send
 
@@ -111,8 +111,8 @@ class WebConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     def context(self) -> "ssl.SSLContext | None":
         """The TLS settings; ``None`` without TLS. Raises ``ConfigError``, also if bcrypt is missing."""
-        if self.basic_auth_users and not find_spec("bcrypt"):
-            raise ConfigError("basic_auth_users needs bcrypt: pip install 'azure-notbefore[web]'")
+        if self.basic_auth_users:
+            check_extra("web")
         return self.tls_server_config.context() if self.tls_server_config is not None else None
 
     def password_fits(self, user: str, password: bytes) -> bool:
