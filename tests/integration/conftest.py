@@ -16,4 +16,4 @@ def authority() -> trustme.CA:
 def _a_slow_disk_is_not_sick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A noisy machine's disk may need seconds: then nothing is written, which is what some tests are about."""
     monkeypatch.setattr(disk, "SLOW", PATIENCE)
-    monkeypatch.setattr(store, "ANSWER_PATIENCE", PATIENCE)
+    monkeypatch.setattr(store, "READ_PATIENCE", PATIENCE)

@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.agent.control_socket import ControlReply, ControlRequest
-from notbefore.agent.state import WRITE_PATIENCE, AgentSnapshot, AgentState
+from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.core.approval import (
     ApprovalAttempt,
@@ -35,6 +35,7 @@ from notbefore.core.tracked import WATCHED, PendingEvent, TrackedEvent
 from notbefore.errors import DocumentError, ImdsError, NotBeforeError
 from notbefore.imds.client import ImdsClient, events_path
 from notbefore.store.file import StoredState
+from notbefore.store.store import WRITE_PATIENCE
 
 SHORT_WAIT: Final = 0.5  # seconds to the next decision while one that is due waits for IMDS or the disk
 LONG_WAIT: Final = 60.0  # seconds to the next decision if nothing happens

@@ -20,6 +20,7 @@ from msgspec import Meta, Struct
 from notbefore.agent.operations import Reply, Request
 from notbefore.core.tracked import PendingEvent
 from notbefore.errors import NotBeforeError
+from notbefore.store.lock import PRIVATE
 
 NAME: Final = "control.sock"
 MAX_LINE: Final = 1024 * 1024  # bytes: an event may name many VMs
@@ -99,7 +100,7 @@ class ControlSocket:
         listener = _unix_socket()
         try:
             listener.bind(str(made))
-            made.chmod(0o600)
+            made.chmod(PRIVATE)
             listener.listen(4)
             made.replace(self.path)  # only now: whoever finds the socket can connect
         except OSError:

@@ -8,7 +8,6 @@ they need no lock.
 import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,9 +21,7 @@ from notbefore.core.record import Record, Vm
 from notbefore.metrics.totals import PollFigures
 from notbefore.process.clock import Clock
 from notbefore.store.file import StoredChange, StoredState
-from notbefore.store.store import Store
-
-WRITE_PATIENCE: Final = 10.0  # seconds for what must be on disk: an approval's progress, an orderly end
+from notbefore.store.store import WRITE_PATIENCE, Store
 
 
 class PollStatus(Struct, frozen=True):

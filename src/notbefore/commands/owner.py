@@ -3,16 +3,14 @@
 import os
 from contextlib import closing
 from pathlib import Path
-from typing import Final, TypeVar, cast
+from typing import TypeVar, cast
 
 from notbefore.agent.control_socket import ask_agent, listens
 from notbefore.agent.operations import OutboxReply, Reply, Request, answer
 from notbefore.errors import StoreError
 from notbefore.process.clock import Clock
 from notbefore.store.file import FILE_NAME
-from notbefore.store.store import Store
-
-WRITE_PATIENCE: Final = 10.0  # seconds until a command's change has to be on disk
+from notbefore.store.store import WRITE_PATIENCE, Store
 
 R = TypeVar("R", bound=Reply)
 

@@ -3,7 +3,7 @@
 Its owner adds changes (``take``), passes on the results of a courier (``exchange``), and stores the modified rows
 (``OutboxRows.take``, then ``written``). A courier gets deliveries and owns nothing: those that it had when it ended are
 due again (``release``). The deliveries of one event to one sink are sent in order: each waits for the result of the one
-before, and until that result is on disk, but at most ``WRITE_PATIENCE`` for the disk.
+before, and until that result is on disk, but at most ``DISK_PATIENCE`` for the disk.
 
 ``OutboxRows`` (``core/outbox_rows``) holds the deliveries and knows which may be sent; ``Outbox`` has the rules; the
 functions at the end make the new state of a delivery. Times are seconds on a clock that cannot be set.
@@ -27,7 +27,7 @@ from notbefore.core.routing import SEVERITIES
 FIRST_PAUSE: Final = 1.0  # seconds: the upper limit of the pause after the first failed attempt
 LONGEST_PAUSE: Final = 300.0  # seconds: the upper limit of later pauses; random, so that a fleet does not retry at once
 LONGEST_ASKED: Final = 3600.0  # seconds: a longer Retry-After is shortened to this
-WRITE_PATIENCE: Final = 1.0  # seconds that a delivery waits at most until what it depends on is on disk
+DISK_PATIENCE: Final = 1.0  # seconds that a delivery waits at most until what it depends on is on disk
 DEAD_SECONDS: Final = 30 * A_DAY  # a dead letter is kept so long
 REPEAT_SECONDS: Final = 400 * A_DAY  # a delivery is repeated so long at most, if its event never ends
 INTERRUPTED: Final = "interrupted: its courier ended while it ran; it is not run again"
@@ -72,7 +72,7 @@ class Outbox:
         self,
         dice: Callable[[], float],
         bounds: Bounds = OF_AN_AGENT,
-        patience: float = WRITE_PATIENCE,
+        patience: float = DISK_PATIENCE,
         overflowed: Callable[[list[Delivery]], None] = lambda _rows: None,
     ) -> None:
         self.rows = OutboxRows(patience)

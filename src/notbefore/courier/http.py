@@ -30,7 +30,7 @@ from notbefore.errors import SendError
 
 MAX_ANSWER: Final = 1024 * 1024  # bytes of an answer that are read: that of OTLP contains what was rejected
 CONNECT_SHARE: Final = 4  # a host name may have several addresses: each gets this part of the timeout
-MAX_CAUSE: Final = 2_000  # characters of an answer in an error
+MAX_EXCERPT: Final = 2_000  # characters of an answer in an error
 BY_HAND: Final = frozenset({401, 403, 404})  # a wrong token or address: try again, somebody may correct it
 PASSING: Final = BY_HAND | {408, 409, 421, 423, 425, 429}  # the 4xx after which to try again
 INTERIM: Final = range(102, 200)  # such as 103 (Early Hints); Python skips 100 itself, and 101 is never requested
@@ -66,8 +66,8 @@ class HttpResponse(Struct, frozen=True):
     @property
     def cause(self) -> str:
         """The status and the ASCII part of the body, for an error. It may contain secrets: redact, then shorten it."""
-        seen = bytes(octet for octet in self.body[: 4 * MAX_CAUSE] if 0x20 <= octet < 0x7F or octet in b"\n\t")  # noqa: PLR2004 - ASCII
-        text = " ".join(seen.decode().split())[:MAX_CAUSE]
+        seen = bytes(octet for octet in self.body[: 4 * MAX_EXCERPT] if 0x20 <= octet < 0x7F or octet in b"\n\t")  # noqa: PLR2004 - ASCII
+        text = " ".join(seen.decode().split())[:MAX_EXCERPT]
         return f"{self.status}: {text}" if text else str(self.status)
 
     def said(self) -> Any:

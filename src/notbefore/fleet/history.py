@@ -19,7 +19,7 @@ from notbefore.core.change import Outcome
 from notbefore.core.document import PROMISED
 from notbefore.fleet.shown_waves import EventFacts
 from notbefore.fleet.story import OUTCOMES, Measures, Story, from_unix
-from notbefore.store.lock import prepare_file
+from notbefore.store.lock import PRIVATE_DIRECTORY, prepare_file
 
 FILE_NAME: Final = "fleet-history.db"
 MAX_ANSWER: Final = 100_000  # events in one answer
@@ -77,7 +77,7 @@ class History:
 
     def write(self, past: Sequence[PastEvent], now: float) -> None:
         """Add events that are over; delete those too old at ``now`` (Unix seconds). Raises as ``prepare_file``, too."""
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.parent.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
         prepare_file(self.path)  # SQLite would create it with the umask's mode
         with closing(self._connected()) as db, db:
             db.execute("CREATE TABLE IF NOT EXISTS past (key TEXT PRIMARY KEY, closed REAL, event BLOB)")

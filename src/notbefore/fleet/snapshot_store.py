@@ -18,7 +18,7 @@ from azure.core.exceptions import AzureError
 from azure.eventhub.aio import CheckpointStore
 
 from notbefore.fleet.snapshot import Position, Snapshot, read_snapshot
-from notbefore.store.lock import OwnerLock, private
+from notbefore.store.lock import PRIVATE_DIRECTORY, OwnerLock, private
 
 EVERY: Final = 5.0  # seconds between two reads of the other instances' snapshots, at least
 STORE_ERRORS: Final = (AzureError, OSError)
@@ -147,7 +147,7 @@ class FileSnapshots(Snapshots):
         return b""
 
     def _replace(self, name: str, body: bytes) -> None:
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
         new = self._directory / f"{name}.new"
         with open(new, "wb", opener=private) as file:
             if hasattr(os, "geteuid") and os.geteuid() == 0:  # a command of root, for an instance of another user

@@ -14,7 +14,8 @@ from typing import Final
 from notbefore.errors import StoreError
 
 NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)  # Windows has neither
-PRIVATE: Final = 0o600
+PRIVATE: Final = 0o600  # of files
+PRIVATE_DIRECTORY: Final = 0o700
 OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 LOCK_PATIENCE: Final = 2.0  # seconds for the courier of an agent that was killed to end
 
@@ -86,7 +87,7 @@ class OwnerLock:
             return
         if not self._directory.is_dir():  # on a hanging disk, `mkdir` would wait even if it exists
             try:
-                self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
             except PermissionError:
                 raise StoreError(
                     f"no permission for {self._directory}: use another directory, `--state-dir DIR`"

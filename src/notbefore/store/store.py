@@ -2,7 +2,7 @@
 
 A step is applied to memory at once, and is *behind* until one transaction has written it, in the one thread that uses
 the disk. No other thread waits for it. If the disk is sick (full, hanging, read-only), or the file was deleted or
-replaced, deliveries are sent from memory after ``core.outbox.WRITE_PATIENCE``, and ``disk.degraded`` tells the cause.
+replaced, deliveries are sent from memory after ``core.outbox.DISK_PATIENCE``, and ``disk.degraded`` tells the cause.
 If the agent is killed meanwhile, the steps that are only in memory are lost.
 """
 
@@ -23,7 +23,8 @@ from notbefore.metrics.totals import OutboxView, view_of
 from notbefore.store.disk import DiskThread
 from notbefore.store.file import FILE_NAME, Content, FileClock, StoredChange, StoredState
 
-ANSWER_PATIENCE: Final = 5.0  # seconds to read the history
+READ_PATIENCE: Final = 5.0  # seconds to read the history
+WRITE_PATIENCE: Final = 10.0  # seconds for what must be on disk: an approval, an orderly end, a command's change
 ANSWER_BYTES: Final = 4 * 1024 * 1024  # of records in one answer; the file holds more
 MAX_RECORDS: Final = 1_000  # that wait for the disk; older ones are dropped, and the log says how many
 
@@ -185,7 +186,7 @@ class Store(StoredOutbox):
             waiting = [one.record for one in self._records if one.change.time.timestamp() >= start]
         known, cut = dict.fromkeys(waiting[::-1]), False  # newest first; the file may have some of them as well
         with suppress(sqlite3.Error, OSError, StoreError):  # then only those in memory
-            read, cut = self.disk.do(lambda: self.disk.file.history(start, limit, max_bytes), ANSWER_PATIENCE)
+            read, cut = self.disk.do(lambda: self.disk.file.history(start, limit, max_bytes), READ_PATIENCE)
             known |= dict.fromkeys(read)
         return list(known)[:limit][::-1], cut
 
