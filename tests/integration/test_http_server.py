@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import re
+import select
 import socket
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from notbefore.errors import ListenError
 from notbefore.web import channel as channels
 from notbefore.web.app import CheckResult
 from notbefore.web.server import HttpServer
-from support.agent import eventually, free_port
+from support.agent import becomes, eventually, free_port
 from support.azure import PEER, STARTED, Story, at, item
 from support.needs import needs
 from support.shown import METRICS, NOTHING_PENDING, REQUEST, Shown, ask, connected, dripping, read_all, serving
@@ -220,6 +221,18 @@ def test_a_request_that_does_not_end_is_ended(server: HttpServer, monkeypatch: p
     monkeypatch.setattr(channels, "REQUEST_PATIENCE", 0.5)
     with socket.create_connection(server.address, timeout=20) as client, dripping([client]):
         assert read_all(client) == b""  # closed by the server, while bytes still dripped in
+
+
+def test_a_silent_connection_goes_where_its_end_cannot_be_read(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows: ``select`` finds nothing to read in a connection that was shut down on this side."""
+    monkeypatch.delattr(select, "poll")
+    monkeypatch.setattr(channels.Channel, "readable", lambda _: False)
+    monkeypatch.setattr(channels, "REQUEST_PATIENCE", 0.1)
+    with socket.create_connection(server.address, timeout=20) as client:
+        assert client.recv(1) == b""
+        becomes(lambda: len(server._server.active_channels), 0)
 
 
 def test_of_several_requests_at_once_only_the_first_is_sure_to_be_answered(server: HttpServer) -> None:

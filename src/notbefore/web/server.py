@@ -165,6 +165,7 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
                     ended.append(channel)
                     excess, unread = excess - 1, unread - channel.total_outbufs_len
         for channel in ended:
+            channel.will_close = True  # when it is writable: on Windows, what was shut down here is never readable
             with suppress(OSError):  # the client has gone
                 socket.socket.shutdown(channel.socket, socket.SHUT_RDWR)  # an ``SSLSocket`` would go on in plain text
 
