@@ -42,6 +42,11 @@ def test_every_module_is_imported_and_a_state_has_one_owner_where_posix_is_not(t
     assert "is valid." in done.stdout
 
 
+def test_what_is_written_is_utf_8_where_posix_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")  # as the code page of Windows, for files and pipes
+    assert "0 done · 1 it failed" in without_posix(CHECK, "--help").stdout
+
+
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents that are started run without POSIX, as do their couriers."""

@@ -57,9 +57,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             nothing = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - to the end of the process
             os.set_inheritable(nothing.fileno(), True)  # noqa: FBT003 - it is so named; for the courier
             setattr(sys, name, nothing)
+    encoding = "utf-8" if sys.platform == "win32" else None  # there, files and pipes would get the code page's letters
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # shows the code of a character that a terminal lacks
+            # shows the code of a character that a terminal lacks
+            stream.reconfigure(encoding=encoding, errors="backslashreplace")
     try:
         try:
             return _run(sys.argv[1:] if arguments is None else arguments)

@@ -93,6 +93,7 @@ def _started(end: socket.socket, variables: Mapping[str, str], lock: int | None)
     # on Windows a socket cannot be the standard input: its data goes through a pipe. The courier has its own console,
     # so that Ctrl-C reaches only the agent, which ends the courier
     flags = subprocess.CREATE_NO_WINDOW
+    own["PYTHONIOENCODING"] = "utf-8"  # of its log, as that of the agent
     process = subprocess.Popen(command, env=own, stdin=subprocess.PIPE, creationflags=flags)  # noqa: S603 - as above
     if process.stdin is not None:
         with process.stdin as pipe:
