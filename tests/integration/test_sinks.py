@@ -283,6 +283,7 @@ def python(script: str, **fields: Any) -> SinkConfig:
 
 def test_a_command_gets_the_record_and_plain_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGER_TOKEN", "not for commands")
+    monkeypatch.setenv("SYSTEMROOT", r"C:\Windows")  # without it, hardly a program of Windows starts
     out = tmp_path / "out"
     script = "import json, os, sys; json.dump([json.load(sys.stdin), dict(os.environ)], open(sys.argv[1], 'w'))"
     one = message()
@@ -294,6 +295,7 @@ def test_a_command_gets_the_record_and_plain_variables(tmp_path: Path, monkeypat
     assert environment["NOTBEFORE_EVENT_RESOURCES"] == ME
     assert environment["NOTBEFORE_DELIVERY_ID"] == one.delivery_id
     assert "PAGER_TOKEN" not in environment
+    assert environment["SYSTEMROOT"] == r"C:\Windows"
     names = [f"a-scale-set-with-a-long-name_{number}" for number in range(400)]
     sent(SinkConfig(command=Command(command=(sys.executable, "-c", script, str(out)))), message({"Resources": names}))
     record, environment = json.loads(out.read_text(encoding="utf-8"))

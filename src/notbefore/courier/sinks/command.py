@@ -26,7 +26,10 @@ MAX_VARIABLE: Final = 10_000  # characters; a longer value is left out, not cut:
 MAX_OUTPUT: Final = 200  # characters of the end of its output in an error
 TAIL: Final = 4 * MAX_OUTPUT  # bytes of its output that are kept
 DRAIN_SECONDS: Final = 1.0  # to read the rest of its output, once it has ended
-INHERITED: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER")
+INHERITED: Final = (
+    *("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER"),
+    *("SYSTEMROOT", "PATHEXT", "TEMP", "USERPROFILE"),  # Windows: without the first, no PowerShell and no socket
+)
 
 
 class Sink(BaseSink):
