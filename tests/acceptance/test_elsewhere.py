@@ -87,3 +87,14 @@ def test_a_courier_delivers_is_replaced_and_stops_where_posix_is_not(
         assert sorted(kinds(hook)[3:]) == ["announced"] * 10 + ["finished"]
         assert not Path(f"/proc/{courier}").exists()
     assert "Traceback" not in agent.log
+    assert "control.sock" not in agent.log
+
+
+def test_a_command_says_that_it_can_ask_no_agent_where_posix_is_not(tmp_path: Path) -> None:
+    done = without_posix(CHECK, "approve", "e", "--state-dir", str(tmp_path))
+    assert (done.returncode, done.stderr) == (
+        1,
+        "notbefore: commands cannot ask an agent here: this system has no Unix sockets\n",
+    )
+    done = without_posix(CHECK, "outbox", "list", "--state-dir", str(tmp_path))  # works, while no agent runs
+    assert "has `notbefore run` been started here?" in done.stderr

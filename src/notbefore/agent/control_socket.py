@@ -81,8 +81,9 @@ class ControlSocket:
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
 
     def start(self) -> None:
-        """Listen in a separate thread, because the disk of the directory may hang."""
-        self._thread.start()
+        """Listen in a separate thread, because the disk of the directory may hang. Without Unix sockets: do nothing."""
+        if hasattr(socket, "AF_UNIX"):
+            self._thread.start()
 
     def stop(self) -> None:
         """Stop listening."""
@@ -165,7 +166,7 @@ def listens(directory: Path) -> bool:
         with _unix_socket() as connection:
             connection.settimeout(READ_SECONDS)  # an agent that hangs has a full queue
             connection.connect(str(directory / NAME))
-    except (FileNotFoundError, ConnectionRefusedError):
+    except (FileNotFoundError, ConnectionRefusedError, NotBeforeError):
         return False
     except OSError:
         return True
@@ -200,7 +201,7 @@ def ask_agent(directory: Path, request: ControlRequest | Request, reply: type[T]
 def _unix_socket() -> socket.socket:
     family = getattr(socket, "AF_UNIX", None)
     if family is None:
-        raise FileNotFoundError("this system has no Unix sockets")
+        raise NotBeforeError("commands cannot ask an agent here: this system has no Unix sockets")
     return socket.socket(family, socket.SOCK_STREAM)
 
 
