@@ -33,6 +33,16 @@ second.acquire(0.1)
 print("held")
 """
 
+GONE = """
+import io
+class Gone(io.StringIO):
+    def fileno(self):
+        return 1
+    def write(self, text):
+        raise OSError(22, "what Windows says of a closed pipe")
+sys.stdout = Gone()
+"""
+
 
 def test_every_module_is_imported_and_a_state_has_one_owner_where_posix_is_not(tmp_path: Path) -> None:
     """By what stands in for Windows' own lock, which even the same process cannot take twice."""
@@ -45,6 +55,11 @@ def test_every_module_is_imported_and_a_state_has_one_owner_where_posix_is_not(t
 def test_what_is_written_is_utf_8_where_posix_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "latin-1")  # as the code page of Windows, for files and pipes
     assert "0 done · 1 it failed" in without_posix(CHECK, "--help").stdout
+
+
+def test_a_reader_that_goes_away_is_no_traceback_where_posix_is_not() -> None:
+    done = without_posix(GONE + CHECK, "--version")
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 @pytest.fixture

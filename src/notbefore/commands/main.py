@@ -26,7 +26,8 @@ is wrong · 3 it cannot start (address in use, state held by another agent).
 OK: Final = 0
 FAILED: Final = 1
 WRONG: Final = 2
-UNWRITABLE: Final = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of standard output
+NOBODY_READS: Final = errno.EINVAL if sys.platform == "win32" else errno.EPIPE  # what a closed pipe gives
+UNWRITABLE: Final = (NOBODY_READS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of standard output
 
 # without a width, argparse imports 0.4 MiB to find one
 HELP: Final = partial(argparse.RawDescriptionHelpFormatter, width=80)
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno not in UNWRITABLE or error.filename is not None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the final flush cannot fail
-        if not isinstance(error, BrokenPipeError):  # `notbefore history | head` is not worth a message
+        if error.errno != NOBODY_READS:  # `notbefore history | head` is not worth a message
             sys.stderr.write(f"notbefore: standard output cannot be written: {error.strerror}\n")
         return FAILED
 
