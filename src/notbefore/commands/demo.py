@@ -72,6 +72,7 @@ def _play(agent: subprocess.Popen[bytes], simulator: Simulator, url: str) -> int
     )
     timers = [Timer(END_AFTER, agent.kill), *(Timer(at, act, (text, step)) for at, text, step in SCRIPT)]
     for timer in timers:
+        timer.daemon = True  # on Windows, Ctrl-C interrupts no read: it may come only while they are canceled
         timer.start()
     over = 0
     try:
