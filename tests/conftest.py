@@ -49,9 +49,17 @@ UNMEASURED = {"test_bundle.py", "test_deployment.py", "test_kubernetes.py", "tes
 # the acceptance tests for which an everyday loop has time: -m "not long"
 QUICK = {"test_agent.py", "test_commands.py"}
 
+# the documents name the paths of Linux, and the generated ones its defaults
+collect_ignore = ["unit/test_documents.py"] if sys.platform == "win32" else []
+
 GUARD = Path(__file__).with_name("guard")
 runpy.run_path(str(GUARD / "sitecustomize.py"))  # here, and in every Python that a test starts
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(GUARD), os.environ.get("PYTHONPATH"))))
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """A name for long bytes: pytest puts it in a variable, and one of Windows holds 32,767 characters."""
+    return f"{len(val)}-bytes" if isinstance(val, bytes) and len(val) > 1_000 else None
 
 
 @pytest.hookimpl(wrapper=True)

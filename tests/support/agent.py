@@ -1,7 +1,6 @@
 """The installed command as a process, and what can be asked of it."""
 
 import atexit
-import fcntl
 import http.client
 import itertools
 import json
@@ -13,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -46,18 +45,21 @@ def becomes(look: Callable[[], object], wanted: object) -> None:
     assert look() == wanted
 
 
-def _own_ports(size: int = 300) -> range:
+def _own_ports(size: int = 300) -> Iterator[int]:
     """Ports that no other process that runs tests takes, of whatever session: a lock says which are in use.
 
     They are below those that the kernel gives to outgoing connections, so nobody takes one between its choice and its
     use.
     """
+    import fcntl  # noqa: PLC0415 - Windows has none, and its tests need no port
+
     for begin in range(15_000, 32_700 - size, size):
         with suppress(OSError), ExitStack() as opened:
             file = opened.enter_context((Path(tempfile.gettempdir()) / f"notbefore-test-ports-{begin}").open("wb"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             atexit.register(opened.pop_all().close)  # kept until this process ends
-            return range(begin, begin + size)
+            yield from range(begin, begin + size)
+            return
     raise AssertionError
 
 

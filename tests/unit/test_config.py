@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,8 @@ def test_systemd_says_where_the_state_is(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("STATE_DIRECTORY", "/run/a:/run/b")
     assert default_state_dir() == Path("/run/a")
     monkeypatch.delenv("STATE_DIRECTORY")
-    assert default_state_dir() == Path("/var/lib/notbefore")
+    usual = r"C:\ProgramData\notbefore" if sys.platform == "win32" else "/var/lib/notbefore"
+    assert default_state_dir() == Path(usual)
 
 
 @pytest.mark.parametrize(

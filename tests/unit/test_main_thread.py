@@ -1,16 +1,18 @@
 """What the main thread of an always-on process waits for."""
 
-import fcntl
-import resource
 import signal
 import socket
+import sys
 import threading
 import time
+
+import pytest
 
 from notbefore.courier import orders
 from notbefore.process.main_thread import MainThread
 
 LONG = 60.0  # seconds: a wait that nothing ends takes so long
+ON_POSIX = pytest.mark.skipif(sys.platform == "win32", reason="Windows has neither SIGHUP nor many descriptors")
 
 
 def wait(main: MainThread, *descriptors: socket.socket) -> bool:
@@ -37,6 +39,7 @@ def test_sigterm_and_sigint_ask_the_process_to_stop() -> None:
             assert wait(main)
 
 
+@ON_POSIX
 def test_sighup_ends_the_wait_and_is_reported_in_the_main_thread() -> None:
     threads: list[threading.Thread] = []
     for main in (MainThread(), MainThread(lambda: threads.append(threading.current_thread()))):
@@ -47,7 +50,11 @@ def test_sighup_ends_the_wait_and_is_reported_in_the_main_thread() -> None:
     assert threads == [threading.main_thread()]
 
 
+@ON_POSIX
 def test_what_can_be_read_ends_the_wait_whatever_its_descriptor() -> None:
+    import fcntl  # noqa: PLC0415 - Windows has none
+    import resource  # noqa: PLC0415 - as above
+
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (2_048, limits[1]))
     reader, writer = socket.socketpair()

@@ -78,7 +78,7 @@ def test_a_credential_is_systemd_s_or_for_a_command_by_hand_the_installed_one(
     monkeypatch.setattr("notbefore.config.secret.INSTALLED", str(tmp_path))
     (tmp_path / "x").write_text("installed", encoding="utf-8")
     assert Secret("x", "credential").reveal({}) == "installed"
-    with pytest.raises(ConfigError, match="elsewhere/x cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"elsewhere.x cannot be read: No such file"):
         Secret("x", "credential").reveal({"CREDENTIALS_DIRECTORY": str(tmp_path / "elsewhere")})
 
 

@@ -1,6 +1,7 @@
 """Records go to standard output in a thread of their own."""
 
 import os
+import sys
 
 import pytest
 
@@ -8,6 +9,7 @@ from notbefore.process.stdout import StdoutWriter
 from support.agent import eventually
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a pipe of Windows takes a line or none of it")
 def test_what_waits_is_written_before_it_stops_and_each_line_in_full(caplog: pytest.LogCaptureFixture) -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)  # so that it takes a part of a line, as when the process is paused meanwhile
@@ -38,4 +40,4 @@ def test_a_pipe_that_is_gone_does_not_end_it_and_is_said_once(caplog: pytest.Log
     teller(b"lost\n")
     teller(b"lost as well\n")
     teller.stop(20)
-    assert caplog.text.count("Broken pipe") == 1
+    assert caplog.text.count("records are missing there") == 1
