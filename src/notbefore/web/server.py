@@ -35,9 +35,11 @@ FEW: Final = 0.9  # of the most connections; above that, the oldest silent ones 
 MAX_HEADER: Final = 8 * 1024  # bytes per connection
 MAX_BODY: Final = 1  # bytes: no request here has a body, whatever its Content-Length
 MAX_UNREAD: Final = 16 * 1024 * 1024  # bytes of answers that clients have not read, all connections together
-ACCEPTS: Final = 20  # connections accepted between two polls
+ACCEPTS: Final = 20  # connections accepted at once
 GRACE: Final = 0.1  # seconds for a new connection to send a request before a newer one may replace it
-PAUSE: Final = 2e-6  # seconds per connection between two polls: a poll asks all connections, and workers need time
+# between two polls of all connections, which take a millisecond of 1,000, workers get time, and new ones are accepted
+PAUSE: Final = 3e-6  # seconds per connection
+SHORTEST_PAUSE: Final = 0.001  # seconds, because a poll counts milliseconds
 LOOK: Final = 2.0  # seconds between two checks of the connections, while there are any and nothing arrives
 
 log = logging.getLogger("notbefore.http")
@@ -108,12 +110,15 @@ class HttpServer:
         wasyncore.close_all(self._map, ignore_all=True)
 
     def _run(self) -> None:
+        listener = {self._server.socket.fileno(): self._server}
         while not self._stopping:
             # without connections there is nothing to check; a new one wakes the poll, except near the limit
             count = len(self._server.active_channels)
             timeout = GRACE if self._server.excess > 0 else LOOK if count else 3600.0
             wasyncore.loop(timeout=timeout, use_poll=True, map=self._map, count=1)
-            time.sleep(PAUSE * count)
+            if count:
+                pause = max(PAUSE * count, SHORTEST_PAUSE)
+                wasyncore.loop(timeout=pause, use_poll=True, map=listener, count=1)
 
 
 class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
@@ -133,7 +138,7 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         return TlsChannel(context, *args, **kwargs)
 
     def handle_accept(self) -> None:
-        """Accept several at once: a scrape may wait behind others, and each poll asks all connections."""
+        """Accept several at once, because a scrape may wait behind others, and read what they have sent."""
         for _ in range(ACCEPTS):
             before = len(self._map)
             with suppress(OSError):  # the client has gone again
@@ -141,7 +146,7 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             if len(self._map) == before:
                 break
             new = next(reversed(self.active_channels.values()))
-            wasyncore.loop(timeout=0, use_poll=True, map={new.socket.fileno(): new}, count=1)  # its request may be here
+            wasyncore.loop(timeout=0, use_poll=True, map={new.socket.fileno(): new}, count=1)
 
     @property
     def excess(self) -> int:
