@@ -63,6 +63,12 @@ def test_an_event_that_is_over_explains_no_silence_while_its_wave_goes_on(
         log.add(A, kind, resources=[A.name], event_type=event_type)
     log.pass_time(LIMIT, B, C)
     assert log.silent == silent
+    log.pass_time(LIMIT, A, B, C)
+    log.pass_time(LIMIT, B, C)
+    assert log.silent == ["web_0"]  # it had come back, also after a Preempt
+    log.add(C, "canceled", "LATER", resources=[C.name], event_type=event_type)
+    log.pass_time(LIMIT, B, C)
+    assert log.silent == ["web_0"]  # the wave is over
 
 
 def test_while_the_hub_is_away_nobody_is_silent() -> None:

@@ -17,7 +17,7 @@ from notbefore.fleet.history import PastEvent
 from notbefore.fleet.hub_records import Beat, PartitionFigures, PoisonError, Report, read
 from notbefore.fleet.silence import FORGET_SECONDS, Silence
 from notbefore.fleet.snapshot import Closed, Position, Snapshot
-from notbefore.fleet.story import CANCELED, ENDED, NEW, OVER, STARTED, STRENGTH, Story, from_unix
+from notbefore.fleet.story import CANCELED, ENDED, NEW, OVER, STARTED, STRENGTH, Standing, Story, from_unix
 from notbefore.fleet.waves import Grouping, Notification, Waves
 
 UNWATCHED: Final = 120.0  # seconds between two looks; if more have passed, the hub was not read, or was unavailable
@@ -77,8 +77,14 @@ class Events:
         self._count(story, _weight(story.event.resources) - before)
         if news:
             self._locate(story)
-            self.waves.note(story, now, closed.standing if closed is not None and story.began is None else NEW)
+            self._note(story, now, closed.standing if closed is not None and story.began is None else NEW)
         return "news" if news else "known"
+
+    def _note(self, story: Story, now: float, notified: Standing = NEW) -> None:
+        """Note that an event is new or has changed, and which VMs it has deleted: at once, as its wave may go on."""
+        if story.has_deleted:
+            self._state.vanished |= dict.fromkeys(story.vms, now)
+        self.waves.note(story, now, notified)
 
     def listed(self, group: str, event_ids: Iterable[str], now: float) -> None:
         """Note that a VM lists these events: they are not over."""
@@ -128,7 +134,7 @@ class Events:
                 before = story.standing
                 story.give_up()
                 if story.standing is not before:
-                    self.waves.note(story, now)
+                    self._note(story, now)
                     yield
         for vm in [vm for vm, at in self._state.vanished.items() if now - at >= FORGET_SECONDS]:
             del self._state.vanished[vm]
@@ -145,13 +151,12 @@ class Events:
         return at is not None and (heard is None or heard.at <= at + heard.interval)
 
     def explained(self, now: float) -> set[str]:
-        """Return the VMs that an event under way affects (its NotBefore may have passed alone), or has deleted."""
+        """Return the VMs that are affected by an event under way: it has started, or its NotBefore has passed."""
         return {
             vm
             for story in self.open.values()
             if story.standing is STARTED
             or (story.standing not in OVER and story.not_before and story.not_before.timestamp() < now)
-            or (story.standing in OVER and story.deletes)  # its wave goes on
             for vm in story.vms
         }
 
@@ -166,8 +171,6 @@ class Events:
         self._count(story, -_weight(story.event.resources))
         if len(self._state.past) < MAX_WAITING:  # the writer deletes the first ones, which it has written
             self._state.past.append(PastEvent.closed_at(now, story))
-        if story.deletes:
-            self._state.vanished |= dict.fromkeys(story.vms, now)
         first = "" if story.shares_id else story.event.key
         self._state.closed[story.key] = Closed(first, story.standing, now, story.nth, story.over or from_unix(now))
 

@@ -110,9 +110,9 @@ class Story(Struct, array_like=True):
         return self.group + self.event.key
 
     @property
-    def deletes(self) -> bool:
-        """Whether it deletes its VMs, unless it is canceled: a Preempt or a Terminate."""
-        return self.event.event_type in VANISHING and self.standing is not CANCELED
+    def has_deleted(self) -> bool:
+        """Whether its VMs are deleted: a Preempt or a Terminate that is over, and was not canceled."""
+        return self.event.event_type in VANISHING and self.standing in (ENDED, FINISHED)
 
     @property
     def vms(self) -> list[str]:
