@@ -36,7 +36,7 @@ class EventFacts(Struct, frozen=True, kw_only=True):
     region: str = ""
     zone: str = ""
     tags: dict[str, str]
-    vms: tuple[str, ...]  # the affected VMs
+    vms: tuple[str, ...]  # the affected VMs; of a wave those it is not over for, first those it has still to come to
     reported_by: int  # number of VMs
     first_seen: datetime
     not_before: datetime | None
