@@ -150,7 +150,7 @@ def names_of(vms: Iterable[Heard]) -> tuple[str, ...]:
 def under_way(waves: Iterable[ShownWave]) -> list[list[ShownWave]]:
     """Return the waves with events under way, one list for each type and place."""
     place = attrgetter("event_type", "subscription", "resource_group", "scale_set")
-    by_name = sorted((one for one in waves if one.under_way), key=lambda one: [*map(natural, one.vms)])
+    by_name = sorted((one for one in waves if one.under_way), key=lambda one: [*map(natural, one.vms[:1])])
     return [list(found) for _, found in groupby(sorted(by_name, key=place), place)]
 
 
