@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -45,6 +46,7 @@ def becomes(look: Callable[[], object], wanted: object) -> None:
     assert look() == wanted
 
 
+@cache
 def _own_ports(size: int = 300) -> Iterator[int]:
     """Ports that no other process that runs tests takes, of whatever session: a lock says which are in use.
 
@@ -58,16 +60,12 @@ def _own_ports(size: int = 300) -> Iterator[int]:
             file = opened.enter_context((Path(tempfile.gettempdir()) / f"notbefore-test-ports-{begin}").open("wb"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             atexit.register(opened.pop_all().close)  # kept until this process ends
-            yield from range(begin, begin + size)
-            return
+            return itertools.cycle(range(begin, begin + size))
     raise AssertionError
 
 
-_ports = itertools.cycle(_own_ports())
-
-
 def free_port() -> int:
-    for port in _ports:
+    for port in _own_ports():
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
