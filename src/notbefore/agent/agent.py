@@ -27,11 +27,10 @@ from notbefore.agent.tracker import Tracker
 from notbefore.agent.view import AgentView, InUse
 from notbefore.config.model import Config, HeartbeatConfig, Otlp
 from notbefore.core.delivery import heartbeat_delivery, targets_of
-from notbefore.core.record import Heartbeat, Vm
+from notbefore.core.record import Heartbeat
 from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up
-from notbefore.metrics.families import Family
 from notbefore.metrics.totals import ConfigFigures, Figures, increased
 from notbefore.process.clock import Clock
 from notbefore.process.main_thread import MainThread, exit_at_once
@@ -247,10 +246,9 @@ class Agent:
             from notbefore.courier.redact import Redactor  # noqa: PLC0415 - as above
             from notbefore.otlp.exporter import Exporter  # noqa: PLC0415 - as above
 
-            def read() -> tuple[list[Family], Vm | None]:
-                return self._view.families(), self._state.snapshot.vm
-
-            self._exporter = Exporter(otlp, read, self._exports, Redactor(), Http)
+            self._exporter = Exporter(
+                otlp, lambda: (self._view.families(), self._state.snapshot.vm), self._exports, Redactor(), Http
+            )
 
     def _stop(self) -> None:
         self._systemd.stopping()

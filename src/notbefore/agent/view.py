@@ -5,10 +5,10 @@ read the history in the state file.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import lru_cache
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,10 +20,12 @@ from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.config.model import Config
 from notbefore.core.record import json_line
 from notbefore.core.tracked import PendingEvent, PendingView
-from notbefore.metrics.families import Family, Snapshot, parts, samples
 from notbefore.metrics.totals import Figures
 from notbefore.store.store import Store
 from notbefore.web.app import App, CheckResult, Response, application, history_query, html, readiness, rendered
+
+if TYPE_CHECKING:  # imported at the first scrape
+    from notbefore.metrics.families import Family, Part
 
 FIRST_ANSWER: Final = 150.0  # seconds after the start in which a missing answer of IMDS is no failure
 PAGE_SECONDS: Final = 0.5  # during which the same page is returned again
@@ -58,7 +60,7 @@ class AgentView:
         self.since = state.clock.now()
         self._store = store
         self._in_use = in_use
-        self.metrics = rendered(lambda: parts(self._snapshot()))
+        self.metrics = rendered(self._parts)
 
     @property
     def app(self) -> App:
@@ -75,11 +77,13 @@ class AgentView:
             },
         )
 
-    def families(self) -> list[Family]:
+    def families(self) -> "list[Family]":
         """All samples of this moment."""
-        return list(samples(self._snapshot()))
+        return [family for part in self._parts() for family in part.families()]
 
-    def _snapshot(self) -> Snapshot:
+    def _parts(self) -> "Iterable[Part]":
+        from notbefore.metrics.families import Snapshot, parts  # noqa: PLC0415 - 0.07 MiB, at the first scrape
+
         in_use, known, now = self._in_use(), self._state.snapshot, self._state.now()
         answered = self._answered(known)
         poll = replace(
@@ -87,7 +91,7 @@ class AgentView:
             last_success=answered.timestamp() if answered is not None else None,
             answering=self._age(known) <= READY_INTERVALS * in_use.polling.interval,
         )
-        return Snapshot(
+        values = Snapshot(
             tracked=known.state.tracked,
             totals=known.state.totals,
             figures=in_use.figures(),
@@ -96,6 +100,7 @@ class AgentView:
             sinks=tuple(in_use.config.sinks),
             polling=poll,
         )
+        return parts(values)
 
     def health(self) -> CheckResult:
         """Whether the thread that polls IMDS runs, and does not hang in a request beyond its deadline."""

@@ -17,9 +17,9 @@ from msgspec import Struct
 from notbefore.core.document import EVENT_TYPES
 from notbefore.core.record import HISTORY_RECORDS
 from notbefore.core.tracked import PendingView
-from notbefore.metrics.families import Part
 
 if TYPE_CHECKING:  # imported at the first scrape
+    from notbefore.metrics.families import Part
     from notbefore.web.exposition import MetricsText
 
 DEFAULT_LIMIT: Final = 100
@@ -70,7 +70,7 @@ class _BadRequestError(Exception):
     """The query is wrong; the text says what was expected."""
 
 
-def rendered(read: Callable[[], Iterable[Part]]) -> Callable[[str], tuple[bytes, str]]:
+def rendered(read: "Callable[[], Iterable[Part]]") -> Callable[[str], tuple[bytes, str]]:
     """Return a function that renders the metrics of ``read`` in the format that an ``Accept`` header asks for."""
 
     @cache
