@@ -16,11 +16,11 @@ from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Position
 from notbefore.fleet.waves import Grouping, Notification
+from support.fleet_log import EACH, grouped
 from support.fleet_records import body, report, vm
 
 WEB, DATA = vm("web_0"), vm("data_0", scale_set="data")
 ALONE = replace(vm("db", scale_set="", region="northeurope"), resource_group="databases", subscription_id="other")
-EACH = Grouping()
 SINKS = ("rest", "web", "northern", "databases", "other", "silent", "payments")
 ROUTES = [
     {"match": {"event_type": "Silent"}, "sinks": ["silent"]},
@@ -94,7 +94,7 @@ def test_the_tags_of_the_affected_vms_count_whoever_reports_first(tmp_path: Path
 def test_who_was_notified_of_a_wave_is_notified_of_its_end_whatever_joins_it(tmp_path: Path) -> None:
     both = [report(who, "announced", f"E-{who.name}") for who in (WEB, DATA)]
     over = [report(who, "canceled", f"E-{who.name}") for who in (WEB, DATA)]
-    grouping = Grouping(("event_type",), 0.0, 10.0)
+    grouping = grouped(("event_type",), 0.0, 10.0)
     made = deliveries_of(tmp_path, [both[:1], both[1:], over], grouping)
     found = {(one.kind, one.sink, Record.read(one.record).scale_set) for one in made}
     kinds = ("announced", "canceled")

@@ -19,8 +19,8 @@ from notbefore.fleet.keeper import in_words
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Position, compressed
 from notbefore.fleet.snapshot_store import LostPartitionError, Others
-from notbefore.fleet.waves import Grouping
 from support.azurite import CONTAINER, Azurite
+from support.fleet_log import grouped
 
 WHOSE = ("fleet.example", "changes", "$default")
 AT = Position("40", 7, 1_700_000_000.5)
@@ -173,11 +173,11 @@ def test_a_snapshot_that_has_not_changed_is_not_read_again(blobs: Azurite, monke
 
         monkeypatch.setattr(snapshots, "read", read)
         for name in ("0", "1"):
-            await snapshots.write(name, compressed(Partition(name, Grouping()).snapshot(1.0)), AT)
+            await snapshots.write(name, compressed(Partition(name, grouped()).snapshot(1.0)), AT)
         for _ in range(2):
             await others.look()
         assert asked == ["0", "1"]
-        await snapshots.write("1", compressed(Partition("1", Grouping()).snapshot(2.0)), AT)
+        await snapshots.write("1", compressed(Partition("1", grouped()).snapshot(2.0)), AT)
         await others.look()
         assert asked == ["0", "1", "1"]
         assert {name: one.at for name, one in others.found.items()} == {"0": 1.0, "1": 2.0}

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from notbefore.core.record import Heartbeat, Vm
+from notbefore.core.routing import Route
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Position, Snapshot, compressed, read_snapshot
 from notbefore.fleet.waves import Grouping, Notification
@@ -13,8 +14,16 @@ from support.fleet_records import body, report, vm
 VMS = [vm(f"web_{number}") for number in range(4)]
 A, B, C, D = VMS
 LIMIT = 3600.0
-EACH = Grouping()
-WAVES = Grouping(("scale_set", "event_type"), group_wait=10.0, group_interval=300.0)
+
+
+def grouped(
+    by: tuple[str, ...] = ("event_id",), wait: float = 10.0, interval: float = 300.0, routes: tuple[Route, ...] = ()
+) -> Grouping:
+    return Grouping(by, wait, interval, LIMIT, routes)
+
+
+EACH = grouped()
+WAVES = grouped(("scale_set", "event_type"))
 
 
 def written(fold: Partition) -> Snapshot:

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Position
-from notbefore.fleet.waves import Grouping, Notification
+from notbefore.fleet.waves import Notification
 from support.azure import T0
+from support.fleet_log import grouped
 
 TYPES: Final = {"Preempt": 30.0, "Freeze": 900.0, "Reboot": 900.0, "Redeploy": 600.0, "Terminate": 300.0}
 GROUPINGS: Final = (("event_id",), ("scale_set", "event_type"), ("region",))
@@ -91,7 +92,7 @@ def notified(plan: list[Planned], dice: random.Random, group_by: tuple[str, ...]
             for reporter in (event.vm, f"peer-of-{event.vm}"):
                 seen = when + dice.uniform(0, SEEN)
                 records.append((seen, _record(event, reporter, seen, kind, due)))
-    fold = Partition("0", Grouping(group_by))
+    fold = Partition("0", grouped(group_by))
     made: list[Notification] = []
     for number, (seen, body) in enumerate(sorted(records)):
         now = T0.timestamp() + seen

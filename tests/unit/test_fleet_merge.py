@@ -21,7 +21,7 @@ from notbefore.fleet.snapshot import FORM, compressed, read_snapshot
 from notbefore.fleet.story import Standing, Story
 from notbefore.fleet.waves import Grouping
 from support.azure import T0, at
-from support.fleet_log import EACH, LIMIT, VMS, WAVES, A, B, C, D, Log, written
+from support.fleet_log import EACH, LIMIT, VMS, WAVES, A, B, C, D, Log, grouped, written
 from support.fleet_records import body, report, vm
 
 
@@ -226,7 +226,7 @@ def story_place(log: Log) -> tuple[str, str, dict[str, str]]:
 def test_what_its_vms_have_in_common_is_that_of_the_affected_ones() -> None:
     ours, other = vm("a", zone="1", Team="web", role="x"), vm("b", "WEB", zone="2", team="web", role="y")
     theirs = vm("c", zone="3", team="data")
-    log = Log(Grouping(routes=(Route(Match(tags={"team": ("web",)}), ("web",)), Route(Match(), ("rest",)))))
+    log = Log(grouped(routes=(Route(Match(tags={"team": ("web",)}), ("web",)), Route(Match(), ("rest",)))))
     both = [ours.name, other.name]
     log.add(theirs, "announced", resources=both)
     assert story_place(log) == ("web", "3", {"team": "data"})  # nobody else was heard from
@@ -254,7 +254,7 @@ def test_an_event_that_moves_to_another_vm_is_where_that_one_is() -> None:
 
 
 def test_events_may_be_grouped_by_a_tag() -> None:
-    log = Log(Grouping(("tags.Team", "event_type"), 10.0, 300.0))
+    log = Log(grouped(("tags.Team", "event_type"), 10.0, 300.0))
     for number, team in enumerate(("web", "data", "web")):
         log.add(vm(f"vm_{number}", team=team), "announced", f"E{number}")
     log.add(vm("vm_3"), "announced", "E3")
@@ -264,7 +264,7 @@ def test_events_may_be_grouped_by_a_tag() -> None:
 
 
 def test_an_event_stays_in_its_wave_whatever_becomes_of_it() -> None:
-    log = Log(Grouping(("tags.team", "scale_set"), 10.0, 300.0))
+    log = Log(grouped(("tags.team", "scale_set"), 10.0, 300.0))
     tagged = vm("vm_0", team="web")
     log.add(B, "announced", resources=[tagged.name])
     log.wait(10)

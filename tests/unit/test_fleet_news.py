@@ -21,7 +21,7 @@ from notbefore.fleet.story import MAX_REPORTERS
 from notbefore.fleet.waves import Grouping
 from support import random_fleets
 from support.azure import T0, at
-from support.fleet_log import LIMIT, WAVES, A, B, Log, written
+from support.fleet_log import LIMIT, WAVES, A, B, Log, grouped, written
 from support.fleet_records import body, report, vm
 
 PROD = replace(vm("web01", scale_set=""), subscription_id="prod", resource_group="payments", tags={"team": "pay"})
@@ -63,7 +63,7 @@ def test_one_eventid_of_two_resource_groups_is_two_events() -> None:
 
 def test_events_of_one_wave_that_go_to_different_receivers_are_two_waves() -> None:
     routes = (Route(Match(tags={"team": ("pay",)}), ("payments",)), Route(Match(), ("rest",)))
-    log = Log(Grouping(("resource_group", "subscription", "event_type"), routes=routes))
+    log = Log(grouped(("resource_group", "subscription", "event_type"), routes=routes))
     for event, team in (("E0", "pay"), ("E1", "pay"), ("E2", "lab"), ("E3", "web")):
         log.add(vm(f"vm-{event}", team=team), "announced", event)
     log.wait(10)
@@ -72,7 +72,7 @@ def test_events_of_one_wave_that_go_to_different_receivers_are_two_waves() -> No
 
 
 def test_a_worse_type_names_the_wave_and_does_not_wait() -> None:
-    log = Log(Grouping(("resource_group", "subscription")))
+    log = Log(grouped(("resource_group", "subscription")))
     log.add(A, "announced", "E0", event_type="Freeze", notice=3600)
     log.wait(10)
     log.add(B, "announced", "E1", event_type="Terminate", notice=300, not_before=at(310))
@@ -141,7 +141,7 @@ def of_backlog(grouping: Grouping, backlog: int) -> Log:
     return log
 
 
-@pytest.mark.parametrize("grouping", [Grouping(), WAVES])
+@pytest.mark.parametrize("grouping", [grouped(), WAVES])
 def test_what_was_over_before_the_first_reading_is_history(grouping: Grouping) -> None:
     log = of_backlog(grouping, backlog=4)
     for kind in ("announced", "started", "finished"):
@@ -163,7 +163,7 @@ def _waves(log: Log) -> set[str]:
 
 
 def test_who_takes_over_in_the_middle_of_the_backlog_notifies_nobody_of_it_either() -> None:
-    log = of_backlog(Grouping(), backlog=2)
+    log = of_backlog(grouped(), backlog=2)
     log.add(A, "announced")
     log.add(A, "started")
     second = log.taken_over()

@@ -16,11 +16,9 @@ from notbefore.core.change import SILENT
 from notbefore.core.document import EVENT_TYPES
 from notbefore.core.text import escaped, one_of
 from notbefore.errors import ConfigError, NotBeforeError
-from notbefore.fleet.mutes import NOTE, Mute, read_mutes, write_mutes
+from notbefore.fleet.mutes import LONGEST, NOTE, SHORTEST, Mute, read_mutes, write_mutes
 from notbefore.fleet.shown_waves import MATCHERS
 
-SHORTEST: Final = 60.0  # seconds of a mute
-LONGEST: Final = 366 * 86_400.0
 TYPES: Final = (*EVENT_TYPES, SILENT)  # of the fleet's events
 
 

@@ -14,6 +14,8 @@ from notbefore.fleet.waves import Notification
 
 NOTE: Final = "mutes"  # the name of the note in which the instances share them
 MAX_MUTES: Final = 200
+SHORTEST: Final = 60.0  # seconds of a mute
+LONGEST: Final = 366 * 86_400.0
 
 
 class Mute(Struct, frozen=True):

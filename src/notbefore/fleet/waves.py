@@ -59,11 +59,11 @@ _REASONS: Final[dict[LifecycleKind, Reason]] = {
 class Grouping(Struct, frozen=True):
     """How stories are grouped; times in seconds. Stories of two resource groups are never one group."""
 
-    group_by: tuple[str, ...] = ("event_id",)  # see ``_label``
-    group_wait: float = 10.0
-    group_interval: float = 300.0
-    over_after: float = 3600.0  # after NotBefore, the start and the last record: then it is over without reports
-    routes: tuple[Route, ...] = ()  # stories with different routes are different groups
+    group_by: tuple[str, ...]  # see ``_label``
+    group_wait: float
+    group_interval: float
+    over_after: float  # after NotBefore, the start and the last record: then it is over without reports
+    routes: tuple[Route, ...]  # stories with different routes are different groups
 
     @property
     def each_event(self) -> bool:
