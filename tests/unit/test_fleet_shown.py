@@ -78,9 +78,13 @@ def test_what_is_empty_in_a_record_is_shown_as_unknown() -> None:
     assert [one.event_source for one in waves_of(log)] == [None]
 
 
-def test_two_vms_of_one_name_are_shown_with_their_resource_groups() -> None:
+def test_equal_names_of_vms_and_of_scale_sets_are_shown_with_their_resource_groups() -> None:
     found = [Heard(name, 0.0, 1.0, Place("sub", group)) for name, group in (("a", "x"), ("A", "y"), ("b", "x"))]
     assert names_of(found) == ("b", "sub/x/a", "sub/y/A")
+    log = many(0, 2)
+    for group in ("x", "y"):
+        log.add(replace(vm("web_0"), resource_group=group), "announced", f"B{group}", not_before=at(9000))
+    assert [one.group for one in waves_of(log)] == ["data", "data", "sub/x/web", "sub/y/web"]
 
 
 def mute(**match: str) -> Mute:

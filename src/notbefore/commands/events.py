@@ -95,7 +95,7 @@ def _wave(wave: dict[str, Any]) -> tuple[str, ...]:
         str(len(wave["vms"])),
         str(wave["reported_by"]),
         wave["region"] or "-",
-        wave["scale_set"] or wave["resource_group"] or "-",
+        wave["group"] or "-",
         wave["event_id"],
         some_of(wave["vms"], MAX_SHOWN),
     )

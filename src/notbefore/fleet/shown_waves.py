@@ -22,6 +22,8 @@ MATCHERS: Final = ("event_type", "subscription", "resource_group", "scale_set", 
 FILTERS: Final = (*MATCHERS, "status")  # parameters of a request
 PART_OF_LINE: Final = re.compile(rb".{1,74}(?![\x80-\xbf])")  # octets, by RFC 5545; the next octet begins a character
 MAX_NAMES: Final = 20  # of VMs in a calendar entry
+Named = tuple[str, str, str]
+"""Subscription, resource group and name, of a VM or of a group of VMs."""
 
 
 class EventFacts(Struct, frozen=True, kw_only=True):
@@ -69,6 +71,7 @@ class ShownWave(EventFacts, frozen=True, kw_only=True):
     under_way: int  # events that have started
     over: int  # events that are over
     seconds_to_not_before: float | None
+    group: str = ""  # the name of its scale set, else of its resource group: see ``coming``
 
     @property
     def to_come(self) -> int:
@@ -116,9 +119,20 @@ class FleetEvents(Struct, frozen=True):
 
 
 def coming(waves: Iterable[Wave], now: datetime) -> tuple[ShownWave, ...]:
-    """Return the waves that are not over: those with events to come, by the time left, then those under way."""
+    """Return the waves that are not over: those with events to come, by the time left, then those under way.
+
+    Groups of one name in several places have their subscription and resource group in front.
+    """
     found = [one for one in (shown(wave, now) for wave in waves if wave.stories) if one.over < one.events]
-    return tuple(sorted(found, key=lambda one: (not one.to_come, one.not_before or one.first_seen, one.event_id)))
+    names = _distinct(map(_group, found))
+    found.sort(key=lambda one: (not one.to_come, one.not_before or one.first_seen, one.event_id))
+    return tuple(replace(one, group=names[_group(one)]) for one in found)
+
+
+def _group(wave: ShownWave) -> Named:
+    if wave.scale_set:
+        return wave.subscription, wave.resource_group, wave.scale_set
+    return wave.subscription, "", wave.resource_group
 
 
 def shown(wave: Wave, now: datetime) -> ShownWave:
@@ -140,11 +154,15 @@ def shown(wave: Wave, now: datetime) -> ShownWave:
 
 def names_of(vms: Iterable[Heard]) -> tuple[str, ...]:
     """Return the names of VMs; equal names have their subscription and resource group in front."""
-    found = list(vms)
-    named = Counter(one.name.casefold() for one in found)
-    parts = ((one.place.subscription, one.place.resource_group, one.name) for one in found)
-    names = ("/".join(filter(None, part)) if named[part[-1].casefold()] > 1 else part[-1] for part in parts)
-    return tuple(sorted(names, key=natural))
+    names = _distinct((one.place.subscription, one.place.resource_group, one.name) for one in vms)
+    return tuple(sorted(names.values(), key=natural))
+
+
+def _distinct(found: Iterable[Named]) -> dict[Named, str]:
+    """Return the names to show: equal ones have in front of them what is before the name."""
+    every = set(found)
+    named = Counter(name for *_, name in {tuple(map(str.casefold, one)) for one in every})
+    return {one: "/".join(filter(None, one)) if named[one[-1].casefold()] > 1 else one[-1] for one in every}
 
 
 def under_way(waves: Iterable[ShownWave]) -> list[list[ShownWave]]:
@@ -160,8 +178,7 @@ def calendar(waves: Iterable[ShownWave], now: datetime) -> bytes:
     for one in waves:
         if not one.to_come or one.not_before is None:
             continue
-        place = one.scale_set or one.resource_group
-        where = f" in {place}" if place else ""
+        where = f" in {one.group}" if one.group else ""
         vms = "1 VM" if len(one.vms) == 1 else f"{len(one.vms)} VMs"
         about = [f"VMs: {some_of(one.vms, MAX_NAMES)}", *(f"{name}: {value}" for name, value in one.tags.items())]
         lines += [
