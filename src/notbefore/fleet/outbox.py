@@ -5,11 +5,11 @@ partition's deliveries are stored in its snapshot (``part``), and come and go wi
 """
 
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from notbefore.core.delivery import Delivery, Routing, Targets, deliveries, targets_of
-from notbefore.core.outbox import OF_A_FLEET, Outbox, SendResult
+from notbefore.core.outbox import OF_A_FLEET, Outbox
 from notbefore.core.outbox_rows import OutboxImage
 from notbefore.core.record import Record, Vm
 from notbefore.fleet.waves import Notification, known
@@ -33,7 +33,6 @@ class FleetOutbox(StoredOutbox):
         self.totals = Totals()  # counts of what was notified since the start
         self._hub_time = hub_time
         self._partition_of: dict[str, str] = {}  # event key -> partition
-        self._news: set[str] = set()  # see ``has_news``
         self.use_sinks(routing.sinks, self._targets_of)
 
     # ---- for the partitions
@@ -48,13 +47,13 @@ class FleetOutbox(StoredOutbox):
         with self.opened() as (outbox, now):
             self._partition_of[change.event.key] = partition
             outbox.take(change, list(new.values()), now, self._hub_time())
-            self._news.add(partition)
             self.totals = self.totals.plus(change)
         return line
 
     def has_news(self, partition: str) -> bool:
         """Whether something of a partition was queued, accepted or refused since its last ``part``."""
-        return partition in self._news
+        with self._memory:
+            return any(self._partition_of.get(event_key) == partition for _, event_key in self._outbox.rows.changed)
 
     def part(self, partition: str, open_keys: Collection[str]) -> OutboxImage:
         """Return the waiting deliveries of a partition, and what sinks returned for open events (``open_keys``)."""
@@ -62,8 +61,8 @@ class FleetOutbox(StoredOutbox):
             keys = self._keys(partition)
             image = outbox.rows.image(now, keys)
             self._leave(keys.difference(open_keys, (row.event_key for row in image.rows)))
-            self._news.discard(partition)
-            outbox.rows.changed.clear()  # they are not written one by one
+            changed = outbox.rows.changed  # also of events that no partition here has any more
+            changed -= {lane for lane in changed if self._partition_of.get(lane[1], partition) == partition}
             return image
 
     def adopt(self, partition: str, image: OutboxImage, passed: float) -> None:
@@ -91,13 +90,3 @@ class FleetOutbox(StoredOutbox):
         for key in keys:
             del self._partition_of[key]
         self._outbox.leave(keys)
-
-    # ---- for the courier
-
-    def exchange(self, results: Iterable[SendResult], limits: Mapping[str, int]) -> Sequence[Delivery]:
-        """As in an agent's outbox; also note which partitions have news."""
-        results = list(results)
-        with self._memory:  # one lock for both steps
-            rows = [self._outbox.rows.by_id.get(one.delivery_id) for one in results if one.outcome != "returned"]
-            self._news |= {self._partition_of[row.event_key] for row in rows if row is not None}
-            return super().exchange(results, limits)
