@@ -13,7 +13,7 @@ from msgspec import Meta, Struct, field
 
 from notbefore.core.change import APPROVAL_KINDS, LIFECYCLE_KINDS, LifecycleKind
 from notbefore.core.document import MAX_DESCRIPTION, MAX_DURATION, MAX_ID, MAX_NAME, MAX_RESOURCES, MAX_WORD
-from notbefore.core.record import CHANGE_TYPE, HEARTBEAT_TYPE, MAX_TAGS, PREFIX, TAG, TAG_BYTES, tags_in
+from notbefore.core.record import CHANGE_TYPE, HEARTBEAT_TYPE, MAX_TAGS, Heartbeat, Record, tags_in
 
 MAX_BYTES: Final = 1024 * 1024  # of one record, as many as a hub accepts by default
 
@@ -23,6 +23,7 @@ Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
 Word = Annotated[str, Meta(max_length=MAX_WORD)]
 Kind = Annotated[str, Meta(min_length=1, max_length=MAX_WORD)]  # no agent leaves it empty
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
+Duration = Annotated[int, Meta(ge=0, le=MAX_DURATION)]  # seconds
 Seconds = Annotated[float, Meta(ge=0, le=10_000 * 365 * 86_400.0)]  # a NotBefore may be in any year
 
 Tags = tuple[tuple[str, str], ...]
@@ -63,25 +64,32 @@ def one_place(place: Place) -> Place:
     return place
 
 
-class _Reporter(Struct, frozen=True, kw_only=True):
+_WRITTEN: Final = {
+    name: written
+    for kind in (Heartbeat, Record)
+    for name, written in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
+}
+"""A field of a record or a heartbeat -> its name as it is written."""
+
+
+class _Reporter(Struct, frozen=True, kw_only=True, rename=_WRITTEN.get):
     """The fields of a record about the VM that reports."""
 
     time: datetime
-    region: Name = field(default="", name="cloud.region")
-    zone: Name = field(default="", name="cloud.availability_zone")
-    subscription: Name = field(default="", name="cloud.account.id")
-    resource_group: Name = field(default="", name="azure.resource_group.name")
-    scale_set: Name = field(default="", name="azure.vm.scaleset.name")
-    vm_id: Name = field(default="", name="host.id")
-    vm_name: Name = field(default="", name="host.name")
-    tags: Annotated[Tags, Meta(max_length=MAX_TAGS)] = field(default=(), name=TAG)  # each is an attribute of its own
+    location: Name = ""
+    zone: Name = ""
+    subscription_id: Name = ""
+    resource_group: Name = ""
+    scale_set: Name = ""
+    vm_id: Name = ""
+    vm_name: Name = ""
+    tags: Annotated[Tags, Meta(max_length=MAX_TAGS)] = ()  # each is an attribute of its own
 
     @property
     def place(self) -> Place:
         """Where the VM is."""
-        return one_place(
-            Place(self.subscription, self.resource_group, self.region, self.scale_set, self.zone, self.tags)
-        )
+        where = self.subscription_id, self.resource_group, self.location, self.scale_set, self.zone
+        return one_place(Place(*where, self.tags))
 
     @property
     def vm(self) -> str:
@@ -89,19 +97,7 @@ class _Reporter(Struct, frozen=True, kw_only=True):
         return (self.vm_name or self.vm_id or "unknown").casefold()
 
 
-_REPORTED: Final = {
-    "event_id": "id",
-    "event_type": "type",
-    "event_status": "status",
-    "event_source": "source",
-    "duration": "expected_duration_seconds",
-    "notice": "notice_seconds",
-    "interruption": "interruption_seconds",
-    "fleet_vms": "fleet.vms",
-}
-
-
-class Report(_Reporter, frozen=True, kw_only=True, rename=lambda name: PREFIX + _REPORTED.get(name, name)):
+class Report(_Reporter, frozen=True, kw_only=True):
     """One change, as one VM reports it. Durations are seconds."""
 
     change_id: Id
@@ -116,9 +112,9 @@ class Report(_Reporter, frozen=True, kw_only=True, rename=lambda name: PREFIX + 
     description: Annotated[str, Meta(max_length=MAX_DESCRIPTION + 1)] | None = None
     first_seen: datetime
     not_before: datetime | None = None
-    duration: Annotated[int, Meta(ge=0, le=MAX_DURATION)] | None = None
-    notice: Seconds | None = None
-    interruption: Seconds | None = None
+    duration: Duration | None = field(default=None, name=_WRITTEN["expected_duration_seconds"])  # as in ``Event``
+    notice_seconds: Seconds | None = None
+    interruption_seconds: Seconds | None = None
     exercise: bool = False
     fleet_vms: int | None = None  # only in a notification of `notbefore fleet`
 
@@ -126,10 +122,8 @@ class Report(_Reporter, frozen=True, kw_only=True, rename=lambda name: PREFIX + 
 class Beat(_Reporter, frozen=True, kw_only=True):
     """A heartbeat of a VM, with the EventIds that it lists."""
 
-    listed: Annotated[tuple[Id, ...], Meta(max_length=MAX_RESOURCES)] = field(
-        default=(), name="azure.scheduled_events.listed"
-    )
-    interval: Seconds = field(default=300.0, name="notbefore.heartbeat.interval_seconds")
+    listed: Annotated[tuple[Id, ...], Meta(max_length=MAX_RESOURCES)] = ()
+    interval: Seconds = 300.0
 
 
 class PoisonError(Exception):
@@ -178,14 +172,14 @@ def read(body: bytes) -> Report | Beat | None:
         if (kind := envelope.type) not in _DECODERS:
             raise PoisonError("newer" if kind.startswith("notbefore.") else "foreign", kind[:200])
         decoder = _DECODERS[kind]
-        return None if decoder is None else _complete(decoder.decode(envelope.data), envelope.data, body)
+        return None if decoder is None else _complete(decoder.decode(envelope.data), envelope.data)
     except msgspec.ValidationError as error:
         raise PoisonError("wrong_shape" if b"notbefore." in body[:2000] else "foreign", str(error)) from None
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and msgspec.DecodeError are ValueErrors
         raise PoisonError("not_json", str(error)) from None
 
 
-def _complete(found: Report | Beat, data: msgspec.Raw, body: bytes) -> Report | Beat | None:
+def _complete(found: Report | Beat, data: msgspec.Raw) -> Report | Beat | None:
     """Add the tags; return ``None`` for a fleet's own notification.
 
     Raises ``msgspec.ValidationError`` for a time that is not in UTC: it cannot be compared.
@@ -197,6 +191,5 @@ def _complete(found: Report | Beat, data: msgspec.Raw, body: bytes) -> Report | 
         times += found.first_seen, found.not_before
     if any(time is not None and time.tzinfo is not UTC for time in times):
         raise msgspec.ValidationError("expected times in UTC")
-    if TAG_BYTES not in body:
-        return found
-    return msgspec.structs.replace(found, tags=tuple(sorted(tags_in(bytes(data)).items())))
+    tags = tags_in(bytes(data))
+    return msgspec.structs.replace(found, tags=tuple(sorted(tags.items()))) if tags else found

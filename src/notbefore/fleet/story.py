@@ -178,8 +178,8 @@ class Story(Struct, array_like=True):
         self.locate(report.place, affected=affected)
         if affected:
             old = self.measured.get(report.vm, Measures())
-            notice = [one for one in (old.notice, report.notice) if one is not None]
-            gaps = [one for one in (old.interruption, report.interruption) if one is not None]
+            notice = [one for one in (old.notice, report.notice_seconds) if one is not None]
+            gaps = [one for one in (old.interruption, report.interruption_seconds) if one is not None]
             self.measured[report.vm] = Measures(min(notice, default=None), max(gaps, default=None))
         when = (report.time, report.vm, report.change_id)
         if report.not_before is not None and (self.not_before is None or when >= self.dated):
