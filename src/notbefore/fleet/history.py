@@ -17,6 +17,7 @@ import msgspec
 
 from notbefore.core.change import Outcome
 from notbefore.core.document import PROMISED
+from notbefore.core.record import view
 from notbefore.fleet.shown_waves import EventFacts
 from notbefore.fleet.story import OUTCOMES, Measures, Story, from_unix
 from notbefore.store.lock import PRIVATE_DIRECTORY, prepare_file
@@ -48,11 +49,14 @@ class PastEvent(EventFacts, frozen=True, kw_only=True):
     @classmethod
     def closed_at(cls, now: float, story: Story) -> "PastEvent":
         """Make the entry of a story; ``now``: Unix seconds of the hub's clock."""
-        return cls.of(
-            story.event,
-            [story],
+        return view(
+            cls,
             story,
-            not_before=story.not_before,
+            story.event,
+            story.place,
+            tags=dict(story.place.tags),
+            vms=story.event.resources,
+            reported_by=len(story.reported),
             expected_seconds=story.event.duration,
             closed=from_unix(now),
             outcome=OUTCOMES[story.standing],

@@ -2,20 +2,19 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Final, Self
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from notbefore.core.document import Event
 from notbefore.core.record import view
 from notbefore.core.text import natural, one_line, some_of
 from notbefore.fleet.silence import Heard
-from notbefore.fleet.story import OVER, STARTED, Story
+from notbefore.fleet.story import OVER, STARTED
 from notbefore.fleet.waves import Wave, event_of_wave, place_of, reporters
 
 MATCHERS: Final = ("event_type", "subscription", "resource_group", "scale_set", "region", "tag", "vm")  # of a mute
@@ -44,23 +43,6 @@ class EventFacts(Struct, frozen=True, kw_only=True):
     not_before: datetime | None
     started: datetime | None  # the first start
     description: str | None = None
-
-    @classmethod
-    def of(cls, event: Event, stories: Collection[Story], *sources: object, **fields: Any) -> Self:
-        """Make the facts of stories, shown as ``event``; ``sources`` and ``fields`` give the rest: see ``view``."""
-        place = place_of(stories)
-        return view(
-            cls,
-            event,
-            place,
-            *sources,
-            **fields,
-            tags=dict(place.tags),
-            vms=event.resources,
-            reported_by=len(reporters(stories)),
-            first_seen=min(one.first_seen for one in stories),
-            started=min((one.started for one in stories if one.started is not None), default=None),
-        )
 
 
 class ShownWave(EventFacts, frozen=True, kw_only=True):
@@ -138,12 +120,18 @@ def _group(wave: ShownWave) -> Named:
 def shown(wave: Wave, now: datetime) -> ShownWave:
     """Return a wave, which must have stories, as it is at ``now``."""
     stories, standing = list(wave.stories.values()), wave.standing
+    # those with an event to come are first
     live = sorted((one for one in stories if one.standing not in OVER), key=lambda one: one.standing is STARTED)
-    names = dict.fromkeys(name for one in live for name in one.event.resources)  # first those with an event to come
-    event = replace(event_of_wave(wave, standing, now), resources=tuple(names))
-    return ShownWave.of(
+    event, place = event_of_wave(wave, standing, now), place_of(stories)
+    return view(
+        ShownWave,
         event,
-        stories,
+        place,
+        tags=dict(place.tags),
+        vms=tuple(dict.fromkeys(name for one in live for name in one.event.resources)),
+        reported_by=len(reporters(stories)),
+        first_seen=min(one.first_seen for one in stories),
+        started=min((one.started for one in stories if one.started is not None), default=None),
         status=standing.name.lower(),
         events=len(stories),
         under_way=sum(one.standing is STARTED for one in stories),
