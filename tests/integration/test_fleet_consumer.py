@@ -156,7 +156,7 @@ def test_a_partition_that_is_lost_while_the_sdk_still_feeds_it_is_sent_nothing_o
     with consuming(tmp_path, hub, snapshots=snapshots, rebalance="1s", takeover="2s") as (consumer, written):
         send(hub, [report(A, "announced", "E0")])
         eventually(lambda: len(written) == 1 and len(consumer.keeper.folds) == 2, patience=60)
-        (own,) = [fold.name for fold in consumer.keeper.folds if fold.position.sequence >= 0]
+        (own,) = [fold.name for fold in consumer.keeper.folds if fold.state.position.sequence >= 0]
         snapshots.lost = True
         send(hub, [report(A, "announced", "E1")])
         eventually(lambda: own not in consumer.keeper.partitions, patience=60)

@@ -54,7 +54,7 @@ def deliveries_of(
     for records in parts:
         made: list[Notification] = []
         for record in records:
-            number = fold.position.sequence + 1
+            number = fold.state.position.sequence + 1
             made += filter(None, fold.add(body(record), Position(str(number), number, now)))
         for later in (1, after, 2 * after):
             made += filter(None, fold.advance(now + later))

@@ -400,7 +400,7 @@ def test_a_log_that_counts_from_zero_again_is_another_one_and_nothing_of_it_is_p
     log.sequence = 0
     log.add(A, "started", "E0")
     assert log.add(A, "announced", "E3") == ["announced"] * 3 + ["started", "announced"]
-    assert log.fold.position.sequence == 1
+    assert log.fold.state.position.sequence == 1
 
 
 # ---- what cannot be read

@@ -189,8 +189,8 @@ class Consumer:
             self._over.set()
         lag, now = {}, self._parts.clock.now()
         for fold, one in zip(folds, found, strict=True):
-            records = max(0, int(one["last_enqueued_sequence_number"]) - fold.position.sequence)
-            heard = fold.position.enqueued
+            records = max(0, int(one["last_enqueued_sequence_number"]) - fold.state.position.sequence)
+            heard = fold.state.position.enqueued
             lag[fold.name] = records, max(0.0, now - heard) if records and heard else 0.0
         self.lag = lag
 
@@ -206,7 +206,7 @@ class Consumer:
             await self._others.look()
             heard = {key for one in self._others.found.values() for key in one.heard}
             heard |= {key for fold in self.keeper.folds for key in fold.silence.heard}
-            now = max(held.fold.position.enqueued, self._parts.clock.now() - MARGIN)
+            now = max(held.fold.state.position.enqueued, self._parts.clock.now() - MARGIN)
             expected = {key: vm for key, vm in inventory.vms.items() if key not in heard}
             held.fold.missing.expect(expected, now, self._config.missing_after.seconds)
 
@@ -231,7 +231,7 @@ class Consumer:
         held = self.keeper.partitions.get(name)
         if held is None:  # another instance has it, and the SDK has not noticed yet
             raise LostPartitionError
-        if not events and not (self.connected and held.fold.position.sequence >= self.keeper.ends.get(name, -1)):
+        if not events and not (self.connected and held.fold.state.position.sequence >= self.keeper.ends.get(name, -1)):
             return  # records may be on their way: what is due is decided by their times, not by the clock
         began = time.monotonic()
         for made in _notifications(held.fold, events, self._parts.clock):
@@ -279,7 +279,7 @@ def _notifications(fold: Partition, events: list[EventData], clock: HubClock) ->
     for event in events:
         yield from fold.add(*record_of(event))
         yield None
-    now = fold.position.enqueued
+    now = fold.state.position.enqueued
     if events:  # while records come, the clock is their time
         clock.hear(now)
     yield from fold.advance(now if events else max(now, clock.now() - MARGIN))

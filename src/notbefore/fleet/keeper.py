@@ -149,7 +149,7 @@ class Keeper:
             raise LostPartitionError(name) from None
         fold = self.partitions[name].fold
         fold.hub_has(len(self.ends))
-        log.info("partition %s: reading from sequence number %d on", name, fold.position.sequence + 1)
+        log.info("partition %s: reading from sequence number %d on", name, fold.state.position.sequence + 1)
         return fold
 
     async def let_go(self, *names: str) -> None:
@@ -226,7 +226,7 @@ class Keeper:
             keys = fold.event_keys()
             fold.state.muted &= keys
             snapshot = fold.snapshot(self._parts.clock.now(), self._parts.outbox.part(fold.name, keys))
-            position = fold.position
+            position = fold.state.position
             try:
                 await self._parts.snapshots.write(fold.name, await asyncio.to_thread(compressed, snapshot), position)
             except LostPartitionError:

@@ -190,11 +190,6 @@ class Partition:
         self._every = events.waves, self.silence.waves, self.missing.waves
         state.looked = max(state.looked, state.position.enqueued)
 
-    @property
-    def position(self) -> Position:
-        """The last record that was read."""
-        return self.state.position
-
     def event_keys(self) -> set[str]:
         """Return the event keys of all open waves."""
         return {wave.event_key for waves in self._every for wave in waves.open.values()}
@@ -214,12 +209,12 @@ class Partition:
 
     def add(self, body: bytes, at: Position) -> Iterator[Notification | None]:
         """Apply one record; before it, yield the notifications that were due, as ``advance`` does."""
-        if at.sequence <= self.position.sequence:
-            if at.enqueued <= self.position.enqueued:  # a snapshot may be newer than the checkpoint
+        if at.sequence <= self.state.position.sequence:
+            if at.enqueued <= self.state.position.enqueued:  # a snapshot may be newer than the checkpoint
                 return
             self.state.backlog = -1  # a newer record, a smaller number: the hub was created again, and counts from 0
-        elif self.position.sequence >= 0:
-            self.figures.missing += at.sequence - 1 - self.position.sequence
+        elif self.state.position.sequence >= 0:
+            self.figures.missing += at.sequence - 1 - self.state.position.sequence
         yield from self.advance(at.enqueued)
         self.state.position = at
         try:
@@ -236,7 +231,7 @@ class Partition:
         said, kind = self.figures.said, (self.name, poison.reason)
         text = "partition %s, sequence number %d: a record is not used (%s: %s); more of them are only counted"
         level = logging.DEBUG if kind in said else logging.WARNING
-        log.log(level, text, self.name, self.position.sequence, poison.reason, str(poison)[:200], exc_info=error)
+        log.log(level, text, self.name, self.state.position.sequence, poison.reason, str(poison)[:200], exc_info=error)
         said.add(kind)
         self.figures.poison[poison.reason] += 1
         return "poison"
@@ -246,7 +241,7 @@ class Partition:
 
         ``None``: other tasks may get a turn.
         """
-        if self.position.sequence < self.state.backlog:
+        if self.state.position.sequence < self.state.backlog:
             return
         try:
             yield from self._advance(now)
