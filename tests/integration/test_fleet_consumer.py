@@ -237,4 +237,4 @@ def test_a_hub_that_does_not_know_the_offset_is_read_from_the_window_on(hub: Hub
 
 def test_a_consumer_group_that_there_is_not_is_named(tmp_path: Path) -> None:
     with Hub(tmp_path, "--group", "other") as hub, consuming(tmp_path, hub) as (consumer, _):
-        eventually(lambda: "ConsumerGroups/$Default" in consumer.keeper.said.get("hub", ""), patience=60)
+        eventually(lambda: "ConsumerGroups/$Default" in consumer.keeper.said, patience=60)

@@ -198,8 +198,10 @@ def test_that_nothing_is_coming_is_said_where_each_partition_of_the_hub_is_known
         (log := Log()).fold, consumer.keeper.ends["3"] = consumer.keeper.partitions["0"].fold, -1
         log.add(A, "announced")
         assert "This may be outdated or incomplete: 1 of the hub" in view.page({}).decode()
-        consumer.connected, consumer.keeper.said = False, {"hub": "an hour ago", "store": "no container"}
-        assert view.ready().reasons == ("the hub is not being read: the checkpoint store: no container",)
+        consumer.connected = False
+        for part, text in (("hub", "an hour ago"), ("store", "no container"), ("history", "no disk")):
+            consumer.keeper.failed(part, OSError(text))
+        assert view.ready().reasons == ("the hub is not being read: the checkpoint store: OSError: no container",)
 
     asyncio.run(look())
 

@@ -70,10 +70,8 @@ class FleetView:
     def ready(self) -> CheckResult:
         """Whether the hub is being read; the reasons also name problems with snapshots and the courier."""
         keeper, read, (_, courier) = self._consumer.keeper, self._consumer.connected, self._courier()
-        names = {"hub": "", "store": "the checkpoint store: "}  # without the store no partition is taken
-        why = next((names[part] + text for part, text in reversed([*keeper.said.items()]) if part in names), "")
         reasons = (
-            "" if read else ": ".join(filter(None, ("the hub is not being read", why))),
+            "" if read else ": ".join(filter(None, ("the hub is not being read", keeper.said))),
             (stored := keeper.trouble) and f"the snapshots cannot be written: {stored}",
             courier,
         )

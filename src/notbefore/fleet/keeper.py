@@ -106,7 +106,7 @@ class Keeper:
         self._grouping = Grouping(config.group_by, *times, routes=parts.outbox.routing.routes)
         self._parts = parts
         self.figures = PartitionFigures()
-        self.said: dict[str, str] = {}  # part -> its last error, the newest at the end: see ``failed``
+        self.said = ""  # the last error of the hub or the store: without the store no partition is taken
         self.partitions: dict[str, Held] = {}
         self.ends: dict[str, int] = {}  # partition of the hub -> its last record when this client began; -1: none
 
@@ -123,8 +123,9 @@ class Keeper:
     def failed(self, part: str, error: BaseException) -> None:
         """Count and log an error of the hub, store, history, or inventory, or an unforeseen one (`fold`)."""
         self.figures.errors[part] += 1
-        self.said.pop(part, None)  # the newest is the last one
-        self.said[part] = text = in_words(error)
+        text = in_words(error)
+        if part in ("hub", "store"):
+            self.said = text if part == "hub" else f"the checkpoint store: {text}"
         unforeseen = part == "fold"
         remark = "unforeseen error, please report it: " if unforeseen else ""
         log.warning("%s: %s%s", part, remark, text, exc_info=error if unforeseen else None)
