@@ -9,7 +9,7 @@ so that every sink and route of the agent can handle it.
 All times are the hub's: every instance that reads the same log makes the same notifications, under the same ids.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from functools import reduce
 from typing import Final
@@ -121,7 +121,8 @@ class Waves:
 
         ``notified``: the last notified standing of a story that was over, and turns out not to be.
         """
-        ways = ways_of(story, self._grouping.routes)
+        vm = vm_of(story.place, story.event.resources)
+        ways = ways_of(vm, story.event, self._grouping.routes)
         if not story.labels:
             labels = (_label(name, story) for name in self._grouping.group_by)
             story.labels = (story.group, *labels, ways)
@@ -132,7 +133,7 @@ class Waves:
             wave = self.open[story.labels] = Wave(key, notified=notified, nth=story.nth, number=number)
         wave.stories[story.event.key] = story
         # the place of the first story, and that of a story whose routes have changed
-        if (not wave.routed or ways != story.labels[-1]) and (vm := vm_of([story])) not in wave.routed:
+        if (not wave.routed or ways != story.labels[-1]) and vm not in wave.routed:
             wave.routed = (*wave.routed, vm)[-MAX_ROUTED:]
         standing = wave.standing
         due = self._due(wave, standing, story, now)
@@ -222,12 +223,12 @@ def _severity(event: Event) -> int:
     return SEVERITIES.index(severity_of(event.event_type, None, event.duration))
 
 
-def ways_of(story: Story, routes: tuple[Route, ...]) -> str:
-    """Return the numbers of the routes that match a story, without regard to matchers that change with time."""
-    vm, found = vm_of([story]), list[str]()
+def ways_of(vm: Vm, event: Event, routes: tuple[Route, ...]) -> str:
+    """Return the numbers of the routes that match an event, without regard to matchers that change with time."""
+    found: list[str] = []
     for number, one in enumerate(routes):
         match = one.match
-        if not match.is_here(known(vm)) or not match.holds(story.event):
+        if not match.is_here(known(vm)) or not match.holds(event):
             continue
         found.append(str(number))
         if not (one.go_on or match.change):
@@ -312,8 +313,8 @@ def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Stand
         interruption=max(gaps, default=None),
         over_since=ended,
     )
-    exercise = any(story.exercise for story in stories)
-    return Notification(change, vm_of(stories), place_of(stories), facts, exercise, wave.routed)
+    place, exercise = place_of(stories), any(story.exercise for story in stories)
+    return Notification(change, vm_of(place, event.resources), place, facts, exercise, wave.routed)
 
 
 def reporters(stories: Iterable[Story]) -> set[str]:
@@ -330,15 +331,13 @@ def place_of(stories: Iterable[Story]) -> Place:
     return reduce(Place.shared, (story.place for story in stories))
 
 
-def vm_of(stories: Collection[Story]) -> Vm:
-    """Return what the VMs have in common, and the name if there is only one."""
-    place = place_of(stories)
-    names = {name for story in stories for name in story.event.resources}
+def vm_of(place: Place, names: tuple[str, ...]) -> Vm:
+    """Return what the VMs of a place have in common, for routes and records; their name if there is only one."""
     tags = dict(place.tags)
     return view(
         Vm,
         place,
-        name=next(iter(names)) if len(names) == 1 else "",
+        name=names[0] if len(set(names)) == 1 else "",
         subscription_id=place.subscription,
         location=place.region,
         tags=tags,
