@@ -75,15 +75,16 @@ class Silence:
         group = found.place.group
         key = group + found.vm
         known = self.heard.get(key)
-        if known is not None:
-            known.at = max(known.at, now)
-            if isinstance(found, Beat):
-                known.interval, known.place = _interval(found), found.place
-        elif isinstance(found, Beat):
+        if known is None and isinstance(found, Beat):
             if len(self.heard) >= MAX_HEARD or self._groups[group] >= MAX_HEARD_OF_GROUP:
                 raise PoisonError("too_many", f"VMs in the group {group}")
             name = intern(found.vm_name or found.vm)  # stories have the same string
-            self._add(key, Heard(name, now, _interval(found), found.place))
+            known = Heard(name, now, found.interval, found.place)
+            self._add(key, known)
+        if known is not None:
+            known.at = max(known.at, now)
+            if isinstance(found, Beat):
+                known.interval, known.place = min(max(found.interval, SHORTEST), LONGEST), found.place
 
     def _add(self, key: str, one: Heard) -> None:
         self.heard[key] = one
@@ -136,7 +137,3 @@ class Silence:
         story.claim = story.standing = STARTED if names else FINISHED
         story.over = None if names else from_unix(now)
         self.waves.note(story, now)
-
-
-def _interval(found: Beat) -> float:
-    return min(max(found.interval, SHORTEST), LONGEST)
