@@ -83,7 +83,7 @@ class History:
         """Add events that are over; delete those too old at ``now`` (Unix seconds). Raises as ``prepare_file``, too."""
         self.path.parent.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
         prepare_file(self.path)  # SQLite would create it with the umask's mode
-        with closing(self._connected()) as db, db:
+        with closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS)) as db, db:
             db.execute("CREATE TABLE IF NOT EXISTS past (key TEXT PRIMARY KEY, closed REAL, event BLOB)")
             db.execute("CREATE INDEX IF NOT EXISTS past_closed ON past (closed)")
             rows = [(one.key, one.closed.timestamp(), msgspec.json.encode(one)) for one in past]
@@ -95,12 +95,9 @@ class History:
         """Return the newest ``MAX_ANSWER`` events that were closed since then (Unix seconds) as JSON, oldest first."""
         if not self.path.exists():
             return []
-        with closing(self._connected()) as db:
+        with closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS)) as db:
             query = "SELECT event FROM past WHERE closed >= ? ORDER BY closed DESC LIMIT ?"
             return [event for (event,) in db.execute(query, (since, MAX_ANSWER))][::-1]
-
-    def _connected(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.path, timeout=BUSY_SECONDS)
 
 
 def read_past(found: Iterable[bytes]) -> list[PastEvent]:

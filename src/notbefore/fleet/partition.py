@@ -12,12 +12,13 @@ from typing import Final
 
 import msgspec
 
+from notbefore.core.document import VANISHING
 from notbefore.core.outbox_rows import OutboxImage
 from notbefore.fleet.history import PastEvent
 from notbefore.fleet.hub_records import Beat, PartitionFigures, PoisonError, Report, read
 from notbefore.fleet.silence import FORGET_SECONDS, Silence
 from notbefore.fleet.snapshot import Closed, Position, Snapshot
-from notbefore.fleet.story import CANCELED, ENDED, NEW, OVER, STARTED, STRENGTH, Standing, Story, from_unix
+from notbefore.fleet.story import CANCELED, ENDED, FINISHED, NEW, OVER, STARTED, STRENGTH, Standing, Story, from_unix
 from notbefore.fleet.waves import Grouping, Notification, Waves
 
 UNWATCHED: Final = 120.0  # seconds between two looks; if more have passed, the hub was not read, or was unavailable
@@ -82,7 +83,7 @@ class Events:
 
     def _note(self, story: Story, now: float, notified: Standing = NEW) -> None:
         """Note that an event is new or has changed, and which VMs it has deleted: at once, as its wave may go on."""
-        if story.has_deleted:
+        if story.event.event_type in VANISHING and story.standing in (ENDED, FINISHED):  # not canceled
             self._state.vanished |= dict.fromkeys(story.vms, now)
         self.waves.note(story, now, notified)
 

@@ -110,11 +110,6 @@ class Story(Struct, array_like=True):
         return self.group + self.event.key
 
     @property
-    def has_deleted(self) -> bool:
-        """Whether its VMs are deleted: a Preempt or a Terminate that is over, and was not canceled."""
-        return self.event.event_type in VANISHING and self.standing in (ENDED, FINISHED)
-
-    @property
     def vms(self) -> list[str]:
         """The affected VMs, each after its group."""
         return [self.group + name for name in self.event.vms]
