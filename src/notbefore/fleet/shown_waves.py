@@ -70,16 +70,11 @@ class ShownWave(EventFacts, frozen=True, kw_only=True):
 
 def fits(wanted: Mapping[str, str], facts: Mapping[str, object], tags: Mapping[str, str]) -> bool:
     """Whether the facts have the wanted values, in any case, and the tags a ``tag`` (``NAME`` or ``NAME=VALUE``)."""
-    for name, value in wanted.items():
-        if name == "tag":
-            tag, _, of = value.partition("=")
-            found = tags.get(tag.casefold())
-            agrees = found is not None and of in ("", found)
-        else:
-            agrees = str(facts.get(name, "")).casefold() == value.casefold()
-        if not agrees:
-            return False
-    return True
+    tag, _, value = wanted.get("tag", "").partition("=")
+    found = tags.get(tag.casefold())
+    tagged = "tag" not in wanted or (found is not None and value in ("", found))
+    others = ((facts.get(name, ""), one) for name, one in wanted.items() if name != "tag")
+    return tagged and all(str(fact).casefold() == one.casefold() for fact, one in others)
 
 
 class ShownPartition(Struct, frozen=True):
