@@ -94,15 +94,13 @@ class Consumer:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        tasks = [
-            asyncio.create_task(_regularly(self.keeper, every, part, do))
-            for every, part, do in (
-                (HISTORY_EVERY, "history", self.keeper.write_history),
-                (LOOK_EVERY, "hub", self._watch),
-                (LOOK_EVERY, "store", self._read_mutes),
-                (LOOK_EVERY, "fold", self._compare),
-            )
-        ]
+        regular = (
+            (HISTORY_EVERY, "history", self.keeper.write_history),
+            (LOOK_EVERY, "hub", self._watch),
+            (LOOK_EVERY, "store", self._read_mutes),
+            (LOOK_EVERY, "fold", self._compare),
+        )
+        tasks = [asyncio.create_task(_regularly(self.keeper, *one)) for one in regular]
         failures = 0
         try:
             while not self._stop.is_set():
