@@ -18,6 +18,7 @@ from notbefore.core.delivery import Routing, Terms
 from notbefore.core.outbox import SendResult
 from notbefore.core.record import json_line
 from notbefore.core.routing import Match, Route
+from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.fleet import keeper, snapshot_store
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.fleet_view import FleetView
@@ -29,7 +30,6 @@ from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import MAX_WAITING
 from notbefore.fleet.snapshot import Position, compressed
 from notbefore.fleet.snapshot_store import FileSnapshots, Others
-from notbefore.metrics.totals import CourierFigures
 from support.agent import eventually
 from support.azure import T0
 from support.fleet_log import A, Log
@@ -184,7 +184,7 @@ def test_that_nothing_is_coming_is_said_where_each_partition_of_the_hub_is_known
         kept = Kept(tmp_path)
         assert kept.config.fleet
         consumer = Consumer(kept.config.fleet, kept.parts)
-        view = FleetView(kept.config, consumer, kept.parts, lambda: (CourierFigures(), ""))
+        view = FleetView(kept.config, consumer, kept.parts, Supervisor(make_orders(kept.config), kept.outbox))
         consumer.connected, consumer.keeper.ends = True, {"0": -1, "1": -1, "2": -1}
         monkeypatch.setattr(AgentClient, "ask", lambda *_: json.loads(json_line(view.fleet({}))))
         for name, unread in (("0", 2), ("1", 1), ("2", 0)):

@@ -4,7 +4,7 @@ import logging
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from notbefore.config.model import Config
 from notbefore.core.record import json_line
 from notbefore.core.text import natural
 from notbefore.core.tracked import Tracked
+from notbefore.courier.supervisor import Supervisor
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.history import read_past, report
 from notbefore.fleet.hub_records import Place
@@ -24,7 +25,7 @@ from notbefore.fleet.shown_waves import FILTERS, FleetEvents, ShownPartition, ca
 from notbefore.fleet.story import OVER
 from notbefore.metrics import fleet as metrics
 from notbefore.metrics.families import Family, Metric, Part, Snapshot
-from notbefore.metrics.totals import CourierFigures, Figures, Labels
+from notbefore.metrics.totals import Figures, Labels
 from notbefore.web.app import App, CheckResult, Environ, Response, application, html, query_of, rendered, since_of
 from notbefore.web.page.model import MAX_PENDING, PageModel
 
@@ -39,13 +40,11 @@ log = logging.getLogger("notbefore.fleet.fleet_view")
 class FleetView:
     """Reads the data of the consumer's thread; a change during a read is shown at the next one."""
 
-    def __init__(
-        self, config: Config, consumer: Consumer, parts: Parts, courier: Callable[[], tuple[CourierFigures, str]]
-    ) -> None:
+    def __init__(self, config: Config, consumer: Consumer, parts: Parts, supervisor: Supervisor) -> None:
         self._config = config
         self._consumer = consumer
         self._parts = parts
-        self._courier = courier  # returns its figures, and why it does not work (empty: it works)
+        self._supervisor = supervisor
         self._began = datetime.now(UTC)
         self.metrics = rendered(lambda: [Part((object(),), self._families)])  # a new source each time: never kept
         self._last_month = lru_cache(maxsize=1)(lambda _moment: report(read_past(self._read_past(time.time() - DAYS))))
@@ -69,11 +68,11 @@ class FleetView:
 
     def ready(self) -> CheckResult:
         """Whether the hub is being read; the reasons also name problems with snapshots and the courier."""
-        keeper, read, (_, courier) = self._consumer.keeper, self._consumer.connected, self._courier()
+        keeper, read = self._consumer.keeper, self._consumer.connected
         reasons = (
             "" if read else ": ".join(filter(None, ("the hub is not being read", keeper.said))),
             (stored := keeper.trouble) and f"the snapshots cannot be written: {stored}",
-            courier,
+            self._supervisor.trouble,
         )
         return CheckResult(ok=read, reasons=tuple(filter(None, reasons)))
 
@@ -187,7 +186,7 @@ class FleetView:
         process = Snapshot(
             tracked=Tracked(),
             totals=parts.outbox.totals,
-            figures=Figures(version=__version__, courier=self._courier()[0], since=self._began),
+            figures=Figures(version=__version__, courier=self._supervisor.figures, since=self._began),
             now=datetime.now(UTC),
             outbox=parts.outbox.view(time.time()),
             sinks=tuple(self._config.sinks),

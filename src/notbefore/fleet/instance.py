@@ -62,9 +62,7 @@ class FleetInstance:
         )
         self._consumer = Consumer(fleet, parts)
         self._thread = threading.Thread(target=self._consumer.run, name="consumer", daemon=True)
-        self._view = FleetView(
-            config, self._consumer, parts, lambda: (self._supervisor.figures, self._supervisor.trouble)
-        )
+        self._view = FleetView(config, self._consumer, parts, self._supervisor)
         self._server = HttpServer(config.server, self._view.app)
         self._systemd = SystemdNotifier()
 
