@@ -132,8 +132,7 @@ class Slow(FileSnapshots):
 def test_before_partitions_are_let_go_their_snapshots_are_written_at_once(tmp_path: Path) -> None:
     async def write() -> None:
         kept = Kept(tmp_path, snapshots := Slow(tmp_path))
-        for name in ("0", "1"):
-            await kept.keeper.take(name)
+        await asyncio.gather(*map(kept.keeper.take, ("0", "1")))
         kept.parts.clock.hear(1000.0)
         assert kept.parts.clock.now() < 2000.0  # what was written before the first record sets no time
         await asyncio.wait_for(kept.keeper.let_go("0", "1"), 20)
@@ -162,11 +161,10 @@ def test_what_cannot_be_written_is_counted_and_said_tried_again_and_keeps_nothin
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, part: str
 ) -> None:
     monkeypatch.setattr(keeper, "EVERY", 0.1)
+    monkeypatch.setattr(Broken, "error", error)
 
     async def write() -> None:
-        snapshots, log = Broken(tmp_path), Log()
-        snapshots.error = error
-        kept = Kept(tmp_path, snapshots)
+        kept, log = Kept(tmp_path, Broken(tmp_path)), Log()
         log.fold = await kept.keeper.take("0")
         log.add(A, "announced", after=0)
         kept.outbox.commit("0", log.last, sent=True)

@@ -142,9 +142,9 @@ class Waves:
             self._schedule.put(story.labels, due)
 
     def forget_over(self) -> list[Story]:
-        """Remove and return the stories that are over, and of whose waves nobody was notified."""
+        """Remove and return the stories that are over, before anybody is notified of any wave."""
         found: list[Story] = []
-        for labels, wave in [one for one in self.open.items() if one[1].notified is NEW]:
+        for labels, wave in list(self.open.items()):
             found += (over := [story for story in wave.stories.values() if story.standing in OVER])
             for story in over:
                 del wave.stories[story.event.key]
