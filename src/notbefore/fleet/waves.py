@@ -137,7 +137,7 @@ class Waves:
             wave.routed = (*wave.routed, vm)[-MAX_ROUTED:]
         standing = wave.standing
         due = self._due(wave, standing, story, now)
-        if wave.due is None or due < wave.due or standing in OVER:
+        if wave.due is None or due < wave.due or (standing in OVER and wave.notified is not NEW):
             wave.due = due
             self._schedule.put(story.labels, due)
 
