@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.metadata
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -233,6 +234,19 @@ def test_a_hub_that_does_not_know_the_offset_is_read_from_the_window_on(hub: Hub
         send(hub, [report(A, "started", "E4")])
         eventually(lambda: any(b'.started"' in one for one in written), patience=60)
         assert len(written) == 1
+
+
+def test_the_first_news_after_a_quiet_time_is_due_at_once(hub: Hub, tmp_path: Path) -> None:
+    send(hub, [report(A, "announced", "OLD")])
+    hub.kill()
+    stored, now = tmp_path / "hub.changes", round(time.time() * 1000)
+    stored.write_text(re.sub(r'"t":\d+', f'"t":{now - 3_600_000}', stored.read_text("utf-8")), "utf-8")
+    hub.start()
+    with consuming(tmp_path, hub) as (consumer, written):
+        eventually(lambda: len(written) == 1 and len(consumer.keeper.folds) == 2, patience=60)
+        send(hub, [report(who, "announced", "NEW", resources=[A.name]) for who in (A, vm("web_1"))])  # one batch
+        eventually(lambda: len(written) == 2, patience=60)
+        assert len(consumer._parts.outbox.exchange([], {"hook": 2})) == 2
 
 
 def test_a_consumer_group_that_there_is_not_is_named(tmp_path: Path) -> None:

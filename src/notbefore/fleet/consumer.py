@@ -274,13 +274,14 @@ async def _finish(*closing: Awaitable[Any]) -> None:
 
 def _notifications(fold: Partition, events: list[EventData], clock: HubClock) -> Iterator[Notification | None]:
     """Yield the notifications of a fold, by records and by the time; ``None``: other tasks may get a turn."""
-    for event in events:
-        yield from fold.add(*record_of(event))
+    records = [record_of(event) for event in events]
+    if records:  # first: deliveries are due by the clock, which was late if the hub was quiet
+        clock.hear(records[-1][1].enqueued)
+    for body, at in records:
+        yield from fold.add(body, at)
         yield None
-    now = fold.state.position.enqueued
-    if events:  # while records come, the clock is their time
-        clock.hear(now)
-    yield from fold.advance(now if events else max(now, clock.now() - MARGIN))
+    now = fold.state.position.enqueued  # while records come, the clock is their time
+    yield from fold.advance(now if records else max(now, clock.now() - MARGIN))
 
 
 async def _regularly(keeper: Keeper, every: float, part: str, do: Callable[[], Awaitable[None]]) -> None:
