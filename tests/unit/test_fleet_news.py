@@ -71,6 +71,14 @@ def test_events_of_one_wave_that_go_to_different_receivers_are_two_waves() -> No
     assert {tuple(one.tags["team"] for one in made.routed) for made in log.made} == {("pay",), ("lab",)}
 
 
+def test_an_exercise_is_a_wave_of_its_own() -> None:
+    log = Log(WAVES)
+    log.read(body(replace(report(A, "announced", "DRILL", at=at(1)), exercise=True)))
+    log.add(B, "announced", "E1")
+    log.wait(10)
+    assert sorted((one.exercise, one.facts.fleet_events) for one in log.made) == [(False, 1), (True, 1)]
+
+
 def test_a_worse_type_names_the_wave_and_does_not_wait() -> None:
     log = Log(grouped(("resource_group", "subscription")))
     log.add(A, "announced", "E0", event_type="Freeze", notice=3600)

@@ -92,7 +92,7 @@ class Wave(Struct, array_like=True):
 
 
 OpenWaves = dict[tuple[str, ...], Wave]
-"""The keys are ``Story.labels``: subscription and resource group, the values of ``group_by``, the routes."""
+"""The keys are ``Story.labels``: resource group, values of ``group_by``, whether it is an exercise, the routes."""
 
 
 class Notification(Struct, frozen=True):
@@ -125,7 +125,7 @@ class Waves:
         ways = ways_of(vm, story.event, self._grouping.routes)
         if not story.labels:
             labels = (_label(name, story) for name in self._grouping.group_by)
-            story.labels = (story.group, *labels, ways)
+            story.labels = (story.group, *labels, "exercise" if story.exercise else "", ways)
         wave = self.open.get(story.labels)
         if wave is None:
             key = self._event_key(story, notified)
