@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from notbefore.config.sinks import Messages
 from notbefore.core.delivery import Routing, Terms, deliveries
+from notbefore.core.duration import Duration
 from notbefore.core.record import Record
 from notbefore.core.routing import Match, Route
 from notbefore.courier.message import Message
@@ -21,7 +22,7 @@ from notbefore.fleet.story import MAX_REPORTERS
 from notbefore.fleet.waves import Grouping
 from support import random_fleets
 from support.azure import T0, at
-from support.fleet_log import LIMIT, WAVES, A, B, Log, grouped, written
+from support.fleet_log import LIMIT, WAVES, A, B, C, Log, grouped, written
 from support.fleet_records import body, report, vm
 
 PROD = replace(vm("web01", scale_set=""), subscription_id="prod", resource_group="payments", tags={"team": "pay"})
@@ -113,6 +114,46 @@ def test_a_message_says_whose_the_vms_are() -> None:
     log = Log()
     log.add(vm("web_0", team="web", env="prod"), "announced")
     assert "Tags: env: prod, team: web" in texts(log)[0].plain
+
+
+def test_the_messages_of_a_wave_that_has_begun_say_what_comes_next_when_and_for_whom() -> None:
+    log = Log(WAVES)
+    log.add(A, "announced", "E0")
+    log.wait(10)
+    for kind in ("started", "finished"):
+        log.add(A, kind, "E0", after=20)
+    for number, who in ((1, B), (2, C)):
+        log.add(who, "announced", f"E{number}", not_before=at(900 * number))
+    log.wait(300)
+    between = texts(log)[-1]
+    assert between.title == "Reboot of 3 VMs of the scale set web in 9 min (changed)"
+    assert "Affected VMs: web_1, web_2, web_0\n" in between.plain
+    log.add(B, "started", "E1")
+    log.wait(300)
+    goes_on = texts(log)[-1]
+    assert goes_on.title.endswith("goes on: 1 of 3 events is over, 1 is under way, 1 is to come (changed)")
+    assert "Next: not before 2026-03-01 12:30:00 UTC, in " in goes_on.plain
+    reminding = Routing((Route(sinks=("it",), remind_before=(Duration("5m"),)),), {"it": Terms()})
+    assert [one.kind for one in deliveries(log.last.change, b"", reminding, log.last.vm)] == ["updated", "reminder"]
+
+
+def test_an_event_of_one_more_vm_does_not_wait_for_the_digest() -> None:
+    log = Log(WAVES)
+    log.add(A, "announced")
+    log.wait(840)
+    log.add(A, "updated", resources=[A.name, B.name])
+    assert log.wait(20) == ["announced", "updated"]
+
+
+def test_who_is_affected_and_reports_an_event_later_than_others_is_routed_as_well() -> None:
+    vms = [vm(f"web_{number}", team=str(number)) for number in range(6)]
+    routes = tuple(Route(Match(tags={"team": (str(number),)}), ("it",)) for number in range(6))
+    log = Log(grouped(("resource_group", "event_type"), routes=routes))
+    for reporters in ([vms[0]] * 6, vms):
+        for who, hit in zip(reporters, vms, strict=True):
+            log.add(who, "announced", hit.name, resources=[hit.name], after=0.1)
+    log.wait(10)
+    assert [one.tags["team"] for one in log.last.routed] == ["0", "1", "2", "3", "4", "5"]
 
 
 def test_what_was_cut_off_corrects_the_story_once() -> None:

@@ -109,9 +109,9 @@ def test_whatever_a_tag_holds_the_record_is_one_safe_line_with_a_bound() -> None
     [
         (1, 1, 0, ""),
         (5, 0, 0, "none of 5 events has started"),
-        (5, 1, 0, "1 of 5 events is under way"),
+        (5, 1, 0, "1 of 5 events is under way, 4 are to come"),
         (5, 2, 3, "3 of 5 events are over, 2 are under way"),
-        (2, 0, 1, "1 of 2 events is over"),
+        (2, 0, 1, "1 of 2 events is over, 1 is to come"),
     ],
 )
 def test_the_digest_of_a_wave_says_how_far_it_has_come(events: int, under_way: int, over: int, progress: str) -> None:

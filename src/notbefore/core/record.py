@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from notbefore.core.change import BY_RULE, MISSING, OPERATOR, SILENT, WORDS, Change, Step
-from notbefore.core.text import escaped, rfc3339
+from notbefore.core.text import escaped, natural, rfc3339
 
 PREFIX: Final = "azure.scheduled_event."  # of the attributes that OpenTelemetry does not define
 CHANGE_TYPE: Final = "notbefore.scheduled_event.{}.v1"  # the ``type`` of a CloudEvent, with the kind of change
@@ -207,6 +207,11 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
         return _vms_in_words(self.fleet_vms or 0, self) if several else ""
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The affected VMs as they are listed: for a wave of several events as it has them, else in natural order."""
+        return self.resources if self.progress else tuple(sorted(self.resources, key=natural))
+
+    @property
     def of_one_vm(self) -> bool:
         """Whether the event affects a single VM."""
         return len(self.resources) == 1 and not self.many
@@ -340,15 +345,18 @@ def sentence(change: Change, vm: Vm | None = None, fleet: FleetFacts | None = No
 
 
 def _progress(facts: FleetFacts | Record) -> str:
-    """How far a wave of several events has come: ``2 of 5 events are over``; empty for one event."""
+    """How far a wave of several events has come: ``2 of 5 events are over, 3 are to come``; empty for one event."""
     events, found = facts.fleet_events or 0, list[str]()
     if events < 2:  # noqa: PLR2004 - a wave
         return ""
-    for count, word in ((facts.fleet_over, "over"), (facts.fleet_under_way, "under way")):
+    over, under_way = facts.fleet_over or 0, facts.fleet_under_way or 0
+    if not over and not under_way:
+        return f"none of {events} events has started"
+    for count, word in ((over, "over"), (under_way, "under way"), (events - over - under_way, "to come")):
         if count:
             of = "" if found else f" of {events} events"
             found.append(f"{count}{of} {'is' if count == 1 else 'are'} {word}")
-    return ", ".join(found) or f"none of {events} events has started"
+    return ", ".join(found)
 
 
 def _vms_in_words(count: int, at: Vm | Record) -> str:

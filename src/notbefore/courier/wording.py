@@ -15,7 +15,7 @@ from notbefore.core.change import SILENT, WORDS
 from notbefore.core.document import REBOOTING, STARTED, VANISHING
 from notbefore.core.duration import countdown, words
 from notbefore.core.record import EXERCISE, WAVE, Record
-from notbefore.core.text import natural, one_line, some_of
+from notbefore.core.text import one_line, some_of
 from notbefore.courier import phrases
 from notbefore.courier.message import Message
 from notbefore.courier.phrases import KINDS, TYPES, UNKNOWN_TYPE
@@ -83,7 +83,7 @@ def text_of(message: Message, settings: Messages) -> Text:
 
 def subject(record: Record) -> str:
     """Return the affected VMs in the same words on every VM: ``web_0``, ``web_0 and 4 more``."""
-    return record.many or some_of(sorted(record.resources, key=natural), 1) or "an unknown VM"
+    return record.many or some_of(record.names, 1) or "an unknown VM"
 
 
 def effect(event_type: str, tense: str = "is", who: str = "The VM") -> str:
@@ -109,7 +109,7 @@ def _story(message: Message, own: dict[str, str]) -> tuple[str, str, str]:
     affected = "The VM" if record.of_one_vm else "Each affected VM"
     if message.is_ahead:
         state, advice = _when(record.not_before, message.now), of_type.ahead
-        summary = effect(record.event_type, "will be", affected)
+        summary = effect(record.event_type, "will be", "Each VM that follows" if record.fleet_over else affected)
     else:
         state, advice = _under_way(message), of_type.started
         if record.without_notice and record.event_type in REBOOTING:
@@ -132,10 +132,10 @@ def _when(time: datetime | None, now: datetime) -> str:
 
 def _under_way(message: Message) -> str:
     """Return the part of the title about an event that has started and is not over."""
+    if message.record.events_to_come and message.record.progress:
+        return f"{'goes on' if message.kind == 'updated' else 'has begun'}: {message.record.progress}"
     if message.kind == "updated":
         return "goes on"
-    if message.record.events_to_come and message.record.progress:
-        return f"has begun: {message.record.progress}"
     return "has started without notice" if message.record.without_notice else "has started"
 
 
@@ -206,6 +206,8 @@ def _times(message: Message) -> Facts:
         yield "Previously", clock(before) if before is not None else ""
     elif record.event_status == STARTED or message.kind == "started":
         yield "Started" if message.kind == "started" else "Changed", clock(record.time)
+        if record.events_to_come and record.not_before is not None:
+            yield "Next", f"not before {planned}, {countdown(record.not_before, message.now)}"
     else:
         yield "Not before", planned
     if message.kind == "updated" and before is None and not record.no_longer_affected:
@@ -241,7 +243,7 @@ def _place(record: Record) -> str:
 
 
 def _names(record: Record) -> str:
-    return some_of(sorted(record.resources, key=natural), MAX_NAMES) or "unknown (Azure names none)"
+    return some_of(record.names, MAX_NAMES) or "unknown (Azure names none)"
 
 
 def clock(time: datetime) -> str:

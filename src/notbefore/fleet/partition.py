@@ -73,11 +73,12 @@ class Events:
         before = _weight(story.event.resources)
         if _weight(report.resources) > before and self._is_full(story):
             raise PoisonError("too_many", f"VMs of open events of {story.sender}")
-        story.heard_at = now
+        story.heard_at, placed = now, story.place
         news = story.add(report)
         self._count(story, _weight(story.event.resources) - before)
         if news:
             self._locate(story)
+        if news or story.place != placed:  # then by other routes, perhaps
             self._note(story, now, closed.standing if closed is not None and story.began is None else NEW)
         return "news" if news else "known"
 

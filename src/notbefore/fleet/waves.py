@@ -9,7 +9,7 @@ so that every sink and route of the agent can handle it.
 All times are the hub's: every instance that reads the same log makes the same notifications, under the same ids.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime
 from functools import reduce
 from typing import Final
@@ -24,6 +24,7 @@ from notbefore.core.document import Event
 from notbefore.core.outbox_rows import Schedule
 from notbefore.core.record import WAVE, FleetFacts, Vm, view
 from notbefore.core.routing import SEVERITIES, Route, severity_of
+from notbefore.core.text import natural
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.story import (
     CANCELED,
@@ -41,7 +42,7 @@ from notbefore.fleet.story import (
     from_unix,
 )
 
-MAX_ROUTED: Final = 4  # places by which the notifications of one wave are routed
+MAX_ROUTED: Final = 16  # places by which the notifications of one wave are routed, each by other routes
 MAX_NAMES: Final = 2_000  # of VMs in one notification
 SHARE_OF_NOTICE: Final = 3  # news waits for a third of the remaining notice at most: a Preempt has 30 s
 SHARE_OF_DIGEST: Final = 2  # or for the next digest, if at least half of the notice is left by then
@@ -133,8 +134,8 @@ class Waves:
             wave = self.open[story.labels] = Wave(key, notified=notified, nth=story.nth, number=number)
         wave.stories[story.event.key] = story
         # the place of the first story, and that of a story whose routes have changed
-        if (not wave.routed or ways != story.labels[-1]) and vm not in wave.routed:
-            wave.routed = (*wave.routed, vm)[-MAX_ROUTED:]
+        if ways not in (ways_of(one, story.event, self._grouping.routes) for one in wave.routed):
+            wave.routed = (*wave.routed, vm)[:MAX_ROUTED]
         standing = wave.standing
         due = self._due(wave, standing, story, now)
         if wave.due is None or due < wave.due or (standing in OVER and wave.notified is not NEW):
@@ -191,10 +192,10 @@ class Waves:
     def _notify(self, wave: Wave) -> Notification | None:
         moment, wave.due = wave.due or 0.0, None  # first: if this fails, the other waves do not wait
         standing, now = wave.standing, from_unix(moment)
-        if wave.notified is STARTED and standing is SCHEDULED:  # it stays started
+        event = event_of_wave(wave, standing, now)
+        if wave.notified is STARTED and standing is SCHEDULED:  # between two of its events: it is not started twice
             standing = STARTED
         kind = STEPS[wave.notified].get(standing)
-        event = event_of_wave(wave, standing, now)
         before = wave.notified_event
         if kind is None or (kind == "updated" and before is not None and content(event) == content(before)):
             return None
@@ -207,11 +208,11 @@ class Waves:
 
 
 def _is_urgent(wave: Wave, story: Story, now: float) -> bool:
-    """Whether people can still prepare for an event that is new to them, or is earlier or more severe than notified."""
+    """Whether people can still prepare for an event that is new to them, or earlier, more severe, or of more VMs."""
     if story.standing is not SCHEDULED:
         return False
     known = wave.notified_event
-    if not story.named or known is None:
+    if not story.named or known is None or not set(story.event.vms) <= set(known.vms):
         return True
     due = known.not_before if known.not_before is not None and known.not_before.timestamp() > now else None
     earlier = story.not_before is not None and (due is None or story.not_before < due)
@@ -251,13 +252,16 @@ def _label(name: str, story: Story) -> str:
 
 
 def event_of_wave(wave: Wave, standing: Standing, now: datetime) -> Event:
-    """Return the wave as one event: with all VMs, and the next NotBefore of its events, without those under way."""
+    """Return the wave as one event, with the next NotBefore of its events, without those under way.
+
+    Its VMs are in the order of ``by_progress``: if they are too many, those are named for which there is still time.
+    """
     stories = list(wave.stories.values())
     live = [story for story in stories if story.standing not in OVER] or stories
     first = min(live, key=_urgency)
     if len(stories) == 1 and wave.event_key == first.event.key:
         return replace(first.event, not_before=None if standing is STARTED else first.not_before)
-    names = dict.fromkeys(name for story in stories for name in story.event.resources)
+    names = dict.fromkeys(name for part in by_progress(stories) for name in affected(part))
     dates = [one.not_before for one in live if one.standing is not STARTED and one.not_before is not None]
     ahead = [one for one in dates if one > now] or dates
     return replace(
@@ -270,19 +274,34 @@ def event_of_wave(wave: Wave, standing: Standing, now: datetime) -> Event:
     )
 
 
+def by_progress(stories: Collection[Story]) -> tuple[list[Story], list[Story], list[Story]]:
+    """Return the stories that are still to come, those under way, and those that are over."""
+    return (
+        [story for story in stories if story.standing is SCHEDULED],
+        [story for story in stories if story.standing is STARTED],
+        [story for story in stories if story.standing in OVER],
+    )
+
+
+def affected(stories: Iterable[Story]) -> list[str]:
+    """Return the names of the affected VMs in natural order, each once."""
+    return sorted({name for story in stories for name in story.event.resources}, key=natural)
+
+
 def _urgency(story: Story) -> tuple[int, datetime, str]:
     return _severity(story.event), story.not_before or story.first_seen, story.event.key
 
 
 def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Standing, now: datetime) -> Notification:
     stories, over = list(wave.stories.values()), standing in OVER
+    _, under_way, past = by_progress(stories)
     measured = [one for story in stories for one in story.measured.values()]
     facts = FleetFacts(
         fleet_events=len(stories),
         fleet_vms=len({name for story in stories for name in story.event.vms}),
         fleet_reported_by=len(reporters(stories)),
-        fleet_under_way=sum(story.standing is STARTED for story in stories),
-        fleet_over=sum(story.standing in OVER for story in stories),
+        fleet_under_way=len(under_way),
+        fleet_over=len(past),
     )
     first_seen = min(story.first_seen for story in stories)
     started = min((story.started for story in stories if story.started is not None), default=None)
@@ -306,7 +325,7 @@ def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Stand
         previous=wave.notified_event,
         outcome=OUTCOMES.get(standing),
         not_before=not_before,
-        ahead_seconds=_seconds(now, not_before) if event.event_status != STATUS_STARTED else None,
+        ahead_seconds=_seconds(now, event.not_before) if standing is not FINISHED else None,
         notice_seconds=min((one.notice for one in measured if one.notice is not None), default=None),
         scheduled_seconds=_seconds(first_seen, started) if kind == "started" else None,
         started_seconds=_seconds(started, ended),

@@ -18,7 +18,7 @@ from notbefore.config.sinks import Alertmanager, Messages
 from notbefore.core.change import SILENT
 from notbefore.core.record import json_line
 from notbefore.core.routing import SEVERITIES
-from notbefore.core.text import escaped, natural, one_line, rfc3339, some_of
+from notbefore.core.text import escaped, one_line, rfc3339, some_of
 from notbefore.courier.http import Http, HttpSink
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.wording import Text, text_of
@@ -88,7 +88,7 @@ def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[st
         "summary": text.title,
         "description": text.plain,
         "status": one_line(record.event_status),
-        "resources": one_line(some_of(sorted(record.resources, key=natural), MAX_NAMES)),
+        "resources": one_line(some_of(record.names, MAX_NAMES)),
         "not_before": rfc3339(record.not_before) if record.not_before else "",
         "delivery_id": message.delivery_id,
         "dashboard": links.get("Dashboard", ""),
