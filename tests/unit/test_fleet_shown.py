@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from notbefore.fleet.history import report as report_of
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.mutes import MAX_MUTES, Mute, read_mutes, write_mutes
-from notbefore.fleet.shown_waves import ShownWave, calendar, coming, names_of, under_way
+from notbefore.fleet.shown_waves import ShownWave, calendar, coming, names_of, under_way, wanted_vms
 from notbefore.fleet.silence import Heard
 from support.azure import at
 from support.fleet_log import WAVES, Log
@@ -50,6 +50,8 @@ def test_a_wave_that_has_begun_is_under_way_and_still_to_come() -> None:
     assert under_way([wave]) == [[wave]]
     assert (wave.events, wave.to_come, wave.under_way, wave.over, wave.resource_group) == (3, 2, 1, 0, "rg")
     assert wave.vms == ("web_1", "web_2", "web_0")  # the first names are those of VMs that one can still prepare
+    assert wave.matches({"status": "scheduled"})
+    assert wave.matches({"status": "started"})
     log.add(vm("web_1"), "canceled", "E1")
     assert waves_of(log)[0].vms == ("web_2", "web_0")
 
@@ -60,6 +62,7 @@ def test_a_wave_that_has_begun_is_under_way_and_still_to_come() -> None:
         ({}, 5),
         ({"event_type": "redeploy"}, 3),
         ({"status": "started"}, 2),
+        ({"status": "Scheduled"}, 3),
         ({"scale_set": "data", "resource_group": "RG"}, 3),
         ({"subscription": "other"}, 0),
         ({"tag": "team=store"}, 3),
@@ -81,6 +84,7 @@ def test_what_is_empty_in_a_record_is_shown_as_unknown() -> None:
 def test_equal_names_of_vms_and_of_scale_sets_are_shown_with_their_resource_groups() -> None:
     found = [Heard(name, 0.0, 1.0, Place("sub", group)) for name, group in (("a", "x"), ("A", "y"), ("b", "x"))]
     assert names_of(found) == ("b", "sub/x/a", "sub/y/A")
+    assert names_of(wanted_vms(found, {"resource_group": "Y", "status": "started"})) == ("A",)
     log = many(0, 2)
     for group in ("x", "y"):
         log.add(replace(vm("web_0"), resource_group=group), "announced", f"B{group}", not_before=at(9000))

@@ -21,7 +21,16 @@ from notbefore.fleet.history import read_past, report
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.keeper import Parts
 from notbefore.fleet.partition import Partition
-from notbefore.fleet.shown_waves import FILTERS, FleetEvents, ShownPartition, calendar, coming, names_of, under_way
+from notbefore.fleet.shown_waves import (
+    FILTERS,
+    FleetEvents,
+    ShownPartition,
+    calendar,
+    coming,
+    names_of,
+    under_way,
+    wanted_vms,
+)
 from notbefore.fleet.story import OVER
 from notbefore.metrics import fleet as metrics
 from notbefore.metrics.families import Family, Metric, Part, Snapshot
@@ -101,14 +110,15 @@ class FleetView:
         partitions += [ShownPartition(name, max(0.0, now.timestamp() - one.at)) for name, one in others.items()]
         states = [*(fold.state for fold in folds), *others.values()]
         waves = [wave for state in states for wave in list(state.waves.values())]
-        heard = [one for state in states for one in list(state.heard.values())]
+        heard = wanted_vms((one for state in states for one in list(state.heard.values())), wanted)
+        missing = (one for state in states for one in list(state.expected.values()) if one.silent)
         return FleetEvents(
             trouble=self._unknown({one.name for one in partitions}),
             partitions=tuple(sorted(partitions, key=lambda one: natural(one.name))),
             waves=tuple(one for one in coming(waves, now) if one.matches(wanted)),
             heard=len(heard),
             silent=names_of(one for one in heard if one.silent),
-            missing=names_of(one for state in states for one in list(state.expected.values()) if one.silent),
+            missing=names_of(wanted_vms(missing, wanted)),
         )
 
     def _unknown(self, known: set[str]) -> str:

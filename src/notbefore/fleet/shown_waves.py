@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import groupby
 from operator import attrgetter
@@ -14,8 +14,7 @@ from msgspec.structs import asdict, replace
 from notbefore.core.record import view
 from notbefore.core.text import natural, one_line, some_of
 from notbefore.fleet.silence import Heard
-from notbefore.fleet.story import OVER, STARTED
-from notbefore.fleet.waves import Wave, event_of_wave, place_of, reporters
+from notbefore.fleet.waves import Wave, affected, by_progress, event_of_wave, place_of, reporters
 
 MATCHERS: Final = ("event_type", "subscription", "resource_group", "scale_set", "region", "tag", "vm")  # of a mute
 FILTERS: Final = (*MATCHERS, "status")  # parameters of a request
@@ -37,7 +36,7 @@ class EventFacts(Struct, frozen=True, kw_only=True):
     region: str = ""
     zone: str = ""
     tags: dict[str, str]
-    vms: tuple[str, ...]  # the affected VMs; of a wave those it is not over for, first those it has still to come to
+    vms: tuple[str, ...]  # the affected VMs; of a wave those that it is not over for
     reported_by: int  # number of VMs
     first_seen: datetime
     not_before: datetime | None
@@ -49,6 +48,8 @@ class ShownWave(EventFacts, frozen=True, kw_only=True):
     """One wave in ``/api/v1/fleet/events``."""
 
     status: str  # scheduled, started
+    vms_to_come: tuple[str, ...]  # those of ``vms`` that an event has still to come to: ``vms`` begins with them
+    vms_under_way: tuple[str, ...]  # those that an event under way affects
     events: int
     under_way: int  # events that have started
     over: int  # events that are over
@@ -61,11 +62,27 @@ class ShownWave(EventFacts, frozen=True, kw_only=True):
         return self.events - self.under_way - self.over
 
     def matches(self, wanted: Mapping[str, str]) -> bool:
-        """Whether all filters match: ``vm`` is a part of a VM's name, in any case; the others as in ``fits``."""
-        fields = {name: value for name, value in wanted.items() if name != "vm"}
-        part = wanted.get("vm", "").casefold()
-        named = not part or any(part in vm.casefold() for vm in self.vms)
-        return named and fits(fields, asdict(self), self.tags)
+        """Whether all filters match; a wave that is partly under way is both ``scheduled`` and ``started``."""
+        fields = dict(wanted)
+        status = fields.pop("status", self.status).casefold()
+        events = {"scheduled": self.to_come, "started": self.under_way}.get(status, 0)
+        return events > 0 and _is_wanted(fields, asdict(self), self.tags, self.vms)
+
+
+def wanted_vms(vms: Iterable[Heard], wanted: Mapping[str, str]) -> list[Heard]:
+    """Return the VMs that all filters match, except those that are for events alone."""
+    fields = {name: value for name, value in wanted.items() if name not in ("event_type", "status")}
+    return [one for one in vms if _is_wanted(fields, one.place._asdict(), dict(one.place.tags), [one.name])]
+
+
+def _is_wanted(
+    wanted: Mapping[str, str], facts: Mapping[str, object], tags: Mapping[str, str], vms: Collection[str]
+) -> bool:
+    """Whether all filters match: ``vm`` is a part of a VM's name, in any case; the others as in ``fits``."""
+    fields = dict(wanted)
+    part = fields.pop("vm", "").casefold()
+    named = not part or any(part in vm.casefold() for vm in vms)
+    return named and fits(fields, facts, tags)
 
 
 def fits(wanted: Mapping[str, str], facts: Mapping[str, object], tags: Mapping[str, str]) -> bool:
@@ -115,22 +132,24 @@ def _group(wave: ShownWave) -> Named:
 def shown(wave: Wave, now: datetime) -> ShownWave:
     """Return a wave, which must have stories, as it is at ``now``."""
     stories, standing = list(wave.stories.values()), wave.standing
-    # those with an event to come are first
-    live = sorted((one for one in stories if one.standing not in OVER), key=lambda one: one.standing is STARTED)
+    to_come, under_way, over = by_progress(stories)
+    first, then = affected(to_come), affected(under_way)
     event, place = event_of_wave(wave, standing, now), place_of(stories)
     return view(
         ShownWave,
         event,
         place,
         tags=dict(place.tags),
-        vms=tuple(dict.fromkeys(name for one in live for name in one.event.resources)),
+        vms=tuple(dict.fromkeys([*first, *then])),
+        vms_to_come=tuple(first),
+        vms_under_way=tuple(then),
         reported_by=len(reporters(stories)),
         first_seen=min(one.first_seen for one in stories),
         started=min((one.started for one in stories if one.started is not None), default=None),
         status=standing.name.lower(),
         events=len(stories),
-        under_way=sum(one.standing is STARTED for one in stories),
-        over=sum(one.standing in OVER for one in stories),
+        under_way=len(under_way),
+        over=len(over),
         seconds_to_not_before=(event.not_before - now).total_seconds() if event.not_before is not None else None,
     )
 
@@ -151,7 +170,7 @@ def _distinct(found: Iterable[Named]) -> dict[Named, str]:
 def under_way(waves: Iterable[ShownWave]) -> list[list[ShownWave]]:
     """Return the waves with events under way, one list for each type and place."""
     place = attrgetter("event_type", "subscription", "resource_group", "scale_set")
-    by_name = sorted((one for one in waves if one.under_way), key=lambda one: [*map(natural, one.vms[:1])])
+    by_name = sorted((one for one in waves if one.under_way), key=lambda one: [*map(natural, one.vms_under_way[:1])])
     return [list(found) for _, found in groupby(sorted(by_name, key=place), place)]
 
 
@@ -162,8 +181,11 @@ def calendar(waves: Iterable[ShownWave], now: datetime) -> bytes:
         if not one.to_come or one.not_before is None:
             continue
         where = f" in {one.group}" if one.group else ""
-        vms = "1 VM" if len(one.vms) == 1 else f"{len(one.vms)} VMs"
-        about = [f"VMs: {some_of(one.vms, MAX_NAMES)}", *(f"{name}: {value}" for name, value in one.tags.items())]
+        vms = "1 VM" if len(one.vms_to_come) == 1 else f"{len(one.vms_to_come)} VMs"
+        about = [
+            f"VMs: {some_of(one.vms_to_come, MAX_NAMES)}",
+            *(f"{name}: {value}" for name, value in one.tags.items()),
+        ]
         lines += [
             "BEGIN:VEVENT",
             f"UID:{_escaped(one.event_id)}@notbefore",
