@@ -1,9 +1,13 @@
 """The history of an instance: events that are over, each once; in one file."""
 
+import sqlite3
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
+from notbefore.errors import StoreError
 from notbefore.fleet.history import History, PastEvent, read_past
 from support.past import THEN, past
 
@@ -41,3 +45,12 @@ def test_what_is_older_than_is_to_be_kept_is_deleted(tmp_path: Path) -> None:
     history = History(tmp_path, keep=86_400.0)
     history.write([past("A", closed=THEN - timedelta(days=2)), past("B")], NOW)
     assert ids(read_past(history.past(0.0))) == ["B"]
+
+
+@pytest.mark.parametrize("entry", ["NULL", "x'ff'", "'text'"])
+def test_a_history_with_an_entry_that_is_no_event_says_so_and_what_to_do(tmp_path: Path, entry: str) -> None:
+    history = write(tmp_path, past("A"))
+    with sqlite3.connect(history.path) as db:
+        db.execute(f"UPDATE past SET event = {entry}")  # noqa: S608 - from above
+    with pytest.raises(StoreError, match=r"fleet-history.db cannot be read \(.*move the file away"):
+        history.past(0.0)

@@ -1,7 +1,5 @@
 """``FleetView``: the metrics of an instance, and the page and the JSON interface of the whole fleet."""
 
-import logging
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -16,8 +14,9 @@ from notbefore.core.record import json_line
 from notbefore.core.text import natural
 from notbefore.core.tracked import Tracked
 from notbefore.courier.supervisor import Supervisor
+from notbefore.errors import StoreError
 from notbefore.fleet.consumer import Consumer
-from notbefore.fleet.history import read_past, report
+from notbefore.fleet.history import Row, read_past, report
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.keeper import Parts
 from notbefore.fleet.partition import Partition
@@ -43,8 +42,6 @@ CALENDAR: Final = "text/calendar; charset=utf-8"
 DAYS: Final = 30 * 86_400.0  # seconds before now that the page's table of past events covers
 MONTH_EVERY: Final = 60.0  # seconds between two computations of that table
 
-log = logging.getLogger("notbefore.fleet.fleet_view")
-
 
 class FleetView:
     """Reads the data of the consumer's thread; a change during a read is shown at the next one."""
@@ -56,7 +53,7 @@ class FleetView:
         self._supervisor = supervisor
         self._began = datetime.now(UTC)
         self.metrics = rendered(lambda: [Part((object(),), self._families)])  # a new source each time: never kept
-        self._last_month = lru_cache(maxsize=1)(lambda _moment: report(read_past(self._read_past(time.time() - DAYS))))
+        self._last_month = lru_cache(maxsize=1)(self._month)
 
     @property
     def app(self) -> App:
@@ -93,14 +90,14 @@ class FleetView:
 
     def past(self, since: datetime | None) -> bytes:
         """Return the body of ``/api/v1/fleet/history``: the events of this instance's history that ended since then."""
-        return b'{"events":[%b]}' % b",".join(self._read_past(since.timestamp() if since else 0.0))
+        return b'{"events":[%b]}' % b",".join(self._parts.history.past(since.timestamp() if since else 0.0))
 
-    def _read_past(self, since: float) -> list[bytes]:
+    def _month(self, _moment: int) -> tuple[list[Row], str]:
+        """Return the page's table of past events, and why it is not known."""
         try:
-            return self._parts.history.past(since)
-        except sqlite3.Error as error:
-            log.warning("the history cannot be read: %s", error)
-            return []
+            return report(read_past(self._parts.history.past(time.time() - DAYS))), ""
+        except StoreError as unknown:
+            return [], str(unknown)
 
     def fleet(self, wanted: Mapping[str, str]) -> FleetEvents:
         """Return the events of the whole fleet that are not over, the most urgent first; ``wanted``: the filters."""
@@ -142,6 +139,7 @@ class FleetView:
             kinds={name: sink.kind for name, sink in config.sinks.items()},
             outbox=self._parts.outbox.view(now.timestamp()),
         )
+        month, unknown = self._last_month(int(time.monotonic() / MONTH_EVERY))
         from notbefore.web.page import render  # noqa: PLC0415 - only when somebody opens the page
 
         made = render.template("instance.html", TEMPLATES).render(
@@ -151,7 +149,8 @@ class FleetView:
             ahead=[one for one in fleet.waves if one.to_come],  # people can still prepare for these
             most=MAX_PENDING,
             lines=under_way(fleet.waves),
-            month=self._last_month(int(time.monotonic() / MONTH_EVERY)),
+            month=month,
+            month_unknown=unknown,
             wanted=wanted,
             filters=FILTERS,
             mutes=[one.words for one in self._consumer.mutes if one.until > time.time()],

@@ -18,6 +18,7 @@ import msgspec
 from notbefore.core.change import Outcome
 from notbefore.core.document import PROMISED
 from notbefore.core.record import view
+from notbefore.errors import StoreError
 from notbefore.fleet.shown_waves import EventFacts
 from notbefore.fleet.story import OUTCOMES, Measures, Story, from_unix
 from notbefore.store.lock import PRIVATE_DIRECTORY, prepare_file
@@ -70,7 +71,7 @@ class PastEvent(EventFacts, frozen=True, kw_only=True):
 
 
 class History:
-    """One file, for any thread: each call has its own connection. All methods may raise ``sqlite3.Error``.
+    """One file, for any thread: each call has its own connection.
 
     ``keep``: how many seconds events are kept; ``None``: forever.
     """
@@ -80,7 +81,10 @@ class History:
         self._keep = keep
 
     def write(self, past: Sequence[PastEvent], now: float) -> None:
-        """Add events that are over; delete those too old at ``now`` (Unix seconds). Raises as ``prepare_file``, too."""
+        """Add events that are over; delete those too old at ``now`` (Unix seconds).
+
+        Raises ``sqlite3.Error``, and as ``prepare_file``.
+        """
         self.path.parent.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
         prepare_file(self.path)  # SQLite would create it with the umask's mode
         with closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS)) as db, db:
@@ -92,12 +96,20 @@ class History:
                 db.execute("DELETE FROM past WHERE closed < ?", (now - self._keep,))
 
     def past(self, since: float) -> list[bytes]:
-        """Return the newest ``MAX_ANSWER`` events that were closed since then (Unix seconds) as JSON, oldest first."""
-        if not self.path.exists():
-            return []
-        with closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS)) as db:
-            query = "SELECT event FROM past WHERE closed >= ? ORDER BY closed DESC LIMIT ?"
-            return [event for (event,) in db.execute(query, (since, MAX_ANSWER))][::-1]
+        """Return the newest ``MAX_ANSWER`` events that were closed since then (Unix seconds) as JSON, oldest first.
+
+        Raises ``StoreError`` if one of them cannot be read: then what is past is not known.
+        """
+        try:
+            if not self.path.exists():
+                return []
+            with closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS)) as db:
+                query = "SELECT event FROM past WHERE closed >= ? ORDER BY closed DESC LIMIT ?"
+                found = [event for (event,) in db.execute(query, (since, MAX_ANSWER))][::-1]
+            return [bytes(msgspec.json.decode(event, type=msgspec.Raw)) for event in found]
+        except (sqlite3.Error, OSError, msgspec.MsgspecError, TypeError) as error:
+            advice = "if it stays so, move the file away: a new one is begun"
+            raise StoreError(f"the history {self.path} cannot be read ({error}): {advice}") from None
 
 
 def read_past(found: Iterable[bytes]) -> list[PastEvent]:

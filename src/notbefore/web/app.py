@@ -17,6 +17,7 @@ from msgspec import Struct
 from notbefore.core.document import EVENT_TYPES
 from notbefore.core.record import HISTORY_RECORDS
 from notbefore.core.tracked import PendingView
+from notbefore.errors import StoreError
 
 if TYPE_CHECKING:  # imported at the first scrape
     from notbefore.metrics.families import Part
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # imported at the first scrape
 DEFAULT_LIMIT: Final = 100
 JSON: Final = "application/json; charset=utf-8"
 HTML: Final = "text/html; charset=utf-8"
+UNAVAILABLE: Final = "503 Service Unavailable"
 ALWAYS: Final = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
@@ -128,6 +130,8 @@ def _respond(routes: dict[str, Route], environ: Environ) -> Response:
         return route(environ)
     except _BadRequestError as wrong:
         return error("400 Bad Request", str(wrong))
+    except StoreError as unknown:
+        return error(UNAVAILABLE, str(unknown))
     except Exception:  # a failure must not end the worker
         log.exception("%s failed", path_of(environ))
         return error("500 Internal Server Error", "internal error; the agent's log says why")
@@ -150,7 +154,7 @@ def _page_file(name: str, _environ: Environ) -> Response:
 def _check(result: CheckResult, otherwise: str, environ: Environ) -> Response:
     reasons = () if environ.get(ANONYMOUS) else result.reasons  # they may contain paths and addresses
     body = {"status": "ok" if result.ok else otherwise, "reasons": reasons}
-    status = "200 OK" if result.ok else "503 Service Unavailable"
+    status = "200 OK" if result.ok else UNAVAILABLE
     return Response(msgspec.json.encode(body), status=status)
 
 
