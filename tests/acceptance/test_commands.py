@@ -3,18 +3,21 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 
 from notbefore.commands.main import main
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually, free_port, notbefore
 from support.azure import FUTURE, ID, body, item
 from support.file import read_records
+from support.peers import HttpPeer, Say
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +94,28 @@ def test_history_reads_the_state_of_an_agent_that_has_stopped(tmp_path: Path, ty
             eventually(lambda: read_records(tmp_path))  # it does not wait for a slow disk at its end
     code, out, _ = typed("history", "--state-dir", str(tmp_path))
     assert (code, out.count(ID)) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fleet.test", "no agent answers at https://127.0.0.2:"),
+        ("other.test", "https://127.0.0.1:{port}: TLS failed"),
+        ("localhost", "https://localhost:{port}: the answer has no list `events`"),
+    ],
+)
+def test_a_report_asks_each_address_of_a_name_for_the_names_certificate(
+    name: str, said: str, tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, real, file = trustme.CA(), socket.getaddrinfo, str(tmp_path / "ca")
+    authority.cert_pem.write_to_path(file)
+    of = {"fleet.test": ("127.0.0.1", "127.0.0.2"), "other.test": ("127.0.0.1",), "localhost": ("::1", "127.0.0.1")}
+    with HttpPeer(authority, "fleet.test", "localhost") as peer:
+        found = lambda to, *how, **more: [one for own in of.get(to, [to]) for one in real(own, *how, **more)]  # noqa: E731
+        monkeypatch.setattr(socket, "getaddrinfo", found)
+        peer.default = Say(body=b"{}" if name == "localhost" else b'{"events": []}')
+        code, _, err = typed("fleet", "report", "--url", f"https://{name}:{peer.port}", "--ca-file", file)
+    assert (code, said.format(port=peer.port) in err) == (1, True), err
 
 
 MUTE = ("fleet", "mute", "fleet.yml")

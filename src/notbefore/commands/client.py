@@ -29,6 +29,7 @@ class AgentClient(Struct, frozen=True):
     url: str
     options: argparse.Namespace  # of the command line: whom to trust, and how to log in
     own_cert_file: str | None = None  # the agent's certificate, if its file is known: no other is accepted
+    name: str | None = None  # the host name that TLS checks, if ``url`` has one of its addresses instead
 
     def ask(self, path: str) -> dict[str, Any]:
         """GET a path and return its JSON object; raises a ``NotBeforeError`` that says what to do."""
@@ -56,10 +57,12 @@ class AgentClient(Struct, frozen=True):
         if self.url.lower().startswith("http:") and (options.ca_file or options.cert_file or options.key_file):
             raise ConfigError(f"{self.url}: --ca-file, --cert-file and --key-file need https://")
         session.verify = options.ca_file or True
-        if self.own_cert_file is not None:
-            adapter = HTTPAdapter()
-            adapter.init_poolmanager(1, 1, assert_fingerprint=_fingerprint(Path(self.own_cert_file)))
-            session.mount("https://", adapter)
+        adapter, own = HTTPAdapter(), self.own_cert_file
+        adapter.init_poolmanager(
+            1, 1, server_hostname=self.name, assert_fingerprint=_fingerprint(Path(own)) if own is not None else None
+        )
+        session.mount("https://", adapter)
+        if own is not None:
             session.verify = False  # compare the fingerprint instead: issuer, name and dates do not matter
         if options.cert_file is not None:
             session.cert = (options.cert_file, options.key_file or options.cert_file)

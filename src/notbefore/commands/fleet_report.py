@@ -6,7 +6,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     first = agent_client(options)
     asked = [first, *(replace(first, url=url, own_cert_file=None) for url in others)]
     path = f"/api/v1/fleet/history?since={quote(since.isoformat())}"
-    found = [event for client in asked for one in _instances(client) for event in one.ask(path)["events"]]
+    found = [event for client in asked for one in _instances(client) for event in _events(one, path)]
     rows = report(read_past(map(msgspec.json.encode, found)), by)
     if options.json:
         print_json(rows)
@@ -78,20 +78,29 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _instances(client: AgentClient) -> Iterator[AgentClient]:
-    """The instances at an address: over plain HTTP, one for each address of the host name."""
+    """The instances at an address: one for each address of the host name. ``localhost`` is one, at any of its own."""
     try:
         address = urlsplit(client.url)
-        host, port, plain = address.hostname, address.port or 80, address.scheme == "http"
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM) if plain and host else []
+        name, port = address.hostname, address.port or {"http": 80, "https": 443}.get(address.scheme)
+        known = name and port and name != "localhost"
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM) if known else []
     except OSError as error:
         raise NotBeforeError(f"{client.url}: the name cannot be resolved ({error.strerror or error})") from None
     except ValueError:
         found = []  # the client says what is expected
     if not found:
-        yield client  # over TLS, the certificate is for the name
+        yield client
     for host in dict.fromkeys(str(one[4][0]) for one in found):
         named = f"[{host}]" if ":" in host else host
-        yield replace(client, url=f"http://{named}:{port}{address.path}")
+        yield replace(client, url=f"{address.scheme}://{named}:{port}{address.path}", name=name)
+
+
+def _events(client: AgentClient, path: str) -> list[Any]:
+    """Ask an instance for its past events; raises a ``NotBeforeError`` also if its answer has none."""
+    found = client.ask(path).get("events")
+    if not isinstance(found, list):
+        raise NotBeforeError(f"{client.url}: the answer has no list `events`: is it an instance of `notbefore fleet`?")
+    return found
 
 
 def _cell(value: float | str | None) -> str:
