@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -117,10 +118,10 @@ def test_mutes_that_are_over_are_left_out_and_what_is_no_note_is_refused() -> No
     later = replace(mute(vm="a"), until=200.0)
     assert read_mutes(write_mutes([mute(vm="b"), later], 150.0)) == [later]
     assert read_mutes(b"") == []
-    with pytest.raises(ValueError, match="cannot be read"):
-        read_mutes(b"\xff")
-    with pytest.raises(ValueError, match="cannot be read"):
-        read_mutes(b'[{"x":' + b"[" * 100_000)
+    wrong = mute(), mute(unknown=""), replace(later, until=1e300), replace(later, until=-1.0)
+    for note in (b"\xff", b'[{"x":' + b"[" * 100_000, *(msgspec.json.encode([one]) for one in wrong)):
+        with pytest.raises(ValueError, match=r"`mutes` beside the snapshots cannot be read \(.*: delete it"):
+            read_mutes(note)
     with pytest.raises(ValueError, match="end one first"):
         write_mutes([later] * (MAX_MUTES + 1), 150.0)
 

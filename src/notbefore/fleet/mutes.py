@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.fleet.hub_records import Place
@@ -16,16 +16,19 @@ NOTE: Final = "mutes"  # the name of the note in which the instances share them
 MAX_MUTES: Final = 200
 SHORTEST: Final = 60.0  # seconds of a mute
 LONGEST: Final = 366 * 86_400.0
+LATEST: Final = 253_402_300_799.0  # Unix seconds: the end of the year 9999
+
+Text = Annotated[str, Meta(min_length=1)]
 
 
 class Mute(Struct, frozen=True):
     """What is muted, by whom, why and until when."""
 
     id: str
-    match: dict[str, str]  # names are from ``MATCHERS``; all of them must match
+    match: Annotated[dict[str, Text], Meta(min_length=1)]  # names are from ``MATCHERS``; all of them must match
     by: str
     comment: str
-    until: float  # Unix seconds
+    until: Annotated[float, Meta(ge=0.0, le=LATEST)]  # Unix seconds
 
     @property
     def words(self) -> str:
@@ -45,7 +48,8 @@ def read_mutes(body: bytes) -> list[Mute]:
     try:
         return msgspec.json.decode(body, type=list[Mute]) if body else []
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"the mutes cannot be read: {error}") from None
+        advice = "delete it, and mute again what is to be muted"
+        raise ValueError(f"the note `{NOTE}` beside the snapshots cannot be read ({error}): {advice}") from None
 
 
 def write_mutes(mutes: Iterable[Mute], now: float) -> bytes:
