@@ -34,6 +34,11 @@ GROUP_LABELS: Final = (
     "tags.NAME",
 )
 Labels = Annotated[tuple[str, ...], Meta(min_length=1)]
+ONE_WAVE: Final = ("subscription", "resource_group", "event_type")  # what all events of a wave share
+ConsumerGroup = Annotated[str, matching(r"\$?[A-Za-z0-9._-]{1,50}", "the name of a consumer group, such as $Default")]
+BlobUrl = Annotated[  # the SDK sends no token over HTTP, not even to loopback
+    HttpUrl, matching("https://[^/]+(?:/[^/]+)+/?", "https://ACCOUNT.blob.core.windows.net/CONTAINER")
+]
 ApiVersion = Literal["2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"]
 _LISTEN: Final = re.compile(  # the labels of a host name have at most 63 characters
     r"(?:(?P<host>(?:[A-Za-z0-9_-]{1,63}(?:\.|(?=:)))*)|\[(?P<v6>[0-9A-Fa-f:.%a-z]+)\]):(?P<port>\d{1,5})", re.ASCII
@@ -43,7 +48,7 @@ _LISTEN: Final = re.compile(  # the labels of a host name have at most 63 charac
 class Checkpoints(Struct, frozen=True, forbid_unknown_fields=True):
     """Blob Storage for several instances that share a hub: ``container_url`` or ``connection_string``."""
 
-    container_url: HttpUrl | None = None  # https://ACCOUNT.blob.core.windows.net/CONTAINER, with the identity of `hub`
+    container_url: BlobUrl | None = None  # https://ACCOUNT.blob.core.windows.net/CONTAINER, with the identity of `hub`
     connection_string: StorageConnection | None = None  # of the storage account, instead of an identity
     container: str | None = None  # beside `connection_string`
 
@@ -56,16 +61,16 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The section ``fleet``."""
 
     hub: EventHub  # the hub and the identity to read it with; `expire_...` is for sinks
-    consumer_group: str = "$Default"
+    consumer_group: ConsumerGroup = "$Default"
     checkpoints: Checkpoints | None = None  # without it, one instance reads alone, with checkpoints in `state.dir`
     window: Duration = Duration("2h")  # how far back to read at the first start, or if a snapshot is lost
     group_by: Labels = ("event_id",)  # `event_id`: each event alone; else events with equal values form a wave
     group_wait: Duration = Duration("10s")  # before the first notification of a wave; at most a third of the notice
-    group_interval: Duration = Duration("5m")  # between two digests of a wave
+    group_interval: Annotated[Duration, between("1s")] = Duration("5m")  # between two digests of a wave
     over_after: Annotated[Duration, between("1m")] = Duration("1h")  # after NotBefore or the start it counts as over
     rebalance: Annotated[Duration, between("1s")] = Duration("10s")  # between two looks at who reads which partition
     takeover: Duration = Duration("60s")  # others take over the partitions of an instance silent this long
-    history_keep: Duration | None = None  # such as 400d: delete events that ended earlier. Without it, never
+    history_keep: Annotated[Duration, between("1d")] | None = None  # at least 1d: delete older events; else never
     metrics_by: tuple[Literal["subscription", "resource_group"], ...] = ()  # additional labels of the metrics
     inventory_file: str | None = None  # the expected VMs, one per line
     missing_after: Duration = Duration("15m")  # a VM of the inventory that is silent for this long is missing
@@ -73,13 +78,13 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         known = GROUP_LABELS[:-1]
         odd = [one for one in self.group_by if one not in known and not (one.startswith("tags.") and one != "tags.")]
-        apart = "event_id" in self.group_by or {"subscription", "resource_group"} <= set(self.group_by)
-        alone = "without them events of unrelated VMs would be one wave"
+        lacking = [one for one in ONE_WAVE if not {one, "event_id"} & set(self.group_by)]
+        alone = "else events of unrelated VMs, or of several types, would be one wave"
         anonymous = self.hub.connection_string and self.checkpoints and self.checkpoints.container_url
         refuse(
             (anonymous, "checkpoints.container_url: the hub has no identity: use a connection_string and container"),
             (self.hub.heartbeat, "hub.heartbeat: agents send heartbeats, the fleet only reads"),
-            (not apart, f"group_by: add subscription and resource_group: {alone}"),
+            (lacking, f"group_by: add {', '.join(lacking)}: {alone}"),
             *((label, f"group_by: there is no {label!r} here{one_of(label, GROUP_LABELS)}") for label in odd),
             (self.takeover.seconds < 2 * self.rebalance.seconds, "takeover: expected twice `rebalance` or more"),
         )
