@@ -249,6 +249,12 @@ def test_the_first_news_after_a_quiet_time_is_due_at_once(hub: Hub, tmp_path: Pa
         assert len(consumer._parts.outbox.exchange([], {"hook": 2})) == 2
 
 
+def test_another_reader_of_its_consumer_group_is_named_where_there_are_no_checkpoints(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with consuming(tmp_path, hub) as (one, _), consuming(tmp_path / "other", hub) as (two, _):
+        eventually(lambda: all("another reader uses" in each.keeper.said for each in (one, two)), patience=60)
+
+
 def test_a_consumer_group_that_there_is_not_is_named(tmp_path: Path) -> None:
     with Hub(tmp_path, "--group", "other") as hub, consuming(tmp_path, hub) as (consumer, _):
         eventually(lambda: "ConsumerGroups/$Default" in consumer.keeper.said, patience=60)

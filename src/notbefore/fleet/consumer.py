@@ -22,6 +22,7 @@ from azure.eventhub.aio import PartitionContext
 
 from notbefore.config.model import FleetConfig
 from notbefore.core.duration import back_off
+from notbefore.errors import ConfigError
 from notbefore.fleet.keeper import HubClock, Keeper, Parts
 from notbefore.fleet.mutes import NOTE, Mute, is_muted, read_mutes
 from notbefore.fleet.partition import Partition
@@ -41,6 +42,10 @@ ASK_SECONDS: Final = 3.0  # to wait for the snapshots of other instances
 CLOSE_SECONDS: Final = 5.0  # to wait when something is closed
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0  # seconds between two clients; the longest also before a failed task is repeated
 HEALTHY: Final = 60.0  # seconds that a client must last so that the pauses begin again at the first one
+OTHER_READER: Final = (
+    "another reader uses the consumer group {} of this hub: give each its own `consumer_group`, or all instances of one"
+    " fleet the same `checkpoints`"
+)
 UNKNOWN_OFFSET: Final = re.compile("supplied (offset|sequence number) .* is invalid")  # an error of Event Hubs
 
 log = logging.getLogger("notbefore.fleet.consumer")
@@ -254,8 +259,11 @@ class Consumer:
 
     async def _on_error(self, context: PartitionContext | None, error: Exception) -> None:
         """Handle an error of the hub or the store. After one of a partition, the SDK lets it go and balances again."""
-        if "link:stolen" in str(error) or isinstance(error, LostPartitionError):
-            return  # another instance has it, or the keeper has said why it was not taken
+        stolen, alone = "link:stolen" in str(error), self._config.checkpoints is None
+        if isinstance(error, LostPartitionError) or (stolen and not alone):
+            return  # the keeper has said why it was not taken, or another instance has it
+        if stolen:
+            error = ConfigError(OTHER_READER.format(self._config.consumer_group))
         of_store = isinstance(error, AzureError)
         self.keeper.failed("store" if of_store else "hub", error)
         if context is not None and UNKNOWN_OFFSET.search(str(error)):
