@@ -250,8 +250,7 @@ def test_the_first_news_after_a_quiet_time_is_due_at_once(hub: Hub, tmp_path: Pa
 
 
 def test_another_reader_of_its_consumer_group_is_named_where_there_are_no_checkpoints(hub: Hub, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    with consuming(tmp_path, hub) as (one, _), consuming(tmp_path / "other", hub) as (two, _):
+    with consuming(tmp_path, hub) as (one, _), consuming(tmp_path, hub, snapshots=FileSnapshots(tmp_path)) as (two, _):
         eventually(lambda: all("another reader uses" in each.keeper.said for each in (one, two)), patience=60)
 
 

@@ -65,7 +65,7 @@ def _begun(options: argparse.Namespace) -> Mute:
         if name in match:
             raise ConfigError(f"--match: {name} is given twice, and all must match: make a mute for each value")
         match[name] = value
-    if options.end or not (match and options.comment):
+    if options.end or not (match and (options.comment or "").strip()):
         raise ConfigError("expected --match NAME=VALUE and --comment TEXT, or --end ID alone, or none for a list")
     lasts = seconds("--for", options.seconds or "4h")
     if not SHORTEST <= lasts <= LONGEST:

@@ -18,7 +18,7 @@ from notbefore.commands.options import add_json, print_json, table
 from notbefore.core.duration import span
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, NotBeforeError
-from notbefore.fleet.history import COLUMNS, USUAL, read_past, report
+from notbefore.fleet.history import COLUMNS, FIGURES, USUAL, read_past, report
 
 IN_TABLE: Final = (
     "events", "vms", "notice_min", "notice_median", "notice_max", "short_notice",
@@ -65,9 +65,9 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(rows)
     elif options.csv:
-        writer = csv.DictWriter(sys.stdout, rows[0] if rows else by, lineterminator="\n")
+        writer = csv.DictWriter(sys.stdout, dict.fromkeys((*by, *FIGURES)), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: _inert(value) for name, value in row.items()} for row in rows)
     else:
         sys.stdout.write(f"Events that ended since {since:%Y-%m-%d %H:%M} UTC, without exercises.\n")
         columns = (*by, *IN_TABLE)
@@ -101,6 +101,11 @@ def _events(client: AgentClient, path: str) -> list[Any]:
     if not isinstance(found, list):
         raise NotBeforeError(f"{client.url}: the answer has no list `events`: is it an instance of `notbefore fleet`?")
     return found
+
+
+def _inert(value: object) -> object:
+    """The value of a cell of CSV; a text that a spreadsheet would evaluate gets a ' in front, as OWASP advises."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def _cell(value: float | str | None) -> str:

@@ -169,6 +169,10 @@ def _spread(name: str, values: list[float]) -> Row:
     return dict(zip((f"{name}_min", f"{name}_median", f"{name}_max"), three, strict=True))
 
 
+FIGURES: Final = tuple(_counted([]))
+"""The names of a row's figures."""
+
+
 def _value(event: PastEvent, name: str) -> str:
     tag = name.removeprefix("tags.")
     return str(getattr(event, name) or "") if tag == name else event.tags.get(tag.casefold(), "")
