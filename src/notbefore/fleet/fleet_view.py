@@ -34,7 +34,19 @@ from notbefore.fleet.story import OVER
 from notbefore.metrics import fleet as metrics
 from notbefore.metrics.families import Family, Metric, Part, Snapshot
 from notbefore.metrics.totals import Figures, Labels
-from notbefore.web.app import App, CheckResult, Environ, Response, application, html, query_of, rendered, since_of
+from notbefore.web.app import (
+    UNAVAILABLE,
+    App,
+    CheckResult,
+    Environ,
+    Response,
+    application,
+    error,
+    html,
+    query_of,
+    rendered,
+    since_of,
+)
 from notbefore.web.page.model import MAX_PENDING, PageModel
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
@@ -66,9 +78,7 @@ class FleetView:
                 "/": lambda environ: html(self.page(_filters(environ))),
                 "/api/v1/fleet/events": lambda environ: Response(json_line(self.fleet(_filters(environ)))),
                 "/api/v1/fleet/history": lambda environ: Response(self.past(since_of(query_of(environ, "since")))),
-                "/api/v1/calendar.ics": lambda environ: Response(
-                    calendar(self.fleet(_filters(environ)).waves, datetime.now(UTC)), CALENDAR
-                ),
+                "/api/v1/calendar.ics": lambda environ: self.calendar(_filters(environ)),
             },
         )
 
@@ -117,6 +127,13 @@ class FleetView:
             silent=names_of(one for one in heard if one.silent),
             missing=names_of(wanted_vms(missing, wanted)),
         )
+
+    def calendar(self, wanted: Mapping[str, str]) -> Response:
+        """Answer with the feed of coming events; with an error if they are not known: who subscribes keeps the old."""
+        fleet = self.fleet(wanted)
+        if fleet.trouble and not fleet.waves:
+            return error(UNAVAILABLE, f"what is coming is not known: {fleet.trouble}")
+        return Response(calendar(fleet.waves, datetime.now(UTC)), CALENDAR)
 
     def _unknown(self, known: set[str]) -> str:
         """Return ``FleetEvents.trouble``: why coming events may be unknown. ``known``: the shown partitions."""
