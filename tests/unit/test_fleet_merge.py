@@ -303,6 +303,18 @@ def test_a_wave_is_one_notification_with_digests() -> None:
     assert not log.fold.events.waves.open
 
 
+@pytest.mark.parametrize("pause", [0.5, 4.0])
+def test_events_that_are_over_at_once_are_one_wave_that_is_notified_while_more_of_them_come(pause: float) -> None:
+    log = Log(WAVES)
+    for number in range(12):
+        log.add(A, "announced", f"E{number}", after=pause)
+        log.add(B, "announced", f"E{number}", resources=[A.name], after=8.0 - pause)  # it changes the place alone
+        log.add(A, "canceled", f"E{number}", after=pause)
+    assert log.kinds[:1] == ["announced"]
+    assert log.wait(301)[1:] == ["canceled"]
+    assert log.last.facts.fleet_events == 12
+
+
 def test_what_is_over_is_not_coming_although_its_last_notification_still_waits() -> None:
     log = Log(WAVES)
     for number in (0, 1):

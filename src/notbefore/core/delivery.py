@@ -185,7 +185,7 @@ def _reminders(change: Change, way: Route, message: Delivery) -> Iterator[Delive
     """Yield the reminders to send before NotBefore."""
     event, ahead = change.event, change.ahead_seconds
     last = change.no_longer_affected and way.announce_by != "all"
-    if last or change.kind not in ("announced", "updated", "started") or ahead is None:
+    if last or change.kind not in ("announced", "updated") or ahead is None:
         return
     near = way.severity or severity_of(event.event_type, None, event.duration)
     start = message.created + ahead  # by the clock of ``created``, however wrong it is

@@ -209,7 +209,7 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
     @property
     def names(self) -> tuple[str, ...]:
         """The affected VMs as they are listed: for a wave of several events as it has them, else in natural order."""
-        return self.resources if self.progress else tuple(sorted(self.resources, key=natural))
+        return self.resources if (self.fleet_events or 0) > 1 else tuple(sorted(self.resources, key=natural))
 
     @property
     def of_one_vm(self) -> bool:
@@ -218,8 +218,13 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
 
     @property
     def progress(self) -> str:
-        """How far a wave of several events has come: ``2 of 5 events are over``; empty for one event."""
+        """How far a wave of several events has come: see ``_progress``."""
         return _progress(self)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether some of a wave's events have started or are over, and others are still to come."""
+        return self.events_to_come > 0 and self.events_to_come != self.fleet_events
 
     @property
     def events_to_come(self) -> int:

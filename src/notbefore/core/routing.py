@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, get_args
 from msgspec import Meta, Struct
 
 from notbefore.core.change import Change, ChangeKind, Scope
-from notbefore.core.document import PREEMPT, PROMISED, REBOOTING, STARTED, VANISHING, Event
+from notbefore.core.document import PREEMPT, PROMISED, REBOOTING, VANISHING, Event
 from notbefore.core.duration import Duration
 from notbefore.core.record import Vm
 
@@ -141,8 +141,7 @@ def severity_of(event_type: str, ahead: float | None, duration: int | None) -> S
 
 def severity_at_once(change: Change) -> Severity:
     """Return how severe a change is when it is seen."""
-    ahead = change.ahead_seconds if change.event.event_status != STARTED else None
-    return severity_of(change.event.event_type, ahead, change.event.duration)
+    return severity_of(change.event.event_type, change.ahead_seconds, change.event.duration)
 
 
 def route(change: Change, routes: tuple[Route, ...], vm: Vm | None, sinks: tuple[str, ...]) -> dict[str, Route]:

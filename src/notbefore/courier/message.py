@@ -58,7 +58,7 @@ class Message(Struct, frozen=True):
     @property
     def is_ahead(self) -> bool:
         """Whether it is about a coming event."""
-        return self.kind == "reminder" or (self.kind in EXPIRING_KINDS and self.record.event_status != STARTED)
+        return self.kind in EXPIRING_KINDS and self.record.event_status != STARTED
 
     @property
     def over(self) -> bool:

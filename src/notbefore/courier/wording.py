@@ -109,7 +109,9 @@ def _story(message: Message, own: dict[str, str]) -> tuple[str, str, str]:
     affected = "The VM" if record.of_one_vm else "Each affected VM"
     if message.is_ahead:
         state, advice = _when(record.not_before, message.now), of_type.ahead
-        summary = effect(record.event_type, "will be", "Each VM that follows" if record.fleet_over else affected)
+        if record.has_begun:  # between two events of a wave
+            state, affected = f"goes on {state}: {record.progress}", "Each VM that follows"
+        summary = effect(record.event_type, "will be", affected)
     else:
         state, advice = _under_way(message), of_type.started
         if record.without_notice and record.event_type in REBOOTING:
@@ -197,7 +199,8 @@ def _times(message: Message) -> Facts:
     """Yield the times; for an update also what changed, unless it is NotBefore."""
     record = message.record
     planned = clock(record.not_before) if record.not_before is not None else "unknown"
-    before = record.previous_not_before if record.previous_not_before != record.not_before else None
+    moved = record.previous_not_before != record.not_before and not record.has_begun
+    before = record.previous_not_before if moved else None
     if message.over:
         yield "Over since", clock(record.over_since or record.time)
         yield "Duration of the event", words(record.started_seconds) if record.started_seconds is not None else ""

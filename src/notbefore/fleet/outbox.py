@@ -51,7 +51,7 @@ class FleetOutbox(StoredOutbox):
         return line
 
     def has_news(self, partition: str) -> bool:
-        """Whether something of a partition was queued, accepted or refused since its last ``part``."""
+        """Whether a delivery of a partition has come, gone or changed since its last ``part``."""
         with self._memory:
             return any(self._partition_of.get(event_key) == partition for _, event_key in self._outbox.rows.changed)
 

@@ -78,8 +78,9 @@ class Events:
         self._count(story, _weight(story.event.resources) - before)
         if news:
             self._locate(story)
-        if news or story.place != placed:  # then by other routes, perhaps
             self._note(story, now, closed.standing if closed is not None and story.began is None else NEW)
+        elif story.place != placed:
+            self.waves.route(story)
         return "news" if news else "known"
 
     def _note(self, story: Story, now: float, notified: Standing = NEW) -> None:

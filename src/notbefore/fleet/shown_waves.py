@@ -72,6 +72,8 @@ class ShownWave(EventFacts, frozen=True, kw_only=True):
 def wanted_vms(vms: Iterable[Heard], wanted: Mapping[str, str]) -> list[Heard]:
     """Return the VMs that all filters match, except those that are for events alone."""
     fields = {name: value for name, value in wanted.items() if name not in ("event_type", "status")}
+    if not fields:
+        return list(vms)
     return [one for one in vms if _is_wanted(fields, one.place._asdict(), dict(one.place.tags), [one.name])]
 
 

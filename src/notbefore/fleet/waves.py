@@ -79,7 +79,7 @@ class Wave(Struct, array_like=True):
     stories: dict[str, Story] = {}
     notified: Standing = NEW  # the standing that was notified last
     notified_event: Event | None = None
-    notified_at: float = 0.0  # Unix seconds of the hub's clock
+    notified_at: float = 0.0  # Unix seconds of the hub's clock; before the first notification: when the wave began
     due: float | None = None  # when the next notification is due, in Unix seconds
     number: int = 0  # the number of the last digest
     nth: int = 0  # the number of earlier events with this id
@@ -122,25 +122,29 @@ class Waves:
 
         ``notified``: the last notified standing of a story that was over, and turns out not to be.
         """
-        vm = vm_of(story.place, story.event.resources)
-        ways = ways_of(vm, story.event, self._grouping.routes)
         if not story.labels:
-            labels = (_label(name, story) for name in self._grouping.group_by)
-            story.labels = (story.group, *labels, "exercise" if story.exercise else "", ways)
+            story.labels = self._labels(story)
         wave = self.open.get(story.labels)
         if wave is None:
             key = self._event_key(story, notified)
             number = 1_000 * notified  # a wave that begins again must not repeat the ids of digests
-            wave = self.open[story.labels] = Wave(key, notified=notified, nth=story.nth, number=number)
+            began = now if notified is NEW else 0.0
+            wave = Wave(key, notified=notified, notified_at=began, nth=story.nth, number=number)
+            self.open[story.labels] = wave
         wave.stories[story.event.key] = story
-        # the place of the first story, and that of a story whose routes have changed
-        if ways not in (ways_of(one, story.event, self._grouping.routes) for one in wave.routed):
-            wave.routed = (*wave.routed, vm)[:MAX_ROUTED]
+        self.route(story)
         standing = wave.standing
         due = self._due(wave, standing, story, now)
         if wave.due is None or due < wave.due or (standing in OVER and wave.notified is not NEW):
             wave.due = due
             self._schedule.put(story.labels, due)
+
+    def route(self, story: Story) -> None:
+        """Route the story's wave by its place as well, if other routes match there than at the places before."""
+        wave, vm, routes = self.open[story.labels], vm_of(story.place, story.event.resources), self._grouping.routes
+        ways = ways_of(vm, story.event, routes)
+        if ways not in (ways_of(one, story.event, routes) for one in wave.routed):
+            wave.routed = (*wave.routed, vm)[:MAX_ROUTED]
 
     def forget_over(self) -> list[Story]:
         """Remove and return the stories that are over, before anybody is notified of any wave."""
@@ -160,10 +164,29 @@ class Waves:
         A wave that is over is removed from ``open`` first.
         """
         while (labels := self._schedule.pop(now)) is not None:
-            made = self._notify(wave := self.open[labels])
+            wave = self.open[labels]
+            if (later := self._rests_until(wave)) > now:
+                wave.due = later
+                self._schedule.put(labels, later)
+                continue
+            made = self._notify(wave)
             if wave.standing in OVER:
                 del self.open[labels]
             yield wave, made
+
+    def _rests_until(self, wave: Wave) -> float:
+        """Return until when more events may join a wave that is over before anybody was notified of it."""
+        if wave.notified is not NEW or wave.standing not in OVER or self._grouping.each_event:
+            return 0.0
+        last = max(story.heard_at for story in wave.stories.values())
+        return min(last + self._grouping.group_wait, wave.notified_at + self._grouping.group_interval)
+
+    def _labels(self, story: Story) -> tuple[str, ...]:
+        """Return the key of the wave of a new story; an exercise is never in a wave of real events."""
+        labels = [_label(name, story) for name in self._grouping.group_by]
+        exercise = ["exercise"] if story.exercise else []
+        vm = vm_of(story.place, story.event.resources)
+        return story.group, *labels, *exercise, ways_of(vm, story.event, self._grouping.routes)
 
     def _event_key(self, story: Story, notified: Standing) -> str:
         """Return the key of a new wave; a group that begins again with the same event, which was over, gets another."""
@@ -294,14 +317,14 @@ def _urgency(story: Story) -> tuple[int, datetime, str]:
 
 def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Standing, now: datetime) -> Notification:
     stories, over = list(wave.stories.values()), standing in OVER
-    _, under_way, past = by_progress(stories)
+    to_come, under_way, done = by_progress(stories)
     measured = [one for story in stories for one in story.measured.values()]
     facts = FleetFacts(
         fleet_events=len(stories),
         fleet_vms=len({name for story in stories for name in story.event.vms}),
         fleet_reported_by=len(reporters(stories)),
         fleet_under_way=len(under_way),
-        fleet_over=len(past),
+        fleet_over=len(done),
     )
     first_seen = min(story.first_seen for story in stories)
     started = min((story.started for story in stories if story.started is not None), default=None)
@@ -312,7 +335,8 @@ def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Stand
         reason = "corrected"
     elif over and any(story.given_up for story in stories):
         reason = "as_far_as_known"
-    not_before = event.not_before or min((one.not_before for one in stories if one.not_before), default=None)
+    known = [one.not_before for one in stories if one.not_before is not None]
+    not_before = event.not_before or (None if to_come else min(known, default=None))
     change = Change(
         id=change_id(wave.event_key, kind, str(wave.number) if kind == "updated" else "", wave.nth),
         kind=kind,
@@ -325,7 +349,7 @@ def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Stand
         previous=wave.notified_event,
         outcome=OUTCOMES.get(standing),
         not_before=not_before,
-        ahead_seconds=_seconds(now, event.not_before) if standing is not FINISHED else None,
+        ahead_seconds=_seconds(now, not_before) if standing not in (STARTED, FINISHED) else None,
         notice_seconds=min((one.notice for one in measured if one.notice is not None), default=None),
         scheduled_seconds=_seconds(first_seen, started) if kind == "started" else None,
         started_seconds=_seconds(started, ended),
