@@ -1,15 +1,24 @@
 """What several integration tests need."""
 
+from collections.abc import Iterator
+
 import pytest
 import trustme
 
 from notbefore.store import disk, store
 from support.agent import PATIENCE
+from support.peers import HttpPeer
 
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
     return trustme.CA()
+
+
+@pytest.fixture
+def peer() -> Iterator[HttpPeer]:
+    with HttpPeer() as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)

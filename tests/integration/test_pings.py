@@ -1,7 +1,6 @@
 """The dead man's switch: who is pinged, with what, when not, and what is said of a ping that does not arrive."""
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,6 @@ from support.peers import HttpPeer, Say
 BEGINS = PingStatus("start", "0 events listed; IMDS has given no valid answer yet", ME)
 WELL = PingStatus("success", "1 event listed", ME)
 ILL = PingStatus("fail", "the last good answer of IMDS is 99.0 s old", None)
-
-
-@pytest.fixture
-def peer() -> Iterator[HttpPeer]:
-    with HttpPeer() as found:
-        yield found
 
 
 def pinged(url: str, *statuses: PingStatus) -> None:

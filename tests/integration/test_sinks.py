@@ -36,11 +36,10 @@ def webhook(peer: HttpPeer, path: str = "/hook", **fields: Any) -> SinkConfig:
     return SinkConfig(webhook=Webhook(url=Secret(peer.url + path), **settings))
 
 
-def test_a_webhook_gets_the_record_signed_and_the_delivery_id() -> None:
-    with HttpPeer() as peer:
-        one = message()
-        sent(webhook(peer, headers={"X-Api-Key": Secret("k")}, secret=Secret("s3cret")), one)
-        (request,) = peer.requests
+def test_a_webhook_gets_the_record_signed_and_the_delivery_id(peer: HttpPeer) -> None:
+    one = message()
+    sent(webhook(peer, headers={"X-Api-Key": Secret("k")}, secret=Secret("s3cret")), one)
+    (request,) = peer.requests
     values = json.loads(request.body)
     assert values.items() >= json.loads(one.record.line()).items()
     assert values["notbefore.delivery.kind"] == "announced"
@@ -65,13 +64,12 @@ def test_a_webhook_over_tls_with_both_sides_known(authority: trustme.CA, tmp_pat
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_webhook_leads_to_nothing_private_unless_allowed(host: str) -> None:
-    with HttpPeer() as peer:
-        url = Secret(f"http://{host}:{peer.port}/")
-        with pytest.raises(SendError, match="is not a public address") as raised:
-            sent(SinkConfig(webhook=Webhook(url=url)))
-        assert raised.value.permanent
-        assert peer.requests == []
+def test_a_webhook_leads_to_nothing_private_unless_allowed(peer: HttpPeer, host: str) -> None:
+    url = Secret(f"http://{host}:{peer.port}/")
+    with pytest.raises(SendError, match="is not a public address") as raised:
+        sent(SinkConfig(webhook=Webhook(url=url)))
+    assert raised.value.permanent
+    assert peer.requests == []
 
 
 @pytest.mark.parametrize("host", ["inside.example.org", "10.1.2.3"])
@@ -120,30 +118,29 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch: p
         assert peer.requests[0].headers["host"] == f"many.example.org:{peer.port}"
 
 
-def test_passwords_of_a_netrc_stay_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passwords_of_a_netrc_stay_there(peer: HttpPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".netrc").write_text("machine 127.0.0.1 login me password mine", encoding="utf-8")
     monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
-    with HttpPeer() as peer:
-        sent(webhook(peer))
-        sent(SinkConfig(apprise=Apprise(url=Secret(f"json://127.0.0.1:{peer.port}/?+Authorization=own"))))
-        assert [one.headers.get("authorization") for one in peer.requests] == [None, "own"]
+    sent(webhook(peer))
+    sent(SinkConfig(apprise=Apprise(url=Secret(f"json://127.0.0.1:{peer.port}/?+Authorization=own"))))
+    assert [one.headers.get("authorization") for one in peer.requests] == [None, "own"]
 
 
-def test_a_header_is_not_replaced_by_the_password_of_an_address() -> None:
-    with HttpPeer() as peer:
-        http = Http(60.0)
-        http.post(peer.url.replace("://", "://user:password@"), {"Authorization": "Bearer own"}).check()
-        http.close()
-        assert peer.requests[0].headers["authorization"] == "Bearer own"
+def test_a_header_is_not_replaced_by_the_password_of_an_address(peer: HttpPeer) -> None:
+    http = Http(60.0)
+    http.post(peer.url.replace("://", "://user:password@"), {"Authorization": "Bearer own"}).check()
+    http.close()
+    assert peer.requests[0].headers["authorization"] == "Bearer own"
 
 
 @pytest.mark.parametrize("level", ["DEBUG", "CRITICAL"])
-def test_the_cause_that_apprise_logs_is_kept_whatever_is_logged(level: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_cause_that_apprise_logs_is_kept_whatever_is_logged(
+    peer: HttpPeer, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(level)
-    with HttpPeer() as peer:
-        peer.default = Say(404)
-        with pytest.raises(SendError, match="404"):
-            sent(SinkConfig(apprise=Apprise(url=Secret(f"json://127.0.0.1:{peer.port}/"))))
+    peer.default = Say(404)
+    with pytest.raises(SendError, match="404"):
+        sent(SinkConfig(apprise=Apprise(url=Secret(f"json://127.0.0.1:{peer.port}/"))))
 
 
 def through_apprise(address: str, *messages: Message) -> None:
@@ -164,22 +161,21 @@ def test_pagerduty_through_apprise_opens_and_closes_one_incident(monkeypatch: py
         assert not pager.wrong
 
 
-def test_where_apprise_sends_nothing_nothing_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_apprise_sends_nothing_nothing_is_delivered(peer: HttpPeer, monkeypatch: pytest.MonkeyPatch) -> None:
     import apprise.plugins.opsgenie as plugin  # noqa: PLC0415 - half a second
 
-    with HttpPeer() as peer:
-        monkeypatch.setitem(plugin.OPSGENIE_API_LOOKUP, "us", f"{peer.url}/v2/alerts")
-        peer.default = Say(202, body=b'{"requestId": "r-1"}')
-        through_apprise("opsgenie://key", message(severity="critical"))
-        assert json.loads(peer.requests[0].body)["alias"] == f"notbefore/{ID.casefold()}"
-        with pytest.raises(SendError, match=r"sent nothing: .* close the alert by hand") as raised:
-            through_apprise("opsgenie://key", message({}, None))
-        assert raised.value.permanent
-        with pytest.raises(SendError, match=r"add `&:info=new`"):
-            through_apprise("opsgenie://key", message())
-        assert len(peer.requests) == 1
-        through_apprise("opsgenie://key?:info=new", message())
-        assert len(peer.requests) == 2
+    monkeypatch.setitem(plugin.OPSGENIE_API_LOOKUP, "us", f"{peer.url}/v2/alerts")
+    peer.default = Say(202, body=b'{"requestId": "r-1"}')
+    through_apprise("opsgenie://key", message(severity="critical"))
+    assert json.loads(peer.requests[0].body)["alias"] == f"notbefore/{ID.casefold()}"
+    with pytest.raises(SendError, match=r"sent nothing: .* close the alert by hand") as raised:
+        through_apprise("opsgenie://key", message({}, None))
+    assert raised.value.permanent
+    with pytest.raises(SendError, match=r"add `&:info=new`"):
+        through_apprise("opsgenie://key", message())
+    assert len(peer.requests) == 1
+    through_apprise("opsgenie://key?:info=new", message())
+    assert len(peer.requests) == 2
 
 
 def alertmanager(*urls: str, **fields: Any) -> SinkConfig:
@@ -191,18 +187,17 @@ def alert_of(request: Request) -> dict[str, Any]:
     return found
 
 
-def test_an_event_is_one_alert_from_its_announcement_to_its_end() -> None:
-    with HttpPeer() as peer:
-        receipts = sent(
-            alertmanager(peer.url, resolve_timeout=Duration("3m"), labels={"team": "compute"}),
-            message(),
-            message({}, STARTED),
-            message({}, STARTED, None),
-            msgspec.structs.replace(message({}, STARTED, None), now=T0),  # the clock of the VM is ahead
-            recording(message({"EventType": "Silent"}), fleet_events=1),
-        )
-        announced, started, finished, ahead, missing = (alert_of(request) for request in peer.requests)
-        assert peer.requests[0].path == "/api/v2/alerts"
+def test_an_event_is_one_alert_from_its_announcement_to_its_end(peer: HttpPeer) -> None:
+    receipts = sent(
+        alertmanager(peer.url, resolve_timeout=Duration("3m"), labels={"team": "compute"}),
+        message(),
+        message({}, STARTED),
+        message({}, STARTED, None),
+        msgspec.structs.replace(message({}, STARTED, None), now=T0),  # the clock of the VM is ahead
+        recording(message({"EventType": "Silent"}), fleet_events=1),
+    )
+    announced, started, finished, ahead, missing = (alert_of(request) for request in peer.requests)
+    assert peer.requests[0].path == "/api/v2/alerts"
     assert announced["labels"] == started["labels"] == finished["labels"]
     assert announced["labels"]["team"] == "compute"
     assert announced["startsAt"] == finished["startsAt"]
@@ -212,7 +207,7 @@ def test_an_event_is_one_alert_from_its_announcement_to_its_end() -> None:
     assert missing["endsAt"] > rfc3339(at(20 * 86_400))  # a fleet's VM may be missing for so long
 
 
-def test_whatever_changes_of_an_event_it_stays_one_alert() -> None:
+def test_whatever_changes_of_an_event_it_stays_one_alert(peer: HttpPeer) -> None:
     first = {"EventType": "Reboot", "Resources": [ME]}
     changes: list[dict[str, Any]] = [
         {"Resources": ["web_1", ME, "web_2"]},
@@ -223,28 +218,26 @@ def test_whatever_changes_of_an_event_it_stays_one_alert() -> None:
         {"NotBefore": "Mon, 02 Mar 2026 12:00:00 GMT", "Description": "another"},
         STARTED,
     ]
-    with HttpPeer() as peer:
-        (receipt,) = sent(alertmanager(peer.url), message(first))
-        later = [message(first, first | change, thread=receipt.thread) for change in changes]
-        sent(alertmanager(peer.url), *later)
-        (labels, *others) = (alert_of(request)["labels"] for request in peer.requests)
+    (receipt,) = sent(alertmanager(peer.url), message(first))
+    later = [message(first, first | change, thread=receipt.thread) for change in changes]
+    sent(alertmanager(peer.url), *later)
+    (labels, *others) = (alert_of(request)["labels"] for request in peer.requests)
     assert others == [labels] * len(changes)
 
 
-def test_the_severity_is_the_route_s_and_does_not_fall() -> None:
+def test_the_severity_is_the_route_s_and_does_not_fall(peer: HttpPeer) -> None:
     short = {"EventType": "Freeze", "DurationInSeconds": 5}
     longer = short | {"DurationInSeconds": 30}
-    with HttpPeer() as peer:
-        (first,) = sent(alertmanager(peer.url), message(short, severity="critical"))
-        # the courier tells what the sink said of the first; what the routes of later changes say does not matter
-        later = (message(short, short | STARTED), message(short, short | STARTED, None))
-        sent(alertmanager(peer.url), *(msgspec.structs.replace(one, thread=first.thread) for one in later))
-        assert {alert_of(request)["labels"]["severity"] for request in peer.requests} == {"critical"}
-        peer.requests.clear()
-        (first,) = sent(alertmanager(peer.url), message(short))
-        (second,) = sent(alertmanager(peer.url), message(short, longer, thread=first.thread))
-        sent(alertmanager(peer.url), message(short, longer, short, thread=second.thread))
-        bodies = [json.loads(request.body) for request in peer.requests]
+    (first,) = sent(alertmanager(peer.url), message(short, severity="critical"))
+    # the courier tells what the sink said of the first; what the routes of later changes say does not matter
+    later = (message(short, short | STARTED), message(short, short | STARTED, None))
+    sent(alertmanager(peer.url), *(msgspec.structs.replace(one, thread=first.thread) for one in later))
+    assert {alert_of(request)["labels"]["severity"] for request in peer.requests} == {"critical"}
+    peer.requests.clear()
+    (first,) = sent(alertmanager(peer.url), message(short))
+    (second,) = sent(alertmanager(peer.url), message(short, longer, thread=first.thread))
+    sent(alertmanager(peer.url), message(short, longer, short, thread=second.thread))
+    bodies = [json.loads(request.body) for request in peer.requests]
     severities = [[(one["labels"]["severity"], "endsAt" in one) for one in body] for body in bodies]
     # more severe, it is another alert, and the one before is over at once
     assert severities == [[("info", False)], [("warning", False), ("info", True)], [("warning", False)]]
@@ -271,10 +264,9 @@ def test_one_member_that_accepts_is_enough() -> None:
     ("fields", "header"),
     [({"token": Secret("t")}, "Bearer t"), ({"username": "u", "password": Secret("p")}, "Basic dTpw"), ({}, None)],
 )
-def test_alertmanager_sees_who_asks(fields: dict[str, Any], header: str | None) -> None:
-    with HttpPeer() as peer:
-        sent(alertmanager(peer.url, **fields))
-        assert peer.requests[0].headers.get("authorization") == header
+def test_alertmanager_sees_who_asks(peer: HttpPeer, fields: dict[str, Any], header: str | None) -> None:
+    sent(alertmanager(peer.url, **fields))
+    assert peer.requests[0].headers.get("authorization") == header
 
 
 def python(script: str, **fields: Any) -> SinkConfig:
@@ -376,12 +368,11 @@ def test_what_leads_to_a_private_address_is_not_public(address: str) -> None:
         check_address(address)
 
 
-def test_apprise_sends_as_fast_as_the_receiver_takes_it() -> None:
+def test_apprise_sends_as_fast_as_the_receiver_takes_it(peer: HttpPeer) -> None:
     begun = time.monotonic()
-    with HttpPeer() as peer:
-        settings = Apprise(url=Secret(peer.url.replace("http://", "json://")))
-        sent(SinkConfig(apprise=settings), *[message()] * 5)
-        assert len(peer.requests) == 5
+    settings = Apprise(url=Secret(peer.url.replace("http://", "json://")))
+    sent(SinkConfig(apprise=settings), *[message()] * 5)
+    assert len(peer.requests) == 5
     assert time.monotonic() - begun < 20  # its own pauses would be 5.5 s each
 
 

@@ -53,11 +53,10 @@ def test_times_stand_in_the_reader_s_zone_and_in_utc(slack: SlackServer) -> None
 
 
 @pytest.mark.parametrize("said", [b"<html>log in first</html>", b"no_service", b""])
-def test_a_webhook_says_ok_and_nothing_else(said: bytes) -> None:
-    with HttpPeer() as peer:
-        peer.default = Say(body=said)
-        with pytest.raises(SendError, match="this is not an answer of Slack") as raised:
-            sent(hook(peer))
+def test_a_webhook_says_ok_and_nothing_else(peer: HttpPeer, said: bytes) -> None:
+    peer.default = Say(body=said)
+    with pytest.raises(SendError, match="this is not an answer of Slack") as raised:
+        sent(hook(peer))
     assert not raised.value.permanent
 
 
