@@ -89,11 +89,10 @@ def test_history_shows_the_changes_as_a_table_and_as_json(agent: RunningAgent, t
         assert typed("history", "--url", url(agent), "--since", since)[1] == "No change has been seen.\n"
 
 
-def test_history_reads_the_state_of_an_agent_that_has_stopped(tmp_path: Path, typed: Typed) -> None:
-    with Simulator() as imds:
-        imds.set_document(body(item()))
-        with RunningAgent(imds.endpoint, tmp_path):
-            eventually(lambda: read_records(tmp_path))  # it does not wait for a slow disk at its end
+def test_history_reads_the_state_of_an_agent_that_has_stopped(imds: Simulator, tmp_path: Path, typed: Typed) -> None:
+    imds.set_document(body(item()))
+    with RunningAgent(imds.endpoint, tmp_path):
+        eventually(lambda: read_records(tmp_path))  # it does not wait for a slow disk at its end
     code, out, _ = typed("history", "--state-dir", str(tmp_path))
     assert (code, out.count(ID)) == (0, 1)
 

@@ -56,10 +56,6 @@ def webhook(url: str, **settings: Any) -> dict[str, Any]:
     return {"webhook": {"url": url, "allow_private": True, **settings}}
 
 
-def kinds(hook: HttpPeer) -> list[str]:
-    return [json.loads(request.body)["notbefore.delivery.kind"] for request in hook.requests]
-
-
 def ids(hook: HttpPeer) -> list[str]:
     return [request.headers["x-notbefore-delivery-id"] for request in hook.requests]
 
@@ -74,14 +70,14 @@ def test_each_change_reaches_the_sink_once_and_in_order(imds: Simulator, hook: H
         assert agent.metric("notbefore_courier_running") == 0
         assert agent.count("accepted") == 0
         imds.set_document(body(announced()))
-        eventually(lambda: kinds(hook) == ["announced"])
+        eventually(lambda: hook.kinds == ["announced"])
         assert agent.metric("notbefore_courier_running") == 1
         imds.set_document(body(started()))
         imds.set_document(body(started(), started("f"), incarnation=3))
         eventually(lambda: len(hook.requests) == 3)
         imds.set_document(body(incarnation=4))
         eventually(lambda: agent.count("delivered") == 5)
-        assert kinds(hook) == ["announced", "started", "started", "finished", "finished"]
+        assert hook.kinds == ["announced", "started", "started", "finished", "finished"]
         assert len(set(ids(hook))) == 5
         assert rows(agent, "pending") == 0
         assert agent.metric('notbefore_courier_starts_total{reason="due"}') == 1
@@ -101,11 +97,11 @@ def test_what_a_receiver_that_was_down_missed_comes_after_a_kill_and_a_restart(
         eventually(lambda: len(read_records(place.state)) == 2)  # what is not on the disk yet is lost
         agent.stop(signal.SIGKILL)
     failed = len(hook.requests)
-    assert set(kinds(hook)) == {"announced"}
+    assert set(hook.kinds) == {"announced"}
     hook.default = Say()
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         eventually(lambda: agent.count("delivered") == 2)
-        assert kinds(hook)[-2:] == ["announced", "started"]
+        assert hook.kinds[-2:] == ["announced", "started"]
         assert len(set(ids(hook)[: failed + 1])) == 1  # the same id, before and after
 
 
@@ -144,7 +140,7 @@ def test_a_drill_says_who_was_reached(imds: Simulator, hook: HttpPeer, place: Pl
             agent.listens()
             done = place.drill(config, "--sink", "hook", "--scenario", "preempt")
             assert (done.returncode, "No route" in done.stdout) == (0, False), done.stderr + done.stdout
-            assert kinds(hook) == ["announced", "started", "finished"]
+            assert hook.kinds == ["announced", "started", "finished"]
             told = {"azure.scheduled_event.exercise": True, "azure.scheduled_event.type": "Preempt", "host.name": ME}
             assert json.loads(hook.requests[0].body).items() >= told.items()  # the name as the agent knows it
             report = json.loads(place.drill(config, "--json").stdout)

@@ -1,6 +1,5 @@
 """Nothing of agent and courier needs POSIX: what Windows lacks is taken away from a Python, and they run in it."""
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -68,10 +67,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunningAgent, "python", python_elsewhere(tmp_path))
 
 
-def kinds(hook: HttpPeer) -> list[str]:
-    return [json.loads(request.body)["notbefore.delivery.kind"] for request in hook.requests]
-
-
 def starts(agent: RunningAgent, reason: str) -> float:
     return agent.metric(f'notbefore_courier_starts_total{{reason="{reason}"}}') or 0
 
@@ -88,18 +83,18 @@ def test_a_courier_delivers_is_replaced_and_stops_where_posix_is_not(
         eventually(lambda: len(hook.requests) == 1)
         hook.default = Say()
         os.kill(agent.courier(), signal.SIGKILL)
-        eventually(lambda: kinds(hook) == ["announced"] * 2)
+        eventually(lambda: hook.kinds == ["announced"] * 2)
         assert len({request.headers["x-notbefore-delivery-id"] for request in hook.requests}) == 1
         eventually(lambda: starts(agent, "crashed") == 1)
         eventually(lambda: agent.count("delivered") == 1)
         imds.set_document(body(item("e", EventStatus="Started", NotBefore=""), incarnation=2))
-        eventually(lambda: kinds(hook)[2:] == ["started"])
+        eventually(lambda: hook.kinds[2:] == ["started"])
         eventually(lambda: agent.count("delivered") == 2)  # what is not written down yet would be sent again
         imds.set_document(body(*(item(str(number)) for number in range(10)), incarnation=4))
         eventually(lambda: len(agent.records) == 13)
         courier = agent.courier()
         assert agent.stop(signal.SIGINT) == 0
-        assert sorted(kinds(hook)[3:]) == ["announced"] * 10 + ["finished"]
+        assert sorted(hook.kinds[3:]) == ["announced"] * 10 + ["finished"]
         assert not Path(f"/proc/{courier}").exists()
     assert "Traceback" not in agent.log
     assert "control.sock" not in agent.log

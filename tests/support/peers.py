@@ -1,6 +1,7 @@
 """The receivers of the sinks: real servers on loopback that accept, refuse, hang, drip and lie as a test says."""
 
 import http.server
+import json
 import socket
 import ssl
 import threading
@@ -109,6 +110,11 @@ class HttpPeer:
     @property
     def url(self) -> str:
         return f"{self.scheme}://127.0.0.1:{self.port}"
+
+    @property
+    def kinds(self) -> list[str]:
+        """Of a webhook: what each delivery was."""
+        return [json.loads(request.body)["notbefore.delivery.kind"] for request in self.requests]
 
     def __enter__(self) -> Self:
         return self

@@ -77,10 +77,11 @@ def test_no_import_goes_in_a_circle_those_inside_functions_included() -> None:
     TopologicalSorter({name: (names & found.keys()) - {name} for name, names in found.items()}).prepare()
 
 
-def test_an_agent_loads_no_command_but_its_own() -> None:
+def test_an_agent_loads_no_command_but_its_own_and_nothing_for_a_page_that_nobody_opens() -> None:
     code = (
-        "import sys; from notbefore.commands.main import parsed; parsed(['run'])\n"
-        "print(*sorted(name for name in sys.modules if name.startswith('notbefore.commands.')))"
+        "import sys, notbefore.agent.agent; from notbefore.commands.main import parsed; parsed(['run'])\n"
+        "others = ('notbefore.commands.', 'notbefore.web.page', 'jinja2')\n"
+        "print(*sorted(name for name in sys.modules if name.startswith(others)))"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert loaded == [f"notbefore.commands.{name}" for name in ("main", "options", "run")]

@@ -1,8 +1,6 @@
 """The page without a server: what it says of which state, that it says all of it as text, and that it stays bounded."""
 
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from typing import Any
 
@@ -198,11 +196,3 @@ def test_the_scale_keeps_the_order_and_its_bounds(one: float, other: float) -> N
     scale = Scale(900, 3600)
     low, high = scale.x(min(one, other)), scale.x(max(one, other))
     assert 0 <= low <= high <= 100
-
-
-def test_an_agent_whose_page_nobody_opens_imports_nothing_for_it() -> None:
-    look = (
-        "import sys, notbefore.agent.agent\n"
-        "print([name for name in sys.modules if 'web.page' in name or name == 'jinja2'])"
-    )
-    assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout == "[]\n"
