@@ -13,17 +13,11 @@ import yaml
 from notbefore.simulator.server import Simulator
 from peers.pagerduty import ROUTING_KEY, PagerDuty
 from support.agent import RunningAgent, eventually, notbefore
-from support.azure import FUTURE, ME, body, item
+from support.azure import ME, STARTED, body, item, listed
 from support.file import read_records
 from support.peers import HttpPeer, Say
 
-
-def announced(event_id: str = "e", **fields: Any) -> Any:
-    return item(event_id, **{"NotBefore": FUTURE, **fields})
-
-
-def started(event_id: str = "e", **fields: Any) -> Any:
-    return item(event_id, **{"EventStatus": "Started", "NotBefore": "", **fields})
+BEGUN = item("e", **STARTED)
 
 
 class Place:
@@ -69,11 +63,11 @@ def test_each_change_reaches_the_sink_once_and_in_order(imds: Simulator, hook: H
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         assert agent.metric("notbefore_courier_running") == 0
         assert agent.count("accepted") == 0
-        imds.set_document(body(announced()))
+        imds.set_document(listed("e"))
         eventually(lambda: hook.kinds == ["announced"])
         assert agent.metric("notbefore_courier_running") == 1
-        imds.set_document(body(started()))
-        imds.set_document(body(started(), started("f"), incarnation=3))
+        imds.set_document(body(BEGUN))
+        imds.set_document(body(BEGUN, item("f", **STARTED), incarnation=3))
         eventually(lambda: len(hook.requests) == 3)
         imds.set_document(body(incarnation=4))
         eventually(lambda: agent.count("delivered") == 5)
@@ -91,9 +85,9 @@ def test_what_a_receiver_that_was_down_missed_comes_after_a_kill_and_a_restart(
     hook.default = Say(503)
     config = place.write({"hook": webhook(hook.url, expire_on_end=False)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
-        imds.set_document(body(announced()))
+        imds.set_document(listed("e"))
         eventually(lambda: len(hook.requests) >= 1)
-        imds.set_document(body(started(), incarnation=2))
+        imds.set_document(body(BEGUN, incarnation=2))
         eventually(lambda: len(read_records(place.state)) == 2)  # what is not on the disk yet is lost
         agent.stop(signal.SIGKILL)
     failed = len(hook.requests)
@@ -111,14 +105,14 @@ def test_a_refusal_is_kept_shown_and_sent_again_when_the_cause_is_mended(
     hook.default = Say(400, body=b"invalid token")
     config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
-        imds.set_document(body(announced()))
+        imds.set_document(listed("e"))
         eventually(lambda: rows(agent, "dead") == 1)
         assert len(hook.requests) == 1
         eventually(lambda: "refused `announced` of event e for good (400: invalid token)" in agent.log)
         assert "invalid token" in place.outbox("list")
         ((delivery_id),) = set(ids(hook))
         assert json.loads(place.outbox("show", delivery_id[:6]))["state"] == "dead"
-        imds.set_document(body(started(), incarnation=2))
+        imds.set_document(body(BEGUN, incarnation=2))
         eventually(lambda: rows(agent, "dead") == 2)  # it holds nothing back
         hook.default = Say()
         assert place.outbox("retry", delivery_id[:6]).startswith("1 will be sent again")

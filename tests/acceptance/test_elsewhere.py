@@ -61,21 +61,15 @@ def test_a_reader_that_goes_away_is_no_traceback_where_posix_is_not() -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Agents that are started run without POSIX, as do their couriers."""
-    monkeypatch.setattr(RunningAgent, "python", python_elsewhere(tmp_path))
-
-
 def starts(agent: RunningAgent, reason: str) -> float:
     return agent.metric(f'notbefore_courier_starts_total{{reason="{reason}"}}') or 0
 
 
-@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.long
 def test_a_courier_delivers_is_replaced_and_stops_where_posix_is_not(
-    imds: Simulator, hook: HttpPeer, tmp_path: Path
+    imds: Simulator, hook: HttpPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(RunningAgent, "python", python_elsewhere(tmp_path))  # its courier runs so, too
     hook.default = Say(how="hang")
     config = {"sinks": {"hook": {"webhook": {"url": hook.url, "allow_private": True, "timeout": "60s"}}}}
     with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:

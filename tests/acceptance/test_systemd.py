@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -59,19 +58,13 @@ class Manager:
         return self.listen().count(line) >= times
 
 
-@pytest.fixture
-def manager(tmp_path: Path) -> Iterator[Manager]:
-    manager = Manager(str(tmp_path / "notify"))
-    with manager.socket:
-        yield manager
-
-
 def test_systemd_is_notified_of_ready_alive_reloading_and_stopping(
-    manager: Manager, imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    manager = Manager(str(tmp_path / "notify"))
     for name, value in manager.environment.items():
         monkeypatch.setenv(name, value)
-    with RunningAgent(imds.endpoint, tmp_path) as agent:
+    with manager.socket, RunningAgent(imds.endpoint, tmp_path) as agent:
         eventually(lambda: manager.has("READY=1"))
         assert agent.json("/healthz")["status"] == "ok", "ready means that it serves"
         eventually(lambda: manager.has("WATCHDOG=1", 2))

@@ -204,15 +204,9 @@ def test_certificates_are_read_anew_after_a_failure(
 # ---- records
 
 
-def sink_to(url: str, **fields: Any) -> Sink:
-    settings = OtlpConnection(
-        endpoint=url, timeout=Duration("60s"), resource={"deployment.environment.name": "test"}, **fields
-    )
-    return Sink("it", settings, Messages())
-
-
 def sent(url: str, *messages: Message, **fields: Any) -> list[Receipt | SendError]:
-    return outcomes(sink_to(url, **fields), *messages)
+    settings = to(url, resource={"deployment.environment.name": "test"}, **fields)
+    return outcomes(Sink("it", settings, Messages()), *messages)
 
 
 @pytest.mark.parametrize("road", ["http", "grpc"])

@@ -53,7 +53,8 @@ class Receiver(HttpPeer):
 
     @property
     def records(self) -> list[LogRecord]:
-        return [record for request in self.logs for record in records_of(request)]
+        scopes = (scope for request in self.logs for logs in request.resource_logs for scope in logs.scope_logs)
+        return [record for scope in scopes for record in scope.log_records]
 
 
 def decoded(request: Request) -> Any:
@@ -164,10 +165,6 @@ def _value(value: Any) -> Any:
     if kind == "array_value":
         return [_value(item) for item in value.array_value.values]
     return getattr(value, kind)
-
-
-def records_of(request: ExportLogsServiceRequest) -> list[LogRecord]:
-    return [one for logs in request.resource_logs for scope in logs.scope_logs for one in scope.log_records]
 
 
 def metrics_of(request: ExportMetricsServiceRequest) -> list[Metric]:

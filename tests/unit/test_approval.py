@@ -74,12 +74,10 @@ matches = st.builds(
 )
 
 
-def selects(match: RuleMatch) -> bool:
-    return bool(match.event_type or match.event_source or match.duration)
-
-
 rules = st.builds(Rule, match=matches, action=st.just("leave")) | st.builds(
-    Rule, match=matches.filter(selects) | st.just("all"), action=st.just("approve")
+    Rule,
+    match=matches.filter(lambda match: bool(match.event_type or match.event_source or match.duration)) | st.just("all"),
+    action=st.just("approve"),
 )
 speaking = rules.map(
     lambda rule: msgspec.structs.replace(rule, for_all_resources="each") if rule.action == "approve" else rule
