@@ -64,6 +64,12 @@ def sinks(**scripts: str) -> dict[str, SinkConfig]:
     return {name: SinkConfig(command=Command(command=("/bin/sh", "-c", script))) for name, script in scripts.items()}
 
 
+def delivered(couriers: Supervisor, owner: Owner, one: str) -> None:
+    """Have the hook called for one delivery, and wait until it was."""
+    owner.add(one, sink="hook")
+    serve([couriers], lambda: not owner.rows)
+
+
 @pytest.mark.alone
 def test_a_courier_takes_its_orders_delivers_each_time_it_is_woken_and_leaves_when_the_agent_stops(
     tmp_path: Path, owner: Owner
@@ -71,12 +77,10 @@ def test_a_courier_takes_its_orders_delivers_each_time_it_is_woken_and_leaves_wh
     got = tmp_path / "got"
     couriers = Supervisor(Orders(sinks(hook=f"cat >> {got}")), owner)
     assert couriers.trouble == ""
-    owner.add("a", sink="hook")
-    serve([couriers], lambda: not owner.rows)
+    delivered(couriers, owner, "a")
     begun = time.monotonic()
     for one in "bcdefg":
-        owner.add(one, sink="hook")
-        serve([couriers], lambda: not owner.rows)
+        delivered(couriers, owner, one)
     assert time.monotonic() - begun < 3.0  # nobody waited for a turn, of which there is one a second
     assert got.read_bytes() == 7 * (RECORD + b"\n")
     owner.add("h", sink="hook")
@@ -118,14 +122,12 @@ def test_nothing_due_starts_nothing(owner: Owner) -> None:
 
 def test_a_courier_that_has_nothing_to_do_leaves(owner: Owner, monkeypatch: pytest.MonkeyPatch, start: Start) -> None:
     couriers = start(Orders(sinks(hook="true")))
-    owner.add("a", sink="hook")
-    serve([couriers], lambda: not owner.rows)
+    delivered(couriers, owner, "a")
     with monkeypatch.context() as patched:  # not before: a start may take longer
         patched.setattr(supervisor, "LINGER", 0.5)
         serve([couriers], lambda: not couriers.figures.running)
     assert (owner.left, couriers.figures.starts) == ({}, CourierFigures().starts | {"due": 1})
-    owner.add("b", sink="hook")
-    serve([couriers], lambda: not owner.rows)
+    delivered(couriers, owner, "b")
     assert couriers.figures.starts == CourierFigures().starts | {"due": 2}
 
 
@@ -133,11 +135,9 @@ def test_a_courier_with_other_orders_takes_the_place_of_the_one_that_runs(
     tmp_path: Path, owner: Owner, start: Start
 ) -> None:
     couriers = start(Orders(sinks(hook=f"echo old >> {tmp_path}/got")))
-    owner.add("a", sink="hook")
-    serve([couriers], lambda: not owner.rows)
+    delivered(couriers, owner, "a")
     couriers.reconfigure(Orders(sinks(hook=f"echo new >> {tmp_path}/got")))
-    owner.add("b", sink="hook")
-    serve([couriers], lambda: not owner.rows)
+    delivered(couriers, owner, "b")
     assert (tmp_path / "got").read_text() == "old\nnew\n"
     assert couriers.figures.starts == CourierFigures().starts | {"due": 1, "reload": 1}
 
@@ -155,8 +155,7 @@ def test_a_slow_receiver_is_not_taken_for_nothing_to_do(
         monkeypatch.setenv("HOOK", peer.url)
         hook = Webhook(url=Secret("HOOK", "env"), allow_private=True)
         couriers = start(Orders({"hook": SinkConfig(webhook=hook)}))
-        owner.add("a", sink="hook")
-        serve([couriers], lambda: not owner.rows)
+        delivered(couriers, owner, "a")
         assert len(peer.requests) == 1
 
 
@@ -393,8 +392,8 @@ def test_one_of_another_version_that_does_not_work_is_none(
     serve([couriers], lambda: couriers.successor)
 
 
-def test_half_an_installation_is_waited_for(installed: Path, owner: Owner) -> None:
-    couriers = Supervisor(Orders(), owner)
+def test_half_an_installation_is_waited_for(installed: Path, owner: Owner, start: Start) -> None:
+    couriers = start(Orders())
     here = installed.readlink()
     another(installed, init="__version__ = '99.0'", __main__="import notbefore.courier.not_there_yet")
     owner.add("a")
@@ -404,7 +403,6 @@ def test_half_an_installation_is_waited_for(installed: Path, owner: Owner) -> No
     installed.unlink()
     installed.symlink_to(here)  # the same version again
     serve([couriers], lambda: couriers.figures.running and not couriers.trouble)
-    couriers.stop(AT_ONCE)
 
 
 @pytest.mark.parametrize(("kind", "works"), [("command", True), ("telepathy", False)])
