@@ -14,9 +14,7 @@ A, B = vm("web_0"), vm("web_1")
 def test_a_file_of_names_may_have_comments_and_empty_lines() -> None:
     found = read_inventory(b"\xef\xbb\xbf# the web\r\ns/rg/Web_0\r\n\r\ns/rg/web_1  # the second\n")
     assert found == {"s/rg/web_0": ("Web_0", Place("s", "rg")), "s/rg/web_1": ("web_1", Place("s", "rg"))}
-
-
-def test_what_az_graph_query_writes_says_where_each_vm_is() -> None:
+    # as `az graph query` writes it
     found = read_inventory(b"s-1/RG/db-A\twesteurope\t\ns-1/rg/web_12\teastus\tweb\n")
     assert found == {
         "s-1/rg/db-a": ("db-A", Place("s-1", "RG", "westeurope", "")),

@@ -86,6 +86,8 @@ def test_a_worse_type_names_the_wave_and_does_not_wait() -> None:
     log.add(B, "announced", "E1", event_type="Terminate", notice=300, not_before=at(310))
     log.wait(10)
     assert (log.last.change.kind, log.last.change.event.event_type) == ("updated", "Terminate")
+    log.add(B, "updated", "E1", event_type="Terminate", not_before=at(310), resources=[B.name, C.name])
+    assert log.wait(100) == ["announced", "updated", "updated"]  # one more VM does not wait for the digest either
 
 
 def test_since_when_an_event_is_over_is_not_when_its_digest_was_sent() -> None:
@@ -109,37 +111,24 @@ def texts(log: Log) -> list[Text]:
     return [text_of(one, Messages()) for one in sent]
 
 
-def test_a_message_says_whose_the_vms_are() -> None:
-    log = Log()
-    log.add(vm("web_0", team="web", env="prod"), "announced")
-    assert "Tags: env: prod, team: web" in texts(log)[0].plain
-
-
-def test_the_messages_of_a_wave_that_has_begun_say_what_comes_next_when_and_for_whom() -> None:
-    log = Log(WAVES)
-    log.add(A, "announced", "E0")
+def test_the_messages_of_a_wave_say_whose_it_is_and_once_it_has_begun_what_comes_next() -> None:
+    log, vms = Log(WAVES), [vm(f"web_{number}", team="web", env="prod") for number in range(3)]
+    log.add(vms[0], "announced", "E0")
     log.wait(10)
     for kind in ("started", "finished"):
-        log.add(A, kind, "E0", after=20)
-    for number, who in ((1, B), (2, C)):
-        log.add(who, "announced", f"E{number}", not_before=at(900 * number))
+        log.add(vms[0], kind, "E0", after=20)
+    for number in (1, 2):
+        log.add(vms[number], "announced", f"E{number}", not_before=at(900 * number))
     log.wait(300)
     between = texts(log)[-1]
+    assert "Tags: env: prod, team: web\n" in between.plain
     assert between.title.endswith("goes on in 9 min: 1 of 3 events is over, 2 are to come (changed)")
     assert "Affected VMs: web_1, web_2, web_0\n" in between.plain
-    log.add(B, "started", "E1")
+    log.add(vms[1], "started", "E1")
     log.wait(300)
     goes_on = texts(log)[-1]
     assert goes_on.title.endswith("goes on: 1 of 3 events is over, 1 is under way, 1 is to come (changed)")
     assert "Next: not before 2026-03-01 12:30:00 UTC, in " in goes_on.plain
-
-
-def test_an_event_of_one_more_vm_does_not_wait_for_the_digest() -> None:
-    log = Log(WAVES)
-    log.add(A, "announced")
-    log.wait(840)
-    log.add(A, "updated", resources=[A.name, B.name])
-    assert log.wait(20) == ["announced", "updated"]
 
 
 def test_who_is_affected_and_reports_an_event_later_than_others_is_routed_as_well() -> None:

@@ -52,9 +52,7 @@ def test_an_event_that_has_started_explains_the_silence() -> None:
 @pytest.mark.parametrize(("event_type", "end", "silent"), [
     ("Reboot", "finished", ["web_0"]), ("Preempt", "canceled", ["web_0"]), ("Preempt", "finished", []),
 ])  # fmt: skip
-def test_an_event_that_is_over_explains_no_silence_while_its_wave_goes_on(
-    event_type: Any, end: Any, silent: list[str]
-) -> None:
+def test_an_event_that_is_over_explains_no_silence(event_type: Any, end: Any, silent: list[str]) -> None:
     log = Log(WAVES)
     log.pass_time(300, A, B, C)
     log.add(B, "announced", resources=[A.name], event_type=event_type)
