@@ -335,8 +335,8 @@ def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Stand
         reason = "corrected"
     elif over and any(story.given_up for story in stories):
         reason = "as_far_as_known"
-    known = [one.not_before for one in stories if one.not_before is not None]
-    not_before = event.not_before or (None if to_come else min(known, default=None))
+    dates = [one.not_before for one in stories if one.not_before is not None]
+    not_before = event.not_before or (None if to_come else min(dates, default=None))
     change = Change(
         id=change_id(wave.event_key, kind, str(wave.number) if kind == "updated" else "", wave.nth),
         kind=kind,
