@@ -1,6 +1,7 @@
 """Events of a fleet that are over."""
 
 from datetime import UTC, datetime, timedelta
+from itertools import zip_longest
 from typing import Any
 
 from notbefore.core.change import Outcome
@@ -21,21 +22,13 @@ def past(  # noqa: PLR0913 - an event has many sides
     **changed: Any,
 ) -> PastEvent:
     """An event of as many VMs as have measured something."""
-    count = max(len(notice), len(interruption), 1)
-    vms = tuple(f"web_{number}" for number in range(count))
-    measured = {
-        name: Measures(
-            notice[number] if number < len(notice) else None,
-            interruption[number] if number < len(interruption) else None,
-        )
-        for number, name in enumerate(vms)
-    }
+    pairs = list(zip_longest(notice, interruption)) or [(None, None)]
+    measured = {f"web_{number}": Measures(*pair) for number, pair in enumerate(pairs)}
     values: dict[str, Any] = {
         "event_id": event_id, "nth": 0, "event_type": event_type, "event_source": "Platform", "region": "westeurope",
         "zone": "1", "scale_set": "web", "resource_group": "rg", "subscription": "sub", "tags": {}, "description": None,
-        "expected_seconds": 9, "vms": vms, "reported_by": 3, "first_seen": closed - timedelta(minutes=20),
+        "expected_seconds": 9, "vms": tuple(measured), "reported_by": 3, "first_seen": closed - timedelta(minutes=20),
         "not_before": closed - timedelta(minutes=5), "started": closed - timedelta(minutes=5), "over": closed,
-        "closed": closed, "outcome": outcome, "as_far_as_known": False, "exercise": False,
-        "measured": measured,
+        "closed": closed, "outcome": outcome, "as_far_as_known": False, "exercise": False, "measured": measured,
     }  # fmt: skip
     return PastEvent(**(values | changed))

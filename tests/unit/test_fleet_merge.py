@@ -196,7 +196,7 @@ def test_an_event_that_comes_back_in_another_wave_is_in_that_one_alone() -> None
     log.wait(10)
     log.add(A, "canceled", "E0")
     log.add(A, "announced", "E0", event_type="Freeze", **again())
-    assert log.wait(300) == ["announced", "announced", "updated"]
+    assert log.wait(300) == ["announced", "announced", "updated", "updated"]
     log = log.taken_over()
     log.add(B, "canceled", "E1")
     assert (log.wait(400), log.last.change.not_before_changed) == (["canceled"], False)
@@ -328,6 +328,15 @@ def test_what_is_over_is_not_coming_although_its_last_notification_still_waits()
     assert coming(log.fold.events.waves.open.values(), at(0)) == ()
 
 
+def test_of_the_ends_in_a_wave_the_least_known_one_counts() -> None:
+    for ends, kind in (("finished canceled", "finished"), ("finished ended", "ended"), ("canceled ended", "ended")):
+        log = Log(WAVES)
+        for number, end in enumerate(ends.split()):
+            log.add(A, "announced", f"E{number}")
+            log.add(A, end, f"E{number}")
+        assert log.wait(400)[-1] == kind
+
+
 def test_one_event_of_a_wave_may_start_after_all_when_the_wave_is_over() -> None:
     log = Log(WAVES)
     for event in ("E0", "E1"):
@@ -397,18 +406,12 @@ def test_a_snapshot_that_is_cut_off_or_has_a_wrong_byte_or_another_form_is_refus
             read_snapshot(one)
 
 
-def test_records_that_the_hub_deleted_before_they_were_read_are_counted() -> None:
-    log = Log()
-    log.add(A, "announced")
-    log.sequence += 10
-    log.add(A, "started")
-    assert log.fold.figures.missing == 10
-
-
-def test_a_log_that_counts_from_zero_again_is_another_one_and_nothing_of_it_is_passed_over() -> None:
+def test_records_that_were_deleted_unread_are_counted_and_a_log_that_counts_from_zero_again_is_another_one() -> None:
     log = Log()
     for event in ("E0", "E1", "E2"):
         log.add(A, "announced", event)
+        log.sequence += 5
+    assert log.fold.figures.missing == 10
     log.sequence = 0
     log.add(A, "started", "E0")
     assert log.add(A, "announced", "E3") == ["announced"] * 3 + ["started", "announced"]
@@ -469,10 +472,10 @@ def test_a_wave_that_cannot_be_made_a_notification_of_keeps_no_other_one_waiting
 ) -> None:
     whole = waves.event_of_wave
 
-    def fails(wave: waves.Wave, standing: Standing, now: datetime) -> Event:
+    def fails(wave: waves.Wave, standing: Standing) -> Event:
         if "e0" in wave.stories:
             raise KeyError("nobody foresaw it")
-        return whole(wave, standing, now)
+        return whole(wave, standing)
 
     monkeypatch.setattr(waves, "event_of_wave", fails)
     log = Log()

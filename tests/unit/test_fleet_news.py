@@ -122,13 +122,17 @@ def test_the_messages_of_a_wave_say_whose_it_is_and_once_it_has_begun_what_comes
     log.wait(300)
     between = texts(log)[-1]
     assert "Tags: env: prod, team: web\n" in between.plain
-    assert between.title.endswith("goes on in 9 min: 1 of 3 events is over, 2 are to come (changed)")
+    assert between.title.endswith(" web in 9 min: 1 of 3 events is over, 2 are to come (changed)")
     assert "Affected VMs: web_1, web_2, web_0\n" in between.plain
+    log.wait(900)
+    log.add(vms[2], "updated", "E2", not_before=at(2000))
+    log.wait(10)
+    assert log.last.change.event.not_before == at(900)  # it is overdue, and not hidden by the one after it
     log.add(vms[1], "started", "E1")
     log.wait(300)
     goes_on = texts(log)[-1]
     assert goes_on.title.endswith("goes on: 1 of 3 events is over, 1 is under way, 1 is to come (changed)")
-    assert "Next: not before 2026-03-01 12:30:00 UTC, in " in goes_on.plain
+    assert "Next: not before 2026-03-01 12:33:20 UTC, in " in goes_on.plain
 
 
 def test_who_is_affected_and_reports_an_event_later_than_others_is_routed_as_well() -> None:

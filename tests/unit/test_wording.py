@@ -115,6 +115,8 @@ def test_what_many_vms_say_together_is_shared_as_it_is() -> None:
     wave = recording(message({"Resources": [ME, PEER]}, STARTED, None), fleet_vms=2, started_seconds=600.0)
     assert wave.shared == wave
     assert "Duration of the event: 10 min\n" in text_of(wave.shared).plain
+    part = recording(message({"Resources": [ME, PEER]}, STARTED, None), fleet_vms=2, reason="as_far_as_known")
+    assert (part.is_good_news, text_of(part).summary[-36:]) == (False, "known: not every VM has reported it.")
 
 
 @pytest.mark.parametrize(("kind", "over"), [("started", ()), ("finished", ("Over since",))])

@@ -29,6 +29,9 @@ SILENT: Final = "Silent"
 MISSING: Final = "In the inventory, and never heard from, or not for a day."
 """The description of a ``Silent`` event about VMs that are known only from the inventory."""
 
+AS_FAR_AS_KNOWN: Final = "as_far_as_known"
+"""The reason of an end that not every VM of a fleet has reported."""
+
 WORDS: Final[dict[str, str]] = {  # the reasons of endings, and the results of approvals
     "gone_before_start": "no longer listed, and it had not started",
     "gone_after_start": "it was Started, and is no longer listed",
@@ -38,7 +41,7 @@ WORDS: Final[dict[str, str]] = {  # the reasons of endings, and the results of a
     "not_watched": "no longer listed after a time in which the agent was down, or IMDS gave no answer",
     "not_readable": "no longer listed after a time in which it could not be read",
     "machine_rebooted": "no longer listed after a boot of this VM",
-    "as_far_as_known": "over as far as is known: not every VM has reported it",
+    AS_FAR_AS_KNOWN: "over as far as is known: not every VM has reported it",
     "corrected": "a correction: VMs that could not report it before have now reported it",
     "status_went_back": "no longer listed, after it went from Started back to Scheduled",
     "accepted": "Azure accepted it",

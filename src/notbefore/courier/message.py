@@ -6,6 +6,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from notbefore.core.change import AS_FAR_AS_KNOWN
 from notbefore.core.delivery import EXPIRING_KINDS, Delivery, MessageKind
 from notbefore.core.document import STARTED
 from notbefore.core.lifecycle import OUTCOMES
@@ -73,7 +74,8 @@ class Message(Struct, frozen=True):
     @property
     def is_good_news(self) -> bool:
         """Whether it is the last message, and the outcome of the event is known."""
-        return self.settled and not (self.kind == "ended" and self.record.outcome == "unknown")
+        unknown = (self.kind == "ended" and self.record.outcome == "unknown") or self.record.reason == AS_FAR_AS_KNOWN
+        return self.settled and not unknown
 
     @property
     def shown_severity(self) -> Severity:

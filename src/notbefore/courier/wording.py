@@ -11,7 +11,7 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from notbefore.config.sinks import Links, Messages
-from notbefore.core.change import SILENT, WORDS
+from notbefore.core.change import AS_FAR_AS_KNOWN, SILENT, WORDS
 from notbefore.core.document import REBOOTING, STARTED, VANISHING
 from notbefore.core.duration import countdown, words
 from notbefore.core.record import EXERCISE, WAVE, Record
@@ -100,7 +100,9 @@ def _story(message: Message, own: dict[str, str]) -> tuple[str, str, str]:
     if record.no_longer_affected:
         return f"{record.event_type} no longer affects {vm}", f"Azure removed {vm} from the event.", phrases.UNDO
     if record.outcome == "finished":  # also of ``ended``, if a boot proves it
-        return f"{event} is over", "The event is over. Nothing more will happen.", _filled(of_type.over, record)
+        known = record.reason != AS_FAR_AS_KNOWN
+        summary = "The event is over. Nothing more will happen." if known else f"The event is {WORDS[record.reason]}."
+        return f"{event} is over", summary, _filled(of_type.over, record)
     if kind in KINDS:
         said = KINDS[kind]
         why = f" The reason: {WORDS[record.reason]}." if kind == "ended" and record.reason in WORDS else ""
@@ -110,7 +112,7 @@ def _story(message: Message, own: dict[str, str]) -> tuple[str, str, str]:
     if message.is_ahead:
         state, advice = _when(record.not_before, message.now), of_type.ahead
         if record.has_begun:  # between two events of a wave
-            state, affected = f"goes on {state}: {record.progress}", "Each VM that follows"
+            state, affected = f"{state}: {record.progress}", "Each VM that is still to come"
         summary = effect(record.event_type, "will be", affected)
     else:
         state, advice = _under_way(message), of_type.started
@@ -134,10 +136,10 @@ def _when(time: datetime | None, now: datetime) -> str:
 
 def _under_way(message: Message) -> str:
     """Return the part of the title about an event that has started and is not over."""
-    if message.record.events_to_come and message.record.progress:
-        return f"{'goes on' if message.kind == 'updated' else 'has begun'}: {message.record.progress}"
     if message.kind == "updated":
-        return "goes on"
+        return ": ".join(filter(None, ("goes on", message.record.progress)))
+    if message.record.events_to_come and message.record.progress:
+        return f"has begun: {message.record.progress}"
     return "has started without notice" if message.record.without_notice else "has started"
 
 
@@ -182,7 +184,8 @@ def _facts(message: Message) -> Facts:
         yield "Tags", ", ".join(f"{name}: {value}" for name, value in record.tags.items())
     yield "Severity", message.shown_severity
     yield "Wave" if record.event_id.startswith(WAVE) else "EventId", record.event_id
-    yield "Reported by", f"{record.fleet_reported_by} VMs" if record.fleet_reported_by else record.vm_name or ""
+    count = record.fleet_reported_by
+    yield "Reported by", f"{count} VM{'' if count == 1 else 's'}" if count else record.vm_name or ""
 
 
 def _facts_of_silence(message: Message) -> Facts:
@@ -210,7 +213,8 @@ def _times(message: Message) -> Facts:
     elif record.event_status == STARTED or message.kind == "started":
         yield "Started" if message.kind == "started" else "Changed", clock(record.time)
         if record.events_to_come and record.not_before is not None:
-            yield "Next", f"not before {planned}, {countdown(record.not_before, message.now)}"
+            word = "not before" if record.not_before > message.now else "was due at"
+            yield "Next", f"{word} {planned}, {countdown(record.not_before, message.now)}"
     else:
         yield "Not before", planned
     if message.kind == "updated" and before is None and not record.no_longer_affected:

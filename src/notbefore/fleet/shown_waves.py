@@ -136,7 +136,7 @@ def shown(wave: Wave, now: datetime) -> ShownWave:
     stories, standing = list(wave.stories.values()), wave.standing
     to_come, under_way, over = by_progress(stories)
     first, then = affected(to_come), affected(under_way)
-    event, place = event_of_wave(wave, standing, now), place_of(stories)
+    event, place = event_of_wave(wave, standing), place_of(stories)
     return view(
         ShownWave,
         event,

@@ -17,7 +17,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.core.change import Change, LifecycleKind, Reason, change_id
+from notbefore.core.change import AS_FAR_AS_KNOWN, Change, LifecycleKind, Reason, change_id
 from notbefore.core.document import SCHEDULED as STATUS_SCHEDULED
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
@@ -84,12 +84,13 @@ class Wave(Struct, array_like=True):
     number: int = 0  # the number of the last digest
     nth: int = 0  # the number of earlier events with this id
     routed: tuple[Vm, ...] = ()  # the places that route its notifications, each once
+    notified_progress: tuple[int, ...] = ()  # the numbers of its events to come, under way and over that were notified
 
     @property
     def standing(self) -> Standing:
-        """Its state: started while one of its events is, over once all of them are."""
+        """Its state: started while one of its events is, over once all of them are; then the least known end counts."""
         found = {story.standing for story in list(self.stories.values())}  # a copy: other threads read it
-        return next((one for one in (STARTED, SCHEDULED, FINISHED, CANCELED, ENDED) if one in found), NEW)
+        return next((one for one in (STARTED, SCHEDULED, ENDED, FINISHED, CANCELED) if one in found), NEW)
 
 
 OpenWaves = dict[tuple[str, ...], Wave]
@@ -215,16 +216,19 @@ class Waves:
     def _notify(self, wave: Wave) -> Notification | None:
         moment, wave.due = wave.due or 0.0, None  # first: if this fails, the other waves do not wait
         standing, now = wave.standing, from_unix(moment)
-        event = event_of_wave(wave, standing, now)
+        event = event_of_wave(wave, standing)
         if wave.notified is STARTED and standing is SCHEDULED:  # between two of its events: it is not started twice
             standing = STARTED
         kind = STEPS[wave.notified].get(standing)
         before = wave.notified_event
-        if kind is None or (kind == "updated" and before is not None and content(event) == content(before)):
+        progress = tuple(map(len, by_progress(wave.stories.values())))
+        same = before is not None and content(event) == content(before) and progress == wave.notified_progress
+        if kind is None or (kind == "updated" and same):
             return None
         wave.number += kind == "updated"
         made = _notification(wave, event, kind, standing, now)
         wave.notified, wave.notified_event, wave.notified_at = standing, event, moment
+        wave.notified_progress = progress
         for story in wave.stories.values():
             story.named, story.late = True, False
         return made
@@ -274,8 +278,8 @@ def _label(name: str, story: Story) -> str:
     return getattr(story.event, name) or "" if name.startswith("event_") else getattr(story.place, name).casefold()
 
 
-def event_of_wave(wave: Wave, standing: Standing, now: datetime) -> Event:
-    """Return the wave as one event, with the next NotBefore of its events, without those under way.
+def event_of_wave(wave: Wave, standing: Standing) -> Event:
+    """Return the wave as one event, with the first NotBefore of its events that have not started.
 
     Its VMs are in the order of ``by_progress``: if they are too many, those are named for which there is still time.
     """
@@ -286,13 +290,12 @@ def event_of_wave(wave: Wave, standing: Standing, now: datetime) -> Event:
         return replace(first.event, not_before=None if standing is STARTED else first.not_before)
     names = dict.fromkeys(name for part in by_progress(stories) for name in affected(part))
     dates = [one.not_before for one in live if one.standing is not STARTED and one.not_before is not None]
-    ahead = [one for one in dates if one > now] or dates
     return replace(
         first.event,
         event_id=wave.event_key,
         event_status=STATUS_STARTED if standing in (STARTED, FINISHED) else STATUS_SCHEDULED,  # as a VM reports it
         resources=tuple(names)[:MAX_NAMES],
-        not_before=min(ahead, default=None),
+        not_before=min(dates, default=None),
         duration=max((story.event.duration for story in stories if story.event.duration is not None), default=None),
     )
 
@@ -334,7 +337,7 @@ def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Stand
     if any(story.late for story in stories):
         reason = "corrected"
     elif over and any(story.given_up for story in stories):
-        reason = "as_far_as_known"
+        reason = AS_FAR_AS_KNOWN
     dates = [one.not_before for one in stories if one.not_before is not None]
     not_before = event.not_before or (None if to_come else min(dates, default=None))
     change = Change(
