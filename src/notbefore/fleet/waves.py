@@ -132,11 +132,13 @@ class Waves:
             began = now if notified is NEW else 0.0
             wave = Wave(key, notified=notified, notified_at=began, nth=story.nth, number=number)
             self.open[story.labels] = wave
+        was_over = wave.standing in OVER
         wave.stories[story.event.key] = story
         self.route(story)
         standing = wave.standing
         due = self._due(wave, standing, story, now)
-        if wave.due is None or due < wave.due or (standing in OVER and wave.notified is not NEW):
+        ends_or_goes_on = wave.notified is not NEW and (standing in OVER or was_over)
+        if wave.due is None or due < wave.due or ends_or_goes_on:
             wave.due = due
             self._schedule.put(story.labels, due)
 
@@ -198,8 +200,9 @@ class Waves:
 
     def _due(self, wave: Wave, standing: Standing, story: Story, now: float) -> float:
         grouping = self._grouping
-        if story.late:
-            return now + grouping.group_wait  # with other late reports: one correction
+        outdated = wave.notified is SCHEDULED and standing is not STARTED and _is_outdated(wave, now)
+        if story.late or (outdated and not grouping.each_event):
+            return now + grouping.group_wait  # with others like it: one correction
         if grouping.each_event:
             return now
         left = story.not_before.timestamp() - now if story.not_before else 0.0
@@ -232,6 +235,13 @@ class Waves:
         for story in wave.stories.values():
             story.named, story.late = True, False
         return made
+
+
+def _is_outdated(wave: Wave, now: float) -> bool:
+    """Whether people expect, and may be reminded of, a NotBefore that no event to come has any more."""
+    due = wave.notified_event.not_before if wave.notified_event is not None else None
+    to_come, _, _ = by_progress(wave.stories.values())
+    return due is not None and due.timestamp() > now and due not in [story.not_before for story in to_come]
 
 
 def _is_urgent(wave: Wave, story: Story, now: float) -> bool:
