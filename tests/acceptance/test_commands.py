@@ -102,7 +102,7 @@ def test_a_report_asks_each_address_of_a_name(tmp_path: Path, typed: Typed, monk
     authority.cert_pem.write_to_path(file)
     of = {"fleet.test": ("127.0.0.1", "127.0.0.2"), "other.test": ("127.0.0.1",), "localhost": ("::1", "127.0.0.1")}
     with HttpPeer(authority, "fleet.test", "localhost") as peer:
-        found = lambda to, *how, **more: [one for own in of.get(to, [to]) for one in real(own, *how, **more)]  # noqa: E731
+        found = lambda to, *a, **k: [one for own in of.get(to, [to]) for one in real(own, *a, **k)]  # noqa: E731 - short
         monkeypatch.setattr(socket, "getaddrinfo", found)
         peer.answers += [Say(body=b'{"events": []}'), Say(body=b"{}")]
         got = [typed("fleet", "report", "--url", f"https://{name}:{peer.port}", "--ca-file", file)[2] for name in of]

@@ -467,9 +467,7 @@ def test_a_record_that_the_fold_fails_on_is_set_aside_and_what_its_batch_made_st
     assert "sequence number 1: a record is not used (failed: please report it: KeyError: 'nobody for" in caplog.text
 
 
-def test_a_wave_that_cannot_be_made_a_notification_of_keeps_no_other_one_waiting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_wave_whose_notification_fails_keeps_no_other_one_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = waves.event_of_wave
 
     def fails(wave: waves.Wave, standing: Standing) -> Event:

@@ -88,6 +88,8 @@ def test_a_worse_type_names_the_wave_and_does_not_wait() -> None:
     assert (log.last.change.kind, log.last.change.event.event_type) == ("updated", "Terminate")
     log.add(B, "updated", "E1", event_type="Terminate", not_before=at(310), resources=[B.name, C.name])
     assert log.wait(100) == ["announced", "updated", "updated"]  # one more VM does not wait for the digest either
+    log.add(B, "updated", "E1", event_type="Terminate", not_before=datetime.fromtimestamp(log.now + 12, UTC))
+    assert log.wait(5) == ["announced", *["updated"] * 3]  # a third of the 12 s that are left
 
 
 def test_since_when_an_event_is_over_is_not_when_its_digest_was_sent() -> None:

@@ -201,13 +201,13 @@ class Waves:
     def _due(self, wave: Wave, standing: Standing, story: Story, now: float) -> float:
         grouping = self._grouping
         outdated = wave.notified is SCHEDULED and standing is not STARTED and _is_outdated(wave, now)
-        if story.late or (outdated and not grouping.each_event):
+        if story.late or (outdated and story.standing in OVER and not grouping.each_event):
             return now + grouping.group_wait  # with others like it: one correction
         if grouping.each_event:
             return now
         left = story.not_before.timestamp() - now if story.not_before else 0.0
         soon = now + max(0.0, min(grouping.group_wait, left / SHARE_OF_NOTICE))
-        if wave.notified is NEW:
+        if wave.notified is NEW or outdated:
             return soon
         if standing is STARTED and wave.notified is SCHEDULED:
             return now
