@@ -1,7 +1,7 @@
-"""Many VMs' reports of one event become one story: the same in any order, and each step is notified once."""
+"""Many VMs' reports of one event become one story: the same in any order, each step notified once."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from notbefore.core.change import LifecycleKind
 from notbefore.core.document import Event
@@ -16,411 +17,790 @@ from notbefore.core.record import Heartbeat, Record, Vm
 from notbefore.core.routing import Match, Route
 from notbefore.fleet import waves
 from notbefore.fleet.hub_records import Report, read
-from notbefore.fleet.shown_waves import coming
+from notbefore.fleet.shown_waves import ShownWave, coming
 from notbefore.fleet.snapshot import FORM, compressed, read_snapshot
 from notbefore.fleet.story import Standing, Story
-from notbefore.fleet.waves import Grouping
+from notbefore.fleet.waves import Grouping, Notification
 from support.azure import T0, at
 from support.fleet_log import EACH, LIMIT, VMS, WAVES, A, B, C, D, Log, grouped, written
 from support.fleet_records import body, report, vm
 
-
-def reported(*words: Any, **fields: Any) -> Report:
-    found = read(body(report(*words, **{"at": T0, **fields})))
-    assert isinstance(found, Report)
-    return found
+A_DAY = 86_400
 
 
-def story_of(reports: Sequence[Report]) -> Story:
+def read_report(*args: Any, **fields: Any) -> Report:
+    """Return a VM's report as the fold reads it."""
+    fields.setdefault("at", T0)
+    record = read(body(report(*args, **fields)))
+    assert isinstance(record, Report)
+    return record
+
+
+def merge(reports: Sequence[Report]) -> Story:
     story = Story.begin(reports[0])
-    for one in reports:
-        story.add(one)
+    for each_report in reports:
+        story.add(each_report)
     return story
 
 
+def change_ids(notifications: Iterable[Notification]) -> list[str]:
+    return [notification.change.id for notification in notifications]
+
+
+def event_ids(notifications: Iterable[Notification]) -> list[str]:
+    return [notification.change.event.event_id for notification in notifications]
+
+
+def assert_ids_differ(log: Log) -> None:
+    ids = change_ids(log.made)
+    assert len(set(ids)) == len(ids)
+
+
+def coming_waves(log: Log) -> tuple[ShownWave, ...]:
+    return coming(log.fold.events.waves.open.values(), at(0))
+
+
 KINDS: list[LifecycleKind] = ["announced", "updated", "started", "canceled", "finished", "ended"]
-STEP = st.tuples(st.integers(0, 3), st.sampled_from(KINDS), st.integers(0, 20), st.sampled_from([600.0, 900.0]))
-AGAIN = st.builds(lambda step, back: (*step, back), STEP, st.booleans())  # whether what is announced came back
+STEP = st.tuples(
+    st.integers(0, 3),  # the VM that reports it
+    st.sampled_from(KINDS),
+    st.integers(0, 20),  # second
+    st.sampled_from([600.0, 900.0]),  # seconds of notice
+    st.booleans(),  # an announced event came back
+)
 
 
-@given(st.lists(AGAIN, min_size=1, max_size=12), st.randoms(use_true_random=False), st.integers(1, 3))
-def test_any_order_with_any_repetitions_gives_the_same_story(
-    steps: list[tuple[int, LifecycleKind, int, float, bool]], shuffled: random.Random, times: int
+@given(
+    st.lists(STEP, min_size=1, max_size=12),
+    st.randoms(use_true_random=False),
+    st.integers(1, 3),
+)
+def test_story_does_not_depend_on_order_or_repetition(
+    steps: list[tuple[int, LifecycleKind, int, float, bool]],
+    shuffled: random.Random,
+    times: int,
 ) -> None:
-    names = [A.name, B.name]
-    vms = [vm(one.name, zone=str(number % 2), team="web", number=str(number)) for number, one in enumerate(VMS)]
-    marks = ({"reason": "came_back"} if back and kind == "announced" else {} for _, kind, _, _, back in steps)
-    reports = [
-        reported(vms[who], kind, at=at(seconds), resources=names, notice=notice, id=f"{who}-{kind}-{seconds}", **mark)
-        for (who, kind, seconds, notice, _), mark in zip(steps, marks, strict=True)
+    reporters = [
+        vm(affected.name, zone=str(number % 2), team="web", number=str(number))
+        for number, affected in enumerate(VMS)
     ]
-    # what a VM says of a step is the same each time
-    unique = list({(one.vm, one.change_id): one for one in reports}.values())
-    mixed = unique * times
-    shuffled.shuffle(mixed)
-    one, other = story_of(mixed), story_of(unique)
-    assert msgspec.structs.replace(one, sender=other.sender) == other  # the one that is heard from first
+    unique: dict[tuple[str, str], Report] = {}
+    for number, kind, second, notice, came_back in steps:
+        marks = {}
+        if came_back and kind == "announced":
+            marks["reason"] = "came_back"
+        step = read_report(
+            reporters[number],
+            kind,
+            at=at(second),
+            resources=[A.name, B.name],
+            notice=notice,
+            id=f"{number}-{kind}-{second}",
+            **marks,
+        )
+        unique[step.vm, step.change_id] = step  # a VM repeats a step unchanged
+    repeated = list(unique.values()) * times
+    shuffled.shuffle(repeated)
+
+    story = merge(list(unique.values()))
+    shuffled_story = merge(repeated)
+
+    # the sender is the VM that was heard from first
+    assert replace(shuffled_story, sender=story.sender) == story
 
 
 # ---- one event
 
 
-def again(number: int = 1) -> dict[str, Any]:
-    """What marks a report of an event that was gone and is listed again; the id is the same on each VM."""
+def came_back(number: int = 1) -> dict[str, Any]:
+    """Return the fields of a report of an event that was gone and is listed again.
+
+    The change id is the same on each VM.
+    """
     return {"reason": "came_back", "id": f"again-{number}"}
 
 
-LOST_SIGHT = "A announced, B announced, C announced, D announced, A canceled, A again"
-BACK = "A announced, B announced, A canceled, A again"
+def play(log: Log, affected: str, script: str) -> None:
+    """Add the reports of a script, one a second.
+
+    A step is a VM, a kind, and marks. ``came_back``: the EventId is listed again. ``again``: the
+    report is about the event that came back. ``@3``: it was made at second 3, and repeated now.
+    """
+    vms = {"A": A, "B": B, "C": C, "D": D}
+    resources = [vms[name].name for name in affected.split()]
+
+    for step in script.split(", "):
+        name, kind, *marks = step.split()
+        fields: dict[str, Any] = {"resources": resources}
+        if kind == "came_back":
+            kind = "announced"
+            fields |= came_back()
+        for mark in marks:
+            if mark == "again":
+                fields["id"] = f"again-{kind}"
+            else:
+                fields["at"] = at(float(mark.removeprefix("@")))
+        log.add(vms[name], kind, **fields)
 
 
 @pytest.mark.parametrize(
-    ("affected", "reports", "notified"),
+    ("affected", "script", "notified"),
     [
-        ("A", "B announced, A announced, C announced, C started", "announced started"),
-        # what looked canceled was not
-        ("A", "A announced, A canceled, B started, B finished", "announced canceled started finished"),
-        # the claim that takes more to have been seen stands
-        ("A B", "A finished, B ended", "finished"),
-        ("A B", "A announced, A canceled, B ended", "announced canceled"),
-        ("A B", "A announced, A ended, B ended", "announced ended"),
-        ("A B", "B announced, A canceled, B finished", "announced finished"),
-        ("A B", "A announced, B announced, A finished, B started, C finished", "announced started"),
-        ("A B", "A announced, B started, C finished, A finished, B finished", "announced started finished"),
-        # it comes back, under other ids; what is repeated after it is over is nothing
-        ("A", "A announced, A canceled, A again, A canceled2, A again@3", "announced canceled announced canceled"),
-        # what is reported late of the first event ends nothing of the second one
-        ("A", f"{BACK}, B canceled, B again, A canceled@3, B canceled@3", "announced canceled announced"),
-        # one VM loses sight of it for a moment: it has not said that it is over
-        ("A B", f"{LOST_SIGHT}, A started, B started, C started, D started, B finished", "announced started"),
-        ("A B", f"{LOST_SIGHT}, A started, B started, B finished, A finished", "announced started finished"),
-        # what is repeated of an event that came back neither opens nor ends it
-        ("A B", f"{BACK}, A canceled@3, B announced, A canceled2, A again@4", "announced"),
-        ("A B", f"{BACK}, B announced, A canceled2, A again@4, B canceled", "announced canceled"),
+        pytest.param(
+            "A",
+            "B announced, A announced, C announced, C started",
+            ["announced", "started"],
+            id="start-seen-by-a-peer",
+        ),
+        pytest.param(
+            "A",
+            "A announced, A canceled, B started, B finished",
+            ["announced", "canceled", "started", "finished"],
+            id="start-after-it-looked-canceled",
+        ),
+        pytest.param(
+            "A B",
+            "A finished, B ended",
+            ["finished"],
+            id="finish-is-stronger-than-unknown-end",
+        ),
+        pytest.param(
+            "A B",
+            "A announced, A canceled, B ended",
+            ["announced", "canceled"],
+            id="cancellation-is-stronger-than-unknown-end",
+        ),
+        pytest.param(
+            "A B",
+            "A announced, A ended, B ended",
+            ["announced", "ended"],
+            id="unknown-end",
+        ),
+        pytest.param(
+            "A B",
+            "B announced, A canceled, B finished",
+            ["announced", "finished"],
+            id="finish-is-stronger-than-cancellation",
+        ),
+        pytest.param(
+            "A B",
+            "A announced, B announced, A finished, B started, C finished",
+            ["announced", "started"],
+            id="one-affected-vm-has-not-finished",
+        ),
+        pytest.param(
+            "A B",
+            "A announced, B started, C finished, A finished, B finished",
+            ["announced", "started", "finished"],
+            id="both-affected-vms-have-finished",
+        ),
     ],
 )
-def test_the_reports_of_several_vms_are_one_story(affected: str, reports: str, notified: str) -> None:
-    """A report a second; ``@``: it is repeated, of that second."""
-    log, vms = Log(), {"A": A, "B": B, "C": C, "D": D}
-    resources = [vms[one].name for one in affected.split()]
-    for step in reports.split(", "):
-        who, _, what = step.partition(" ")
-        kind, _, second = what.partition("@")
-        marks: dict[str, Any] = again() if kind == "again" else {"id": f"again-{kind}"} if kind.endswith("2") else {}
-        if second:
-            marks["at"] = at(float(second))
-        kind = "announced" if kind == "again" else kind.removesuffix("2")
-        log.add(vms[who], kind, resources=resources, **marks)
-    assert " ".join(log.kinds) == notified
-    assert len({one.change.id for one in log.made}) == len(log.made)
+def test_story_takes_the_strongest_claim(affected: str, script: str, notified: list[str]) -> None:
+    log = Log()
+
+    play(log, affected, script)
+
+    assert log.kinds == notified
+    assert_ids_differ(log)
 
 
-def test_after_a_preempt_the_word_of_another_vm_is_enough() -> None:
+BACK_ON_A = "A announced, B announced, A canceled, A came_back"
+BACK_AMONG_FOUR = "A announced, B announced, C announced, D announced, A canceled, A came_back"
+
+
+@pytest.mark.parametrize(
+    ("affected", "script", "notified"),
+    [
+        pytest.param(
+            "A",
+            "A announced, A canceled, A came_back, A canceled again, A came_back @3",
+            ["announced", "canceled", "announced", "canceled"],
+            id="late-repetition-opens-nothing",
+        ),
+        pytest.param(
+            "A",
+            f"{BACK_ON_A}, B canceled, B came_back, A canceled @3, B canceled @3",
+            ["announced", "canceled", "announced"],
+            id="late-end-of-the-first-event-ends-nothing",
+        ),
+        pytest.param(
+            "A B",
+            f"{BACK_AMONG_FOUR}, A started, B started, C started, D started, B finished",
+            ["announced", "started"],
+            id="one-vm-lost-sight-and-has-not-finished",
+        ),
+        pytest.param(
+            "A B",
+            f"{BACK_AMONG_FOUR}, A started, B started, B finished, A finished",
+            ["announced", "started", "finished"],
+            id="one-vm-lost-sight-and-has-finished",
+        ),
+        pytest.param(
+            "A B",
+            f"{BACK_ON_A}, A canceled @3, B announced, A canceled again, A came_back @4",
+            ["announced"],
+            id="repetitions-end-nothing",
+        ),
+        pytest.param(
+            "A B",
+            f"{BACK_ON_A}, B announced, A canceled again, A came_back @4, B canceled",
+            ["announced", "canceled"],
+            id="repetition-does-not-hide-the-end",
+        ),
+    ],
+)
+def test_repeated_reports_change_nothing_when_event_came_back(
+    affected: str, script: str, notified: list[str]
+) -> None:
+    log = Log()
+
+    play(log, affected, script)
+
+    assert log.kinds == notified
+    assert_ids_differ(log)
+
+
+def test_preempt_is_over_when_any_vm_reports_the_end() -> None:
     log = Log()
     log.add(A, "announced", event_type="Preempt")
     log.add(B, "announced", resources=[A.name], event_type="Preempt")
-    assert log.add(B, "finished", resources=[A.name], event_type="Preempt")[-1] == "finished"
+
+    log.add(B, "finished", resources=[A.name], event_type="Preempt")
+
+    assert log.kinds == ["announced", "finished"]
 
 
-def test_what_nobody_ends_is_over_as_far_as_is_known() -> None:
+def test_started_event_is_finished_as_far_as_known_after_limit() -> None:
     log = Log()
     log.add(A, "announced")
     log.add(A, "started")
-    assert log.wait(900 + LIMIT - 60) == ["announced", "started"]
-    assert log.wait(200) == ["announced", "started", "finished"]
+    log.wait(900 + LIMIT - 60)
+    assert log.kinds == ["announced", "started"]
+
+    log.wait(200)
+
+    assert log.kinds == ["announced", "started", "finished"]
     assert log.last.change.reason == "as_far_as_known"
-    assert log.add(B, "ended", resources=[A.name], after=20 * 86_400) == ["announced", "started", "finished"]  # was off
+
+
+def test_unknown_end_is_late_when_event_is_closed() -> None:
+    log = Log()
+    log.add(A, "announced")
+    log.add(A, "started")
+    log.wait(900 + LIMIT + 200)
+    notified = list(log.kinds)
+
+    log.add(B, "ended", resources=[A.name], after=20 * A_DAY)  # the VM was off
+
+    assert log.kinds == notified
     assert log.fold.figures.records["late"] == 1
 
 
-def test_what_is_over_as_far_as_known_and_starts_is_notified() -> None:
+def test_event_reopens_when_it_starts_after_limit() -> None:
     log = Log()
     log.add(A, "announced")
     log.add(A, "updated", not_before=at(1200))
     log.wait(1200 + LIMIT + 60)
+    assert log.kinds == ["announced", "updated", "ended"]
+
     log.add(B, "started", resources=[A.name])
     log.add(B, "updated", resources=[A.name, C.name])
-    assert log.add(B, "finished") == ["announced", "updated", "ended", "started", "updated", "finished"]
-    assert {one.change.reason for one in log.made[3:]} == {"status_started", "content_changed", "gone_after_start"}
-    assert len({one.change.id for one in log.made}) == 6
+    log.add(B, "finished")
+
+    assert log.kinds[3:] == ["started", "updated", "finished"]
+    reasons = [notification.change.reason for notification in log.made[3:]]
+    assert reasons == ["status_started", "content_changed", "gone_after_start"]
+    assert_ids_differ(log)
 
 
-def test_an_event_that_is_over_as_far_as_known_starts_while_its_wave_is_open() -> None:
+def test_event_given_up_may_start_while_its_wave_is_open() -> None:
     log = Log(WAVES)
     log.add(A, "announced")
     log.wait(20)
-    log.wait(900 + LIMIT + 60)  # it is over, and its end waits for those of other VMs
-    assert log.add(A, "started") == ["announced", "started"]
+    log.wait(900 + LIMIT + 60)  # the end of the wave waits for other VMs
+
+    log.add(A, "started")
+    assert log.kinds == ["announced", "started"]
     log.add(A, "finished")
     log.wait(400)
-    assert (log.kinds, log.last.change.reason) == (["announced", "started", "finished"], "gone_after_start")
+
+    assert log.kinds == ["announced", "started", "finished"]
+    assert log.last.change.reason == "gone_after_start"
 
 
-def test_a_notification_of_a_fleet_is_no_report_of_a_vm() -> None:
+def test_fold_skips_records_of_a_fleet() -> None:
     log = Log()
     log.add(A, "announced")
+
     log.read(body(Record.of(log.last.change, log.last.vm, fleet=log.last.facts)))
+
     assert log.fold.figures.records == {"news": 1, "skipped": 1}
 
 
-def test_an_event_that_heartbeats_list_is_not_over() -> None:
+def test_event_stays_open_while_heartbeats_list_it() -> None:
     log = Log()
     log.add(A, "announced")
+
     for _ in range(4):
         log.wait(LIMIT / 2)
         log.read(body(Heartbeat.of(A, ("Event-1",), "1", at(0), 300.0)))
+
     assert log.kinds == ["announced"]
-    assert log.wait(LIMIT + 60) == ["announced", "ended"]
 
 
-def test_an_event_that_comes_back_while_its_wave_is_open_is_counted_and_its_wave_goes_on() -> None:
+def test_event_ends_when_heartbeats_no_longer_list_it() -> None:
+    log = Log()
+    log.add(A, "announced")
+    log.wait(LIMIT / 2)
+    log.read(body(Heartbeat.of(A, ("Event-1",), "1", at(0), 300.0)))
+
+    log.wait(900 + LIMIT + 60)
+
+    assert log.kinds == ["announced", "ended"]
+
+
+def test_wave_continues_when_its_event_comes_back() -> None:
     log = Log(WAVES)
     log.add(A, "announced", "E0")
     log.wait(10)
     log.add(A, "canceled", "E0")
-    log.add(A, "announced", "E0", after=5, **again())
+    log.add(A, "announced", "E0", after=5, **came_back())
     log.add(A, "canceled", "E0", at=at(12))  # repeated
     log.wait(400)
     assert log.kinds == ["announced"]
-    assert log.add(A, "started", "E0", id="again-started")[-1] == "started"
+
+    log.add(A, "started", "E0", id="again-started")
     log.add(A, "finished", "E0", id="again-finished")
-    assert log.wait(400) == ["announced", "started", "finished"]
-    assert [one.nth for one in log.fold.state.past] == [0, 1]
+    log.wait(400)
+
+    assert log.kinds == ["announced", "started", "finished"]
+    assert [past.nth for past in log.fold.state.past] == [0, 1]
 
 
-def test_an_event_that_comes_back_in_another_wave_is_in_that_one_alone() -> None:
+def log_with_event_in_another_wave() -> Log:
+    """Return a log whose event E0 was in the wave of reboots, and came back in that of freezes."""
     log = Log(WAVES)
     log.add(C, "announced", "E2", event_type="Freeze")
-    for number, event in enumerate(("E0", "E1")):
-        log.add(VMS[number], "announced", event)
+    log.add(A, "announced", "E0")
+    log.add(B, "announced", "E1")
     log.wait(10)
     log.add(A, "canceled", "E0")
-    log.add(A, "announced", "E0", event_type="Freeze", **again())
-    assert log.wait(300) == ["announced", "announced", "updated", "updated"]
+    log.add(A, "announced", "E0", event_type="Freeze", **came_back())
+    log.wait(300)
+    return log
+
+
+def test_event_leaves_its_wave_when_it_comes_back_in_another() -> None:
+    log = log_with_event_in_another_wave()
+    assert log.kinds == ["announced", "announced", "updated", "updated"]
+
     log = log.taken_over()
     log.add(B, "canceled", "E1")
-    assert (log.wait(400), log.last.change.not_before_changed) == (["canceled"], False)
+    log.wait(400)
+
+    assert log.kinds == ["canceled"]
+    assert not log.last.change.not_before_changed
     assert log.fold.events.open.keys() == {"sub/rg/e0", "sub/rg/e2"}
+
+
+def test_event_starts_the_wave_in_which_it_came_back() -> None:
+    log = log_with_event_in_another_wave().taken_over()
+
     log.add(A, "started", "E0", event_type="Freeze", id="again-started")
-    assert (log.kinds, log.last.facts.fleet_events) == (["canceled", "started"], 2)
+
+    assert log.kinds == ["started"]
+    assert log.last.facts.fleet_events == 2
 
 
-def test_a_moved_not_before_is_notified_once() -> None:
+def test_moved_not_before_is_notified_once() -> None:
     log = Log()
     later = at(7200)
     log.add(A, "announced")
-    for who in (A, B, C):
-        log.add(who, "updated", resources=[A.name], not_before=later)
+
+    for reporter in (A, B, C):
+        log.add(reporter, "updated", resources=[A.name], not_before=later)
+
     assert log.kinds == ["announced", "updated"]
     assert log.last.change.not_before == later
 
 
 # ---- where its VMs are
 
+WEB_1 = vm("a", zone="1", Team="web", role="x")
+WEB_2 = vm("b", "WEB", zone="2", team="web", role="y")
+DATA_3 = vm("c", zone="3", team="data")
+WEB_NAMES = [WEB_1.name, WEB_2.name]
 
-def story_place(log: Log) -> tuple[str, str, dict[str, str]]:
-    """What the VMs of the last notification have in common."""
-    return log.last.vm.scale_set, log.last.vm.zone, log.last.vm.tags
+
+def test_place_is_that_of_a_peer_until_an_affected_vm_reports() -> None:
+    log = Log()
+
+    log.add(DATA_3, "announced", resources=WEB_NAMES)
+
+    assert log.last.vm.zone == "3"
+    assert log.last.vm.tags == {"team": "data"}
 
 
-def test_what_its_vms_have_in_common_is_that_of_the_affected_ones() -> None:
-    ours, other = vm("a", zone="1", Team="web", role="x"), vm("b", "WEB", zone="2", team="web", role="y")
-    theirs = vm("c", zone="3", team="data")
-    log = Log(grouped(routes=(Route(Match(tags={"team": ("web",)}), ("web",)), Route(Match(), ("rest",)))))
-    both = [ours.name, other.name]
-    log.add(theirs, "announced", resources=both)
-    assert story_place(log) == ("web", "3", {"team": "data"})  # nobody else was heard from
-    log.add(ours, "announced", resources=both)
-    log.add(ours, "started", resources=both)
-    assert story_place(log) == ("web", "1", {"team": "web", "role": "x"})
-    log.add(other, "started", resources=both)
-    for who in (ours, other):
-        log.add(who, "finished", resources=both)
+def test_place_is_that_of_the_affected_vm_once_it_reports() -> None:
+    log = Log()
+    log.add(DATA_3, "announced", resources=WEB_NAMES)
+    log.add(WEB_1, "announced", resources=WEB_NAMES)
+
+    log.add(WEB_1, "started", resources=WEB_NAMES)
+
+    assert log.last.vm.scale_set == "web"
+    assert log.last.vm.zone == "1"
+    assert log.last.vm.tags == {"team": "web", "role": "x"}
+
+
+def test_place_is_what_affected_vms_have_in_common() -> None:
+    log = Log()
+    log.add(DATA_3, "announced", resources=WEB_NAMES)
+    log.add(WEB_1, "started", resources=WEB_NAMES)
+    log.add(WEB_2, "started", resources=WEB_NAMES)
+
+    log.add(WEB_1, "finished", resources=WEB_NAMES)
+    log.add(WEB_2, "finished", resources=WEB_NAMES)
+
     assert log.kinds == ["announced", "started", "finished"]
-    assert story_place(log) == ("WEB", "", {"team": "web"})  # one scale set, in any case
-    assert [one.tags for one in log.last.routed] == [{"team": "data"}, {"team": "web", "role": "x"}]  # by other routes
+    assert log.last.vm.scale_set == "WEB"  # names differ in case only
+    assert log.last.vm.zone == ""
+    assert log.last.vm.tags == {"team": "web"}
 
 
-def test_an_event_that_moves_to_another_vm_is_where_that_one_is() -> None:
-    left, joined = vm("a", zone="1", team="web"), vm("b", zone="2", team="data")
+def test_wave_is_routed_by_every_place_with_other_routes() -> None:
+    routes = (Route(Match(tags={"team": ("web",)}), ("web",)), Route(Match(), ("rest",)))
+    log = Log(grouped(routes=routes))
+    log.add(DATA_3, "announced", resources=WEB_NAMES)
+    log.add(WEB_1, "announced", resources=WEB_NAMES)
+
+    log.add(WEB_2, "started", resources=WEB_NAMES)
+
+    tags = [place.tags for place in log.last.routed]
+    assert tags == [{"team": "data"}, {"team": "web", "role": "x"}]
+
+
+def test_place_follows_event_to_another_vm() -> None:
+    left = vm("a", zone="1", team="web")
+    joined = vm("b", zone="2", team="data")
     log = Log()
     log.add(left, "announced")
     log.add(joined, "announced", resources=[left.name])
     log.add(joined, "updated", resources=[joined.name])
     log.add(left, "updated", resources=[joined.name])
+
     log.add(joined, "started")
+
     assert log.kinds == ["announced", "updated", "started"]
-    assert story_place(log) == ("web", "2", {"team": "data"})
+    assert log.last.vm.zone == "2"
+    assert log.last.vm.tags == {"team": "data"}
 
 
-def test_events_may_be_grouped_by_a_tag() -> None:
+def test_waves_are_grouped_by_tag() -> None:
     log = Log(grouped(("tags.Team", "event_type"), 10.0, 300.0))
-    for number, team in enumerate(("web", "data", "web")):
-        log.add(vm(f"vm_{number}", team=team), "announced", f"E{number}")
+    log.add(vm("vm_0", team="web"), "announced", "E0")
+    log.add(vm("vm_1", team="data"), "announced", "E1")
+    log.add(vm("vm_2", team="web"), "announced", "E2")
     log.add(vm("vm_3"), "announced", "E3")
+
     log.wait(10)
-    waves = [(one.vm.tags.get("team"), one.facts.fleet_events) for one in log.made]
-    assert waves == [("web", 2), ("data", 1), (None, 1)]
+
+    web, data, untagged = log.made
+    assert web.vm.tags == {"team": "web"}
+    assert web.facts.fleet_events == 2
+    assert data.vm.tags == {"team": "data"}
+    assert data.facts.fleet_events == 1
+    assert untagged.vm.tags == {}
+    assert untagged.facts.fleet_events == 1
 
 
-def test_an_event_stays_in_its_wave_whatever_becomes_of_it() -> None:
+def test_event_stays_in_its_wave_when_its_tags_become_known() -> None:
     log = Log(grouped(("tags.team", "scale_set"), 10.0, 300.0))
     tagged = vm("vm_0", team="web")
     log.add(B, "announced", resources=[tagged.name])
     log.wait(10)
+
     log.add(tagged, "announced")
     log.add(tagged, "started")
     log.add(tagged, "finished")
     log.wait(301)
+
     assert log.kinds == ["announced", "started", "finished"]
-    assert len({one.change.event.key for one in log.made}) == 1
+    assert len(set(event_ids(log.made))) == 1
 
 
 # ---- waves
 
 
-def test_a_wave_is_one_notification_with_digests() -> None:
+def announce_three(log: Log) -> None:
+    """Announce E0, E1 and E2, one for each of three VMs, until the wave is notified."""
+    for number, affected in enumerate(VMS[:3]):
+        log.add(affected, "announced", f"E{number}")
+    log.wait(10)
+
+
+def test_wave_waits_for_more_events_before_its_first_notification() -> None:
     log = Log(WAVES)
-    for number, who in enumerate(VMS[:3]):
-        log.add(who, "announced", f"E{number}")
+    for number, affected in enumerate(VMS[:3]):
+        log.add(affected, "announced", f"E{number}")
     assert log.kinds == []
-    assert log.wait(10) == ["announced"]
-    first = log.last
-    assert (first.facts.fleet_events, first.facts.fleet_vms, first.vm.scale_set) == (3, 3, "web")
+
+    log.wait(10)
+
+    assert log.kinds == ["announced"]
+    assert log.last.facts.fleet_events == 3
+    assert log.last.facts.fleet_vms == 3
+    assert log.last.vm.scale_set == "web"
+
+
+def test_wave_adds_later_events_in_a_digest() -> None:
+    log = Log(WAVES)
+    announce_three(log)
     log.add(vm(D.name, "WEB"), "announced", "E3")
-    assert log.wait(250) == ["announced"]
-    assert log.wait(60) == ["announced", "updated"]
+    log.wait(250)
+    assert log.kinds == ["announced"]
+
+    log.wait(60)
+
+    assert log.kinds == ["announced", "updated"]
     assert log.last.facts.fleet_events == 4
-    assert log.add(A, "started", "E0")[-1] == "started"
+
+
+def test_wave_starts_with_its_first_event() -> None:
+    log = Log(WAVES)
+    announce_three(log)
+
+    log.add(A, "started", "E0")
+
+    assert log.kinds == ["announced", "started"]
+
+
+def test_wave_finishes_once_all_its_events_have_finished() -> None:
+    log = Log(WAVES)
+    announce_three(log)
+    log.add(A, "started", "E0")
     log.add(A, "finished", "E0")
-    for number, who in enumerate(VMS[1:], start=1):
-        log.add(who, "started", f"E{number}")
-        log.add(who, "finished", f"E{number}", interruption=9.0 - number)
-    assert log.kinds == ["announced", "updated", "started"]
-    assert (log.wait(301)[-1], log.last.change.interruption) == ("finished", 8.0)
-    assert (log.last.change.event.event_status, log.last.change.ahead_seconds) == ("Started", None)
-    assert {one.change.event.key for one in log.made} == {log.last.change.event.key}
+    for number, affected in enumerate(VMS[1:3], start=1):
+        log.add(affected, "started", f"E{number}")
+        log.add(affected, "finished", f"E{number}", interruption=9.0 - number)
+    assert log.kinds == ["announced", "started"]
+
+    log.wait(301)
+
+    assert log.kinds == ["announced", "started", "finished"]
+    assert log.last.change.interruption == 8.0
+    assert log.last.change.event.event_status == "Started"
+    assert log.last.change.ahead_seconds is None
+    assert len(set(event_ids(log.made))) == 1
     assert not log.fold.events.waves.open
 
 
 @pytest.mark.parametrize("pause", [0.5, 4.0])
-def test_events_that_are_over_at_once_are_one_wave_that_is_notified_while_more_of_them_come(pause: float) -> None:
+def test_short_events_are_one_wave_that_is_notified_while_more_come(pause: float) -> None:
     log = Log(WAVES)
+
     for number in range(12):
         log.add(A, "announced", f"E{number}", after=pause)
-        log.add(B, "announced", f"E{number}", resources=[A.name], after=8.0 - pause)  # it changes the place alone
+        # the report of a peer changes only the place
+        log.add(B, "announced", f"E{number}", resources=[A.name], after=8.0 - pause)
         log.add(A, "canceled", f"E{number}", after=pause)
     assert log.kinds[:1] == ["announced"]
-    assert log.wait(11)[1:] == ["canceled"]  # at once: nobody is to be reminded of them
+    log.wait(11)  # the end does not wait: its reminders are void
+
+    assert log.kinds == ["announced", "canceled"]
     assert log.last.facts.fleet_events == 12
 
 
-def test_what_is_over_is_not_coming_although_its_last_notification_still_waits() -> None:
+def test_coming_wave_counts_its_events_that_are_over() -> None:
     log = Log(WAVES)
-    for number in (0, 1):
-        log.add(A, "announced", f"E{number}", resources=(A.name,))
-        log.add(A, "started", f"E{number}", resources=(A.name,))
-    log.add(A, "finished", "E0", resources=(A.name,))
-    (wave,) = coming(log.fold.events.waves.open.values(), at(0))
-    assert (wave.status, wave.events, wave.over) == ("started", 2, 1)
-    log.add(A, "finished", "E1", resources=(A.name,))
+    for event_id in ("E0", "E1"):
+        log.add(A, "announced", event_id)
+        log.add(A, "started", event_id)
+
+    log.add(A, "finished", "E0")
+
+    (wave,) = coming_waves(log)
+    assert wave.status == "started"
+    assert wave.events == 2
+    assert wave.over == 1
+
+
+def test_wave_is_not_coming_when_only_its_notification_waits() -> None:
+    log = Log(WAVES)
+    log.add(A, "announced", "E0")
+    log.add(A, "started", "E0")
+
+    log.add(A, "finished", "E0")
+
     assert log.fold.events.waves.open
-    assert coming(log.fold.events.waves.open.values(), at(0)) == ()
+    assert coming_waves(log) == ()
 
 
-def test_of_the_ends_in_a_wave_the_least_known_one_counts() -> None:
-    for ends, kind in (("finished canceled", "finished"), ("finished ended", "ended"), ("canceled ended", "ended")):
-        log = Log(WAVES)
-        for number, end in enumerate(ends.split()):
-            log.add(A, "announced", f"E{number}")
-            log.add(A, end, f"E{number}")
-        assert log.wait(400)[-1] == kind
-
-
-def test_one_event_of_a_wave_may_start_after_all_when_the_wave_is_over() -> None:
+@pytest.mark.parametrize(
+    ("first_end", "second_end", "notified"),
+    [
+        ("finished", "canceled", "finished"),
+        ("finished", "ended", "ended"),
+        ("canceled", "ended", "ended"),
+    ],
+)
+def test_wave_ends_with_the_least_known_end(first_end: str, second_end: str, notified: str) -> None:
     log = Log(WAVES)
-    for event in ("E0", "E1"):
-        log.add(A, "announced", event)
+    log.add(A, "announced", "E0")
+    log.add(A, first_end, "E0")
+    log.add(A, "announced", "E1")
+    log.add(A, second_end, "E1")
+
+    log.wait(400)
+
+    assert log.kinds[-1] == notified
+
+
+def test_wave_reopens_when_a_canceled_event_starts() -> None:
+    log = Log(WAVES)
+    log.add(A, "announced", "E0")
+    log.add(A, "announced", "E1")
     log.wait(10)
     log.add(A, "canceled", "E0")
     log.add(A, "started", "E1")
     log.add(A, "finished", "E1")
-    assert log.wait(400) == ["announced", "started", "finished"]
+    log.wait(400)
+    assert log.kinds == ["announced", "started", "finished"]
+
     log.add(B, "started", "E0", resources=[A.name])
-    assert log.wait(10) == ["announced", "started", "finished", "started"]
+    log.wait(10)
     log.add(B, "finished", "E0", resources=[A.name])
-    assert log.wait(400)[-1] == "finished"
-    assert len({one.change.id for one in log.made}) == 5
+    log.wait(400)
+
+    assert log.kinds[3:] == ["started", "finished"]
+    assert_ids_differ(log)
 
 
-OTHERS = [msgspec.structs.replace(one, resource_group="other") for one in (A, B)]  # with the same EventIds
-WORD = st.tuples(
-    st.sampled_from([A, B, *OTHERS]),
+# ---- snapshots
+
+OTHER_GROUP = [replace(vm, resource_group="other") for vm in (A, B)]  # with the same EventIds
+TAKEOVER_STEP = st.tuples(
+    st.sampled_from([A, B, *OTHER_GROUP]),  # the VM that reports
     st.sampled_from([*KINDS, "came back"]),
-    st.integers(0, 1),  # of the event
-    st.sampled_from([0.0, 1.0, 40.0, 400.0]),  # seconds after the report before
+    st.integers(0, 1),  # the number of the event
+    st.sampled_from([0.0, 1.0, 40.0, 400.0]),  # seconds after the previous report
     st.sampled_from([0.0, 5.0, 1000.0]),  # seconds by which it is late
     st.booleans(),  # another instance takes over before it
 )
 
 
-@given(st.lists(WORD, max_size=30), st.sampled_from([EACH, WAVES]))
-def test_who_goes_on_from_a_snapshot_notifies_what_the_other_would_have(
-    words: list[tuple[Vm, Any, int, float, float, bool]], grouping: Grouping
+def take_over(log: Log) -> Log:
+    """Return the log as another instance continues it, with the notifications so far."""
+    continued = log.taken_over()
+    continued.made = log.made
+    return continued
+
+
+@given(st.lists(TAKEOVER_STEP, max_size=30), st.sampled_from([EACH, WAVES]))
+def test_takeover_changes_no_notification(
+    steps: list[tuple[Vm, Any, int, float, float, bool]], grouping: Grouping
 ) -> None:
-    whole, taken = Log(grouping), Log(grouping)
-    for number, (who, kind, event, after, late, takes_over) in enumerate(words):
-        if takes_over:
-            made, taken = taken.made, taken.taken_over()
-            taken.made = made
-        marks = again(number % 3) if kind == "came back" else {"id": f"{event}-{kind}-{number % 3}"}
-        step = "announced" if kind == "came back" else kind
-        for log in (whole, taken):
-            seen = datetime.fromtimestamp(log.now + after - late, UTC)
-            log.add(who, step, f"E{event}", after=after, at=seen, resources=[A.name, B.name], **marks)
-    for log in (whole, taken):
+    uninterrupted = Log(grouping)
+    taken_over = Log(grouping)
+
+    for number, (reporter, step, event, after, late, is_taken_over) in enumerate(steps):
+        if is_taken_over:
+            taken_over = take_over(taken_over)
+
+        kind = step
+        fields: dict[str, Any] = {"id": f"{event}-{kind}-{number % 3}"}
+        if step == "came back":
+            kind = "announced"
+            fields = came_back(number % 3)
+        fields["resources"] = [A.name, B.name]
+        fields["at"] = datetime.fromtimestamp(uninterrupted.now + after - late, UTC)
+
+        uninterrupted.add(reporter, kind, f"E{event}", after=after, **fields)
+        taken_over.add(reporter, kind, f"E{event}", after=after, **fields)
+    for log in (uninterrupted, taken_over):
         log.wait(20_000)
         log.wait(20_000)
-    assert [one.change for one in taken.made] == [one.change for one in whole.made]
-    assert len({one.change.id for one in whole.made}) == len(whole.made)
-    assert (+whole.fold.figures.errors, whole.fold.events.open) == ({}, {})
+
+    changes = [notification.change for notification in uninterrupted.made]
+    assert [notification.change for notification in taken_over.made] == changes
+    assert_ids_differ(uninterrupted)
+    assert not +uninterrupted.fold.figures.errors
+    assert not uninterrupted.fold.events.open
 
 
-def test_records_before_the_snapshot_say_nothing_again() -> None:
+def test_records_before_the_snapshot_are_not_notified_again() -> None:
     log = Log()
     log.add(A, "announced")
-    again = log.taken_over()
-    again.sequence = 0
-    again.add(A, "announced", after=0)
-    assert again.made == []
+    continued = log.taken_over()
+
+    continued.sequence = 0
+    continued.add(A, "announced", after=0)
+
+    assert continued.made == []
 
 
-def test_a_snapshot_that_is_cut_off_or_has_a_wrong_byte_or_another_form_is_refused() -> None:
+def snapshot_with_event() -> bytes:
     log = Log()
     log.add(A, "announced")
-    body = compressed(log.fold.snapshot(0.0))
-    other = msgspec.structs.replace(written(log.fold), form=FORM + 1)
-    damaged = [b"", body[:1], body[:20], body[:-1], body[:30] + b"\xff" + body[31:], b"not a snapshot"]
-    for one in (*damaged, compressed(msgspec.msgpack.encode(other))):
-        with pytest.raises(ValueError, match=r"\w"):
-            read_snapshot(one)
+    return compressed(log.fold.snapshot(0.0))
 
 
-def test_records_that_were_deleted_unread_are_counted_and_a_log_that_counts_from_zero_again_is_another_one() -> None:
+@pytest.mark.parametrize("length", [0, 1, 20, -1])
+def test_truncated_snapshot_is_refused(length: int) -> None:
+    truncated = snapshot_with_event()[:length]
+
+    with pytest.raises(ValueError, match=r"\w"):
+        read_snapshot(truncated)
+
+
+def test_damaged_snapshot_is_refused() -> None:
+    snapshot = snapshot_with_event()
+    damaged = snapshot[:30] + b"\xff" + snapshot[31:]
+
+    with pytest.raises(ValueError, match=r"\w"):
+        read_snapshot(damaged)
+
+
+def test_foreign_bytes_are_refused_as_snapshot() -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        read_snapshot(b"not a snapshot")
+
+
+def test_snapshot_of_another_form_is_refused() -> None:
+    newer = replace(written(Log().fold), form=FORM + 1)
+
+    with pytest.raises(ValueError, match=f"form {FORM + 1}"):
+        read_snapshot(compressed(msgspec.msgpack.encode(newer)))
+
+
+def test_deleted_records_are_counted_as_missing() -> None:
     log = Log()
-    for event in ("E0", "E1", "E2"):
-        log.add(A, "announced", event)
+
+    for event_id in ("E0", "E1", "E2"):
+        log.add(A, "announced", event_id)
         log.sequence += 5
+
     assert log.fold.figures.missing == 10
+
+
+def test_fold_reads_on_when_the_hub_was_created_again() -> None:
+    log = Log()
+    log.sequence = 10
+    log.add(A, "announced", "E0")
+
     log.sequence = 0
     log.add(A, "started", "E0")
-    assert log.add(A, "announced", "E3") == ["announced"] * 3 + ["started", "announced"]
+    log.add(A, "announced", "E1")
+
+    assert log.kinds == ["announced", "started", "announced"]
     assert log.fold.state.position.sequence == 1
 
 
-# ---- what cannot be read
+# ---- records that cannot be used
 
 READABLE = body(report(A, "announced", at=T0))
+TIME = b"2026-03-01T12:00:00.000Z"
 
 
 @pytest.mark.parametrize(
@@ -428,7 +808,7 @@ READABLE = body(report(A, "announced", at=T0))
     [
         (b"{", "not_json"),
         (READABLE.replace(b":00.000Z", b":00.000"), "wrong_shape"),
-        (READABLE.replace(b"2026-03-01T12:00:00.000Z", b"0001-01-01T00:00:00+14:00"), "wrong_shape"),
+        (READABLE.replace(TIME, b"0001-01-01T00:00:00+14:00"), "wrong_shape"),
         (READABLE.replace(b'event.type":"Reboot"', b'event.type":""'), "wrong_shape"),
         (READABLE.replace(b'status":"Scheduled"', b'status":""'), "wrong_shape"),
         (b'{"x": ' + b"[" * 100_000, "not_json"),
@@ -439,65 +819,99 @@ READABLE = body(report(A, "announced", at=T0))
         (b" " * (1024 * 1024 + 1), "too_large"),
     ],
 )
-def test_what_cannot_be_read_is_counted(data: bytes, reason: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_record_is_counted_and_logged(
+    data: bytes, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
     log = Log()
+
     log.read(data)
     log.add(A, "announced")
-    assert f"partition 0, sequence number 0: a record is not used ({reason}: " in caplog.text
+
     assert log.fold.figures.poison == {reason: 1}
+    assert f"partition 0, sequence number 0: a record is not used ({reason}: " in caplog.text
     assert log.kinds == ["announced"]
 
 
-def test_a_record_that_the_fold_fails_on_is_set_aside_and_what_its_batch_made_stays(
+def test_record_is_set_aside_when_the_fold_fails_on_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     add = Story.add
 
-    def fails(story: Story, told: Report) -> bool:
-        if told.event_id == "E1":
-            raise KeyError("nobody foresaw it")
-        return add(story, told)
+    def fail_on_e1(story: Story, each_report: Report) -> bool:
+        if each_report.event_id == "E1":
+            raise KeyError("unforeseen")
+        return add(story, each_report)
 
-    monkeypatch.setattr(Story, "add", fails)
+    monkeypatch.setattr(Story, "add", fail_on_e1)
     log = Log()
-    for event in ("E0", "E1", "E2"):
-        log.add(A, "announced", event)
-    assert [one.change.event.event_id for one in log.made] == ["E0", "E2"]
-    assert (log.fold.figures.poison, log.fold.figures.errors) == ({"failed": 1}, {"fold": 1})
-    assert "sequence number 1: a record is not used (failed: please report it: KeyError: 'nobody for" in caplog.text
 
+    for event_id in ("E0", "E1", "E2"):
+        log.add(A, "announced", event_id)
 
-def test_a_wave_whose_notification_fails_keeps_no_other_one_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = waves.event_of_wave
-
-    def fails(wave: waves.Wave, standing: Standing) -> Event:
-        if "e0" in wave.stories:
-            raise KeyError("nobody foresaw it")
-        return whole(wave, standing)
-
-    monkeypatch.setattr(waves, "event_of_wave", fails)
-    log = Log()
-    for event in ("E0", "E1"):
-        log.add(A, "announced", event, after=0)
-    log.wait(1)
-    log.wait(1)
-    assert [one.change.event.event_id for one in log.made] == ["E1"]
+    assert event_ids(log.made) == ["E0", "E2"]
+    assert log.fold.figures.poison == {"failed": 1}
     assert log.fold.figures.errors == {"fold": 1}
-    monkeypatch.undo()
-    assert log.add(A, "started", "E0")[-1] == "started"
+    expected = (
+        "sequence number 1: a record is not used (failed: please report it: KeyError: 'unfore"
+    )
+    assert expected in caplog.text
 
 
-def test_where_a_clock_is_ahead_what_others_say_of_an_event_that_came_back_counts() -> None:
+def break_wave_of_e0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the notification of the wave that contains E0 fail."""
+    event_of_wave = waves.event_of_wave
+
+    def fail_on_e0(wave: waves.Wave, standing: Standing) -> Event:
+        if "e0" in wave.stories:
+            raise KeyError("unforeseen")
+        return event_of_wave(wave, standing)
+
+    monkeypatch.setattr(waves, "event_of_wave", fail_on_e0)
+
+
+def test_failing_wave_does_not_delay_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_wave_of_e0(monkeypatch)
     log = Log()
-    for kind in ("announced", "canceled"):
-        log.add(B, kind)
+    log.add(A, "announced", "E0", after=0)
+    log.add(A, "announced", "E1", after=0)
+
+    log.wait(1)
+    log.wait(1)
+
+    assert event_ids(log.made) == ["E1"]
+    assert log.fold.figures.errors == {"fold": 1}
+
+
+def test_failed_wave_is_notified_of_its_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_wave_of_e0(monkeypatch)
+    log = Log()
+    log.add(A, "announced", "E0")
+    assert log.kinds == []
+
+    monkeypatch.undo()
+    log.add(A, "started", "E0")
+
+    assert log.kinds == ["started"]
+
+
+def test_report_counts_when_another_clock_is_ahead() -> None:
+    log = Log()
+    log.add(B, "announced")
+    log.add(B, "canceled")
     log.wait(60)
-    log.add(A, "announced", resources=[B.name], reason="came_back", id="again", at=at(log.now - T0.timestamp() + 40))
-    assert log.add(B, "started", id="started-again", after=10)[-1] == "started"
+    ahead = at(log.now - T0.timestamp() + 40)
+    log.add(A, "announced", resources=[B.name], reason="came_back", id="again", at=ahead)
+
+    log.add(B, "started", id="started-again", after=10)
+
+    assert log.kinds[-1] == "started"
 
 
-def test_others_have_their_turn_between_two_events_that_are_given_up() -> None:
+def test_fold_gives_turns_while_it_ends_overdue_events() -> None:
     log = Log(WAVES)
     for number in range(20):
         log.add(A, "announced", f"E{number}")
-    assert list(log.fold.advance(log.now + 900 + 2 * LIMIT)).count(None) >= 20
+
+    advanced = list(log.fold.advance(log.now + 900 + 2 * LIMIT))
+
+    assert advanced.count(None) >= 20

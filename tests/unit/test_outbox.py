@@ -1,6 +1,6 @@
-"""The rules of the outbox: order, retries, expiry, repetition, fallback, and what is counted."""
+"""The rules of the outbox: order, retries, expiry, repetition, fallback, and what it counts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from math import inf
 from typing import Any
 
@@ -8,13 +8,25 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from notbefore.core.delivery import EXPIRING_KINDS, Delivery, Targets, Terms, delivery_id
-from notbefore.core.outbox import DEAD_SECONDS, INTERRUPTED, LONGEST_ASKED, REPEAT_SECONDS, Bounds, Outbox, SendResult
+from notbefore.core.change import LifecycleKind
+from notbefore.core.delivery import A_DAY, EXPIRING_KINDS, Delivery, Targets, Terms, delivery_id
+from notbefore.core.outbox import (
+    DEAD_SECONDS,
+    INTERRUPTED,
+    LONGEST_ASKED,
+    REPEAT_SECONDS,
+    Bounds,
+    Outbox,
+    SendResult,
+)
 from notbefore.core.outbox_rows import OutboxImage
 from notbefore.metrics.totals import view_of
 from support.azure import T0, event
 from support.box import Box, accepted, delivery, failed, ids, refused
+
+A_MEBIBYTE = 1 << 20
 
 
 @pytest.fixture
@@ -22,598 +34,1357 @@ def box() -> Box:
     return Box()
 
 
-# ---- what is given, in which order
+def event_keys(deliveries: Iterable[Delivery]) -> list[str]:
+    return [delivery.event_key for delivery in deliveries]
 
 
-def test_the_most_severe_goes_first_then_the_earliest_not_before_then_the_oldest(box: Box) -> None:
-    keys = {"a": ("info", 5.0), "b": ("critical", 70.0), "c": ("critical", 20.0), "d": ("critical", 20.0)}
-    box.put(*[delivery(key, severity=severity, not_before=time) for key, (severity, time) in keys.items()])
-    assert [one.event_key for one in box.lease(1, chat=3)] == ["c", "d", "b"]
-    assert [one.event_key for one in box.lease(1, chat=4)] == ["a"]
+def kinds(deliveries: Iterable[Delivery]) -> list[str]:
+    return [delivery.kind for delivery in deliveries]
 
 
-def test_an_approval_replaces_no_reminder_and_is_none(box: Box) -> None:
-    box.put(delivery(kind="reminder", due=100.0), delivery(kind="approved"))
-    assert [one.kind for one in box.rows()] == ["reminder", "approved"]
-    box.put(delivery(kind="updated"))
-    assert [one.kind for one in box.rows()] == ["approved", "updated"]
+def sinks(deliveries: Iterable[Delivery]) -> list[str]:
+    return [delivery.sink for delivery in deliveries]
 
 
-def test_a_dead_letter_and_a_reminder_hold_nothing_back_and_beside_what_is_on_its_way_nothing_goes(box: Box) -> None:
-    dead, one = delivery(), delivery(kind="approved")
-    box.put(dead, delivery(kind="reminder", due=50.0), one)
+def begun_events(box: Box) -> list[str]:
+    """Return the events of the deliveries that are marked as begun."""
+    return [row.event_key for row in box.rows() if row.begun]
+
+
+def repeat(box: Box, *deliveries: Delivery, every: float = 30.0) -> None:
+    """Put deliveries at 0 s, give them to a courier at 1 s, and have them accepted at 2 s."""
+    box.put(*deliveries)
     box.lease(1)
-    assert ids(box.lease(2, refused(dead))) == [one.delivery_id]
+    box.lease(2, *[accepted(delivery, repeat=every) for delivery in deliveries])
+
+
+def no_targets(_row: Delivery) -> Targets:
+    return Targets()
+
+
+def always_one() -> float:
+    return 1.0
+
+
+def always_half() -> float:
+    return 0.5
+
+
+def restarted_outbox() -> Outbox:
+    return Outbox(always_one, patience=0.0)
+
+
+# ---- the order in which deliveries leave
+
+
+def test_deliveries_leave_by_severity_not_before_and_age(box: Box) -> None:
+    info = delivery("info", severity="info", not_before=5.0)
+    late = delivery("late", severity="critical", not_before=70.0)
+    early = delivery("early", severity="critical", not_before=20.0)
+    newer = delivery("newer", severity="critical", not_before=20.0)
+    box.put(info, late, early, newer)
+
+    first_three = box.lease(1, chat=3)
+    last = box.lease(1, chat=4)
+
+    assert event_keys(first_three) == ["early", "newer", "late"]
+    assert event_keys(last) == ["info"]
+
+
+def test_approval_replaces_no_reminder(box: Box) -> None:
+    box.put(delivery(kind="reminder", due=100.0))
+
     box.put(delivery(kind="approved"))
+
+    assert kinds(box.rows()) == ["reminder", "approved"]
+
+
+def test_update_replaces_reminder_but_no_approval(box: Box) -> None:
+    box.put(delivery(kind="reminder", due=100.0), delivery(kind="approved"))
+
+    box.put(delivery(kind="updated"))
+
+    assert kinds(box.rows()) == ["approved", "updated"]
+
+
+def test_dead_letter_and_waiting_reminder_delay_nothing(box: Box) -> None:
+    dead = delivery()
+    approval = delivery(kind="approved")
+    box.put(dead, delivery(kind="reminder", due=50.0), approval)
+    box.lease(1)
+
+    given = box.lease(2, refused(dead))
+
+    assert ids(given) == [approval.delivery_id]
+
+
+def test_lane_sends_nothing_while_a_delivery_is_under_way(box: Box) -> None:
+    box.put(delivery(kind="reminder", due=50.0), delivery(kind="approved"))
+    box.lease(1)
+
+    box.put(delivery(kind="approved"))
+
     assert box.lease(60) == []
 
 
-def test_what_is_on_its_way_is_not_pushed_out() -> None:
-    box = Box(Bounds(2, 1 << 20))
+def test_full_outbox_keeps_delivery_under_way() -> None:
+    box = Box(Bounds(2, A_MEBIBYTE))
     box.put(delivery("a"))
     box.lease(1)
+
     box.put(delivery("b"), delivery("c"))
-    assert [row.event_key for row in box.rows()] == ["a", "c"]
+
+    assert event_keys(box.rows()) == ["a", "c"]
 
 
 # ---- results
 
 
-@pytest.mark.parametrize("refuse", [failed, refused])
-def test_a_repetition_is_tried_again_whatever_the_receiver_says_and_can_be_sent_now(box: Box, refuse: Any) -> None:
-    box.put(delivery())
-    (one,) = box.lease(1)
-    box.lease(2, accepted(one, repeat=30.0))
-    assert ids(box.lease(32)) == [one.delivery_id]
-    box.lease(33, refuse(one, error="401"))
+@pytest.mark.parametrize("result", [failed, refused])
+def test_repetition_is_tried_again_when_not_accepted(box: Box, result: Any) -> None:
+    repeated = delivery()
+    repeat(box, repeated, every=30.0)
+    box.lease(32)
+
+    box.lease(33, result(repeated, error="401"))
+
     (row,) = box.rows(state="repeating")
-    assert (row.due, row.error, box.count("failed"), box.count("dead")) == (34, "401", 1, 0)
-    assert box.outbox.retry([one.delivery_id], 40) == 1
-    box.lease(41, *[accepted(again, repeat=30.0) for again in box.lease(40)])
-    (row,) = box.rows(state="repeating")
-    assert (row.attempts, row.error) == (0, "")  # the next failure is a first one
+    assert row.due == 34
+    assert row.error == "401"
+    assert box.count("failed") == 1
+    assert box.count("dead") == 0
 
 
-def test_pauses_grow_up_to_five_minutes_and_are_diced() -> None:
-    outbox = Outbox(lambda: 0.5, patience=0.0)
-    one, now, pauses = delivery(expires=1e9), 0.0, list[float]()
-    outbox.put([one], now, now)
+def test_repetition_forgets_failures_once_accepted(box: Box) -> None:
+    repeated = delivery()
+    repeat(box, repeated, every=30.0)
+    box.lease(32)
+    box.lease(33, failed(repeated, error="401"))
+    box.lease(34)
+
+    box.lease(35, accepted(repeated, repeat=30.0))
+
+    (row,) = box.rows(state="repeating")
+    assert row.attempts == 0
+    assert row.error == ""
+
+
+def test_operator_sends_repetition_early(box: Box) -> None:
+    repeated = delivery()
+    repeat(box, repeated, every=100.0)
+
+    retried = box.outbox.retry([repeated.delivery_id], 40)
+
+    assert retried == 1
+    assert ids(box.lease(40)) == [repeated.delivery_id]
+
+
+def test_pauses_double_up_to_five_minutes() -> None:
+    outbox = Outbox(always_half, patience=0.0)
+    failing = delivery(expires=1e9)
+    outbox.put([failing], 0.0, 0.0)
+    now = 0.0
+    pauses: list[float] = []
+
     for _ in range(11):
-        assert outbox.exchange([], {"chat": 1}, now)
-        outbox.exchange([failed(one)], {}, now)
+        outbox.exchange([], {"chat": 1}, now)
+        outbox.exchange([failed(failing)], {}, now)
         (row,) = outbox.rows.chosen()
         pauses.append(row.due - now)
         now = row.due
+
     assert pauses == [0.5, 1, 2, 4, 8, 16, 32, 64, 128, 150, 150]
 
 
-def test_a_pause_that_the_receiver_asks_for_is_for_the_sink(box: Box) -> None:
-    asks, waits, other = delivery("b"), delivery("c"), delivery("f", sink="hub")
-    box.put(asks, waits, other)
+def test_retry_after_pauses_its_sink_alone(box: Box) -> None:
+    throttled = delivery("throttled")
+    waiting = delivery("waiting")
+    elsewhere = delivery("elsewhere", sink="hub")
+    box.put(throttled, waiting, elsewhere)
     box.lease(1, chat=1)
-    assert ids(box.lease(2, failed(asks, retry_after=88.0))) == [other.delivery_id]
+
+    given = box.lease(2, failed(throttled, retry_after=88.0))
+
+    assert ids(given) == [elsewhere.delivery_id]
     assert box.outbox.rows.next_due() == 90
     assert box.lease(89) == []
-    assert ids(box.lease(90)) == [asks.delivery_id, waits.delivery_id]
-    box.lease(91, failed(asks, retry_after=1e9))
-    assert box.outbox.rows.next_due() == 91 + LONGEST_ASKED
-    box.lease(92, accepted(waits))
-    assert box.outbox.rows.next_due() == 91 + LONGEST_ASKED  # whatever else it takes
-    box.outbox.retry([asks.delivery_id], 93)  # an operator knows better
-    assert ids(box.lease(93)) == [asks.delivery_id]
-    box.lease(94, failed(asks, retry_after=99.0))
-    box.put(later := delivery("g", created=94.0, due=94.0))
-    assert box.lease(95) == []
-    box.outbox.use_sinks({"chat": Terms(), "hub": Terms()}, lambda _row: Targets(), 96)  # it may be another receiver
-    assert ids(box.lease(96)) == [asks.delivery_id, later.delivery_id]
+    assert ids(box.lease(90)) == [throttled.delivery_id, waiting.delivery_id]
 
 
-def test_latency_is_from_the_change_to_its_acceptance_by_buckets(box: Box) -> None:
-    for at, (created, now) in enumerate([(1.0, 1.09), (1.0, 1.11), (1.0, 30_000.0), (5.0, 4.0)]):
-        box.put(delivery(str(at), created=created, due=0.0))
-        (one,) = box.lease(1)
-        box.lease(now, accepted(one))
+def test_retry_after_is_shortened_to_an_hour(box: Box) -> None:
+    throttled = delivery()
+    box.put(throttled)
+    box.lease(1)
+
+    box.lease(2, failed(throttled, retry_after=1e9))
+
+    assert box.outbox.rows.next_due() == 2 + LONGEST_ASKED
+
+
+def test_acceptance_does_not_end_pause(box: Box) -> None:
+    throttled = delivery("throttled")
+    other = delivery("other")
+    box.put(throttled, other)
+    box.lease(1)
+    box.lease(2, failed(throttled, retry_after=88.0))
+
+    box.lease(3, accepted(other))
+
+    assert box.outbox.rows.next_due() == 90
+
+
+def test_operator_ends_pause(box: Box) -> None:
+    throttled = delivery()
+    box.put(throttled)
+    box.lease(1)
+    box.lease(2, failed(throttled, retry_after=88.0))
+
+    box.outbox.retry([throttled.delivery_id], 3)
+
+    assert ids(box.lease(3)) == [throttled.delivery_id]
+
+
+def test_paused_sink_gets_no_new_delivery(box: Box) -> None:
+    throttled = delivery("throttled")
+    box.put(throttled)
+    box.lease(1)
+    box.lease(2, failed(throttled, retry_after=88.0))
+
+    box.put(delivery("new", created=3.0, due=3.0))
+
+    assert box.lease(4) == []
+
+
+def test_new_configuration_ends_pause(box: Box) -> None:
+    throttled = delivery()
+    box.put(throttled)
+    box.lease(1)
+    box.lease(2, failed(throttled, retry_after=88.0))
+
+    box.outbox.use_sinks({"chat": Terms()}, no_targets, 4)  # it may be another receiver
+
+    assert ids(box.lease(4)) == [throttled.delivery_id]
+
+
+@pytest.mark.parametrize(
+    ("created", "accepted_at", "bucket"),
+    [(1.0, 1.09, 0), (1.0, 1.11, 1), (1.0, 30_000.0, 6), (5.0, 4.0, 0)],
+)
+def test_latency_is_counted_by_bucket(
+    box: Box, created: float, accepted_at: float, bucket: int
+) -> None:
+    box.put(delivery(created=created, due=0.0))
+    (under_way,) = box.lease(1)
+
+    box.lease(accepted_at, accepted(under_way))
+
     counts, total = box.outbox.rows.ledger.latency["chat"]
-    assert counts == (2, 1, 0, 0, 0, 0, 1)
-    assert total == pytest.approx(0.09 + 0.11 + 29_999)
+    assert counts[bucket] == 1
+    assert sum(counts) == 1
+    assert total == pytest.approx(max(0.0, accepted_at - created))
 
 
-def test_what_a_courier_says_after_it_was_given_up_counts_only_if_it_was_accepted(box: Box) -> None:
-    one = delivery()
-    box.put(one)
+def test_latencies_add_up(box: Box) -> None:
+    first = delivery("first", created=1.0)
+    second = delivery("second", created=1.0)
+    box.put(first, second)
+    box.lease(1)
+
+    box.lease(3, accepted(first))
+    box.lease(4, accepted(second))
+
+    counts, total = box.outbox.rows.ledger.latency["chat"]
+    assert counts == (0, 0, 2, 0, 0, 0, 0)
+    assert total == 5.0
+
+
+def test_refusal_is_ignored_when_courier_was_released(box: Box) -> None:
+    released = delivery()
+    box.put(released)
     box.lease(1)
     box.outbox.release(2)
-    assert ids(box.lease(2, refused(one))) == [one.delivery_id]
+
+    given = box.lease(2, refused(released))
+
+    assert ids(given) == [released.delivery_id]
+
+
+def test_acceptance_counts_when_courier_was_released(box: Box) -> None:
+    released = delivery()
+    box.put(released)
+    box.lease(1)
     box.outbox.release(2)
-    assert box.lease(2, accepted(one)) == []
-    assert (box.count("delivered"), box.rows()) == (1, [])
+
+    given = box.lease(2, accepted(released))
+
+    assert given == []
+    assert box.rows() == []
+    assert box.count("delivered") == 1
 
 
-def test_of_threads_the_newest_are_remembered() -> None:
-    box = Box(Bounds(2, 1 << 20))
-    for key in "abca":
-        box.put(delivery(key))
-        box.lease(1, *[accepted(one, thread=key) for one in box.lease(1)])
+def test_outbox_forgets_oldest_threads() -> None:
+    box = Box(Bounds(2, A_MEBIBYTE))
+
+    for event_key in "abca":
+        threaded = delivery(event_key)
+        box.put(threaded)
+        box.lease(1)
+        box.lease(1, accepted(threaded, thread=event_key))
+
     assert box.outbox.rows.threads == {("chat", "c"): "c", ("chat", "a"): "a"}
 
 
-# ---- what an event's life does
+# ---- the life of an event
 
 
-def test_what_only_helps_before_the_end_expires_with_the_event(box: Box) -> None:
-    announced, started = delivery(), delivery(kind="started", expires_with_event=False)
+def test_end_expires_announcement_but_not_start(box: Box) -> None:
+    announced = delivery()
+    started = delivery(kind="started", expires_with_event=False)
     box.put(announced, started)
+
     box.take("finished")
+
     assert ids(box.lease(6)) == [started.delivery_id]
     assert box.count("expired") == 1
 
 
-@pytest.mark.parametrize("outcome", ["failed", "returned", "refused"])
-def test_what_is_on_its_way_when_the_event_ends_is_delivered_or_expires(box: Box, outcome: Any) -> None:
-    arrives, fails = delivery(), delivery("f")
-    box.put(arrives, fails)
+def test_end_spares_delivery_under_way(box: Box) -> None:
+    under_way = delivery()
+    box.put(under_way)
     box.lease(1)
-    for key in ("e", "f"):
-        box.take("canceled", key)
-    assert len(box.rows()) == 2
-    box.lease(3, accepted(arrives), SendResult(fails.delivery_id, outcome))
-    assert (box.count("delivered"), box.count("expired"), box.rows()) == (1, 1, [])
+
+    box.take("canceled")
+    assert ids(box.rows()) == [under_way.delivery_id]
+    box.lease(3, accepted(under_way))
+
+    assert box.rows() == []
+    assert box.count("delivered") == 1
+    assert box.count("expired") == 0
 
 
-BEFORE = msgspec.structs.replace(event(), event_id="e", not_before=T0)
-AFTER = msgspec.structs.replace(BEFORE, not_before=None)
+@pytest.mark.parametrize("outcome", ["failed", "returned", "refused"])
+def test_delivery_under_way_expires_when_not_accepted_after_end(box: Box, outcome: Any) -> None:
+    under_way = delivery()
+    box.put(under_way)
+    box.lease(1)
+    box.take("canceled")
+
+    box.lease(3, SendResult(under_way.delivery_id, outcome))
+
+    assert box.rows() == []
+    assert box.count("expired") == 1
+
+
+WITH_NOT_BEFORE = replace(event(), event_id="e", not_before=T0)
+WITHOUT_NOT_BEFORE = replace(WITH_NOT_BEFORE, not_before=None)
 
 
 @pytest.mark.parametrize(
-    ("kind", "facts", "left"),
+    ("kind", "fields"),
     [
-        ("updated", {"event": AFTER, "previous": BEFORE}, 0),
-        ("updated", {"event": BEFORE, "previous": BEFORE}, 1),
-        ("started", {}, 0),
-        ("finished", {}, 0),
+        ("updated", {"event": WITHOUT_NOT_BEFORE, "previous": WITH_NOT_BEFORE}),
+        ("started", {}),
+        ("finished", {}),
     ],
 )
-def test_a_reminder_is_withdrawn_when_its_time_means_nothing_any_more(
-    box: Box, kind: Any, facts: Any, left: int
-) -> None:
+def test_change_withdraws_reminder_when_its_time_is_void(box: Box, kind: Any, fields: Any) -> None:
     box.put(delivery(kind="reminder", due=100.0), delivery("f", kind="reminder", due=100.0))
-    box.take(kind, "e", **facts)
-    assert [row.event_key for row in box.rows()] == ["e"] * left + ["f"]
-    assert box.count("withdrawn") == 1 - left
+
+    box.take(kind, "e", **fields)
+
+    assert event_keys(box.rows()) == ["f"]
+    assert box.count("withdrawn") == 1
 
 
-def test_an_event_that_is_anothers_is_neither_repeated_nor_reminded_of(box: Box) -> None:
-    box.put(delivery("e"), delivery("f"))
-    box.lease(2, *[accepted(one, repeat=30.0) for one in box.lease(1)])
-    box.put(
-        delivery("e", kind="reminder", sink="hub", due=100.0), delivery("e", kind="reminder", sink="hub", due=200.0)
-    )
+def test_update_keeps_reminder_when_not_before_is_unchanged(box: Box) -> None:
+    box.put(delivery(kind="reminder", due=100.0))
+
+    box.take("updated", "e", event=WITH_NOT_BEFORE, previous=WITH_NOT_BEFORE)
+
+    assert event_keys(box.rows()) == ["e"]
+    assert box.count("withdrawn") == 0
+
+
+def test_reminders_are_withdrawn_when_vm_is_no_longer_affected(box: Box) -> None:
+    first_reminder = delivery(kind="reminder", sink="hub", due=100.0)
+    second_reminder = delivery(kind="reminder", sink="hub", due=200.0)
+    box.put(first_reminder, second_reminder)
+
     box.outbox.no_longer_affected(["e"], 2)
-    assert [(row.lane, row.state) for row in box.rows()] == [(("chat", "f"), "repeating")]
+
+    assert box.rows() == []
     assert box.count("withdrawn") == 2
-    box.put(delivery("g"))
-    (under_way,) = box.lease(3)
-    box.take("updated", "g", scope="peer", previous_scope="self")
+
+
+def test_repetition_ends_when_vm_is_no_longer_affected(box: Box) -> None:
+    repeat(box, delivery("e"), delivery("f"))
+
+    box.outbox.no_longer_affected(["e"], 2)
+
+    assert event_keys(box.rows(state="repeating")) == ["f"]
+
+
+def test_delivery_is_not_repeated_when_its_event_moves_to_a_peer(box: Box) -> None:
+    under_way = delivery()
+    box.put(under_way)
+    box.lease(3)
+
+    box.take("updated", "e", scope="peer", previous_scope="self")
     box.lease(4, accepted(under_way, repeat=30.0))
-    assert [row.lane for row in box.rows()] == [("chat", "f")]
+
+    assert box.rows() == []
 
 
 # ---- repetition
 
 
-def test_what_is_repeated_is_held_until_the_event_ends(box: Box) -> None:
-    one = delivery(expires=20.0)
-    box.put(one)
-    box.lease(2, *[accepted(given, repeat=30.0) for given in box.lease(1)])
-    assert [row.state for row in box.rows()] == ["repeating"]
-    (again,) = box.lease(32)
-    assert again.state == "repeating"
-    box.lease(33, failed(one))
+def test_accepted_delivery_is_repeated_after_its_interval(box: Box) -> None:
+    repeated = delivery()
+
+    repeat(box, repeated, every=30.0)
+
+    assert box.lease(31.9) == []
+    (repetition,) = box.lease(32)
+    assert repetition.delivery_id == repeated.delivery_id
+    assert repetition.state == "repeating"
+
+
+def test_failed_repetition_is_due_after_a_pause(box: Box) -> None:
+    repeated = delivery()
+    repeat(box, repeated, every=30.0)
+    box.lease(32)
+
+    box.lease(33, failed(repeated))
+
     assert box.lease(33.9) == []
-    assert ids(box.lease(34)) == [one.delivery_id]
-    box.lease(99, accepted(one, repeat=30.0))
-    assert (box.rows()[0].due, box.rows()[0].expires) == (129, 2 + REPEAT_SECONDS)
+    assert ids(box.lease(34)) == [repeated.delivery_id]
+
+
+def test_repetition_outlives_expiry_of_its_delivery(box: Box) -> None:
+    repeated = delivery(expires=20.0)
+    repeat(box, repeated, every=30.0)
+    box.lease(32)
+
+    box.lease(99, accepted(repeated, repeat=30.0))
+
+    (row,) = box.rows()
+    assert row.due == 129
+    assert row.expires == 2 + REPEAT_SECONDS
+
+
+def test_end_removes_repetition_uncounted(box: Box) -> None:
+    repeat(box, delivery())
+
     box.take("finished")
+
     assert box.rows() == []
-    assert box.counts == {"accepted": 1, "delivered": 1, "failed": 1}
+    assert box.counts == {"accepted": 1, "delivered": 1}
 
 
-def test_a_repetition_that_another_outbox_sends_is_counted_nowhere(box: Box) -> None:
-    box.put(delivery("f"))
-    box.lease(2, *[accepted(one, repeat=60.0) for one in box.lease(1)])
-    other = Box()
-    other.outbox.restore(box.outbox.rows.image(3, ["f"]), 3)
+def test_moved_repetition_is_not_counted(box: Box) -> None:
+    repeat(box, delivery("f"), every=60.0)
+    other_box = Box()
+
+    other_box.outbox.restore(box.outbox.rows.image(3, ["f"]), 3)
     box.outbox.leave(["f"])
-    assert (box.rows(), box.counts) == ([], {"accepted": 1, "delivered": 1})
-    assert (len(other.rows()), other.counts) == (1, {})
+
+    assert box.rows() == []
+    assert box.counts == {"accepted": 1, "delivered": 1}
+    assert len(other_box.rows()) == 1
+    assert other_box.counts == {}
 
 
-def test_what_is_repeated_gives_way_to_what_is_newer(box: Box) -> None:
-    one, newer = delivery(), delivery(kind="updated")
-    box.put(one)
+def test_accepted_delivery_is_not_repeated_when_a_newer_one_waits(box: Box) -> None:
+    older = delivery()
+    newer = delivery(kind="updated")
+    box.put(older)
     box.lease(1)
     box.put(newer)
-    assert ids(box.lease(2, accepted(one, repeat=30.0))) == [newer.delivery_id]
+
+    given = box.lease(2, accepted(older, repeat=30.0))
+
+    assert ids(given) == [newer.delivery_id]
     assert ids(box.rows()) == [newer.delivery_id]
-    box.lease(3, accepted(newer, repeat=30.0))
-    box.put(newer)  # it is there already: its repetition goes on
-    assert [row.state for row in box.rows()] == ["repeating"]
+
+
+def test_repetition_continues_when_its_delivery_is_put_again(box: Box) -> None:
+    repeated = delivery()
+    repeat(box, repeated)
+
+    box.put(repeated)
+
+    (row,) = box.rows()
+    assert row.state == "repeating"
+
+
+def test_newer_delivery_replaces_repetition(box: Box) -> None:
+    repeat(box, delivery())
+
     box.put(delivery(kind="started"))
-    assert [row.kind for row in box.rows()] == ["started"]
+
+    assert kinds(box.rows()) == ["started"]
 
 
-def test_a_reminder_that_waits_does_not_end_the_repetition_and_takes_its_place_once_sent(box: Box) -> None:
-    announced, reminder = delivery(), delivery(kind="reminder", due=50.0)
+def test_waiting_reminder_does_not_end_repetition(box: Box) -> None:
+    announced = delivery()
+    box.put(announced, delivery(kind="reminder", due=50.0))
+    box.lease(1)
+
+    box.lease(2, accepted(announced, repeat=100.0))
+
+    assert ids(box.rows(state="repeating")) == [announced.delivery_id]
+
+
+def test_accepted_reminder_replaces_repetition(box: Box) -> None:
+    announced = delivery()
+    reminder = delivery(kind="reminder", due=50.0)
     box.put(announced, reminder)
     box.lease(1)
     box.lease(2, accepted(announced, repeat=100.0))
-    assert ids(box.rows(state="repeating")) == [announced.delivery_id]
     box.lease(50)
+
     box.lease(51, accepted(reminder, repeat=100.0))
+
     assert ids(box.rows(state="repeating")) == [reminder.delivery_id]
 
 
-def test_what_arrives_after_the_event_has_ended_is_not_repeated_also_if_it_was_dead(box: Box) -> None:
-    started, dead = (delivery(kind="started", sink=sink, expires_with_event=False) for sink in ("chat", "hub"))
-    box.put(started, dead)
+def test_delivery_accepted_after_end_is_not_repeated(box: Box) -> None:
+    started = delivery(kind="started", expires_with_event=False)
+    finished = delivery(kind="finished", expires_with_event=False)
+    box.put(started)
     box.lease(1)
-    box.lease(1, refused(dead))
-    box.take("finished", "e", delivery(kind="finished", expires_with_event=False))
-    box.outbox.retry([dead.delivery_id], 2)
-    given = box.lease(3, *[accepted(one, repeat=30.0) for one in (started, *box.lease(2))])
-    box.lease(4, *[accepted(one, repeat=30.0) for one in given])
+    box.take("finished", "e", finished)
+
+    box.lease(3, accepted(started, repeat=30.0))
+    box.lease(4, accepted(finished, repeat=30.0))
+
     assert box.rows() == []
 
 
-# ---- time, bounds
+def test_dead_letter_retried_after_end_is_not_repeated(box: Box) -> None:
+    started = delivery(kind="started", expires_with_event=False)
+    box.put(started)
+    box.lease(1)
+    box.lease(1, refused(started))
+    box.take("finished")
+    box.outbox.retry([started.delivery_id], 2)
+    box.lease(2)
+
+    box.lease(3, accepted(started, repeat=30.0))
+
+    assert box.rows() == []
 
 
-def test_a_dead_letter_is_kept_for_a_month_and_a_heartbeat_no_longer_than_before(box: Box) -> None:
-    box.put(delivery("a", expires=100.0), delivery("b", kind="heartbeat", expires=100.0))
-    box.lease(2, *[refused(one, error="404") for one in box.lease(1)])
-    dead = [("dead", 1, 2 + DEAD_SECONDS), ("dead", 1, 100)]
-    assert [(one.state, one.attempts, one.expires) for one in box.rows()] == dead
-    assert box.outbox.rows.next_due() == inf
+# ---- expiry and bounds
+
+
+def test_dead_letter_is_kept_for_thirty_days(box: Box) -> None:
+    dead = delivery(expires=100.0)
+    box.put(dead)
+    box.lease(1)
+
+    box.lease(2, refused(dead, error="404"))
+
+    (row,) = box.rows()
+    assert row.state == "dead"
+    assert row.attempts == 1
+    assert row.expires == 2 + DEAD_SECONDS
     box.lease(1 + DEAD_SECONDS)
-    assert [row.event_key for row in box.rows()] == ["a"]
+    assert ids(box.rows()) == [dead.delivery_id]
     box.lease(2 + DEAD_SECONDS)
     assert box.rows() == []
 
 
-@pytest.mark.parametrize("bounds", [Bounds(2, 1 << 20), Bounds(100, 2 * 602)])
-def test_a_full_outbox_pushes_out_the_oldest_of_the_least_severe_and_counts_it(bounds: Bounds) -> None:
+def test_dead_heartbeat_expires_as_before(box: Box) -> None:
+    heartbeat = delivery(kind="heartbeat", expires=100.0)
+    box.put(heartbeat)
+    box.lease(1)
+
+    box.lease(2, refused(heartbeat, error="404"))
+
+    (row,) = box.rows(state="dead")
+    assert row.expires == 100.0
+
+
+def test_dead_letter_needs_no_courier(box: Box) -> None:
+    dead = delivery()
+    box.put(dead)
+    box.lease(1)
+
+    box.lease(2, refused(dead))
+
+    assert box.outbox.rows.next_due() == inf
+
+
+@pytest.mark.parametrize("bounds", [Bounds(2, A_MEBIBYTE), Bounds(100, 2 * 602)])
+def test_full_outbox_removes_oldest_of_least_severe(bounds: Bounds) -> None:
     box = Box(bounds)
-    critical, old, new = delivery("a", severity="critical"), delivery("b"), delivery("c")
-    box.put(critical, old)
+    critical = delivery("a", severity="critical")
+    newest = delivery("c")
+    box.put(critical, delivery("b"))
     assert box.count("overflowed") == 0
-    box.put(new)
-    assert ids(box.rows()) == [critical.delivery_id, new.delivery_id]
+
+    box.put(newest)
+
+    assert ids(box.rows()) == [critical.delivery_id, newest.delivery_id]
     assert box.count("overflowed") == 1
 
 
-def test_a_sink_that_is_stuck_fills_the_outbox_at_its_own_cost() -> None:
-    box = Box(Bounds(3, 1 << 20))
-    box.put(*(delivery(key, severity="critical", sink="stuck") for key in "abc"), delivery("d", severity="info"))
-    assert [[row.event_key for row in rows] for rows in (box.removed, box.rows())] == [["a"], ["b", "c", "d"]]
+def test_full_outbox_removes_from_sink_with_most_rows() -> None:
+    box = Box(Bounds(3, A_MEBIBYTE))
+    stuck = [delivery(event_key, severity="critical", sink="stuck") for event_key in "abc"]
+
+    box.put(*stuck, delivery("d", severity="info"))
+
+    assert event_keys(box.removed) == ["a"]
+    assert event_keys(box.rows()) == ["b", "c", "d"]
 
 
-def test_a_full_outbox_pushes_out_repetitions_first_and_counts_none_then_dead_letters() -> None:
-    box = Box(Bounds(2, 1 << 20))
-    repeated, dead = delivery("a", severity="critical"), delivery("b", severity="critical")
-    box.put(repeated, dead)
-    box.lease(1)
-    box.lease(2, accepted(repeated, repeat=30.0), refused(dead))
+def test_full_outbox_removes_repetition_first_uncounted() -> None:
+    box = Box(Bounds(2, A_MEBIBYTE))
+    dead = delivery("b", severity="critical")
+    repeat(box, delivery("a", severity="critical"))
+    box.put(dead)
+    box.lease(3)
+    box.lease(4, refused(dead))
+
     box.put(delivery("c"))
-    assert ([row.event_key for row in box.rows()], box.count("overflowed")) == (["b", "c"], 0)
-    box.put(delivery("d"))
-    assert ([row.event_key for row in box.rows()], box.count("overflowed")) == (["c", "d"], 1)
+
+    assert event_keys(box.rows()) == ["b", "c"]
+    assert box.count("overflowed") == 0
 
 
-# ---- by hand
-
-
-def test_a_dead_letter_is_sent_again_when_asked_for(box: Box) -> None:
-    one = delivery(expires=10.0)
-    box.put(one)
+def test_full_outbox_removes_dead_letter_before_pending_ones() -> None:
+    box = Box(Bounds(2, A_MEBIBYTE))
+    dead = delivery("b", severity="critical")
+    box.put(dead)
     box.lease(1)
-    box.lease(2, refused(one, error="404"))
+    box.lease(2, refused(dead))
+
+    box.put(delivery("c"), delivery("d"))
+
+    assert event_keys(box.rows()) == ["c", "d"]
+    assert box.count("overflowed") == 1
+
+
+# ---- requests of operators
+
+
+def test_operator_sends_dead_letter_within_a_day(box: Box) -> None:
+    dead = delivery(expires=10.0)
+    box.put(dead)
+    box.lease(1)
+    box.lease(2, refused(dead, error="404"))
     assert box.lease(500) == []
-    assert box.outbox.retry([one.delivery_id, "unheard of"], 1000) == 1
-    assert box.rows()[0].expires == 1000 + 86_400
-    assert ids(box.lease(1001)) == [one.delivery_id]
-    box.lease(1002, failed(one), chat=0)
-    assert box.outbox.retry([one.delivery_id], 1003) == 1
-    assert [(one.due, one.attempts) for one in box.rows()] == [(1003, 0)]
+
+    box.outbox.retry([dead.delivery_id], 1000)
+
+    (row,) = box.rows()
+    assert row.expires == 1000 + A_DAY
+    assert ids(box.lease(1001)) == [dead.delivery_id]
 
 
-def test_what_waits_is_told_by_sink_and_severity(box: Box) -> None:
-    box.put(delivery(created=5.0), delivery("f", created=2.0))
+def test_operator_resets_attempts(box: Box) -> None:
+    failing = delivery()
+    box.put(failing)
+    box.lease(1)
+    box.lease(2, failed(failing), chat=0)
+
+    box.outbox.retry([failing.delivery_id], 1003)
+
+    (row,) = box.rows()
+    assert row.due == 1003
+    assert row.attempts == 0
+
+
+def test_retry_counts_only_known_deliveries(box: Box) -> None:
+    waiting = delivery()
+    box.put(waiting)
+
+    retried = box.outbox.retry([waiting.delivery_id, "unknown"], 1000)
+
+    assert retried == 1
+
+
+def test_view_shows_oldest_pending_by_sink_and_severity(box: Box) -> None:
+    box.put(delivery(created=5.0))
+    box.put(delivery("f", created=2.0))
     box.put(delivery("h", severity="critical", sink="hub"))
-    box.put(delivery("k", sink="mail"))
-    box.lease(5, *[refused(one) for one in box.lease(5, mail=9)], mail=9)
-    box.lease(6, *[failed(one, error="503") for one in box.lease(5, hub=9)])
+
     view = view_of(box.outbox, 10, 1_010.0)
+
     assert view.oldest == {("chat", "info"): 1_002.0, ("hub", "critical"): 1_000.0}
-    assert view.rows == {("chat", "pending"): 2, ("hub", "pending"): 1, ("mail", "dead"): 1}
+
+
+def test_view_counts_rows_by_sink_and_state(box: Box) -> None:
+    dead = delivery(sink="mail")
+    box.put(delivery("e"), delivery("f"), dead)
+    box.lease(5, mail=9)
+    box.lease(5, refused(dead), mail=9)
+
+    view = view_of(box.outbox, 10, 1_010.0)
+
+    assert view.rows == {("chat", "pending"): 2, ("mail", "dead"): 1}
+
+
+def test_view_shows_last_error_by_sink(box: Box) -> None:
+    failing = delivery(sink="hub")
+    box.put(failing)
+    box.lease(5, hub=9)
+    box.lease(6, failed(failing, error="503"), hub=0)
+
+    view = view_of(box.outbox, 10, 1_010.0)
+
     assert view.errors["hub"] == "503"
 
 
 # ---- a sink that was renamed or removed
 
-
-def test_what_waits_for_a_sink_that_is_gone_goes_where_the_routes_lead_now(box: Box) -> None:
-    gone, reminder = delivery(others=("mail", "past")), delivery(kind="reminder", due=50.0, expires=99.0)
-    box.put(delivery("r", others=("mail",)), gone, reminder, delivery("f", sink="hub"))
-    box.lease(2, *[accepted(one, repeat=30.0) for one in box.lease(1, chat=1)], chat=0)
-    terms = dict.fromkeys(("ops", "mail", "hub"), Terms())
-    assert len(box.outbox.use_sinks(terms, lambda _row: Targets(("ops", "mail", "old")), 5)) == 3
-    assert [(row.sink, row.kind, row.due, row.expires) for row in box.rows()] == [
-        ("hub", "announced", 0, 1e9), ("ops", "announced", 32, 5 + 86_400), ("ops", "announced", 0, 1e9),
-        ("ops", "reminder", 50, 99), ("mail", "reminder", 50, 99),
-    ]  # fmt: skip
-    assert box.outbox.rows.ledger.counts[("chat", "withdrawn")] == 2
-    assert box.rows(sink="ops")[1].others == ("mail",)  # once there is a sink `past` again, it may go there
-    assert [one.sink for one in box.lease(5, ops=9, chat=9)] == ["ops"]
+NEW_TERMS = dict.fromkeys(("ops", "mail", "hub"), Terms())
 
 
-def test_what_goes_to_another_sink_is_sent_by_the_terms_of_that_one(box: Box) -> None:
+def to_ops(_row: Delivery) -> Targets:
+    return Targets(("ops",))
+
+
+def to_ops_mail_and_old(_row: Delivery) -> Targets:
+    return Targets(("ops", "mail", "old"))
+
+
+def test_pending_delivery_moves_to_sinks_of_present_routes(box: Box) -> None:
+    box.put(delivery(kind="reminder", due=50.0, expires=99.0))
+
+    moved = box.outbox.use_sinks(NEW_TERMS, to_ops_mail_and_old, 5)
+
+    assert len(moved) == 1
+    assert sinks(box.rows()) == ["ops", "mail"]
+    for row in box.rows():
+        assert row.due == 50
+        assert row.expires == 99
+    assert box.count("withdrawn") == 1
+
+
+def test_moved_delivery_skips_sinks_that_have_it(box: Box) -> None:
+    box.put(delivery(others=("mail", "past")))
+
+    box.outbox.use_sinks(NEW_TERMS, to_ops_mail_and_old, 5)
+
+    (row,) = box.rows()
+    assert row.sink == "ops"
+    assert row.others == ("mail",)  # a sink called `past` may get it again
+
+
+def test_moved_repetition_is_sent_for_a_day(box: Box) -> None:
+    repeat(box, delivery(others=("mail",)))
+
+    box.outbox.use_sinks(NEW_TERMS, to_ops_mail_and_old, 5)
+
+    (row,) = box.rows()
+    assert row.sink == "ops"
+    assert row.state == "pending"
+    assert row.due == 32
+    assert row.expires == 5 + A_DAY
+    assert box.count("withdrawn") == 0
+
+
+def test_delivery_stays_when_its_sink_is_configured(box: Box) -> None:
+    staying = delivery(sink="hub")
+    box.put(staying)
+
+    moved = box.outbox.use_sinks(NEW_TERMS, to_ops_mail_and_old, 5)
+
+    assert moved == []
+    assert ids(box.rows()) == [staying.delivery_id]
+
+
+def test_moved_delivery_is_sent_to_its_new_sink(box: Box) -> None:
+    box.put(delivery())
+
+    box.outbox.use_sinks(NEW_TERMS, to_ops, 5)
+
+    assert sinks(box.lease(5, ops=9, chat=9)) == ["ops"]
+
+
+def test_fallback_copy_follows_terms_of_its_sink(box: Box) -> None:
     box.put(critical(once=True))
-    terms = {"chat": Terms(once=True), "mail": Terms(expire_on_end=False), "hub": Terms(once=True)}
-    box.outbox.use_sinks(terms, lambda _row: Targets(), 60)
+    terms = {
+        "chat": Terms(once=True),
+        "mail": Terms(expire_on_end=False),
+        "hub": Terms(once=True),
+    }
+    box.outbox.use_sinks(terms, no_targets, 60)
+
     box.lease(60, chat=0)
-    found = {row.sink: (row.once, row.expires_with_event) for row in box.rows() if row.note}
-    assert found == {"mail": (False, False), "hub": (True, True)}
+
+    (mail,) = box.rows(sink="mail")
+    assert not mail.once
+    assert not mail.expires_with_event
+    (hub,) = box.rows(sink="hub")
+    assert hub.once
+    assert hub.expires_with_event
 
 
-def test_a_fallback_that_is_gone_is_that_of_the_routes_now_for_what_waits_there_and_what_may_come(box: Box) -> None:
-    now = Targets(("chat",), ("pager", "hub"))
-    box.put(critical(), msgspec.structs.replace(critical(event_key="f"), change_id="d", fallback_at=110.0))
-    box.lease(60, chat=0)  # of the first one there are copies
-    assert len(box.outbox.use_sinks(dict.fromkeys(("chat", "hub", "pager"), Terms()), lambda _row: now, 61)) == 1
-    box.lease(110)
-    assert sorted((row.event_key, row.sink) for row in box.rows() if row.note) == [
-        ("e", "hub"), ("e", "pager"), ("f", "hub"), ("f", "pager"),
-    ]  # fmt: skip
+def to_chat_with_fallback(_row: Delivery) -> Targets:
+    return Targets(("chat",), ("pager", "hub"))
 
 
-def test_what_no_route_names_another_sink_for_is_dead_with_that_reason(box: Box) -> None:
-    box.put(delivery(), delivery("f"), delivery("g"))
-    box.lease(2, *[accepted(one, repeat=60.0) for one in box.lease(1, chat=1)], chat=0)
-    (under_way,) = box.lease(2, chat=1)
-    assert len(box.outbox.use_sinks({"hub": Terms()}, lambda _row: Targets(), 3)) == 2
-    assert [(row.state, row.error) for row in box.rows()] == [
-        ("pending", ""),  # a courier has it
-        ("dead", "no sink named chat is configured"),
-    ]
-    box.lease(4, failed(under_way))
-    assert len(box.outbox.redirect(5)) == 1
-    assert {row.state for row in box.rows()} == {"dead"}
+def test_fallback_copy_moves_when_its_sink_is_gone(box: Box) -> None:
+    box.put(critical())
+    box.lease(60, chat=0)
+
+    terms = dict.fromkeys(("chat", "hub", "pager"), Terms())
+    moved = box.outbox.use_sinks(terms, to_chat_with_fallback, 61)
+
+    assert sinks(moved) == ["mail"]
+    copies = [row for row in box.rows() if row.note]
+    assert sorted(sinks(copies)) == ["hub", "pager"]
 
 
-# ---- what may run once
+def test_fallback_is_replaced_when_its_sink_is_gone(box: Box) -> None:
+    box.put(replace(critical(), fallback_at=110.0))
+
+    terms = dict.fromkeys(("chat", "hub", "pager"), Terms())
+    box.outbox.use_sinks(terms, to_chat_with_fallback, 61)
+    box.lease(110, chat=0)
+
+    copies = [row for row in box.rows() if row.note]
+    assert sorted(sinks(copies)) == ["hub", "pager"]
 
 
-def test_what_may_run_once_is_given_after_it_is_written_that_it_has_begun() -> None:
+def test_delivery_is_dead_when_no_route_replaces_its_sink(box: Box) -> None:
+    box.put(delivery())
+
+    box.outbox.use_sinks({"hub": Terms()}, no_targets, 3)
+
+    (row,) = box.rows()
+    assert row.state == "dead"
+    assert row.error == "no sink named chat is configured"
+
+
+def test_repetition_ends_when_no_route_replaces_its_sink(box: Box) -> None:
+    repeat(box, delivery())
+
+    box.outbox.use_sinks({"hub": Terms()}, no_targets, 3)
+
+    assert box.rows() == []
+
+
+def test_delivery_under_way_is_redirected_after_its_result(box: Box) -> None:
+    under_way = delivery()
+    box.put(under_way)
+    box.lease(2)
+
+    box.outbox.use_sinks({"hub": Terms()}, no_targets, 3)
+    (row,) = box.rows()
+    assert row.state == "pending"
+
+    box.lease(4, failed(under_way), chat=0)
+    box.outbox.redirect(5)
+    (row,) = box.rows()
+    assert row.state == "dead"
+
+
+# ---- deliveries that may be attempted only once
+
+
+def test_once_delivery_is_given_after_its_begin_is_on_disk() -> None:
     box = Box(patience=1.0)
     box.put(delivery(once=True))
     box.outbox.rows.take(1)
-    assert box.outbox.rows.written()
+    box.outbox.rows.written()
+
     assert box.lease(1) == []
-    assert [row.begun for row in box.outbox.rows.take(1).rows] == [True]
+    (stored,) = box.outbox.rows.take(1).rows
+    assert stored.begun
     assert box.lease(1.5) == []
     assert box.outbox.rows.written()
-    (given,) = box.lease(1.5)
+    assert len(box.lease(1.5)) == 1
+
+
+def test_once_delivery_is_dead_when_its_courier_ends(box: Box) -> None:
+    box.put(delivery(once=True))
+    (given,) = box.lease(1)
+
     (dead,) = box.outbox.release(2)
-    assert (dead.delivery_id, dead.state, dead.error) == (given.delivery_id, "dead", INTERRUPTED)
+
+    assert dead.delivery_id == given.delivery_id
+    assert dead.state == "dead"
+    assert dead.error == INTERRUPTED
     assert box.lease(3) == []
 
 
-def test_only_what_a_courier_may_have_next_is_marked_as_begun() -> None:
+def test_only_next_once_delivery_is_marked_as_begun() -> None:
     box = Box(patience=1.0)
-    box.put(*[delivery(key, once=True) for key in "abc"])
-    for now in (1.0, 1.1):
-        assert box.lease(now, chat=1) == []
-    assert [row.event_key for row in box.rows() if row.begun] == ["a"]
+    box.put(delivery("a", once=True), delivery("b", once=True))
+
+    box.lease(1.0, chat=1)
+    box.lease(1.1, chat=1)
+
+    assert begun_events(box) == ["a"]
+
+
+def test_begun_delivery_is_not_overtaken_when_disk_is_sick() -> None:
+    box = Box(patience=1.0)
+    box.put(delivery("a", once=True))
+    box.lease(1.0, chat=1)
     box.put(delivery("d", once=True, severity="critical"), now=1.2)
-    assert [row.event_key for row in box.lease(2.5, chat=1)] == ["a"]  # the disk is sick; it is not overtaken
-    assert [row.event_key for row in box.rows() if row.begun] == ["a"]
+
+    given = box.lease(2.5, chat=1)
+
+    assert event_keys(given) == ["a"]
+    assert begun_events(box) == ["a"]
 
 
-@pytest.mark.parametrize(("answered", "left"), [(True, ("pending", "503")), (False, ("dead", INTERRUPTED))])
-def test_what_may_have_run_when_its_owner_was_killed_is_dead(
-    box: Box, *, answered: bool, left: tuple[str, str]
-) -> None:
+def test_restored_once_delivery_is_dead_when_it_had_begun(box: Box) -> None:
     box.put(delivery(once=True))
-    (one,) = box.lease(1)
-    if answered:
-        box.lease(2, failed(one, error="503"), chat=0)
-    again = Outbox(lambda: 1.0, patience=0.0)
-    again.restore(box.outbox.rows.take(2), 2)
-    assert [(row.state, row.error) for row in again.rows.chosen()] == [left]
+    box.lease(1)
+    outbox = restarted_outbox()
+
+    outbox.restore(box.outbox.rows.take(2), 2)
+
+    (row,) = outbox.rows.chosen()
+    assert row.state == "dead"
+    assert row.error == INTERRUPTED
 
 
-# ---- what waits to be written
+def test_restored_once_delivery_waits_when_its_attempt_failed(box: Box) -> None:
+    box.put(delivery(once=True))
+    (given,) = box.lease(1)
+    box.lease(2, failed(given, error="503"), chat=0)
+    outbox = restarted_outbox()
+
+    outbox.restore(box.outbox.rows.take(2), 2)
+
+    (row,) = outbox.rows.chosen()
+    assert row.state == "pending"
+    assert row.error == "503"
 
 
-def test_the_next_of_an_event_waits_until_the_result_of_the_one_before_is_written() -> None:
+# ---- the disk and the clock
+
+
+def test_next_delivery_waits_until_previous_result_is_on_disk() -> None:
     box = Box(patience=1.0)
-    first, second, third = delivery(), delivery(), delivery("f")
-    box.put(first, second, third)
+    first = delivery()
+    second = delivery()
+    box.put(first, second)
     box.outbox.rows.take(1)
     box.outbox.rows.written()
-    assert ids(box.lease(5)) == [first.delivery_id, third.delivery_id]
+    box.lease(5)
+
     assert box.lease(6, accepted(first)) == []
-    box.outbox.rows.take(1)
-    assert box.lease(6.5, accepted(third)) == []
+    box.outbox.rows.take(6)
+    assert box.lease(6.5) == []
     assert box.outbox.rows.written()
     assert ids(box.lease(6.5)) == [second.delivery_id]
-    assert box.outbox.rows.changed
-    box.outbox.rows.take(1)
+
+
+def test_change_after_take_stays_unwritten() -> None:
+    box = Box(patience=1.0)
+    first = delivery()
+    second = delivery("f")
+    box.put(first, second)
+    box.lease(5)
+    box.lease(6, accepted(first))
+    box.outbox.rows.take(6)
+
+    box.lease(6.5, accepted(second))
+    box.outbox.rows.written()
+
+    assert box.outbox.rows.changed == {second.lane}
+    box.outbox.rows.take(7)
     assert not box.outbox.rows.changed
 
 
-def test_an_image_comes_back_as_it_was_on_another_clock(box: Box) -> None:
-    under_way, later = delivery(fallback=("hub",), fallback_at=60.0), delivery("f", due=20.0, expires=90.0)
-    box.put(under_way, later, delivery("g"))
-    a, b = box.lease(1, chat=2)
-    box.lease(2, accepted(b, thread="t"), chat=0)
-    image = msgspec.msgpack.decode(msgspec.msgpack.encode(box.outbox.rows.take(10)), type=OutboxImage)
-    again = Outbox(lambda: 1.0, patience=0.0)
-    again.restore(image, 1010, passed=3)
-    assert again.rows.ledger == box.outbox.rows.ledger
-    assert [(row.delivery_id, row.due, row.expires, row.fallback_at) for row in again.rows.chosen()] == [
-        (a.delivery_id, 997, 1e9 + 997, 1057), (later.delivery_id, 1017, 1087, None),
-    ]  # fmt: skip
-    assert again.rows.changed  # on a clock of its own
-    assert ids(again.exchange([], {"chat": 9}, 1010)) == [a.delivery_id]
+def test_restored_outbox_keeps_its_times_on_another_clock(box: Box) -> None:
+    box.put(
+        delivery("e", fallback=("hub",), fallback_at=60.0), delivery("f", due=20.0, expires=90.0)
+    )
+    stored = msgspec.msgpack.encode(box.outbox.rows.take(10))
+    outbox = restarted_outbox()
+
+    outbox.restore(msgspec.msgpack.decode(stored, type=OutboxImage), 1010, passed=3)
+
+    first, second = outbox.rows.chosen()
+    assert first.due == 997
+    assert first.expires == 1e9 + 997
+    assert first.fallback_at == 1057
+    assert second.due == 1017
+    assert second.expires == 1087
+    assert second.fallback_at is None
+    assert outbox.rows.changed  # the file has the times of the earlier clock
 
 
-def test_while_the_time_is_not_known_nothing_expires_and_no_reminder_is_due(box: Box) -> None:
-    box.put(delivery(expires=10.0, due=5.0), delivery("f", kind="reminder", due=5.0))
-    again = Outbox(lambda: 1.0, patience=0.0)
-    again.restore(box.outbox.rows.take(0), 100, time_known=False)
-    (given,) = again.exchange([], {"chat": 9}, 1e6)
-    assert given.kind == "announced"
-    again.release(1e6)
-    again.advance(20)
-    assert [one.kind for one in again.exchange([], {"chat": 9}, 106)] == ["reminder"]
-    assert again.rows.ledger.counts[("chat", "expired")] == 1
+def test_restored_outbox_keeps_its_counts(box: Box) -> None:
+    threaded = delivery()
+    box.put(threaded)
+    box.lease(1)
+    box.lease(2, accepted(threaded, thread="t"))
+    outbox = restarted_outbox()
+
+    outbox.restore(box.outbox.rows.take(10), 1010)
+
+    assert outbox.rows.ledger == box.outbox.rows.ledger
 
 
-# ---- other sinks
+def test_restored_outbox_sends_delivery_that_was_under_way(box: Box) -> None:
+    under_way = delivery()
+    box.put(under_way)
+    box.lease(1)
+    outbox = restarted_outbox()
+
+    outbox.restore(box.outbox.rows.take(10), 1010)
+
+    assert ids(outbox.exchange([], {"chat": 9}, 1010)) == [under_way.delivery_id]
+
+
+def test_nothing_expires_until_time_is_known(box: Box) -> None:
+    waiting = delivery(expires=10.0, due=5.0)
+    box.put(waiting)
+    outbox = restarted_outbox()
+    outbox.restore(box.outbox.rows.take(0), 100, time_known=False)
+
+    assert ids(outbox.exchange([], {"chat": 9}, 1e6)) == [waiting.delivery_id]
+    outbox.release(1e6)
+    outbox.advance(20)
+
+    assert outbox.exchange([], {"chat": 9}, 106) == []
+    assert outbox.rows.ledger.counts[("chat", "expired")] == 1
+
+
+def test_reminder_is_not_due_until_time_is_known(box: Box) -> None:
+    reminder = delivery(kind="reminder", due=5.0)
+    box.put(reminder)
+    outbox = restarted_outbox()
+    outbox.restore(box.outbox.rows.take(0), 100, time_known=False)
+
+    assert outbox.exchange([], {"chat": 9}, 1e6) == []
+    outbox.advance(20)
+
+    assert ids(outbox.exchange([], {"chat": 9}, 106)) == [reminder.delivery_id]
+
+
+# ---- fallback sinks
 
 
 def critical(**fields: Any) -> Delivery:
-    return delivery(severity="critical", change_id="c", fallback=("mail", "hub"), fallback_at=60.0, **fields)
+    """Return a critical delivery that goes to `mail` and `hub` if `chat` has not accepted it."""
+    fallback = ("mail", "hub")
+    return delivery(
+        severity="critical", change_id="c", fallback=fallback, fallback_at=60.0, **fields
+    )
 
 
-def test_what_somebody_has_to_put_right_goes_to_the_fallback_at_once_and_is_tried_again(box: Box) -> None:
-    box.put(one := critical())
+def test_fallback_is_immediate_when_somebody_must_act(box: Box) -> None:
+    failing = critical()
+    box.put(failing)
     box.lease(1, chat=9)
-    assert box.outbox.rows.next_due() == 60.0  # at the latest
-    mail, hub = box.lease(2, failed(one, error="401", by_hand=True), mail=9, hub=9)
-    assert (mail.note, hub.sink) == ("chat has not accepted it so far: 401", "hub")
-    assert ids(box.lease(100, failed(mail, by_hand=True), accepted(hub), chat=9)) == [one.delivery_id]
+    assert box.outbox.rows.next_due() == 60.0
+
+    mail, hub = box.lease(2, failed(failing, error="401", by_hand=True), mail=9, hub=9)
+
+    assert mail.sink == "mail"
+    assert mail.note == "chat has not accepted it so far: 401"
+    assert hub.sink == "hub"
 
 
-def test_what_may_run_once_and_goes_to_another_sink_is_written_as_begun_there_too() -> None:
+def test_delivery_is_tried_again_after_its_fallback(box: Box) -> None:
+    failing = critical()
+    box.put(failing)
+    box.lease(1, chat=9)
+    mail, hub = box.lease(2, failed(failing, error="401", by_hand=True), mail=9, hub=9)
+
+    given = box.lease(100, failed(mail, by_hand=True), accepted(hub), chat=9)
+
+    assert ids(given) == [failing.delivery_id]
+
+
+def test_moved_once_delivery_has_not_begun() -> None:
     box = Box(patience=1.0)
     box.put(delivery(once=True))
-    box.lease(1)  # it is marked as begun
-    box.outbox.use_sinks({"ops": Terms(once=True)}, lambda _row: Targets(("ops",)), 1)
-    assert [row.begun for row in box.rows()] == [False]
+    box.lease(1)
+    assert begun_events(box) == ["e"]
+
+    box.outbox.use_sinks({"ops": Terms(once=True)}, to_ops, 1)
+
+    assert sinks(box.rows()) == ["ops"]
+    assert begun_events(box) == []
 
 
-def test_what_was_accepted_has_no_fallback_and_what_two_sinks_refuse_is_one_message(box: Box) -> None:
-    box.put(critical())
-    box.lease(2, *[accepted(one) for one in box.lease(1, chat=9)])
+def test_accepted_delivery_needs_no_fallback(box: Box) -> None:
+    delivered = critical()
+    box.put(delivered)
+    box.lease(1, chat=9)
+
+    box.lease(2, accepted(delivered), chat=9)
+
     assert box.lease(100, mail=9, hub=9) == []
-    box.put(critical(), critical(sink="pager"))
-    assert len(box.lease(100, mail=9, hub=9)) == 2
 
 
-def test_the_end_of_an_event_follows_to_those_of_its_fallback_that_got_its_beginning(box: Box) -> None:
+def test_change_goes_to_a_fallback_sink_once(box: Box) -> None:
+    box.put(critical(sink="chat"), critical(sink="pager"))
+
+    given = box.lease(100, mail=9, hub=9)
+
+    assert sorted(sinks(given)) == ["hub", "mail"]
+
+
+def end_with_fallback(*fallback: str) -> Delivery:
+    """Return the end of the event, as its route makes it."""
+    end = critical(kind="finished", created=200.0, due=220.0, others=("mail",))
+    return replace(end, change_id="end", fallback=fallback, expires_with_event=False)
+
+
+def test_end_follows_to_fallback_sinks_that_got_the_start(box: Box) -> None:
     box.put(critical())
     mail, hub = box.lease(60, mail=9, hub=9)
-    box.lease(61, accepted(mail), mail=0)  # it names no thread; and the hub has not answered yet
-    end = critical(kind="finished", created=200.0, due=220.0, others=("mail",))
-    end = msgspec.structs.replace(end, change_id="end", fallback=("mail", "hub", "pager"), expires_with_event=False)
+    box.lease(61, accepted(mail), mail=0)  # the hub has not answered yet
+    end = end_with_fallback("mail", "hub", "pager")
+
     box.take("finished", "e", end, now=200)
-    followed = [row for row in box.rows() if row.kind == "finished"]
-    assert [row.sink for row in followed] == ["chat", "mail", "hub"]
-    for row in followed[1:]:
-        assert row.note == "an earlier message of this event came here instead of chat"
-        assert (row.fallback, row.fallback_at, row.others, row.due) == ((), None, (), 200.0)
-        assert row.delivery_id not in ids([end, mail, hub])
-    assert followed[0].fallback == ("pager",)
+
+    ends = [row for row in box.rows() if row.kind == "finished"]
+    assert sinks(ends) == ["chat", "mail", "hub"]
+    for follower in ends[1:]:
+        assert follower.note == "an earlier message of this event came here instead of chat"
+        assert follower.delivery_id not in ids([end, mail, hub])
+        assert follower.fallback == ()
+        assert follower.fallback_at is None
+        assert follower.others == ()
+        assert follower.due == 200.0
 
 
-STEPS: list[Any] = ["announced", "updated", "started", "finished"]
+def test_end_falls_back_only_to_sinks_without_it(box: Box) -> None:
+    box.put(critical())
+    box.lease(60, mail=9, hub=9)
+
+    box.take("finished", "e", end_with_fallback("mail", "hub", "pager"), now=200)
+
+    (end,) = [row for row in box.rows(sink="chat") if row.kind == "finished"]
+    assert end.fallback == ("pager",)
 
 
-def both(kind: Any, number: int, now: float, after: float) -> Iterator[Delivery]:
-    """A change that goes to two sinks with one fallback, the second of which is waited for longer."""
-    for at, sink in enumerate(("chat", "hub")):
-        late = now + after * (1 + at)
-        one = delivery(kind=kind, sink=sink, created=now, due=now, expires_with_event=kind in EXPIRING_KINDS)
-        yield msgspec.structs.replace(
-            one, change_id=str(number), fallback=("mail",), fallback_at=late if late < inf else None
+STEPS: list[LifecycleKind] = ["announced", "updated", "started", "finished"]
+STEP = st.tuples(st.sampled_from(STEPS), st.booleans(), st.sampled_from([1.0, 40.0, 70.0]))
+
+
+def change_for_two_sinks(
+    kind: LifecycleKind, number: int, now: float, fallback_after: float | None
+) -> list[Delivery]:
+    """Return a change for two sinks with one fallback; the second sink gets twice the time."""
+    made: list[Delivery] = []
+    for position, sink in enumerate(("chat", "hub"), start=1):
+        fallback_at = None
+        if fallback_after is not None:
+            fallback_at = now + fallback_after * position
+
+        message = delivery(
+            kind=kind,
+            sink=sink,
+            created=now,
+            due=now,
+            expires_with_event=kind in EXPIRING_KINDS,
+            change_id=str(number),
+            fallback=("mail",),
+            fallback_at=fallback_at,
         )
+        made.append(message)
+    return made
 
 
-@given(st.lists(st.tuples(st.sampled_from(STEPS), st.booleans(), st.sampled_from([1.0, 40.0, 70.0])), max_size=8))
-def test_a_fallback_is_sent_each_change_once_and_nothing_that_is_older_than_the_end(
-    steps: list[tuple[Any, bool, float]],
-) -> None:
-    """Of one event, whose sinks are refused every message; ``steps``: a change, its severity, the seconds after it."""
-    box, now, sent = Box(), 0.0, list[Delivery]()
-    for number, (kind, is_critical, seconds) in enumerate([*steps, ("updated", False, 200.0)]):
-        box.take(kind, "e", *both(kind, number, now, 60.0 if is_critical else inf), now=now)
-        had = box.lease(now, chat=9, hub=9, mail=9)
-        while had:
+def fallback_messages(steps: list[tuple[LifecycleKind, bool, float]]) -> list[Delivery]:
+    """Return what `mail` gets of one event when the other sinks fail every message.
+
+    ``steps``: a change, whether it is critical, and the seconds until the next one.
+    """
+    box = Box()
+    now = 0.0
+    received: list[Delivery] = []
+    last_step: tuple[LifecycleKind, bool, float] = ("updated", False, 200.0)
+
+    for number, (kind, is_critical, seconds) in enumerate([*steps, last_step]):
+        fallback_after = 60.0 if is_critical else None
+        box.take(kind, "e", *change_for_two_sinks(kind, number, now, fallback_after), now=now)
+
+        given = box.lease(now, chat=9, hub=9, mail=9)
+        while given:
             now += seconds / 10
-            sent += [each for each in had if each.sink == "mail"]
-            had = box.lease(now, *[(accepted if each.sink == "mail" else failed)(each) for each in had], mail=9)
+            results: list[SendResult] = []
+            for message in given:
+                if message.sink == "mail":
+                    received.append(message)
+                    results.append(accepted(message))
+                else:
+                    results.append(failed(message))
+            given = box.lease(now, *results, mail=9)
         now += seconds
-    changes = [one.change_id for one in sent]
-    assert len(set(changes)) == len(changes)
-    for at, one in enumerate(sent):
-        assert one.kind != "finished" or all(later.change_id > one.change_id for later in sent[at:][1:])
+    return received
 
 
-def test_what_is_made_for_another_sink_is_the_same_but_for_what_that_one_must_not_have(box: Box) -> None:
-    """A fallback, and what waits for a sink that is gone, each as a whole."""
-    replace, one = msgspec.structs.replace, critical(created=5.0, not_before=900.0, others=("mail",))
-    one = replace(one, fallback=("hub",))
-    box.put(one, now=10)
+@given(st.lists(STEP, max_size=8))
+def test_fallback_sink_gets_each_change_once(
+    steps: list[tuple[LifecycleKind, bool, float]],
+) -> None:
+    received = fallback_messages(steps)
+
+    change_ids = [message.change_id for message in received]
+    assert len(set(change_ids)) == len(change_ids)
+
+
+@given(st.lists(STEP, max_size=8))
+def test_fallback_sink_gets_nothing_older_after_an_end(
+    steps: list[tuple[LifecycleKind, bool, float]],
+) -> None:
+    received = fallback_messages(steps)
+
+    for position, message in enumerate(received):
+        if message.kind == "finished":
+            for later in received[position + 1 :]:
+                assert later.change_id > message.change_id
+
+
+def test_fallback_copy_changes_only_routing_fields(box: Box) -> None:
+    original = replace(critical(created=5.0, not_before=900.0, others=("mail",)), fallback=("hub",))
+    box.put(original, now=10)
     box.lease(20, chat=9)
-    box.lease(30, refused(one, error="401"), chat=0)
-    dead, copy = box.rows()
+
+    box.lease(30, refused(original, error="401"), chat=0)
+
+    (copy,) = box.rows(sink="hub")
     assert copy == replace(
-        one, sink="hub", delivery_id=delivery_id("c", "hub"), note="chat refused it: 401", due=30,
-        expires=30 + 86_400, fallback=(), fallback_at=None, others=(), seq=2,
-    )  # fmt: skip
-    assert (dead.state, dead.seq, dead.fallback_at) == ("dead", 1, None)
-    box.outbox.drop(ids(box.rows()))
-    reminder = delivery(kind="reminder", due=50.0, expires=99.0)
-    box.put(one, reminder, now=10)
+        original,
+        sink="hub",
+        delivery_id=delivery_id("c", "hub"),
+        note="chat refused it: 401",
+        due=30,
+        expires=30 + A_DAY,
+        fallback=(),
+        fallback_at=None,
+        others=(),
+        seq=2,
+    )
+
+
+def test_refused_delivery_keeps_its_place_but_not_its_fallback_time(box: Box) -> None:
+    original = critical()
+    box.put(original, now=10)
+    box.lease(20, chat=9)
+
+    box.lease(30, refused(original, error="401"), chat=0)
+
+    (dead,) = box.rows(sink="chat")
+    assert dead.state == "dead"
+    assert dead.seq == 1
+    assert dead.fallback_at is None
+
+
+def test_redirected_delivery_copies_all_but_routing_fields(box: Box) -> None:
+    original = replace(critical(created=5.0, not_before=900.0, others=("mail",)), fallback=("hub",))
+    box.put(original, now=10)
     box.lease(20, chat=1)
-    box.lease(21, failed(one, error="503"), chat=0)
-    box.outbox.use_sinks({"ops": Terms()}, lambda _row: Targets(("ops",), ("hub",)), 25)
-    assert box.rows() == [
-        replace(one, sink="ops", delivery_id=delivery_id("c", "ops"), due=22, seq=3, others=()),
-        replace(reminder, sink="ops", delivery_id=delivery_id(reminder.delivery_id, "ops"), seq=4),
-    ]
+    box.lease(21, failed(original, error="503"), chat=0)
+
+    box.outbox.use_sinks({"ops": Terms()}, to_ops_with_hub_as_fallback, 25)
+
+    (moved,) = box.rows()
+    identity = delivery_id("c", "ops")
+    assert moved == replace(original, sink="ops", delivery_id=identity, due=22, seq=1, others=())
 
 
-# ---- where events go from one outbox to another (`notbefore fleet`)
+def test_redirected_reminder_copies_all_but_routing_fields(box: Box) -> None:
+    reminder = delivery(kind="reminder", due=50.0, expires=99.0)
+    box.put(reminder, now=10)
+
+    box.outbox.use_sinks({"ops": Terms()}, to_ops_with_hub_as_fallback, 25)
+
+    (moved,) = box.rows()
+    identity = delivery_id(reminder.delivery_id, "ops")
+    assert moved == replace(reminder, sink="ops", delivery_id=identity, seq=1)
 
 
-def test_a_part_of_an_outbox_goes_on_in_another_and_is_left_by_the_first(box: Box) -> None:
-    said, waits, runs, stays = delivery("a"), delivery("a"), delivery("a", sink="hub", once=True), delivery("b")
-    box.put(said, waits, runs, stays)
-    box.lease(1)
-    box.lease(2, accepted(said, thread="t"), chat=0)
+def to_ops_with_hub_as_fallback(_row: Delivery) -> Targets:
+    return Targets(("ops",), ("hub",))
+
+
+# ---- events that move from one outbox to another (`notbefore fleet`)
+
+
+def test_moved_events_continue_in_the_other_outbox(box: Box) -> None:
+    waiting = delivery("a")
+    box.put(waiting, delivery("b"))
     part = box.outbox.rows.image(10, ["a"])
-    other = Box()
-    other.outbox.restore(part, 110, passed=5)
-    other.outbox.restore(part, 110, passed=5)  # what is there already stays as it is
-    assert [(row.delivery_id, row.state) for row in other.rows()] == [
-        (waits.delivery_id, "pending"),
-        (runs.delivery_id, "dead"),
-    ]
-    assert other.counts == {"accepted": 2, "dead": 1}
-    (given,) = other.lease(111)
-    assert (given.delivery_id, given.thread) == (waits.delivery_id, "t")
+    other_box = Box()
+
+    other_box.outbox.restore(part, 110, passed=5)
+
+    assert ids(other_box.rows()) == [waiting.delivery_id]
+    assert other_box.counts == {"accepted": 1}
+
+
+def test_moved_thread_continues_in_the_other_outbox(box: Box) -> None:
+    sent = delivery("a")
+    waiting = delivery("a")
+    box.put(sent, waiting)
+    box.lease(1)
+    box.lease(2, accepted(sent, thread="t"), chat=0)
+    other_box = Box()
+
+    other_box.outbox.restore(box.outbox.rows.image(10, ["a"]), 110)
+
+    (given,) = other_box.lease(111)
+    assert given.delivery_id == waiting.delivery_id
+    assert given.thread == "t"
+
+
+def test_moved_once_delivery_is_dead_when_it_had_begun(box: Box) -> None:
+    running = delivery("a", sink="hub", once=True)
+    box.put(running)
+    box.lease(1)
+    other_box = Box()
+
+    other_box.outbox.restore(box.outbox.rows.image(10, ["a"]), 110)
+
+    (row,) = other_box.rows()
+    assert row.delivery_id == running.delivery_id
+    assert row.state == "dead"
+    assert other_box.counts == {"accepted": 1, "dead": 1}
+
+
+def test_delivery_is_restored_once_when_its_image_comes_twice(box: Box) -> None:
+    box.put(delivery("a"))
+    part = box.outbox.rows.image(10, ["a"])
+    other_box = Box()
+    other_box.outbox.restore(part, 110)
+    before = other_box.rows()
+
+    other_box.outbox.restore(part, 200)
+
+    assert other_box.rows() == before
+    assert other_box.counts == {"accepted": 1}
+
+
+def test_outbox_forgets_moved_events(box: Box) -> None:
+    sent = delivery("a")
+    staying = delivery("b")
+    box.put(sent, delivery("a"), delivery("a", sink="hub"), staying)
+    box.lease(1)
+    box.lease(2, accepted(sent, thread="t"), chat=0)
+
     box.outbox.leave(["a"])
-    assert ids(box.rows()) == [stays.delivery_id]
-    assert (box.count("withdrawn"), box.outbox.rows.threads) == (2, {})
+
+    assert ids(box.rows()) == [staying.delivery_id]
+    assert box.count("withdrawn") == 2
+    assert box.outbox.rows.threads == {}
 
 
-def test_what_goes_to_another_sink_before_the_time_is_known_is_as_old_as_it_was(box: Box) -> None:
+def test_redirected_delivery_keeps_its_age_until_time_is_known(box: Box) -> None:
     box.put(delivery(expires=600.0))
-    again = Outbox(lambda: 1.0, patience=0.0)
-    again.restore(box.outbox.rows.take(0), 5, time_known=False)
-    again.use_sinks({"ops": Terms()}, lambda _row: Targets(("ops",)), 5)
-    again.advance(300)
-    assert [(row.sink, row.expires) for row in again.rows.chosen()] == [("ops", 305.0)]
+    outbox = restarted_outbox()
+    outbox.restore(box.outbox.rows.take(0), 5, time_known=False)
+    outbox.use_sinks({"ops": Terms()}, to_ops, 5)
+
+    outbox.advance(300)
+
+    (row,) = outbox.rows.chosen()
+    assert row.sink == "ops"
+    assert row.expires == 305.0
