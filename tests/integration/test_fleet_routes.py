@@ -55,9 +55,9 @@ def deliveries_of(
         made: list[Notification] = []
         for record in records:
             number = fold.state.position.sequence + 1
-            made += filter(None, fold.add(body(record), Position(str(number), number, now)))
+            made += fold.add(body(record), Position(str(number), number, now))
         for later in (1, after, 2 * after):
-            made += filter(None, fold.advance(now + later))
+            made += fold.advance(now + later)
         now += 2 * after
         for one in made:
             outbox.commit("0", one, sent=True)

@@ -49,7 +49,7 @@ class Log:
         return self.wait(0)
 
     def read(self, data: bytes) -> None:
-        self.made += filter(None, self.fold.add(data, Position(str(self.sequence), self.sequence, self.now)))
+        self.made += self.fold.add(data, Position(str(self.sequence), self.sequence, self.now))
         self.sequence += 1
 
     def taken_over(self) -> "Log":
@@ -61,7 +61,7 @@ class Log:
 
     def wait(self, seconds: float) -> list[str]:
         self.now += seconds
-        self.made += filter(None, self.fold.advance(self.now))
+        self.made += self.fold.advance(self.now)
         return self.kinds
 
     def beat(self, *vms: Vm, interval: float = 300.0) -> None:

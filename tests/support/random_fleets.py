@@ -96,9 +96,10 @@ def notified(plan: list[Planned], dice: random.Random, group_by: tuple[str, ...]
     made: list[Notification] = []
     for number, (seen, body) in enumerate(sorted(records)):
         now = T0.timestamp() + seen
-        made += filter(None, [*fold.add(body, Position(str(number), number, now)), *fold.advance(now)])
+        made += fold.add(body, Position(str(number), number, now))
+        made += fold.advance(now)
     for later in range(0, 20_000, 100):
-        made += filter(None, fold.advance(T0.timestamp() + 1600 + later))
+        made += fold.advance(T0.timestamp() + 1600 + later)
     return made
 
 

@@ -907,11 +907,32 @@ def test_report_counts_when_another_clock_is_ahead() -> None:
     assert log.kinds[-1] == "started"
 
 
-def test_fold_gives_turns_while_it_ends_overdue_events() -> None:
+def log_with_overdue_events(number: int) -> Log:
+    """Return a log at a time at which its events are overdue, and the fold has not ended them."""
     log = Log(WAVES)
-    for number in range(20):
-        log.add(A, "announced", f"E{number}")
+    for event in range(number):
+        log.add(A, "announced", f"E{event}")
+    log.now += 900 + 2 * LIMIT
+    return log
 
-    advanced = list(log.fold.advance(log.now + 900 + 2 * LIMIT))
 
-    assert advanced.count(None) >= 20
+def test_fold_ends_overdue_events_in_chunks() -> None:
+    log = log_with_overdue_events(20)
+
+    chunks = 0
+    while log.fold.is_due(log.now):
+        log.made += log.fold.advance_chunk(log.now)
+        chunks += 1
+
+    assert chunks > 2
+    assert log.kinds == log_with_overdue_events(20).wait(0)
+
+
+def test_chunk_leaves_other_overdue_events_open() -> None:
+    log = log_with_overdue_events(20)
+
+    log.fold.advance_chunk(log.now)
+
+    standings = [story.standing for story in log.fold.events.open.values()]
+    assert Standing.ENDED in standings
+    assert Standing.SCHEDULED in standings

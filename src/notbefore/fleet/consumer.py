@@ -237,9 +237,9 @@ class Consumer:
         if not events and not (self.connected and held.fold.state.position.sequence >= self.keeper.ends.get(name, -1)):
             return  # records may be on their way: what is due is decided by their times, not by the clock
         began = time.monotonic()
-        for made in _notifications(held.fold, events, self._parts.clock):
-            if made is not None:
-                self._commit(held.fold, made)
+        for notifications in _chunks(held.fold, events, self._parts.clock):
+            for notification in notifications:
+                self._commit(held.fold, notification)
             if time.monotonic() - began > STEP:
                 await asyncio.sleep(0)
                 if self.keeper.partitions.get(name) is not held:
@@ -280,16 +280,29 @@ async def _finish(*closing: Awaitable[Any]) -> None:
             await asyncio.wait_for(one, CLOSE_SECONDS)
 
 
-def _notifications(fold: Partition, events: list[EventData], clock: HubClock) -> Iterator[Notification | None]:
-    """Yield the notifications of a fold, by records and by the time; ``None``: other tasks may get a turn."""
+def _chunks(
+    fold: Partition, events: list[EventData], clock: HubClock
+) -> Iterator[list[Notification]]:
+    """Fold a batch chunk by chunk; yield the notifications of each.
+
+    The caller commits a chunk before it waits: the fold does not make its notifications again.
+    """
     records = [record_of(event) for event in events]
     if records:  # first: deliveries are due by the clock, which was late if the hub was quiet
         clock.hear(records[-1][1].enqueued)
-    for body, at in records:
-        yield from fold.add(body, at)
-        yield None
+
+    for body, position in records:
+        if fold.has_read(position):
+            continue
+        while fold.is_due(position.enqueued):
+            yield fold.advance_chunk(position.enqueued)
+        yield fold.add(body, position)
+
     now = fold.state.position.enqueued  # while records come, the clock is their time
-    yield from fold.advance(now if records else max(now, clock.now() - MARGIN))
+    if not records:
+        now = max(now, clock.now() - MARGIN)
+    while fold.is_due(now):
+        yield fold.advance_chunk(now)
 
 
 async def _regularly(keeper: Keeper, every: float, part: str, do: Callable[[], Awaitable[None]]) -> None:

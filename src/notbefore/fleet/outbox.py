@@ -12,7 +12,7 @@ from notbefore.core.delivery import Delivery, Routing, Targets, deliveries, targ
 from notbefore.core.outbox import OF_A_FLEET, Outbox
 from notbefore.core.outbox_rows import OutboxImage
 from notbefore.core.record import Record, Vm
-from notbefore.fleet.waves import Notification, known
+from notbefore.fleet.waves import Notification, routable
 from notbefore.metrics.totals import Totals
 from notbefore.process.clock import Clock
 from notbefore.store.store import StoredOutbox, log_overflowed
@@ -42,7 +42,7 @@ class FleetOutbox(StoredOutbox):
         change = made.change
         line = Record.of(change, made.vm, exercise=made.exercise, fleet=made.facts).line()
         # routed by each of its places; one delivery for each sink and step
-        vms = map(known, made.routed) if sent else ()
+        vms = map(routable, made.routed) if sent else ()
         new = {one.delivery_id: one for vm in vms for one in deliveries(change, line, self.routing, vm)}
         with self.opened() as (outbox, now):
             self._partition_of[change.event.key] = partition
@@ -81,7 +81,7 @@ class FleetOutbox(StoredOutbox):
     def _targets_of(self, row: Delivery) -> Targets:
         record = Record.read(row.record)
         place: dict[str, Any] = {name: getattr(record, name) or "" for name in PLACE}
-        return targets_of(row.record, self.routing, known(Vm(tags=record.tags, **place)))
+        return targets_of(row.record, self.routing, routable(Vm(tags=record.tags, **place)))
 
     def _keys(self, partition: str) -> set[str]:
         return {key for key, name in self._partition_of.items() if name == partition}

@@ -1,12 +1,17 @@
-"""``Partition``: the fold over the log of one partition, record by record; and its snapshot. Pure, except for logging.
+"""``Partition``: the fold over the log of one partition, and its snapshot. Pure, except for logging.
 
-The same records give the same stories, waves and notifications, whichever instance reads them. A snapshot contains
-what is not over yet. It is taken between two records, so whoever continues from it needs no earlier records.
+The same records give the same stories, waves and notifications, whichever instance reads them. A
+snapshot contains what is not over yet. It is taken between two records, so its next owner needs no
+earlier ones.
+
+The fold works in steps: it ends one overdue event, looks at the VMs of one place, or notifies of
+one wave. Before a record is applied, ``add`` takes all steps that are due. They may be many, so a
+caller that has other things to do takes them in chunks first (``is_due``, ``advance_chunk``).
 """
 
 import logging
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -18,153 +23,255 @@ from notbefore.fleet.history import PastEvent
 from notbefore.fleet.hub_records import Beat, PartitionFigures, PoisonError, Report, read
 from notbefore.fleet.silence import FORGET_SECONDS, Silence
 from notbefore.fleet.snapshot import Closed, Position, Snapshot
-from notbefore.fleet.story import CANCELED, ENDED, FINISHED, NEW, OVER, STARTED, STRENGTH, Standing, Story, from_unix
+from notbefore.fleet.story import (
+    CANCELED,
+    ENDED,
+    FINISHED,
+    NEW,
+    OVER,
+    STARTED,
+    STRENGTH,
+    Standing,
+    Story,
+    from_unix,
+)
 from notbefore.fleet.waves import Grouping, Notification, Waves
 
-UNWATCHED: Final = 120.0  # seconds between two looks; if more have passed, the hub was not read, or was unavailable
+CHUNK: Final = 8  # steps that ``advance_chunk`` takes: a step of a large wave needs milliseconds
+UNWATCHED: Final = 120.0  # seconds between two looks; after more, the hub was not read meanwhile
 MAX_AHEAD: Final = timedelta(seconds=60)  # by which the clock of a VM may be ahead of the hub's
 YEAR: Final = timedelta(days=366)  # a time that a VM reports may not be further away
-LOOK_EVERY: Final = 30.0  # seconds of the hub's clock between two looks for overdue events and silent VMs
-CLOSED_SECONDS: Final = 30 * 86_400.0  # how long an event that is over is remembered: a VM may be off for weeks
+LOOK_EVERY: Final = 30.0  # seconds of the hub's clock between two looks for overdue events and VMs
+CLOSED_SECONDS: Final = (
+    30 * 86_400.0
+)  # an event that is over is remembered: a VM may be off so long
 MAX_CLOSED: Final = 20_000
-MAX_WAITING: Final = 5_000  # events that wait to be written to the history; any more are left out of it
+MAX_WAITING: Final = 5_000  # events that wait for the history; any more are left out of it
 MAX_OPEN: Final = 20_000  # events that are open
-MAX_OPEN_OF_GROUP: Final = 5_000  # of them in one resource group: its VMs can report anything of each other
-MAX_OPEN_OF_ONE: Final = 1_000  # of them that one VM reported first
-NAMES_OF_ONE: Final = 4_096  # characters of affected VMs' names; each time as many count as one more event
+MAX_OPEN_OF_GROUP: Final = 5_000  # of one resource group: its VMs can report anything of each other
+MAX_OPEN_OF_ONE: Final = 1_000  # of one VM that reported them first
+NAMES_OF_ONE: Final = 4_096  # characters of VMs' names that count as one more open event
 
 log = logging.getLogger("notbefore.fleet.partition")
 
 
 class Events:
-    """The open events of a partition, changed by reports; ``state``: the part of them that a snapshot keeps."""
+    """The open events of a partition, changed by reports.
+
+    ``state``: the snapshot that keeps them, changed in place.
+    """
 
     def __init__(self, grouping: Grouping, state: Snapshot) -> None:
         self.waves = Waves(grouping, state.waves)
         self.open: dict[str, Story] = {}  # by resource group and EventId
         self._state = state
         self._limit = grouping.over_after
-        self._taken: Counter[str] = Counter()  # the weights of open events, summed by the keys of ``_bounds``
-        self._by_id: dict[str, str] = {}  # EventId -> the key of the first event that has it
-        found = [story for wave in state.waves.values() for story in wave.stories.values()]
-        for story in sorted(found, key=lambda one: -one.nth):  # the id of an event may be back in another wave
-            if story.key not in self.open and story.key not in state.closed:
-                self._keep(story.key, story)
-                if not story.shares_id:
-                    self._by_id[story.event.key] = story.key
-        for key, closed in state.closed.items():
+        self._overdue: deque[Story] = deque()  # found by the last look, and not ended yet
+        self._weights: Counter[str] = Counter()  # of open events, summed by the keys of ``_bounds``
+        self._first_keys: dict[str, str] = {}  # EventId -> the key of the first event that has it
+        self._restore()
+
+    def _restore(self) -> None:
+        stories: list[Story] = []
+        for wave in self._state.waves.values():
+            stories += wave.stories.values()
+        stories.sort(key=_newest_first)
+
+        for story in stories:
+            if story.key in self.open or story.key in self._state.closed:
+                continue  # the id of an event may be back in another wave
+            self._keep(story)
+            if not story.shares_id:
+                self._first_keys[story.event.key] = story.key
+
+        for key, closed in self._state.closed.items():
             if closed.event_key:
-                self._by_id[closed.event_key] = key
+                self._first_keys[closed.event_key] = key
+
+    # ---- records
 
     def report(self, report: Report, now: float) -> str:
-        """Apply a report; return its result (``PartitionFigures``). Raises ``PoisonError`` if there is no room."""
+        """Apply a report; return its result (``PartitionFigures``).
+
+        Raises ``PoisonError`` if there is no room.
+        """
         key = report.place.group + report.event_id.casefold()
         story = self.open.get(key)
-        if story is not None and story.standing in OVER and _came_back(report, story.over or from_unix(now)):
-            self._close(story, now)  # the id belongs to a new event now; the wave of the old one may go on
+        if story is not None and _begins_again(story, report, now):
+            self._close(story, now)  # the wave of the earlier event may continue
             story = None
-        closed = self._state.closed.get(key)
-        if story is None and closed is not None and not _reopens(closed, report):
-            return "late"
-        if story is None:
-            story = self._begin(key, report, closed, now)
-        elif story.began is not None and report.time < story.began:
-            return "late"  # about the earlier event with this id
-        before = _weight(story.event.resources)
-        if _weight(report.resources) > before and self._is_full(story):
-            raise PoisonError("too_many", f"VMs of open events of {story.sender}")
-        story.heard_at, placed = now, story.place
-        news = story.add(report)
-        self._count(story, _weight(story.event.resources) - before)
-        if news:
-            self._locate(story)
-            self._note(story, now, closed.standing if closed is not None and story.began is None else NEW)
-        elif story.place != placed:
-            self.waves.route(story)
-        return "news" if news else "known"
 
-    def _note(self, story: Story, now: float, notified: Standing = NEW) -> None:
-        """Note that an event is new or has changed, and which VMs it has deleted: at once, as its wave may go on."""
-        if story.event.event_type in VANISHING and story.standing in (ENDED, FINISHED):  # not canceled
-            self._state.vanished |= dict.fromkeys(story.vms, now)
-        self.waves.note(story, now, notified)
+        if story is not None:
+            if story.began is not None and report.time < story.began:
+                return "late"  # about the earlier event with this id
+            return self._add(story, report, now, NEW)
+
+        closed = self._state.closed.get(key)
+        if closed is None:
+            story = self._begin(report)
+            return self._add(story, report, now, NEW)
+        if not _reopens(closed, report):
+            return "late"
+
+        story = self._reopen(closed, report, now)
+        if story.began is not None:
+            return self._add(story, report, now, NEW)  # a new event with the id of the closed one
+        return self._add(story, report, now, closed.standing)
 
     def listed(self, group: str, event_ids: Iterable[str], now: float) -> None:
         """Note that a VM lists these events: they are not over."""
         for event_id in event_ids:
-            if (story := self.open.get(group + event_id.casefold())) is not None:
+            story = self.open.get(group + event_id.casefold())
+            if story is not None:
                 story.heard_at = now
 
-    def _begin(self, key: str, report: Report, closed: Closed | None, now: float) -> Story:
-        """Begin a story; the report must also be added. ``closed``: the event with this id that was over, if any."""
+    def _add(self, story: Story, report: Report, now: float, notified: Standing) -> str:
+        """Add a report to its story. ``notified``: the standing that people know of.
+
+        Raises ``PoisonError`` if there is no room for more affected VMs.
+        """
+        weight = _weight(story.event.resources)
+        if _weight(report.resources) > weight and self._is_full(story):
+            raise PoisonError("too_many", f"VMs of open events of {story.sender}")
+
+        story.heard_at = now
+        place = story.place
+        is_news = story.add(report)
+        self._count(story, _weight(story.event.resources) - weight)
+        if is_news:
+            self._locate(story)
+            self._note(story, now, notified)
+            return "news"
+
+        if story.place != place:
+            self.waves.route(story)
+        return "known"
+
+    def _begin(self, report: Report) -> Story:
+        """Begin a story; the caller must also add the report. Raises ``PoisonError``."""
         story = Story.begin(report)
         if self._is_full(story):
             raise PoisonError("too_many", f"open events of {story.sender}")
-        if closed is not None:
-            if report.reason == "came_back":
-                story.nth, story.began = closed.nth + 1, min(report.time, from_unix(now))
-            else:
-                story.nth, story.late = closed.nth, report.time.timestamp() <= closed.at
-            del self._state.closed[key]
-        self._keep(key, story)
-        story.shares_id = self._by_id.setdefault(story.event.key, key) != key
+        self._keep(story)
+        first_key = self._first_keys.setdefault(story.event.key, story.key)
+        story.shares_id = first_key != story.key
         return story
 
-    def _keep(self, key: str, story: Story) -> None:
-        self.open[key] = story
+    def _reopen(self, closed: Closed, report: Report, now: float) -> Story:
+        """Begin a story whose id was that of a closed event; the caller must also add the report.
+
+        Raises ``PoisonError``.
+        """
+        story = self._begin(report)
+        if report.reason == "came_back":
+            story.nth = closed.nth + 1
+            story.began = min(report.time, from_unix(now))
+        else:
+            story.nth = closed.nth
+            story.late = report.time.timestamp() <= closed.at
+        del self._state.closed[story.key]
+        return story
+
+    def _note(self, story: Story, now: float, notified: Standing) -> None:
+        """Note that an event is new or has changed, and which VMs it has deleted."""
+        is_deletion = story.event.event_type in VANISHING
+        if is_deletion and story.standing in (ENDED, FINISHED):  # now: its wave may continue
+            self._state.vanished |= dict.fromkeys(story.vms, now)
+        self.waves.note(story, now, notified)
+
+    def _locate(self, story: Story) -> None:
+        """Use the places in the heartbeats of affected VMs, whichever VM reports it first."""
+        for name in story.vms:
+            heard = self._state.heard.get(name)
+            if heard is not None:
+                story.locate(heard.place, affected=True)
+
+    # ---- the bounds
+
+    def _keep(self, story: Story) -> None:
+        self.open[story.key] = story
         self._count(story, _weight(story.event.resources))
 
     def _is_full(self, story: Story) -> bool:
-        """Whether there is no room for more. What one VM invents takes no room from the events of others."""
-        return any(self._taken[one] >= bound for one, bound in _bounds(story).items())
+        """Whether there is no room for more.
 
-    def _count(self, story: Story, more: int) -> None:
-        for one in _bounds(story):
-            self._taken[one] += more
-            if not self._taken[one]:
-                del self._taken[one]
+        What one VM invents takes no room from the events of others.
+        """
+        return any(self._weights[name] >= bound for name, bound in _bounds(story).items())
 
-    def _locate(self, story: Story) -> None:
-        """Use the places in the heartbeats of the affected VMs, whichever VM reports the event first."""
-        for name in story.vms:
-            if (heard := self._state.heard.get(name)) is not None:
-                story.locate(heard.place, affected=True)
+    def _count(self, story: Story, weight: int) -> None:
+        for name in _bounds(story):
+            self._weights[name] += weight
+            if not self._weights[name]:
+                del self._weights[name]
 
-    def look(self, now: float) -> Iterator[None]:
-        """End overdue events, and forget those that were over long ago. After each step, other tasks may get a turn."""
-        for story in list(self.open.values()):
-            if not story.given_up and now > story.deadline(self._limit):
-                before = story.standing
-                story.give_up()
-                if story.standing is not before:
-                    self._note(story, now)
-                    yield
-        for vm in [vm for vm, at in self._state.vanished.items() if now - at >= FORGET_SECONDS]:
-            del self._state.vanished[vm]
-        for key, one in list(self._state.closed.items()):
-            if now - one.at <= CLOSED_SECONDS and len(self._state.closed) <= MAX_CLOSED:
+    # ---- time
+
+    def look(self, now: float) -> None:
+        """Find the overdue events, which ``end_overdue`` ends, and forget what is too old."""
+        self._overdue.clear()
+        for story in self.open.values():
+            if self._is_overdue(story, now):
+                self._overdue.append(story)
+
+        for vm, vanished_at in list(self._state.vanished.items()):
+            if now - vanished_at >= FORGET_SECONDS:
+                del self._state.vanished[vm]
+        self._forget_closed(now)
+
+    @property
+    def has_overdue(self) -> bool:
+        """Whether the last look has found overdue events that ``end_overdue`` has yet to end."""
+        return bool(self._overdue)
+
+    def end_overdue(self, now: float) -> None:
+        """End the next overdue event: it is over as far as is known."""
+        story = self._overdue.popleft()
+        standing = story.standing
+        story.give_up()
+        if story.standing is not standing:
+            self._note(story, now, NEW)
+
+    def _is_overdue(self, story: Story, now: float) -> bool:
+        return not story.given_up and now > story.deadline(self._limit)
+
+    def _forget_closed(self, now: float) -> None:
+        """Forget the events that were over long ago, and the oldest of too many."""
+        for key, closed in list(self._state.closed.items()):
+            is_old = now - closed.at > CLOSED_SECONDS
+            if not is_old and len(self._state.closed) <= MAX_CLOSED:
                 break
             del self._state.closed[key]
-            if self._by_id.get(one.event_key) == key:
-                del self._by_id[one.event_key]
+            if self._first_keys.get(closed.event_key) == key:
+                del self._first_keys[closed.event_key]
+
+    # ---- for silence
 
     def is_gone(self, vm: str) -> bool:
         """Whether a Preempt or a Terminate of the VM is over, and the VM has not come back."""
-        at, heard = self._state.vanished.get(vm), self._state.heard.get(vm)
-        return at is not None and (heard is None or heard.at <= at + heard.interval)
+        vanished_at = self._state.vanished.get(vm)
+        if vanished_at is None:
+            return False
+
+        # its last heartbeats may reach the hub after the report of its end
+        heard = self._state.heard.get(vm)
+        return heard is None or heard.at <= vanished_at + heard.interval
 
     def explained(self, now: float) -> set[str]:
-        """Return the VMs that are affected by an event under way: it has started, or its NotBefore has passed."""
-        return {
-            vm
-            for story in self.open.values()
-            if story.standing is STARTED
-            or (story.standing not in OVER and story.not_before and story.not_before.timestamp() < now)
-            for vm in story.vms
-        }
+        """Return the VMs that an event under way affects."""
+        vms: set[str] = set()
+        for story in self.open.values():
+            if _is_under_way(story, now):
+                vms.update(story.vms)
+        return vms
+
+    # ---- the end
 
     def close(self, stories: Iterable[Story], now: float) -> None:
-        """Close these stories, which are over. One whose id has come back in another wave is closed already."""
+        """Close these stories, which are over.
+
+        One whose id has come back in another wave is closed already.
+        """
         for story in stories:
             if self.open.get(story.key) is story:
                 self._close(story, now)
@@ -172,144 +279,320 @@ class Events:
     def _close(self, story: Story, now: float) -> None:
         del self.open[story.key]
         self._count(story, -_weight(story.event.resources))
-        if len(self._state.past) < MAX_WAITING:  # the writer deletes the first ones, which it has written
+
+        if len(self._state.past) < MAX_WAITING:  # the writer deletes the first ones once written
             self._state.past.append(PastEvent.closed_at(now, story))
-        first = "" if story.shares_id else story.event.key
-        self._state.closed[story.key] = Closed(first, story.standing, now, story.nth, story.over or from_unix(now))
+
+        self._state.closed[story.key] = Closed(
+            event_key="" if story.shares_id else story.event.key,
+            standing=story.standing,
+            at=now,
+            nth=story.nth,
+            over=_over_since(story, now),
+        )
 
 
 class Partition:
     """The fold. ``state``: that of the previous owner; the fold changes it in place."""
 
     def __init__(
-        self, name: str, grouping: Grouping, state: Snapshot | None = None, figures: PartitionFigures | None = None
+        self,
+        name: str,
+        grouping: Grouping,
+        state: Snapshot | None = None,
+        figures: PartitionFigures | None = None,
     ) -> None:
+        if state is None:
+            state = Snapshot()
+        state.looked = max(state.looked, state.position.enqueued)
         self.name = name
         self.figures = figures or PartitionFigures()
-        self.state = state = state or Snapshot()
-        self.events = events = Events(grouping, state)
+        self.state = state
+        self.events = Events(grouping, state)
         self.silence = Silence(grouping, state.silent, state.heard)
         self.missing = Silence(grouping, state.missing, state.expected, missing=True)
-        self._every = events.waves, self.silence.waves, self.missing.waves
-        state.looked = max(state.looked, state.position.enqueued)
+        self._every_waves = (self.events.waves, self.silence.waves, self.missing.waves)
+        self._unwatched: float | None = None  # the argument of ``Silence.look`` if that is due
 
     def event_keys(self) -> set[str]:
         """Return the event keys of all open waves."""
-        return {wave.event_key for waves in self._every for wave in waves.open.values()}
+        return {wave.event_key for waves in self._every_waves for wave in waves.open.values()}
 
     def snapshot(self, at: float, outbox: OutboxImage | None = None) -> bytes:
-        """Return all that is needed to continue from here, as MessagePack. ``at``: Unix seconds of the hub's clock."""
-        self.state.at, self.state.outbox = at, outbox or OutboxImage()
+        """Return all that is needed to continue from here, as MessagePack.
+
+        ``at``: Unix seconds of the hub's clock.
+        """
+        self.state.at = at
+        self.state.outbox = outbox or OutboxImage()
         return msgspec.msgpack.encode(self.state)
 
     def hub_has(self, partitions: int) -> None:
-        """Note the number of partitions. If it has changed, forget the VMs: they may use another partition now."""
+        """Note the number of partitions.
+
+        If it has changed, forget the VMs: they may use another partition now.
+        """
         if partitions != self.state.partitions:
             self.state.partitions = partitions
             self.silence.expect({}, 0.0, 0.0)
 
-    # ---- the fold
+    # ---- the records
 
-    def add(self, body: bytes, at: Position) -> Iterator[Notification | None]:
-        """Apply one record; before it, yield the notifications that were due, as ``advance`` does."""
-        if at.sequence <= self.state.position.sequence:
-            if at.enqueued <= self.state.position.enqueued:  # a snapshot may be newer than the checkpoint
-                return
-            self.state.backlog = -1  # a newer record, a smaller number: the hub was created again, and counts from 0
-        elif self.state.position.sequence >= 0:
-            self.figures.missing += at.sequence - 1 - self.state.position.sequence
-        yield from self.advance(at.enqueued)
+    def has_read(self, at: Position) -> bool:
+        """Whether the record at this position was read: a snapshot may be newer than a checkpoint.
+
+        A newer record with a smaller number was not: the hub was created again, and counts from 0.
+        """
+        position = self.state.position
+        return at.sequence <= position.sequence and at.enqueued <= position.enqueued
+
+    def add(self, body: bytes, at: Position) -> list[Notification]:
+        """Apply one record; return the notifications that were due before it."""
+        if self.has_read(at):
+            return []
+        self._note_gap(at)
+
+        notifications = self.advance(at.enqueued)
         self.state.position = at
-        try:
-            result = self._take(read(body), at.enqueued)
-        except PoisonError as error:
-            result = self._set_aside(error)
-        except Exception as error:  # noqa: BLE001 - unforeseen: set aside, it does not stop the other records
-            self.figures.errors["fold"] += 1
-            result = self._set_aside(PoisonError("failed", f"please report it: {type(error).__name__}: {error}"), error)
+        result = self._apply(body, at)
         self.figures.records[result] += 1
+        return notifications
+
+    def _note_gap(self, at: Position) -> None:
+        """Count the records that were deleted before they were read."""
+        last_sequence = self.state.position.sequence
+        if at.sequence <= last_sequence:
+            self.state.backlog = -1  # the hub was created again
+        elif last_sequence >= 0:
+            self.figures.missing += at.sequence - 1 - last_sequence
+
+    def _apply(self, body: bytes, at: Position) -> str:
+        """Apply a record; return its result: see ``PartitionFigures``."""
+        try:
+            return self._take(read(body), at.enqueued)
+        except PoisonError as poison:
+            return self._set_aside(poison)
+        except Exception as error:  # noqa: BLE001 - unforeseen: it does not stop the other records
+            self.figures.errors["fold"] += 1
+            detail = f"please report it: {type(error).__name__}: {error}"
+            return self._set_aside(PoisonError("failed", detail), error)
+
+    def _take(self, record: Report | Beat | None, now: float) -> str:
+        """Apply a decoded record; return its result. Raises ``PoisonError``."""
+        if record is None:
+            return "skipped"
+
+        self.silence.hear(record, now)
+        if isinstance(record, Report):
+            return self.events.report(_in_time(record, now), now)
+        self.events.listed(record.place.group, record.listed, now)
+        return "beat"
 
     def _set_aside(self, poison: PoisonError, error: Exception | None = None) -> str:
         """Count a record that is not used; log the first one of each partition and reason."""
-        said, kind = self.figures.said, (self.name, poison.reason)
-        text = "partition %s, sequence number %d: a record is not used (%s: %s); more of them are only counted"
-        level = logging.DEBUG if kind in said else logging.WARNING
-        log.log(level, text, self.name, self.state.position.sequence, poison.reason, str(poison)[:200], exc_info=error)
-        said.add(kind)
+        kind = (self.name, poison.reason)
+        level = logging.WARNING
+        if kind in self.figures.said:
+            level = logging.DEBUG
+        log.log(
+            level,
+            "partition %s, sequence number %d: a record is not used (%s: %s);"
+            " more of them are only counted",
+            self.name,
+            self.state.position.sequence,
+            poison.reason,
+            str(poison)[:200],
+            exc_info=error,
+        )
+        self.figures.said.add(kind)
         self.figures.poison[poison.reason] += 1
         return "poison"
 
-    def advance(self, now: float) -> Iterator[Notification | None]:
-        """Yield what is due by ``now``, in Unix seconds of the hub's clock: no older record will come.
+    # ---- the time
 
-        ``None``: other tasks may get a turn.
-        """
+    def is_due(self, now: float) -> bool:
+        """Whether ``advance`` has something to do by ``now``."""
+        # nothing is due before the backlog is read: later records may end its events
         if self.state.position.sequence < self.state.backlog:
-            return
-        try:
-            yield from self._advance(now)
-        except Exception:  # unforeseen: the next call continues after what has failed
-            self.figures.errors["fold"] += 1
-            log.exception("partition %s: unforeseen error, please report it", self.name)
+            return False
 
-    def _advance(self, now: float) -> Iterator[Notification | None]:
-        events = self.events
+        if self.state.backlog >= 0 or self._is_look_due(now):
+            return True
+        if self.events.has_overdue or self._unwatched is not None:
+            return True
+        if self.silence.has_found or self.missing.has_found:
+            return True
+        return any(waves.first_due() <= now for waves in self._every_waves)
+
+    def advance(self, now: float) -> list[Notification]:
+        """Return what is due by ``now``, in Unix seconds of the hub's clock.
+
+        No older record will come.
+        """
+        notifications: list[Notification] = []
+        while self.is_due(now):
+            notifications += self.advance_chunk(now)
+        return notifications
+
+    def advance_chunk(self, now: float) -> list[Notification]:
+        """Take some steps that are due by ``now``; return their notifications.
+
+        The caller calls this again until nothing ``is_due``, and before it adds a record.
+        """
+        notifications: list[Notification] = []
+        for _ in range(CHUNK):
+            if not self.is_due(now):
+                break
+            try:
+                notification = self._step(now)
+            except Exception:  # unforeseen: the next step continues after what has failed
+                self.figures.errors["fold"] += 1
+                log.exception("partition %s: unforeseen error, please report it", self.name)
+                continue
+            if notification is not None:
+                notifications.append(notification)
+        return notifications
+
+    def _step(self, now: float) -> Notification | None:
+        """Take the next step. It is no longer due when it fails, so that it is not repeated."""
         if self.state.backlog >= 0:
-            self.state.backlog = -1
-            events.close(events.waves.forget_over(), now)
-        if abs(now - self.state.looked) >= LOOK_EVERY:  # before the first record, this machine's clock may be ahead
-            unwatched = now - self.state.looked if self.state.looked and now - self.state.looked > UNWATCHED else 0.0
-            self.state.looked = now
-            yield from events.look(now)
-            for one in (self.silence, self.missing):
-                yield from one.look(now, unwatched, events.is_gone, events.explained)
-        for waves in self._every:
-            for wave, made in waves.flush(now):
-                if wave.standing in OVER:
-                    events.close(wave.stories.values(), now)
-                yield made
+            self._end_backlog(now)
+        elif self._is_look_due(now):
+            self._look(now)
+        elif self.events.has_overdue:
+            self.events.end_overdue(now)
+        elif self._unwatched is not None:
+            self._look_at_vms(now, self._unwatched)
+        elif self.silence.has_found:
+            self.silence.note_next(now)
+        elif self.missing.has_found:
+            self.missing.note_next(now)
+        else:
+            return self._notify_next(now)
+        return None
 
-    def _take(self, found: Report | Beat | None, now: float) -> str:
-        """Apply a decoded record; return its result: see ``PartitionFigures``. Raises ``PoisonError``."""
-        if found is None:
-            return "skipped"
-        self.silence.hear(found, now)
-        if isinstance(found, Report):
-            return self.events.report(_in_time(found, now), now)
-        self.events.listed(found.place.group, found.listed, now)
-        return "beat"
+    def _end_backlog(self, now: float) -> None:
+        """Forget what was over before the partition was read: no one is notified of it."""
+        self.state.backlog = -1
+        self.events.close(self.events.waves.forget_over(), now)
+
+    def _is_look_due(self, now: float) -> bool:
+        # before the first record, this machine's clock may be ahead of the hub's
+        return abs(now - self.state.looked) >= LOOK_EVERY
+
+    def _look(self, now: float) -> None:
+        """Find overdue events. Once they have ended, the VMs are next: some are gone with them."""
+        self._unwatched = 0.0
+        if self.state.looked and now - self.state.looked > UNWATCHED:
+            self._unwatched = now - self.state.looked
+        self.state.looked = now
+        self.events.look(now)
+
+    def _look_at_vms(self, now: float, unwatched: float) -> None:
+        """Find the VMs that are silent or missing."""
+        self._unwatched = None
+        self.silence.look(now, unwatched, self.events.is_gone, self.events.explained)
+        self.missing.look(now, unwatched, self.events.is_gone, self.events.explained)
+
+    def _notify_next(self, now: float) -> Notification | None:
+        """Notify of the next wave that is due, and close its stories if it is over."""
+        for waves in self._every_waves:
+            due = waves.notify_next(now)
+            if due is None:
+                continue
+            if due.wave.standing in OVER:
+                self.events.close(due.wave.stories.values(), now)
+            return due.notification
+        return None
 
 
 def _in_time(report: Report, now: float) -> Report:
-    """Correct impossible times of a report by the hub's clock, which shows ``now`` in Unix seconds."""
-    latest, due = from_unix(now), report.not_before
+    """Correct impossible times of a report by the hub's clock, which shows ``now``."""
+    latest = from_unix(now)
     earliest = latest - YEAR
-    if due is not None and abs(due - latest) >= YEAR:
-        due = None
-    elif earliest < min(report.time, report.first_seen) and max(report.time, report.first_seen) <= latest + MAX_AHEAD:
+
+    not_before = report.not_before
+    if not_before is not None and abs(not_before - latest) >= YEAR:
+        not_before = None
+
+    times = (report.time, report.first_seen)
+    is_possible = earliest < min(times) and max(times) <= latest + MAX_AHEAD
+    if is_possible and not_before == report.not_before:
         return report
+
     time = max(earliest, min(report.time, latest))
     first_seen = max(earliest, min(report.first_seen, time))
-    return msgspec.structs.replace(report, time=time, first_seen=first_seen, not_before=due)
+    return msgspec.structs.replace(report, time=time, first_seen=first_seen, not_before=not_before)
+
+
+# ---- the weight of an event
 
 
 def _bounds(story: Story) -> dict[str, int]:
-    """Return the bounds that apply to an event: of the partition, of its group, of the VM that reported it first."""
+    """Return the bounds that apply to an event.
+
+    They are those of the partition, of its group, and of the VM that reported it first.
+    """
     return {"": MAX_OPEN, story.group: MAX_OPEN_OF_GROUP, story.sender: MAX_OPEN_OF_ONE}
 
 
 def _weight(resources: tuple[str, ...]) -> int:
     """Return how many open events an event with these affected VMs counts as."""
-    return 1 + sum(map(len, resources)) // NAMES_OF_ONE
+    characters = sum(len(name) for name in resources)
+    return 1 + characters // NAMES_OF_ONE
+
+
+# ---- judging an event
+
+
+def _newest_first(story: Story) -> int:
+    return -story.nth
+
+
+def _over_since(story: Story, now: float) -> datetime:
+    """Return the last VM's report of the end; without one, the event is over since ``now``."""
+    return story.over or from_unix(now)
+
+
+def _is_under_way(story: Story, now: float) -> bool:
+    """Whether an event may be interrupting its VMs: it has started, or its NotBefore has passed."""
+    if story.standing is STARTED:
+        return True
+
+    # what is over interrupts no VM
+    if story.standing in OVER:
+        return False
+
+    # Azure may start it from NotBefore on, and the VM can no longer report that
+    return story.not_before is not None and story.not_before.timestamp() < now
+
+
+def _begins_again(story: Story, report: Report, now: float) -> bool:
+    """Whether a report is about a new event that has the id of an open one."""
+    # an event that is not over is still the same one
+    if story.standing not in OVER:
+        return False
+    return _came_back(report, _over_since(story, now))
 
 
 def _came_back(report: Report, over: datetime) -> bool:
-    """Whether the EventId is listed again, for a new event. Repeated or late reports are about the first one."""
-    return report.reason == "came_back" and report.time > over
+    """Whether an EventId is listed again, for a new event."""
+    # other reports are about the first event
+    if report.reason != "came_back":
+        return False
+
+    # it came back before the end of the last event: the report is late, or repeated
+    return report.time > over
 
 
 def _reopens(closed: Closed, report: Report) -> bool:
-    """Whether a report reopens an event: it was not canceled, its end was unknown, or the EventId is a new event's."""
+    """Whether a report reopens a closed event, or is about a new one with its id."""
     if report.reason == "came_back":
         return _came_back(report, closed.over)
-    return closed.standing in (CANCELED, ENDED) and STRENGTH[report.change] > closed.standing
+
+    # a finished event stays finished
+    if closed.standing not in (CANCELED, ENDED):
+        return False
+
+    # this VM has seen more than those that reported the end
+    return STRENGTH[report.change] > closed.standing

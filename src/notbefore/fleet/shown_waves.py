@@ -4,28 +4,45 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
-from itertools import groupby
-from operator import attrgetter
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from notbefore.core.record import view
 from notbefore.core.text import natural, one_line, some_of
 from notbefore.fleet.silence import Heard
-from notbefore.fleet.waves import Wave, affected, by_progress, event_of_wave, place_of, reporters
+from notbefore.fleet.waves import (
+    Wave,
+    affected,
+    by_progress,
+    event_of_wave,
+    place_of,
+    reporters,
+)
 
-MATCHERS: Final = ("event_type", "subscription", "resource_group", "scale_set", "region", "tag", "vm")  # of a mute
+# the fields that a mute may match
+MATCHERS: Final = (
+    "event_type",
+    "subscription",
+    "resource_group",
+    "scale_set",
+    "region",
+    "tag",
+    "vm",
+)
 FILTERS: Final = (*MATCHERS, "status")  # parameters of a request
-PART_OF_LINE: Final = re.compile(rb".{1,74}(?![\x80-\xbf])")  # octets, by RFC 5545; the next octet begins a character
+OF_EVENTS: Final = ("event_type", "status")  # the filters that VMs do not have
 MAX_NAMES: Final = 20  # of VMs in a calendar entry
+
+# up to 74 octets, by RFC 5545; the octet after them begins a character
+PART_OF_LINE: Final = re.compile(rb".{1,74}(?![\x80-\xbf])")
+
 Named = tuple[str, str, str]
 """Subscription, resource group and name, of a VM or of a group of VMs."""
 
 
 class EventFacts(Struct, frozen=True, kw_only=True):
-    """What is shown of an event or a wave; for a wave, what all of its events have in common."""
+    """The facts of an event, or those that all events of a wave have in common."""
 
     event_id: str  # of the event, or of the wave
     event_type: str
@@ -48,7 +65,7 @@ class ShownWave(EventFacts, frozen=True, kw_only=True):
     """One wave in ``/api/v1/fleet/events``."""
 
     status: str  # scheduled, started
-    vms_to_come: tuple[str, ...]  # those of ``vms`` that an event has still to come to: ``vms`` begins with them
+    vms_to_come: tuple[str, ...]  # the first ones of ``vms``: an event has still to come to them
     vms_under_way: tuple[str, ...]  # those that an event under way affects
     events: int
     under_way: int  # events that have started
@@ -61,43 +78,24 @@ class ShownWave(EventFacts, frozen=True, kw_only=True):
         """The number of its events that have not started: people can still prepare for them."""
         return self.events - self.under_way - self.over
 
-    def matches(self, wanted: Mapping[str, str]) -> bool:
-        """Whether all filters match; a wave that is partly under way is both ``scheduled`` and ``started``."""
-        fields = dict(wanted)
-        status = fields.pop("status", self.status).casefold()
-        events = {"scheduled": self.to_come, "started": self.under_way}.get(status, 0)
-        return events > 0 and _is_wanted(fields, asdict(self), self.tags, self.vms)
+    def matches(self, filters: Mapping[str, str]) -> bool:
+        """Whether all filters match.
 
-
-def wanted_vms(vms: Iterable[Heard], wanted: Mapping[str, str]) -> list[Heard]:
-    """Return the VMs that all filters match, except those that are for events alone."""
-    fields = {name: value for name, value in wanted.items() if name not in ("event_type", "status")}
-    if not fields:
-        return list(vms)
-    return [one for one in vms if _is_wanted(fields, one.place._asdict(), dict(one.place.tags), [one.name])]
-
-
-def _is_wanted(
-    wanted: Mapping[str, str], facts: Mapping[str, object], tags: Mapping[str, str], vms: Collection[str]
-) -> bool:
-    """Whether all filters match: ``vm`` is a part of a VM's name, in any case; the others as in ``fits``."""
-    fields = dict(wanted)
-    part = fields.pop("vm", "").casefold()
-    named = not part or any(part in vm.casefold() for vm in vms)
-    return named and fits(fields, facts, tags)
-
-
-def fits(wanted: Mapping[str, str], facts: Mapping[str, object], tags: Mapping[str, str]) -> bool:
-    """Whether the facts have the wanted values, in any case, and the tags a ``tag`` (``NAME`` or ``NAME=VALUE``)."""
-    tag, _, value = wanted.get("tag", "").partition("=")
-    found = tags.get(tag.casefold())
-    tagged = "tag" not in wanted or (found is not None and value in ("", found))
-    others = ((facts.get(name, ""), one) for name, one in wanted.items() if name != "tag")
-    return tagged and all(str(fact).casefold() == one.casefold() for fact, one in others)
+        A wave that is partly under way is both ``scheduled`` and ``started``.
+        """
+        other_filters = dict(filters)
+        status = other_filters.pop("status", self.status).casefold()
+        events_by_status = {"scheduled": self.to_come, "started": self.under_way}
+        if events_by_status.get(status, 0) == 0:
+            return False
+        return _matches(other_filters, asdict(self), self.tags, self.vms)
 
 
 class ShownPartition(Struct, frozen=True):
-    """One partition of the hub. ``age``: seconds since its snapshot was taken; ``None``: this instance reads it."""
+    """One partition of the hub.
+
+    ``age``: seconds since its snapshot was taken; ``None``: this instance reads it.
+    """
 
     name: str
     age: float | None
@@ -106,7 +104,7 @@ class ShownPartition(Struct, frozen=True):
 class FleetEvents(Struct, frozen=True):
     """The body of ``/api/v1/fleet/events``: the whole fleet, on any instance."""
 
-    trouble: str  # why coming events may be unknown: the hub or a partition is not being read; else empty
+    trouble: str  # why coming events may be unknown: the hub or a partition is not read; else empty
     partitions: tuple[ShownPartition, ...]
     waves: tuple[ShownWave, ...]
     heard: int  # number of VMs that have sent a heartbeat
@@ -114,15 +112,81 @@ class FleetEvents(Struct, frozen=True):
     missing: tuple[str, ...]  # VMs of the inventory that were never heard from, or not for a day
 
 
+# ---- filters
+
+
+def wanted_vms(vms: Iterable[Heard], filters: Mapping[str, str]) -> list[Heard]:
+    """Return the VMs that all filters match, except those that are for events alone."""
+    vm_filters = {name: value for name, value in filters.items() if name not in OF_EVENTS}
+    if not vm_filters:
+        return list(vms)
+
+    return [vm for vm in vms if _matches_vm(vm_filters, vm)]
+
+
+def _matches_vm(filters: Mapping[str, str], vm: Heard) -> bool:
+    return _matches(filters, vm.place._asdict(), dict(vm.place.tags), [vm.name])
+
+
+def fits(filters: Mapping[str, str], facts: Mapping[str, object], tags: Mapping[str, str]) -> bool:
+    """Whether the facts have the wanted values, in any case, and the tags a ``tag``.
+
+    The form of ``tag`` is ``NAME`` or ``NAME=VALUE``.
+    """
+    for name, value in filters.items():
+        if name == "tag":
+            if not _has_tag(tags, value):
+                return False
+        elif str(facts.get(name, "")).casefold() != value.casefold():
+            return False
+    return True
+
+
+def _has_tag(tags: Mapping[str, str], wanted: str) -> bool:
+    name, _, value = wanted.partition("=")
+    if name.casefold() not in tags:
+        return False
+    return value in ("", tags[name.casefold()])
+
+
+def _matches(
+    filters: Mapping[str, str],
+    facts: Mapping[str, object],
+    tags: Mapping[str, str],
+    vms: Collection[str],
+) -> bool:
+    """Whether all filters match: ``vm`` is a part of a VM's name, in any case; see ``fits``."""
+    other_filters = dict(filters)
+    part_of_name = other_filters.pop("vm", "").casefold()
+    if part_of_name and not any(part_of_name in vm.casefold() for vm in vms):
+        return False
+    return fits(other_filters, facts, tags)
+
+
+# ---- waves
+
+
 def coming(waves: Iterable[Wave], now: datetime) -> tuple[ShownWave, ...]:
-    """Return the waves that are not over: those with events to come, by the time left, then those under way.
+    """Return the waves that are not over: those with events to come first, by the time left.
 
     Groups of one name in several places have their subscription and resource group in front.
     """
-    found = [one for one in (shown(wave, now) for wave in waves if wave.stories) if one.over < one.events]
-    names = _distinct(map(_group, found))
-    found.sort(key=lambda one: (not one.to_come, one.not_before or one.first_seen, one.event_id))
-    return tuple(replace(one, group=names[_group(one)]) for one in found)
+    open_waves: list[ShownWave] = []
+    for wave in waves:
+        if not wave.stories:
+            continue
+        shown_wave = shown(wave, now)
+        if shown_wave.over < shown_wave.events:
+            open_waves.append(shown_wave)
+
+    open_waves.sort(key=_order)
+    names = _distinct(_group(wave) for wave in open_waves)
+    return tuple(replace(wave, group=names[_group(wave)]) for wave in open_waves)
+
+
+def _order(wave: ShownWave) -> tuple[bool, datetime, str]:
+    is_under_way = wave.to_come == 0
+    return is_under_way, wave.not_before or wave.first_seen, wave.event_id
 
 
 def _group(wave: ShownWave) -> Named:
@@ -133,71 +197,130 @@ def _group(wave: ShownWave) -> Named:
 
 def shown(wave: Wave, now: datetime) -> ShownWave:
     """Return a wave, which must have stories, as it is at ``now``."""
-    stories, standing = list(wave.stories.values()), wave.standing
-    to_come, under_way, over = by_progress(stories)
-    first, then = affected(to_come), affected(under_way)
-    event, place = event_of_wave(wave, standing), place_of(stories)
-    return view(
-        ShownWave,
-        event,
-        place,
+    stories = list(wave.stories.values())
+    standing = wave.standing
+    event = event_of_wave(wave, standing)
+    place = place_of(stories)
+    progress = by_progress(stories)
+    vms_to_come = affected(progress.to_come)
+    vms_under_way = affected(progress.under_way)
+    starts = [story.started for story in stories if story.started is not None]
+
+    seconds_to_not_before = None
+    if event.not_before is not None:
+        seconds_to_not_before = (event.not_before - now).total_seconds()
+
+    return ShownWave(
+        event_id=event.event_id,
+        event_type=event.event_type,
+        event_source=event.event_source or None,
+        subscription=place.subscription,
+        resource_group=place.resource_group,
+        scale_set=place.scale_set,
+        region=place.region,
+        zone=place.zone,
         tags=dict(place.tags),
-        vms=tuple(dict.fromkeys([*first, *then])),
-        vms_to_come=tuple(first),
-        vms_under_way=tuple(then),
+        vms=tuple(dict.fromkeys([*vms_to_come, *vms_under_way])),
         reported_by=len(reporters(stories)),
-        first_seen=min(one.first_seen for one in stories),
-        started=min((one.started for one in stories if one.started is not None), default=None),
+        first_seen=min(story.first_seen for story in stories),
+        not_before=event.not_before,
+        started=min(starts, default=None),
+        description=event.description or None,
         status=standing.name.lower(),
+        vms_to_come=tuple(vms_to_come),
+        vms_under_way=tuple(vms_under_way),
         events=len(stories),
-        under_way=len(under_way),
-        over=len(over),
-        seconds_to_not_before=(event.not_before - now).total_seconds() if event.not_before is not None else None,
+        under_way=len(progress.under_way),
+        over=len(progress.over),
+        seconds_to_not_before=seconds_to_not_before,
     )
-
-
-def names_of(vms: Iterable[Heard]) -> tuple[str, ...]:
-    """Return the names of VMs; equal names have their subscription and resource group in front."""
-    names = _distinct((one.place.subscription, one.place.resource_group, one.name) for one in vms)
-    return tuple(sorted(names.values(), key=natural))
-
-
-def _distinct(found: Iterable[Named]) -> dict[Named, str]:
-    """Return the names to show: equal ones have in front of them what is before the name."""
-    every = set(found)
-    named = Counter(name for *_, name in {tuple(map(str.casefold, one)) for one in every})
-    return {one: "/".join(filter(None, one)) if named[one[-1].casefold()] > 1 else one[-1] for one in every}
 
 
 def under_way(waves: Iterable[ShownWave]) -> list[list[ShownWave]]:
     """Return the waves with events under way, one list for each type and place."""
-    place = attrgetter("event_type", "subscription", "resource_group", "scale_set")
-    by_name = sorted((one for one in waves if one.under_way), key=lambda one: [*map(natural, one.vms_under_way[:1])])
-    return [list(found) for _, found in groupby(sorted(by_name, key=place), place)]
+    by_place: dict[tuple[str, ...], list[ShownWave]] = {}
+    for wave in waves:
+        if wave.under_way:
+            place = (wave.event_type, wave.subscription, wave.resource_group, wave.scale_set)
+            by_place.setdefault(place, []).append(wave)
+
+    for same_place in by_place.values():
+        same_place.sort(key=_first_vm_under_way)
+    return [by_place[place] for place in sorted(by_place)]
+
+
+def _first_vm_under_way(wave: ShownWave) -> list[tuple[list[str | int], str]]:
+    return [natural(name) for name in wave.vms_under_way[:1]]
+
+
+# ---- names
+
+
+def names_of(vms: Iterable[Heard]) -> tuple[str, ...]:
+    """Return the names of VMs; equal names have their subscription and resource group in front."""
+    named = [(vm.place.subscription, vm.place.resource_group, vm.name) for vm in vms]
+    return tuple(sorted(_distinct(named).values(), key=natural))
+
+
+def _distinct(named: Iterable[Named]) -> dict[Named, str]:
+    """Return the names to show: equal ones have in front of them what is before the name."""
+    distinct = set(named)
+    bearers: set[Named] = set()
+    for subscription, resource_group, name in distinct:
+        bearers.add((subscription.casefold(), resource_group.casefold(), name.casefold()))
+    frequency = Counter(name for _, _, name in bearers)
+
+    names: dict[Named, str] = {}
+    for full_name in distinct:
+        name = full_name[-1]
+        if frequency[name.casefold()] > 1:
+            names[full_name] = "/".join(part for part in full_name if part)
+        else:
+            names[full_name] = name
+    return names
+
+
+# ---- the calendar
 
 
 def calendar(waves: Iterable[ShownWave], now: datetime) -> bytes:
-    """Return an iCalendar feed (RFC 5545): an entry for each wave with events to come, at its NotBefore."""
+    """Return an iCalendar feed (RFC 5545).
+
+    It has an entry for each wave with events to come, at its NotBefore.
+    """
     lines = ["BEGIN:VCALENDAR", "VERSION:2.0", "PRODID:-//notbefore//fleet//EN"]
-    for one in waves:
-        if not one.to_come or one.not_before is None:
-            continue
-        where = f" in {one.group}" if one.group else ""
-        vms = "1 VM" if len(one.vms_to_come) == 1 else f"{len(one.vms_to_come)} VMs"
-        about = [
-            f"VMs: {some_of(one.vms_to_come, MAX_NAMES)}",
-            *(f"{name}: {value}" for name, value in one.tags.items()),
-        ]
-        lines += [
-            "BEGIN:VEVENT",
-            f"UID:{_escaped(one.event_id)}@notbefore",
-            f"DTSTAMP:{_time(now)}",
-            f"DTSTART:{_time(one.not_before)}",
-            f"SUMMARY:{_escaped(f'{one.event_type} of {vms}{where}, not before this time')}",
-            "DESCRIPTION:" + "\\n".join(map(_escaped, filter(None, [*about, one.description]))),
-            "END:VEVENT",
-        ]
-    return b"".join(_folded(line) + b"\r\n" for line in [*lines, "END:VCALENDAR"])
+    for wave in waves:
+        if wave.to_come and wave.not_before is not None:
+            lines += _entry(wave, wave.not_before, now)
+    lines.append("END:VCALENDAR")
+    return b"".join(_folded(line) + b"\r\n" for line in lines)
+
+
+def _entry(wave: ShownWave, not_before: datetime, now: datetime) -> list[str]:
+    vms = f"{len(wave.vms_to_come)} VMs"
+    if len(wave.vms_to_come) == 1:
+        vms = "1 VM"
+
+    summary = f"{wave.event_type} of {vms}"
+    if wave.group:
+        summary += f" in {wave.group}"
+    summary += ", not before this time"
+
+    description = [f"VMs: {some_of(wave.vms_to_come, MAX_NAMES)}"]
+    for name, value in wave.tags.items():
+        description.append(f"{name}: {value}")
+    if wave.description:
+        description.append(wave.description)
+
+    return [
+        "BEGIN:VEVENT",
+        f"UID:{_escaped(wave.event_id)}@notbefore",
+        f"DTSTAMP:{_time(now)}",
+        f"DTSTART:{_time(not_before)}",
+        f"SUMMARY:{_escaped(summary)}",
+        "DESCRIPTION:" + "\\n".join(_escaped(line) for line in description),
+        "END:VEVENT",
+    ]
 
 
 def _time(time: datetime) -> str:

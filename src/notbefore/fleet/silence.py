@@ -6,10 +6,10 @@ and is over once all are heard from again. The VMs of an inventory that are not 
 same rules. Times are Unix seconds of the hub's clock.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable
 from sys import intern
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -44,6 +44,14 @@ class Heard(Struct, array_like=True):
     silent: bool = False  # or missing
 
 
+class Found(NamedTuple):
+    """A place that a look has found, with its story, if it has one, and the VMs silent there."""
+
+    place: Place
+    story: Story | None
+    silent: list[Heard]
+
+
 class Silence:
     """The VMs of one partition; ``waves`` and ``heard``: the state of the previous owner, changed in place.
 
@@ -56,6 +64,7 @@ class Silence:
         self.waves = Waves(replace(grouping, group_by=_TOGETHER), waves)
         self._groups = Counter(one.place.group for one in heard.values())
         self._missing = missing
+        self._found: deque[Found] = deque()  # by the last look, and not noted yet
         for one in heard.values():
             one.place = one_place(one.place)
 
@@ -94,32 +103,58 @@ class Silence:
         self._groups[self.heard.pop(key).place.group] -= 1
 
     def look(
-        self, now: float, unwatched: float, gone: Callable[[str], bool], explained: Callable[[float], set[str]]
-    ) -> Iterator[None]:
-        """Find the VMs that are silent now, and those that are back. After each step, other tasks may get a turn.
+        self,
+        now: float,
+        unwatched: float,
+        gone: Callable[[str], bool],
+        explained: Callable[[float], set[str]],
+    ) -> None:
+        """Find the VMs that are silent now, and those that are back; ``note_next`` notes them.
 
-        ``unwatched``: seconds before ``now`` in which nothing could be heard: they do not count. ``gone``: whether an
-        event has deleted a VM. ``explained``: the VMs whose silence is explained by an event under way.
+        ``unwatched``: seconds before ``now`` in which nothing could be heard: they do not count.
+        ``gone``: whether an event has deleted a VM. ``explained``: the VMs whose silence is
+        explained by an event under way.
         """
-        busy: set[str] | None = None
+        explained_vms: set[str] | None = None
         silent: dict[Place, list[Heard]] = {}
-        for key, one in list(self.heard.items()):
-            one.at = min(now, one.at + unwatched)
-            late = now - one.at > INTERVALS * one.interval
-            if late and (gone(key) or (now - one.at > FORGET_SECONDS and not self._missing)):
+        for key, vm in list(self.heard.items()):
+            vm.at = min(now, vm.at + unwatched)
+            is_late = now - vm.at > INTERVALS * vm.interval
+            is_forgotten = now - vm.at > FORGET_SECONDS and not self._missing
+            if is_late and (gone(key) or is_forgotten):
                 self._forget(key)
                 continue
-            if late and not one.silent:
-                busy = explained(now) if busy is None else busy
-                late = key not in busy
-            one.silent = late
-            if late:
-                silent.setdefault(one.place, []).append(one)
-        yield
-        stories = {story.place: story for wave in self.waves.open.values() for story in wave.stories.values()}
-        for place in {**stories, **silent}:
-            self._note(stories.get(place), place, silent.get(place, []), now)
-            yield
+
+            if is_late and not vm.silent:
+                if explained_vms is None:
+                    explained_vms = explained(now)
+                is_late = key not in explained_vms
+            vm.silent = is_late
+            if is_late:
+                silent.setdefault(vm.place, []).append(vm)
+
+        stories = self._stories()
+        self._found = deque(
+            Found(place, stories.get(place), silent.get(place, [])) for place in {**stories, **silent}
+        )
+
+    @property
+    def has_found(self) -> bool:
+        """Whether places that the last look has found are still to be noted."""
+        return bool(self._found)
+
+    def note_next(self, now: float) -> None:
+        """Note the silent VMs of the next place, or that they are back."""
+        found = self._found.popleft()
+        self._note(found.story, found.place, found.silent, now)
+
+    def _stories(self) -> dict[Place, Story]:
+        """Return the stories of silent VMs by their place."""
+        stories: dict[Place, Story] = {}
+        for wave in self.waves.open.values():
+            for story in wave.stories.values():
+                stories[story.place] = story
+        return stories
 
     def _note(self, story: Story | None, place: Place, silent: list[Heard], now: float) -> None:
         """Update the story of a place, and its wave, if its silent VMs are not the same as before."""

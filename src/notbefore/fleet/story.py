@@ -1,7 +1,7 @@
 """``Story``: one event, merged from the reports of many VMs. Pure.
 
-The result does not depend on the order of the reports, nor on how often each one comes: the strongest claim counts
-(``STRENGTH``). People are notified of each step between two standings (``STEPS``) once.
+The result depends neither on the order of the reports nor on their repetition: the strongest claim
+counts (``STRENGTH``). People are notified once of each step between two standings (``STEPS``).
 """
 
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ from enum import IntEnum
 from sys import intern
 from typing import Final
 
-from msgspec import Struct, convert
+from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import LifecycleKind, Outcome
@@ -20,9 +20,9 @@ from notbefore.fleet.hub_records import Place, Report
 class Standing(IntEnum):
     """The state of an event. If two claims differ, the greater one counts: see ``STRENGTH``."""
 
-    NEW = 0  # nothing is known about it, or nobody was notified of it
+    NEW = 0  # nothing is known about it, or no one was notified of it
     SCHEDULED = 1
-    ENDED = 2  # gone, and nobody saw how
+    ENDED = 2  # gone, and no VM saw how
     CANCELED = 3
     STARTED = 4
     FINISHED = 5
@@ -33,42 +33,60 @@ NEW, SCHEDULED, ENDED, CANCELED, STARTED, FINISHED = Standing
 STRENGTH: Final[dict[LifecycleKind, Standing]] = {
     "announced": SCHEDULED,
     "updated": SCHEDULED,
-    "ended": ENDED,  # nobody saw how: a VM that did see it knows better
+    "ended": ENDED,  # this VM saw no end: one that did knows better
     "canceled": CANCELED,  # it looks canceled: a VM that saw the start knows better
     "started": STARTED,
     "finished": FINISHED,  # it had started, and is over
 }
-"""Change -> what the VM claims by it. If claims contradict each other, that of the VM that has seen more counts."""
+"""Change -> the claim that a VM makes by it. Of two claims, that of the VM that saw more counts."""
 
-OUTCOMES: Final[dict[Standing, Outcome]] = {ENDED: "unknown", CANCELED: "canceled", FINISHED: "finished"}
+OUTCOMES: Final[dict[Standing, Outcome]] = {
+    ENDED: "unknown",
+    CANCELED: "canceled",
+    FINISHED: "finished",
+}
 OVER: Final = frozenset(OUTCOMES)
 
 ENDS_AS: Final = {SCHEDULED: ENDED, STARTED: FINISHED}
-"""The standing of an event that is over, if its claim is not an end. After Started, Azure has only one next step."""
+"""The standing of an event that is over although no VM claims an end.
 
-_ENDS: Final[dict[Standing, LifecycleKind]] = {CANCELED: "canceled", FINISHED: "finished", ENDED: "ended"}
+After Started, Azure has only one next step.
+"""
+
+_ENDS: Final[dict[Standing, LifecycleKind]] = {
+    CANCELED: "canceled",
+    FINISHED: "finished",
+    ENDED: "ended",
+}
 STEPS: Final[dict[Standing, dict[Standing, LifecycleKind]]] = {
     NEW: {SCHEDULED: "announced", STARTED: "started", **_ENDS},
     SCHEDULED: {SCHEDULED: "updated", STARTED: "started", **_ENDS},
-    STARTED: {STARTED: "updated", **_ENDS, CANCELED: "finished"},  # only of a wave: the rest of it was canceled
-    CANCELED: {STARTED: "started", FINISHED: "finished"},  # what looked canceled was not
-    ENDED: {STARTED: "started", FINISHED: "finished", CANCELED: "canceled"},  # reported late
+    # only a wave goes from started to canceled: the rest of its events were canceled
+    STARTED: {STARTED: "updated", **_ENDS, CANCELED: "finished"},
+    # it looked canceled, and was not
+    CANCELED: {STARTED: "started", FINISHED: "finished"},
+    # a VM reported its end late
+    ENDED: {STARTED: "started", FINISHED: "finished", CANCELED: "canceled"},
     FINISHED: {},
 }
-"""Last notified standing -> standing now -> the change to notify of. There is none for other pairs."""
+"""Last notified standing -> standing now -> the change to notify of. Other pairs have none."""
 
-MAX_REPORTERS: Final = 256 * 1024  # bytes of the names of the VMs that report one event: a scale set has 1,000 VMs
+# bytes of the names of the VMs that report one event: a scale set has 1,000 VMs
+MAX_REPORTERS: Final = 256 * 1024
 
 
 class Measures(Struct, frozen=True):
-    """What one affected VM measured, in seconds; ``None`` if it did not."""
+    """The seconds that one affected VM measured; ``None`` if it did not."""
 
     notice: float | None = None
     interruption: float | None = None
 
 
 class Story(Struct, array_like=True):
-    """One event, as the VMs of one group report it. Mutable: only ``add``, ``Partition`` and ``Waves`` change it."""
+    """One event, as the VMs of one group report it.
+
+    Mutable: only ``add``, ``Partition`` and ``Waves`` change it.
+    """
 
     event: Event  # the newest content that was reported
     place: Place  # what its VMs have in common, as far as they were heard from
@@ -79,7 +97,7 @@ class Story(Struct, array_like=True):
     dated: tuple[datetime, str, str]  # the same for NotBefore
     claim: Standing = NEW  # the strongest claim
     standing: Standing = NEW  # the event's state by all reports
-    reported: dict[str, int] = {}  # VM -> its last report of the end: see ``_last_word``
+    reported: dict[str, int] = {}  # VM -> its last word about the end: see ``_last_word``
     room: int = MAX_REPORTERS  # bytes left for the names of more VMs
     measured: dict[str, Measures] = {}  # by affected VM
     started: datetime | None = None  # the first start
@@ -93,16 +111,24 @@ class Story(Struct, array_like=True):
     late: bool = False  # it was over as far as was known, and a late report corrects that
     labels: tuple[str, ...] = ()  # the key of its wave, which it never leaves
     named: bool = False  # a notification of its wave has named it
-    shares_id: bool = False  # another resource group's event had its EventId first: the two are kept apart
-    by_affected: bool = False  # ``place`` is that of affected VMs; until one is heard from, that of others
+    shares_id: bool = False  # another resource group's event had its EventId first
+    by_affected: bool = False  # ``place`` is that of affected VMs, no longer that of others
 
     @classmethod
     def begin(cls, report: Report) -> "Story":
-        """Begin a story with the first report of an event; the caller must also ``add`` the report."""
-        when = (report.time, report.vm, report.change_id)
-        event, group = convert(report, Event, from_attributes=True), report.place.group
-        sender = group + report.vm
-        return cls(event, Place(), report.first_seen, group, sender, when, when, exercise=report.exercise)
+        """Begin a story with the first report of an event; the caller must also ``add`` it."""
+        group = report.place.group
+        source = _source_of(report)
+        return cls(
+            event=_event_of(report),
+            place=Place(),
+            first_seen=report.first_seen,
+            group=group,
+            sender=group + report.vm,
+            newest=source,
+            dated=source,
+            exercise=report.exercise,
+        )
 
     @property
     def key(self) -> str:
@@ -116,97 +142,205 @@ class Story(Struct, array_like=True):
 
     def deadline(self, limit: float) -> float:
         """Return when to stop waiting for more reports, in Unix seconds; ``limit`` in seconds."""
-        times = (self.first_seen, self.not_before, self.started)
-        return max(self.heard_at, *(time.timestamp() for time in times if time is not None)) + limit
+        latest = max(self.heard_at, self.first_seen.timestamp())
+        if self.not_before is not None:
+            latest = max(latest, self.not_before.timestamp())
+        if self.started is not None:
+            latest = max(latest, self.started.timestamp())
+        return latest + limit
 
     def add(self, report: Report) -> bool:
         """Apply a report; return whether it has changed the event's standing or content."""
-        vm = report.vm
-        before = self.reported.get(vm)
-        if before is None:
-            self.room -= len(vm.encode())
-            if self.room < 0:
-                return False
-        self.reported[intern(vm)] = word = _last_word(before or 0, report)  # many stories have the same VMs
-        if word != before:
-            last = max(self.reported.values())
-            self.over = from_unix(last / 1000) if last > 0 else None
-        self.claim = max(self.claim, STRENGTH[report.change])
-        self.given_up = self.given_up and STRENGTH[report.change] in OVER  # a VM that still lists it knows better
-        changed = self._take_content(report)
-        stood, self.standing = self.standing, self._stands()
-        return changed or stood is not self.standing
+        if not self._has_room(report.vm):
+            return False
+
+        self._take_word(report)
+        self._take_claim(report)
+        self._take_times(report)
+        self._take_place(report)
+        self._take_measures(report)
+        content_changed = self._take_content(report)
+
+        standing_before = self.standing
+        self.standing = self._judge()
+        return content_changed or self.standing is not standing_before
 
     def locate(self, place: Place, *, affected: bool) -> None:
-        """Keep what this VM's place has in common with those before. Once one is affected, only affected ones count."""
-        if self.place == Place() or (affected and not self.by_affected):
-            self.place, self.by_affected = place, affected
+        """Keep what this VM's place has in common with the places before.
+
+        Once the place of an affected VM is known, only those of affected VMs count.
+        """
+        is_first = self.place == Place()
+        is_first_affected = affected and not self.by_affected
+        if is_first or is_first_affected:
+            self.place = place
+            self.by_affected = affected
         elif affected == self.by_affected:
             self.place = self.place.shared(place)
 
     def give_up(self) -> None:
         """End the event, as its limit has passed: it is over as far as is known."""
         self.given_up = True
-        self.standing = self._stands()
+        self.standing = self._judge()
 
-    def _stands(self) -> Standing:
+    # ---- judging the event
+
+    def _judge(self) -> Standing:
+        """Return the state of the event by all reports so far."""
+        # an event that is over has the strongest end that a VM claimed, else the likely one
         if self.given_up or self._is_over():
             return ENDS_AS.get(self.claim, self.claim)
-        return STARTED if self.claim >= STARTED else SCHEDULED
+
+        # a VM that counts still lists it: a claim of the end proves no more than the start
+        if self.claim >= STARTED:
+            return STARTED
+
+        # a VM that saw it canceled may have lost sight of it: the others still list it
+        return SCHEDULED
 
     def _is_over(self) -> bool:
-        """Whether all affected VMs that report it say so, or else all others; for a Preempt or Terminate, any VM."""
-        reported = self.reported
-        if all(word > 0 for word in reported.values()):
+        """Whether the VMs that count have reported the end."""
+        # no VM still lists it
+        if all(word > 0 for word in self.reported.values()):
             return True
-        if self.event.event_type in VANISHING:
-            return any(word > 0 for word in reported.values())
-        heard = [reported[name] > 0 for name in self.event.vms if name in reported]
-        return bool(heard) and all(heard)
 
-    def _take_content(self, report: Report) -> bool:
-        """Apply times, measurements and content; return whether the content has changed."""
+        # a VM that is deleted reports nothing any more: one of the others is enough
+        if self.event.event_type in VANISHING:
+            return any(word > 0 for word in self.reported.values())
+
+        # no affected VM was heard from, and one of the others still lists it
+        words = [self.reported[name] for name in self.event.vms if name in self.reported]
+        if not words:
+            return False
+
+        # affected VMs know better than the others, and all of them have to agree
+        return all(word > 0 for word in words)
+
+    # ---- the parts of a report
+
+    def _has_room(self, vm: str) -> bool:
+        """Whether the VM is among the reporters, or its name still fits."""
+        if vm in self.reported:
+            return True
+        self.room -= len(vm.encode())
+        return self.room >= 0
+
+    def _take_word(self, report: Report) -> None:
+        before = self.reported.get(report.vm)
+        word = _last_word(before or 0, report)
+        self.reported[intern(report.vm)] = word  # many stories have the same VMs
+        if word == before:
+            return
+
+        last_end = max(self.reported.values())
+        if last_end > 0:
+            self.over = from_unix(last_end / 1000)
+        else:
+            self.over = None
+
+    def _take_claim(self, report: Report) -> None:
+        claim = STRENGTH[report.change]
+        self.claim = max(self.claim, claim)
+        if claim not in OVER:
+            self.given_up = False  # this VM still lists the event
+
+    def _take_times(self, report: Report) -> None:
         self.first_seen = min(self.first_seen, report.first_seen)
         if report.change == "started":
             self.started = min(self.started or report.time, report.time)
-        affected = report.scope != "peer"
-        self.locate(report.place, affected=affected)
-        if affected:
-            old = self.measured.get(report.vm, Measures())
-            notice = [one for one in (old.notice, report.notice_seconds) if one is not None]
-            gaps = [one for one in (old.interruption, report.interruption_seconds) if one is not None]
-            self.measured[report.vm] = Measures(min(notice, default=None), max(gaps, default=None))
-        when = (report.time, report.vm, report.change_id)
-        if report.not_before is not None and (self.not_before is None or when >= self.dated):
-            self.not_before, self.dated = report.not_before, when
-        if when < self.newest:
+
+        source = _source_of(report)
+        if report.not_before is None:
+            return
+        if self.not_before is None or source >= self.dated:
+            self.not_before = report.not_before
+            self.dated = source
+
+    def _take_place(self, report: Report) -> None:
+        self.locate(report.place, affected=_is_affected(report))
+
+    def _take_measures(self, report: Report) -> None:
+        """Keep the shortest notice and the longest interruption that an affected VM measured."""
+        if not _is_affected(report):
+            return
+
+        measures = self.measured.get(report.vm, Measures())
+        notices = [measures.notice, report.notice_seconds]
+        interruptions = [measures.interruption, report.interruption_seconds]
+        self.measured[report.vm] = Measures(
+            notice=min((notice for notice in notices if notice is not None), default=None),
+            interruption=max((gap for gap in interruptions if gap is not None), default=None),
+        )
+
+    def _take_content(self, report: Report) -> bool:
+        """Keep the newest content; return whether it differs in a way that is worth an update."""
+        source = _source_of(report)
+        if source < self.newest:
             return False
-        self.newest = when
-        before, self.event = self.event, convert(report, Event, from_attributes=True)
-        if before == self.event:
+        self.newest = source
+
+        before = self.event
+        self.event = _event_of(report)
+        if self.event == before:
             return False
-        if set(before.vms) != set(self.event.vms):
+
+        if set(self.event.vms) != set(before.vms):
             self.by_affected = False  # other VMs are affected now
-        return content(self.event) != content(before) and STRENGTH[report.change] not in OVER
+        if STRENGTH[report.change] in OVER:
+            return False  # the step itself is the news
+        return content(self.event) != content(before)
+
+
+def _is_affected(report: Report) -> bool:
+    """Whether the event affects the VM that reports it, as far as that VM knows."""
+    return report.scope != "peer"
+
+
+def _source_of(report: Report) -> tuple[datetime, str, str]:
+    """Return the rank of a report among others about its event: the greatest is the newest."""
+    return report.time, report.vm, report.change_id
+
+
+def _event_of(report: Report) -> Event:
+    return Event(
+        event_id=report.event_id,
+        event_type=report.event_type,
+        event_status=report.event_status,
+        resources=report.resources,
+        not_before=report.not_before,
+        description=report.description,
+        event_source=report.event_source,
+        duration=report.duration,
+    )
 
 
 def _last_word(before: int, report: Report) -> int:
-    """Return when a VM last reported that the event is over, or, negative, that it lists the event again.
+    """Return when a VM last reported the end of the event, or, negative, that it lists it again.
 
-    In Unix milliseconds of its clock, as in records; 0: neither. A repeated or late report changes nothing.
+    In Unix milliseconds of its clock, as in records; 0: neither. A repeated or late report changes
+    nothing.
     """
-    when = round(report.time.timestamp() * 1000)
+    reported_at = round(report.time.timestamp() * 1000)
     if report.reason == "came_back":
-        word = -when
+        word = -reported_at
     elif STRENGTH[report.change] in OVER:
-        word = when
+        word = reported_at
     else:
         return before
-    return max(before, word, key=lambda one: (abs(one), one))
+
+    # the later word counts; of two in one millisecond, the end
+    if abs(word) > abs(before):
+        return word
+    if abs(word) == abs(before):
+        return max(word, before)
+    return before
 
 
 def content(event: Event) -> str:
-    """Return a digest of the content that is worth an update: all but the status, which the standing replaces."""
+    """Return a digest of the content that is worth an update.
+
+    The status does not count: the standing replaces it.
+    """
     return replace(event, event_status="").digest()
 
 

@@ -1,18 +1,19 @@
 """``Waves``: groups of stories that belong together, and the times of their notifications. Pure.
 
-The terms are Alertmanager's: ``group_by`` defines which stories of one resource group and the same routes are a group
-(a wave), ``group_wait`` how long the first notification waits for more of them, ``group_interval`` how long a digest
-waits. The start of a wave is notified at once; its end waits for ``group_interval``. News that would lose its notice by
-waiting for the next digest does not wait for it. A wave has the form of one event, with all its VMs as ``Resources``,
-so that every sink and route of the agent can handle it.
+The terms are Alertmanager's. ``group_by`` defines which stories of one resource group and the same
+routes are a group, called a wave. ``group_wait`` is how long the first notification waits for more
+of them, ``group_interval`` how long a digest waits. The start of a wave is notified at once; its
+end waits for ``group_interval``. News that would lose its notice by waiting for the next digest
+does not wait for it. A wave has the form of one event, with all its VMs as ``Resources``, so that
+every sink and route of the agent can handle it.
 
-All times are the hub's: every instance that reads the same log makes the same notifications, under the same ids.
+All times are the hub's: every instance that reads the same log makes the same notifications, under
+the same ids.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from datetime import datetime
-from functools import reduce
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,7 +23,7 @@ from notbefore.core.document import SCHEDULED as STATUS_SCHEDULED
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
 from notbefore.core.outbox_rows import Schedule
-from notbefore.core.record import WAVE, FleetFacts, Vm, view
+from notbefore.core.record import WAVE, FleetFacts, Vm
 from notbefore.core.routing import SEVERITIES, Route, severity_of
 from notbefore.core.text import natural
 from notbefore.fleet.hub_records import Place
@@ -42,10 +43,11 @@ from notbefore.fleet.story import (
     from_unix,
 )
 
-MAX_ROUTED: Final = 16  # places by which the notifications of one wave are routed, each by other routes
+MAX_ROUTED: Final = 16  # places by which the notifications of one wave are routed, by other routes
 MAX_NAMES: Final = 2_000  # of VMs in one notification
-SHARE_OF_NOTICE: Final = 3  # news waits for a third of the remaining notice at most: a Preempt has 30 s
-SHARE_OF_DIGEST: Final = 2  # or for the next digest, if at least half of the notice is left by then
+SHARE_OF_NOTICE: Final = 3  # news waits for a third of the notice left at most: a Preempt has 30 s
+SHARE_OF_DIGEST: Final = 2  # or for the next digest, if it leaves at least half of that notice
+DIGESTS_PER_STANDING: Final = 1_000  # a wave that begins again numbers its digests from a multiple
 
 _REASONS: Final[dict[LifecycleKind, Reason]] = {
     "announced": "first_seen_scheduled",
@@ -56,14 +58,23 @@ _REASONS: Final[dict[LifecycleKind, Reason]] = {
     "ended": "not_watched",
 }
 
+_BY_WEIGHT: Final = (STARTED, SCHEDULED, ENDED, FINISHED, CANCELED)
+"""The standing of a wave is the first of these that one of its stories has.
+
+It is started while one of its events is, over once all of them are; then the least known end counts.
+"""
+
 
 class Grouping(Struct, frozen=True):
-    """How stories are grouped; times in seconds. Stories of two resource groups are never one group."""
+    """How stories are grouped; times in seconds.
+
+    Stories of two resource groups are never one group.
+    """
 
     group_by: tuple[str, ...]  # see ``_label``
     group_wait: float
     group_interval: float
-    over_after: float  # after NotBefore, the start and the last record: then it is over without reports
+    over_after: float  # after NotBefore, the start and the last record: it is over without reports
     routes: tuple[Route, ...]  # stories with different routes are different groups
 
     @property
@@ -79,47 +90,73 @@ class Wave(Struct, array_like=True):
     stories: dict[str, Story] = {}
     notified: Standing = NEW  # the standing that was notified last
     notified_event: Event | None = None
-    notified_at: float = 0.0  # Unix seconds of the hub's clock; before the first notification: when the wave began
+    notified_at: float = 0.0  # Unix seconds of the hub's clock; when it began, if not notified yet
     due: float | None = None  # when the next notification is due, in Unix seconds
     number: int = 0  # the number of the last digest
     nth: int = 0  # the number of earlier events with this id
     routed: tuple[Vm, ...] = ()  # the places that route its notifications, each once
-    notified_progress: tuple[int, ...] = ()  # the numbers of its events to come, under way and over that were notified
+    notified_progress: tuple[int, ...] = ()  # ``Progress.counts`` as notified
 
     @property
     def standing(self) -> Standing:
-        """Its state: started while one of its events is, over once all of them are; then the least known end counts."""
-        found = {story.standing for story in list(self.stories.values())}  # a copy: other threads read it
-        return next((one for one in (STARTED, SCHEDULED, ENDED, FINISHED, CANCELED) if one in found), NEW)
+        """Its state, by those of its stories."""
+        stories = list(self.stories.values())  # a copy: other threads read it
+        standings = {story.standing for story in stories}
+        for standing in _BY_WEIGHT:
+            if standing in standings:
+                return standing
+        return NEW
 
 
 OpenWaves = dict[tuple[str, ...], Wave]
-"""The keys are ``Story.labels``: resource group, values of ``group_by``, whether it is an exercise, the routes."""
+"""By ``Story.labels``: resource group, values of ``group_by``, whether an exercise, the routes."""
 
 
 class Notification(Struct, frozen=True):
-    """A change of a wave, with what its VMs have in common, and what only many VMs together show."""
+    """A change of a wave, with what its VMs have in common, and what only many VMs show."""
 
     change: Change
     vm: Vm
     place: Place  # of ``vm``
     facts: FleetFacts
     exercise: bool = False
-    routed: tuple[Vm, ...] = ()  # the places that route it: who was notified of a wave is notified of its end
+    routed: tuple[Vm, ...] = ()  # the places that route it: its end goes where its start went
+
+
+class DueWave(NamedTuple):
+    """A wave that was due, and its notification; ``None`` if there is nothing to notify of."""
+
+    wave: Wave
+    notification: Notification | None
+
+
+class Progress(NamedTuple):
+    """The stories of a wave by how far they are."""
+
+    to_come: list[Story]
+    under_way: list[Story]
+    over: list[Story]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many stories are in each part."""
+        return len(self.to_come), len(self.under_way), len(self.over)
 
 
 class Waves:
-    """The waves of one partition; ``found``: those of the previous owner, changed in place."""
+    """The waves of one partition; ``open_waves``: those of its previous owner, changed in place."""
 
-    def __init__(self, grouping: Grouping, found: OpenWaves) -> None:
+    def __init__(self, grouping: Grouping, open_waves: OpenWaves) -> None:
         self._grouping = grouping
-        self.open = found
+        self.open = open_waves
         self._schedule = Schedule[tuple[str, ...]]()  # the waves that have a due time
-        for labels, wave in found.items():
+        for labels, wave in open_waves.items():
             self._schedule.put(labels, wave.due)
 
+    # ---- stories
+
     def note(self, story: Story, now: float, notified: Standing = NEW) -> None:
-        """Note that a story is new or has changed at ``now``, by the hub's clock; set when its wave is due.
+        """Note that a story is new or has changed at ``now``; set when its wave is due.
 
         ``notified``: the last notified standing of a story that was over, and turns out not to be.
         """
@@ -127,133 +164,244 @@ class Waves:
             story.labels = self._labels(story)
         wave = self.open.get(story.labels)
         if wave is None:
-            key = self._event_key(story, notified)
-            number = 1_000 * notified  # a wave that begins again must not repeat the ids of digests
-            began = now if notified is NEW else 0.0
-            wave = Wave(key, notified=notified, notified_at=began, nth=story.nth, number=number)
-            self.open[story.labels] = wave
+            wave = self._begin(story, now, notified)
+
         was_over = wave.standing in OVER
         wave.stories[story.event.key] = story
         self.route(story)
+
         standing = wave.standing
         due = self._due(wave, standing, story, now)
-        ends_or_goes_on = wave.notified is not NEW and (standing in OVER or was_over)
-        if wave.due is None or due < wave.due or ends_or_goes_on:
+        was_notified = wave.notified is not NEW
+        ends_or_continues = was_notified and (standing in OVER or was_over)
+        if wave.due is None or due < wave.due or ends_or_continues:
             wave.due = due
             self._schedule.put(story.labels, due)
 
     def route(self, story: Story) -> None:
-        """Route the story's wave by its place as well, if other routes match there than at the places before."""
-        wave, vm, routes = self.open[story.labels], vm_of(story.place, story.event.resources), self._grouping.routes
-        ways = ways_of(vm, story.event, routes)
-        if ways not in (ways_of(one, story.event, routes) for one in wave.routed):
-            wave.routed = (*wave.routed, vm)[:MAX_ROUTED]
+        """Route the story's wave also by its place, if other routes match there than elsewhere."""
+        wave = self.open[story.labels]
+        routes = self._grouping.routes
+        vm = vm_of(story.place, story.event.resources)
+        matching = matching_routes(vm, story.event, routes)
+
+        for routed_vm in wave.routed:
+            if matching_routes(routed_vm, story.event, routes) == matching:
+                return
+        if len(wave.routed) < MAX_ROUTED:
+            wave.routed = (*wave.routed, vm)
 
     def forget_over(self) -> list[Story]:
-        """Remove and return the stories that are over, before anybody is notified of any wave."""
-        found: list[Story] = []
+        """Remove and return the stories that are over, before any wave is notified."""
+        forgotten: list[Story] = []
         for labels, wave in list(self.open.items()):
-            found += (over := [story for story in wave.stories.values() if story.standing in OVER])
+            over = by_progress(wave.stories.values()).over
             for story in over:
                 del wave.stories[story.event.key]
+            forgotten += over
+
             if not wave.stories:
                 del self.open[labels]
                 self._schedule.drop(labels)
-        return found
+        return forgotten
 
-    def flush(self, now: float) -> Iterator[tuple[Wave, Notification | None]]:
-        """Yield the waves that are due by ``now``, in the order of their due times, with their notifications, if any.
-
-        A wave that is over is removed from ``open`` first.
-        """
-        while (labels := self._schedule.pop(now)) is not None:
-            wave = self.open[labels]
-            if (later := self._rests_until(wave)) > now:
-                wave.due = later
-                self._schedule.put(labels, later)
-                continue
-            made = self._notify(wave)
-            if wave.standing in OVER:
-                del self.open[labels]
-            yield wave, made
-
-    def _rests_until(self, wave: Wave) -> float:
-        """Return until when more events may join a wave that is over before anybody was notified of it."""
-        if wave.notified is not NEW or wave.standing not in OVER or self._grouping.each_event:
-            return 0.0
-        last = max(story.heard_at for story in wave.stories.values())
-        return min(last + self._grouping.group_wait, wave.notified_at + self._grouping.group_interval)
+    def _begin(self, story: Story, now: float, notified: Standing) -> Wave:
+        """Add the wave of a story that has none."""
+        wave = Wave(
+            event_key=self._event_key(story, notified),
+            notified=notified,
+            notified_at=now if notified is NEW else 0.0,
+            number=DIGESTS_PER_STANDING * notified,  # the ids of its digests must not repeat
+            nth=story.nth,
+        )
+        self.open[story.labels] = wave
+        return wave
 
     def _labels(self, story: Story) -> tuple[str, ...]:
-        """Return the key of the wave of a new story; an exercise is never in a wave of real events."""
-        labels = [_label(name, story) for name in self._grouping.group_by]
-        exercise = ["exercise"] if story.exercise else []
+        """Return the key of the wave of a new story."""
+        labels = [story.group]
+        labels += [_label(name, story) for name in self._grouping.group_by]
+        if story.exercise:
+            labels.append("exercise")  # never in a wave of real events
+
         vm = vm_of(story.place, story.event.resources)
-        return story.group, *labels, *exercise, ways_of(vm, story.event, self._grouping.routes)
+        labels.append(matching_routes(vm, story.event, self._grouping.routes))
+        return tuple(labels)
 
     def _event_key(self, story: Story, notified: Standing) -> str:
-        """Return the key of a new wave; a group that begins again with the same event, which was over, gets another."""
+        """Return the key of a new wave.
+
+        A group that begins again with the same event, which was over, gets another key.
+        """
         if self._grouping.each_event and not story.shares_id:
             return story.event.key
-        first = f"{story.event.key} {notified.name}"
-        return WAVE + change_id("\n".join(story.labels), "announced", first, story.nth)[:24]
+        labels = "\n".join(story.labels)
+        first_story = f"{story.event.key} {notified.name}"
+        return WAVE + change_id(labels, "announced", first_story, story.nth)[:24]
+
+    # ---- when a wave is due
 
     def _due(self, wave: Wave, standing: Standing, story: Story, now: float) -> float:
+        """Return when a wave is due after a change of one of its stories."""
         grouping = self._grouping
-        outdated = wave.notified is SCHEDULED and standing is not STARTED and _is_outdated(wave, now)
-        if story.late or (outdated and story.standing in OVER and not grouping.each_event):
-            return now + grouping.group_wait  # with others like it: one correction
+
+        # a correction waits for others like it
+        if story.late:
+            return now + grouping.group_wait
+
+        # with a wave for each event, nothing else can join it
         if grouping.each_event:
             return now
-        left = story.not_before.timestamp() - now if story.not_before else 0.0
-        soon = now + max(0.0, min(grouping.group_wait, left / SHARE_OF_NOTICE))
-        if wave.notified is NEW or outdated:
-            return soon
+
+        # the event with the NotBefore that people expect is over: others may end with it
+        is_outdated = standing is not STARTED and _is_outdated(wave, now)
+        if is_outdated and story.standing in OVER:
+            return now + grouping.group_wait
+
+        # people do not know of the wave, or expect a NotBefore that it no longer has
+        if wave.notified is NEW or is_outdated:
+            return self._soon(story, now)
+
+        return self._due_again(wave, standing, story, now)
+
+    def _due_again(self, wave: Wave, standing: Standing, story: Story, now: float) -> float:
+        """Return when a wave is due that people know of."""
+        # the first start is what people wait for
         if standing is STARTED and wave.notified is SCHEDULED:
             return now
-        if standing in OVER:  # the next VM's event may still come
-            return now + grouping.group_interval
-        digest = max(now, wave.notified_at + grouping.group_interval)
-        return min(soon, digest) if _is_urgent(wave, story, now) and digest - now > left / SHARE_OF_DIGEST else digest
 
-    def _notify(self, wave: Wave) -> Notification | None:
-        moment, wave.due = wave.due or 0.0, None  # first: if this fails, the other waves do not wait
-        standing, now = wave.standing, from_unix(moment)
-        event = event_of_wave(wave, standing)
-        if wave.notified is STARTED and standing is SCHEDULED:  # between two of its events: it is not started twice
-            standing = STARTED
-        kind = STEPS[wave.notified].get(standing)
-        before = wave.notified_event
-        progress = tuple(map(len, by_progress(wave.stories.values())))
-        same = before is not None and content(event) == content(before) and progress == wave.notified_progress
-        if kind is None or (kind == "updated" and same):
-            return None
-        wave.number += kind == "updated"
-        made = _notification(wave, event, kind, standing, now)
-        wave.notified, wave.notified_event, wave.notified_at = standing, event, moment
-        wave.notified_progress = progress
-        for story in wave.stories.values():
-            story.named, story.late = True, False
-        return made
+        # the end waits, as the next VM's event may still come
+        if standing in OVER:
+            return now + self._grouping.group_interval
+
+        # news that people cannot act on waits for the next digest
+        digest = max(now, wave.notified_at + self._grouping.group_interval)
+        if not _is_urgent(wave, story, now):
+            return digest
+
+        # urgent news also waits for the digest, if that leaves enough of the notice
+        if digest - now <= _notice_left(story, now) / SHARE_OF_DIGEST:
+            return digest
+        return min(self._soon(story, now), digest)
+
+    def _soon(self, story: Story, now: float) -> float:
+        """Return when news of a story is due that waits for ``group_wait``, if its notice allows."""
+        longest = _notice_left(story, now) / SHARE_OF_NOTICE
+        return now + max(0.0, min(self._grouping.group_wait, longest))
+
+    def _rests_until(self, wave: Wave) -> float:
+        """Return until when more events may join a wave that was over before its notification."""
+        if wave.notified is not NEW:
+            return 0.0
+        if wave.standing not in OVER or self._grouping.each_event:
+            return 0.0
+
+        last_heard = max(story.heard_at for story in wave.stories.values())
+        latest = wave.notified_at + self._grouping.group_interval
+        return min(last_heard + self._grouping.group_wait, latest)
+
+    # ---- notifications
+
+    def first_due(self) -> float:
+        """Return when the next wave is due, in Unix seconds; infinite if none is."""
+        return self._schedule.first()
+
+    def notify_next(self, now: float) -> DueWave | None:
+        """Notify of the wave that is due first; ``None`` if none is due by ``now``.
+
+        A wave that is over is removed from ``open``.
+        """
+        while True:
+            labels = self._schedule.pop(now)
+            if labels is None:
+                return None
+
+            wave = self.open[labels]
+            rests_until = self._rests_until(wave)
+            if rests_until > now:
+                wave.due = rests_until
+                self._schedule.put(labels, rests_until)
+                continue
+
+            notification = _notify(wave)
+            if wave.standing in OVER:
+                del self.open[labels]
+            return DueWave(wave, notification)
+
+
+def _label(name: str, story: Story) -> str:
+    """Return the value of a ``group_by`` name.
+
+    It is a field of the event or of its place, or the value of the tag of ``tags.NAME``.
+    """
+    if name.startswith("tags."):
+        tags = dict(story.place.tags)
+        return tags.get(name.removeprefix("tags.").casefold(), "")
+    if name == "event_id":
+        return story.event.key
+    if name.startswith("event_"):
+        return getattr(story.event, name) or ""
+    value: str = getattr(story.place, name)
+    return value.casefold()
+
+
+# ---- judging the news of a wave
 
 
 def _is_outdated(wave: Wave, now: float) -> bool:
-    """Whether people expect, and may be reminded of, a NotBefore that no event to come has any more."""
-    due = wave.notified_event.not_before if wave.notified_event is not None else None
-    to_come, _, _ = by_progress(wave.stories.values())
-    return due is not None and due.timestamp() > now and due not in [story.not_before for story in to_come]
+    """Whether people expect a NotBefore that no event to come has any more."""
+    # people know of no NotBefore: they were not notified, or it has started
+    if wave.notified is not SCHEDULED or wave.notified_event is None:
+        return False
+
+    # no one is reminded of a NotBefore that is unknown, or has passed
+    expected = wave.notified_event.not_before
+    if expected is None or expected.timestamp() <= now:
+        return False
+
+    to_come = by_progress(wave.stories.values()).to_come
+    return all(story.not_before != expected for story in to_come)
 
 
 def _is_urgent(wave: Wave, story: Story, now: float) -> bool:
-    """Whether people can still prepare for an event that is new to them, or earlier, more severe, or of more VMs."""
+    """Whether a story is news that people can still prepare for."""
+    # it has started, or is over: nothing is left to prepare for
     if story.standing is not SCHEDULED:
         return False
-    known = wave.notified_event
-    if not story.named or known is None or not set(story.event.vms) <= set(known.vms):
+
+    # no notification has named the event
+    notified_event = wave.notified_event
+    if not story.named or notified_event is None:
         return True
-    due = known.not_before if known.not_before is not None and known.not_before.timestamp() > now else None
-    earlier = story.not_before is not None and (due is None or story.not_before < due)
-    return earlier or _severity(story.event) < _severity(known)
+
+    # it affects VMs that no notification has named
+    if not set(story.event.vms) <= set(notified_event.vms):
+        return True
+
+    # it comes before what people expect
+    if _is_earlier(story, notified_event.not_before, now):
+        return True
+
+    # it is more severe than what people expect
+    return _severity(story.event) < _severity(notified_event)
+
+
+def _is_earlier(story: Story, expected: datetime | None, now: float) -> bool:
+    """Whether a story comes before an expected NotBefore."""
+    if story.not_before is None:
+        return False
+
+    # people expect nothing that is still to come
+    if expected is None or expected.timestamp() <= now:
+        return True
+    return story.not_before < expected
+
+
+def _notice_left(story: Story, now: float) -> float:
+    """Return the seconds until NotBefore, negative if it has passed; 0 if it is unknown."""
+    if story.not_before is None:
+        return 0.0
+    return story.not_before.timestamp() - now
 
 
 def _severity(event: Event) -> int:
@@ -261,99 +409,237 @@ def _severity(event: Event) -> int:
     return SEVERITIES.index(severity_of(event.event_type, None, event.duration))
 
 
-def ways_of(vm: Vm, event: Event, routes: tuple[Route, ...]) -> str:
-    """Return the numbers of the routes that match an event, without regard to matchers that change with time."""
-    found: list[str] = []
-    for number, one in enumerate(routes):
-        match = one.match
-        if not match.is_here(known(vm)) or not match.holds(event):
+# ---- the routes of a wave
+
+
+def matching_routes(vm: Vm, event: Event, routes: tuple[Route, ...]) -> str:
+    """Return the numbers of the routes that match an event.
+
+    Matchers that change with time do not count.
+    """
+    routed_vm = routable(vm)
+    numbers: list[str] = []
+    for number, route in enumerate(routes):
+        match = route.match
+        if not match.is_here(routed_vm) or not match.holds(event):
             continue
-        found.append(str(number))
-        if not (one.go_on or match.change):
+        numbers.append(str(number))
+        if not (route.go_on or match.change):
             break
-    return " ".join(found)
+    return " ".join(numbers)
 
 
-def known(vm: Vm) -> Vm:
-    """Return the VM for routes: with an id, so that an empty value counts as known, and does not match."""
-    return replace(vm, vm_id="fleet") if vm.subscription_id else vm
+def routable(vm: Vm) -> Vm:
+    """Return the VM with an id, so that routes take an empty value for known, and do not match."""
+    if not vm.subscription_id:
+        return vm
+    return replace(vm, vm_id="fleet")
 
 
-def _label(name: str, story: Story) -> str:
-    """Return the value of a ``group_by`` name: a field of the event or of its place, or the tag of ``tags.NAME``."""
-    if name.startswith("tags."):
-        return dict(story.place.tags).get(name.removeprefix("tags.").casefold(), "")
-    if name == "event_id":
-        return story.event.key
-    return getattr(story.event, name) or "" if name.startswith("event_") else getattr(story.place, name).casefold()
+# ---- a wave as one event
 
 
 def event_of_wave(wave: Wave, standing: Standing) -> Event:
     """Return the wave as one event, with the first NotBefore of its events that have not started.
 
-    Its VMs are in the order of ``by_progress``: if they are too many, those are named for which there is still time.
+    Its VMs are in the order of ``by_progress``: of too many, it names those that still have time.
     """
     stories = list(wave.stories.values())
     live = [story for story in stories if story.standing not in OVER] or stories
-    first = min(live, key=_urgency)
-    if len(stories) == 1 and wave.event_key == first.event.key:
-        return replace(first.event, not_before=None if standing is STARTED else first.not_before)
-    names = dict.fromkeys(name for part in by_progress(stories) for name in affected(part))
-    dates = [one.not_before for one in live if one.standing is not STARTED and one.not_before is not None]
+    most_urgent = min(live, key=_urgency)
+    if len(stories) == 1 and wave.event_key == most_urgent.event.key:
+        not_before = None if standing is STARTED else most_urgent.not_before
+        return replace(most_urgent.event, not_before=not_before)
+
+    names: dict[str, None] = {}
+    for part in by_progress(stories):
+        names |= dict.fromkeys(affected(part))
+
+    not_started = [story for story in live if story.standing is not STARTED]
+    dates = [story.not_before for story in not_started if story.not_before is not None]
+
+    event_status = STATUS_SCHEDULED  # as a VM reports it
+    if standing in (STARTED, FINISHED):
+        event_status = STATUS_STARTED
+
+    durations = [story.event.duration for story in stories if story.event.duration is not None]
     return replace(
-        first.event,
+        most_urgent.event,
         event_id=wave.event_key,
-        event_status=STATUS_STARTED if standing in (STARTED, FINISHED) else STATUS_SCHEDULED,  # as a VM reports it
+        event_status=event_status,
         resources=tuple(names)[:MAX_NAMES],
         not_before=min(dates, default=None),
-        duration=max((story.event.duration for story in stories if story.event.duration is not None), default=None),
+        duration=max(durations, default=None),
     )
 
 
-def by_progress(stories: Collection[Story]) -> tuple[list[Story], list[Story], list[Story]]:
+def by_progress(stories: Collection[Story]) -> Progress:
     """Return the stories that are still to come, those under way, and those that are over."""
-    return (
-        [story for story in stories if story.standing is SCHEDULED],
-        [story for story in stories if story.standing is STARTED],
-        [story for story in stories if story.standing in OVER],
+    return Progress(
+        to_come=[story for story in stories if story.standing is SCHEDULED],
+        under_way=[story for story in stories if story.standing is STARTED],
+        over=[story for story in stories if story.standing in OVER],
     )
 
 
 def affected(stories: Iterable[Story]) -> list[str]:
     """Return the names of the affected VMs in natural order, each once."""
-    return sorted({name for story in stories for name in story.event.resources}, key=natural)
+    names: set[str] = set()
+    for story in stories:
+        names.update(story.event.resources)
+    return sorted(names, key=natural)
+
+
+def reporters(stories: Iterable[Story]) -> set[str]:
+    """Return the VMs that have reported any of these stories."""
+    names: set[str] = set()
+    for story in stories:
+        names.update(story.reported)
+    return names
+
+
+def place_of(stories: Iterable[Story]) -> Place:
+    """Return what the places of these stories have in common; there must be at least one."""
+    first_place, *places = [story.place for story in stories]
+    common = first_place
+    for place in places:
+        common = common.shared(place)
+    return common
+
+
+def vm_of(place: Place, names: tuple[str, ...]) -> Vm:
+    """Return what the VMs of a place have in common, for routes and records.
+
+    It has their name if there is only one.
+    """
+    tags = dict(place.tags)
+    name = ""
+    if len(set(names)) == 1:
+        name = names[0]
+    return Vm(
+        name=name,
+        subscription_id=place.subscription,
+        resource_group=place.resource_group,
+        location=place.region,
+        zone=place.zone,
+        scale_set=place.scale_set,
+        tags=tags,
+        record_tags=tuple(tags),
+    )
 
 
 def _urgency(story: Story) -> tuple[int, datetime, str]:
-    return _severity(story.event), story.not_before or story.first_seen, story.event.key
+    """Return the rank of a story: the smallest is the most urgent."""
+    date = story.not_before or story.first_seen
+    return _severity(story.event), date, story.event.key
 
 
-def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Standing, now: datetime) -> Notification:
-    stories, over = list(wave.stories.values()), standing in OVER
-    to_come, under_way, done = by_progress(stories)
-    measured = [one for story in stories for one in story.measured.values()]
-    facts = FleetFacts(
-        fleet_events=len(stories),
-        fleet_vms=len({name for story in stories for name in story.event.vms}),
-        fleet_reported_by=len(reporters(stories)),
-        fleet_under_way=len(under_way),
-        fleet_over=len(done),
+# ---- the notification of a wave
+
+
+def _notify(wave: Wave) -> Notification | None:
+    """Return the notification of a wave that is due; ``None`` if there is nothing to notify of."""
+    due = wave.due or 0.0
+    wave.due = None  # first: if this fails, the other waves do not wait
+
+    standing = wave.standing
+    event = event_of_wave(wave, standing)
+    progress = by_progress(wave.stories.values()).counts
+    if wave.notified is STARTED and standing is SCHEDULED:
+        standing = STARTED  # it is between two of its events, and does not start twice
+
+    kind = STEPS[wave.notified].get(standing)
+    if kind is None:
+        return None
+    if kind == "updated":
+        if _is_same(wave, event, progress):
+            return None
+        wave.number += 1
+
+    notification = _notification(wave, event, kind, standing, from_unix(due))
+    wave.notified = standing
+    wave.notified_event = event
+    wave.notified_at = due
+    wave.notified_progress = progress
+    for story in wave.stories.values():
+        story.named = True
+        story.late = False
+    return notification
+
+
+def _is_same(wave: Wave, event: Event, progress: tuple[int, ...]) -> bool:
+    """Whether people know all of this already."""
+    if wave.notified_event is None:
+        return False
+    if progress != wave.notified_progress:
+        return False
+    return content(event) == content(wave.notified_event)
+
+
+def _notification(
+    wave: Wave, event: Event, kind: LifecycleKind, standing: Standing, now: datetime
+) -> Notification:
+    stories = list(wave.stories.values())
+    place = place_of(stories)
+    return Notification(
+        change=_change(wave, event, kind, standing, now),
+        vm=vm_of(place, event.resources),
+        place=place,
+        facts=_facts(stories),
+        exercise=any(story.exercise for story in stories),
+        routed=wave.routed,
     )
+
+
+def _facts(stories: Collection[Story]) -> FleetFacts:
+    progress = by_progress(stories)
+    names: set[str] = set()
+    for story in stories:
+        names.update(story.event.vms)
+    return FleetFacts(
+        fleet_events=len(stories),
+        fleet_vms=len(names),
+        fleet_reported_by=len(reporters(stories)),
+        fleet_under_way=len(progress.under_way),
+        fleet_over=len(progress.over),
+    )
+
+
+def _change(
+    wave: Wave, event: Event, kind: LifecycleKind, standing: Standing, now: datetime
+) -> Change:
+    stories = list(wave.stories.values())
+    measured = [measures for story in stories for measures in story.measured.values()]
+    notices = [measures.notice for measures in measured if measures.notice is not None]
+    starts = [story.started for story in stories if story.started is not None]
     first_seen = min(story.first_seen for story in stories)
-    started = min((story.started for story in stories if story.started is not None), default=None)
-    ended = max((story.over for story in stories if story.over is not None), default=None) if over else None
-    gaps = [one.interruption for one in measured if over and one.interruption is not None]
-    reason = _REASONS[kind]
-    if any(story.late for story in stories):
-        reason = "corrected"
-    elif over and any(story.given_up for story in stories):
-        reason = AS_FAR_AS_KNOWN
-    dates = [one.not_before for one in stories if one.not_before is not None]
-    not_before = event.not_before or (None if to_come else min(dates, default=None))
-    change = Change(
-        id=change_id(wave.event_key, kind, str(wave.number) if kind == "updated" else "", wave.nth),
+    started = min(starts, default=None)
+    not_before = _known_not_before(stories, event)
+
+    digest = ""
+    if kind == "updated":
+        digest = str(wave.number)
+
+    ahead_seconds = None
+    if standing not in (STARTED, FINISHED):
+        ahead_seconds = _seconds(now, not_before)
+
+    scheduled_seconds = None
+    if kind == "started":
+        scheduled_seconds = _seconds(first_seen, started)
+
+    over_since = None
+    interruption = None
+    if standing in OVER:
+        ends = [story.over for story in stories if story.over is not None]
+        gaps = [measures.interruption for measures in measured if measures.interruption is not None]
+        over_since = max(ends, default=None)
+        interruption = max(gaps, default=None)
+
+    return Change(
+        id=change_id(wave.event_key, kind, digest, wave.nth),
         kind=kind,
-        reason=reason,
+        reason=_reason(stories, kind, standing),
         time=now,
         event=event,
         scope="self",  # it affects the fleet
@@ -362,40 +648,35 @@ def _notification(wave: Wave, event: Event, kind: LifecycleKind, standing: Stand
         previous=wave.notified_event,
         outcome=OUTCOMES.get(standing),
         not_before=not_before,
-        ahead_seconds=_seconds(now, not_before) if standing not in (STARTED, FINISHED) else None,
-        notice_seconds=min((one.notice for one in measured if one.notice is not None), default=None),
-        scheduled_seconds=_seconds(first_seen, started) if kind == "started" else None,
-        started_seconds=_seconds(started, ended),
-        interruption=max(gaps, default=None),
-        over_since=ended,
+        ahead_seconds=ahead_seconds,
+        notice_seconds=min(notices, default=None),
+        scheduled_seconds=scheduled_seconds,
+        started_seconds=_seconds(started, over_since),
+        interruption=interruption,
+        over_since=over_since,
     )
-    place, exercise = place_of(stories), any(story.exercise for story in stories)
-    return Notification(change, vm_of(place, event.resources), place, facts, exercise, wave.routed)
 
 
-def reporters(stories: Iterable[Story]) -> set[str]:
-    """Return the VMs that have reported any of these stories."""
-    return set[str]().union(*(story.reported for story in stories))
+def _known_not_before(stories: Collection[Story], event: Event) -> datetime | None:
+    """Return the NotBefore of a wave; once none of its events is to come, the first one it had."""
+    if event.not_before is not None:
+        return event.not_before
+    if by_progress(stories).to_come:
+        return None
+    dates = [story.not_before for story in stories if story.not_before is not None]
+    return min(dates, default=None)
+
+
+def _reason(stories: Collection[Story], kind: LifecycleKind, standing: Standing) -> Reason:
+    if any(story.late for story in stories):
+        return "corrected"
+    if standing in OVER and any(story.given_up for story in stories):
+        return AS_FAR_AS_KNOWN
+    return _REASONS[kind]
 
 
 def _seconds(begin: datetime | None, end: datetime | None) -> float | None:
-    return max(0.0, (end - begin).total_seconds()) if begin is not None and end is not None else None
-
-
-def place_of(stories: Iterable[Story]) -> Place:
-    """Return what the places of these stories have in common."""
-    return reduce(Place.shared, (story.place for story in stories))
-
-
-def vm_of(place: Place, names: tuple[str, ...]) -> Vm:
-    """Return what the VMs of a place have in common, for routes and records; their name if there is only one."""
-    tags = dict(place.tags)
-    return view(
-        Vm,
-        place,
-        name=names[0] if len(set(names)) == 1 else "",
-        subscription_id=place.subscription,
-        location=place.region,
-        tags=tags,
-        record_tags=tuple(tags),
-    )
+    """Return the seconds between two times, at least 0; ``None`` if one of them is unknown."""
+    if begin is None or end is None:
+        return None
+    return max(0.0, (end - begin).total_seconds())
