@@ -1,4 +1,4 @@
-"""Many VMs' reports of one event become one story: the same in any order, each step notified once."""
+"""Many VMs' reports of one event become one story, and each of its steps is notified once."""
 
 import random
 from collections.abc import Iterable, Sequence

@@ -1172,7 +1172,7 @@ def change_for_two_sinks(
     kind: LifecycleKind, number: int, now: float, fallback_after: float | None
 ) -> list[Delivery]:
     """Return a change for two sinks with one fallback; the second sink gets twice the time."""
-    made: list[Delivery] = []
+    messages: list[Delivery] = []
     for position, sink in enumerate(("chat", "hub"), start=1):
         fallback_at = None
         if fallback_after is not None:
@@ -1188,8 +1188,8 @@ def change_for_two_sinks(
             fallback=("mail",),
             fallback_at=fallback_at,
         )
-        made.append(message)
-    return made
+        messages.append(message)
+    return messages
 
 
 def fallback_messages(steps: list[tuple[LifecycleKind, bool, float]]) -> list[Delivery]:

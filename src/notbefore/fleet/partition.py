@@ -1,4 +1,4 @@
-"""``Partition``: the fold over the log of one partition, and its snapshot. Pure, except for logging.
+"""``Partition``: the fold over the log of one partition, and its snapshot. Pure, but it logs.
 
 The same records give the same stories, waves and notifications, whichever instance reads them. A
 snapshot contains what is not over yet. It is taken between two records, so its next owner needs no
@@ -283,8 +283,11 @@ class Events:
         if len(self._state.past) < MAX_WAITING:  # the writer deletes the first ones once written
             self._state.past.append(PastEvent.closed_at(now, story))
 
+        event_key = story.event.key
+        if story.shares_id:
+            event_key = ""
         self._state.closed[story.key] = Closed(
-            event_key="" if story.shares_id else story.event.key,
+            event_key=event_key,
             standing=story.standing,
             at=now,
             nth=story.nth,
@@ -420,7 +423,7 @@ class Partition:
             return True
         if self.events.has_overdue or self._unwatched is not None:
             return True
-        if self.silence.has_found or self.missing.has_found:
+        if self.silence.has_changed or self.missing.has_changed:
             return True
         return any(waves.first_due() <= now for waves in self._every_waves)
 
@@ -463,9 +466,9 @@ class Partition:
             self.events.end_overdue(now)
         elif self._unwatched is not None:
             self._look_at_vms(now, self._unwatched)
-        elif self.silence.has_found:
+        elif self.silence.has_changed:
             self.silence.note_next(now)
-        elif self.missing.has_found:
+        elif self.missing.has_changed:
             self.missing.note_next(now)
         else:
             return self._notify_next(now)

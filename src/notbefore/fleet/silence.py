@@ -44,7 +44,7 @@ class Heard(Struct, array_like=True):
     silent: bool = False  # or missing
 
 
-class Found(NamedTuple):
+class ChangedPlace(NamedTuple):
     """A place that a look has found, with its story, if it has one, and the VMs silent there."""
 
     place: Place
@@ -64,7 +64,7 @@ class Silence:
         self.waves = Waves(replace(grouping, group_by=_TOGETHER), waves)
         self._groups = Counter(one.place.group for one in heard.values())
         self._missing = missing
-        self._found: deque[Found] = deque()  # by the last look, and not noted yet
+        self._changed: deque[ChangedPlace] = deque()  # by the last look, and not noted yet
         for one in heard.values():
             one.place = one_place(one.place)
 
@@ -134,19 +134,19 @@ class Silence:
                 silent.setdefault(vm.place, []).append(vm)
 
         stories = self._stories()
-        self._found = deque(
-            Found(place, stories.get(place), silent.get(place, [])) for place in {**stories, **silent}
+        self._changed = deque(
+            ChangedPlace(place, stories.get(place), silent.get(place, [])) for place in {**stories, **silent}
         )
 
     @property
-    def has_found(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether places that the last look has found are still to be noted."""
-        return bool(self._found)
+        return bool(self._changed)
 
     def note_next(self, now: float) -> None:
         """Note the silent VMs of the next place, or that they are back."""
-        found = self._found.popleft()
-        self._note(found.story, found.place, found.silent, now)
+        changed = self._changed.popleft()
+        self._note(changed.story, changed.place, changed.silent, now)
 
     def _stories(self) -> dict[Place, Story]:
         """Return the stories of silent VMs by their place."""

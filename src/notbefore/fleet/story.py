@@ -151,7 +151,7 @@ class Story(Struct, array_like=True):
 
     def add(self, report: Report) -> bool:
         """Apply a report; return whether it has changed the event's standing or content."""
-        if not self._has_room(report.vm):
+        if not self._reserve_room(report.vm):
             return False
 
         self._take_word(report)
@@ -218,8 +218,8 @@ class Story(Struct, array_like=True):
 
     # ---- the parts of a report
 
-    def _has_room(self, vm: str) -> bool:
-        """Whether the VM is among the reporters, or its name still fits."""
+    def _reserve_room(self, vm: str) -> bool:
+        """Reserve room for the name of a VM that reports; return whether there is enough."""
         if vm in self.reported:
             return True
         self.room -= len(vm.encode())

@@ -61,7 +61,8 @@ _REASONS: Final[dict[LifecycleKind, Reason]] = {
 _BY_WEIGHT: Final = (STARTED, SCHEDULED, ENDED, FINISHED, CANCELED)
 """The standing of a wave is the first of these that one of its stories has.
 
-It is started while one of its events is, over once all of them are; then the least known end counts.
+It is started while one of its events is, and over once all of them are. Then the least known end
+counts.
 """
 
 
@@ -207,10 +208,13 @@ class Waves:
 
     def _begin(self, story: Story, now: float, notified: Standing) -> Wave:
         """Add the wave of a story that has none."""
+        notified_at = 0.0
+        if notified is NEW:
+            notified_at = now
         wave = Wave(
             event_key=self._event_key(story, notified),
             notified=notified,
-            notified_at=now if notified is NEW else 0.0,
+            notified_at=notified_at,
             number=DIGESTS_PER_STANDING * notified,  # the ids of its digests must not repeat
             nth=story.nth,
         )
@@ -285,7 +289,7 @@ class Waves:
         return min(self._soon(story, now), digest)
 
     def _soon(self, story: Story, now: float) -> float:
-        """Return when news of a story is due that waits for ``group_wait``, if its notice allows."""
+        """Return when news of a story is due that may wait for ``group_wait``."""
         longest = _notice_left(story, now) / SHARE_OF_NOTICE
         return now + max(0.0, min(self._grouping.group_wait, longest))
 
