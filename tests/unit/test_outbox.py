@@ -706,6 +706,29 @@ def test_retry_counts_only_known_deliveries(box: Box) -> None:
     assert retried == 1
 
 
+def test_drop_deletes_and_counts_deliveries(box: Box) -> None:
+    dropped = delivery()
+    staying = delivery("f")
+    box.put(dropped, staying)
+
+    count = box.outbox.drop([dropped.delivery_id])
+
+    assert count == 1
+    assert ids(box.rows()) == [staying.delivery_id]
+    assert box.count("dropped") == 1
+
+
+def test_drop_spares_delivery_under_way(box: Box) -> None:
+    under_way = delivery()
+    box.put(under_way)
+    box.lease(1)
+
+    count = box.outbox.drop([under_way.delivery_id])
+
+    assert count == 0
+    assert ids(box.rows()) == [under_way.delivery_id]
+
+
 def test_view_shows_oldest_pending_by_sink_and_severity(box: Box) -> None:
     box.put(delivery(created=5.0))
     box.put(delivery("f", created=2.0))
