@@ -467,7 +467,7 @@ class Outbox:
         return len(rows)
 
     def drop(self, ids: Collection[str]) -> int:
-        """Delete deliveries, except those that a courier has; return how many."""
+        """Delete deliveries, except those that a courier has, as dropped; return how many."""
         rows = self._at_hand(ids)
         for row in rows:
             self.rows.remove(row, "dropped")
