@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 import yaml
 
-from notbefore.core.document import EVENT_TYPES
+from notbefore.core.event_types import EVENT_TYPES
 from notbefore.core.routing import NEAR, severity_of
 from notbefore.metrics import fleet
 from notbefore.metrics.totals import ConfigFigures, OutboxView

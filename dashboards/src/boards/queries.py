@@ -7,6 +7,8 @@ a group reports the same event: where events are counted they are first reduced 
 
 from typing import Final
 
+from notbefore.core.event_types import EVENT_TYPES
+
 VM: Final = 'notbefore_vm_info{location=~"$region", resource_group=~"$group", scale_set=~"$scale_set", name=~"$vm"}'
 VM_IN_RANGE: Final = f"last_over_time({VM}[$__range])"  # also those that have gone since
 UP: Final = 'up{job="notbefore"}'  # the job that the rules know as well
@@ -19,8 +21,8 @@ LONG: Final = "7d"  # for this long it is known who an agent was that is silent,
 INFO: Final = "azure_scheduled_event_status"
 LAST_POLL: Final = "notbefore_last_successful_poll_timestamp_seconds"
 
-PROMISED: Final = {"Freeze": 900, "Reboot": 900, "Redeploy": 600, "Preempt": 30, "Terminate": 300}
-"""Seconds of notice that Azure promises, by type; of a Terminate the least that can be configured."""
+PROMISED: Final = {name: round(event_type.promised_notice) for name, event_type in EVENT_TYPES.items()}
+"""Seconds of notice that Azure promises, by type."""
 
 GRACE: Final = 5  # seconds by which a notice may seem short: NotBefore is cut to seconds, and polls are a second apart
 STALE: Final = 60  # seconds without a good poll after which an agent counts as failing

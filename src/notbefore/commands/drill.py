@@ -23,7 +23,8 @@ from notbefore.config.model import Config
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import Delivery, Routing, deliveries
-from notbefore.core.document import EVENT_TYPES, FREEZE, PROMISED, SCHEDULED, STARTED, USER, Document, Event
+from notbefore.core.document import SCHEDULED, STARTED, USER, Document, Event
+from notbefore.core.event_types import EVENT_TYPES
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Record, Vm
 from notbefore.core.routing import Route
@@ -35,7 +36,6 @@ LOOK_INTERVAL: Final = 0.1  # seconds between two checks of the exercise's deliv
 SPARE: Final = 5.0  # seconds after ``--wait`` until its deliveries expire, even if the drill was killed
 SCENARIOS: Final = {event_type.lower(): event_type for event_type in EVENT_TYPES}
 UNENDED: Final = "its attempt has not ended, and may still be accepted"
-FREEZE_SECONDS: Final = 9  # the expected interruption of an exercise's Freeze; other types have none
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,15 +113,16 @@ def _vm(config: Config) -> Vm:
 def _changes(event_type: str, vm: str) -> list[Change]:
     """Return the changes of a made-up event on a VM: announced, started, finished, a second apart."""
     now = datetime.now(UTC)
+    notice = timedelta(seconds=EVENT_TYPES[event_type].promised_notice)
     event = Event(
         event_id=f"EXERCISE-{uuid.uuid4()}",
         event_type=event_type,
         event_status=SCHEDULED,
         resources=(vm,),
-        not_before=(now + timedelta(seconds=PROMISED[event_type])).replace(microsecond=0),
+        not_before=(now + notice).replace(microsecond=0),
         description="Exercise: somebody runs `notbefore drill`.",
         event_source=USER,
-        duration=FREEZE_SECONDS if event_type == FREEZE else None,
+        duration=EVENT_TYPES[event_type].drill_interruption,
     )
     started = msgspec.structs.replace(event, event_status=STARTED, not_before=None)
     tracked, found = Tracked(), list[Change]()

@@ -13,7 +13,7 @@ from notbefore.commands.options import load_configuration, seconds
 from notbefore.config.model import FleetConfig
 from notbefore.config.sinks import check_extra
 from notbefore.core.change import SILENT
-from notbefore.core.document import EVENT_TYPES
+from notbefore.core.event_types import EVENT_TYPES
 from notbefore.core.text import escaped, one_of
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.fleet.mutes import LONGEST, NOTE, SHORTEST, Mute, read_mutes, write_mutes

@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from notbefore.core.change import BY_RULE, OPERATOR, Approval, ApprovalKind, Change, Reason, change_id
 from notbefore.core.clock import Instant
-from notbefore.core.document import EVENT_SOURCES, EVENT_TYPES, SCHEDULED
+from notbefore.core.document import EVENT_SOURCES, SCHEDULED
 from notbefore.core.duration import Duration
+from notbefore.core.event_types import EVENT_TYPES
 from notbefore.core.routing import EventMatch
 from notbefore.core.text import one_of, sha256
 from notbefore.core.tracked import Tracked, TrackedEvent

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from notbefore.core.change import APPROVAL_KINDS, Change, ChangeKind
 from notbefore.core.document import Event
+from notbefore.core.event_types import Severity
 from notbefore.core.record import Record, Vm, view
-from notbefore.core.routing import NEAR, Route, Severity, route, severity_at_once, severity_of
+from notbefore.core.routing import NEAR, Route, route, severity_at_once, severity_of
 from notbefore.core.text import sha256
 
 MessageKind = ChangeKind | Literal["reminder", "heartbeat"]

@@ -27,19 +27,6 @@ MAX_DURATION: Final = 10 * 365 * 86_400  # seconds
 MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")  # of RFC 1123
 YEARS: Final = range(2016, 9999)  # from the first year of the service; .NET writes the years 1 and 9999 for "no time"
 
-FREEZE: Final = "Freeze"
-REBOOT: Final = "Reboot"
-REDEPLOY: Final = "Redeploy"
-PREEMPT: Final = "Preempt"
-TERMINATE: Final = "Terminate"
-EVENT_TYPES: Final = (FREEZE, REBOOT, REDEPLOY, PREEMPT, TERMINATE)  # of api-version 2020-07-01; others may come
-REBOOTING: Final = frozenset({REBOOT, REDEPLOY})  # the VM boots
-VANISHING: Final = frozenset({PREEMPT, TERMINATE})  # the VM does not come back
-
-PROMISED: Final = {FREEZE: 900.0, REBOOT: 900.0, REDEPLOY: 600.0, PREEMPT: 30.0, TERMINATE: 300.0}
-"""Seconds of notice that Azure's documentation of Scheduled Events promises for each type. Terminate: the shortest
-notice that can be configured. The Prometheus rules and the dashboards have the same figures."""
-
 PLATFORM: Final = "Platform"
 USER: Final = "User"
 EVENT_SOURCES: Final = (PLATFORM, USER)
@@ -52,7 +39,7 @@ class Event(Struct, frozen=True):
     """One event as Azure described it. What was absent or unreadable is ``None``."""
 
     event_id: str  # as received; compare by ``key``
-    event_type: str  # Freeze, Reboot, Redeploy, Preempt, Terminate, or what Azure adds
+    event_type: str  # a name in ``EVENT_TYPES``, or one that Azure has added
     event_status: str  # Scheduled, Started, or what Azure adds
     resource_type: str | None = None
     resources: tuple[str, ...] = ()  # the VMs affected; may be empty

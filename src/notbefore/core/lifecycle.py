@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from notbefore.core.change import Change, ChangeKind, Outcome, Reason, change_id
 from notbefore.core.clock import elapsed
-from notbefore.core.document import REBOOTING, SCHEDULED, STARTED, Document, Event, Flaw
+from notbefore.core.document import SCHEDULED, STARTED, Document, Event, Flaw
+from notbefore.core.event_types import event_type_of
 from notbefore.core.tracked import Observation, Tracked, TrackedEvent, scope_of
 
 MISSED_POLLS: Final = 3
@@ -226,7 +227,9 @@ class _Comparison(Struct, frozen=True):
         It was due if it was listed as Scheduled until NotBefore (less a few polls), and the machine went down later.
         """
         now, due = self.now, known.not_before
-        if not now.rebooted or known.scope != "self" or known.event.event_type not in REBOOTING:
+        if not now.rebooted or known.scope != "self":
+            return False
+        if not event_type_of(known.event.event_type).reboots:
             return False
         if known.start is not None:
             return True

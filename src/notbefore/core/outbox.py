@@ -31,9 +31,9 @@ from notbefore.core.delivery import (
     delivery_id,
 )
 from notbefore.core.duration import back_off
+from notbefore.core.event_types import SEVERITIES
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.outbox_rows import LATENCY_BOUNDS, Latency, OutboxImage, OutboxRows
-from notbefore.core.routing import SEVERITIES
 
 FIRST_PAUSE: Final = 1.0  # seconds: the upper limit of the pause after the first failed attempt
 LONGEST_PAUSE: Final = 300.0  # seconds: the limit of later ones; random, so that a fleet spreads

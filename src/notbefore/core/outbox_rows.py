@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.delivery import EXPIRING_KINDS, Delivery, DeliveryState, Lane
-from notbefore.core.routing import SEVERITIES
+from notbefore.core.event_types import SEVERITIES
 
 ROW_BYTES: Final = 600  # of a delivery without its record and error text
 

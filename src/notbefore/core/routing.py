@@ -4,22 +4,19 @@ Routes are tried in order; the first match wins unless it has ``continue``. With
 that affect this VM go to every sink.
 """
 
-from typing import Annotated, Final, Literal, get_args
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
 from notbefore.core.change import Change, ChangeKind, Scope
-from notbefore.core.document import PREEMPT, PROMISED, REBOOTING, VANISHING, Event
+from notbefore.core.document import Event
 from notbefore.core.duration import Duration
+from notbefore.core.event_types import EVENT_TYPES, PREEMPT, Severity, event_type_of
 from notbefore.core.record import Vm
-
-Severity = Literal["critical", "warning", "info"]
-SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 AnnounceBy = Literal["affected", "all"]
 Words = Annotated[tuple[str, ...], Meta(min_length=1)]  # an empty list would match everything
 
-CRITICAL_TYPES: Final = REBOOTING | VANISHING
 NEAR: Final = 3600.0  # seconds before NotBefore from which an event that takes a VM down is critical
 LONG_FREEZE: Final = 9  # seconds of expected interruption from which a Freeze is worth a warning
 MAX_REMINDERS: Final = 12  # of one event to one sink
@@ -121,11 +118,18 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
     def __post_init__(self) -> None:
         if len(self.remind_before) > MAX_REMINDERS:
             raise ValueError(f"remind_before: expected {MAX_REMINDERS} or less, got {len(self.remind_before)}")
-        preempt = {one.casefold() for one in self.match.event_type} == {PREEMPT.casefold()}
-        if preempt and any(one.seconds >= PROMISED[PREEMPT] for one in self.remind_before):
-            raise ValueError(f"remind_before: a Preempt has {PROMISED[PREEMPT]:g} s of notice: expected less")
+        self._check_reminders_of_preempts()
         if not self.fallback and self.fallback_after != Duration("60s"):
             raise ValueError("fallback_after: expected `fallback` with the sinks to use after that time")
+
+    def _check_reminders_of_preempts(self) -> None:
+        """Raise ``ValueError`` if a route for Preempts alone has a reminder that is always late."""
+        event_types = {name.casefold() for name in self.match.event_type}
+        if event_types != {PREEMPT.casefold()}:
+            return
+        notice = EVENT_TYPES[PREEMPT].promised_notice
+        if any(before.seconds >= notice for before in self.remind_before):
+            raise ValueError(f"remind_before: a Preempt has {notice:g} s of notice: expected less")
 
 
 def severity_of(event_type: str, ahead: float | None, duration: int | None) -> Severity:
@@ -134,9 +138,12 @@ def severity_of(event_type: str, ahead: float | None, duration: int | None) -> S
     ``ahead``: seconds to NotBefore; ``None`` if the event is started or has none. ``duration``: the interruption that
     Azure expects, in seconds; ``None`` if unknown.
     """
-    if event_type in CRITICAL_TYPES:
-        return "critical" if ahead is None or ahead <= NEAR else "warning"
-    return "warning" if duration is None or duration >= LONG_FREEZE else "info"
+    if event_type_of(event_type).severity == "critical":
+        is_near = ahead is None or ahead <= NEAR
+        return "critical" if is_near else "warning"
+
+    is_short = duration is not None and duration < LONG_FREEZE
+    return "info" if is_short else "warning"
 
 
 def severity_at_once(change: Change) -> Severity:

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from notbefore.core.change import AS_FAR_AS_KNOWN
 from notbefore.core.delivery import EXPIRING_KINDS, Delivery, MessageKind
 from notbefore.core.document import STARTED
+from notbefore.core.event_types import Severity
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.record import Heartbeat, Record, view
-from notbefore.core.routing import Severity
 from notbefore.core.text import escaped, sha256
 from notbefore.errors import SendError
 

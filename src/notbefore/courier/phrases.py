@@ -5,7 +5,8 @@
 
 from typing import Final, NamedTuple
 
-from notbefore.core.document import FREEZE, PLATFORM, PREEMPT, REBOOT, REDEPLOY, TERMINATE, USER
+from notbefore.core.document import PLATFORM, USER
+from notbefore.core.event_types import FREEZE, PREEMPT, REBOOT, REDEPLOY, TERMINATE
 
 
 class TypePhrases(NamedTuple):

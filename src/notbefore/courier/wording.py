@@ -12,8 +12,9 @@ from msgspec import Struct
 
 from notbefore.config.sinks import Links, Messages
 from notbefore.core.change import AS_FAR_AS_KNOWN, SILENT, WORDS
-from notbefore.core.document import REBOOTING, STARTED, VANISHING
+from notbefore.core.document import STARTED
 from notbefore.core.duration import countdown, words
+from notbefore.core.event_types import event_type_of
 from notbefore.core.record import EXERCISE, WAVE, Record
 from notbefore.core.text import one_line, some_of
 from notbefore.courier import phrases
@@ -116,7 +117,7 @@ def _story(message: Message, own: dict[str, str]) -> tuple[str, str, str]:
         summary = effect(record.event_type, "will be", affected)
     else:
         state, advice = _under_way(message), of_type.started
-        if record.without_notice and record.event_type in REBOOTING:
+        if record.without_notice and event_type_of(record.event_type).reboots:
             advice = phrases.CRASHED + advice
         if record.events_to_come:
             advice += f" For the VMs that follow: {of_type.ahead}"
@@ -173,7 +174,8 @@ def _facts(message: Message) -> Facts:
     yield "Progress", record.progress
     yield "Affected VMs", _names(record)
     unaffected = message.kind == "canceled" or record.no_longer_affected or record.approval_rule is not None
-    if not (unaffected or record.event_type in VANISHING):  # the VM is not interrupted, or does not come back
+    is_gone = event_type_of(record.event_type).vanishes
+    if not (unaffected or is_gone):
         yield "Expected interruption", _seconds(record.expected_duration_seconds)
         yield from _measured(message)
     yield "Caused by", phrases.SOURCES.get(record.event_source or "", record.event_source or "unknown")

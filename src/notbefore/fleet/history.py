@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from notbefore.core.change import Outcome
-from notbefore.core.document import PROMISED
+from notbefore.core.event_types import EVENT_TYPES
 from notbefore.core.record import view
 from notbefore.errors import StoreError
 from notbefore.fleet.shown_waves import EventFacts
@@ -144,7 +144,7 @@ def _counted(events: list[PastEvent]) -> Row:
     measured = [one for event in events for one in event.measured.values()]
     notices = [one.notice for one in measured if one.notice is not None]
     interruptions = [one.interruption for one in measured if one.interruption is not None]
-    promises = {PROMISED.get(event.event_type) for event in events}
+    promises = {_promised_notice(event.event_type) for event in events}
     promised = promises.pop() if len(promises) == 1 else None  # several types have no common promise
     outcomes = Counter(event.outcome for event in events)
     return {
@@ -161,6 +161,14 @@ def _counted(events: list[PastEvent]) -> Row:
         "measured_interruption": len(interruptions),  # VMs
         **_spread("interruption", interruptions),
     }
+
+
+def _promised_notice(event_type: str) -> float | None:
+    """Return the seconds of notice that Azure promises; ``None`` for a type without a promise."""
+    documented = EVENT_TYPES.get(event_type)
+    if documented is None:
+        return None
+    return documented.promised_notice
 
 
 def _spread(name: str, values: list[float]) -> Row:

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from notbefore.core.document import VANISHING
+from notbefore.core.event_types import event_type_of
 from notbefore.core.outbox_rows import OutboxImage
 from notbefore.fleet.history import PastEvent
 from notbefore.fleet.hub_records import Beat, PartitionFigures, PoisonError, Report, read
@@ -174,7 +174,7 @@ class Events:
 
     def _note(self, story: Story, now: float, notified: Standing) -> None:
         """Note that an event is new or has changed, and which VMs it has deleted."""
-        is_deletion = story.event.event_type in VANISHING
+        is_deletion = event_type_of(story.event.event_type).vanishes
         if is_deletion and story.standing in (ENDED, FINISHED):  # now: its wave may continue
             self._state.vanished |= dict.fromkeys(story.vms, now)
         self.waves.note(story, now, notified)

@@ -13,7 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import LifecycleKind, Outcome
-from notbefore.core.document import VANISHING, Event
+from notbefore.core.document import Event
+from notbefore.core.event_types import event_type_of
 from notbefore.fleet.hub_records import Place, Report
 
 
@@ -205,7 +206,7 @@ class Story(Struct, array_like=True):
             return True
 
         # a VM that is deleted reports nothing any more: one of the others is enough
-        if self.event.event_type in VANISHING:
+        if event_type_of(self.event.event_type).vanishes:
             return any(word > 0 for word in self.reported.values())
 
         # no affected VM was heard from, and one of the others still lists it

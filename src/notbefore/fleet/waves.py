@@ -22,9 +22,10 @@ from notbefore.core.change import AS_FAR_AS_KNOWN, Change, LifecycleKind, Reason
 from notbefore.core.document import SCHEDULED as STATUS_SCHEDULED
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
+from notbefore.core.event_types import SEVERITIES
 from notbefore.core.outbox_rows import Schedule
 from notbefore.core.record import WAVE, FleetFacts, Vm
-from notbefore.core.routing import SEVERITIES, Route, severity_of
+from notbefore.core.routing import Route, severity_of
 from notbefore.core.text import natural
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.story import (

@@ -12,13 +12,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import SILENT, Change
-from notbefore.core.document import EVENT_TYPES
+from notbefore.core.event_types import EVENT_TYPES
 from notbefore.core.outbox import Outbox
 from notbefore.core.outbox_rows import LATENCY_BOUNDS
 
 OTHER: Final = "other"
 UNKNOWN: Final = "unknown"  # Azure did not give it
-TYPES: Final = frozenset((*EVENT_TYPES, SILENT))  # any other type from outside is counted as `other`
+_COUNTED_TYPES: Final = frozenset((*EVENT_TYPES, SILENT))
 
 MAX_SERIES: Final = 200  # per metric family: the texts of its labels come from outside
 
@@ -92,8 +92,8 @@ class Totals(Struct, frozen=True):
 
 
 def known_type(event_type: str) -> str:
-    """The event type as a label; a type that is not in ``TYPES`` is `other`."""
-    return event_type if event_type in TYPES else OTHER
+    """Return the event type as a label; `other` if Azure does not document it, so that series are few."""
+    return event_type if event_type in _COUNTED_TYPES else OTHER
 
 
 def named(**labels: str) -> Named:

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 import msgspec
 from msgspec import Struct
 
-from notbefore.core.document import EVENT_TYPES
+from notbefore.core.event_types import EVENT_TYPES
 from notbefore.core.record import HISTORY_RECORDS
 from notbefore.core.tracked import PendingView
 from notbefore.errors import StoreError

@@ -16,8 +16,8 @@ import msgspec
 
 from notbefore.config.sinks import Alertmanager, Messages
 from notbefore.core.change import SILENT
+from notbefore.core.event_types import SEVERITIES
 from notbefore.core.record import json_line
-from notbefore.core.routing import SEVERITIES
 from notbefore.core.text import escaped, one_line, rfc3339, some_of
 from notbefore.courier.http import Http, HttpSink
 from notbefore.courier.message import Message, Receipt

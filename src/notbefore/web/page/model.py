@@ -8,9 +8,10 @@ import msgspec
 from msgspec import Struct
 
 from notbefore.core.change import WORDS
+from notbefore.core.event_types import SEVERITIES
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.record import Record, view
-from notbefore.core.routing import SEVERITIES, severity_of
+from notbefore.core.routing import severity_of
 from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.metrics.totals import OutboxView
 from notbefore.web.app import CheckResult
