@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from notbefore.core.change import BY_RULE, MISSING, OPERATOR, SILENT, WORDS, Change, Step
+from notbefore.core.change import BY_RULE, MISSING, OPERATOR, SILENT, WORDS, Approval, Change, Step
 from notbefore.core.text import escaped, natural, rfc3339
 
 PREFIX: Final = "azure.scheduled_event."  # of the attributes that OpenTelemetry does not define
@@ -62,7 +62,16 @@ class FleetFacts(Struct, frozen=True):
     fleet_over: int = 0  # events that are over
 
 
-_OUTCOMES: Final = {"canceled": "canceled", "finished": "finished", "unknown": "gone, and how it ended was not seen"}
+_OUTCOMES: Final = {
+    "canceled": "canceled",
+    "finished": "finished",
+    "unknown": "gone, and how it ended was not seen",
+}
+_AFFECTED: Final = {  # by scope
+    "self": "this VM",
+    "peer": "another VM",
+    "unknown": "a VM of this group",
+}
 WAVE: Final = "wave-"  # the start of an id of several events that `notbefore fleet` reports together
 EXERCISE: Final = "[EXERCISE] "  # the start of the sentence of an exercise: nothing has happened
 AZURE: Final = "azure"  # the cloud, and its kind of machine, with OpenTelemetry's names
@@ -203,8 +212,9 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
     @property
     def many(self) -> str:
         """The affected VMs in words, if there are several: ``48 VMs of the scale set web``; empty otherwise."""
-        several = self.fleet_vms is not None and self.fleet_vms != 1
-        return _vms_in_words(self.fleet_vms or 0, self) if several else ""
+        if self.fleet_vms is None or self.fleet_vms == 1:
+            return ""
+        return _vms_in_words(self.fleet_vms, self)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -236,9 +246,15 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
         """The result of an approval, and who decided: ``Azure accepted it (rule drained)``; empty without one."""
         if self.approval_rule is None:
             return ""
-        rule = "by hand" if self.approval_rule == OPERATOR else f"rule {self.approval_rule}"
-        who = f", {self.approval_by}" if self.approval_by not in (None, BY_RULE) else ""
-        return f"{WORDS.get(self.reason, self.reason.replace('_', ' '))} ({rule}{who})"
+
+        result = WORDS.get(self.reason, self.reason.replace("_", " "))
+        if self.approval_rule == OPERATOR:
+            decided = "by hand"
+        else:
+            decided = f"rule {self.approval_rule}"
+        if self.approval_by not in (None, BY_RULE):
+            decided += f", {self.approval_by}"
+        return f"{result} ({decided})"
 
     @property
     def shared(self) -> Self:
@@ -319,56 +335,122 @@ def json_line(values: object) -> bytes:
 
 
 def sentence(change: Change, vm: Vm | None = None, fleet: FleetFacts | None = None) -> str:
-    """The change in a sentence: what happens to whom, and when. ``fleet``: what many VMs say about it together."""
-    event, wave = change.event, ""
-    whom = {"self": "this VM", "peer": "another VM", "unknown": "a VM of this group"}[change.scope]
-    if fleet is not None:
-        wave, vm = _progress(fleet), vm or Vm()
-        whom = vm.name if fleet.fleet_vms == 1 and vm.name else _vms_in_words(fleet.fleet_vms, vm)
-    if event.event_type == SILENT:
-        missing, over = event.description == MISSING, change.kind == "finished"
-        back = "no longer missing" if missing else "heard from again, or no longer expected"
-        return f"{whom}: {back if over else 'missing' if missing else 'silent'}"
+    """Return the change in a sentence: what happens to which VMs, and when.
+
+    ``fleet``: what many VMs say about it together; ``vm`` then has what these VMs have in common.
+    """
+    affected = _affected(change, vm, fleet)
+    if change.event.event_type == SILENT:
+        return f"{affected}: {_silence(change)}"
     if change.no_longer_affected:
-        known = change.previous_scope == "self"
-        return f"{event.event_type} {'no longer affects' if known else 'does not affect'} this VM"
+        return _no_longer_affected(change)
+    return f"{change.event.event_type} of {affected} {_step(change, fleet)}"
+
+
+def _affected(change: Change, vm: Vm | None, fleet: FleetFacts | None) -> str:
+    """Return the affected VMs as this VM sees them, or as many VMs see them together."""
+    if fleet is None:
+        return _AFFECTED[change.scope]
+    if vm is None:
+        vm = Vm()
+    if fleet.fleet_vms == 1 and vm.name:
+        return vm.name
+    return _vms_in_words(fleet.fleet_vms, vm)
+
+
+def _silence(change: Change) -> str:
+    """Return the state of VMs of a fleet that send no heartbeats, or send them again."""
+    is_missing = change.event.description == MISSING
+    if change.kind != "finished":
+        return "missing" if is_missing else "silent"
+    if is_missing:
+        return "no longer missing"
+    return "heard from again, or no longer expected"
+
+
+def _no_longer_affected(change: Change) -> str:
+    if change.previous_scope == "self":
+        return f"{change.event.event_type} no longer affects this VM"
+    return f"{change.event.event_type} does not affect this VM"  # it was not known before
+
+
+def _step(change: Change, fleet: FleetFacts | None) -> str:
+    """Return the rest of the sentence, from its verb."""
     if change.kind == "announced":
-        when = f"not before {rfc3339(change.not_before)}" if change.not_before else "at a time not given"
-        step = f"announced: {when}"
-    elif change.kind == "updated":
-        before = change.previous.event_type if change.previous is not None else event.event_type
-        was = f"it was a {before}" if before != event.event_type else ""
-        step = ": ".join(filter(None, ("changed", was, wave)))
-    elif change.approval is not None:
-        result = "approved" if change.kind == "approved" else "not approved"
-        step = f"{result}: {WORDS.get(change.reason, change.reason)} ({change.approval.approval_rule})"
-    elif change.kind == "started":
-        step = "started without notice" if change.without_notice else "started"
-    else:
-        step = _OUTCOMES[change.outcome or "unknown"]
-    return f"{event.event_type} of {whom} {step}"
+        return _announced(change)
+    if change.kind == "updated":
+        return _updated(change, fleet)
+    if change.approval is not None:
+        return _decided(change, change.approval)
+    if change.kind == "started":
+        return "started without notice" if change.without_notice else "started"
+    return _OUTCOMES[change.outcome or "unknown"]
+
+
+def _announced(change: Change) -> str:
+    if change.not_before is None:
+        return "announced: at a time not given"
+    return f"announced: not before {rfc3339(change.not_before)}"
+
+
+def _updated(change: Change, fleet: FleetFacts | None) -> str:
+    """Return ``changed: it was a Freeze: 1 of 5 events is under way``, or as much of it as applies."""
+    parts = ["changed"]
+    if change.previous is not None and change.previous.event_type != change.event.event_type:
+        parts.append(f"it was a {change.previous.event_type}")
+    if fleet is not None and fleet.fleet_events > 1:
+        parts.append(_progress(fleet))
+    return ": ".join(parts)
+
+
+def _decided(change: Change, approval: Approval) -> str:
+    result = "approved" if change.kind == "approved" else "not approved"
+    reason = WORDS.get(change.reason, change.reason)
+    return f"{result}: {reason} ({approval.approval_rule})"
 
 
 def _progress(facts: FleetFacts | Record) -> str:
-    """How far a wave of several events has come: ``2 of 5 events are over, 3 are to come``; empty for one event."""
-    events, found = facts.fleet_events or 0, list[str]()
-    if events < 2:  # noqa: PLR2004 - a wave
+    """Return the progress of a wave: ``2 of 5 events are over, 3 are to come``.
+
+    Empty for one event.
+    """
+    events = facts.fleet_events or 0
+    over = facts.fleet_over or 0
+    under_way = facts.fleet_under_way or 0
+    if events <= 1:
         return ""
-    over, under_way = facts.fleet_over or 0, facts.fleet_under_way or 0
     if not over and not under_way:
         return f"none of {events} events has started"
-    for count, word in ((over, "over"), (under_way, "under way"), (events - over - under_way, "to come")):
-        if count:
-            of = "" if found else f" of {events} events"
-            found.append(f"{count}{of} {'is' if count == 1 else 'are'} {word}")
-    return ", ".join(found)
+
+    counts = {"over": over, "under way": under_way, "to come": events - over - under_way}
+    parts: list[str] = []
+    for state, count in counts.items():
+        if not count:
+            continue
+        verb = "is" if count == 1 else "are"
+        if parts:
+            parts.append(f"{count} {verb} {state}")
+        else:
+            parts.append(f"{count} of {events} events {verb} {state}")
+    return ", ".join(parts)
 
 
-def _vms_in_words(count: int, at: Vm | Record) -> str:
-    """The number of VMs, and where they are: ``48 VMs of the scale set web``."""
-    vms = f"{count} VM{'' if count == 1 else 's'}" if count else "VMs that Azure does not name"
-    places = (("of the scale set", at.scale_set), ("of the resource group", at.resource_group), ("in", at.location))
-    return next((f"{vms} {words} {name}" for words, name in places if name), vms)
+def _vms_in_words(count: int, place: Vm | Record) -> str:
+    """Return the number of VMs, and where they are: ``48 VMs of the scale set web``."""
+    if count == 0:
+        vms = "VMs that Azure does not name"
+    elif count == 1:
+        vms = "1 VM"
+    else:
+        vms = f"{count} VMs"
+
+    if place.scale_set:
+        return f"{vms} of the scale set {place.scale_set}"
+    if place.resource_group:
+        return f"{vms} of the resource group {place.resource_group}"
+    if place.location:
+        return f"{vms} in {place.location}"
+    return vms
 
 
 # ---- how a record is sent

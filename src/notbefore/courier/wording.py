@@ -1,9 +1,10 @@
 """The texts of messages: what happens, when, to which VMs, and what to do. Pure.
 
-Texts from Azure are put on one line, without control characters and marks that change the direction of text.
+Texts from Azure are put on one line, without control characters and marks that change the
+direction of text.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 from urllib.parse import quote
@@ -19,10 +20,10 @@ from notbefore.core.record import EXERCISE, WAVE, Record
 from notbefore.core.text import one_line, some_of
 from notbefore.courier import phrases
 from notbefore.courier.message import Message
-from notbefore.courier.phrases import KINDS, TYPES, UNKNOWN_TYPE
+from notbefore.courier.phrases import KINDS, TYPES, UNKNOWN_TYPE, TypePhrases
 
 MAX_NAMES: Final = 20  # VMs that are listed by name
-Facts = Iterator[tuple[str, str]]  # name and value
+Facts = Iterator[tuple[str, str]]  # name and value; ``text_of`` leaves out those without a value
 _MARKS: Final = {"updated": " (changed)", "reminder": " (reminder)"}
 
 
@@ -46,13 +47,27 @@ class Text(Struct, frozen=True):
     @property
     def plain(self) -> str:
         """Everything except title, links and the id, with one line per fact."""
-        advice = f"What to do: {self.advice}" if self.advice else ""
-        return "\n\n".join(filter(None, (self.summary, advice, _lines(self.facts))))
+        paragraphs = []
+        if self.summary:
+            paragraphs.append(self.summary)
+        if self.advice:
+            paragraphs.append(f"What to do: {self.advice}")
+        if self.facts:
+            paragraphs.append(_lines(self.facts))
+        return "\n\n".join(paragraphs)
 
     @property
     def whole(self) -> str:
         """Everything except the title."""
         return f"{self.plain}\n\n{_lines([*self.links, Fact('Delivery', self.delivery_id)])}"
+
+
+class _Sentences(NamedTuple):
+    """The part of a message that differs between the kinds of change."""
+
+    title: str
+    summary: str
+    advice: str
 
 
 def _lines(facts: Iterable[Fact]) -> str:
@@ -62,24 +77,173 @@ def _lines(facts: Iterable[Fact]) -> str:
 def text_of(message: Message, settings: Messages) -> Text:
     """Return the message in words."""
     record = message.record
-    silence = record.event_type == SILENT
-    title, summary, advice = _silence(message) if silence else _story(message, settings.advice)
-    facts = _facts_of_silence(message) if silence else _facts(message)
-    if record.exercise:
-        title, summary = EXERCISE + title, f"{phrases.EXERCISE_NOTE} {summary}".rstrip()
-    elif record.reason == "corrected":
-        title, summary = f"{title} (correction)", f"{phrases.CORRECTION} {summary}".rstrip()
+    if record.event_type == SILENT:
+        sentences = _silence(message)
+        facts = _facts_of_silence(message)
+    else:
+        sentences = _event(message, settings.advice)
+        facts = _facts_of_event(message)
+    sentences = _labeled(sentences, record)
+
     return Text(
-        title=one_line(title),
-        summary=summary,
+        title=one_line(sentences.title),
+        summary=sentences.summary,
         delivery_id=message.delivery_id,
-        advice=advice,
-        facts=tuple(Fact(name, text) for name, value in facts if (text := one_line(value))),
+        advice=sentences.advice,
+        facts=tuple(_known(facts)),
         links=tuple(_links(settings.links, record)),
     )
 
 
-# ---- title, summary, and what to do
+def _labeled(sentences: _Sentences, record: Record) -> _Sentences:
+    """Return the sentences, and say so if they are about an exercise or correct earlier ones."""
+    if record.exercise:
+        return sentences._replace(
+            title=EXERCISE + sentences.title,
+            summary=f"{phrases.EXERCISE_NOTE} {sentences.summary}".rstrip(),
+        )
+    if record.reason == "corrected":
+        return sentences._replace(
+            title=f"{sentences.title} (correction)",
+            summary=f"{phrases.CORRECTION} {sentences.summary}".rstrip(),
+        )
+    return sentences
+
+
+def _known(facts: Facts) -> Iterator[Fact]:
+    """Yield the facts that have a value, each on one line."""
+    for name, value in facts:
+        line = one_line(value)
+        if line:
+            yield Fact(name, line)
+
+
+# ---- title, summary and advice: one function for each kind of change
+
+
+def _event(message: Message, custom_advice: Mapping[str, str]) -> _Sentences:
+    """Return the sentences about an event.
+
+    ``custom_advice``: event type -> the user's advice, for events that have not ended.
+    """
+    record = message.record
+    if record.no_longer_affected:
+        return _no_longer_affected(record)
+    if record.outcome == "finished":  # also for ``ended``, if a boot proves it
+        return _finished(record)
+    if message.kind in KINDS:
+        return _same_for_every_type(message)
+
+    sentences = _ahead(message) if message.is_ahead else _under_way(message)
+    for event_type, advice in custom_advice.items():
+        if event_type.casefold() == record.event_type.casefold():
+            sentences = sentences._replace(advice=advice)
+    return sentences
+
+
+def _no_longer_affected(record: Record) -> _Sentences:
+    vm = one_line(record.vm_name or "this VM")
+    return _Sentences(
+        title=f"{record.event_type} no longer affects {vm}",
+        summary=f"Azure removed {vm} from the event.",
+        advice=phrases.UNDO,
+    )
+
+
+def _finished(record: Record) -> _Sentences:
+    if record.reason == AS_FAR_AS_KNOWN:
+        summary = f"The event is {WORDS[record.reason]}."
+    else:
+        summary = "The event is over. Nothing more will happen."
+
+    return _Sentences(
+        title=f"{_event_name(record)} is over",
+        summary=summary,
+        advice=_filled(_phrases_of(record).over, record),
+    )
+
+
+def _same_for_every_type(message: Message) -> _Sentences:
+    """Return the sentences about a cancellation, an end that no one saw, or an approval."""
+    record = message.record
+    kind = KINDS[message.kind]
+
+    summary = kind.summary.format(vm=one_line(record.vm_name or "A VM"))
+    if message.kind == "ended" and record.reason in WORDS:
+        summary += f" The reason: {WORDS[record.reason]}."
+
+    return _Sentences(
+        title=f"{_event_name(record)} {kind.title}",
+        summary=summary,
+        advice=_filled(kind.advice, record),
+    )
+
+
+def _ahead(message: Message) -> _Sentences:
+    """Return the sentences about an event that has not started."""
+    record = message.record
+    state = _time_left(record.not_before, message.now)
+    affected = _capitalized(_affected(record))
+    if record.has_begun:  # between two events of a wave
+        state = f"{state}: {record.progress}"
+        affected = "Each VM that is still to come"
+
+    return _Sentences(
+        title=_title(message, state),
+        summary=effect(record.event_type, "will be", affected),
+        advice=_filled(_phrases_of(record).ahead, record),
+    )
+
+
+def _under_way(message: Message) -> _Sentences:
+    """Return the sentences about an event that has started and has not ended."""
+    record = message.record
+    type_phrases = _phrases_of(record)
+
+    advice = type_phrases.started
+    if record.without_notice and event_type_of(record.event_type).reboots:
+        advice = phrases.CRASHED + advice
+    if record.events_to_come:
+        advice += f" For the VMs that follow: {type_phrases.ahead}"
+
+    if record.progress and record.fleet_under_way != record.fleet_events:
+        # the events of a wave start in turn
+        summary = effect(record.event_type, "are", "One after the other, the affected VMs")
+    else:
+        summary = effect(record.event_type, "is being", _capitalized(_affected(record)))
+
+    return _Sentences(
+        title=_title(message, _state_under_way(message)),
+        summary=summary,
+        advice=_filled(advice, record),
+    )
+
+
+def _state_under_way(message: Message) -> str:
+    record = message.record
+    if message.kind == "updated":
+        return f"goes on: {record.progress}" if record.progress else "goes on"
+    if record.events_to_come and record.progress:
+        return f"has begun: {record.progress}"
+    if record.without_notice:
+        return "has started without notice"
+    return "has started"
+
+
+def _silence(message: Message) -> _Sentences:
+    """Return the sentences about VMs of a fleet that are silent, or send heartbeats again."""
+    record = message.record
+    if message.over:
+        return _Sentences(title=record.body, summary=phrases.HEARD, advice="")
+
+    return _Sentences(
+        title=record.body + _MARKS.get(message.kind, ""),
+        summary=one_line(record.description or phrases.SILENT),
+        advice=phrases.SILENT_ADVICE,
+    )
+
+
+# ---- parts of these sentences
 
 
 def subject(record: Record) -> str:
@@ -88,106 +252,84 @@ def subject(record: Record) -> str:
 
 
 def effect(event_type: str, tense: str = "is", who: str = "The VM") -> str:
-    """Return what an event of this type does: ``The VM is rebooted. ...``; empty for an unknown type."""
-    return f"{who} {tense} {TYPES[event_type].effect}" if event_type in TYPES else ""
+    """Return the effect of an event of this type: ``The VM is rebooted. ...``.
+
+    Empty for a type that Azure does not document.
+    """
+    if event_type not in TYPES:
+        return ""
+    return f"{who} {tense} {TYPES[event_type].effect}"
 
 
-def _story(message: Message, own: dict[str, str]) -> tuple[str, str, str]:
-    """Return title, summary and advice. ``own``: event type -> the user's advice, for events that are not over."""
-    record, kind = message.record, message.kind
-    event = f"{record.event_type} of {subject(record)}"
-    vm = one_line(record.vm_name or "this VM")
-    of_type = TYPES.get(record.event_type, UNKNOWN_TYPE)
-    if record.no_longer_affected:
-        return f"{record.event_type} no longer affects {vm}", f"Azure removed {vm} from the event.", phrases.UNDO
-    if record.outcome == "finished":  # also of ``ended``, if a boot proves it
-        known = record.reason != AS_FAR_AS_KNOWN
-        summary = "The event is over. Nothing more will happen." if known else f"The event is {WORDS[record.reason]}."
-        return f"{event} is over", summary, _filled(of_type.over, record)
-    if kind in KINDS:
-        said = KINDS[kind]
-        why = f" The reason: {WORDS[record.reason]}." if kind == "ended" and record.reason in WORDS else ""
-        summary = said.summary.format(vm=one_line(record.vm_name or "A VM")) + why
-        return f"{event} {said.title}", summary, _filled(said.advice, record)
-    affected = "The VM" if record.of_one_vm else "Each affected VM"
-    if message.is_ahead:
-        state, advice = _when(record.not_before, message.now), of_type.ahead
-        if record.has_begun:  # between two events of a wave
-            state, affected = f"{state}: {record.progress}", "Each VM that is still to come"
-        summary = effect(record.event_type, "will be", affected)
-    else:
-        state, advice = _under_way(message), of_type.started
-        if record.without_notice and event_type_of(record.event_type).reboots:
-            advice = phrases.CRASHED + advice
-        if record.events_to_come:
-            advice += f" For the VMs that follow: {of_type.ahead}"
-        summary = effect(record.event_type, "is being", affected)
-        if record.progress and record.fleet_under_way != record.fleet_events:  # a wave: its events start in turn
-            summary = effect(record.event_type, "are", "One after the other, the affected VMs")
-    users = {name.casefold(): text for name, text in own.items()}.get(record.event_type.casefold())
-    advice = users if users is not None else _filled(advice, record)
-    return f"{event} {state}{_MARKS.get(kind, '')}", summary, advice
+def _title(message: Message, state: str) -> str:
+    mark = _MARKS.get(message.kind, "")
+    return f"{_event_name(message.record)} {state}{mark}"
 
 
-def _when(time: datetime | None, now: datetime) -> str:
-    if time is None:
+def _event_name(record: Record) -> str:
+    return f"{record.event_type} of {subject(record)}"
+
+
+def _phrases_of(record: Record) -> TypePhrases:
+    return TYPES.get(record.event_type, UNKNOWN_TYPE)
+
+
+def _time_left(not_before: datetime | None, now: datetime) -> str:
+    if not_before is None:
         return "at an unknown time"
-    return ("was due " if time < now else "") + countdown(time, now)
+    if not_before < now:
+        return f"was due {countdown(not_before, now)}"
+    return countdown(not_before, now)
 
 
-def _under_way(message: Message) -> str:
-    """Return the part of the title about an event that has started and is not over."""
-    if message.kind == "updated":
-        return ": ".join(filter(None, ("goes on", message.record.progress)))
-    if message.record.events_to_come and message.record.progress:
-        return f"has begun: {message.record.progress}"
-    return "has started without notice" if message.record.without_notice else "has started"
+def _affected(record: Record) -> str:
+    return "the VM" if record.of_one_vm else "each affected VM"
+
+
+def _capitalized(text: str) -> str:
+    """Return the text with a capital at its start; ``str.capitalize`` would write `The vm`."""
+    return text[0].upper() + text[1:]
 
 
 def _filled(advice: str, record: Record) -> str:
-    affected = "the VM" if record.of_one_vm else "each affected VM"
+    """Return the advice with the words that its placeholders stand for."""
+    affected = _affected(record)
+    if record.event_id.startswith(WAVE):  # Azure does not know the id of a wave
+        name_it = f"name {affected}"
+    else:
+        name_it = "give the EventId"
+
     return advice.format(
         the_vm=affected,
-        The_vm=affected[0].upper() + affected[1:],
-        name_it=f"name {affected}" if record.event_id.startswith(WAVE) else "give the EventId",  # Azure knows no wave
+        The_vm=_capitalized(affected),
+        name_it=name_it,
         event=one_line(record.event_id),
         vm=one_line(record.vm_name or "a VM"),
     )
 
 
-def _silence(message: Message) -> tuple[str, str, str]:
-    """As ``_story``, for VMs of a fleet that have become silent, or send heartbeats again: the record has the title."""
-    record = message.record
-    if message.over:
-        return record.body, phrases.HEARD, ""
-    why = one_line(record.description or phrases.SILENT)
-    return f"{record.body}{_MARKS.get(message.kind, '')}", why, phrases.SILENT_ADVICE
+# ---- the facts
 
 
-# ---- the facts: those without a value are left out
-
-
-def _facts(message: Message) -> Facts:
+def _facts_of_event(message: Message) -> Facts:
     record = message.record
     yield "Sent here because", message.note
     yield from _times(message)
+    yield from _what_changed(message)
     yield "Progress", record.progress
     yield "Affected VMs", _names(record)
-    unaffected = message.kind == "canceled" or record.no_longer_affected or record.approval_rule is not None
-    is_gone = event_type_of(record.event_type).vanishes
-    if not (unaffected or is_gone):
+    if _is_interruption_of_interest(message):
         yield "Expected interruption", _seconds(record.expected_duration_seconds)
         yield from _measured(message)
-    yield "Caused by", phrases.SOURCES.get(record.event_source or "", record.event_source or "unknown")
+    yield "Caused by", _cause(record)
     yield "Azure's description", one_line(record.description or "") or "none"
-    yield "Approval", ": ".join(filter(None, (record.approval_result, record.approval_detail, record.approval_reason)))
+    yield "Approval", _approval(record)
     yield "Place", _place(record)
-    if record.fleet_vms is not None:  # those that all affected VMs have: they may name the owner
+    if record.fleet_vms is not None:  # the tags that all affected VMs have: they may name the owner
         yield "Tags", ", ".join(f"{name}: {value}" for name, value in record.tags.items())
     yield "Severity", message.shown_severity
-    yield "Wave" if record.event_id.startswith(WAVE) else "EventId", record.event_id
-    count = record.fleet_reported_by
-    yield "Reported by", f"{count} VM{'' if count == 1 else 's'}" if count else record.vm_name or ""
+    yield _id_name(record), record.event_id
+    yield "Reported by", _reporters(record)
 
 
 def _facts_of_silence(message: Message) -> Facts:
@@ -201,50 +343,119 @@ def _facts_of_silence(message: Message) -> Facts:
 
 
 def _times(message: Message) -> Facts:
-    """Yield the times; for an update also what changed, unless it is NotBefore."""
+    """Yield when the event starts, has started or has ended."""
     record = message.record
-    planned = clock(record.not_before) if record.not_before is not None else "unknown"
-    moved = record.previous_not_before != record.not_before and not record.has_begun
-    before = record.previous_not_before if moved else None
     if message.over:
-        yield "Over since", clock(record.over_since or record.time)
-        yield "Duration of the event", words(record.started_seconds) if record.started_seconds is not None else ""
+        yield from _times_of_end(record)
     elif message.is_ahead:
-        yield "Not before", planned + (f", {countdown(record.not_before, message.now)}" if record.not_before else "")
-        yield "Previously", clock(before) if before is not None else ""
+        yield from _times_ahead(message)
     elif record.event_status == STARTED or message.kind == "started":
-        yield "Started" if message.kind == "started" else "Changed", clock(record.time)
-        if record.events_to_come and record.not_before is not None:
-            word = "not before" if record.not_before > message.now else "was due at"
-            yield "Next", f"{word} {planned}, {countdown(record.not_before, message.now)}"
+        yield from _times_under_way(message)
+    elif record.not_before is not None:
+        yield "Not before", clock(record.not_before)
     else:
-        yield "Not before", planned
-    if message.kind == "updated" and before is None and not record.no_longer_affected:
-        if record.previous_scope is not None:
-            yield "What changed", f"{record.vm_name or 'this VM'} is affected now"
-        elif not record.progress:
-            yield "What changed", "the affected VMs, or what Azure says of the event"
+        yield "Not before", "unknown"
+
+
+def _times_of_end(record: Record) -> Facts:
+    yield "Over since", clock(record.over_since or record.time)
+    if record.started_seconds is not None:
+        yield "Duration of the event", words(record.started_seconds)
+
+
+def _times_ahead(message: Message) -> Facts:
+    record = message.record
+    if record.not_before is None:
+        yield "Not before", "unknown"
+    else:
+        time_left = countdown(record.not_before, message.now)
+        yield "Not before", f"{clock(record.not_before)}, {time_left}"
+
+    previous = _moved_from(record)
+    if previous is not None:
+        yield "Previously", clock(previous)
+
+
+def _times_under_way(message: Message) -> Facts:
+    record = message.record
+    if message.kind == "started":
+        yield "Started", clock(record.time)
+    else:
+        yield "Changed", clock(record.time)
+
+    if record.events_to_come and record.not_before is not None:
+        word = "not before" if record.not_before > message.now else "was due at"
+        time_left = countdown(record.not_before, message.now)
+        yield "Next", f"{word} {clock(record.not_before)}, {time_left}"
+
+
+def _what_changed(message: Message) -> Facts:
+    """Yield what an update changed, unless ``_times`` shows that NotBefore moved."""
+    record = message.record
+    if message.kind != "updated" or record.no_longer_affected:
+        return
+    if _moved_from(record) is not None:
+        return
+
+    if record.previous_scope is not None:
+        yield "What changed", f"{record.vm_name or 'this VM'} is affected now"
+    elif not record.progress:
+        yield "What changed", "the affected VMs, or what Azure says of the event"
+
+
+def _moved_from(record: Record) -> datetime | None:
+    """Return the NotBefore from which the event moved; ``None`` if it did not move."""
+    if record.previous_not_before == record.not_before:
+        return None
+    if record.has_begun:  # a wave: its next event has another NotBefore
+        return None
+    return record.previous_not_before
+
+
+def _is_interruption_of_interest(message: Message) -> bool:
+    """Return whether the event interrupts a VM that continues to run afterwards."""
+    record = message.record
+    if message.kind == "canceled" or record.no_longer_affected:
+        return False
+    if record.approval_rule is not None:
+        return False
+    return not event_type_of(record.event_type).vanishes
 
 
 def _measured(message: Message) -> Facts:
     record = message.record
-    if record.fleet_vms is not None and record.interruption_seconds is not None:
-        yield "Longest measured interruption", words(record.interruption_seconds)
-    elif message.over and record.scope == "self" and record.vm_name is not None and record.fleet_vms is None:
-        yield f"Measured interruption of {one_line(record.vm_name)}", _seconds(record.interruption_seconds)
+    if record.fleet_vms is not None:
+        if record.interruption_seconds is not None:
+            yield "Longest measured interruption", words(record.interruption_seconds)
+    elif message.over and record.scope == "self" and record.vm_name is not None:
+        name = f"Measured interruption of {one_line(record.vm_name)}"
+        yield name, _seconds(record.interruption_seconds)
 
 
 def _seconds(value: float | None) -> str:
     return words(value) if value is not None else "unknown"
 
 
+def _cause(record: Record) -> str:
+    source = record.event_source or "unknown"
+    return phrases.SOURCES.get(source, source)
+
+
+def _approval(record: Record) -> str:
+    parts = (record.approval_result, record.approval_detail, record.approval_reason)
+    return ": ".join(part for part in parts if part)
+
+
 def _place(record: Record) -> str:
     """Return the place of the affected VMs; the zone is known only for this VM."""
-    own = record.scope == "self" and record.of_one_vm
+    zone = None
+    if record.scope == "self" and record.of_one_vm:
+        zone = record.zone
+
     place = {
         "resource group": record.resource_group,
         "scale set": record.scale_set,
-        "zone": record.zone if own else None,
+        "zone": zone,
         "region": record.location,
         "subscription": record.subscription_id,
     }
@@ -255,14 +466,38 @@ def _names(record: Record) -> str:
     return some_of(record.names, MAX_NAMES) or "unknown (Azure names none)"
 
 
+def _id_name(record: Record) -> str:
+    return "Wave" if record.event_id.startswith(WAVE) else "EventId"
+
+
+def _reporters(record: Record) -> str:
+    """Return the VM that reports the event, or the number of VMs that do."""
+    if not record.fleet_reported_by:
+        return record.vm_name or ""
+    if record.fleet_reported_by == 1:
+        return "1 VM"
+    return f"{record.fleet_reported_by} VMs"
+
+
 def clock(time: datetime) -> str:
     """``2026-03-01 12:15:00 UTC``."""
     return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
+# ---- the links
+
+
 def _links(links: Links, record: Record) -> Iterator[Fact]:
     """Yield the links, except one that names the VM if its name is not known."""
-    vm, event_type = (quote(text or "", safe="") for text in (record.vm_name, record.event_type))
-    for name, link in (("Dashboard", links.dashboard), ("Runbook", links.runbook), ("Agent's page", links.page)):
-        if link is not None and (vm or "{vm}" not in link):
-            yield Fact(name, link.replace("{vm}", vm).replace("{event_type}", event_type))
+    vm = quote(record.vm_name or "", safe="")
+    event_type = quote(record.event_type, safe="")
+    templates = {
+        "Dashboard": links.dashboard,
+        "Runbook": links.runbook,
+        "Agent's page": links.page,
+    }
+    for name, template in templates.items():
+        if template is None or ("{vm}" in template and not vm):
+            continue
+        address = template.replace("{vm}", vm).replace("{event_type}", event_type)
+        yield Fact(name, address)
