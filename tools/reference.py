@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import msgspec.inspect as mi
@@ -218,13 +219,19 @@ def metrics() -> str:
     """docs/metrics.md."""
     parts = []
     for title, text, found in (
-        ("Scheduled events", "", [one for one in families.METRICS if one.name.startswith("azure_")]),
-        ("The agent itself", "", [one for one in families.METRICS if one.name.startswith("notbefore_")]),
-        ("An instance of `notbefore fleet`", FLEET, [one for one in vars(fleet).values() if isinstance(one, Metric)]),
+        ("Scheduled events", "", _defined_in(families, "azure_")),
+        ("The agent itself", "", _defined_in(families, "notbefore_")),
+        ("An instance of `notbefore fleet`", FLEET, _defined_in(fleet, "notbefore_fleet_")),
     ):
         rows = "".join(map(_metric_row, found))
         parts.append(f"## {title}\n\n{text}| metric | type | labels | |\n|---|---|---|---|\n{rows}")
     return filled("metrics.md", "\n".join(parts))
+
+
+def _defined_in(module: ModuleType, prefix: str) -> list[Metric]:
+    """Return the metrics that a module defines, whose names begin with ``prefix``."""
+    metrics = [value for value in vars(module).values() if isinstance(value, Metric)]
+    return [metric for metric in metrics if metric.name.startswith(prefix)]
 
 
 def _metric_row(metric: Metric) -> str:

@@ -22,12 +22,13 @@ from notbefore.courier.message import Message, Receipt
 from notbefore.courier.redact import Redactor
 from notbefore.courier.sinks.otlp_logs import Sink
 from notbefore.errors import SendError
-from notbefore.metrics.families import Family, Part, Snapshot, samples
+from notbefore.metrics.families import Family
+from notbefore.metrics.samples import Snapshot, samples
 from notbefore.metrics.totals import Figures, PollFigures, Totals
 from notbefore.otlp.exporter import Exporter
 from notbefore.otlp.sender import MAX_ANSWER, PartialSuccess, Sender, partial_success
 from notbefore.otlp.signals import log_record, metrics_data, resource_of
-from notbefore.web.exposition import MetricsText
+from notbefore.web.exposition import render
 from peers.otlp import (
     Collector,
     GrpcReceiver,
@@ -68,7 +69,7 @@ class Agent(Story):
         view = Snapshot(self.tracked, self.totals, self.figures, at(5), sinks=("it",), polling=self.polling)
         families = list(samples(view))
         data = metrics_data(families, resource_of({}, {}), "1.0", at(5))
-        text, _ = MetricsText(lambda: [Part((object(),), lambda: families)]).render("text/plain")
+        text, _ = render(families, "text/plain")
         return data, text.decode()
 
 

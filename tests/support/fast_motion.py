@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from notbefore.core.tracked import Tracked
-from notbefore.metrics import families, fleet
-from notbefore.metrics.families import Family, Snapshot
+from notbefore.metrics import fleet
+from notbefore.metrics.families import Family
 from notbefore.metrics.fleet import Counts
+from notbefore.metrics.samples import Snapshot, samples
 from notbefore.metrics.totals import Figures, OutboxView, PollFigures, Totals
 from notbefore.web.exposition import client_metric
 from support.azure import T0, Story, at
@@ -74,7 +75,7 @@ class FleetVm(Story):
         outbox, sinks = (now(self.outbox, second), ("chat",)) if self.outbox else (OutboxView(), ())
         return exposed(
             self.name,
-            families.samples(Snapshot(self.tracked, totals, figures, at(second), outbox, sinks, polling)),
+            samples(Snapshot(self.tracked, totals, figures, at(second), outbox, sinks, polling)),
             wanted,
         )
 

@@ -18,10 +18,11 @@ from notbefore.core.clock import Instant
 from notbefore.core.lifecycle import diff
 from notbefore.core.outbox_rows import LATENCY_BOUNDS
 from notbefore.core.tracked import Observation, Tracked
-from notbefore.metrics.families import Family, Part, Snapshot, samples
+from notbefore.metrics.families import Family
+from notbefore.metrics.samples import Snapshot, samples
 from notbefore.metrics.totals import ConfigFigures, Figures, Histogram, OutboxView, PollFigures, Totals
 from notbefore.simulator.state import Play
-from notbefore.web.exposition import MetricsText, client_metric
+from notbefore.web.exposition import client_metric, render
 from support.azure import document
 from support.fast_motion import series
 from support.peers import HttpPeer, Say
@@ -117,6 +118,5 @@ class Present(HttpPeer):
 
     def answer(self, handler: http.server.BaseHTTPRequestHandler, say: Say) -> None:  # noqa: ARG002 - it has one answer
         vm = self._by_path[handler.path]
-        text = MetricsText(lambda: [Part((object(),), lambda: vm.look(time.time(), 1.0))])
-        body, kind = text.render(handler.headers.get("Accept", ""))
+        body, kind = render(vm.look(time.time(), 1.0), handler.headers.get("Accept", ""))
         super().answer(handler, Say(200, (("Content-Type", kind),), body))

@@ -23,7 +23,7 @@ from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm
 from notbefore.core.routing import DurationRange, Route, route
 from notbefore.core.tracked import Tracked, TrackedEvent, scope_of
-from notbefore.metrics.families import Snapshot, samples
+from notbefore.metrics.samples import Snapshot, samples
 from notbefore.metrics.totals import Figures, Totals
 from support.azure import ID, ME, PEER, at, document, instant, item, now
 

@@ -8,9 +8,10 @@ import pytest
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Tracked
 from notbefore.metrics import fleet
-from notbefore.metrics.families import Family, Part, Snapshot, samples
+from notbefore.metrics.families import Family
+from notbefore.metrics.samples import Snapshot, samples
 from notbefore.metrics.totals import MAX_SERIES, Figures, Histogram, Labels, OutboxView, Totals, named
-from notbefore.web.exposition import MetricsText
+from notbefore.web.exposition import render
 from support.azure import ID, PEER, STARTED, Story, at, document, item, now
 
 
@@ -153,7 +154,7 @@ def test_a_label_that_a_metric_has_gained_is_empty_in_what_was_stored_before(age
     agent.totals = stored
     assert agent.value("azure_scheduled_event_changes", 4, "canceled", "") == 3
     assert agent.value("azure_scheduled_event_initial_notice_seconds", 4, "") == notice
-    text = MetricsText(lambda: [Part((object(),), agent.families(4).values)]).render("")[0].decode()
+    text = render(agent.families(4).values(), "")[0].decode()
     assert 'azure_scheduled_event_changes_total{change="canceled",event_type=""} 3.0' in text
 
 

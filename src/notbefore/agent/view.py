@@ -5,10 +5,10 @@ read the history in the state file.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,12 +20,11 @@ from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.config.model import Config
 from notbefore.core.record import json_line
 from notbefore.core.tracked import PendingEvent, PendingView
+from notbefore.metrics.families import Family
+from notbefore.metrics.samples import Snapshot, samples
 from notbefore.metrics.totals import Figures
 from notbefore.store.store import Store
 from notbefore.web.app import App, CheckResult, Response, application, history_query, html, readiness, rendered
-
-if TYPE_CHECKING:  # imported at the first scrape
-    from notbefore.metrics.families import Family, Part
 
 FIRST_ANSWER: Final = 150.0  # seconds after the start in which a missing answer of IMDS is no failure
 PAGE_SECONDS: Final = 0.5  # during which the same page is returned again
@@ -60,7 +59,6 @@ class AgentView:
         self.since = state.clock.now()
         self._store = store
         self._in_use = in_use
-        self.metrics = rendered(self._parts)
 
     @property
     def app(self) -> App:
@@ -77,21 +75,22 @@ class AgentView:
             },
         )
 
-    def families(self) -> "list[Family]":
-        """All samples of this moment."""
-        return [family for part in self._parts() for family in part.families()]
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """Return the text of ``/metrics`` and its content type, as an ``Accept`` header asks."""
+        return rendered(self.families(), accept)
 
-    def _parts(self) -> "Iterable[Part]":
-        from notbefore.metrics.families import Snapshot, parts  # noqa: PLC0415 - 0.07 MiB, at the first scrape
-
-        in_use, known, now = self._in_use(), self._state.snapshot, self._state.now()
+    def families(self) -> list[Family]:
+        """Return all samples of this moment."""
+        in_use = self._in_use()
+        known = self._state.snapshot
+        now = self._state.now()
         answered = self._answered(known)
         poll = replace(
             known.poll.figures,
             last_success=answered.timestamp() if answered is not None else None,
             answering=self._age(known) <= READY_INTERVALS * in_use.polling.interval,
         )
-        values = Snapshot(
+        view = Snapshot(
             tracked=known.state.tracked,
             totals=known.state.totals,
             figures=in_use.figures(),
@@ -100,7 +99,7 @@ class AgentView:
             sinks=tuple(in_use.config.sinks),
             polling=poll,
         )
-        return parts(values)
+        return list(samples(view))
 
     def health(self) -> CheckResult:
         """Whether the thread that polls IMDS runs, and does not hang in a request beyond its deadline."""

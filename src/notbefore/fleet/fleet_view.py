@@ -32,7 +32,8 @@ from notbefore.fleet.shown_waves import (
 )
 from notbefore.fleet.story import OVER
 from notbefore.metrics import fleet as metrics
-from notbefore.metrics.families import Family, Metric, Part, Snapshot
+from notbefore.metrics.families import Family, Metric
+from notbefore.metrics.samples import Snapshot
 from notbefore.metrics.totals import Figures, Labels
 from notbefore.web.app import (
     UNAVAILABLE,
@@ -64,7 +65,6 @@ class FleetView:
         self._parts = parts
         self._supervisor = supervisor
         self._began = datetime.now(UTC)
-        self.metrics = rendered(lambda: [Part((object(),), self._families)])  # a new source each time: never kept
         self._last_month = lru_cache(maxsize=1)(self._month)
 
     @property
@@ -81,6 +81,10 @@ class FleetView:
                 "/api/v1/calendar.ics": lambda environ: self.calendar(_filters(environ)),
             },
         )
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        """Return the text of ``/metrics`` and its content type, as an ``Accept`` header asks."""
+        return rendered(self._families(), accept)
 
     def ready(self) -> CheckResult:
         """Whether the hub is being read; the reasons also name problems with snapshots and the courier."""

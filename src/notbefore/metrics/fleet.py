@@ -1,62 +1,123 @@
-"""The metrics of ``notbefore fleet``. Each instance has those of its partitions: sums over all instances are right."""
+"""The metrics of ``notbefore fleet``.
+
+Each instance has those of its partitions, so that sums over all instances are right.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from notbefore.metrics import families
-from notbefore.metrics.families import Family, Metric, Snapshot, counter, gauge
+from notbefore.metrics.families import Family, Metric, counter, gauge
+from notbefore.metrics.samples import Snapshot, by_name
+from notbefore.metrics.samples import samples as samples_of_process
 from notbefore.metrics.totals import MAX_SERIES, OTHER, Labels
 
 # subscription and resource_group are empty, unless the configuration asks for them
-_VMS: Final = "region, scale_set, subscription, resource_group"
-_PLACE: Final = "event_type, region, scale_set, zone, subscription, resource_group"
+_VMS: Final = ("region", "scale_set", "subscription", "resource_group")
+_PLACE: Final = ("event_type", "region", "scale_set", "zone", "subscription", "resource_group")
 
-EVENTS: Final = gauge(f"notbefore_fleet_events_pending{{{_PLACE}, event_status}}", "Events that are not over.")
-VMS: Final = gauge(f"notbefore_fleet_vms_affected{{{_PLACE}}}", "VMs that events which are not over affect.")
-HEARD: Final = gauge(f"notbefore_fleet_vms_heard{{{_VMS}}}", "VMs that have sent a heartbeat.")
+EVENTS: Final = gauge(
+    "notbefore_fleet_events_pending",
+    "Events that are not over.",
+    labels=(*_PLACE, "event_status"),
+)
+VMS: Final = gauge(
+    "notbefore_fleet_vms_affected",
+    "VMs that events which are not over affect.",
+    labels=_PLACE,
+)
+HEARD: Final = gauge(
+    "notbefore_fleet_vms_heard",
+    "VMs that have sent a heartbeat.",
+    labels=_VMS,
+)
 SILENT: Final = gauge(
-    f"notbefore_fleet_vms_silent{{{_VMS}}}", "VMs whose heartbeats have stopped, without an event that explains it."
+    "notbefore_fleet_vms_silent",
+    "VMs whose heartbeats have stopped, without an event that explains it.",
+    labels=_VMS,
 )
 MISSING_VMS: Final = gauge(
-    f"notbefore_fleet_vms_missing{{{_VMS}}}", "VMs of the inventory that were never heard from, or not for a day."
+    "notbefore_fleet_vms_missing",
+    "VMs of the inventory that were never heard from, or not for a day.",
+    labels=_VMS,
 )
-RECORDS: Final = counter("notbefore_fleet_records{result}", "Records of the hub by what they were.")
-POISON: Final = counter("notbefore_fleet_poison_records{reason}", "Records that could not be read.")
-MISSING: Final = counter("notbefore_fleet_records_missing", "Records that the hub had deleted before they were read.")
+RECORDS: Final = counter(
+    "notbefore_fleet_records",
+    "Records of the hub by what they were.",
+    labels=("result",),
+)
+POISON: Final = counter(
+    "notbefore_fleet_poison_records",
+    "Records that could not be read.",
+    labels=("reason",),
+)
+MISSING: Final = counter(
+    "notbefore_fleet_records_missing",
+    "Records that the hub had deleted before they were read.",
+)
 ERRORS: Final = counter(
-    "notbefore_fleet_errors{part}",
+    "notbefore_fleet_errors",
     "Errors of the hub, of the checkpoint store, of the history, of the inventory, and of the program (`fold`).",
+    labels=("part",),
 )
-PARTITIONS: Final = gauge("notbefore_fleet_partitions", "Partitions that this instance reads.")
-LAG_RECORDS: Final = gauge("notbefore_fleet_lag_records{partition}", "Records of the hub that are still to be read.")
+PARTITIONS: Final = gauge(
+    "notbefore_fleet_partitions",
+    "Partitions that this instance reads.",
+)
+LAG_RECORDS: Final = gauge(
+    "notbefore_fleet_lag_records",
+    "Records of the hub that are still to be read.",
+    labels=("partition",),
+)
 LAG_SECONDS: Final = gauge(
-    "notbefore_fleet_lag_seconds{partition}", "Age of the next record to be read; 0 where there is none."
+    "notbefore_fleet_lag_seconds",
+    "Age of the next record to be read; 0 where there is none.",
+    labels=("partition",),
 )
-CONNECTED: Final = gauge("notbefore_fleet_hub_connected", "1 while the hub is being read, else 0.")
+CONNECTED: Final = gauge(
+    "notbefore_fleet_hub_connected",
+    "1 while the hub is being read, else 0.",
+)
 CHANGES: Final = counter(
-    "notbefore_fleet_changes{change, event_type}", "Steps of events, or of waves of them, that people were notified of."
+    "notbefore_fleet_changes",
+    "Steps of events, or of waves of them, that people were notified of.",
+    labels=("change", "event_type"),
 )
 
-COMMON: Final = ("notbefore_deliver", "notbefore_outbox", "notbefore_store", "notbefore_courier", "notbefore_build")
-"""The beginnings of the names of metrics that an agent has as well: of outbox, store, courier and process."""
+# the names of metrics that an agent also has begin with these
+COMMON: Final = (
+    "notbefore_deliver",
+    "notbefore_outbox",
+    "notbefore_store",
+    "notbefore_courier",
+    "notbefore_build",
+)
 
 Counts = Mapping[Metric, Mapping[Labels, float]]
 """Metric -> label values -> a number."""
 
 
 def samples(counts: Counts, process: Snapshot) -> Iterator[Family]:
-    """Every family with its samples. ``process``: the values of the outbox, the courier and the process."""
-    counts = {**counts, CHANGES: families.by_name(CHANGES, process.totals.changes)}
-    for metric, values in counts.items():
-        yield Family(metric, bounded(values), None if metric.kind == "gauge" else process.figures.since)
-    yield from (family for family in families.samples(process) if family.metric.name.startswith(COMMON))
+    """Yield every family with its samples.
+
+    ``process``: the values of the outbox, the courier and the process.
+    """
+    changes = by_name(CHANGES, process.totals.changes)
+    for metric, values in {**counts, CHANGES: changes}.items():
+        since = None if metric.kind == "gauge" else process.figures.since
+        yield Family(metric, bounded(values), since)
+
+    for family in samples_of_process(process):
+        if family.metric.name.startswith(COMMON):
+            yield family
 
 
-def bounded(found: Mapping[Labels, float]) -> dict[Labels, float]:
-    """At most ``MAX_SERIES`` series: the smallest ones are added up as `other`."""
-    if len(found) <= MAX_SERIES:
-        return dict(found)
-    kept = dict(sorted(found.items(), key=lambda one: -one[1])[: MAX_SERIES - 1])
-    width = len(next(iter(found)))
-    kept[(OTHER,) * width] = sum(found.values()) - sum(kept.values())
+def bounded(values: Mapping[Labels, float]) -> dict[Labels, float]:
+    """Return at most ``MAX_SERIES`` series: the smallest ones are added up as `other`."""
+    if len(values) <= MAX_SERIES:
+        return dict(values)
+
+    largest = sorted(values, key=values.__getitem__, reverse=True)[: MAX_SERIES - 1]
+    kept = {labels: values[labels] for labels in largest}
+    others = (OTHER,) * len(largest[0])
+    kept[others] = sum(values.values()) - sum(kept.values())
     return kept

@@ -6,9 +6,9 @@ It is read-only: no request changes anything. Nothing is compressed: that would 
 import logging
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import parse_qs
 
 import msgspec
@@ -18,10 +18,7 @@ from notbefore.core.event_types import EVENT_TYPES
 from notbefore.core.record import HISTORY_RECORDS
 from notbefore.core.tracked import PendingView
 from notbefore.errors import StoreError
-
-if TYPE_CHECKING:  # imported at the first scrape
-    from notbefore.metrics.families import Part
-    from notbefore.web.exposition import MetricsText
+from notbefore.metrics.families import Family
 
 DEFAULT_LIMIT: Final = 100
 JSON: Final = "application/json; charset=utf-8"
@@ -72,16 +69,11 @@ class _BadRequestError(Exception):
     """The query is wrong; the text says what was expected."""
 
 
-def rendered(read: "Callable[[], Iterable[Part]]") -> Callable[[str], tuple[bytes, str]]:
-    """Return a function that renders the metrics of ``read`` in the format that an ``Accept`` header asks for."""
+def rendered(families: Iterable[Family], accept: str) -> tuple[bytes, str]:
+    """Return the text of the families and its content type, as an ``Accept`` header asks."""
+    from notbefore.web.exposition import render  # 8 MiB, at the first scrape
 
-    @cache
-    def text() -> "MetricsText":
-        from notbefore.web.exposition import MetricsText  # up to 9 MiB, at the first scrape
-
-        return MetricsText(read)
-
-    return lambda accept: text().render(accept)
+    return render(families, accept)
 
 
 def application(
