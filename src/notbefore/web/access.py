@@ -150,8 +150,16 @@ class Access:
         names = (*server.allowed_hosts, "localhost", socket.gethostname(), host_and_port(server.listen)[0])
         self._hosts = {_bare(name) for name in names if name.strip("[]")}
         self._loaded = Loaded()
+        self.failures = 0  # logins with a wrong user or password
         if server.web_config_file is not None:
             self._load(server.web_config_file)
+
+    @property
+    def auth_failures(self) -> int | None:
+        """Requests with a wrong user or password since the start; ``None`` if no password is needed."""
+        if "passwords" not in self.protections:
+            return None
+        return self.failures
 
     @property
     def protections(self) -> frozenset[str]:
@@ -257,7 +265,6 @@ class AccessControl:
     """
 
     def __init__(self, app: App, access: Access) -> None:
-        self.failures = 0  # logins with a wrong user or password
         self._app = app
         self._access = access
         self._key = os.urandom(32)
@@ -305,7 +312,7 @@ class AccessControl:
             if login and config.password_fits(*login):
                 self._right = [*self._right[1 - REMEMBERED :], digest]
                 return True
-            self.failures += 1
+            self._access.failures += 1
         finally:
             self._comparing.release()
         log.debug("a failed login from %s", address)

@@ -48,11 +48,14 @@ log = logging.getLogger("notbefore.http")
 class HttpServer:
     """Serves a WSGI application at ``settings.listen``: ``host:port``, ``[v6]:port``, or ``:port`` (every address).
 
-    The constructor binds; it raises ``ListenError``, or ``ConfigError`` if the address needs protection.
+    ``access``: who may read; by default, those whom ``settings`` name. The constructor binds. It raises
+    ``ListenError``, or ``ConfigError`` if the address needs protection.
     """
 
-    def __init__(self, settings: Server, app: Any) -> None:
-        self._access = access = Access(settings)
+    def __init__(self, settings: Server, app: Any, access: Access | None = None) -> None:
+        if access is None:
+            access = Access(settings)
+        self._access = access
         self._control = AccessControl(app, access)
         logging.getLogger("waitress").setLevel(logging.ERROR)  # it warns about the behaviour of clients
         bound = _bind(settings.listen)
@@ -87,7 +90,7 @@ class HttpServer:
     @property
     def auth_failures(self) -> int | None:
         """Requests with a wrong user or password since the start; ``None`` if no password is needed."""
-        return self._control.failures if "passwords" in self._access.protections else None
+        return self._access.auth_failures
 
     @property
     def url(self) -> str:
