@@ -161,16 +161,10 @@ class ImdsClient:
     def __init__(self, endpoint: str) -> None:
         self._connection: _Connection | None = None
         self._aborted = False
-        try:
-            url = urlsplit(endpoint)
-            host, port = url.hostname or "", url.port or 80
-        except ValueError as error:
-            raise ConfigError(f"imds.endpoint: {error}") from None
-        plain = _VISIBLE.fullmatch(endpoint) and not (url.query or url.fragment or url.username)
-        if url.scheme != "http" or not host or not plain:
-            raise ConfigError("imds.endpoint: expected http://ADDRESS[:PORT]")
+        check_endpoint(endpoint)
+        url = urlsplit(endpoint)
         # the name as bytes: for a str, Python imports the IDNA codec, 0.6 MiB
-        self._address: Any = (host.encode(), port)
+        self._address: Any = ((url.hostname or "").encode(), url.port or 80)
         self._prefix = url.path.rstrip("/")
         self._headers = f"Host: {url.netloc}\r\nMetadata: true\r\nAccept: application/json\r\n"
 
@@ -230,6 +224,18 @@ class ImdsClient:
         if self._connection is None or self._aborted:  # `abort` may have found no connection to shut down
             raise ImdsError("reset", "the agent is stopping")
         return self._connection
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raise ``ConfigError`` unless ``endpoint`` is a plain ``http`` address."""
+    try:
+        url = urlsplit(endpoint)
+        _ = url.port
+    except ValueError as error:
+        raise ConfigError(f"imds.endpoint: {error}") from None
+    plain = _VISIBLE.fullmatch(endpoint) and not (url.query or url.fragment or url.username)
+    if url.scheme != "http" or not url.hostname or not plain:
+        raise ConfigError("imds.endpoint: expected http://ADDRESS[:PORT]")
 
 
 def _reason(error: Exception) -> ImdsReason:
