@@ -13,12 +13,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from notbefore.agent.approver import LONG_WAIT, PAUSE, SHORT_WAIT, ApprovalSettings, Approver, ListedEvents
+from notbefore.agent.approver import LONG_WAIT, PAUSE, SHORT_WAIT, Approver, ListedEvents
 from notbefore.agent.control_socket import ControlReply, ControlRequest
-from notbefore.agent.state import AgentState, PollStatus, Step
+from notbefore.agent.runtime import Published, Runtime
+from notbefore.agent.state import AgentState
 from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.tracker import Poll
+from notbefore.config.model import Config, Imds
 from notbefore.core.approval import ApprovalAttempt, Policy, Rule, RuleMatch, content_of
+from notbefore.core.change import Change
 from notbefore.core.record import Vm
 from notbefore.errors import ImdsError
 from notbefore.imds.client import ImdsAnswer, ImdsClient
@@ -40,25 +43,27 @@ class World:
     """A tracker that knows of one event, an IMDS that counts, and what happens when something is written down."""
 
     def __init__(self, imds: Simulator, directory: Path) -> None:
-        self.imds, self.endpoint = imds, imds.endpoint
+        self.imds = imds
         self.after_write: Callable[[], None] = lambda: None  # right after the next thing is written down
         self.clock = SteppedClock()
-        self.agent = Tracking(directory, self.clock)
+        self.agent = Tracking(directory, self.clock, Config(approval=ON))
+        self.runtime = self.agent.runtime
+        self.runtime.replace(endpoint=imds.endpoint, allow_approval=True)
         self.agent.tracker.identify(Vm(name=ME))
-        self.policy, self.allowed, self.api_version = ON, True, "2020-07-01"
         self.errors = ThreadGuard()
         self.approver = self.successor()
         self.sees(listed())
 
     def successor(self) -> Approver:
-        return Approver(self.agent.state, self.settings, self.errors)
+        return Approver(self.agent.state, self.runtime, self.errors)
 
     def sees(self, document: bytes) -> None:
         self.imds.set_document(document)
         self.agent.tracker.handle(Poll(0.0, 0.0, document))
 
-    def settings(self) -> ApprovalSettings:
-        return ApprovalSettings(self.policy, self.endpoint, self.api_version, self.allowed)
+    def use(self, policy: Policy) -> None:
+        """Reload the configuration with other settings of approvals."""
+        self.agent.config = msgspec.structs.replace(self.agent.config, approval=policy)
 
     def decide(self) -> str:
         """Decide once; the reason in the record of the approval, if there is one."""
@@ -125,16 +130,15 @@ class World:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     with Simulator((ME, PEER)) as imds:
         found = World(imds, tmp_path)
-        commit = AgentState.commit
+        write_attempt = AgentState.write_attempt
 
-        def watched(state: AgentState, step: Step, poll: PollStatus | None = None, on_disk: float = 0.0) -> bool:
-            written = commit(state, step, poll, on_disk)
-            if on_disk:
-                act, found.after_write = found.after_write, lambda: None
-                act()
+        def watched(state: AgentState, attempt: ApprovalAttempt, change: Change | None = None) -> bool:
+            written = write_attempt(state, attempt, change)
+            act, found.after_write = found.after_write, lambda: None
+            act()
             return written
 
-        monkeypatch.setattr(AgentState, "commit", watched)
+        monkeypatch.setattr(AgentState, "write_attempt", watched)
         monkeypatch.setattr("notbefore.agent.approver.CONFIRM_TIMEOUT", PATIENCE)
         yield found
         found.agent.close()
@@ -157,7 +161,11 @@ Happens = Callable[[World], None]
 
 
 def switched(**values: Any) -> Happens:
-    return lambda world: world.__dict__.update(values)
+    return lambda world: world.runtime.replace(**values)
+
+
+def used(policy: Policy) -> Happens:
+    return lambda world: world.use(policy)
 
 
 def listing(document: bytes) -> Happens:
@@ -165,7 +173,7 @@ def listing(document: bytes) -> Happens:
 
 
 def ruled(**values: Any) -> Happens:
-    return switched(policy=msgspec.structs.replace(ON, rules=(Rule(FREEZES, **values),)))
+    return used(msgspec.structs.replace(ON, rules=(Rule(FREEZES, **values),)))
 
 
 TERMINATE = listed(EventType="Terminate", Resources=[ME, PEER])
@@ -174,9 +182,9 @@ TERMINATE = listed(EventType="Terminate", Resources=[ME, PEER])
 @pytest.mark.parametrize(
     ("happens", "says"),
     [
-        (switched(policy=msgspec.structs.replace(ON, dry_run=True)), "switched_off: approval.dry_run is true"),
-        (switched(policy=msgspec.structs.replace(ON, enabled=False)), "switched_off: approval.enabled is not true"),
-        (switched(allowed=False), "switched_off: `notbefore run` was started without --allow-approval"),
+        (used(msgspec.structs.replace(ON, dry_run=True)), "switched_off: approval.dry_run is true"),
+        (used(msgspec.structs.replace(ON, enabled=False)), "switched_off: approval.enabled is not true"),
+        (switched(allow_approval=False), "switched_off: `notbefore run` was started without --allow-approval"),
         (ruled(action="leave"), "changed: the rules say leave now: the rule says so"),
         (ruled(name="other"), "changed: the rules say approve now: the rule says so"),
         (listing(body()), "no_longer_scheduled: it is gone"),
@@ -202,14 +210,30 @@ def test_an_imds_that_is_not_asked_any_more_is_sent_nothing(world: World) -> Non
     world.approver.decide()
     assert (world.imds.start_requests, world.ends) == ([], [])
     world.after_write = lambda: None
-    world.endpoint = world.imds.endpoint
+    world.runtime.replace(endpoint=world.imds.endpoint)
     world.approver.decide()
     assert (len(world.imds.start_requests), world.end[:2]) == (1, ("approved", "accepted"))
 
 
+def test_approver_sends_nothing_until_new_imds_answers(world: World) -> None:
+    new_imds = "http://127.0.0.1:9"
+    world.agent.tracker.use(new_imds, "2020-07-01")  # in the order of a reload
+
+    world.approver.decide()
+    assert world.imds.start_requests == []
+
+    world.runtime.replace(endpoint=new_imds)
+    world.approver.decide()
+    assert world.imds.start_requests == []
+
+    world.runtime.replace(endpoint=world.imds.endpoint)
+    world.sees(listed())
+    assert world.decide() == "accepted"
+
+
 def test_a_vm_that_has_another_name_by_then_approves_nothing(world: World) -> None:
     rule = Rule(RuleMatch(event_type=("Freeze",), scope=("self", "peer")), for_all_resources="leader")
-    world.policy = Policy(enabled=True, dry_run=False, rules=(rule,))
+    world.use(Policy(enabled=True, dry_run=False, rules=(rule,)))
     world.sees(listed(Resources=[ME, PEER]))
     world.after_write = lambda: world.agent.tracker.identify(Vm(name=PEER))
     world.approver.decide()
@@ -350,7 +374,8 @@ def test_a_start_request_names_the_event_and_the_version_in_use(world: World, mo
     posted: list[tuple[str, Any]] = []
     monkeypatch.setattr(ImdsClient, "post", lambda _, path, body: posted.append((path, json.loads(body))))
     world.sees(listed(NotBefore=FUTURE))
-    world.api_version = "2019-01-01"
+    imds = Imds(api_version="2019-01-01")
+    world.agent.config = msgspec.structs.replace(world.agent.config, imds=imds)
     assert world.decide() == "accepted"
     wanted = {"StartRequests": [{"EventId": ID}]}
     assert posted == [("/metadata/scheduledevents?api-version=2019-01-01", wanted)]
@@ -360,7 +385,7 @@ def test_a_start_request_names_the_event_and_the_version_in_use(world: World, mo
 
 
 def test_what_an_operator_approves_needs_no_rule_and_must_be_readable(world: World) -> None:
-    world.policy = msgspec.structs.replace(ON, rules=())
+    world.use(msgspec.structs.replace(ON, rules=()))
     assert world.by_hand("CHG-1").done
     assert (world.imds.start_requests, world.ends[-1]["rule"], world.ends[-1]["by"]) == ([ID], "operator", "eve")
     world.sees(listed(DurationInSeconds=9, ResourceType=7))
@@ -370,7 +395,7 @@ def test_what_an_operator_approves_needs_no_rule_and_must_be_readable(world: Wor
 
 
 def test_an_operator_is_told_at_once_that_imds_does_not_answer(world: World) -> None:
-    world.policy = msgspec.structs.replace(ON, rules=())
+    world.use(msgspec.structs.replace(ON, rules=()))
     world.passes(16)
     assert "IMDS does not answer: nothing was sent" in world.by_hand().words
     world.sees(listed())
@@ -381,7 +406,7 @@ def test_an_operator_is_told_at_once_that_imds_does_not_answer(world: World) -> 
 
 
 def test_an_operator_is_told_that_imds_lists_another_event_by_now_or_that_nothing_can_be_written(world: World) -> None:
-    world.policy = msgspec.structs.replace(ON, rules=())
+    world.use(msgspec.structs.replace(ON, rules=()))
     with SickDisk(world.agent.store):
         assert "the state cannot be written" in world.by_hand().words
     world.imds.set_document(listed(DurationInSeconds=6))
@@ -401,17 +426,16 @@ def test_an_operator_does_not_interfere_with_a_rule(world: World) -> None:
 
 
 def test_what_was_asked_by_hand_when_the_agent_ended_is_not_sent_by_the_next(world: World) -> None:
-    world.policy = msgspec.structs.replace(ON, rules=())
+    world.use(msgspec.structs.replace(ON, rules=()))
     (tracked,) = world.listed.events.values()
-    begun = {ID.casefold(): ApprovalAttempt(tracked, "operator", by="eve", requests=1)}
-    world.agent.state.commit(lambda state: (msgspec.structs.replace(state, approvals=begun), ()))
+    world.agent.state.write_attempt(ApprovalAttempt(tracked, "operator", by="eve", requests=1))
     assert world.decide() == "no_answer"
     assert "ask again" in world.end[2]
     assert world.imds.start_requests == []
 
 
 def test_an_operator_who_has_waited_too_long_gets_nothing_sent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.policy = msgspec.structs.replace(ON, rules=())
+    world.use(msgspec.structs.replace(ON, rules=()))
     monkeypatch.setattr("notbefore.agent.approver.OPERATOR_PATIENCE", 0.0)
     content = world.approver.answer(ControlRequest(ID), "eve").content
     assert "not decided" in world.approver.answer(ControlRequest(ID, content), "eve").words
@@ -420,12 +444,15 @@ def test_an_operator_who_has_waited_too_long_gets_nothing_sent(world: World, mon
 
 
 def test_an_error_that_nobody_foresaw_is_counted_and_the_next_decision_is_made(world: World) -> None:
-    def settings() -> ApprovalSettings:
-        if threading.current_thread().name == "approve" and not world.errors.count:
-            raise RuntimeError("a bug")
-        return world.settings()
+    class Faulty(Published[Runtime]):
+        @property
+        def current(self) -> Runtime:
+            if threading.current_thread().name == "approve" and not world.errors.count:
+                raise RuntimeError("a bug")
+            return super().current
 
-    approver = Approver(world.agent.state, settings, world.errors)
+    runtime = Faulty(world.runtime.current)
+    approver = Approver(world.agent.state, runtime, world.errors)
     approver.start()
     try:
         eventually(lambda: world.errors.count == 1)

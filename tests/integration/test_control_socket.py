@@ -1,7 +1,9 @@
 """The agent's own socket: an order is carried out for somebody who waits for what comes of it."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,13 +17,21 @@ from notbefore.agent.control_socket import (
     ask_agent,
     listens,
 )
-from notbefore.agent.operations import Reply, Request
 from notbefore.errors import NotBeforeError
 from support.agent import eventually
 
+NO_STORE = Mock(spec_set=())  # nothing is asked of the store
 
-def no_operation(_: Request) -> Reply:
-    pytest.fail("nothing is asked of the store")
+
+class Desk:
+    """Answers requests for approvals with a function."""
+
+    def __init__(self, carry_out: Callable[[ControlRequest, str], ControlReply]) -> None:
+        self.answer = carry_out
+
+
+def approve_all(_request: ControlRequest, _user: str) -> ControlReply:
+    return ControlReply(done=True)
 
 
 def test_an_order_whose_giver_has_gone_is_not_carried_out(tmp_path: Path) -> None:
@@ -33,7 +43,7 @@ def test_an_order_whose_giver_has_gone_is_not_carried_out(tmp_path: Path) -> Non
         free.wait(60)
         return ControlReply(done=True)
 
-    control = ControlSocket(tmp_path, carry_out, no_operation)
+    control = ControlSocket(tmp_path, Desk(carry_out), NO_STORE)
     control.start()
     eventually(lambda: listens(tmp_path))
     first = threading.Thread(target=ask_agent, args=(tmp_path, ControlRequest("first"), ControlReply))
@@ -59,9 +69,11 @@ def test_an_agent_that_takes_no_connection_is_not_waited_for(tmp_path: Path, mon
 
 def test_an_answer_that_cannot_be_written_down_is_refused_and_the_next_one_is_given(tmp_path: Path) -> None:
     words = iter(["\udcff", "done"])  # as in a name of a user or a file that is no UTF-8
-    listening = ControlSocket(
-        tmp_path, lambda _request, _user: ControlReply(done=True, words=next(words)), no_operation
-    )
+
+    def answer(_request: ControlRequest, _user: str) -> ControlReply:
+        return ControlReply(done=True, words=next(words))
+
+    listening = ControlSocket(tmp_path, Desk(answer), NO_STORE)
     listening.start()
     eventually(lambda: listens(tmp_path))
     try:
@@ -78,7 +90,7 @@ def test_a_socket_whose_directory_is_deleted_is_made_again_once_that_is(
     monkeypatch.setattr(control_socket, "LOOK_INTERVAL", 0.05)
     directory = tmp_path / "state"
     directory.mkdir()
-    control = ControlSocket(directory, lambda _request, _user: ControlReply(done=True), no_operation)
+    control = ControlSocket(directory, Desk(approve_all), NO_STORE)
     control.start()
     eventually(lambda: listens(directory))
     directory.rename(tmp_path / "deleted")  # in one step: else the socket may be made again before its end

@@ -1,6 +1,7 @@
 """Looking for IMDS: the order of the places, and what is believed."""
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -98,11 +99,11 @@ def test_no_bytes_break_the_parser(noise: bytes) -> None:
 
 
 @contextmanager
-def watching(directory: Path, **settings: str) -> Iterator[tuple[Tracking, polling.Polling]]:
+def watching(directory: Path, **settings: str) -> Iterator[tuple[Tracking, polling.PollThread]]:
     """The polling of an agent, with its state."""
     imds = {f"imds.{name}": value for name, value in {"interval": "200ms", **settings}.items()}
-    agent = Tracking(directory, Clock())
-    watcher = polling.Polling(load(None, {}, imds), agent.tracker, agent.clock, ThreadGuard())
+    agent = Tracking(directory, Clock(), load(None, {}, imds))
+    watcher = polling.PollThread(agent.runtime, agent.tracker, agent.clock, ThreadGuard())
     watcher.start()
     try:
         yield agent, watcher
@@ -118,13 +119,13 @@ def test_what_was_found_is_kept_until_it_is_silent_for_long(
     monkeypatch.setattr(polling, "SEARCH_PAUSE", 0.5)
     with Simulator(vms=("first",)) as imds, Simulator(vms=("second",)) as other:
         monkeypatch.setenv("SCHEDULEDEVENTSIP", imds.endpoint)
-        with watching(tmp_path, endpoint=silent) as (agent, watcher):
+        with watching(tmp_path, endpoint=silent) as (agent, _):
             eventually(lambda: agent.known.vm_name == "first" and agent.known.poll.answered)
             monkeypatch.setenv("SCHEDULEDEVENTSIP", other.endpoint)
             polled(imds, 10)  # two seconds of polls
-            assert watcher.endpoint == imds.endpoint
+            assert agent.runtime.current.endpoint == imds.endpoint
             imds.fault("status", times=1000)
-            eventually(lambda: watcher.endpoint == other.endpoint)
+            eventually(lambda: agent.runtime.current.endpoint == other.endpoint)
             eventually(lambda: agent.known.vm_name == "second")
 
 
@@ -157,6 +158,27 @@ def test_places_that_are_silent_are_no_thread_that_hangs(
         eventually(lambda: len(late) >= 4)
         assert max(late) < 0.9  # none of the places before
     assert "is IMDS at http://a (lease)? timeout" in caplog.messages
+
+
+def test_stopped_polling_publishes_no_endpoint(silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_searching = threading.Event()
+    may_answer = threading.Event()
+
+    def find(_endpoint: str, _version: str) -> str:
+        is_searching.set()
+        may_answer.wait(PATIENCE)
+        return ""
+
+    monkeypatch.setattr(polling, "FIRST_SILENCE", 0.2)
+    monkeypatch.setattr(elsewhere, "candidates", lambda: [("lease", "http://127.0.0.1:9")])
+    monkeypatch.setattr(elsewhere, "why_not", find)
+    with watching(tmp_path, endpoint=silent) as (agent, watcher):
+        assert is_searching.wait(PATIENCE)
+        watcher.stop()
+        may_answer.set()
+        eventually(lambda: watcher.trouble)
+
+    assert agent.runtime.current.endpoint == silent
 
 
 def test_a_machine_that_is_no_azure_vm_is_reported_once(

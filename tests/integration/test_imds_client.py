@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from notbefore.agent.polling import SLOWEST_RETRY, Polling
+from notbefore.agent.polling import SLOWEST_RETRY, PollThread
 from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.tracker import Poll, Tracker
 from notbefore.config.load import load
@@ -19,7 +19,7 @@ from notbefore.imds.identity import fetch_vm, vm_of
 from support.agent import eventually, free_port
 from support.azure import FUTURE
 from support.raw_server import Talk, answer, raw, serving
-from support.tracking import SteppedClock
+from support.tracking import SteppedClock, runtime_of
 
 OPEN: list[ImdsClient] = []
 
@@ -258,7 +258,8 @@ def polled(*talks: Talk, interval: str = "200ms", clock: SteppedClock | None = N
     tracker.handle = take
     with serving(answer(body=b'{"compute":{"name":"n"}}'), *talks) as (endpoint, _):
         config = load(None, {}, {"imds.endpoint": endpoint, "imds.interval": interval})
-        polling = Polling(config, tracker, clock or SteppedClock(), ThreadGuard())
+        runtime = runtime_of(config)
+        polling = PollThread(runtime, tracker, clock or SteppedClock(), ThreadGuard())
         polling.start()
         eventually(lambda: last and polling.overdue != last[0])
         due = -polling.overdue

@@ -279,7 +279,7 @@ def test_a_courier_holds_the_lock_of_its_agent_and_its_programs_do_not(
     lock = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     script = f"ls -l /proc/self/fd > {tmp_path}/files; sleep 60"
-    couriers = start(Orders(sinks(hook=script)), lock=lambda: lock)
+    couriers = start(Orders(sinks(hook=script)), lock=SimpleNamespace(descriptor=lock))
     owner.add("a", sink="hook")
     serve([couriers], lambda: (tmp_path / "files").exists() and (tmp_path / "files").read_text())
     assert f"-> {tmp_path}\n" not in (tmp_path / "files").read_text()

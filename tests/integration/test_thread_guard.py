@@ -20,7 +20,7 @@ from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
 from support.agent import RunningAgent, eventually
 from support.azure import ME, body, item
-from support.tracking import Tracking
+from support.tracking import Tracking, runtime_of
 
 # the installed command, with a parser that fails as a mistake in it would
 BROKEN = """
@@ -53,7 +53,7 @@ def test_what_met_an_unforeseen_error_is_taken_in_at_the_next_poll(
     with Simulator((ME,)) as imds:
         imds.set_document(body(item("E1")))
         config = load(None, {}, {"imds.endpoint": imds.endpoint, "imds.interval": "200ms"})
-        watcher = polling.Polling(config, agent.tracker, agent.clock, errors)
+        watcher = polling.PollThread(runtime_of(config), agent.tracker, agent.clock, errors)
         watcher.start()
         try:
             eventually(lambda: agent.said and agent.known.vm_name == ME)

@@ -430,7 +430,7 @@ def test_the_name_of_imds_goes_before_the_configured_one(agents: Agents, caplog:
     caplog.set_level("INFO")
     agents.sees(MINE, OTHERS)
     agents.now.config = Config(vm=VmName(PEER))
-    agents.now.state.commit(lambda state: (msgspec.structs.replace(state, vm=None), ()))
+    agents.now.state.identify(None, agents.now.known.state.tracked)
     agents.identify(None)
     assert agents.now.known.vm == Vm(name=PEER)
     assert [one.scope for one in agents.now.listed.events.values()] == ["peer", "self"]
@@ -484,9 +484,7 @@ def test_what_two_threads_write_at_once_is_all_written_and_each_record_once(agen
         event = msgspec.structs.replace(one.event, event_id=f"e-{number}")
         attempt = ApprovalAttempt(msgspec.structs.replace(one, event=event), "rule")
         change = attempt.change(("approved", "accepted"), "", agents.clock.read(), ME, 7)
-        agents.now.state.commit(
-            lambda state: (replace(state, approvals={**state.approvals, event.key: attempt}), (change,)), on_disk=20
-        )
+        agents.now.state.write_attempt(attempt, change)
 
     with ThreadPoolExecutor(4) as pool:
         writes = [pool.submit(approve, number) for number in range(30)]

@@ -22,6 +22,7 @@ from notbefore.process.clock import Clock
 from notbefore.store.disk import DiskThread
 from notbefore.store.file import StoredChange, StoredState
 from notbefore.store.store import Store
+from support.tracking import runtime_of
 from support.world import Account, World
 
 
@@ -72,6 +73,10 @@ class WorldMeter(FreezeMeter):
         return Gap(max([0.0, *paused]) + stepped, 0.0)
 
 
+def ignore_record(_line: bytes) -> None:
+    """Nobody reads the records: the judge reads the history."""
+
+
 class FragileStore(Store):
     """Dies with its process before or after the next commit, where that is asked for."""
 
@@ -102,8 +107,7 @@ class Observer:
         """An agent; ``named``: IMDS says at once which VM this is."""
         self.clock = WorldClock(self.world)
         self.store = FragileStore(self.directory, self.clock)
-        config = Config()
-        self.state = AgentState(self.store, self.clock, lambda: config, lambda _line: None)
+        self.state = AgentState(self.store, self.clock, runtime_of(Config()), ignore_record)
         self.tracker = Tracker(self.state, self.store, WorldMeter(self.world))
         self.tracker.use("http://imds", "2020-07-01")
         self.last_body: bytes | None = None

@@ -8,6 +8,7 @@ from typing import Any
 
 from notbefore.agent.approver import ListedEvents
 from notbefore.agent.freeze import FreezeMeter
+from notbefore.agent.runtime import Published, Runtime
 from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.agent.tracker import Tracker
 from notbefore.config.model import Config
@@ -46,25 +47,39 @@ class SteppedClock(Clock):
         self.booted += booted
 
 
+def runtime_of(config: Config) -> Published[Runtime]:
+    """The runtime of an agent that starts with ``config``."""
+    return Published(Runtime(config, config.imds.endpoint))
+
+
 class Tracking:
     """A tracker with all that it stands on; its records are kept in ``said``."""
 
     def __init__(self, directory: Path, clock: Clock, config: Config | None = None) -> None:
         self.said: list[dict[str, Any]] = []
         self.changes = self.deliveries = 0  # how often the listeners were called
-        self.config = config or Config()
+        self.runtime = runtime_of(config or Config())
         self.clock = clock
         self.store = Store(directory, clock, to_deliver=self._to_deliver)
-        self.state = AgentState(self.store, clock, lambda: self.config, self._say, self._changed)
+        self.state = AgentState(self.store, clock, self.runtime, self._say)
+        self.state.add_listener(self)
         self.freeze_meter = FreezeMeter(clock)
         self.tracker = Tracker(self.state, self.store, self.freeze_meter)
         self.tracker.use("http://imds", "2020-07-01")
 
+    @property
+    def config(self) -> Config:
+        return self.runtime.current.config
+
+    @config.setter
+    def config(self, config: Config) -> None:
+        self.runtime.replace(config=config)
+
+    def wake(self) -> None:
+        self.changes += 1
+
     def _say(self, line: bytes) -> None:
         self.said.append(json.loads(line))
-
-    def _changed(self) -> None:
-        self.changes += 1
 
     def _to_deliver(self) -> None:
         self.deliveries += 1

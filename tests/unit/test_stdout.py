@@ -14,11 +14,11 @@ def test_what_waits_is_written_before_it_stops_and_each_line_in_full(caplog: pyt
     reading, writing = os.pipe()
     os.set_blocking(writing, False)  # so that it takes a part of a line, as when the process is paused meanwhile
     teller = StdoutWriter(writing)
-    teller(b"x" * 100_000 + b"\n")
+    teller.write(b"x" * 100_000 + b"\n")
     teller.start()
     eventually(lambda: "temporarily unavailable" in caplog.text)
     got = os.read(reading, 100_000)
-    teller(b"the next one\n")
+    teller.write(b"the next one\n")
     teller.stop(20)
     assert got + os.read(reading, 100_000) == b"x" * 100_000 + b"\nthe next one\n"
 
@@ -27,7 +27,7 @@ def test_too_much_is_left_out_and_said_once(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr("notbefore.process.stdout.MAX_WAITING", 2)
     teller = StdoutWriter(1)
     for number in range(5):
-        teller(b"%d\n" % number)
+        teller.write(b"%d\n" % number)
     assert caplog.text.count("standard output: nobody reads it") == 1
     teller.stop(0)  # it was never started: nothing to wait for
 
@@ -37,7 +37,7 @@ def test_a_pipe_that_is_gone_does_not_end_it_and_is_said_once(caplog: pytest.Log
     os.close(reading)
     teller = StdoutWriter(writing)
     teller.start()
-    teller(b"lost\n")
-    teller(b"lost as well\n")
+    teller.write(b"lost\n")
+    teller.write(b"lost as well\n")
     teller.stop(20)
     assert caplog.text.count("records are missing there") == 1

@@ -1,14 +1,17 @@
-"""``Approver`` approves the events that the rules or an operator choose, and only while both switches are on.
+"""``Approver`` approves events that the rules or an operator choose, while both switches are on.
 
-One thread decides, and sends one start request after the other. Before each request it asks IMDS for the event once
-more and writes the attempt to the state. Right before the request it checks everything again that allows the
-approval.
+One thread decides, and sends one start request after the other. It judges each event by one
+``Runtime``, which it reads once. Before each request it asks IMDS for the event again and writes
+the attempt to the state. Right before the request it judges again, by the runtime of that moment:
+it sends nothing if the rules no longer allow the approval, or if IMDS has another address now.
+
+While a reload changes from one IMDS to another, nothing is approved: the known events are outdated
+until the new one answers (``ListedEvents.certain``).
 """
 
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Final
 
@@ -17,27 +20,25 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.agent.control_socket import ControlReply, ControlRequest
+from notbefore.agent.runtime import Published, Runtime
 from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.core.approval import (
     ApprovalAttempt,
     Decision,
-    Policy,
     content_of,
     judge,
     next_attempt,
     unreadable,
 )
-from notbefore.core.change import OPERATOR, ApprovalKind, Change, Reason
+from notbefore.core.change import OPERATOR, ApprovalKind, Reason
 from notbefore.core.clock import Instant
 from notbefore.core.document import SCHEDULED, parse
 from notbefore.core.tracked import WATCHED, PendingEvent, TrackedEvent
 from notbefore.errors import DocumentError, ImdsError, NotBeforeError
 from notbefore.imds.client import ImdsClient, events_path
-from notbefore.store.file import StoredState
-from notbefore.store.store import WRITE_PATIENCE
 
-SHORT_WAIT: Final = 0.5  # seconds to the next decision while one that is due waits for IMDS or the disk
+SHORT_WAIT: Final = 0.5  # seconds to the next decision while a due one waits for IMDS or the disk
 LONG_WAIT: Final = 60.0  # seconds to the next decision if nothing happens
 OPERATOR_PATIENCE: Final = 45.0  # seconds after which an operator's request is no longer begun
 STOP_PATIENCE: Final = 0.5  # seconds for the thread to end
@@ -46,29 +47,6 @@ PAUSE: Final = 5.0  # seconds after an unusable answer
 UNDECIDED: Final = ControlReply(done=False, words="not decided yet: see `notbefore history`")
 
 log = logging.getLogger("notbefore.approval")
-
-
-class ApprovalSettings(Struct, frozen=True):
-    """The settings that decide whether an approval is sent, and to which endpoint."""
-
-    policy: Policy
-    endpoint: str
-    api_version: str
-    allowed: bool  # --allow-approval
-
-    @property
-    def off(self) -> str:
-        """Why no approval is sent, in words; empty if approvals are sent."""
-        if not self.allowed:
-            return "`notbefore run` was started without --allow-approval"
-        if not self.policy.enabled:
-            return "approval.enabled is not true"
-        return "approval.dry_run is true" if self.policy.dry_run else ""
-
-    @property
-    def dry_run(self) -> bool:
-        """Whether approvals are only recorded and not sent."""
-        return self.allowed and self.policy.enabled and self.policy.dry_run
 
 
 class ListedEvents(Struct, frozen=True):
@@ -97,52 +75,91 @@ class ListedEvents(Struct, frozen=True):
         return any(flaw.key == key for flaw in self.known.poll.flaws)
 
     def certain(self, key: str) -> bool:
-        """Whether IMDS has just listed an event in readable form: nothing is approved on old data."""
-        poll, tracked = self.known.poll, self.known.state.tracked
+        """Whether the IMDS in use has just listed an event in readable form.
+
+        Nothing is approved on old data.
+        """
+        poll = self.known.poll
+        tracked = self.known.state.tracked
         if poll.answered is None or poll.outdated or poll.failure is not None:
             return False
+
         # one of the clocks may have stopped in a freeze, but none runs ahead
-        age = max((self.at.wall - poll.answered.wall).total_seconds(), self.at.uptime - poll.answered.uptime)
+        age_by_wall = (self.at.wall - poll.answered.wall).total_seconds()
+        age = max(age_by_wall, self.at.uptime - poll.answered.uptime)
         return age <= WATCHED and key in tracked.events and key not in tracked.unread
 
-    def decision(self, settings: ApprovalSettings, tracked: TrackedEvent) -> Decision:
+    def decision(self, runtime: Runtime, tracked: TrackedEvent) -> Decision:
         """Return what the rules say about a listed event."""
-        return judge(settings.policy, tracked, self.known.vm_name, flawed=self.flawed(tracked.event.key))
+        flawed = self.flawed(tracked.event.key)
+        return judge(runtime.config.approval, tracked, self.known.vm_name, flawed=flawed)
+
+
+class Objection(Struct, frozen=True):
+    """A cause not to approve an event that was to be approved."""
+
+    reason: Reason
+    words: str
+
+
+class PausedEvent(Struct, frozen=True):
+    """An event for which IMDS has given no usable answer."""
+
+    error: str
+    until: float  # seconds since the boot; then IMDS may be asked again
+
+
+class OperatorOrder(Struct, frozen=True):
+    """A listed event that an operator wants to have approved."""
+
+    tracked: TrackedEvent
+    user: str
+    reason: str
+    deadline: float  # seconds since the boot; the approval does not begin later
+    reply: queue.SimpleQueue[ControlReply]
 
 
 class Approver:
-    """Decides and sends in its own thread. ``settings`` returns those in use, also right before each request."""
+    """Decides and sends in its own thread."""
 
-    def __init__(self, state: AgentState, settings: Callable[[], ApprovalSettings], errors: ThreadGuard) -> None:
+    def __init__(self, state: AgentState, runtime: Published[Runtime], errors: ThreadGuard) -> None:
         self._state = state
         self._clock = state.clock
-        self._settings = settings
+        self._runtime = runtime
         self._errors = errors
-        self._orders = queue.SimpleQueue[Callable[[], None]]()  # of operators
-        # event key -> why IMDS gave no usable answer, and when it may be asked again (seconds since the boot)
-        self._unanswered: dict[str, tuple[str, float]] = {}
+        self._orders = queue.SimpleQueue[OperatorOrder]()
+        self._paused: dict[str, PausedEvent] = {}  # by event key
         self._woken = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="approve", daemon=True)
 
     def start(self) -> None:
-        """Start the thread if there can be anything to decide; log the settings. Called again after a reload."""
-        settings = self._settings()
-        if not settings.off:
-            approving = sum(rule.action == "approve" for rule in settings.policy.rules)
+        """Log the settings, and start the thread if there can be anything to decide.
+
+        Called again after a reload.
+        """
+        runtime = self._runtime.current
+        policy = runtime.config.approval
+        if not runtime.approval_off:
+            approving = sum(rule.action == "approve" for rule in policy.rules)
             log.warning("approval is on: %d rules may approve events", approving)
-        elif settings.allowed or settings.policy.enabled:
-            log.warning("approval is off, nothing is sent: %s", settings.off)
-        if self._thread.ident is None and (not settings.off or settings.dry_run or self._listed().begun):
+        elif runtime.allow_approval or policy.enabled:
+            log.warning("approval is off, nothing is sent: %s", runtime.approval_off)
+
+        may_decide = not runtime.approval_off or runtime.approval_dry_run
+        if self._thread.ident is None and (may_decide or self._listed().begun):
             self._thread.start()
         self.wake()
 
     def wake(self) -> None:
-        """Decide again: there was a change, or the settings changed. Called from any thread; never waits."""
+        """Decide again: an event or the settings have changed.
+
+        Called from any thread; never waits.
+        """
         self._woken.set()
 
     def stop(self) -> None:
-        """Send nothing more. The next agent continues an unanswered request, from the progress in the state."""
+        """Send nothing more. The next agent continues an unanswered request."""
         self._stop.set()
         self._woken.set()
         if self._thread.ident is not None:
@@ -151,120 +168,206 @@ class Approver:
     def _listed(self) -> ListedEvents:
         return ListedEvents(self._state.snapshot, self._state.instant())
 
-    def _write(self, attempt: ApprovalAttempt, change: Change | None = None) -> bool:
-        """Store the progress of an approval, and its record; return whether both are on disk."""
-
-        def step(state: StoredState) -> tuple[StoredState, Sequence[Change]]:
-            approvals = {**state.approvals, attempt.tracked.event.key: attempt}
-            return replace(state, approvals=approvals), (change,) if change is not None else ()
-
-        return self._state.commit(step, on_disk=WRITE_PATIENCE)
-
     # ---- deciding
 
     def _run(self) -> None:
         while not self._stop.is_set():
             self._woken.clear()
-            self._woken.wait(self._errors.attempt("approve", self.decide, vital=False) or LONG_WAIT)
+            patience = self._errors.attempt("approve", self.decide, vital=False) or LONG_WAIT
+            self._woken.wait(patience)
 
     def decide(self) -> float:
         """Do what is due; return the seconds until something else may be due."""
         while not self._orders.empty():
-            self._orders.get()()
+            self._carry_out(self._orders.get())
+
         listed = self._listed()
-        keys = dict.fromkeys([*listed.begun, *(one.event.key for one in listed.known.state.tracked.by_urgency)])
-        waits = [self._consider(key) for key in keys if not self._stop.is_set()]
-        self._unanswered = {key: one for key, one in self._unanswered.items() if key in listed.events}
-        return min([LONG_WAIT, *waits])
+        urgent = [tracked.event.key for tracked in listed.known.state.tracked.by_urgency]
+        patience = LONG_WAIT
+        for key in dict.fromkeys([*listed.begun, *urgent]):
+            if self._stop.is_set():
+                break
+            patience = min(patience, self._consider(key))
+
+        paused = self._paused.items()
+        self._paused = {key: event for key, event in paused if key in listed.events}
+        return patience
 
     def _consider(self, key: str) -> float:
-        """Continue a begun approval, else do what the rules say; return the seconds until more may be due."""
-        settings, listed = self._settings(), self._listed()
-        tracked, before = listed.events.get(key), listed.attempts.get(key)
+        """Continue a begun approval, or do what the rules say.
+
+        Returns the seconds until more may be due.
+        """
+        # the runtime first: after a change of IMDS, the events are outdated before it is replaced
+        runtime = self._runtime.current
+        listed = self._listed()
+        tracked = listed.events.get(key)
+        before = listed.attempts.get(key)
         if before is not None and before.state != "done":
-            return self._go_on(before, settings, listed)
-        if tracked is None or (settings.off and not settings.dry_run):
+            return self._continue(before, runtime, listed)
+        if tracked is None or (runtime.approval_off and not runtime.approval_dry_run):
             return LONG_WAIT
-        decision = listed.decision(settings, tracked)
-        step = f"{decision.step} dry run" if settings.dry_run else decision.step
-        nothing_to_do = decision.action == "leave" and decision.skipped is None
-        if nothing_to_do or (before is not None and before.is_carried_out(tracked, step)):
+        return self._follow_rules(tracked, runtime, listed)
+
+    def _follow_rules(
+        self,
+        tracked: TrackedEvent,
+        runtime: Runtime,
+        listed: ListedEvents,
+    ) -> float:
+        """Do what the rules say about a listed event; return the seconds until more may be due."""
+        key = tracked.event.key
+        before = listed.attempts.get(key)
+        decision = listed.decision(runtime, tracked)
+        step = decision.step
+        if runtime.approval_dry_run:
+            step = f"{step} dry run"
+        if decision.action == "leave" and decision.skipped is None:
             return LONG_WAIT
-        wait = (decision.at - listed.at.time).total_seconds() if decision.at is not None else 0.0
+        if before is not None and before.is_carried_out(tracked, step):
+            return LONG_WAIT
+
+        wait = 0.0
+        if decision.at is not None:
+            wait = (decision.at - listed.at.time).total_seconds()
         if wait > 0 or not self._may_ask(key, listed):
             return min(max(wait, SHORT_WAIT), LONG_WAIT)
+
         attempt = next_attempt(before, tracked, decision.rule, step)
         if decision.skipped is not None:
             return self._end(attempt, decision.skipped, decision.why)
-        return self._end(attempt, "dry_run", "it would be approved now") if settings.dry_run else self._send(attempt)
+        if runtime.approval_dry_run:
+            return self._end(attempt, "dry_run", "it would be approved now")
+        return self._send(attempt, runtime)
 
-    def _go_on(self, attempt: ApprovalAttempt, settings: ApprovalSettings, listed: ListedEvents) -> float:
+    def _continue(
+        self,
+        attempt: ApprovalAttempt,
+        runtime: Runtime,
+        listed: ListedEvents,
+    ) -> float:
         """Continue an approval that IMDS has not answered, or that could not be stored."""
         key = attempt.tracked.event.key
         if listed.known.poll.answered is None:
             return SHORT_WAIT
-        if (objection := _objection(attempt, settings, listed)) is not None:
-            error, _ = self._unanswered.get(key, ("", 0.0))
-            return self._end(attempt, objection[0], "; ".join(filter(None, (objection[1], error))))
+
+        objection = _objection(attempt, runtime, listed)
+        if objection is not None:
+            words = objection.words
+            if key in self._paused:
+                words = f"{words}; {self._paused[key].error}"
+            return self._end(attempt, objection.reason, words)
+
         if attempt.rule == OPERATOR:
-            return self._end(attempt, "no_answer", "the agent ended before the answer arrived: ask again")
-        return self._send(attempt) if self._may_ask(key, listed) else SHORT_WAIT
+            words = "the agent ended before the answer arrived: ask again"
+            return self._end(attempt, "no_answer", words)
+        if not self._may_ask(key, listed):
+            return SHORT_WAIT
+        return self._send(attempt, runtime)
 
     def _may_ask(self, key: str, listed: ListedEvents) -> bool:
         """Whether IMDS may be asked: it has just listed the event, and no pause is left."""
-        _, again = self._unanswered.get(key, ("", 0.0))
-        return listed.certain(key) and self._clock.boot_time() >= again
+        if not listed.certain(key):
+            return False
+        return key not in self._paused or self._clock.boot_time() >= self._paused[key].until
 
     # ---- doing
 
-    def _send(self, attempt: ApprovalAttempt) -> float:
-        """Ask IMDS once more, store the attempt, check everything again, and send the start request.
+    def _send(self, attempt: ApprovalAttempt, runtime: Runtime) -> float:
+        """Ask IMDS once more, store the attempt, judge again, and send the start request.
 
         Returns the seconds until the next decision.
         """
-        settings = self._settings()
-        path, sent = events_path(settings.api_version), attempt
+        path = events_path(runtime.api_version)
+        with closing(ImdsClient(runtime.endpoint)) as client:
+            try:
+                answer = client.get(path, timeout=CONFIRM_TIMEOUT)
+                difference = _why_not_listed(answer.body, attempt.tracked)
+            except ImdsError as error:
+                return self._pause(attempt, error)
+            if difference and attempt.rule == OPERATOR:
+                return self._end(attempt, "changed", difference)
+            if difference:  # the next poll sees it as well
+                return SHORT_WAIT
+
+            counted = replace(attempt, requests=attempt.requests + 1)
+            is_on_disk = self._state.write_attempt(counted)
+            wait = self._check_again(attempt, runtime, is_on_disk=is_on_disk)
+            if wait is not None:
+                return wait
+            return self._post(client, path, counted)
+
+    def _check_again(
+        self,
+        attempt: ApprovalAttempt,
+        runtime: Runtime,
+        *,
+        is_on_disk: bool,
+    ) -> float | None:
+        """Judge an attempt right before its start request, by the runtime of this moment.
+
+        Returns ``None`` if the request may be sent to the endpoint of ``runtime``, else the seconds
+        until the next decision.
+        """
+        current = self._runtime.current
+        listed = self._listed()
+        objection = _objection(attempt, current, listed)
+        if objection is None and not is_on_disk and attempt.rule == OPERATOR:
+            words = "the state cannot be written, so nothing was sent"
+            objection = Objection("state_not_written", words)
+        if objection is not None:
+            return self._end(attempt, objection.reason, objection.words)
+
+        is_same_imds = current.endpoint == runtime.endpoint
+        is_certain = is_same_imds and listed.certain(attempt.tracked.event.key)
+        if not is_on_disk or not is_certain or self._stop.is_set():
+            self._state.write_attempt(attempt)  # take back the count: nothing was sent
+            return SHORT_WAIT
+        return None
+
+    def _post(self, client: ImdsClient, path: str, attempt: ApprovalAttempt) -> float:
+        """Send the start request, and record IMDS's answer."""
+        body = {"StartRequests": [{"EventId": attempt.tracked.event.event_id}]}
         try:
-            with closing(ImdsClient(settings.endpoint)) as client:
-                why = _why_not_listed(client.get(path, timeout=CONFIRM_TIMEOUT).body, attempt.tracked)
-                if why:  # the next poll sees it as well
-                    return self._end(attempt, "changed", why) if attempt.rule == OPERATOR else SHORT_WAIT
-                counted = replace(attempt, requests=attempt.requests + 1)
-                written = self._write(counted)
-                current, listed = self._settings(), self._listed()
-                objection = _objection(attempt, current, listed)  # the last check
-                if objection is None and not written and attempt.rule == OPERATOR:
-                    objection = "state_not_written", "the state cannot be written, so nothing was sent"
-                if objection is not None:
-                    return self._end(attempt, *objection)
-                certain = listed.certain(attempt.tracked.event.key) and current.endpoint == settings.endpoint
-                if not written or not certain or self._stop.is_set():
-                    self._write(attempt)  # take back the count: nothing was sent
-                    return SHORT_WAIT
-                sent = counted
-                body = {"StartRequests": [{"EventId": attempt.tracked.event.event_id}]}
-                client.post(path, msgspec.json.encode(body))
+            client.post(path, msgspec.json.encode(body))
         except ImdsError as error:
-            refused = sent is not attempt and error.reason == "bad_request"
-            if refused or attempt.rule == OPERATOR:
-                return self._end(sent, "refused" if refused else "no_answer", str(error))
-            event = attempt.tracked.event
-            self._unanswered[event.key] = str(error), self._clock.boot_time() + PAUSE
-            log.warning("approval of %s: %s; again in %g s", event.event_id, error, PAUSE)
-            return PAUSE
-        return self._end(replace(sent, approved=content_of(attempt.tracked)), "accepted", "")
+            if error.reason == "bad_request":
+                return self._end(attempt, "refused", str(error))
+            return self._pause(attempt, error)
+        approved = replace(attempt, approved=content_of(attempt.tracked))
+        return self._end(approved, "accepted", "")
+
+    def _pause(self, attempt: ApprovalAttempt, error: ImdsError) -> float:
+        """Wait after an unusable answer of IMDS; an operator gets the error instead."""
+        if attempt.rule == OPERATOR:
+            return self._end(attempt, "no_answer", str(error))
+        event = attempt.tracked.event
+        self._paused[event.key] = PausedEvent(str(error), self._clock.boot_time() + PAUSE)
+        log.warning("approval of %s: %s; again in %g s", event.event_id, error, PAUSE)
+        return PAUSE
 
     def _end(self, attempt: ApprovalAttempt, reason: Reason, words: str) -> float:
         """Record the end of an attempt: approved; failed, if a request was sent; else skipped."""
-        kind: ApprovalKind = "approved" if reason == "accepted" else "approval_skipped"
-        if attempt.requests and reason != "accepted":
-            kind, reason = "approval_failed", reason if reason == "refused" else "no_answer"
-        known, at = self._state.snapshot, self._state.instant()
-        change = attempt.change((kind, reason), words, at, known.vm_name, known.state.tracked.incarnation or 0)
-        outcome = f"{kind} ({reason})" + (f": {words}" if words else "")
-        self._unanswered.pop(attempt.tracked.event.key, None)
-        self._write(attempt.ended(outcome), change)
-        log.warning("%s %s, %s: %s", change.event.event_type, change.event.event_id, attempt.rule, outcome)
+        kind: ApprovalKind = "approval_skipped"
+        if reason == "accepted":
+            kind = "approved"
+        elif attempt.requests:
+            kind = "approval_failed"
+            if reason != "refused":
+                reason = "no_answer"
+
+        snapshot = self._state.snapshot
+        incarnation = snapshot.state.tracked.incarnation or 0
+        at = self._state.instant()
+        change = attempt.change((kind, reason), words, at, snapshot.vm_name, incarnation)
+        outcome = f"{kind} ({reason})"
+        if words:
+            outcome = f"{outcome}: {words}"
+
+        event = change.event
+        self._paused.pop(event.key, None)
+        self._state.write_attempt(attempt.ended(outcome), change)
+        log.warning("%s %s, %s: %s", event.event_type, event.event_id, attempt.rule, outcome)
         return SHORT_WAIT
 
     # ---- requests of operators
@@ -274,81 +377,121 @@ class Approver:
 
         Raises ``NotBeforeError`` if approvals are off, or if the event is not listed.
         """
-        listed, key, settings = self._listed(), request.event_id.casefold(), self._settings()
-        tracked, before = listed.events.get(key), listed.attempts.get(key)
-        if settings.off:
-            raise NotBeforeError(f"nothing is sent: {settings.off}")
+        runtime = self._runtime.current
+        listed = self._listed()
+        key = request.event_id.casefold()
+        tracked = listed.events.get(key)
+        if runtime.approval_off:
+            raise NotBeforeError(f"nothing is sent: {runtime.approval_off}")
         if tracked is None:
             raise NotBeforeError(f"no event {request.event_id} is listed: see `notbefore events`")
+
+        content = content_of(tracked)
         if not request.content:
+            words = _approved(listed.attempts.get(key), tracked)
             event = PendingEvent.of(tracked, listed.at.time)
-            return ControlReply(done=True, words=_approved(before, tracked), event=event, content=content_of(tracked))
-        if content_of(tracked) != request.content:
-            return ControlReply(done=False, words="nothing was sent: the event has changed since it was shown")
-        until, reply = self._clock.boot_time() + OPERATOR_PATIENCE, queue.SimpleQueue[ControlReply]()
+            return ControlReply(done=True, words=words, event=event, content=content)
+        if request.content != content:
+            words = "nothing was sent: the event has changed since it was shown"
+            return ControlReply(done=False, words=words)
 
-        def carry_out() -> None:
-            if self._clock.boot_time() < until:
-                reply.put(self._by_hand(tracked, user, request.reason))
-
-        self._orders.put(carry_out)
+        deadline = self._clock.boot_time() + OPERATOR_PATIENCE
+        reply = queue.SimpleQueue[ControlReply]()
+        self._orders.put(OperatorOrder(tracked, user, request.reason, deadline, reply))
         self.wake()
         try:
             return reply.get(timeout=OPERATOR_PATIENCE)
         except queue.Empty:
             return UNDECIDED
 
-    def _by_hand(self, tracked: TrackedEvent, user: str, reason: str) -> ControlReply:
-        """Approve a listed event for an operator, unless it is approved already or its approval is under way."""
-        listed, key = self._listed(), tracked.event.key
+    def _carry_out(self, order: OperatorOrder) -> None:
+        if self._clock.boot_time() < order.deadline:
+            order.reply.put(self._approve_by_hand(order))
+
+    def _approve_by_hand(self, order: OperatorOrder) -> ControlReply:
+        """Approve a listed event for an operator, unless its approval is done or under way."""
+        runtime = self._runtime.current
+        listed = self._listed()
+        key = order.tracked.event.key
         before = listed.attempts.get(key)
-        if words := _approved(before, tracked):
-            return ControlReply(done=True, words=words)
+        approved = _approved(before, order.tracked)
+        if approved:
+            return ControlReply(done=True, words=approved)
         if key in listed.begun:
-            return ControlReply(done=False, words="an approval of it is under way: see `notbefore history`")
-        attempt = replace(next_attempt(before, tracked, OPERATOR, by=user), reason=reason)
-        if (objection := _objection(attempt, self._settings(), listed)) is not None:
-            self._end(attempt, *objection)
+            words = "an approval of it is under way: see `notbefore history`"
+            return ControlReply(done=False, words=words)
+
+        attempt = next_attempt(before, order.tracked, OPERATOR, by=order.user)
+        attempt = replace(attempt, reason=order.reason)
+        objection = _objection(attempt, runtime, listed)
+        if objection is not None:
+            self._end(attempt, objection.reason, objection.words)
         elif not listed.certain(key):
             self._end(attempt, "no_answer", "IMDS does not answer: nothing was sent")
         else:
-            self._send(attempt)
+            self._send(attempt, runtime)
+
         outcome = self._listed().attempts[key].outcome
-        return ControlReply(outcome.startswith("approved"), outcome) if outcome else UNDECIDED
+        if not outcome:
+            return UNDECIDED
+        return ControlReply(done=outcome.startswith("approved"), words=outcome)
 
 
 # ---- decisions from frozen values
 
 
-def _objection(attempt: ApprovalAttempt, settings: ApprovalSettings, listed: ListedEvents) -> tuple[Reason, str] | None:
-    """Return why a decision is no longer valid, as a reason and in words; ``None`` if it still is."""
+def _objection(
+    attempt: ApprovalAttempt,
+    runtime: Runtime,
+    listed: ListedEvents,
+) -> Objection | None:
+    """Return why a decision is no longer valid; ``None`` if it still is."""
     tracked = listed.events.get(attempt.tracked.event.key)
     status = tracked.event.event_status if tracked is not None else "gone"
     if tracked is None or status != SCHEDULED:
-        return "no_longer_scheduled", f"it is {status}"
+        return Objection("no_longer_scheduled", f"it is {status}")
     if tracked.not_before is not None and listed.at.time >= tracked.not_before:
-        return "too_late", "NotBefore came first"
-    if settings.off:
-        return "switched_off", settings.off
+        return Objection("too_late", "NotBefore came first")
+    if runtime.approval_off:
+        return Objection("switched_off", runtime.approval_off)
     if content_of(tracked) != content_of(attempt.tracked):
-        return "changed", "the event has changed"
+        return Objection("changed", "the event has changed")
     if attempt.rule == OPERATOR:
-        words = unreadable(tracked, flawed=listed.flawed(tracked.event.key))
-        return ("changed", words) if words else None
-    decision = listed.decision(settings, tracked)
-    same = decision.action == "approve" and decision.step == attempt.step
-    return None if same else ("changed", f"the rules say {decision.action} now: {decision.why}")
+        return _objection_to_operator(tracked, listed)
+    return _objection_of_rules(attempt, tracked, runtime, listed)
+
+
+def _objection_to_operator(tracked: TrackedEvent, listed: ListedEvents) -> Objection | None:
+    """Return why an operator may not approve an event, although it has not changed."""
+    words = unreadable(tracked, flawed=listed.flawed(tracked.event.key))
+    if not words:
+        return None
+    return Objection("changed", words)
+
+
+def _objection_of_rules(
+    attempt: ApprovalAttempt,
+    tracked: TrackedEvent,
+    runtime: Runtime,
+    listed: ListedEvents,
+) -> Objection | None:
+    """Return why the rules no longer allow an approval; ``None`` if they still do."""
+    decision = listed.decision(runtime, tracked)
+    if decision.action == "approve" and decision.step == attempt.step:
+        return None
+    return Objection("changed", f"the rules say {decision.action} now: {decision.why}")
 
 
 def _approved(attempt: ApprovalAttempt | None, tracked: TrackedEvent) -> str:
     """Return in words that an event was approved with its present content; empty if it was not."""
     if attempt is None or attempt.approved != content_of(tracked):
         return ""
-    return "it is approved already (`notbefore history`): nothing more is sent unless Azure changes it"
+    already = "it is approved already (`notbefore history`)"
+    return f"{already}: nothing more is sent unless Azure changes it"
 
 
 def _why_not_listed(body: bytes, tracked: TrackedEvent) -> str:
-    """Return why a body no longer lists the event that was decided on, in words; empty if it lists it unchanged.
+    """Return why a body no longer lists an event unchanged, in words; empty if it does.
 
     Raises ``ImdsError`` if the body is no document.
     """
@@ -359,5 +502,7 @@ def _why_not_listed(body: bytes, tracked: TrackedEvent) -> str:
         raise ImdsError("rejected", str(error)) from None
     if any(flaw.key == event.key for flaw in document.flaws):
         return "a part of it cannot be read now"
-    same = any(one.key == event.key and one.digest() == event.digest() for one in document.events)
-    return "" if same else "IMDS does not list it like this any more"
+    for listed in document.events:
+        if listed.key == event.key and listed.digest() == event.digest():
+            return ""
+    return "IMDS does not list it like this any more"

@@ -9,18 +9,18 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
-from notbefore.agent.operations import Reply, Request
+from notbefore.agent.operations import Reply, Request, answer
 from notbefore.core.tracked import PendingEvent
 from notbefore.errors import NotBeforeError
 from notbefore.store.lock import PRIVATE
+from notbefore.store.store import Store
 
 NAME: Final = "control.sock"
 MAX_LINE: Final = 1024 * 1024  # bytes: an event may name many VMs
@@ -61,21 +61,23 @@ class Refusal(Struct, frozen=True):
     error: str = ""
 
 
-class ControlSocket:
-    """Serves one connection after the other. ``approve(request, user)`` may wait for IMDS.
+class ApprovalDesk(Protocol):
+    """The part that approves events for operators (``approver.Approver``)."""
 
-    A ``NotBeforeError`` of ``approve`` or ``operate`` is sent as a ``Refusal``.
+    def answer(self, request: ControlRequest, user: str) -> ControlReply:
+        """Answer a request of ``user``; may wait for IMDS. Raises ``NotBeforeError`` to refuse it."""
+
+
+class ControlSocket:
+    """Serves one connection after the other: approvals through ``approvals``, all else from ``store``.
+
+    If a request raises ``NotBeforeError``, the reply is a ``Refusal``.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        approve: Callable[[ControlRequest, str], ControlReply],
-        operate: Callable[[Request], Reply],
-    ) -> None:
+    def __init__(self, directory: Path, approvals: ApprovalDesk, store: Store) -> None:
         self.path = directory / NAME
-        self._approve = approve
-        self._operate = operate
+        self._approvals = approvals
+        self._store = store
         self._socket: socket.socket | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
@@ -156,8 +158,8 @@ class ControlSocket:
         if _has_closed(connection):
             raise NotBeforeError("the client has closed the connection: nothing is done")
         if isinstance(request, ControlRequest):
-            return self._approve(request, user_name(uid, request.sudo_user))
-        return self._operate(request)
+            return self._approvals.answer(request, user_name(uid, request.sudo_user))
+        return answer(self._store, request)
 
 
 def listens(directory: Path) -> bool:

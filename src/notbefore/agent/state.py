@@ -1,23 +1,27 @@
 """``AgentState``: what the agent knows. Only here is it changed and published.
 
-Each step makes a new frozen value, under a lock, in order. The store remembers it at once and writes it to the disk
-when it can; only a caller that needs it on disk waits. Readers see ``snapshot``, which one assignment replaces, so
-they need no lock.
+Each change makes a new frozen value, under a lock, in order. The store remembers it at once and
+writes it to the disk when it can; only a caller that needs it on disk waits. Readers see
+``snapshot``, which one assignment replaces, so they need no lock.
 """
 
 import threading
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from typing import Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from notbefore.agent.runtime import Published, Runtime
 from notbefore.config.model import Config
+from notbefore.core.approval import ApprovalAttempt, without_old
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import deliveries
 from notbefore.core.document import Flaw
 from notbefore.core.record import Record, Vm
+from notbefore.core.tracked import Tracked
 from notbefore.metrics.totals import PollFigures
 from notbefore.process.clock import Clock
 from notbefore.store.file import StoredChange, StoredState
@@ -28,16 +32,20 @@ class PollStatus(Struct, frozen=True):
     """The result of the last poll, and the counts of all polls since the start of this process."""
 
     figures: PollFigures = PollFigures()
-    answered: Instant | None = None  # the last good answer, undated; None before the first of this process
+    # the last good answer, undated; None before the first of this process
+    answered: Instant | None = None
     date: str = ""  # its ``Date`` header, unparsed
     failure: str | None = None  # why the last poll brought no good answer
-    outdated: bool = False  # the known state is from another endpoint or api-version than the present one
+    # the known state is from another endpoint or api-version than the present one
+    outdated: bool = False
     flaws: tuple[Flaw, ...] = ()  # of the last document that could be read
 
     @property
     def seen(self) -> Instant | None:
         """The last good answer of this process, also by IMDS's clock."""
-        return self.answered.dated(self.date) if self.answered is not None else None
+        if self.answered is None:
+            return None
+        return self.answered.dated(self.date)
 
 
 class AgentSnapshot(Struct, frozen=True):
@@ -45,7 +53,8 @@ class AgentSnapshot(Struct, frozen=True):
 
     state: StoredState = StoredState()
     poll: PollStatus = PollStatus()
-    vm: Vm | None = None  # this VM's identity as far as known, with the configured name if IMDS gives none
+    # this VM's identity as far as it is known, with the configured name if IMDS gives none
+    vm: Vm | None = None
 
     @property
     def vm_name(self) -> str | None:
@@ -58,117 +67,65 @@ class AgentSnapshot(Struct, frozen=True):
         return sum(flaw.rejected for flaw in self.poll.flaws)
 
 
-Step = Callable[[StoredState], tuple[StoredState, Sequence[Change]] | None]
-"""Makes the next state from the newest one, with the changes that lead to it; ``None``: nothing to write."""
+class Listener(Protocol):
+    """A part that handles changes."""
+
+    def wake(self) -> None:
+        """Handle a change soon. Called from any thread; must not wait."""
 
 
 class AgentState:
     """Begins with the stored state. Safe to call from several threads; all parts share ``clock``.
 
-    ``config`` returns the configuration in use, which a reload may replace.
-    After a change, ``write_record`` gets its record as a line of JSON, then ``changed`` is called. Neither may wait.
+    Only the polling thread changes the tracked events and the identity, and only the approver's
+    thread changes approvals. So each may compute a new value from ``snapshot`` and commit it later.
+    The rest of the state is derived here, under the lock.
+
+    ``write_record`` gets the record of each change as a line of JSON, and must not wait.
     """
 
     def __init__(
         self,
         store: Store,
         clock: Clock,
-        config: Callable[[], Config],
+        runtime: Published[Runtime],
         write_record: Callable[[bytes], None],
-        changed: Callable[[], None] = lambda: None,
     ) -> None:
-        self._store = store
         self.clock = clock
-        self._config = config
+        self._store = store
+        self._runtime = runtime
         self._write_record = write_record
-        self._changed = changed
+        self._listeners: tuple[Listener, ...] = ()
         self._lock = threading.Lock()  # never held over the disk or the network
+
         state = store.state
         if state.seen is not None:
             clock.recognize(state.seen)
-        if state.boot_id != clock.boot_id:  # the state may come from a disk image: IMDS has to identify the VM again
+        if state.boot_id != clock.boot_id:
+            # the state may come from a disk image: IMDS has to identify the VM again
             state = replace(state, vm=None)
         since = state.totals.since or clock.now()
         state = replace(state, totals=replace(state.totals, since=since))
+
         # when the machine last ran before this process, if that was noted to the second
-        self.noted = state.last_running if state.clean or state.tracked.interrupting else None
+        self.noted: Instant | None = None
+        if state.clean or state.tracked.interrupting:
+            self.noted = state.last_running
         if state.tracked.events:  # not for the next process: the machine runs again now
             state = replace(state, clean=False, last_running=None)
             store.commit(state)
         self._snapshot = AgentSnapshot(state, vm=self.vm_of(state))
+
+    # ---- readers
 
     @property
     def snapshot(self) -> AgentSnapshot:
         """The newest state, in memory; the disk may be behind it."""
         return self._snapshot
 
-    def publish(self, poll: PollStatus) -> None:
-        """Publish the result of the last poll, with an unchanged state."""
-        with self._lock:
-            self._snapshot = AgentSnapshot(self._snapshot.state, poll, self._snapshot.vm)
-
-    def commit(self, step: Step, poll: PollStatus | None = None, on_disk: float = 0.0) -> bool:
-        """Take one step: store the new state and its changes, and publish the state.
-
-        ``step`` is called under the lock, so it may not wait. ``poll``: the result of the poll that led to the step,
-        published with the state. Waits at most ``on_disk`` seconds; returns whether all of it is on disk then.
-        """
-        with self._lock:
-            made = step(self._snapshot.state)
-            if made is None:
-                self._publish(self._snapshot.state, poll)
-                return True
-            state, changes = made
-            for change in changes:
-                state = replace(state, totals=state.totals.plus(change))
-            vm, routing = self.vm_of(state), self._config().routing
-            records = [(change, Record.of(change, vm).line()) for change in changes]
-            stored = [StoredChange(change, line, deliveries(change, line, routing, vm)) for change, line in records]
-            if poll is not None and poll.seen is not None:
-                state, date = self._with_times(state, poll), poll.seen.date
-                self._store.know_time(date.timestamp() if date is not None else None)
-            self._store.commit(state, stored)
-            self._publish(state, poll)
-            for one in stored:
-                self._write_record(one.record + b"\n")
-        if stored:
-            self._changed()
-        return self._store.disk.wait_written(on_disk)
-
-    def _publish(self, state: StoredState, poll: PollStatus | None = None) -> None:
-        self._snapshot = AgentSnapshot(state, poll or self._snapshot.poll, self.vm_of(state))
-
-    def note_running(self) -> None:
-        """While an event is listed, store the time of the last good answer, and that the machine runs now."""
-
-        def step(state: StoredState) -> tuple[StoredState, Sequence[Change]] | None:
-            # before the first good answer of this boot, the events may be gone
-            noted = state.tracked.events and state.boot_id == self.clock.boot_id
-            return (self._running(state, clean=False), ()) if noted else None
-
-        self.commit(step)
-
-    def write_stop(self) -> None:
-        """Store that the agent stopped in order, and when; not if it has had no good answer."""
-        if self._snapshot.poll.answered is not None:
-            self.commit(lambda state: (self._running(state, clean=True), ()), on_disk=WRITE_PATIENCE)
-
-    def _running(self, state: StoredState, *, clean: bool) -> StoredState:
-        return replace(self._with_times(state, self._snapshot.poll), last_running=self.instant(), clean=clean)
-
     def vm_of(self, state: StoredState) -> Vm | None:
-        """The identity of this VM from a state and the configuration; ``None`` if neither has one."""
-        config, vm = self._config(), state.vm
-        if config.vm.name and name_of(vm) is None:
-            vm = replace(vm or Vm(), name=config.vm.name)
-        return replace(vm, record_tags=config.records.tags) if vm is not None and config.records.tags else vm
-
-    def _with_times(self, state: StoredState, poll: PollStatus) -> StoredState:
-        seen = poll.seen
-        if seen is None:  # this process has learnt nothing new
-            return state
-        owner = self.vm_of(state) or state.seen_by  # while the identity is unknown, the owner stays
-        return replace(state, seen=seen, last_running=seen, seen_by=owner, clean=False)
+        """The identity of this VM from a state and the configuration; ``None`` without any."""
+        return _identity(state.vm, self._runtime.current.config)
 
     def now(self) -> datetime:
         """Return the present time: see ``Instant.time``."""
@@ -176,12 +133,155 @@ class AgentState:
 
     def instant(self) -> Instant:
         """The present moment, with IMDS's clock extrapolated from the last answer."""
-        seen, now = self._snapshot.poll.seen, self.clock.read()
+        now = self.clock.read()
+        seen = self._snapshot.poll.seen
         if seen is None or seen.date is None:
             return now
         return replace(now, date=seen.date + timedelta(seconds=now.uptime - seen.uptime))
 
+    def add_listener(self, listener: Listener) -> None:
+        """Wake ``listener`` after each change. Only the main thread adds and removes listeners."""
+        self._listeners = (*self._listeners, listener)
+
+    def remove_listener(self, listener: Listener) -> None:
+        """Stop waking ``listener``."""
+        self._listeners = tuple(other for other in self._listeners if other is not listener)
+
+    # ---- the polling thread
+
+    def publish(self, poll: PollStatus) -> None:
+        """Publish the result of the last poll, with an unchanged state."""
+        with self._lock:
+            self._publish(self._snapshot.state, poll)
+
+    def track(self, tracked: Tracked, changes: Sequence[Change], poll: PollStatus) -> None:
+        """Commit the tracked events after a poll, and the changes that the poll brought."""
+        with self._lock:
+            state = self._snapshot.state
+            approvals = without_old(state.approvals, tracked)
+            state = replace(state, tracked=tracked, approvals=approvals)
+            self._commit(state, changes, poll)
+        self._wake_listeners(changes)
+
+    def identify(self, vm: Vm | None, tracked: Tracked, owner: Vm | None = None) -> None:
+        """Commit the identity of this VM, and the events as this VM sees them.
+
+        ``owner``: the new owner of the state, if it was another VM's. If nothing differs, at most
+        the configured name has changed, which is published.
+        """
+        with self._lock:
+            before = self._snapshot.state
+            state = replace(before, vm=vm, tracked=tracked)
+            if owner is not None:
+                state = replace(state, seen_by=owner)
+            if state == before:
+                self._publish(before, self._snapshot.poll)
+            else:
+                self._commit(state)
+
+    # ---- the approver
+
+    def write_attempt(self, attempt: ApprovalAttempt, change: Change | None = None) -> bool:
+        """Commit the progress of an approval, and its record; return whether both are on disk.
+
+        Waits for the disk at most ``WRITE_PATIENCE`` seconds.
+        """
+        changes = [change] if change is not None else []
+        with self._lock:
+            state = self._snapshot.state
+            approvals = {**state.approvals, attempt.tracked.event.key: attempt}
+            self._commit(replace(state, approvals=approvals), changes)
+        self._wake_listeners(changes)
+        return self._store.disk.wait_written(WRITE_PATIENCE)
+
+    # ---- the main thread
+
+    def note_running(self) -> None:
+        """While an event is listed, store when IMDS last answered, and that the machine runs."""
+        with self._lock:
+            state = self._snapshot.state
+            # before the first good answer of this boot, the events may be gone
+            if state.tracked.events and state.boot_id == self.clock.boot_id:
+                self._commit(self._running(state, clean=False))
+
+    def write_stop(self) -> None:
+        """Store that the agent stopped in order, and when; not if it has had no good answer."""
+        if self._snapshot.poll.answered is None:
+            return
+        with self._lock:
+            self._commit(self._running(self._snapshot.state, clean=True))
+        self._store.disk.wait_written(WRITE_PATIENCE)
+
+    def _running(self, state: StoredState, *, clean: bool) -> StoredState:
+        config = self._runtime.current.config
+        state = _with_times(state, self._snapshot.poll, config)
+        return replace(state, last_running=self.instant(), clean=clean)
+
+    # ---- one step; with the lock held
+
+    def _commit(
+        self,
+        state: StoredState,
+        changes: Sequence[Change] = (),
+        poll: PollStatus | None = None,
+    ) -> None:
+        """Store a new state, its changes and their deliveries; publish it and write the records.
+
+        ``poll``: the result of the poll that led to the step; it is published with the state.
+        """
+        config = self._runtime.current.config
+        routing = config.routing
+        vm = _identity(state.vm, config)
+
+        stored: list[StoredChange] = []
+        for change in changes:
+            state = replace(state, totals=state.totals.plus(change))
+            line = Record.of(change, vm).line()
+            stored.append(StoredChange(change, line, deliveries(change, line, routing, vm)))
+
+        if poll is not None and poll.seen is not None:
+            state = _with_times(state, poll, config)
+            date = poll.seen.date
+            imds_time = date.timestamp() if date is not None else None
+            self._store.know_time(imds_time)
+
+        self._store.commit(state, stored)
+        self._publish(state, poll or self._snapshot.poll)
+        for row in stored:
+            self._write_record(row.record + b"\n")
+
+    def _publish(self, state: StoredState, poll: PollStatus) -> None:
+        self._snapshot = AgentSnapshot(state, poll, self.vm_of(state))
+
+    # ---- without the lock
+
+    def _wake_listeners(self, changes: Sequence[Change]) -> None:
+        if changes:
+            for listener in self._listeners:
+                listener.wake()
+
 
 def name_of(vm: Vm | None) -> str | None:
     """The name of a VM; ``None`` while it is not known."""
-    return (vm.name or None) if vm is not None else None
+    if vm is None:
+        return None
+    return vm.name or None
+
+
+def _identity(vm: Vm | None, config: Config) -> Vm | None:
+    """The identity that IMDS gave, with the configured tags, and the configured name if needed."""
+    if config.vm.name and name_of(vm) is None:
+        vm = replace(vm or Vm(), name=config.vm.name)
+    if vm is None or not config.records.tags:
+        return vm
+    return replace(vm, record_tags=config.records.tags)
+
+
+def _with_times(state: StoredState, poll: PollStatus, config: Config) -> StoredState:
+    """The state with the time of the last good answer, and this VM as the one that saw it."""
+    seen = poll.seen
+    if seen is None:  # this process has learnt nothing new
+        return state
+    # while the identity is unknown, the owner stays
+    owner = _identity(state.vm, config) or state.seen_by
+    return replace(state, seen=seen, last_running=seen, seen_by=owner, clean=False)

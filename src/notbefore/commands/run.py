@@ -1,6 +1,7 @@
 """``notbefore run``: the agent."""
 
 import argparse
+from functools import partial
 
 from notbefore.agent.agent import Agent
 from notbefore.commands.options import add_configuration, begin, load_configuration
@@ -16,4 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Watch until SIGTERM or SIGINT; return the exit code. Raises ``NotBeforeError`` if it cannot start."""
-    return Agent(begin(options), lambda: load_configuration(options), allow_approval=options.allow_approval).run()
+    config = begin(options)
+    read_config = partial(load_configuration, options)
+    agent = Agent(config, read_config, allow_approval=options.allow_approval)
+    return agent.run()

@@ -9,7 +9,8 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from datetime import datetime
+from typing import Final, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -24,8 +25,9 @@ from notbefore.courier.courier_process import CourierProcess, environment
 from notbefore.courier.orders import TURN_INTERVAL, Channel, Given, Hello, Orders, Turn, seal, wait
 from notbefore.errors import ConfigError
 from notbefore.metrics.totals import CourierFigures, increased
+from notbefore.process.clock import Clock
 from notbefore.store import SCHEMA_VERSION
-from notbefore.store.lock import inode_of
+from notbefore.store.lock import OwnerLock, inode_of
 from notbefore.store.store import StoredOutbox
 
 OVERDUE: Final = 15  # seconds; a courier that has sent nothing for so long counts as hanging
@@ -51,18 +53,25 @@ def make_orders(config: Config) -> Orders:
     )
 
 
-class Supervisor:
-    """The main thread calls ``tick`` when the outbox has news; ``lock`` returns the ``lock`` of ``CourierProcess``.
+class MessageClock(Protocol):
+    """The clock that the messages go by."""
 
-    ``now`` returns Unix seconds by the clock that the messages go by.
+    def now(self) -> datetime:
+        """Return the present time."""
+
+
+class Supervisor:
+    """Starts, feeds and ends the courier. The main thread calls ``tick`` when the outbox has news.
+
+    ``lock``: the lock on the state directory, which the courier inherits.
     """
 
     def __init__(
         self,
         orders: Orders,
         outbox: StoredOutbox,
-        lock: Callable[[], int | None] = lambda: None,
-        now: Callable[[], float] = time.time,
+        lock: OwnerLock | None = None,
+        clock: MessageClock | None = None,
     ) -> None:
         self.figures = CourierFigures()
         self.trouble = ""  # why no courier works now, in words
@@ -71,7 +80,7 @@ class Supervisor:
         self._orders = orders
         self._outbox = outbox
         self._lock = lock
-        self._now = now
+        self._clock = clock or Clock()
         self._courier: CourierProcess | None = None
         self._reason = "due"  # why the next courier is started
         self._failures = 0
@@ -129,7 +138,8 @@ class Supervisor:
             return
         try:
             frame = seal(self._orders, dict(os.environ))
-            self._courier = CourierProcess(frame, environment(self._orders), self._lock())
+            descriptor = self._lock.descriptor if self._lock is not None else None
+            self._courier = CourierProcess(frame, environment(self._orders), descriptor)
         except (OSError, ConfigError) as error:
             self._pause(f"the courier cannot be started ({error})")
             return
@@ -177,7 +187,7 @@ class Supervisor:
         if results:
             self._failures = 0
         if given := self._outbox.exchange(results, {} if courier.leaves else courier.limits):
-            courier.channel.send(Given(given, self._now()))
+            courier.channel.send(Given(given, self._clock.now().timestamp()))
         courier.channel.flush()
         self._end_if_idle(courier)
 

@@ -48,7 +48,7 @@ class FleetInstance:
             raise StoreError(f"{directory} cannot be used: {error.strerror or error}") from None
         clock = HubClock()
         outbox = FleetOutbox(config.routing, self._main.wake, clock.now)
-        self._supervisor = Supervisor(make_orders(config), outbox, lambda: self._lock.descriptor)
+        self._supervisor = Supervisor(make_orders(config), outbox, self._lock)
         self._stdout = StdoutWriter()
         snapshots, credential = make_snapshots(fleet, directory)
         parts = Parts(
@@ -56,7 +56,7 @@ class FleetInstance:
             outbox=outbox,
             clock=clock,
             history=History(directory, fleet.history_keep.seconds if fleet.history_keep is not None else None),
-            write_record=self._stdout,
+            write_record=self._stdout.write,
             inventory=Inventory(Path(fleet.inventory_file)) if fleet.inventory_file is not None else None,
             credential=credential,
         )

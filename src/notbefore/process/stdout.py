@@ -14,7 +14,7 @@ log = logging.getLogger("notbefore.process.stdout")
 
 
 class StdoutWriter:
-    """Call it with a line; it never waits and never raises.
+    """Takes lines with ``write``, which never waits and never raises.
 
     Without Python's buffers: their lock would hold the end of the process while nobody reads.
     """
@@ -22,7 +22,7 @@ class StdoutWriter:
     def __init__(self, descriptor: int | None = None) -> None:
         self._descriptor = sys.stdout.fileno() if descriptor is None else descriptor
         self._lines: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
-        self._thread = threading.Thread(target=self._write, name="stdout", daemon=True)
+        self._thread = threading.Thread(target=self._write_lines, name="stdout", daemon=True)
         self._missing = False  # the last line was left out, or could not be written
 
     def start(self) -> None:
@@ -36,14 +36,14 @@ class StdoutWriter:
         if self._thread.is_alive():
             self._thread.join(patience)
 
-    def __call__(self, line: bytes) -> None:
-        """Queue the line."""
+    def write(self, line: bytes) -> None:
+        """Queue a line."""
         try:
             self._lines.put_nowait(line)
         except queue.Full:
             self._warn("nobody reads it")
 
-    def _write(self) -> None:
+    def _write_lines(self) -> None:
         left = b""  # of a line that could be written only in part: it comes before the next line
         while (line := self._lines.get()) is not None:
             left += line
