@@ -80,10 +80,9 @@ def test_story_does_not_depend_on_order_or_repetition(
     shuffled: random.Random,
     times: int,
 ) -> None:
-    reporters = [
-        vm(affected.name, zone=str(number % 2), team="web", number=str(number))
-        for number, affected in enumerate(VMS)
-    ]
+    reporters: list[Vm] = []
+    for number, affected in enumerate(VMS):
+        reporters.append(vm(affected.name, zone=str(number % 2), team="web", number=str(number)))
     unique: dict[tuple[str, str], Report] = {}
     for number, kind, second, notice, came_back in steps:
         marks = {}
@@ -251,7 +250,9 @@ BACK_AMONG_FOUR = "A announced, B announced, C announced, D announced, A cancele
     ],
 )
 def test_repeated_reports_change_nothing_when_event_came_back(
-    affected: str, script: str, notified: list[str]
+    affected: str,
+    script: str,
+    notified: list[str],
 ) -> None:
     log = Log()
 
@@ -820,7 +821,9 @@ TIME = b"2026-03-01T12:00:00.000Z"
     ],
 )
 def test_unreadable_record_is_counted_and_logged(
-    data: bytes, reason: str, caplog: pytest.LogCaptureFixture
+    data: bytes,
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     log = Log()
 
@@ -851,10 +854,9 @@ def test_record_is_set_aside_when_the_fold_fails_on_it(
     assert event_ids(log.made) == ["E0", "E2"]
     assert log.fold.figures.poison == {"failed": 1}
     assert log.fold.figures.errors == {"fold": 1}
-    expected = (
-        "sequence number 1: a record is not used (failed: please report it: KeyError: 'unfore"
-    )
-    assert expected in caplog.text
+    place = "sequence number 1: a record is not used"
+    reason = "(failed: please report it: KeyError: 'unfore"
+    assert f"{place} {reason}" in caplog.text
 
 
 def break_wave_of_e0(monkeypatch: pytest.MonkeyPatch) -> None:

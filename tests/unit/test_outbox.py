@@ -271,7 +271,10 @@ def test_new_configuration_ends_pause(box: Box) -> None:
     [(1.0, 1.09, 0), (1.0, 1.11, 1), (1.0, 30_000.0, 6), (5.0, 4.0, 0)],
 )
 def test_latency_is_counted_by_bucket(
-    box: Box, created: float, accepted_at: float, bucket: int
+    box: Box,
+    created: float,
+    accepted_at: float,
+    bucket: int,
 ) -> None:
     box.put(delivery(created=created, due=0.0))
     (under_way,) = box.lease(1)
@@ -1020,9 +1023,9 @@ def test_change_after_take_stays_unwritten() -> None:
 
 
 def test_restored_outbox_keeps_its_times_on_another_clock(box: Box) -> None:
-    box.put(
-        delivery("e", fallback=("hub",), fallback_at=60.0), delivery("f", due=20.0, expires=90.0)
-    )
+    waiting = delivery("e", fallback=("hub",), fallback_at=60.0)
+    expiring = delivery("f", due=20.0, expires=90.0)
+    box.put(waiting, expiring)
     stored = msgspec.msgpack.encode(box.outbox.rows.take(10))
     outbox = restarted_outbox()
 
@@ -1094,7 +1097,11 @@ def critical(**fields: Any) -> Delivery:
     """Return a critical delivery that goes to `mail` and `hub` if `chat` has not accepted it."""
     fallback = ("mail", "hub")
     return delivery(
-        severity="critical", change_id="c", fallback=fallback, fallback_at=60.0, **fields
+        severity="critical",
+        change_id="c",
+        fallback=fallback,
+        fallback_at=60.0,
+        **fields,
     )
 
 
@@ -1192,7 +1199,10 @@ STEP = st.tuples(st.sampled_from(STEPS), st.booleans(), st.sampled_from([1.0, 40
 
 
 def change_for_two_sinks(
-    kind: LifecycleKind, number: int, now: float, fallback_after: float | None
+    kind: LifecycleKind,
+    number: int,
+    now: float,
+    fallback_after: float | None,
 ) -> list[Delivery]:
     """Return a change for two sinks with one fallback; the second sink gets twice the time."""
     messages: list[Delivery] = []

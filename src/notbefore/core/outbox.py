@@ -105,7 +105,12 @@ class Outbox:
     # ---- from the disk
 
     def restore(
-        self, image: OutboxImage, now: float, passed: float = 0.0, *, time_known: bool = True
+        self,
+        image: OutboxImage,
+        now: float,
+        passed: float = 0.0,
+        *,
+        time_known: bool = True,
     ) -> None:
         """Add the stored deliveries; those that are here already stay as they are.
 
@@ -289,7 +294,10 @@ class Outbox:
     # ---- the courier
 
     def exchange(
-        self, results: Iterable[SendResult], limits: Mapping[str, int], now: float
+        self,
+        results: Iterable[SendResult],
+        limits: Mapping[str, int],
+        now: float,
     ) -> list[Delivery]:
         """Record results, and return due deliveries, the most severe first.
 
@@ -526,7 +534,11 @@ class Outbox:
             self._bury(row, f"no sink named {row.sink} is configured", now)
 
     def _move(
-        self, row: Delivery, sinks: Iterable[str], terms: Mapping[str, Terms], now: float
+        self,
+        row: Delivery,
+        sinks: Iterable[str],
+        terms: Mapping[str, Terms],
+        now: float,
     ) -> None:
         """Replace a delivery by one for each of these sinks."""
         self.rows.remove(row, "withdrawn")
@@ -603,7 +615,12 @@ class Outbox:
             fallback_at = min(fallback_at, now)
 
         dead = replace(
-            row, state="dead", error=error, expires=expires, fallback_at=fallback_at, begun=False
+            row,
+            state="dead",
+            error=error,
+            expires=expires,
+            fallback_at=fallback_at,
+            begun=False,
         )
         self.rows.put(dead)
         return dead

@@ -281,7 +281,9 @@ async def _finish(*closing: Awaitable[Any]) -> None:
 
 
 def _chunks(
-    fold: Partition, events: list[EventData], clock: HubClock
+    fold: Partition,
+    events: list[EventData],
+    clock: HubClock,
 ) -> Iterator[list[Notification]]:
     """Fold a batch chunk by chunk; yield the notifications of each.
 

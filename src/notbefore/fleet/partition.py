@@ -42,9 +42,7 @@ UNWATCHED: Final = 120.0  # seconds between two looks; after more, the hub was n
 MAX_AHEAD: Final = timedelta(seconds=60)  # by which the clock of a VM may be ahead of the hub's
 YEAR: Final = timedelta(days=366)  # a time that a VM reports may not be further away
 LOOK_EVERY: Final = 30.0  # seconds of the hub's clock between two looks for overdue events and VMs
-CLOSED_SECONDS: Final = (
-    30 * 86_400.0
-)  # an event that is over is remembered: a VM may be off so long
+CLOSED_SECONDS: Final = 30 * 86_400.0  # an ended event is remembered: a VM may be off so long
 MAX_CLOSED: Final = 20_000
 MAX_WAITING: Final = 5_000  # events that wait for the history; any more are left out of it
 MAX_OPEN: Final = 20_000  # events that are open
@@ -399,8 +397,7 @@ class Partition:
             level = logging.DEBUG
         log.log(
             level,
-            "partition %s, sequence number %d: a record is not used (%s: %s);"
-            " more of them are only counted",
+            "partition %s, sequence number %d: a record is not used (%s: %s); more of them are only counted",
             self.name,
             self.state.position.sequence,
             poison.reason,

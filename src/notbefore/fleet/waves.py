@@ -582,7 +582,11 @@ def _is_same(wave: Wave, event: Event, progress: tuple[int, ...]) -> bool:
 
 
 def _notification(
-    wave: Wave, event: Event, kind: LifecycleKind, standing: Standing, now: datetime
+    wave: Wave,
+    event: Event,
+    kind: LifecycleKind,
+    standing: Standing,
+    now: datetime,
 ) -> Notification:
     stories = list(wave.stories.values())
     place = place_of(stories)
@@ -611,7 +615,11 @@ def _facts(stories: Collection[Story]) -> FleetFacts:
 
 
 def _change(
-    wave: Wave, event: Event, kind: LifecycleKind, standing: Standing, now: datetime
+    wave: Wave,
+    event: Event,
+    kind: LifecycleKind,
+    standing: Standing,
+    now: datetime,
 ) -> Change:
     stories = list(wave.stories.values())
     measured = [measures for story in stories for measures in story.measured.values()]
