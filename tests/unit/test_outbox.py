@@ -619,6 +619,26 @@ def test_dead_letter_needs_no_courier(box: Box) -> None:
     assert box.outbox.rows.next_due() == inf
 
 
+def test_result_of_unknown_delivery_is_ignored(box: Box) -> None:
+    box.lease(1, accepted(delivery()))
+
+    assert box.rows() == []
+    assert box.counts == {}
+
+
+def test_late_result_of_dead_letter_is_ignored(box: Box) -> None:
+    dead = delivery()
+    box.put(dead)
+    box.lease(1)
+    box.lease(2, refused(dead))
+    counts = box.counts
+
+    box.lease(3, accepted(dead))
+
+    assert [row.state for row in box.rows()] == ["dead"]
+    assert box.counts == counts
+
+
 @pytest.mark.parametrize("bounds", [Bounds(2, A_MEBIBYTE), Bounds(100, 2 * 602)])
 def test_full_outbox_removes_oldest_of_least_severe(bounds: Bounds) -> None:
     box = Box(bounds)

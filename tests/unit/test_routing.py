@@ -153,3 +153,13 @@ def test_who_was_notified_of_an_event_is_notified_when_this_vm_leaves_it() -> No
 def test_a_vm_that_does_not_know_its_name_speaks() -> None:
     routes = (Route(sinks=("hub",)),)
     assert route(change({}), routes, None, SINKS) == {"hub": routes[0]}
+
+
+def test_route_of_preempts_has_reminders_within_their_notice() -> None:
+    preempts = Match(event_type=("Preempt",))
+
+    reminded = Route(sinks=("hub",), match=preempts, remind_before=(Duration("10s"),))
+
+    assert reminded.remind_before == (Duration("10s"),)
+    with pytest.raises(ValueError, match="a Preempt has 30 s of notice"):
+        Route(sinks=("hub",), match=preempts, remind_before=(Duration("30s"),))
