@@ -25,6 +25,7 @@ from notbefore.core.record import (
 )
 from notbefore.core.tracked import Tracked
 from support.azure import ID, ME, PEER, STARTED, Story, document, item, now
+from support.box import change
 
 VM = Vm(
     name=ME, vm_id="0f1e", location="westeurope", subscription_id="8d10", resource_id="/subscriptions/8d10/x", zone="1"
@@ -177,3 +178,35 @@ def test_a_cloud_event_s_source_is_a_uri_reference_whatever_the_vm_is_called() -
     assert cloud_event(Record.of(change, None), "d", {})["source"] == "/unknown"
     assert cloud_event(Record.of(change, VM), "d", {"x": 1})["data"] == {"x": 1}
     assert "subject" not in cloud_event(msgspec.structs.replace(odd, event_id=""), "d", {})
+
+
+@pytest.mark.parametrize(
+    ("previous_scope", "expected"),
+    [
+        ("self", "Freeze no longer affects this VM"),
+        ("unknown", "Freeze does not affect this VM"),
+    ],
+)
+def test_sentence_says_whether_event_affected_vm_before(
+    previous_scope: str,
+    expected: str,
+) -> None:
+    moved = change("updated", scope="peer", previous_scope=previous_scope)
+
+    assert sentence(moved) == expected
+
+
+@pytest.mark.parametrize(
+    ("vm", "count", "expected"),
+    [
+        (Vm(location="westeurope"), 1, "1 VM in westeurope"),
+        (Vm(resource_group="prod"), 2, "2 VMs of the resource group prod"),
+        (Vm(scale_set="web"), 3, "3 VMs of the scale set web"),
+    ],
+)
+def test_sentence_names_the_place_of_the_vms(vm: Vm, count: int, expected: str) -> None:
+    facts = FleetFacts(fleet_events=1, fleet_vms=count, fleet_reported_by=1)
+
+    text = sentence(change("announced"), vm, facts)
+
+    assert text.startswith(f"Freeze of {expected} ")
