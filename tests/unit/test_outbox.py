@@ -639,6 +639,16 @@ def test_late_result_of_dead_letter_is_ignored(box: Box) -> None:
     assert box.counts == counts
 
 
+def test_full_outbox_removes_as_many_as_were_added() -> None:
+    box = Box(Bounds(2, A_MEBIBYTE))
+    box.put(delivery("a"), delivery("b"))
+
+    box.put(delivery("c"), delivery("d"))
+
+    assert len(box.rows()) == 2
+    assert box.count("overflowed") == 2
+
+
 @pytest.mark.parametrize("bounds", [Bounds(2, A_MEBIBYTE), Bounds(100, 2 * 602)])
 def test_full_outbox_removes_oldest_of_least_severe(bounds: Bounds) -> None:
     box = Box(bounds)
@@ -1107,6 +1117,19 @@ def test_reminder_is_not_due_until_time_is_known(box: Box) -> None:
     assert outbox.exchange([], {"chat": 9}, 1e6) == []
     outbox.advance(20)
 
+    assert ids(outbox.exchange([], {"chat": 9}, 106)) == [reminder.delivery_id]
+
+
+def test_new_reminder_keeps_its_time_when_time_gets_known(box: Box) -> None:
+    box.put(delivery("earlier", sink="hub"))
+    outbox = restarted_outbox()
+    outbox.restore(box.outbox.rows.take(0), 100, time_known=False)
+    reminder = delivery("new", kind="reminder", due=105.0)
+    outbox.put([reminder], 100, 100)
+
+    outbox.advance(20)
+
+    assert outbox.exchange([], {"chat": 9}, 104) == []
     assert ids(outbox.exchange([], {"chat": 9}, 106)) == [reminder.delivery_id]
 
 
