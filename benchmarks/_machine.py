@@ -1,4 +1,6 @@
-"""What several benchmarks need: the machine, the size of a process, an IMDS, and a receiver of webhooks."""
+"""What several benchmarks need: the machine, the size of a process, an IMDS, and a receiver of
+webhooks.
+"""
 
 import json
 import os
@@ -15,11 +17,17 @@ from typing import Any, Final, NamedTuple
 
 def describe() -> str:
     """What figures depend on: the machine, how busy it is, and the interpreter."""
-    return f"machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, Python {sys.version.split()[0]}"
+    return (
+        f"machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}, Python"
+        f" {sys.version.split()[0]}"
+    )
 
 
 def resident(pid: int | str = "self", what: str = "VmRSS") -> float:
-    """MiB that a process holds in memory (``VmHWM``: the most that it ever did); 0 once it has ended."""
+    """MiB that a process holds in memory (``VmHWM``: the most that it ever did).
+
+    0 once it has ended.
+    """
     with suppress(OSError):
         lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
         return sum(int(line.split()[1]) / 1024 for line in lines if line.startswith(what))
@@ -86,7 +94,12 @@ class Imds(_Server):
 
     def answer(self, path: str, *_: object) -> tuple[int, bytes]:
         if not path.startswith("/metadata/scheduledevents"):
-            return 200, json.dumps({"compute": {"name": self.vm, "vmId": "1", "location": "here"}}).encode()
+            return (
+                200,
+                json.dumps(
+                    {"compute": {"name": self.vm, "vmId": "1", "location": "here"}}
+                ).encode(),
+            )
         self.polls += 1
         found = self.document()
         return (500, b"") if found is None else (200, found)

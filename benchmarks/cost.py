@@ -2,10 +2,10 @@
 
 ``--write`` makes the table in docs/performance.md anew.
 
-Instructions are counted by cachegrind, so a busy machine does not change them: two runs that differ in the number of
-polls, and the difference of their counts divided by the difference of their polls. Start and stop cancel out. Wakings
-are context switches of all threads (``/proc/PID/task/*/status``) of a run without cachegrind, memory is that run's
-``smaps_rollup``.
+Instructions are counted by cachegrind, so a busy machine does not change them: two runs that differ
+in the number of polls, and the difference of their counts divided by the difference of their polls.
+Start and stop cancel out. Wakings are context switches of all threads (``/proc/PID/task/*/status``)
+of a run without cachegrind, memory is that run's ``smaps_rollup``.
 """
 
 import argparse
@@ -34,13 +34,16 @@ from support.azure import body, item
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs/performance.md"
 BEGIN, END = "<!-- made by benchmarks/cost.py -->\n", "<!-- end -->\n"
-PATIENCE: Final = 300.0  # seconds for a poll or a scrape to come: a start under cachegrind takes up to a minute
+# seconds for a poll or a scrape to come: a start under cachegrind takes up to a minute
+PATIENCE: Final = 300.0
 SETTLED: Final = 10  # polls after which the first things are over: identity, the first commit
 MIB: Final = 1024  # KiB
 SERIES: Final = re.compile(rb"(?m)^[^#\n]")
 VM: Final = "cost_0"
 ASKED_BY_PROMETHEUS: Final = {
-    "Accept": "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+    "Accept": (
+        "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+    ),
 }
 
 
@@ -48,7 +51,10 @@ def listing(events: int) -> bytes:
     """A document with so many freezes, which start in six hours."""
     later = formatdate(time.time() + 6 * 3600, usegmt=True)
     ids = (f"C7061BAC-AFDC-4513-B24B-{number:012X}" for number in range(events))
-    return body(*(item(one, Resources=[VM, "cost_1"], NotBefore=later) for one in ids), incarnation=events + 1)
+    return body(
+        *(item(one, Resources=[VM, "cost_1"], NotBefore=later) for one in ids),
+        incarnation=events + 1,
+    )
 
 
 class Counted(RunningAgent):
@@ -56,7 +62,12 @@ class Counted(RunningAgent):
 
     @staticmethod
     def before(_state: Path) -> Sequence[str]:
-        return ("valgrind", "--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null")
+        return (
+            "valgrind",
+            "--tool=cachegrind",
+            "--cache-sim=no",
+            "--cachegrind-out-file=/dev/null",
+        )
 
 
 class Run:
@@ -67,12 +78,17 @@ class Run:
         self.imds = Imds(VM, lambda: listed)
         self._directory = tempfile.TemporaryDirectory()
         self.agent = kind(self.imds.url, Path(self._directory.name, "state"), interval="1s")
-        self._connection = http.client.HTTPConnection("127.0.0.1", self.agent.port, timeout=PATIENCE)
+        self._connection = http.client.HTTPConnection(
+            "127.0.0.1", self.agent.port, timeout=PATIENCE
+        )
 
     def wait(self, polls: int, *, scraping: bool = False) -> None:
-        """Until IMDS was asked so often; ``scraping``: with a scrape for each poll, as Prometheus asks.
+        """Until IMDS was asked so often.
 
-        The first scrape imports a library, which takes seconds under cachegrind: those behind it are made up for.
+        ``scraping``: with a scrape for each poll, as Prometheus asks.
+
+        The first scrape imports a library, which takes seconds under cachegrind: those behind it
+        are made up for.
         """
         deadline, scraped = time.monotonic() + PATIENCE + polls, 0
         while self.imds.polls < polls or (scraping and scraped < self.imds.polls):
@@ -134,10 +150,16 @@ def watched(events: int, seconds: float) -> dict[str, float]:
         if events:
             return found
         found |= memory(run.agent.process.pid, "idle")
-        for when, headers in (("after a scrape", ASKED_BY_PROMETHEUS), ("after a scrape as text", {})):
+        for when, headers in (
+            ("after a scrape", ASKED_BY_PROMETHEUS),
+            ("after a scrape as text", {}),
+        ):
             body = run.scrape(**headers)
             found |= memory(run.agent.process.pid, when)
-        return found | {"series, idle": len(SERIES.findall(body)), "bytes of a scrape, idle": len(body)}
+        return found | {
+            "series, idle": len(SERIES.findall(body)),
+            "bytes of a scrape, idle": len(body),
+        }
     finally:
         run.end()
 
@@ -154,7 +176,10 @@ def switches(pid: int) -> int:
 
 def memory(pid: int, when: str) -> dict[str, float]:
     """MiB of two kinds."""
-    lines = [line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]]
+    lines = [
+        line.split()
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
+    ]
     found = {line[0].rstrip(":"): int(line[1]) / MIB for line in lines}
     return {
         f"resident, {when} (MiB)": found["Rss"],
@@ -173,24 +198,39 @@ def measured(polls: int, seconds: float) -> dict[str, float]:
             for events in (0, 10)
         }
         idle, ten = (pool.submit(watched, events, seconds) for events in (0, 10))
-        return {name: count.result() for name, count in counts.items()} | idle.result() | ten.result()
+        return (
+            {name: count.result() for name, count in counts.items()} | idle.result() | ten.result()
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--polls", type=int, default=60, help="between the two lengths of a run")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long wakings are counted")
-    parser.add_argument("--write", action="store_true", help="write the table to docs/performance.md")
+    parser.add_argument(
+        "--write", action="store_true", help="write the table to docs/performance.md"
+    )
     options = parser.parse_args()
     if shutil.which("valgrind") is None:
         print("valgrind is not installed: nothing is measured")
         return
     os.environ |= {"NOTBEFORE_LOG__LEVEL": "warning", "PYTHONHASHSEED": "0"}
-    about = f"{describe()}, Linux {platform.release()}, {datetime.now(UTC):%Y-%m-%d}; {options.polls} polls between the"
+    about = (
+        f"{describe()}, Linux {platform.release()}, {datetime.now(UTC):%Y-%m-%d}; {options.polls}"
+        " polls between the"
+    )
     about += f" two lengths of a run, {options.seconds:.0f} s of wakings.\n"
     figures = measured(options.polls, options.seconds)
-    rows = (f"| {row} | {f'{one:,.0f}' if one >= 40 else f'{one:.1f}'} |\n" for row, one in figures.items())
-    text = f"| | notbefore |\n|---|---|\n{''.join(rows)}\nMeasured on: {about.removeprefix('machine: ')}"
+    rows = (
+        f"| {row} | {f'{one:,.0f}' if one >= 40 else f'{one:.1f}'} |\n"
+        for row, one in figures.items()
+    )
+    text = (
+        f"| | notbefore |\n|---|---|\n{''.join(rows)}\nMeasured on:"
+        f" {about.removeprefix('machine: ')}"
+    )
     print(text)
     if options.write:
         before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)

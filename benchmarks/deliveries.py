@@ -1,8 +1,8 @@
 """Speed and size of deliveries, as figures: ``python benchmarks/deliveries.py``.
 
-Change seen to accepted by a local webhook, with a courier that has to be started and with one that runs; the agent's
-resident size after the first ten changes and after a thousand; 20,000 deliveries through one webhook, and the courier's
-resident size meanwhile.
+Change seen to accepted by a local webhook, with a courier that has to be started and with one that
+runs; the agent's resident size after the first ten changes and after a thousand; 20,000 deliveries
+through one webhook, and the courier's resident size meanwhile.
 """
 
 import itertools
@@ -73,13 +73,17 @@ def latency() -> None:
                     end_courier(agent)
                 seconds.append(delivered(imds, receiver))
             print(
-                f"change seen -> accepted, {what} courier: p50 {statistics.median(seconds) * 1000:.0f} ms,"
-                f" max {max(seconds) * 1000:.0f} ms, {len(seconds)} rounds (bar: p50 at most {bar})"
+                f"change seen -> accepted, {what} courier: p50"
+                f" {statistics.median(seconds) * 1000:.0f} ms, max {max(seconds) * 1000:.0f} ms,"
+                f" {len(seconds)} rounds (bar: p50 at most {bar})"
             )
 
 
 def delivered(imds: Simulator, receiver: Receiver) -> float:
-    """Announce an event, with which the one before is canceled; seconds from its sight to a delivery."""
+    """Announce an event, with which the one before is canceled.
+
+    Seconds from its sight to a delivery.
+    """
     before = len(receiver.taken)
     show(imds, 1)
     eventually(lambda: len(receiver.taken) > before)
@@ -103,10 +107,15 @@ def size() -> None:
         for step in range(1, 101):
             show(imds, 10 if step % 2 else 0)
             eventually(lambda: len(receiver.taken) >= 10 * step)  # noqa: B023 - of this round
-            before = before or resident(agent.process.pid)  # with OpenSSL, which is loaded at the first change
+            before = before or resident(
+                agent.process.pid
+            )  # with OpenSSL, which is loaded at the first change
         time.sleep(3)
         after = resident(agent.process.pid)
-        print(f"agent's resident size: {before:.1f} MiB after 10 changes, {after:.1f} after 1000 (bar: the same)")
+        print(
+            f"agent's resident size: {before:.1f} MiB after 10 changes, {after:.1f} after 1000"
+            " (bar: the same)"
+        )
 
 
 def throughput(count: int) -> None:
@@ -124,8 +133,8 @@ def throughput(count: int) -> None:
     couriers.stop(lambda _seconds: False)
     shown = ", ".join(f"{size:.1f}" for size in sizes)
     print(
-        f"{count} deliveries: {count / seconds:.0f} a second (bar: 1500); courier's resident size after each 5,000:"
-        f" {shown} MiB (bar: 30); received {len(receiver.taken)}"
+        f"{count} deliveries: {count / seconds:.0f} a second (bar: 1500); courier's resident size"
+        f" after each 5,000: {shown} MiB (bar: 30); received {len(receiver.taken)}"
     )
 
 

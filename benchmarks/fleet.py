@@ -1,7 +1,9 @@
-"""The fleet's figures: ``python benchmarks/fleet.py figures | faults``; ``--help`` lists the options.
+"""The fleet's figures: ``python benchmarks/fleet.py figures | faults``.
 
-``figures``: changes a second of its CPU time; resident memory, and the bytes of snapshots in a time.
-``faults``: what is lost, repeated or out of order. Times depend on the load of the machine.
+``--help`` lists the options.
+
+``figures``: changes a second of its CPU time; resident memory, and the bytes of snapshots in a
+time. ``faults``: what is lost, repeated or out of order. Times depend on the load of the machine.
 """
 
 import argparse
@@ -32,7 +34,10 @@ RECORDS = "notbefore_fleet_records_total"
 def reports(events: int, vms: int, *steps: str) -> list[Record]:
     """Every VM of a scale set reports these steps of each event, which affects one of them."""
     begin = datetime.now(UTC) - timedelta(seconds=events)
-    sets = [[vm(f"set{number}_{one}", scale_set=f"set{number}") for one in range(vms)] for number in range(SETS)]
+    sets = [
+        [vm(f"set{number}_{one}", scale_set=f"set{number}") for one in range(vms)]
+        for number in range(SETS)
+    ]
     return [
         report(
             who,
@@ -61,21 +66,36 @@ def figures(options: argparse.Namespace) -> None:
     print(f"{len(records):,} changes of 1,000 events; {describe()}")
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         directory = Path(name)
-        hub, hook = stack.enter_context(Hub(directory, partitions=32)), stack.enter_context(HttpPeer())
-        instance = stack.enter_context(RunningFleet(configured(directory, hub, hook.url), directory / "state"))
+        hub, hook = (
+            stack.enter_context(Hub(directory, partitions=32)),
+            stack.enter_context(HttpPeer()),
+        )
+        instance = stack.enter_context(
+            RunningFleet(configured(directory, hub, hook.url), directory / "state")
+        )
         eventually(lambda: instance.metric_sum("notbefore_fleet_partitions") == 32)
         process = instance.process.pid
         idle, used = resident(process), cpu(process)
         send(hub, records)
         eventually(lambda: instance.metric_sum(RECORDS) >= len(records), patience=600)
-        print(f"an instance, by its CPU time: {len(records) / (cpu(process) - used):,.0f} changes/s")
+        print(
+            f"an instance, by its CPU time: {len(records) / (cpu(process) - used):,.0f} changes/s"
+        )
         beats = [
-            Heartbeat.of(vm(f"set{number}_{one}", scale_set=f"set{number}"), (), "1", datetime.now(UTC), 300.0)
+            Heartbeat.of(
+                vm(f"set{number}_{one}", scale_set=f"set{number}"),
+                (),
+                "1",
+                datetime.now(UTC),
+                300.0,
+            )
             for number in range(SETS)
             for one in range(options.vms)
         ]
         written, seen, begin = 0, dict[str, int](), time.monotonic()
-        for turn in range(round(options.seconds)):  # the heartbeats of the fleet, spread over their interval
+        for turn in range(
+            round(options.seconds)
+        ):  # the heartbeats of the fleet, spread over their interval
             send(hub, beats[turn % 300 :: 300])
             while time.monotonic() < begin + turn + 1:
                 for path in (directory / "state" / "partitions").glob("[0-9]*"):
@@ -84,9 +104,17 @@ def figures(options: argparse.Namespace) -> None:
                         seen[path.name], written = found.st_mtime_ns, written + found.st_size
                 time.sleep(0.05)
         size, most = resident(process), resident(process, "VmHWM")
-        print(f"{options.vms * SETS:,} VMs, {instance.metric_sum('notbefore_fleet_events_pending'):,.0f} open events")
-    print(f"  {size:.0f} MiB resident, {most:.0f} MiB at most, {idle:.0f} MiB before the first record")
-    print(f"  {written / 1e6:.1f} MB of snapshots in {options.seconds:.0f} s; load {os.getloadavg()[0]:.1f}")
+        print(
+            f"{options.vms * SETS:,} VMs,"
+            f" {instance.metric_sum('notbefore_fleet_events_pending'):,.0f} open events"
+        )
+    print(
+        f"  {size:.0f} MiB resident, {most:.0f} MiB at most, {idle:.0f} MiB before the first record"
+    )
+    print(
+        f"  {written / 1e6:.1f} MB of snapshots in {options.seconds:.0f} s; load"
+        f" {os.getloadavg()[0]:.1f}"
+    )
 
 
 def faults(options: argparse.Namespace) -> None:
@@ -110,14 +138,20 @@ def faults(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(required=True)
     for command, seconds in ((figures, 120.0), (faults, 60.0)):
         found = commands.add_parser(command.__name__, help=command.__doc__)
-        found.add_argument("only", nargs="*", help="faults: alone, kills, three, store, container, hub")
+        found.add_argument(
+            "only", nargs="*", help="faults: alone, kills, three, store, container, hub"
+        )
         found.add_argument("--vms", type=int, default=60, help="figures: of each of 100 scale sets")
         found.add_argument("--kills", type=int, default=40, help="faults: how many of each")
-        found.add_argument("--seconds", type=float, default=seconds, help="of weighing snapshots, or of a fault")
+        found.add_argument(
+            "--seconds", type=float, default=seconds, help="of weighing snapshots, or of a fault"
+        )
         found.set_defaults(run=command)
     options = parser.parse_args(sys.argv[1:] or ["figures"])
     options.run(options)

@@ -1,10 +1,13 @@
-"""The listener under attack: ``python benchmarks/floods.py [--connections N] [--seconds S] [KIND ...]``.
+"""The listener under attack: ``python benchmarks/floods.py [--connections N] [--seconds S] [KIND
+...]``.
 
-A running agent, and a second process that opens 1,000 hostile connections of one kind after the other: ``idle``,
-``dripping`` (a byte of a header each second), ``half-handshake`` (TLS that is never finished), ``slow-reader``
-(requests whose answers are not read), ``wrong-password`` and ``page`` (both as fast as they are answered). Those that
-are closed come again. Meanwhile ``/metrics`` is scraped over new connections. Printed: p50 and p99 of the scrapes, the
-longest, the agent's threads and open files, its memory before, during and after. Exits with 1 where a bar is missed.
+A running agent, and a second process that opens 1,000 hostile connections of one kind after the
+other: ``idle``, ``dripping`` (a byte of a header each second), ``half-handshake`` (TLS that is
+never finished), ``slow-reader`` (requests whose answers are not read), ``wrong-password`` and
+``page`` (both as fast as they are answered). Those that are closed come again. Meanwhile
+``/metrics`` is scraped over new connections. Printed: p50 and p99 of the scrapes, the longest, the
+agent's threads and open files, its memory before, during and after. Exits with 1 where a bar is
+missed.
 """
 
 import argparse
@@ -40,12 +43,17 @@ REQUEST: Final = "GET %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kinds", nargs="*", metavar="KIND", choices=[*ATTACKS, []], help=", ".join(ATTACKS))
+    parser.add_argument(
+        "kinds", nargs="*", metavar="KIND", choices=[*ATTACKS, []], help=", ".join(ATTACKS)
+    )
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=20.0, help="how long each kind lasts")
     options = parser.parse_args()
     print(describe())
-    print(f"{options.connections} connections of each kind; bars: a scrape {BAR_SECONDS:g} s, memory +{BAR_MIB:g} MiB")
+    print(
+        f"{options.connections} connections of each kind; bars: a scrape {BAR_SECONDS:g} s, memory"
+        f" +{BAR_MIB:g} MiB"
+    )
     heads = ("scrapes", "p50", "p99", "longest", "threads", "files", "before", "most", "after")
     print(f"{'kind':<15}" + "".join(f"{head:>10}" for head in heads))
     held = [flood(kind, options.connections, options.seconds) for kind in options.kinds or ATTACKS]
@@ -61,7 +69,9 @@ def flood(kind: str, connections: int, seconds: float) -> bool:
     with tempfile.TemporaryDirectory() as place, Simulator() as imds, requests.Session() as scraper:
         scraper.headers["Connection"], scraper.trust_env = "close", False
         prepare(Path(place), kind, scraper)
-        with RunningAgent(imds.endpoint, Path(place, "state"), f"{place}/notbefore.yml").at_once() as agent:
+        with RunningAgent(
+            imds.endpoint, Path(place, "state"), f"{place}/notbefore.yml"
+        ).at_once() as agent:
             return measured(agent, kind, scraper, connections, seconds)
 
 
@@ -71,20 +81,32 @@ def prepare(place: Path, kind: str, scraper: requests.Session) -> None:
     if kind == "half-handshake":
         authority = trustme.CA()
         authority.cert_pem.write_to_path(place / "ca.pem")
-        authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(place / "server.pem")
-        web, scraper.verify = "tls_server_config: {cert_file: server.pem, key_file: server.pem}\n", f"{place}/ca.pem"
+        authority.issue_cert("localhost").private_key_and_cert_chain_pem.write_to_path(
+            place / "server.pem"
+        )
+        web, scraper.verify = (
+            "tls_server_config: {cert_file: server.pem, key_file: server.pem}\n",
+            f"{place}/ca.pem",
+        )
     if kind == "wrong-password":
-        web = f"basic_auth_users: {{prometheus: {bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(10)).decode()}}}\n"
+        web = (
+            "basic_auth_users: {prometheus:"
+            f" {bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(10)).decode()}}}\n"
+        )
         scraper.auth = ("prometheus", PASSWORD)
     (place / "web.yml").write_text(web, encoding="utf-8")
-    (place / "notbefore.yml").write_text("server: {web_config_file: web.yml}\n" if web else "", encoding="utf-8")
+    (place / "notbefore.yml").write_text(
+        "server: {web_config_file: web.yml}\n" if web else "", encoding="utf-8"
+    )
 
 
 def basic(password: str) -> str:
     return "Basic " + base64.b64encode(f"prometheus:{password}".encode()).decode()
 
 
-def measured(agent: RunningAgent, kind: str, scraper: requests.Session, connections: int, seconds: float) -> bool:
+def measured(
+    agent: RunningAgent, kind: str, scraper: requests.Session, connections: int, seconds: float
+) -> bool:
     """Scrape it while it is attacked."""
     pid, scheme = agent.process.pid, "https" if isinstance(scraper.verify, str) else "http"
 
@@ -100,7 +122,9 @@ def measured(agent: RunningAgent, kind: str, scraper: requests.Session, connecti
     before = most = resident(pid)
     times: list[float] = []
     threads = files = 0
-    hostile = multiprocessing.get_context("spawn").Process(target=attack, args=(kind, connections, agent.port))
+    hostile = multiprocessing.get_context("spawn").Process(
+        target=attack, args=(kind, connections, agent.port)
+    )
     hostile.start()
     try:
         end = time.monotonic() + seconds
@@ -176,13 +200,17 @@ async def slow_reader(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     for path in ("/", "/metrics", "/", "/metrics"):
         writer.write((REQUEST % (path, "")).encode())
-    while True:  # a byte each three seconds, which is not often enough to matter and too often to be silent
+    while (
+        True
+    ):  # a byte each three seconds, which is not often enough to matter and too often to be silent
         await asyncio.sleep(3)
         if not await reader.read(1):
             return
 
 
-async def asking(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, header: str) -> None:
+async def asking(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, header: str
+) -> None:
     writer.write((REQUEST % (path, header)).encode())
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
     await reader.readexactly(int(head.partition("content-length: ")[2].partition("\r\n")[0]))

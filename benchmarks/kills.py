@@ -1,16 +1,17 @@
-"""Whether anything is lost or late: ``python benchmarks/kills.py [MODE ...] [--rounds N] [--seed N]``.
+"""Whether anything is lost or late: ``python benchmarks/kills.py [MODE ...] [--rounds N] [--seed
+N]``.
 
-`kills` (what is run without a mode): the real agent and its courier are killed (SIGKILL) at random moments while 20
-scheduled events at a time come, start and go, and while the receiver fails, hangs, cuts, and lies (takes a delivery and
-says that it did not). At the end every change that the agent ever recorded must have arrived; each repetition must
-carry the id of the first.
+`kills` (what is run without a mode): the real agent and its courier are killed (SIGKILL) at random
+moments while 20 scheduled events at a time come, start and go, and while the receiver fails, hangs,
+cuts, and lies (takes a delivery and says that it did not). At the end every change that the agent
+ever recorded must have arrived; each repetition must carry the id of the first.
 
-`power-cut`: the same, with all writes and syncs of the state directory recorded. They are replayed up to random
-moments, and what was not synced is there, is not, or is there in part.
+`power-cut`: the same, with all writes and syncs of the state directory recorded. They are replayed
+up to random moments, and what was not synced is there, is not, or is there in part.
 
-The modes of ``FAULTS``: each inflicts one fault again and again, and heals it. What must arrive, and by when, is not
-what the agent recorded but what Azure listed: each step of each event, 5 s after the list had it. To add a mode: a
-function that inflicts and heals, and a line in ``FAULTS``.
+The modes of ``FAULTS``: each inflicts one fault again and again, and heals it. What must arrive,
+and by when, is not what the agent recorded but what Azure listed: each step of each event, 5 s
+after the list had it. To add a mode: a function that inflicts and heals, and a line in ``FAULTS``.
 """
 
 import argparse
@@ -54,7 +55,15 @@ FLOWS = 20
 LATE = 5.0  # seconds after the moment from which on a delivery was possible
 OFTEN = (0.2, 0.9)  # seconds between two lists
 SLOWLY = (1.2, 2.2)  # the agent polls each 0.2 s, and waits 0.5 s for a lock
-MOODS = {"take": 60, "fail": 15, "take and say 500": 10, "cut": 5, "take and cut": 5, "hang": 3, "throttle": 2}
+MOODS = {
+    "take": 60,
+    "fail": 15,
+    "take and say 500": 10,
+    "cut": 5,
+    "take and cut": 5,
+    "hang": 3,
+    "throttle": 2,
+}
 STEPS = ("announced", "started", "over")
 
 
@@ -76,14 +85,17 @@ class Moody(Receiver):
         found: dict[tuple[str, str], float] = {}
         for one in self.taken:
             kind = one.record["notbefore.delivery.kind"]
-            found.setdefault((one.record["azure.scheduled_event.id"], kind if kind in STEPS else "over"), one.at)
+            found.setdefault(
+                (one.record["azure.scheduled_event.id"], kind if kind in STEPS else "over"), one.at
+            )
         return found
 
 
 class World(threading.Thread):
     """Scheduled events that come, start and go: always 20 at a time, until asked to stop.
 
-    ``pace``: the shortest and the longest time between two lists, in seconds. ``shown``: when each step was listed.
+    ``pace``: the shortest and the longest time between two lists, in seconds. ``shown``: when each
+    step was listed.
     """
 
     def __init__(self, simulator: Simulator, pace: tuple[float, float]) -> None:
@@ -100,7 +112,11 @@ class World(threading.Thread):
             if over := self._over.wait(random.uniform(*self._pace)):
                 time.sleep(self._pace[1])  # the last list is seen as long as the others
             for event in [*listed] if over else random.sample([*listed], min(2, len(listed))):
-                if not over and listed[event]["EventStatus"] == "Scheduled" and random.random() < 0.8:
+                if (
+                    not over
+                    and listed[event]["EventStatus"] == "Scheduled"
+                    and random.random() < 0.8
+                ):
                     listed[event] |= STARTED
                     steps.append((event, "started"))
                 else:
@@ -144,17 +160,33 @@ def scene(pace: tuple[float, float] = OFTEN, *, calm: bool = False) -> Iterator[
         hook = {"url": receiver.url, "allow_private": True, "timeout": "1s", "expire_on_end": False}
         config = directory / "notbefore.yaml"
         config.write_text(json.dumps({"sinks": {"hook": {"webhook": hook}}}), encoding="utf-8")
-        command = [sys.executable, "-m", "notbefore", "run", str(config), "--imds", simulator.endpoint]
+        command = [
+            sys.executable,
+            "-m",
+            "notbefore",
+            "run",
+            str(config),
+            "--imds",
+            simulator.endpoint,
+        ]
         command += ["--state-dir", str(state), "--listen", f"127.0.0.1:{port}"]
         yield Scene(World(simulator, pace), receiver, directory, state, command, port)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     modes = ["kills", "power-cut", *FAULTS]
-    parser.add_argument("modes", nargs="*", choices=[*modes, []], metavar="MODE", help=" | ".join(modes))
-    parser.add_argument("--kills", type=int, default=200, help="how often to kill (default 200; the claim is 2000)")
-    parser.add_argument("--rounds", type=int, default=20, help="how often to inflict each other fault (default 20)")
+    parser.add_argument(
+        "modes", nargs="*", choices=[*modes, []], metavar="MODE", help=" | ".join(modes)
+    )
+    parser.add_argument(
+        "--kills", type=int, default=200, help="how often to kill (default 200; the claim is 2000)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=20, help="how often to inflict each other fault (default 20)"
+    )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     random.seed(options.seed)
@@ -164,8 +196,15 @@ def main() -> None:
 
 
 def start(command: list[str], **variables: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "NOTBEFORE_IMDS__INTERVAL": "200ms", "NOTBEFORE_LOG__LEVEL": "error", **variables}
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    environment = {
+        **os.environ,
+        "NOTBEFORE_IMDS__INTERVAL": "200ms",
+        "NOTBEFORE_LOG__LEVEL": "error",
+        **variables,
+    }
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+    )
 
 
 def wait_for_agent(port: int) -> None:
@@ -175,7 +214,9 @@ def wait_for_agent(port: int) -> None:
 def child(process: int) -> int:
     """The first child of a process, or 0."""
     with suppress(OSError, IndexError):
-        return int(Path(f"/proc/{process}/task/{process}/children").read_text(encoding="ascii").split()[0])
+        return int(
+            Path(f"/proc/{process}/task/{process}/children").read_text(encoding="ascii").split()[0]
+        )
     return 0
 
 
@@ -191,7 +232,10 @@ def swapped(steps: Iterable[tuple[str, str]]) -> int:
 
 
 def kills(count: int) -> bool:
-    """What the agent recorded against what the receiver has; returns whether anything was lost or out of order."""
+    """What the agent recorded against what the receiver has.
+
+    Returns whether anything was lost or out of order.
+    """
     begun = time.monotonic()
     with scene() as the:
         the.world.start()
@@ -207,22 +251,34 @@ def kills(count: int) -> bool:
         agent.terminate()
         agent.wait(30)
         history = told("history", "--state-dir", the.state, "--since", "1d")
-    counted = re.findall(r'(?m)^notbefore_deliveries_total\{result="(\w+)",sink="hook"\} (\d+)', metrics)
-    expected = {delivery_id(change["azure.scheduled_event.change_id"], "hook") for change in history}
+    counted = re.findall(
+        r'(?m)^notbefore_deliveries_total\{result="(\w+)",sink="hook"\} (\d+)', metrics
+    )
+    expected = {
+        delivery_id(change["azure.scheduled_event.change_id"], "hook") for change in history
+    }
     taken = Counter(one.delivery_id for one in the.receiver.taken)
     out_of_order = swapped(the.receiver.arrived())
     lost, unknown = len(expected - taken.keys()), len(taken.keys() - expected)
     print(f"killed {dict(killed)}; the receiver's answers {dict(the.receiver.answers)}")
-    print(f"changes recorded {len(history)}, deliveries taken {len(taken)}, counted {dict(counted)}")
+    print(
+        f"changes recorded {len(history)}, deliveries taken {len(taken)}, counted {dict(counted)}"
+    )
     print(f"LOST {lost} (bar: 0); unknown ids {unknown}; swapped {out_of_order} (bar: 0);", end=" ")
-    print(f"repeated {taken.total() - len(taken)}; drained {drained}, {time.monotonic() - begun:.0f} s")
+    print(
+        f"repeated {taken.total() - len(taken)}; drained {drained},"
+        f" {time.monotonic() - begun:.0f} s"
+    )
     return bool(lost or out_of_order or not drained)
 
 
 def kill_often(
     command: list[str], times: int, pause: tuple[float, float] = (0.02, 0.9), **variables: str
 ) -> Counter[str]:
-    """Kill now the agent, now the courier; what was killed how often. ``pause``: seconds between two kills."""
+    """Kill now the agent, now the courier; what was killed how often.
+
+    ``pause``: seconds between two kills.
+    """
     killed = Counter[str]()
     agent = start(command, **variables)
     while killed.total() < times:
@@ -245,11 +301,15 @@ def drain(state: Path) -> bool:
     """Have what is left sent without further pauses; whether all of it went."""
     deadline = time.monotonic() + 300
     while waiting := [
-        one["delivery_id"] for one in told("outbox", "list", "--state-dir", state) if one["state"] == "pending"
+        one["delivery_id"]
+        for one in told("outbox", "list", "--state-dir", state)
+        if one["state"] == "pending"
     ]:
         if time.monotonic() > deadline:
             return False
-        notbefore("outbox", "retry", *waiting, "--state-dir", state)  # it refuses where one was delivered meanwhile
+        notbefore(
+            "outbox", "retry", *waiting, "--state-dir", state
+        )  # it refuses where one was delivered meanwhile
         time.sleep(3)
     return True
 
@@ -340,7 +400,10 @@ def frozen_disk(place: Place, seconds: float) -> None:
 FIFREEZE, FITHAW = 0xC0045877, 0xC0045878  # linux/fs.h
 # a service manager with `Restart=always`
 MANAGER = 'trap "kill \\$!; wait; exit" TERM; while :; do "$@" & wait $!; done'
-LOOP_DISK = 'truncate -s 64M "$0.img" && mkfs.ext4 -q "$0.img" && mount -o loop "$0.img" "$0" && chmod 700 "$0" && '
+LOOP_DISK = (
+    'truncate -s 64M "$0.img" && mkfs.ext4 -q "$0.img" && mount -o loop "$0.img" "$0" && chmod 700'
+    ' "$0" && '
+)
 SMALL_DISK = 'mount -t tmpfs -o size=2m,mode=0700 tmpfs "$0" && '
 FAULTS = {
     "full-disk": Fault(full_disk, SMALL_DISK),
@@ -372,15 +435,27 @@ def inflict(mode: str, rounds: int) -> bool:
         manager.terminate()
         manager.wait(30)
     arrived = the.receiver.arrived()
-    delays = {step: arrived[step] - shown for step, shown in the.world.shown.items() if step in arrived}
+    delays = {
+        step: arrived[step] - shown for step, shown in the.world.shown.items() if step in arrived
+    }
     lost = sorted(the.world.shown.keys() - arrived.keys())
     late = sorted(step for step, delay in delays.items() if delay > LATE)
     ids = Counter(one.delivery_id for one in the.receiver.taken)
     out_of_order, ordered = swapped(arrived), sorted(delays.values()) or [0.0]
     print(f"{mode}: {rounds} times, {len(the.world.shown)} steps, {time.monotonic() - begun:.0f} s")
-    print(f"{mode}: LOST {len(lost)} (bar: 0), LATE {len(late)} (bar: 0), out of order {out_of_order} (bar: 0)")
-    print(f"{mode}: repeated {ids.total() - len(ids)}, of other ids {len(ids) - len(arrived)};", end=" ")
-    print(f"delay {ordered[len(ordered) // 2]:.2f} s (median), {ordered[-1]:.2f} s (longest)", *lost[:5], *late[:5])
+    print(
+        f"{mode}: LOST {len(lost)} (bar: 0), LATE {len(late)} (bar: 0), out of order {out_of_order}"
+        " (bar: 0)"
+    )
+    print(
+        f"{mode}: repeated {ids.total() - len(ids)}, of other ids {len(ids) - len(arrived)};",
+        end=" ",
+    )
+    print(
+        f"delay {ordered[len(ordered) // 2]:.2f} s (median), {ordered[-1]:.2f} s (longest)",
+        *lost[:5],
+        *late[:5],
+    )
     return bool(lost or late or out_of_order) and not fault.loses
 
 
@@ -388,10 +463,12 @@ def inflict(mode: str, rounds: int) -> bool:
 
 
 def power_cut(rounds: int) -> bool:
-    """What an agent writes is recorded; then it is replayed up to a random moment, 50 times a round.
+    """What an agent writes is recorded.
 
-    What the receiver had accepted by then has to be in the history, and the file readable. The control, a disk that
-    syncs nothing, has to fail: else nothing was tried.
+    Then it is replayed up to a random moment, 50 times a round.
+
+    What the receiver had accepted by then has to be in the history, and the file readable. The
+    control, a disk that syncs nothing, has to fail: else nothing was tried.
     """
     logging.disable()  # the control has many damaged files
     failures = {}
@@ -402,12 +479,20 @@ def power_cut(rounds: int) -> bool:
         the.world.stop()
         steps = disk.steps()
         syncs = sum(step.what == "s" for step in steps)
-        print(f"power-cut: {len(steps)} writes and syncs ({syncs}), agent and courier killed {killed.total()} times")
+        print(
+            f"power-cut: {len(steps)} writes and syncs ({syncs}), agent and courier killed"
+            f" {killed.total()} times"
+        )
         for synced, name, bar in ((True, "", "0, 0"), (False, ", the control", "more")):
             cuts = sorted(random.choices(range(len(steps)), k=50 * rounds))
             found = [
-                broken(image, {one.delivery_id for one in the.receiver.taken if one.at < steps[cut].time})
-                for cut, image in zip(cuts, images(steps, cuts, the.directory / "image", synced=synced), strict=True)
+                broken(
+                    image,
+                    {one.delivery_id for one in the.receiver.taken if one.at < steps[cut].time},
+                )
+                for cut, image in zip(
+                    cuts, images(steps, cuts, the.directory / "image", synced=synced), strict=True
+                )
             ]
             forgotten, unreadable = map(sum, zip(*found, strict=True))
             print(f"power-cut{name}: {len(cuts)} images, told and forgotten {forgotten},", end=" ")
@@ -417,7 +502,10 @@ def power_cut(rounds: int) -> bool:
 
 
 def images(steps: list[Step], cuts: list[int], place: Path, *, synced: bool) -> Iterator[Path]:
-    """The state directory after a cut of the power before each of these steps; ``synced``: the disk syncs."""
+    """The state directory after a cut of the power before each of these steps.
+
+    ``synced``: the disk syncs.
+    """
     dice, image, done = random.Random(1), Image(synced=synced), 0
     for cut in cuts:
         for step in steps[done:cut]:

@@ -1,8 +1,10 @@
-"""What real agents claim of the lives of events, while they are killed, stopped and frozen, and IMDS fails.
+"""What real agents claim of the lives of events, while they are killed, stopped and frozen, and
+IMDS fails.
 
-Plays an IMDS, starts the installed command, disturbs it, and holds each record of the history against what really
-happened. Prints how many reports were false (the bar is 0), and how many outcomes unknown. What a boot does to them is
-in tests/integration/test_truth.py. `--lives 1000` takes some ten minutes.
+Plays an IMDS, starts the installed command, disturbs it, and holds each record of the history
+against what really happened. Prints how many reports were false (the bar is 0), and how many
+outcomes unknown. What a boot does to them is in tests/integration/test_truth.py. `--lives 1000`
+takes some ten minutes.
 """
 
 import argparse
@@ -52,17 +54,23 @@ class Life(NamedTuple):
     def item(self, now: float) -> dict[str, Any]:
         """As Azure lists it at ``now``."""
         started = self.starts is not None and now >= self.starts
-        found = item(self.event_id, EventType=self.event_type, Resources=self.resources, DurationInSeconds=-1)
-        return found | (STARTED if started else {"NotBefore": formatdate(self.not_before, usegmt=True)})
+        found = item(
+            self.event_id, EventType=self.event_type, Resources=self.resources, DurationInSeconds=-1
+        )
+        return found | (
+            STARTED if started else {"NotBefore": formatdate(self.not_before, usegmt=True)}
+        )
 
 
 def planned(number: int, chance: random.Random, begins: float) -> Life:
     """A life that Azure may give an event."""
     notice = chance.uniform(4, 20)
     due = float(int(begins + notice) + 1)
-    starts = {"on time": due + 0.2, "early": begins + chance.uniform(1, notice), "at once": begins}.get(
-        chance.choice(["on time", "on time", "early", "at once", "canceled"])
-    )
+    starts = {
+        "on time": due + 0.2,
+        "early": begins + chance.uniform(1, notice),
+        "at once": begins,
+    }.get(chance.choice(["on time", "on time", "early", "at once", "canceled"]))
     ends = begins + chance.uniform(1, notice)
     if starts is not None:
         ends = starts + chance.uniform(SHORTEST_START, SHORTEST_START + 15)
@@ -76,8 +84,11 @@ class Subject:
 
     def __init__(self, directory: Path, lives: list[Life], chance: random.Random) -> None:
         self.lives, self.chance = lives, chance
-        self.away_until = self.spoilt_until = 0.0  # IMDS answers 500; a field of each event cannot be read
-        self.pauses: list[tuple[float, float]] = []  # in which the agent did not run, in Unix seconds
+        # IMDS answers 500; a field of each event cannot be read
+        self.away_until = self.spoilt_until = 0.0
+        self.pauses: list[
+            tuple[float, float]
+        ] = []  # in which the agent did not run, in Unix seconds
         self.imds = Imds(NAME, self.document)
         self.file = directory / "notbefore.db"
         self.process = self.start()
@@ -97,7 +108,16 @@ class Subject:
 
     def start(self) -> subprocess.Popen[bytes]:
         """An agent."""
-        command = [sys.executable, "-m", "notbefore", "run", "--imds", self.imds.url, "--listen", "127.0.0.1:0"]
+        command = [
+            sys.executable,
+            "-m",
+            "notbefore",
+            "run",
+            "--imds",
+            self.imds.url,
+            "--listen",
+            "127.0.0.1:0",
+        ]
         variables = {"NOTBEFORE_IMDS__INTERVAL": "200ms", "NOTBEFORE_LOG__LEVEL": "error"}
         command += ["--state-dir", str(self.file.parent)]
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=os.environ | variables)
@@ -112,7 +132,9 @@ class Subject:
         what = self.chance.choice(DISTURBANCES)
         begin = time.time()
         if what in ("kill", "stop"):
-            self.end(signal.SIGTERM if what == "stop" or self.chance.random() < 0.5 else signal.SIGKILL)
+            self.end(
+                signal.SIGTERM if what == "stop" or self.chance.random() < 0.5 else signal.SIGKILL
+            )
             time.sleep(self.chance.choice([0.0, 0.5, 3.0, 8.0, 20.0]))
             self.process = self.start()
             time.sleep(1)
@@ -128,7 +150,10 @@ class Subject:
             self.pauses.append((begin, time.time()))
 
     def run(self) -> list[dict[str, Any]]:
-        """Disturb it and let it see the end of everything; returns the history, as the last agent left it."""
+        """Disturb it and let it see the end of everything.
+
+        Returns the history, as the last agent left it.
+        """
         until = max(one.ends for one in self.lives) + 2
         while time.time() < until:
             self.disturb()
@@ -138,7 +163,10 @@ class Subject:
         self.end(signal.SIGTERM)
         self.imds.close()
         with closing(sqlite3.connect(self.file)) as db:
-            return [json.loads(record) for (record,) in db.execute("SELECT record FROM history ORDER BY seq")]
+            return [
+                json.loads(record)
+                for (record,) in db.execute("SELECT record FROM history ORDER BY seq")
+            ]
 
 
 def troubles(record: dict[str, Any], life: Life, longest_pause: float) -> Iterator[str]:
@@ -153,7 +181,9 @@ def troubles(record: dict[str, Any], life: Life, longest_pause: float) -> Iterat
         "it is not over": kind in ("canceled", "finished", "ended") and seen < life.ends - 0.1,
         # whom it affects may have been unreadable at first
         "nothing was updated": kind == "updated" and get("previous_scope") != "unknown",
-        "the scope is wrong": get("scope") not in ("self" if NAME in life.resources else "peer", "unknown"),
+        "the scope is wrong": (
+            get("scope") not in ("self" if NAME in life.resources else "peer", "unknown")
+        ),
         "the interruption": not 0 <= (get("interruption_seconds") or 0) <= longest_pause + NOISE,
     }
     yield from (words for words, is_wrong in wrong.items() if is_wrong)
@@ -162,12 +192,16 @@ def troubles(record: dict[str, Any], life: Life, longest_pause: float) -> Iterat
         ("started", life.starts, life.ends),
     ):
         value = get(f"{name}_seconds")
-        if value is not None and (begin is None or value < 0 or abs(value - (end - begin)) > WATCHED):
+        if value is not None and (
+            begin is None or value < 0 or abs(value - (end - begin)) > WATCHED
+        ):
             yield f"{name} {value}"
     if (notice := get("notice_seconds")) is not None:
         first = datetime.fromisoformat(str(get("first_seen"))).timestamp()
         expected = max(0.0, life.not_before - first) if life.starts != life.announced else 0.0
-        if abs(notice - expected) > SLACK and not (notice == 0 and life.starts is not None and life.starts <= first):
+        if abs(notice - expected) > SLACK and not (
+            notice == 0 and life.starts is not None and life.starts <= first
+        ):
             yield f"notice {notice}, not {expected}"
         if first - life.announced > WATCHED:
             yield f"notice of an event that was seen {first - life.announced:.1f} s late"
@@ -187,9 +221,12 @@ def main() -> None:
         subjects = []
         for number in range(options.agents):
             lives = [
-                planned(one, chance, begin + 3 + one // AT_ONCE * 50 + chance.uniform(0, 20)) for one in range(share)
+                planned(one, chance, begin + 3 + one // AT_ONCE * 50 + chance.uniform(0, 20))
+                for one in range(share)
             ]
-            subjects.append(Subject(Path(directory, str(number)), lives, random.Random(chance.random())))
+            subjects.append(
+                Subject(Path(directory, str(number)), lives, random.Random(chance.random()))
+            )
         histories = list(pool.map(Subject.run, subjects))
     false, timid, unknown = list[str](), 0, 0
     for subject, records in zip(subjects, histories, strict=True):
@@ -198,12 +235,18 @@ def main() -> None:
         for record in records:
             found = troubles(record, by_id[record[PREFIX + "id"]], longest)
             false += [f"{words}: {json.dumps(record)}" for words in found]
-        uncertain = {one[PREFIX + "id"] for one in records if one.get(PREFIX + "outcome") == "unknown"}
+        uncertain = {
+            one[PREFIX + "id"] for one in records if one.get(PREFIX + "outcome") == "unknown"
+        }
         started = {one[PREFIX + "id"] for one in records if one[PREFIX + "change"] == "started"}
         timid, unknown = timid + len(uncertain & started), unknown + len(uncertain)
     whole = [one for records in histories for one in records]
     ended = sum(PREFIX + "outcome" in one for one in whole)
-    print(f"{len(whole)} reports of {ended} ends: {len(false)} false (bar 0), {unknown} outcomes unknown,", end=" ")
+    print(
+        f"{len(whole)} reports of {ended} ends: {len(false)} false (bar 0), {unknown} outcomes"
+        " unknown,",
+        end=" ",
+    )
     print(f"{timid} of them though the start was reported (bar 0)")
     for one in false[:20]:
         print("FALSE", one)

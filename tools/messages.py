@@ -26,19 +26,30 @@ REBOOT: Final = {
 }
 LATER: Final = {"NotBefore": "Sun, 01 Mar 2026 12:45:00 GMT"}
 FINISHED: Final = message(REBOOT, REBOOT | STARTED, None, seconds=(2, 900, 1500))
-APPROVAL: Final = {"change": "approved", "reason": "accepted", "approval_rule": "drained", "approval_by": "rule"}
+APPROVAL: Final = {
+    "change": "approved",
+    "reason": "accepted",
+    "approval_rule": "drained",
+    "approval_by": "rule",
+}
 MESSAGES: Final = {  # by their kinds
     "Announced": message(REBOOT, now=at(2)),
     "Announced, of another type": message({}, now=at(2)),
-    "Announced, of several VMs": message(REBOOT | {"Resources": [ME, *(f"WestNO_{one}" for one in range(1, 5))]}),
+    "Announced, of several VMs": message(
+        REBOOT | {"Resources": [ME, *(f"WestNO_{one}" for one in range(1, 5))]}
+    ),
     "Updated: NotBefore moved": message(REBOOT, REBOOT | LATER, now=at(60)),
-    "Updated: it no longer affects this VM": message(REBOOT, REBOOT | {"Resources": ["WestNO_7"]}, now=at(60)),
+    "Updated: it no longer affects this VM": message(
+        REBOOT, REBOOT | {"Resources": ["WestNO_7"]}, now=at(60)
+    ),
     "Reminder": message(REBOOT, kind="reminder", now=at(600)),
     "Started": message(REBOOT, REBOOT | STARTED, seconds=(2, 900), now=at(900)),
     "Started without notice": message(REBOOT | STARTED, now=at(2)),
     "Finished": recording(FINISHED, interruption_seconds=95.0),
     "Canceled": message(REBOOT, None, now=at(120)),
-    "Ended: nobody saw how": recording(message(REBOOT, None, kind="ended"), change="ended", outcome="unknown"),
+    "Ended: nobody saw how": recording(
+        message(REBOOT, None, kind="ended"), change="ended", outcome="unknown"
+    ),
     "Approved": recording(message(REBOOT, kind="approved", now=at(60)), **APPROVAL),
 }
 APART: Final = ("approved", "approval_failed", "approval_skipped")  # they change no alert
@@ -69,7 +80,9 @@ def row(heading: str, one: Message) -> str:
     """One line of the table."""
     text = text_of(one, Messages(links=LINKS))
     (attachment,) = slack.content(one, text)["attachments"]
-    colors = {slack.COLORS[severity]: color for severity, color in COLORS.items()} | {slack.OVER: "green"}
+    colors = {slack.COLORS[severity]: color for severity, color in COLORS.items()} | {
+        slack.OVER: "green"
+    }
     incident = alert = "-"
     if one.kind not in APART:
         event = pager(one)
@@ -82,10 +95,20 @@ def row(heading: str, one: Message) -> str:
 def page() -> str:
     """What is generated in docs/messages.md."""
     parts = ["## One Reboot\n"]
-    parts += [f"### {heading}\n\n{mail(MESSAGES[heading])}" for heading in ("Announced", "Started", "Finished")]
-    parts.append("## One pager\n\nWhat PagerDuty is sent of this Reboot; its end is a `resolve` with the same key.\n")
-    parts.append(f"```json\n{json.dumps(pager(MESSAGES['Announced']), indent=2, ensure_ascii=False)}\n```\n")
-    parts.append("## One drill\n\n`notbefore drill` sends this through the real routes and sinks.\n")
+    parts += [
+        f"### {heading}\n\n{mail(MESSAGES[heading])}"
+        for heading in ("Announced", "Started", "Finished")
+    ]
+    parts.append(
+        "## One pager\n\nWhat PagerDuty is sent of this Reboot; its end is a `resolve` with the"
+        " same key.\n"
+    )
+    parts.append(
+        f"```json\n{json.dumps(pager(MESSAGES['Announced']), indent=2, ensure_ascii=False)}\n```\n"
+    )
+    parts.append(
+        "## One drill\n\n`notbefore drill` sends this through the real routes and sinks.\n"
+    )
     parts.append(mail(message(REBOOT, exercise=True, now=at(2))))
     parts.append(TABLE + "".join(row(heading, one) for heading, one in MESSAGES.items()))
     return "\n".join(parts)

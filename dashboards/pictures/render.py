@@ -1,9 +1,10 @@
 """Pictures of the dashboards: ``make dashboard-pictures``.
 
-Each panel is drawn by Grafana's own components (``@grafana/ui``) in headless Chromium, from what a real Prometheus
-answers to the panel's queries; it has scraped the tests' fleet (``tests/support/fleet.py``). There is no Grafana in it:
-the heading, the variables and the annotations are missing, and so are panels that Grafana draws by plugins of its own,
-which no package on npm has: their neighbours take their place.
+Each panel is drawn by Grafana's own components (``@grafana/ui``) in headless Chromium, from what a
+real Prometheus answers to the panel's queries; it has scraped the tests' fleet
+(``tests/support/fleet.py``). There is no Grafana in it: the heading, the variables and the
+annotations are missing, and so are panels that Grafana draws by plugins of its own, which no
+package on npm has: their neighbours take their place.
 """
 
 import json
@@ -44,7 +45,8 @@ def main(into: Path) -> None:
     for program in ("npm", "chromium", "prometheus", "promtool"):
         if shutil.which(program) is None:
             sys.exit(f"there is no {program}: apt-get install npm chromium prometheus")
-    work = Path(sys.prefix) / "pictures"  # kept beside the environment: what npm installs is half a gigabyte
+    # kept beside the environment: what npm installs is half a gigabyte
+    work = Path(sys.prefix) / "pictures"
     work.mkdir(exist_ok=True)
     for name in ("package.json", "page.tsx", "shoot.mjs"):
         shutil.copy(HERE / name, work)
@@ -62,17 +64,31 @@ def main(into: Path) -> None:
 
 def run(work: Path, *command: str) -> None:
     """Run a command there; what it says is shown."""
-    subprocess.run(command, cwd=work, check=True, env={**os.environ, "CHROMIUM": shutil.which("chromium") or ""})
+    subprocess.run(
+        command,
+        cwd=work,
+        check=True,
+        env={**os.environ, "CHROMIUM": shutil.which("chromium") or ""},
+    )
 
 
-def page_of(prometheus: Prometheus, name: str, mode: str, variables: dict[str, str]) -> dict[str, Any]:
+def page_of(
+    prometheus: Prometheus, name: str, mode: str, variables: dict[str, str]
+) -> dict[str, Any]:
     """The dashboard, and what its queries found, for ``page.tsx``."""
     dashboard = json.loads((DASHBOARDS / f"{name}.json").read_bytes())
     dashboard["panels"] = drawn(dashboard["panels"])
     now = time.time()
     shown = {panel["id"]: found(prometheus, panel, variables, now) for panel in dashboard["panels"]}
     begin = (now - HOURS * 3600) * 1000
-    return {"dashboard": dashboard, "shown": shown, "width": WIDTH, "mode": mode, "from": begin, "to": now * 1000}
+    return {
+        "dashboard": dashboard,
+        "shown": shown,
+        "width": WIDTH,
+        "mode": mode,
+        "from": begin,
+        "to": now * 1000,
+    }
 
 
 def drawn(panels: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -89,7 +105,9 @@ def drawn(panels: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [panel for line in lines.values() for panel in line]
 
 
-def found(prometheus: Prometheus, panel: dict[str, Any], variables: dict[str, str], now: float) -> list[dict[str, Any]]:
+def found(
+    prometheus: Prometheus, panel: dict[str, Any], variables: dict[str, str], now: float
+) -> list[dict[str, Any]]:
     """The series of all queries of a panel."""
     step = HOURS * 3600 / panel.get("maxDataPoints", 360)
     rate = max(4 * STEP, step + STEP)
@@ -108,11 +126,19 @@ def found(prometheus: Prometheus, panel: dict[str, Any], variables: dict[str, st
             answers = [(one["metric"], [one["value"]]) for one in answer]
         else:
             begin = now - HOURS * 3600
-            answer = prometheus.ask("query_range", query=expr, start=begin, end=now, step=step)["result"]
+            answer = prometheus.ask("query_range", query=expr, start=begin, end=now, step=step)[
+                "result"
+            ]
             answers = [(one["metric"], one["values"]) for one in answer]
         for labels, points in answers:
             times, values = [at * 1000 for at, _ in points], [float(value) for _, value in points]
-            one = {"refId": target["refId"], "labels": labels, "times": times, "values": values, "step": step * 1000}
+            one = {
+                "refId": target["refId"],
+                "labels": labels,
+                "times": times,
+                "values": values,
+                "step": step * 1000,
+            }
             series.append(one)
     return series
 
@@ -124,9 +150,20 @@ def shoot(work: Path, picture: Path, page: dict[str, Any]) -> None:
     head = "<!doctype html><meta charset=utf-8><link rel=stylesheet href=page.css>"
     body = f"<body style=margin:0><div id=board></div><script>window.dashboard={data}</script>"
     (work / "page.html").write_text(f"{head}{body}<script src=page.js></script>", encoding="utf-8")
-    height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in page["dashboard"]["panels"]) * LINE
+    height = (
+        max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in page["dashboard"]["panels"])
+        * LINE
+    )
     picture.parent.mkdir(parents=True, exist_ok=True)
-    run(work, "node", "shoot.mjs", str(work / "page.html"), str(WIDTH), str(height), str(picture.absolute()))
+    run(
+        work,
+        "node",
+        "shoot.mjs",
+        str(work / "page.html"),
+        str(WIDTH),
+        str(height),
+        str(picture.absolute()),
+    )
 
 
 if __name__ == "__main__":

@@ -38,7 +38,9 @@ class NotBeforeError(Exception):
 
 
 class Place(NamedTuple):
-    """Where a value was given: a file with line and column (from 1; 0: unknown), a variable, or the command line."""
+    """Where a value was given: a file with line and column (from 1; 0: unknown), a variable, or the
+    command line.
+    """
 
     origin: str
     line: int = 0
@@ -60,9 +62,12 @@ class Mistake(NamedTuple):
 
 
 class ConfigError(NotBeforeError):
-    """The configuration is wrong; the text names the file, the line, the path of the key, and what was expected.
+    """The configuration is wrong.
 
-    ``mistakes``: all mistakes, if the whole configuration was examined; the text contains all of them.
+    The text names the file, the line, the path of the key, and what was expected.
+
+    ``mistakes``: all mistakes, if the whole configuration was examined; the text contains all of
+    them.
     """
 
     exit_code = 2
@@ -88,7 +93,9 @@ class DocumentError(NotBeforeError):
 class ImdsError(NotBeforeError):
     """IMDS gave no usable answer; ``reason``: why; ``retry_after`` in seconds or None."""
 
-    def __init__(self, reason: ImdsReason, detail: str = "", *, retry_after: float | None = None) -> None:
+    def __init__(
+        self, reason: ImdsReason, detail: str = "", *, retry_after: float | None = None
+    ) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason: ImdsReason = reason
         self.retry_after = retry_after
@@ -109,12 +116,17 @@ class ListenError(NotBeforeError):
 class SendError(NotBeforeError):
     """The receiver did not accept a message.
 
-    ``permanent``: it will never accept it. ``by_hand``: it will not accept it before somebody corrects something, such
-    as a token. ``retry_after``: seconds that the receiver asked to wait.
+    ``permanent``: it will never accept it. ``by_hand``: it will not accept it before somebody
+    corrects something, such as a token. ``retry_after``: seconds that the receiver asked to wait.
     """
 
     def __init__(
-        self, text: str, *, permanent: bool = False, by_hand: bool = False, retry_after: float | None = None
+        self,
+        text: str,
+        *,
+        permanent: bool = False,
+        by_hand: bool = False,
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(text)
         self.permanent = permanent

@@ -1,4 +1,6 @@
-"""What most acceptance tests talk to: a simulated IMDS that lists nothing yet, a webhook's receiver, an Event Hub."""
+"""What most acceptance tests talk to: a simulated IMDS that lists nothing yet, a webhook's
+receiver, an Event Hub.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -22,7 +22,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     at = tmp_path_factory.mktemp("access")
     authority = trustme.CA()
     authority.cert_pem.write_to_path(at / "ca.pem")
-    server, client = authority.issue_cert("localhost", "127.0.0.1"), authority.issue_cert("prometheus")
+    server, client = (
+        authority.issue_cert("localhost", "127.0.0.1"),
+        authority.issue_cert("prometheus"),
+    )
     for name, issued in (("server", server), ("client", client)):
         issued.cert_chain_pems[0].write_to_path(at / f"{name}.pem")
         issued.private_key_pem.write_to_path(at / f"{name}.key")
@@ -34,7 +37,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "client_auth_type": "RequireAndVerifyClientCert",
     }
     users = {"prometheus": bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(8)).decode()}
-    (at / "web.yml").write_text(yaml.safe_dump({"tls_server_config": tls, "basic_auth_users": users}), encoding="utf-8")
+    (at / "web.yml").write_text(
+        yaml.safe_dump({"tls_server_config": tls, "basic_auth_users": users}), encoding="utf-8"
+    )
     return at
 
 
@@ -52,7 +57,13 @@ def agent(place: Path) -> Iterator[RunningAgent]:
 
 def words(place: Path) -> tuple[str, ...]:
     login = ("--user", "prometheus", "--password-file", str(place / "password"))
-    return (*login, "--cert-file", str(place / "client.pem"), "--key-file", str(place / "client.key"))
+    return (
+        *login,
+        "--cert-file",
+        str(place / "client.pem"),
+        "--key-file",
+        str(place / "client.key"),
+    )
 
 
 def test_the_commands_find_the_agent_by_its_configuration(agent: RunningAgent, place: Path) -> None:
@@ -65,7 +76,9 @@ def test_the_commands_find_the_agent_by_its_configuration(agent: RunningAgent, p
 
 
 @pytest.mark.usefixtures("log_as_before")
-def test_the_commands_say_what_is_missing(agent: RunningAgent, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_say_what_is_missing(
+    agent: RunningAgent, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def said(*words: str) -> tuple[int, str, str]:
         code = main(list(words))
         return code, *capsys.readouterr()
@@ -85,8 +98,15 @@ def test_the_commands_say_what_is_missing(agent: RunningAgent, place: Path, caps
         assert found[:2] == (code, "")
         assert expected in found[2]
     other = place / "other.yml"
-    other.write_text((place / "agent.yml").read_text().replace("web.yml", "other-web.yml"), encoding="utf-8")
-    pinned = (place / "web.yml").read_text().replace("server.pem", "client.pem").replace("server.key", "client.key")
+    other.write_text(
+        (place / "agent.yml").read_text().replace("web.yml", "other-web.yml"), encoding="utf-8"
+    )
+    pinned = (
+        (place / "web.yml")
+        .read_text()
+        .replace("server.pem", "client.pem")
+        .replace("server.key", "client.key")
+    )
     (place / "other-web.yml").write_text(pinned, encoding="utf-8")
     assert "is it this agent" in said("health", str(other), *login)[2]
     (place / "other-web.yml").write_text(pinned.replace("client.pem", "binary"), encoding="utf-8")

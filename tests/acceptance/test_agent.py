@@ -1,4 +1,6 @@
-"""The installed command: watched, stopped, killed, frozen and started again, against a simulated IMDS."""
+"""The installed command: watched, stopped, killed, frozen and started again, against a simulated
+IMDS.
+"""
 
 import os
 import re
@@ -24,10 +26,14 @@ def scheduled(event_type: str = "Freeze", **fields: Any) -> bytes:
 
 
 def started(event_type: str = "Freeze", **fields: Any) -> bytes:
-    return body(item(EventType=event_type, EventStatus="Started", NotBefore="", **fields), incarnation=3)
+    return body(
+        item(EventType=event_type, EventStatus="Started", NotBefore="", **fields), incarnation=3
+    )
 
 
-def test_an_event_is_reported_from_its_announcement_to_its_end(imds: Simulator, tmp_path: Path) -> None:
+def test_an_event_is_reported_from_its_announcement_to_its_end(
+    imds: Simulator, tmp_path: Path
+) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as agent:
         imds.set_document(scheduled())
         agent.reported("announced")
@@ -38,7 +44,9 @@ def test_an_event_is_reported_from_its_announcement_to_its_end(imds: Simulator, 
         assert agent.json("/api/v1/events")["events"][0]["event_id"] == ID
         imds.set_document(started())
         agent.reported("announced", "started")
-        assert agent.metric(f'azure_scheduled_event_seconds_to_not_before{{event_id="{ID}"}}') is None
+        assert (
+            agent.metric(f'azure_scheduled_event_seconds_to_not_before{{event_id="{ID}"}}') is None
+        )
         imds.set_document(body(incarnation=4))
         *_, last = agent.reported("announced", "started", "finished")
         assert last["azure.scheduled_event.outcome"] == "finished"
@@ -52,12 +60,16 @@ def test_an_event_is_reported_from_its_announcement_to_its_end(imds: Simulator, 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("hanging", [False, True])
-def test_sigterm_stops_it_within_two_seconds(imds: Simulator, tmp_path: Path, *, hanging: bool) -> None:
+def test_sigterm_stops_it_within_two_seconds(
+    imds: Simulator, tmp_path: Path, *, hanging: bool
+) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as agent:
         if hanging:
             imds.fault("freeze", 30)
             eventually(lambda: re.search(rb"IMDS is [2-9]\.", get(agent.port, "/readyz")[1]))
-            assert (agent.metric("notbefore_poll_delay_seconds") or 0) < 1, "that one takes long: none begins late"
+            assert (agent.metric("notbefore_poll_delay_seconds") or 0) < 1, (
+                "that one takes long: none begins late"
+            )
         begun = time.monotonic()
         assert agent.stop() == 0
         assert time.monotonic() - begun < 2
@@ -99,8 +111,9 @@ def test_the_interruption_of_a_freeze_is_measured(imds: Simulator, tmp_path: Pat
 def test_idle_it_writes_nothing_to_the_disk(imds: Simulator, tmp_path: Path) -> None:
     with RunningAgent(imds.endpoint, tmp_path) as agent:
         agent.metric("up")  # a scrape: all that is opened is open now
-        # the main thread wakes each 10 s, and reads the outbox once more after the last commit: SQLite notes that in
-        # its memory-mapped index. It is measured from then on, and over another waking (a poll each 0.2 s)
+        # the main thread wakes each 10 s, and reads the outbox once more after the last commit:
+        # SQLite notes that in its memory-mapped index. It is measured from then on, and over
+        # another waking (a poll each 0.2 s)
         polled(imds, 65)
         os.sync()
         before = written(agent.process.pid)
@@ -121,7 +134,8 @@ def test_sighup_takes_a_good_configuration_over_and_refuses_a_bad_one(
 
     def write(sink: str) -> None:
         config.write_text(
-            f"sinks: {{{sink}: {{webhook: {{url: '{hook.url}/{sink}', allow_private: true}}}}}}\n", "utf-8"
+            f"sinks: {{{sink}: {{webhook: {{url: '{hook.url}/{sink}', allow_private: true}}}}}}\n",
+            "utf-8",
         )
 
     write("old")
@@ -129,7 +143,9 @@ def test_sighup_takes_a_good_configuration_over_and_refuses_a_bad_one(
         config.write_text("vm: {name: [5]}\n", encoding="utf-8")
         agent.process.send_signal(signal.SIGHUP)
         eventually(lambda: agent.metric('notbefore_config_reloads_total{result="failure"}') == 1)
-        eventually(lambda: f"{config}:1:6: vm.name" in agent.log)  # it is logged after it is counted
+        eventually(
+            lambda: f"{config}:1:6: vm.name" in agent.log
+        )  # it is logged after it is counted
         assert agent.metric("notbefore_config_last_reload_successful") == 0
         imds.set_document(scheduled())
         eventually(lambda: agent.count("delivered", "old") == 1)
@@ -143,7 +159,9 @@ def test_sighup_takes_a_good_configuration_over_and_refuses_a_bad_one(
     assert [request.path for request in hook.requests] == ["/old", "/new"]
 
 
-def test_without_a_state_directory_it_goes_on_in_memory_and_says_so(imds: Simulator, tmp_path: Path) -> None:
+def test_without_a_state_directory_it_goes_on_in_memory_and_says_so(
+    imds: Simulator, tmp_path: Path
+) -> None:
     (tmp_path / "state").write_text("a file where the directory should be", encoding="utf-8")
     with RunningAgent(imds.endpoint, tmp_path / "state").at_once() as agent:
         eventually(lambda: agent.answers("/healthz"))
@@ -159,9 +177,18 @@ def test_without_a_state_directory_it_goes_on_in_memory_and_says_so(imds: Simula
     assert len(read_records(tmp_path / "state")) == 1
 
 
-def test_a_second_agent_does_not_share_the_state_of_the_first(imds: Simulator, tmp_path: Path) -> None:
+def test_a_second_agent_does_not_share_the_state_of_the_first(
+    imds: Simulator, tmp_path: Path
+) -> None:
     with RunningAgent(imds.endpoint, tmp_path / "state") as first:
-        words = ("--imds", imds.endpoint, "--state-dir", tmp_path / "state", "--listen", "127.0.0.1:0")
+        words = (
+            "--imds",
+            imds.endpoint,
+            "--state-dir",
+            tmp_path / "state",
+            "--listen",
+            "127.0.0.1:0",
+        )
         second = notbefore("run", *words)
         assert (second.returncode, "another notbefore is running" in second.stderr) == (3, True)
         first.stop()
@@ -173,7 +200,9 @@ def test_a_second_agent_does_not_share_the_state_of_the_first(imds: Simulator, t
 @pytest.mark.alone
 def test_a_reader_that_stops_reading_stops_nobody_else(imds: Simulator, tmp_path: Path) -> None:
     with RunningAgent(imds.endpoint, tmp_path, reading=False) as agent:
-        imds.set_document(body(*(item(f"id-{number}", NotBefore=FUTURE) for number in range(500)), incarnation=2))
+        imds.set_document(
+            body(*(item(f"id-{number}", NotBefore=FUTURE) for number in range(500)), incarnation=2)
+        )
         eventually(lambda: agent.metric(CHANGES % ("announced", "Freeze")) == 500)
         polled(imds, 5)
         agent.ready()
@@ -193,8 +222,12 @@ def test_while_imds_is_silent_nobody_says_that_nothing_is_scheduled(
 
     config = {"heartbeat": {"every": "10s", "ping_url": f"{hook.url}/uuid"}}
     with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
-        eventually(lambda: asked(agent) == (0, "Nothing is scheduled.\n", ""))  # a late poll is a silence, too
-        eventually(lambda: {one.path for one in hook.requests} & {"/uuid/start", "/uuid"})  # IMDS may have been faster
+        eventually(
+            lambda: asked(agent) == (0, "Nothing is scheduled.\n", "")
+        )  # a late poll is a silence, too
+        eventually(
+            lambda: {one.path for one in hook.requests} & {"/uuid/start", "/uuid"}
+        )  # IMDS may have been faster
         imds.fault("status", times=100_000)
         eventually(lambda: get(agent.port, "/readyz")[0] == 503)
         for words in ((), ("--json",)):
@@ -211,7 +244,10 @@ def test_while_imds_is_silent_nobody_says_that_nothing_is_scheduled(
         imds.fault("status", times=100_000)
         eventually(lambda: get(agent.port, "/readyz")[0] == 503)
         code, out, error = asked(agent)
-        assert (code, out.splitlines()[0]) == (1, "Events that were listed when IMDS last answered:")
+        assert (code, out.splitlines()[0]) == (
+            1,
+            "Events that were listed when IMDS last answered:",
+        )
         assert b"is not known" in get(agent.port, "/")[1]
 
 

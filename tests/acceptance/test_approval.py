@@ -21,7 +21,9 @@ USERS = {"match": {"event_source": "User"}, "name": "users"}
 
 
 def listed(incarnation: int = 2, **fields: Any) -> bytes:
-    return body(item(**{"NotBefore": FUTURE, "EventSource": "User", **fields}), incarnation=incarnation)
+    return body(
+        item(**{"NotBefore": FUTURE, "EventSource": "User", **fields}), incarnation=incarnation
+    )
 
 
 def agent_of(
@@ -35,7 +37,9 @@ def agent_of(
 
 def last(agent: RunningAgent, kind: str) -> dict[str, Any]:
     def found() -> list[dict[str, Any]]:
-        return [record for record in agent.records if record["azure.scheduled_event.change"] == kind]
+        return [
+            record for record in agent.records if record["azure.scheduled_event.change"] == kind
+        ]
 
     eventually(found)
     assert len(found()) == 1
@@ -51,7 +55,14 @@ def test_nothing_is_sent_unless_both_keys_are_on_and_it_is_no_dry_run(tmp_path: 
         for number, (allowed, enabled, dry_run) in enumerate(SWITCHES):
             imds = stack.enter_context(Simulator((ME, PEER)))
             imds.set_document(listed())
-            agent = agent_of(imds, tmp_path / f"{number}", USERS, allowed=allowed, enabled=enabled, dry_run=dry_run)
+            agent = agent_of(
+                imds,
+                tmp_path / f"{number}",
+                USERS,
+                allowed=allowed,
+                enabled=enabled,
+                dry_run=dry_run,
+            )
             running.append((allowed, enabled, dry_run, imds, stack.enter_context(agent)))
         for allowed, enabled, dry_run, imds, agent in running:
             polled(imds, 10)
@@ -79,7 +90,9 @@ def test_stopping_does_not_wait_for_an_answer(imds: Simulator, tmp_path: Path) -
         assert (agent.stop(), time.monotonic() - begun < 8) == (0, True)  # IMDS has 10 s to answer
 
 
-def test_by_hand_it_shows_what_it_means_asks_and_records_who(imds: Simulator, tmp_path: Path) -> None:
+def test_by_hand_it_shows_what_it_means_asks_and_records_who(
+    imds: Simulator, tmp_path: Path
+) -> None:
     with agent_of(imds, tmp_path) as agent:
         agent.listens()
         event_id = imds.start("live-migration", resources=(ME, PEER))
@@ -90,15 +103,33 @@ def test_by_hand_it_shows_what_it_means_asks_and_records_who(imds: Simulator, tm
         assert f"all 2 VMs: {ME}, {PEER}" in nobody_to_ask.stdout
         assert "--yes" in nobody_to_ask.stderr
         assert imds.start_requests == []
-        assert "no event nonsense is listed" in notbefore("approve", "nonsense", "--yes", *state).stderr
-        assert notbefore("approve", event_id, "--yes", "--reason", "x" * 501, *state).returncode == 2
-        done = notbefore("approve", event_id.lower(), "--yes", "--reason", "CHG-1: ready\n", *state, SUDO_USER="eve")
+        assert (
+            "no event nonsense is listed"
+            in notbefore("approve", "nonsense", "--yes", *state).stderr
+        )
+        assert (
+            notbefore("approve", event_id, "--yes", "--reason", "x" * 501, *state).returncode == 2
+        )
+        done = notbefore(
+            "approve",
+            event_id.lower(),
+            "--yes",
+            "--reason",
+            "CHG-1: ready\n",
+            *state,
+            SUDO_USER="eve",
+        )
         assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "approved (accepted)")
         assert imds.start_requests == [event_id]
         record = last(agent, "approved")
         assert (record["rule"], record["by"]) == ("operator", "eve (sudo)")
-        for changes in (agent.records, agent.json("/api/v1/history")["changes"]):  # it starts after two seconds
-            assert "CHG-1: ready\n" in [one.get("azure.scheduled_event.approval.reason") for one in changes]
+        for changes in (
+            agent.records,
+            agent.json("/api/v1/history")["changes"],
+        ):  # it starts after two seconds
+            assert "CHG-1: ready\n" in [
+                one.get("azure.scheduled_event.approval.reason") for one in changes
+            ]
 
 
 def test_only_root_and_the_agents_user_may(imds: Simulator, tmp_path: Path) -> None:
@@ -116,6 +147,11 @@ def test_only_root_and_the_agents_user_may(imds: Simulator, tmp_path: Path) -> N
         tmp_path.chmod(0o755)
         imds.set_document(listed())
         agent.reported("announced")
-        with ordinary_user(), pytest.raises(NotBeforeError, match=r"^only root and the agent's own user may ask this$"):
+        with (
+            ordinary_user(),
+            pytest.raises(
+                NotBeforeError, match=r"^only root and the agent's own user may ask this$"
+            ),
+        ):
             ask_agent(agent.state, ControlRequest(ID, "x"), ControlReply)
         assert imds.start_requests == []

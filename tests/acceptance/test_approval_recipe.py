@@ -1,4 +1,6 @@
-"""The recipe of docs/approval.md: an event of three VMs is approved once, when the last of them is prepared."""
+"""The recipe of docs/approval.md: an event of three VMs is approved once, when the last of them is
+prepared.
+"""
 
 import http.server
 import json
@@ -21,7 +23,11 @@ from support.peers import HttpPeer, Say
 
 VMS: Final = ("web_0", "web_1", "web_2")
 RECIPE: Final = (
-    Path(__file__).parents[2].joinpath("docs/approval.md").read_text(encoding="utf-8").partition("## When all")[2]
+    Path(__file__)
+    .parents[2]
+    .joinpath("docs/approval.md")
+    .read_text(encoding="utf-8")
+    .partition("## When all")[2]
 )
 
 (SCRIPT,) = re.findall(r"```sh\n(.*?)```", RECIPE, re.DOTALL)
@@ -70,12 +76,16 @@ def imds() -> Iterator[Simulator]:
         yield simulator
 
 
-def test_three_agents_approve_and_not_before_the_last_is_prepared(imds: Simulator, tmp_path: Path) -> None:
+def test_three_agents_approve_and_not_before_the_last_is_prepared(
+    imds: Simulator, tmp_path: Path
+) -> None:
     with ExitStack() as stack:
         prepared = stack.enter_context(Prepared(tmp_path))
         agents = [
             stack.enter_context(
-                RunningAgent(imds.endpoint_of(vm), tmp_path / vm, str(prepared.config), "--allow-approval")
+                RunningAgent(
+                    imds.endpoint_of(vm), tmp_path / vm, str(prepared.config), "--allow-approval"
+                )
             )
             for vm in VMS
         ]
@@ -89,32 +99,56 @@ def test_three_agents_approve_and_not_before_the_last_is_prepared(imds: Simulato
         prepared.vms.add(VMS[2])
         eventually(lambda: imds.start_requests)
         for agent in agents:
-            eventually(lambda: "started" in agent.kinds)  # noqa: B023 - it is called here
+            eventually(lambda: "started" in agent.kinds)
         polled(imds, 30)
-        assert set(imds.start_requests) == {event_id}  # the deputies may have asked in the same moment
-        by = [one for agent in agents for one in agent.records if "azure.scheduled_event.approval.by" in one]
-        assert {one["azure.scheduled_event.approval.reason"] for one in by} == {"all VMs are prepared"}
+        assert set(imds.start_requests) == {
+            event_id
+        }  # the deputies may have asked in the same moment
+        by = [
+            one
+            for agent in agents
+            for one in agent.records
+            if "azure.scheduled_event.approval.by" in one
+        ]
+        assert {one["azure.scheduled_event.approval.reason"] for one in by} == {
+            "all VMs are prepared"
+        }
 
 
 def test_every_one_of_400_vms_is_asked_by_its_whole_name(tmp_path: Path) -> None:
     names = [f"a-scale-set-with-a-long-name_{number}" for number in range(400)]
-    for name, script in (("curl", 'for url; do :; done; echo "$url" >> asked'), ("notbefore", 'echo "$@" > approved')):
+    for name, script in (
+        ("curl", 'for url; do :; done; echo "$url" >> asked'),
+        ("notbefore", 'echo "$@" > approved'),
+    ):
         program = tmp_path / name
         program.write_text(f"#!/bin/sh\ncd {tmp_path}; {script}\n", encoding="utf-8")
         program.chmod(0o755)
-    environment = variables({"azure.scheduled_event.id": "a", "azure.scheduled_event.resources": names}, {})
+    environment = variables(
+        {"azure.scheduled_event.id": "a", "azure.scheduled_event.resources": names}, {}
+    )
     record = json.dumps({"azure.scheduled_event.resources": names}).encode()
-    code, said = run(["/bin/sh", "-c", SCRIPT], record, environment | {"PATH": f"{tmp_path}:/usr/bin:/bin"}, 60)
+    code, said = run(
+        ["/bin/sh", "-c", SCRIPT], record, environment | {"PATH": f"{tmp_path}:/usr/bin:/bin"}, 60
+    )
     assert (code, said) == (0, "")
     asked = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
     assert asked == [f"http://{name}:8080/prepared" for name in names]
-    assert (tmp_path / "approved").read_text(encoding="utf-8").startswith("approve a --yes --unchanged -")
+    assert (
+        (tmp_path / "approved")
+        .read_text(encoding="utf-8")
+        .startswith("approve a --yes --unchanged -")
+    )
 
 
-def test_an_event_that_is_another_one_by_then_is_not_approved(imds: Simulator, tmp_path: Path) -> None:
+def test_an_event_that_is_another_one_by_then_is_not_approved(
+    imds: Simulator, tmp_path: Path
+) -> None:
     with (
         Prepared(tmp_path) as prepared,
-        RunningAgent(imds.endpoint_of(VMS[0]), tmp_path / VMS[0], str(prepared.config), "--allow-approval") as agent,
+        RunningAgent(
+            imds.endpoint_of(VMS[0]), tmp_path / VMS[0], str(prepared.config), "--allow-approval"
+        ) as agent,
     ):
         event = item("a", NotBefore=FUTURE, Resources=[VMS[0]])
         imds.set_document(body(event, incarnation=2))
@@ -125,7 +159,10 @@ def test_an_event_that_is_another_one_by_then_is_not_approved(imds: Simulator, t
         agent.reported("announced", "updated")
         words = ("approve", "a", "--yes", "--state-dir", str(agent.state), "--unchanged")
         refused = notbefore(*words, str(record))
-        assert (refused.returncode, "no longer the one in the record" in refused.stderr) == (1, True)
+        assert (refused.returncode, "no longer the one in the record" in refused.stderr) == (
+            1,
+            True,
+        )
         record.write_text("no record", encoding="utf-8")
         assert notbefore(*words, str(record)).returncode == 2
         assert notbefore(*words, str(tmp_path / "nothing")).returncode == 2

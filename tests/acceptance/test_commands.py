@@ -26,8 +26,12 @@ from support.peers import HttpPeer, Say
 def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     state = tmp_path_factory.mktemp("state")
     with Simulator() as imds:
-        imds.set_document(body(item(NotBefore=FUTURE, Resources=["WestNO_0", "\u017eaba"]), incarnation=2))
-        with RunningAgent(imds.endpoint, state, interval="10s") as running:  # three of them late are a silence
+        imds.set_document(
+            body(item(NotBefore=FUTURE, Resources=["WestNO_0", "\u017eaba"]), incarnation=2)
+        )
+        with RunningAgent(
+            imds.endpoint, state, interval="10s"
+        ) as running:  # three of them late are a silence
             running.reported("announced")
             yield running
 
@@ -41,7 +45,10 @@ Typed = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def typed(capsys: pytest.CaptureFixture[str], log_as_before: None) -> Typed:  # noqa: ARG001 - `check-config` sets up the log
-    """Run a command in this process; returns its exit code, and what it wrote to standard output and error."""
+    """Run a command in this process.
+
+    Returns its exit code, and what it wrote to standard output and error.
+    """
 
     def run_it(*words: str) -> tuple[int, str, str]:
         try:
@@ -59,12 +66,20 @@ def test_without_a_command_it_says_what_there_is_with_the_exit_codes(typed: Type
     assert (code, "simulate" in out, "Exit codes" in out) == (2, True, True)
 
 
-def test_events_shows_what_is_listed_as_a_table_and_as_json(agent: RunningAgent, typed: Typed) -> None:
+def test_events_shows_what_is_listed_as_a_table_and_as_json(
+    agent: RunningAgent, typed: Typed
+) -> None:
     code, table, _ = typed("events", "--url", url(agent))
     assert (code, "2058-03-01T12:00:00Z" in table) == (0, True)
     lines = table.splitlines()
-    assert [ID in line[:60] for line in lines] == [False, True], "`watch` in sixty columns shows it whole"
-    assert "is this an agent, not a fleet instance?" in typed("events", "--fleet", "--url", url(agent))[2]
+    assert [ID in line[:60] for line in lines] == [
+        False,
+        True,
+    ], "`watch` in sixty columns shows it whole"
+    assert (
+        "is this an agent, not a fleet instance?"
+        in typed("events", "--fleet", "--url", url(agent))[2]
+    )
     assert "need https://" in typed("events", "--ca-file", "none", "--url", url(agent))[2]
     (event,) = map(json.loads, typed("events", "--json", "--url", url(agent))[1].splitlines())
     assert (event["event_id"], event["scope"]) == (ID, "self")
@@ -81,15 +96,22 @@ def test_health_asks_the_address_that_is_configured(
     assert "no agent answers at http://127.0.0.1:" in error
 
 
-def test_history_shows_the_changes_as_a_table_and_as_json(agent: RunningAgent, typed: Typed) -> None:
+def test_history_shows_the_changes_as_a_table_and_as_json(
+    agent: RunningAgent, typed: Typed
+) -> None:
     assert "announced" in typed("history", "--url", url(agent), "--since", "1h")[1]
     (change,) = map(json.loads, typed("history", "--json", "--url", url(agent))[1].splitlines())
     assert change["azure.scheduled_event.change"] == "announced"
     for since in ("2058-01-01T00:00:00+01:00", "1ms"):
-        assert typed("history", "--url", url(agent), "--since", since)[1] == "No change has been seen.\n"
+        assert (
+            typed("history", "--url", url(agent), "--since", since)[1]
+            == "No change has been seen.\n"
+        )
 
 
-def test_history_reads_the_state_of_an_agent_that_has_stopped(imds: Simulator, tmp_path: Path, typed: Typed) -> None:
+def test_history_reads_the_state_of_an_agent_that_has_stopped(
+    imds: Simulator, tmp_path: Path, typed: Typed
+) -> None:
     imds.set_document(body(item()))
     with RunningAgent(imds.endpoint, tmp_path):
         eventually(lambda: read_records(tmp_path))  # it does not wait for a slow disk at its end
@@ -97,22 +119,39 @@ def test_history_reads_the_state_of_an_agent_that_has_stopped(imds: Simulator, t
     assert (code, out.count(ID)) == (0, 1)
 
 
-def test_a_report_asks_each_address_of_a_name(tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_asks_each_address_of_a_name(
+    tmp_path: Path, typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     authority, real, file = trustme.CA(), socket.getaddrinfo, str(tmp_path / "ca")
     authority.cert_pem.write_to_path(file)
-    of = {"fleet.test": ("127.0.0.1", "127.0.0.2"), "other.test": ("127.0.0.1",), "localhost": ("::1", "127.0.0.1")}
+    of = {
+        "fleet.test": ("127.0.0.1", "127.0.0.2"),
+        "other.test": ("127.0.0.1",),
+        "localhost": ("::1", "127.0.0.1"),
+    }
     with HttpPeer(authority, "fleet.test", "localhost") as peer:
         found = lambda to, *a, **k: [one for own in of.get(to, [to]) for one in real(own, *a, **k)]  # noqa: E731 - short
         monkeypatch.setattr(socket, "getaddrinfo", found)
         peer.answers += [Say(body=b'{"events": []}'), Say(body=b"{}")]
-        got = [typed("fleet", "report", "--url", f"https://{name}:{peer.port}", "--ca-file", file)[2] for name in of]
-    assert re.search("answers at https://127.0.0.2:.*TLS failed.*//localhost:.* has no list `events`", str(got)), got
+        got = [
+            typed("fleet", "report", "--url", f"https://{name}:{peer.port}", "--ca-file", file)[2]
+            for name in of
+        ]
+    assert re.search(
+        "answers at https://127.0.0.2:.*TLS failed.*//localhost:.* has no list `events`", str(got)
+    ), got
 
 
-def test_a_report_in_csv_has_the_same_columns_when_empty_and_nothing_that_a_spreadsheet_evaluates(typed: Typed) -> None:
+def test_a_report_in_csv_has_the_same_columns_when_empty_and_nothing_that_a_spreadsheet_evaluates(
+    typed: Typed,
+) -> None:
     with HttpPeer() as peer:
-        peer.answers += [Say(body=msgspec.json.encode({"events": one})) for one in ([], [past(region="=1+1")])]
-        empty, full = (typed("fleet", "report", "--csv", "--url", peer.url)[1].splitlines() for _ in "12")
+        peer.answers += [
+            Say(body=msgspec.json.encode({"events": one})) for one in ([], [past(region="=1+1")])
+        ]
+        empty, full = (
+            typed("fleet", "report", "--csv", "--url", peer.url)[1].splitlines() for _ in "12"
+        )
     assert (full[:1], full[1][:16]) == (empty, "Reboot,'=1+1,1,1")
 
 
@@ -133,20 +172,56 @@ def wrong_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "code", "said"),
     [
         (("event",), 2, "there is no command 'event': did you mean 'events'?"),
-        (("check-config", "--conect"), 2, "notbefore check-config: error: unrecognized arguments: --conect"),
+        (
+            ("check-config", "--conect"),
+            2,
+            "notbefore check-config: error: unrecognized arguments: --conect",
+        ),
         (("history", "--state-dir", "empty"), 3, "has `notbefore run` been started here?"),
-        (("history", "--state-dir", "empty", "--since", "soon"), 2, "--since: expected an age (30m, 1h, 2d) or a time"),
-        (("history", "--since", "0001-01-01T00:00:00+14:00"), 2, "--since: expected an age (30m, 1h, 2d) or a time"),
+        (
+            ("history", "--state-dir", "empty", "--since", "soon"),
+            2,
+            "--since: expected an age (30m, 1h, 2d) or a time",
+        ),
+        (
+            ("history", "--since", "0001-01-01T00:00:00+14:00"),
+            2,
+            "--since: expected an age (30m, 1h, 2d) or a time",
+        ),
         (("check-config", "."), 2, ". cannot be read: Is a directory"),
         (("approve", "ID", "--state-dir", "empty"), 1, "no agent listens at empty/control.sock"),
         (("fleet", "fleet.yml"), 2, "fleet.yml:1:1: fleet: the key `hub` is missing"),
-        ((*MUTE, "--match", "vm=a", "--comment", "c", "--for", "9999999d"), 2, "--for: expected 1m to 366d"),
-        ((*MUTE, "--match", "vm=a", "--comment", "c", "--for", "0s"), 2, "--for: expected 1m to 366d"),
+        (
+            (*MUTE, "--match", "vm=a", "--comment", "c", "--for", "9999999d"),
+            2,
+            "--for: expected 1m to 366d",
+        ),
+        (
+            (*MUTE, "--match", "vm=a", "--comment", "c", "--for", "0s"),
+            2,
+            "--for: expected 1m to 366d",
+        ),
         ((*MUTE, "--match", "vm=a", "--match", "vm=b"), 2, "--match: vm is given twice"),
-        ((*MUTE, "--match", "scale_set"), 2, "--match: expected NAME=VALUE, such as vm=web_0, got 'scale_set'"),
-        ((*MUTE, "--match", "event_type=Freez", "--comment", "c"), 2, "no event has the type 'Freez': did you mean"),
-        ((*MUTE, "--match", "vm=a", "--comment", " "), 2, "expected --match NAME=VALUE and --comment TEXT"),
-        ((*MUTE, "--for", "4h", "--comment", "c"), 2, "expected --match NAME=VALUE and --comment TEXT, or --end ID"),
+        (
+            (*MUTE, "--match", "scale_set"),
+            2,
+            "--match: expected NAME=VALUE, such as vm=web_0, got 'scale_set'",
+        ),
+        (
+            (*MUTE, "--match", "event_type=Freez", "--comment", "c"),
+            2,
+            "no event has the type 'Freez': did you mean",
+        ),
+        (
+            (*MUTE, "--match", "vm=a", "--comment", " "),
+            2,
+            "expected --match NAME=VALUE and --comment TEXT",
+        ),
+        (
+            (*MUTE, "--for", "4h", "--comment", "c"),
+            2,
+            "expected --match NAME=VALUE and --comment TEXT, or --end ID",
+        ),
         (("fleet", "report", "--by=colour"), 2, "there is no 'colour'"),
         (("fleet", "report", "--url=http://[::1"), 2, "expected http://HOST:PORT"),
         (("run", "often.yml"), 2, "often.yml:2:3: imds.interval: expected a duration"),
@@ -160,7 +235,8 @@ def test_what_is_typed_wrongly_is_answered_with_what_to_do(
 
 
 @pytest.mark.parametrize(
-    ("words", "same"), [("-V", "--version"), ("demo --version", "--version"), ("help demo", "demo -h")]
+    ("words", "same"),
+    [("-V", "--version"), ("demo --version", "--version"), ("help demo", "demo -h")],
 )
 def test_it_is_understood_as_a_person_types_it(words: str, same: str, typed: Typed) -> None:
     found = typed(*words.split())
@@ -171,7 +247,9 @@ def test_it_is_understood_as_a_person_types_it(words: str, same: str, typed: Typ
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
     """Run a command of ours, which begins after `notbefore`, as a shell does."""
     words = ["bash", "-c", f"{sys.executable} -m notbefore {command}"]
-    return subprocess.run(words, capture_output=True, check=False, timeout=60, env={**os.environ, **environment})
+    return subprocess.run(
+        words, capture_output=True, check=False, timeout=60, env={**os.environ, **environment}
+    )
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -194,9 +272,13 @@ def test_a_terminal_that_lacks_a_letter_is_shown_its_number(agent: RunningAgent)
 
 def test_a_configuration_may_come_through_a_pipe() -> None:
     # as `notbefore check-config <(sops --decrypt FILE)`
-    done = shell("check-config <(echo 'sinks: {a: {webhook: {url: \"https://example.org/?key=x\"}}}')")
+    done = shell(
+        "check-config <(echo 'sinks: {a: {webhook: {url: \"https://example.org/?key=x\"}}}')"
+    )
     assert b"is valid, with 1 warning" in done.stdout
-    assert re.search(rb":1:23: sinks.a.webhook.url: this secret is plain text in the file", done.stderr)
+    assert re.search(
+        rb":1:23: sinks.a.webhook.url: this secret is plain text in the file", done.stderr
+    )
 
 
 @pytest.mark.long

@@ -19,22 +19,31 @@ DASHBOARDS = Path(__file__).parents[2] / "dashboards"
 EVERYTHING = {"region": ".*", "group": ".*", "scale_set": ".*", "vm": ".*"}
 ONE = {"region": "westeurope", "group": "fleet", "scale_set": "WestNO", "vm": LIVE[0]}
 CHOSEN = {"fleet": EVERYTHING, "notbefore": EVERYTHING, "vm": ONE}
-BOARDS: dict[str, dict[str, Any]] = {name: json.loads((DASHBOARDS / f"{name}.json").read_bytes()) for name in CHOSEN}
+BOARDS: dict[str, dict[str, Any]] = {
+    name: json.loads((DASHBOARDS / f"{name}.json").read_bytes()) for name in CHOSEN
+}
 PANELS = [(name, panel) for name, board in BOARDS.items() for panel in board["panels"]]
 
 
 def target_of(name: str, title: str, kind: str, ref: str = "") -> dict[str, Any]:
     """A panel's first query, or the one that is named."""
-    (panel,) = (one for one in BOARDS[name]["panels"] if (one["title"], one["type"]) == (title, kind))
+    (panel,) = (
+        one for one in BOARDS[name]["panels"] if (one["title"], one["type"]) == (title, kind)
+    )
     found: dict[str, Any] = next(one for one in panel["targets"] if ref in ("", one["refId"]))
     return found
 
 
-def check(prometheus: Prometheus, chosen: dict[str, str], *expected: tuple[str, str, float]) -> None:
+def check(
+    prometheus: Prometheus, chosen: dict[str, str], *expected: tuple[str, str, float]
+) -> None:
     """What single numbers of the dashboards say: (dashboard, panel, number)."""
     for name, title, number in expected:
         target = target_of(name, title, "stat")
-        becomes(lambda: (title, *(one["values"] for one in series(prometheus, target, chosen))), (title, [number]))  # noqa: B023 - it is called here
+        becomes(
+            lambda: (title, *(one["values"] for one in series(prometheus, target, chosen))),
+            (title, [number]),
+        )
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +53,22 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         yield found
 
 
-# few tests, each of many queries: those of a file may be run by several processes, and each has a fleet of its own.
-# Each look waits: an agent that answers a scrape late is away from all queries until the next one
+# few tests, each of many queries: those of a file may be run by several processes, and each has a
+# fleet of its own. Each look waits: an agent that answers a scrape late is away from all queries
+# until the next one
 
 
-def test_every_query_finds_something_and_every_label_and_column_that_is_shown(prometheus: Prometheus) -> None:
-    becomes(lambda: [fault for name, board in BOARDS.items() for fault in faults(prometheus, board, CHOSEN[name])], [])
+def test_every_query_finds_something_and_every_label_and_column_that_is_shown(
+    prometheus: Prometheus,
+) -> None:
+    becomes(
+        lambda: [
+            fault
+            for name, board in BOARDS.items()
+            for fault in faults(prometheus, board, CHOSEN[name])
+        ],
+        [],
+    )
 
 
 def test_each_variable_has_values_and_they_narrow_down_the_next(prometheus: Prometheus) -> None:
@@ -60,7 +79,9 @@ def test_each_variable_has_values_and_they_narrow_down_the_next(prometheus: Prom
             match = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])
             assert match
             selector, since = resolved(match[1], chosen), str(time.time() - HOURS * 3600)
-            values = prometheus.ask(f"label/{match[2]}/values", **{"match[]": selector, "start": since})
+            values = prometheus.ask(
+                f"label/{match[2]}/values", **{"match[]": selector, "start": since}
+            )
             assert ONE[variable["name"]] in values
             chosen[variable["name"]] = ONE[variable["name"]]
         assert all(vm.startswith("WestNO_") for vm in values)
@@ -70,8 +91,12 @@ def test_what_is_chosen_is_all_that_is_shown(prometheus: Prometheus) -> None:
     for _, panel in PANELS:
         for target in panel["targets"]:
             for one in series(prometheus, target, ONE):
-                assert one["labels"].get("name", LIVE[0]) == LIVE[0], panel["title"]  # sums: see the next test
-                assert not one["labels"].get("event_id", "").startswith(("EASTUS", "DB-")), panel["title"]
+                assert one["labels"].get("name", LIVE[0]) == LIVE[0], panel[
+                    "title"
+                ]  # sums: see the next test
+                assert not one["labels"].get("event_id", "").startswith(("EASTUS", "DB-")), panel[
+                    "title"
+                ]
 
 
 def test_whom_nobody_has_chosen_adds_to_no_number(prometheus: Prometheus) -> None:
@@ -82,7 +107,9 @@ def test_whom_nobody_has_chosen_adds_to_no_number(prometheus: Prometheus) -> Non
         ("fleet", "Silent or failing agents", "age"),
         ("fleet", "Notice: promised and given", "promised"),  # Azure's, to all
     }
-    asked = [(name, panel["title"], target) for name, panel in PANELS for target in panel["targets"]]
+    asked = [
+        (name, panel["title"], target) for name, panel in PANELS for target in panel["targets"]
+    ]
     becomes(
         lambda: {
             (name, title, target["refId"])
@@ -111,7 +138,9 @@ def test_the_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
     )
 
     def failing() -> list[tuple[str, str | None]]:
-        found = series(prometheus, target_of("fleet", "Silent or failing agents", "table"), EVERYTHING)
+        found = series(
+            prometheus, target_of("fleet", "Silent or failing agents", "table"), EVERYTHING
+        )
         return sorted((one["labels"]["problem"], one["labels"].get("name")) for one in found)
 
     wanted = [
@@ -126,7 +155,9 @@ def test_the_numbers_are_those_of_the_fleet(prometheus: Prometheus) -> None:
     becomes(failing, wanted)
 
 
-def test_what_another_job_tells_of_the_same_instance_is_not_the_agents(prometheus: Prometheus) -> None:
+def test_what_another_job_tells_of_the_same_instance_is_not_the_agents(
+    prometheus: Prometheus,
+) -> None:
     (instance,) = (instance for instance, up in EXPORTERS.items() if up)
     eventually(lambda: prometheus.value(f'process_resident_memory_bytes{{instance="{instance}"}}'))
 
@@ -137,7 +168,9 @@ def test_what_another_job_tells_of_the_same_instance_is_not_the_agents(prometheu
     becomes(jobs, ["notbefore"])
 
 
-def test_an_event_that_keeps_its_vm_down_is_shown_while_others_see_it(prometheus: Prometheus) -> None:
+def test_an_event_that_keeps_its_vm_down_is_shown_while_others_see_it(
+    prometheus: Prometheus,
+) -> None:
     chosen = {**EVERYTHING, "vm": SILENT}
     check(
         prometheus,
@@ -148,26 +181,48 @@ def test_an_event_that_keeps_its_vm_down_is_shown_while_others_see_it(prometheus
         ("vm", "Events that hit it", 1),
         ("vm", "Started now", 1),
     )
-    lost = {"name": SILENT, "event_id": LOST, "event_status": "Started", "scope": "self"}  # last reported as Scheduled
+    lost = {
+        "name": SILENT,
+        "event_id": LOST,
+        "event_status": "Started",
+        "scope": "self",
+    }  # last reported as Scheduled
     for name, title in (("fleet", "What is coming"), ("vm", "Listed now")):
         target = target_of(name, title, "table")
-        becomes(lambda: [lost.items() <= row["labels"].items() for row in series(prometheus, target, chosen)], [True])  # noqa: B023 - it is called here
+        becomes(
+            lambda: [
+                lost.items() <= row["labels"].items() for row in series(prometheus, target, chosen)
+            ],
+            [True],
+        )
 
 
 def test_the_annotations_of_a_vm_are_the_events_that_hit_it(prometheus: Prometheus) -> None:
     for annotation in BOARDS["vm"]["annotations"]["list"]:
-        found = eventually(lambda: series(prometheus, annotation["target"], {**EVERYTHING, "vm": "db-a"}))  # noqa: B023 - it is called here
+        found = eventually(
+            lambda: series(prometheus, annotation["target"], {**EVERYTHING, "vm": "db-a"})
+        )
         assert LOST not in {one["labels"]["event_id"] for one in found}
 
 
 def test_events_are_counted_once_however_many_vms_report_them(prometheus: Prometheus) -> None:
-    becomes(lambda: prometheus.value('count(azure_scheduled_event_status{instance=~"127.+"})'), 2.0 * 3)
+    becomes(
+        lambda: prometheus.value('count(azure_scheduled_event_status{instance=~"127.+"})'), 2.0 * 3
+    )
     check(prometheus, {**EVERYTHING, "vm": "|".join(LIVE)}, ("fleet", "Events listed now", 3))
 
     def reported(vm: str) -> float:
-        found = series(prometheus, target_of("fleet", "Notice that Azure gave", "heatmap"), {**EVERYTHING, "vm": vm})
-        highest: float = max(value for one in found if one["labels"]["le"] == "+Inf" for value in one["values"])
+        found = series(
+            prometheus,
+            target_of("fleet", "Notice that Azure gave", "heatmap"),
+            {**EVERYTHING, "vm": vm},
+        )
+        highest: float = max(
+            value for one in found if one["labels"]["le"] == "+Inf" for value in one["values"]
+        )
         return highest
 
-    eventually(lambda: reported("EastUS_.*") == pytest.approx(reported("EastUS_0")))  # each is of its own moment
+    eventually(
+        lambda: reported("EastUS_.*") == pytest.approx(reported("EastUS_0"))
+    )  # each is of its own moment
     assert reported("EastUS_0") >= 1

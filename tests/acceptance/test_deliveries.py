@@ -1,4 +1,6 @@
-"""Notifications from the installed agent through its courier: nothing lost, in order, whatever dies or hangs."""
+"""Notifications from the installed agent through its courier: nothing lost, in order, whatever dies
+or hangs.
+"""
 
 import json
 import signal
@@ -58,7 +60,9 @@ def rows(agent: RunningAgent, state: str, sink: str = "hook") -> float:
     return agent.metric(f'notbefore_outbox_deliveries{{sink="{sink}",state="{state}"}}') or 0.0
 
 
-def test_each_change_reaches_the_sink_once_and_in_order(imds: Simulator, hook: HttpPeer, place: Place) -> None:
+def test_each_change_reaches_the_sink_once_and_in_order(
+    imds: Simulator, hook: HttpPeer, place: Place
+) -> None:
     config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent:
         assert agent.metric("notbefore_courier_running") == 0
@@ -76,7 +80,10 @@ def test_each_change_reaches_the_sink_once_and_in_order(imds: Simulator, hook: H
         assert rows(agent, "pending") == 0
         assert agent.metric('notbefore_courier_starts_total{reason="due"}') == 1
         assert agent.metric('notbefore_delivery_latency_seconds_count{sink="hook"}') == 5
-        assert agent.metric('notbefore_outbox_oldest_pending_seconds{severity="info",sink="hook"}') is None
+        assert (
+            agent.metric('notbefore_outbox_oldest_pending_seconds{severity="info",sink="hook"}')
+            is None
+        )
 
 
 def test_what_a_receiver_that_was_down_missed_comes_after_a_kill_and_a_restart(
@@ -88,7 +95,9 @@ def test_what_a_receiver_that_was_down_missed_comes_after_a_kill_and_a_restart(
         imds.set_document(listed("e"))
         eventually(lambda: len(hook.requests) >= 1)
         imds.set_document(body(BEGUN, incarnation=2))
-        eventually(lambda: len(read_records(place.state)) == 2)  # what is not on the disk yet is lost
+        eventually(
+            lambda: len(read_records(place.state)) == 2
+        )  # what is not on the disk yet is lost
         agent.stop(signal.SIGKILL)
     failed = len(hook.requests)
     assert set(hook.kinds) == {"announced"}
@@ -108,7 +117,9 @@ def test_a_refusal_is_kept_shown_and_sent_again_when_the_cause_is_mended(
         imds.set_document(listed("e"))
         eventually(lambda: rows(agent, "dead") == 1)
         assert len(hook.requests) == 1
-        eventually(lambda: "refused `announced` of event e for good (400: invalid token)" in agent.log)
+        eventually(
+            lambda: "refused `announced` of event e for good (400: invalid token)" in agent.log
+        )
         assert "invalid token" in place.outbox("list")
         ((delivery_id),) = set(ids(hook))
         assert json.loads(place.outbox("show", delivery_id[:6]))["state"] == "dead"
@@ -127,29 +138,62 @@ def test_a_drill_says_who_was_reached(imds: Simulator, hook: HttpPeer, place: Pl
     with HttpPeer() as refusing, HttpPeer() as chat:
         refusing.default = Say(400)
         slack = {"slack": {"url": chat.url}}
-        config = place.write({"hook": webhook(hook.url), "bad": webhook(refusing.url), "chat": slack})
+        config = place.write(
+            {"hook": webhook(hook.url), "bad": webhook(refusing.url), "chat": slack}
+        )
         assert "no agent listens" in place.drill(config).stderr
-        assert "there is no sink 'x' (known: bad, chat, hook)" in place.drill(config, "--sink", "x").stderr
+        assert (
+            "there is no sink 'x' (known: bad, chat, hook)"
+            in place.drill(config, "--sink", "x").stderr
+        )
         with RunningAgent(imds.endpoint, place.state, config) as agent:
             agent.listens()
             done = place.drill(config, "--sink", "hook", "--scenario", "preempt")
-            assert (done.returncode, "No route" in done.stdout) == (0, False), done.stderr + done.stdout
+            assert (done.returncode, "No route" in done.stdout) == (0, False), (
+                done.stderr + done.stdout
+            )
             assert hook.kinds == ["announced", "started", "finished"]
-            told = {"azure.scheduled_event.exercise": True, "azure.scheduled_event.type": "Preempt", "host.name": ME}
-            assert json.loads(hook.requests[0].body).items() >= told.items()  # the name as the agent knows it
+            told = {
+                "azure.scheduled_event.exercise": True,
+                "azure.scheduled_event.type": "Preempt",
+                "host.name": ME,
+            }
+            assert (
+                json.loads(hook.requests[0].body).items() >= told.items()
+            )  # the name as the agent knows it
             report = json.loads(place.drill(config, "--json").stdout)
-            assert (report["reached"], report["not_reached"], report["still_open"]) == (["chat", "hook"], ["bad"], [])
+            assert (report["reached"], report["not_reached"], report["still_open"]) == (
+                ["chat", "hook"],
+                ["bad"],
+                [],
+            )
             results = {(row["sink"], row["result"], row["error"]) for row in report["results"]}
-            assert results == {("bad", "refused", "400: ok"), ("chat", "delivered", ""), ("hook", "delivered", "")}
+            assert results == {
+                ("bad", "refused", "400: ok"),
+                ("chat", "delivered", ""),
+                ("hook", "delivered", ""),
+            }
             assert agent.records == []
         assert place.outbox("list") == "The outbox is empty.\n"
 
 
-def test_a_killed_drill_sends_nothing_a_reloaded_claims_none(imds: Simulator, hook: HttpPeer, place: Place) -> None:
+def test_a_killed_drill_sends_nothing_a_reloaded_claims_none(
+    imds: Simulator, hook: HttpPeer, place: Place
+) -> None:
     hook.default = Say(503)
     config = place.write({"hook": webhook(hook.url)})
     with RunningAgent(imds.endpoint, place.state, config) as agent, ThreadPoolExecutor() as pool:
-        command = [agent.python, "-m", "notbefore", "drill", config, "--state-dir", str(place.state), "--wait", "8s"]
+        command = [
+            agent.python,
+            "-m",
+            "notbefore",
+            "drill",
+            config,
+            "--state-dir",
+            str(place.state),
+            "--wait",
+            "8s",
+        ]
         agent.listens()
         with subprocess.Popen(command) as killed:
             eventually(lambda: agent.count("accepted") == 3)
@@ -166,21 +210,35 @@ def pager(found: PagerDuty) -> dict[str, Any]:
     return {"pagerduty": {"routing_key": ROUTING_KEY, "url": f"{found.url}/v2/enqueue"}}
 
 
-def test_a_drill_closes_what_it_opens_and_says_what_is_left_open(imds: Simulator, place: Place) -> None:
+def test_a_drill_closes_what_it_opens_and_says_what_is_left_open(
+    imds: Simulator, place: Place
+) -> None:
     with PagerDuty() as found:
         config = place.write({"pager": pager(found)})
         with RunningAgent(imds.endpoint, place.state, config) as agent:
             agent.listens()
             done = place.drill(config)
-            assert (done.returncode, found.effects, found.wrong) == (0, ["opened", "added", "resolved"], [])
-            routes = [{"match": {"change": "announced"}, "sinks": ["pager"]}]  # with which the agent need not run
+            assert (done.returncode, found.effects, found.wrong) == (
+                0,
+                ["opened", "added", "resolved"],
+                [],
+            )
+            routes = [
+                {"match": {"change": "announced"}, "sinks": ["pager"]}
+            ]  # with which the agent need not run
             done = place.drill(place.write({"pager": pager(found)}, routes))
             assert (done.returncode, found.effects[-2:]) == (0, ["opened", "resolved"])
             assert "No route sends the end of an event to pager" in done.stdout
-            for answers, wait in (([found.default, Say(400), Say(400)], "30s"), ([Say(how="hang")], "8s")):
+            for answers, wait in (
+                ([found.default, Say(400), Say(400)], "30s"),
+                ([Say(how="hang")], "8s"),
+            ):
                 found.answers.extend(answers)
                 done = place.drill(config, "--wait", wait)
-                assert (done.returncode, "STILL OPEN: pager. Close the alert of EXERCISE-" in done.stdout) == (1, True)
+                assert (
+                    done.returncode,
+                    "STILL OPEN: pager. Close the alert of EXERCISE-" in done.stdout,
+                ) == (1, True)
             routes = [{"match": {"change": "updated"}, "sinks": ["pager"]}]
             done = place.drill(place.write({"pager": pager(found)}, routes))
             assert (done.returncode, "No route matches this event" in done.stdout) == (1, True)

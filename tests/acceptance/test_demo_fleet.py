@@ -14,11 +14,16 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.long
 def test_six_hundred_records_are_a_handful_of_notifications_though_the_instance_is_killed() -> None:
     command = [sys.executable, "-m", "support.demo_fleet"]
-    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=380, check=False)
+    done = subprocess.run(
+        command, cwd=TESTS, capture_output=True, text=True, timeout=380, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     shown = re.findall(r"notification \d+: (.*)", done.stdout)
     wave = [text for text in shown if text.startswith("Freeze of 40 VMs of the scale set web ")]
-    assert [sum(f" {step}" in text for text in wave) for step in ("announced", "finished")] == [1, 1]
+    assert [sum(f" {step}" in text for text in wave) for step in ("announced", "finished")] == [
+        1,
+        1,
+    ]
     assert [text for text in shown if "silent" in text] == ["2 VMs of the scale set data: silent"]
     assert "600 records of events went in" in done.stdout
     assert re.search(r"Freeze +westeurope +5 +40 ", done.stdout)

@@ -1,4 +1,6 @@
-"""Nothing of agent and courier needs POSIX: what Windows lacks is taken away from a Python, and they run in it."""
+"""Nothing of agent and courier needs POSIX: what Windows lacks is taken away from a Python, and
+they run in it.
+"""
 
 import os
 import signal
@@ -43,16 +45,22 @@ sys.stdout = Gone()
 """
 
 
-def test_every_module_is_imported_and_a_state_has_one_owner_where_posix_is_not(tmp_path: Path) -> None:
+def test_every_module_is_imported_and_a_state_has_one_owner_where_posix_is_not(
+    tmp_path: Path,
+) -> None:
     """By what stands in for Windows' own lock, which even the same process cannot take twice."""
-    done = without_posix(f"LOCKED = {str(tmp_path)!r}\n{HOLD}{CHECK}", "check-config", "--state-dir", str(tmp_path))
+    done = without_posix(
+        f"LOCKED = {str(tmp_path)!r}\n{HOLD}{CHECK}", "check-config", "--state-dir", str(tmp_path)
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "held" in done.stdout
     assert "is valid." in done.stdout
 
 
 def test_what_is_written_is_utf_8_where_posix_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")  # as the code page of Windows, for files and pipes
+    monkeypatch.setenv(
+        "PYTHONIOENCODING", "latin-1"
+    )  # as the code page of Windows, for files and pipes
     assert "0 done · 1 it failed" in without_posix(CHECK, "--help").stdout
 
 
@@ -69,9 +77,13 @@ def starts(agent: RunningAgent, reason: str) -> float:
 def test_a_courier_delivers_is_replaced_and_stops_where_posix_is_not(
     imds: Simulator, hook: HttpPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RunningAgent, "python", python_elsewhere(tmp_path))  # its courier runs so, too
+    monkeypatch.setattr(
+        RunningAgent, "python", python_elsewhere(tmp_path)
+    )  # its courier runs so, too
     hook.default = Say(how="hang")
-    config = {"sinks": {"hook": {"webhook": {"url": hook.url, "allow_private": True, "timeout": "60s"}}}}
+    config = {
+        "sinks": {"hook": {"webhook": {"url": hook.url, "allow_private": True, "timeout": "60s"}}}
+    }
     with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
         imds.set_document(body(item("e")))
         eventually(lambda: len(hook.requests) == 1)
@@ -83,7 +95,9 @@ def test_a_courier_delivers_is_replaced_and_stops_where_posix_is_not(
         eventually(lambda: agent.count("delivered") == 1)
         imds.set_document(body(item("e", EventStatus="Started", NotBefore=""), incarnation=2))
         eventually(lambda: hook.kinds[2:] == ["started"])
-        eventually(lambda: agent.count("delivered") == 2)  # what is not written down yet would be sent again
+        eventually(
+            lambda: agent.count("delivered") == 2
+        )  # what is not written down yet would be sent again
         imds.set_document(body(*(item(str(number)) for number in range(10)), incarnation=4))
         eventually(lambda: len(agent.records) == 13)
         courier = agent.courier()
@@ -100,5 +114,7 @@ def test_a_command_says_that_it_can_ask_no_agent_where_posix_is_not(tmp_path: Pa
         1,
         "notbefore: commands cannot ask an agent here: this system has no Unix sockets\n",
     )
-    done = without_posix(CHECK, "outbox", "list", "--state-dir", str(tmp_path))  # works, while no agent runs
+    done = without_posix(
+        CHECK, "outbox", "list", "--state-dir", str(tmp_path)
+    )  # works, while no agent runs
     assert "has `notbefore run` been started here?" in done.stderr

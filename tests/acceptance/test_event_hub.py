@@ -1,4 +1,6 @@
-"""The agent with an Event Hub: its changes in the stream, its signs of life, and what the commands say of it."""
+"""The agent with an Event Hub: its changes in the stream, its signs of life, and what the commands
+say of it.
+"""
 
 import os
 import signal
@@ -11,10 +13,14 @@ from support.hub import Hub
 
 
 def types(hub: Hub) -> list[str]:
-    return [one.envelope["type"].removeprefix("notbefore.").removesuffix(".v1") for one in hub.stored]
+    return [
+        one.envelope["type"].removeprefix("notbefore.").removesuffix(".v1") for one in hub.stored
+    ]
 
 
-def test_changes_and_signs_of_life_are_in_the_stream_whatever_is_killed(hub: Hub, tmp_path: Path) -> None:
+def test_changes_and_signs_of_life_are_in_the_stream_whatever_is_killed(
+    hub: Hub, tmp_path: Path
+) -> None:
     (tmp_path / "hub-key").write_text(hub.connection_string(), encoding="utf-8")
     sink = {"event_hub": {"connection_string_file": "hub-key", "heartbeat": "5m"}}
     config = {"records": {"tags": ["Role", "absent"]}, "sinks": {"hub": sink}}
@@ -31,8 +37,12 @@ def test_changes_and_signs_of_life_are_in_the_stream_whatever_is_killed(hub: Hub
         imds.set_document(body(incarnation=4))
         eventually(lambda: len({one.envelope["id"] for one in hub.stored}) == 4)
     found = [kind for kind in types(hub) if kind != "heartbeat"]
-    assert list(dict.fromkeys(found)) == [f"scheduled_event.{kind}" for kind in ("announced", "started", "finished")]
+    assert list(dict.fromkeys(found)) == [
+        f"scheduled_event.{kind}" for kind in ("announced", "started", "finished")
+    ]
     assert {one.envelope["data"].get("azure.tag.role") for one in hub.stored} == {"simulated"}
     assert "absent" not in str(hub.stored)
-    keys = {one.key for one in hub.stored}  # all that the group of this VM reports, signs of life included
+    keys = {
+        one.key for one in hub.stored
+    }  # all that the group of this VM reports, signs of life included
     assert [key.rpartition("/")[2] for key in keys if key] == ["westno"]

@@ -1,4 +1,6 @@
-"""What the disk, the state file and its lock do to the installed agent: everybody is notified all the same, once."""
+"""What the disk, the state file and its lock do to the installed agent: everybody is notified all
+the same, once.
+"""
 
 import json
 import os
@@ -20,7 +22,9 @@ from support.peers import HttpPeer
 
 
 class AgentOnDiskOfItsOwn(RunningAgent):
-    """Its state directory is a disk that nobody else sees: of 1 MiB, or (``ReadOnly``) one that takes nothing."""
+    """Its state directory is a disk that nobody else sees: of 1 MiB, or (``ReadOnly``) one that
+    takes nothing.
+    """
 
     mount = 'mount -t tmpfs -o size=1m,mode=0700 tmpfs "$0"'
 
@@ -66,7 +70,8 @@ def events(hook: HttpPeer) -> list[str]:
 def once(hook: HttpPeer) -> list[str]:
     """The same without repetitions, each of which has to have the id of the first."""
     found = {
-        (event, one.headers["x-notbefore-delivery-id"]) for event, one in zip(events(hook), hook.requests, strict=False)
+        (event, one.headers["x-notbefore-delivery-id"])
+        for event, one in zip(events(hook), hook.requests, strict=False)
     }
     assert len(found) == len({event for event, _ in found})
     return list(dict.fromkeys(events(hook)))
@@ -86,7 +91,11 @@ def test_a_full_disk_keeps_nobody_from_being_notified(
         filler = fill(agent.disk)
         imds.set_document(listed("a", "b"))
         eventually(lambda: events(hook) == ["a", "b"])
-        eventually(lambda: not_ready(agent, b"the state cannot be written, so new data does not survive a restart"))
+        eventually(
+            lambda: not_ready(
+                agent, b"the state cannot be written, so new data does not survive a restart"
+            )
+        )
         assert agent.metric("notbefore_store_degraded") == 1
         eventually(lambda: agent.count("delivered") == 2)
         os.kill(agent.courier(), signal.SIGKILL)
@@ -124,14 +133,18 @@ def test_a_disk_that_hangs_holds_neither_polls_nor_scrapes_nor_messages(
         eventually(lambda: once(hook) == ["a", "b"])
         eventually(lambda: not_ready(agent, b"the disk has not answered"))
         polls = agent.metric('notbefore_polls_total{result="unchanged"}') or 0
-        eventually(lambda: (agent.metric('notbefore_polls_total{result="unchanged"}') or 0) > polls + 10)
+        eventually(
+            lambda: (agent.metric('notbefore_polls_total{result="unchanged"}') or 0) > polls + 10
+        )
         assert agent.answers("/healthz")
         assert agent.answers("/api/v1/history")
         with suppress(ProcessLookupError):  # it may have ended by itself
             os.kill(courier, signal.SIGKILL)  # the next one begins on a disk that hangs
         imds.set_document(listed("a", "b", "c"))
         eventually(lambda: once(hook) == ["a", "b", "c"])
-        eventually(lambda: agent.metric('notbefore_outbox_deliveries{sink="hook",state="pending"}') == 0)
+        eventually(
+            lambda: agent.metric('notbefore_outbox_deliveries{sink="hook",state="pending"}') == 0
+        )
         disk.hang(0)
         agent.ready()
         imds.set_document(listed("a", "b", "c", "d"))
@@ -153,7 +166,7 @@ def test_a_disk_that_hangs_holds_neither_polls_nor_scrapes_nor_messages(
     ("kind", "what", "said"),
     [(ReadOnly, 0, b"readonly database"), (RunningAgent, WRITES, b"the disk has not answered")],
 )
-def test_an_agent_that_starts_on_a_disk_that_takes_nothing_knows_what_is_there(  # noqa: PLR0913 - fixtures
+def test_an_agent_that_starts_on_a_disk_that_takes_nothing_knows_what_is_there(
     imds: Simulator,
     hook: HttpPeer,
     config: dict[str, Any],
@@ -173,10 +186,14 @@ def test_an_agent_that_starts_on_a_disk_that_takes_nothing_knows_what_is_there( 
         eventually(lambda: once(hook) == ["a", "b"])
         eventually(lambda: not_ready(agent, said))
         agent.reported("announced")
-        other = notbefore("run", "--imds", imds.endpoint, "--state-dir", state, "--listen", "127.0.0.1:0")
+        other = notbefore(
+            "run", "--imds", imds.endpoint, "--state-dir", state, "--listen", "127.0.0.1:0"
+        )
         assert other.returncode == 3, other.stderr
     disk.hang(0)
-    with RunningAgent(imds.endpoint, state, config) as agent:  # what only memory knew is forgotten: it is said again
+    with RunningAgent(
+        imds.endpoint, state, config
+    ) as agent:  # what only memory knew is forgotten: it is said again
         eventually(lambda: agent.kinds == ["announced"])
         eventually(lambda: agent.count("delivered") == 2)
     assert once(hook) == ["a", "b"]

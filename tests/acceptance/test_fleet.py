@@ -17,7 +17,9 @@ from support.hub import Hub
 from support.peers import HttpPeer, Say
 
 A, B, C = vm("web_0"), vm("web_1"), vm("web_2")
-SETS = [vm(f"{name}_0", scale_set=name) for name in ("web", "data", "batch", "cache", "queue", "front")]
+SETS = [
+    vm(f"{name}_0", scale_set=name) for name in ("web", "data", "batch", "cache", "queue", "front")
+]
 RECORDS = 'notbefore_fleet_records_total{result="%s"}'
 
 
@@ -44,7 +46,7 @@ def test_an_event_that_three_vms_report_is_notified_once_for_each_step(
         steps = [step for step in LIFECYCLE_KINDS if step in {"announced", "started", "finished"}]
         for number, step in enumerate(steps, start=1):
             send(hub, [report(one, step, resources=[A.name]) for one in (B, A, C)])
-            eventually(lambda: kinds(hook) == steps[:number])  # noqa: B023 - it is called here
+            eventually(lambda: kinds(hook) == steps[:number])
         counted = ("news", "known", "late")
         eventually(lambda: sum(fleet.metric(RECORDS % one) or 0 for one in counted) == 9)
         assert kinds(hook) == ["announced", "started", "finished"]
@@ -54,7 +56,10 @@ def test_an_event_that_three_vms_report_is_notified_once_for_each_step(
         assert last["azure.scheduled_event.outcome"] == "finished"
         assert fleet.json("/api/v1/fleet/events")["waves"] == []
         hub.order("freeze")  # its connections stay open
-        eventually(lambda: "no answer in time" in fleet.json("/api/v1/fleet/events")["trouble"], patience=60)
+        eventually(
+            lambda: "no answer in time" in fleet.json("/api/v1/fleet/events")["trouble"],
+            patience=60,
+        )
         assert fleet.stop() == 0
 
 
@@ -75,25 +80,36 @@ def test_any_instance_shows_the_whole_fleet_and_says_how_old_what_others_read_is
     hub: Hub, hook: HttpPeer, blobs: Azurite, tmp_path: Path
 ) -> None:
     config = shared(tmp_path, hub, hook, blobs)
-    with RunningFleet(config, tmp_path / "one") as one, RunningFleet(config, tmp_path / "two") as two:
+    with (
+        RunningFleet(config, tmp_path / "one") as one,
+        RunningFleet(config, tmp_path / "two") as two,
+    ):
         eventually(
-            lambda: (one.metric("notbefore_fleet_partitions"), two.metric("notbefore_fleet_partitions")) == (2, 2)
+            lambda: (
+                (one.metric("notbefore_fleet_partitions"), two.metric("notbefore_fleet_partitions"))
+                == (2, 2)
+            )
         )
         send(hub, [report(who, "announced", f"E-{who.scale_set}") for who in SETS])
         for instance in (one, two):
-            eventually(lambda: len(instance.json("/api/v1/fleet/events")["waves"]) == len(SETS))  # noqa: B023 - now
+            eventually(lambda: len(instance.json("/api/v1/fleet/events")["waves"]) == len(SETS))
             found = instance.json("/api/v1/fleet/events?scale_set=data")
             assert [wave["event_id"] for wave in found["waves"]] == ["E-data"]
             ages = [part["age"] for part in found["partitions"]]
             assert (len(ages), ages.count(None)) == (4, 2)
 
 
-def test_what_is_muted_is_notified_to_nobody_and_its_end_neither(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
+def test_what_is_muted_is_notified_to_nobody_and_its_end_neither(
+    hub: Hub, hook: HttpPeer, tmp_path: Path
+) -> None:
     config, state = configured(tmp_path, hub, hook.url), tmp_path / "state"
     mute = ("fleet", "mute", config, "--state-dir", state)
     muted = (*mute, "--match", "scale_set=data", "--for", "1h", "--comment", "moves today")
     refused = notbefore(*muted)
-    assert (refused.returncode, state.exists()) == (1, False)  # made by root it would be of no use to the service
+    assert (refused.returncode, state.exists()) == (
+        1,
+        False,
+    )  # made by root it would be of no use to the service
     assert "start the instance first" in refused.stderr
     with RunningFleet(config, state) as fleet:
         eventually((state / "partitions").exists)
@@ -119,14 +135,22 @@ def test_what_no_receiver_has_accepted_is_sent_by_the_instance_that_takes_over(
     with RunningFleet(config, tmp_path / "one") as one:
         send(hub, [report(who, "announced", f"E-{who.scale_set}") for who in SETS])
         eventually(lambda: len(set(ids(hook))) == len(SETS))
-        with RunningFleet(config, tmp_path / "two") as two:  # takes two of the four, while the other one goes on
+        with RunningFleet(
+            config, tmp_path / "two"
+        ) as two:  # takes two of the four, while the other one goes on
             both = (one, two)
-            eventually(lambda: [each.metric("notbefore_fleet_partitions") for each in both] == [2, 2])
+            eventually(
+                lambda: [each.metric("notbefore_fleet_partitions") for each in both] == [2, 2]
+            )
             hook.default = Say()
             eventually(lambda: len(set(accepted(hook))) == len(SETS))
-            eventually(lambda: not [one for one in blobs.snapshots() if one.outbox.rows])  # all is accepted
+            eventually(
+                lambda: not [one for one in blobs.snapshots() if one.outbox.rows]
+            )  # all is accepted
             found = accepted(hook)
-            assert max(Counter(found).values()) <= 2  # twice at most: what the first one was just sending
+            assert (
+                max(Counter(found).values()) <= 2
+            )  # twice at most: what the first one was just sending
             assert one.stop() == 0
             eventually(lambda: two.metric("notbefore_fleet_partitions") == 4)
             assert two.stop() == 0

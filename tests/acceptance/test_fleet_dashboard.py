@@ -18,7 +18,9 @@ from support.panels import faults, resolved, series
 from support.peers import HttpPeer
 from support.scraping import Prometheus
 
-BOARD: dict[str, Any] = json.loads((Path(__file__).parents[2] / "dashboards" / "event-hub.json").read_bytes())
+BOARD: dict[str, Any] = json.loads(
+    (Path(__file__).parents[2] / "dashboards" / "event-hub.json").read_bytes()
+)
 JOB = "notbefore-fleet"
 EVERYTHING = {"job": ".*", "region": ".*", "scale_set": ".*"}
 WEB = {**EVERYTHING, "scale_set": "web"}
@@ -33,9 +35,15 @@ NUMBERS = {  # what the stories below come to
 
 
 def tell(hub: Hub) -> None:
-    """Each scale set has an event of two VMs, that of `web` has started, another one is over; two VMs fall silent."""
+    """Each scale set has an event of two VMs, that of `web` has started, another one is over.
+
+    Two VMs fall silent.
+    """
     now = datetime.now(UTC)
-    vms = {name: [replace(vm(f"{name}_{n}", scale_set=name), zone="1") for n in range(2)] for name in SETS}
+    vms = {
+        name: [replace(vm(f"{name}_{n}", scale_set=name), zone="1") for n in range(2)]
+        for name in SETS
+    }
     names = {name: [one.name for one in members] for name, members in vms.items()}
     records: list[Any] = []
     for name, members in vms.items():
@@ -50,7 +58,9 @@ def tell(hub: Hub) -> None:
     send(hub, [*records, b"{"])
 
 
-def shown(prometheus: Prometheus, title: str, variables: dict[str, str] = EVERYTHING) -> float | None:
+def shown(
+    prometheus: Prometheus, title: str, variables: dict[str, str] = EVERYTHING
+) -> float | None:
     (panel,) = (one for one in BOARD["panels"] if (one["title"], one["type"]) == (title, "stat"))
     found = series(prometheus, panel["targets"][0], variables)
     return found[0]["values"][0] if found else None
@@ -60,20 +70,35 @@ def shown(prometheus: Prometheus, title: str, variables: dict[str, str] = EVERYT
 @pytest.mark.long
 def test_each_query_finds_what_is_in_the_hub(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
     needs("prometheus", "promtool")
-    config = configured(tmp_path, hub, hook.url, inventory_file="missing.txt")  # an error that is counted
+    config = configured(
+        tmp_path, hub, hook.url, inventory_file="missing.txt"
+    )  # an error that is counted
     with RunningFleet(config, tmp_path / "state") as fleet:
         targets = [{"targets": [f"127.0.0.1:{fleet.port}"]}]
         with Prometheus(tmp_path, targets, job=JOB) as prometheus:
             tell(hub)
             becomes(lambda: {title: shown(prometheus, title) for title in NUMBERS}, NUMBERS)
             check(prometheus)
-            of_web = {"Events": 1, "VMs affected": 2, "Started": 1, "VMs heard from": 2, "Silent VMs": 0}
+            of_web = {
+                "Events": 1,
+                "VMs affected": 2,
+                "Started": 1,
+                "VMs heard from": 2,
+                "Silent VMs": 0,
+            }
             becomes(lambda: {title: shown(prometheus, title, WEB) for title in NUMBERS}, of_web)
 
 
 def check(prometheus: Prometheus) -> None:
     """Each panel, annotation and variable has what it shows."""
-    becomes(lambda: faults(prometheus, BOARD, EVERYTHING), [])  # a scrape that is answered late finds nothing
+    becomes(
+        lambda: faults(prometheus, BOARD, EVERYTHING), []
+    )  # a scrape that is answered late finds nothing
     for variable in BOARD["templating"]["list"][1:]:
-        query, label = variable["query"]["query"].removeprefix("label_values(").removesuffix(")").rsplit(", ", 1)
+        query, label = (
+            variable["query"]["query"]
+            .removeprefix("label_values(")
+            .removesuffix(")")
+            .rsplit(", ", 1)
+        )
         assert prometheus.ask(f"label/{label}/values", **{"match[]": resolved(query, EVERYTHING)})

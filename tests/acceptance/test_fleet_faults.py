@@ -7,7 +7,8 @@ import pytest
 from support import fleet_faults
 from support.fleet_faults import Account
 
-# the SDK's producer, with which this process sends, leaves its socket to a hub that was killed to the garbage collector
+# the SDK's producer, with which this process sends, leaves its socket to a hub that was killed to
+# the garbage collector
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.usefixtures("collected"),
@@ -28,6 +29,8 @@ def test_two_instances_of_which_one_is_killed_again_and_again_lose_nothing(tmp_p
     assert account.repeated <= 4 * 30
 
 
-def test_a_hub_that_is_away_that_throttles_and_that_ends_connections_costs_nothing(tmp_path: Path) -> None:
+def test_a_hub_that_is_away_that_throttles_and_that_ends_connections_costs_nothing(
+    tmp_path: Path,
+) -> None:
     account, _ = fleet_faults.hub_away(tmp_path, 3)
     nothing_lost(account)

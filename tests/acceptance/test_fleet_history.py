@@ -1,4 +1,6 @@
-"""The history of a real instance, through a kill, a disk that cannot be written, and the command that reports it."""
+"""The history of a real instance, through a kill, a disk that cannot be written, and the command
+that reports it.
+"""
 
 import csv
 import io
@@ -28,7 +30,13 @@ def happen(hub: Hub, event_id: str, *kinds: LifecycleKind) -> None:
     """Two VMs report the steps of an event that affects the first; it measures."""
     for kind in kinds:
         measured: dict[str, Any] = {"interruption": 4.2} if kind == "finished" else {}
-        send(hub, [report(A, kind, event_id, notice=600.0, **measured), report(B, kind, event_id, resources=[A.name])])
+        send(
+            hub,
+            [
+                report(A, kind, event_id, notice=600.0, **measured),
+                report(B, kind, event_id, resources=[A.name]),
+            ],
+        )
 
 
 def test_an_event_is_kept_once_through_a_disk_trouble_a_kill_and_a_replay_and_the_report_shows_it(
@@ -40,11 +48,16 @@ def test_an_event_is_kept_once_through_a_disk_trouble_a_kill_and_a_replay_and_th
         happen(hub, "E-1", *STEPS)
         eventually(lambda: b'"finished"' in b"".join(one.body for one in hook.requests))
         eventually(lambda: fleet.metric('notbefore_fleet_errors_total{part="history"}'))
-        unknown, page = notbefore("fleet", "report", "--url", f"http://127.0.0.1:{fleet.port}"), get(fleet.port, "/")
+        unknown, page = (
+            notbefore("fleet", "report", "--url", f"http://127.0.0.1:{fleet.port}"),
+            get(fleet.port, "/"),
+        )
         (state / FILE_NAME).rmdir()
         eventually(lambda: len(events(fleet)) == 1)
         fleet.stop(signal.SIGKILL)
-    shutil.rmtree(state / "partitions", ignore_errors=True)  # nothing is remembered: all is read again
+    shutil.rmtree(
+        state / "partitions", ignore_errors=True
+    )  # nothing is remembered: all is read again
     with RunningFleet(config, state) as fleet:
         happen(hub, "E-2", "announced", "canceled")
         eventually(lambda: len(events(fleet)) == 2)
@@ -53,14 +66,29 @@ def test_an_event_is_kept_once_through_a_disk_trouble_a_kill_and_a_replay_and_th
         found = notbefore("fleet", "report", "--url", url, "--since", "1h")
         head, row = [line.split() for line in found.stdout.splitlines()[1:3]]
         by = ("--by", "scale_set,event_type")
-        rows = list(csv.DictReader(io.StringIO(notbefore("fleet", "report", "--url", url, "--csv", *by).stdout)))
-        twice = notbefore("fleet", "report", "--url", f"{url},http://localhost:{fleet.port}", "--since", "1h")
+        rows = list(
+            csv.DictReader(
+                io.StringIO(notbefore("fleet", "report", "--url", url, "--csv", *by).stdout)
+            )
+        )
+        twice = notbefore(
+            "fleet", "report", "--url", f"{url},http://localhost:{fleet.port}", "--since", "1h"
+        )
         assert fleet.stop() == 0
-    assert (unknown.returncode, "cannot be read" in unknown.stderr, "Not known: the " in str(page)) == (1, True, True)
+    assert (
+        unknown.returncode,
+        "cannot be read" in unknown.stderr,
+        "Not known: the " in str(page),
+    ) == (1, True, True)
     assert (first["event_id"], first["outcome"], first["reported_by"]) == ("E-1", "finished", 2)
     assert first["measured"] == {"web_0": {"notice": 600.0, "interruption": 4.2}}
     assert (second["event_id"], second["outcome"]) == ("E-2", "canceled")
-    assert (head[:4], row[:4]) == (["TYPE", "REGION", "EVENTS", "VMS"], ["Reboot", "westeurope", "2", "2"])
+    assert (head[:4], row[:4]) == (
+        ["TYPE", "REGION", "EVENTS", "VMS"],
+        ["Reboot", "westeurope", "2", "2"],
+    )
     assert row[7] == "2"  # short notice: ten minutes, where Azure promises fifteen
-    assert [(one["scale_set"], one["event_type"], one["events"]) for one in rows] == [("web", "Reboot", "2")]
+    assert [(one["scale_set"], one["event_type"], one["events"]) for one in rows] == [
+        ("web", "Reboot", "2")
+    ]
     assert twice.stdout.splitlines()[1:] == found.stdout.splitlines()[1:]  # an event counts once

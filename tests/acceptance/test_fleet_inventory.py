@@ -1,4 +1,7 @@
-"""The inventory of a real instance: missing VMs are measured, shown and notified of; a file that changes."""
+"""The inventory of a real instance: missing VMs are measured, shown and notified of.
+
+A file that changes.
+"""
 
 import json
 from datetime import UTC, datetime
@@ -23,7 +26,11 @@ def beat(who: Vm) -> Heartbeat:
 def notified(hook: HttpPeer) -> list[tuple[str, list[str]]]:
     bodies = [json.loads(one.body) for one in hook.requests]
     prefix = "azure.scheduled_event."
-    return [(one[f"{prefix}change"], one[f"{prefix}resources"]) for one in bodies if one[f"{prefix}type"] == "Silent"]
+    return [
+        (one[f"{prefix}change"], one[f"{prefix}resources"])
+        for one in bodies
+        if one[f"{prefix}type"] == "Silent"
+    ]
 
 
 def events(fleet: RunningFleet, *words: str) -> str:
@@ -51,13 +58,23 @@ def test_a_vm_of_the_inventory_that_is_never_heard_from_is_missing_until_it_is(
         assert "1 VM is missing." in page
         assert "<bdi>web_9</bdi>" in page
         head, row = [line.split() for line in shown.splitlines()[1:3]]
-        assert (head[:2], row[:2], row[-2:]) == (["TYPE", "STATUS"], ["Reboot", "scheduled"], ["E-1", "web_0"])
+        assert (head[:2], row[:2], row[-2:]) == (
+            ["TYPE", "STATUS"],
+            ["Reboot", "scheduled"],
+            ["E-1", "web_0"],
+        )
         (wave,) = [json.loads(line) for line in events(fleet, "--json").splitlines()]
         assert (wave["event_id"], wave["vms"], wave["reported_by"]) == ("E-1", ["web_0"], 1)
 
         inventory.write_text("web 0\n")
-        said = "inventory: ValueError: line 1: expected SUBSCRIPTION/RESOURCE_GROUP/NAME, got 'web 0'"
-        eventually(lambda: said in fleet.log and fleet.metric('notbefore_fleet_errors_total{part="inventory"}'))
+        said = (
+            "inventory: ValueError: line 1: expected SUBSCRIPTION/RESOURCE_GROUP/NAME, got 'web 0'"
+        )
+        eventually(
+            lambda: (
+                said in fleet.log and fleet.metric('notbefore_fleet_errors_total{part="inventory"}')
+            )
+        )
         assert fleet.json("/api/v1/fleet/events")["missing"] == ["web_9"]
 
         inventory.write_text(f"{whose}/web_0\n{whose}/DATA_0\n".upper())

@@ -38,7 +38,13 @@ def tell(hub: Hub) -> None:
     for number in (0, 1):
         hit = [one.name for one in VMS[number * 6 : number * 6 + 6]]
         due = now + timedelta(minutes=14)
-        send(hub, [report(one, "announced", f"W-{number}", resources=hit, not_before=due, notice=840.0) for one in VMS])
+        send(
+            hub,
+            [
+                report(one, "announced", f"W-{number}", resources=hit, not_before=due, notice=840.0)
+                for one in VMS
+            ],
+        )
 
 
 # one test: an instance takes a while to get there, and several workers would each have their own
@@ -47,9 +53,16 @@ def test_the_page_shows_what_is_coming_by_wave_and_how_the_month_went_to_everyon
 ) -> None:
     remember(tmp_path / "state")
     tell(hub)
-    config = configured(tmp_path, hub, hook.url, group_by=["subscription", "resource_group", "scale_set", "event_type"])
+    config = configured(
+        tmp_path,
+        hub,
+        hook.url,
+        group_by=["subscription", "resource_group", "scale_set", "event_type"],
+    )
     with RunningFleet(config, tmp_path / "state") as fleet, chromium() as browser:
-        eventually(lambda: [wave["events"] for wave in fleet.json("/api/v1/fleet/events")["waves"]] == [2])
+        eventually(
+            lambda: [wave["events"] for wave in fleet.json("/api/v1/fleet/events")["waves"]] == [2]
+        )
         page = browser.new_context(viewport=DESK).new_page()
         heard = Heard(page)
         url = f"http://127.0.0.1:{fleet.port}/"
@@ -58,12 +71,18 @@ def test_the_page_shows_what_is_coming_by_wave_and_how_the_month_went_to_everyon
         expect(row).to_have_count(1)
         expect(row).to_contain_text("12 VMs: web_0, web_1, web_2, web_3, web_4 and 7 more")
         expect(page).to_have_title("1 coming - fleet - notbefore")
-        expect(page.locator(".summary")).to_contain_text("Reboot of 12 VMs in web is next, not before")
+        expect(page.locator(".summary")).to_contain_text(
+            "Reboot of 12 VMs in web is next, not before"
+        )
         month = page.locator("#month")
-        expect(month.locator("tbody tr")).to_have_count(1)  # what is older than 30 days is the report's
+        expect(month.locator("tbody tr")).to_have_count(
+            1
+        )  # what is older than 30 days is the report's
         expect(month).to_contain_text("1 of 2")
         expect(page.locator(".sinks tbody tr")).to_have_count(1)
-        expect(row.locator("[role=timer]")).not_to_have_text(row.locator("[role=timer]").inner_text())
+        expect(row.locator("[role=timer]")).not_to_have_text(
+            row.locator("[role=timer]").inner_text()
+        )
         assert heard.complaints == []
         assert all(one.startswith(url) for one in heard.requests)
         for viewport in (DESK, PHONE):
@@ -72,5 +91,7 @@ def test_the_page_shows_what_is_coming_by_wave_and_how_the_month_went_to_everyon
             found = Axe().run(page)
             assert found.violations_count == 0, found.generate_report()
         page.goto(f"{url}?event_type=Freeze")
-        with page.expect_request(lambda one: one.url == f"{url}?event_type=Freeze"):  # what is loaded again
+        with page.expect_request(
+            lambda one: one.url == f"{url}?event_type=Freeze"
+        ):  # what is loaded again
             expect(row).to_have_count(0)

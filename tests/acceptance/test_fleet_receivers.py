@@ -1,4 +1,6 @@
-"""What people get of a fleet: a wave of 500 VMs, and single events, at an Alertmanager, a pager, Slack and by mail."""
+"""What people get of a fleet: a wave of 500 VMs, and single events, at an Alertmanager, a pager,
+Slack and by mail.
+"""
 
 import email
 import json
@@ -31,23 +33,42 @@ class Receivers:
     def __init__(self, stack: ExitStack, directory: Path) -> None:
         needs("prometheus-alertmanager", "proton")
         self.hub = stack.enter_context(Hub(directory))
-        self.slack, self.pager = stack.enter_context(SlackServer()), stack.enter_context(PagerDuty())
+        self.slack, self.pager = (
+            stack.enter_context(SlackServer()),
+            stack.enter_context(PagerDuty()),
+        )
         self.hook, self.behind = stack.enter_context(HttpPeer()), stack.enter_context(HttpPeer())
         self.mail = stack.enter_context(MailPeer())
         route = {"group_by": ["alertname", "event_id"], "group_wait": "1s", "group_interval": "1s"}
-        hook = {"name": "hook", "webhook_configs": [{"url": self.behind.url, "send_resolved": True}]}
-        # an alert that has no end of its own is over soon: one of the fleet is not sent again while its event lasts
-        routing = {"global": {"resolve_timeout": "1s"}, "route": {"receiver": "hook", **route}, "receivers": [hook]}
+        hook = {
+            "name": "hook",
+            "webhook_configs": [{"url": self.behind.url, "send_resolved": True}],
+        }
+        # an alert that has no end of its own is over soon: one of the fleet is not sent again while
+        # its event lasts
+        routing = {
+            "global": {"resolve_timeout": "1s"},
+            "route": {"receiver": "hook", **route},
+            "receivers": [hook],
+        }
         # one of the two is notified: what a cluster makes of it is test_one_reboot's
         self.alertmanager = stack.enter_context(cluster_of_two(directory, routing))[0]
 
     def configuration(self, directory: Path, **fleet: Any) -> Path:
         path = configured(directory, self.hub, self.hook.url, **fleet)
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        mail = {"host": "127.0.0.1", "port": self.mail.port, "tls": "none", "from": "a@b.org", "to": ["c@b.org"]}
+        mail = {
+            "host": "127.0.0.1",
+            "port": self.mail.port,
+            "tls": "none",
+            "from": "a@b.org",
+            "to": ["c@b.org"],
+        }
         values["sinks"] |= {
             "chat": {"slack": {"url": self.slack.url}},
-            "pager": {"pagerduty": {"routing_key": ROUTING_KEY, "url": f"{self.pager.url}/v2/enqueue"}},
+            "pager": {
+                "pagerduty": {"routing_key": ROUTING_KEY, "url": f"{self.pager.url}/v2/enqueue"}
+            },
             "am": {"alertmanager": {"urls": [f"http://127.0.0.1:{self.alertmanager}"]}},
             "mail": {"email": mail},
         }
@@ -79,14 +100,18 @@ def receivers(tmp_path: Path) -> Iterator[Receivers]:
 def reports(kind: Any, numbers: range, **more: Any) -> list[Record]:
     """Each VM has an event of its own, which it reports, and so do its two neighbours."""
     return [
-        report(VMS[(number + other) % 500], kind, f"E-{number}", resources=[VMS[number].name], **more)
+        report(
+            VMS[(number + other) % 500], kind, f"E-{number}", resources=[VMS[number].name], **more
+        )
         for number in numbers
         for other in range(3)
     ]
 
 
 @pytest.mark.long
-def test_a_wave_of_500_vms_is_one_incident_and_a_handful_of_messages(receivers: Receivers, tmp_path: Path) -> None:
+def test_a_wave_of_500_vms_is_one_incident_and_a_handful_of_messages(
+    receivers: Receivers, tmp_path: Path
+) -> None:
     grouping = {
         "group_by": ["subscription", "resource_group", "scale_set", "event_type"],
         "group_wait": "2s",
@@ -99,7 +124,9 @@ def test_a_wave_of_500_vms_is_one_incident_and_a_handful_of_messages(receivers: 
         eventually(lambda: len(alerts(receivers.alertmanager)) == 1, PATIENCE)
         send(receivers.hub, reports("announced", range(100, 500)))
         eventually(lambda: receivers.steps[-1] == "updated", PATIENCE)  # the digest
-        eventually(lambda: len(fleet.json("/api/v1/fleet/events")["waves"][0]["vms"]) == 500, PATIENCE)
+        eventually(
+            lambda: len(fleet.json("/api/v1/fleet/events")["waves"][0]["vms"]) == 500, PATIENCE
+        )
         send(receivers.hub, reports("started", range(500)))
         eventually(lambda: "started" in receivers.steps, PATIENCE)
         eventually(lambda: (fleet.metric(news) or 0) >= 1000, PATIENCE)
@@ -111,7 +138,11 @@ def test_a_wave_of_500_vms_is_one_incident_and_a_handful_of_messages(receivers: 
         eventually(lambda: alerts(receivers.alertmanager) == [], PATIENCE)
         assert fleet.stop() == 0
     digests = [step for step in receivers.steps if step == "updated"]
-    assert [step for step in receivers.steps if step != "updated"] == ["announced", "started", "finished"]
+    assert [step for step in receivers.steps if step != "updated"] == [
+        "announced",
+        "started",
+        "finished",
+    ]
     assert 1 <= len(digests) <= 10, "one in each group_interval"
     assert json.loads(receivers.hook.requests[-1].body)["azure.scheduled_event.fleet.vms"] == 500
     effects = receivers.pager.effects

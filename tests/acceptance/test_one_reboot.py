@@ -28,7 +28,8 @@ def both(hook: str, pager: str) -> dict[str, Any]:
             "receiver": "hook",
             "group_by": ["alertname", "event_id"],
             "group_wait": "2s",
-            "group_interval": "12s",  # longer than the other member waits: it sends what it saw before
+            # longer than the other member waits: it sends what it saw before
+            "group_interval": "12s",
             "routes": [{"receiver": "hook", "continue": True}, {"receiver": "pager"}],
         },
         "receivers": [
@@ -42,7 +43,11 @@ def both(hook: str, pager: str) -> dict[str, Any]:
 def test_on_call_is_notified_once_of_a_reboot_of_five_vms_and_the_incident_is_closed_once(
     hook: HttpPeer, tmp_path: Path
 ) -> None:
-    reboot: dict[str, Any] = {"Resources": list(VMS), "EventType": "Reboot", "DurationInSeconds": -1}
+    reboot: dict[str, Any] = {
+        "Resources": list(VMS),
+        "EventType": "Reboot",
+        "DurationInSeconds": -1,
+    }
     later = {"NotBefore": format_datetime(datetime.now(UTC) + timedelta(minutes=15), usegmt=True)}
 
     def statuses() -> list[str]:
@@ -58,15 +63,24 @@ def test_on_call_is_notified_once_of_a_reboot_of_five_vms_and_the_incident_is_cl
             "pager": {"pagerduty": {"routing_key": ROUTING_KEY, "url": f"{direct.url}/v2/enqueue"}},
             "am": {"alertmanager": {"urls": [f"http://127.0.0.1:{port}" for port in members]}},
         }
-        agents = [RunningAgent(simulator.endpoint_of(vm), tmp_path / vm, {"sinks": sinks}, interval="1s") for vm in VMS]
+        agents = [
+            RunningAgent(simulator.endpoint_of(vm), tmp_path / vm, {"sinks": sinks}, interval="1s")
+            for vm in VMS
+        ]
         for agent in agents:
             stack.enter_context(agent)
-        steps = [([item(**reboot, **later)], "firing"), ([item(**reboot, **STARTED)], "firing"), ([], "resolved")]
+        steps = [
+            ([item(**reboot, **later)], "firing"),
+            ([item(**reboot, **STARTED)], "firing"),
+            ([], "resolved"),
+        ]
         for step, (listed, status) in enumerate(steps, start=1):
             simulator.set_document(body(*listed, incarnation=step + 1))
-            eventually(lambda: {one.count("delivered", to) for one in agents for to in sinks} == {step})  # noqa: B023 - it is called here
-            eventually(lambda: statuses()[-1:] == [status])  # noqa: B023 - as above
-            eventually(lambda: bool(routed.open) is (step < 3))  # noqa: B023 - as above
+            eventually(
+                lambda: {one.count("delivered", to) for one in agents for to in sinks} == {step}
+            )
+            eventually(lambda: statuses()[-1:] == [status])
+            eventually(lambda: bool(routed.open) is (step < 3))
     assert Counter(direct.effects) == {"opened": 1, "added": 9, "resolved": 1, "nothing": 4}
     assert statuses() == ["firing", "resolved"]
     assert [step for step in routed.effects if step != "added"] == ["opened", "resolved"]

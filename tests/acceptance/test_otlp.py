@@ -1,4 +1,6 @@
-"""The agent with OTLP: its metrics, changes and log at a receiver, whatever that receiver does; and without it."""
+"""The agent with OTLP: its metrics, changes and log at a receiver, whatever that receiver does; and
+without it.
+"""
 
 import signal
 from pathlib import Path
@@ -21,7 +23,9 @@ def listed(receiver: Receiver) -> list[set[str]]:
     ]
 
 
-def test_a_receiver_that_hangs_holds_neither_the_beat_nor_the_end(imds: Simulator, tmp_path: Path) -> None:
+def test_a_receiver_that_hangs_holds_neither_the_beat_nor_the_end(
+    imds: Simulator, tmp_path: Path
+) -> None:
     with Receiver() as receiver:
         receiver.default = Say(how="hang")
         records = {"rec": {"otlp_logs": {"endpoint": "http://127.0.0.1:9"}}}
@@ -45,22 +49,32 @@ def test_without_it_nothing_of_it_is_loaded_and_a_reload_brings_it_and_takes_it(
         config.write_text("log: {level: info}\n", encoding="utf-8")
         with RunningAgent(imds.endpoint, tmp_path / "state", str(config)) as agent:
             assert "google/_upb" not in mapped(agent)
-            assert agent.metric('notbefore_otlp_exports_total{result="success",signal="metrics"}') is None
-            config.write_text(yaml.safe_dump({"otlp": {"endpoint": receiver.url, "interval": "1s"}}), encoding="utf-8")
+            assert (
+                agent.metric('notbefore_otlp_exports_total{result="success",signal="metrics"}')
+                is None
+            )
+            config.write_text(
+                yaml.safe_dump({"otlp": {"endpoint": receiver.url, "interval": "1s"}}),
+                encoding="utf-8",
+            )
             agent.process.send_signal(signal.SIGHUP)
             eventually(lambda: receiver.metrics)
             assert "google/_upb" in mapped(agent)
             assert "grpc" not in mapped(agent)
             config.write_text("log: {level: info}\n", encoding="utf-8")
             agent.process.send_signal(signal.SIGHUP)
-            eventually(lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 2)
+            eventually(
+                lambda: agent.metric('notbefore_config_reloads_total{result="success"}') == 2
+            )
 
             def quiet() -> bool:
                 before = len(receiver.metrics)
                 polled(imds, 10)  # two intervals
                 return len(receiver.metrics) == before
 
-            eventually(quiet)  # the reload does not wait for a last export that takes longer than a second
+            eventually(
+                quiet
+            )  # the reload does not wait for a last export that takes longer than a second
 
 
 def test_the_standard_variables_say_what_the_file_does_not(
@@ -72,7 +86,10 @@ def test_the_standard_variables_say_what_the_file_does_not(
         monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "team=a,service.version=0")
         monkeypatch.setenv("OTEL_SERVICE_NAME", "watcher")
         config = tmp_path / "notbefore.yaml"
-        config.write_text("otlp: {resource: {service.version: '1'}}\nsinks: {rec: {otlp_logs: {}}}\n", encoding="utf-8")
+        config.write_text(
+            "otlp: {resource: {service.version: '1'}}\nsinks: {rec: {otlp_logs: {}}}\n",
+            encoding="utf-8",
+        )
         with RunningAgent(imds.endpoint, tmp_path / "state", str(config)):
             (request, *_) = eventually(lambda: receiver.requests)
             assert request.headers["api-key"] == "k/1"
@@ -80,6 +97,12 @@ def test_the_standard_variables_say_what_the_file_does_not(
             eventually(lambda: receiver.records)
             eventually(lambda: {ID} in listed(receiver))  # long before the interval of a minute
     resource = attributes(receiver.metrics[-1].resource_metrics[0].resource.attributes)
-    assert [resource[name] for name in ("service.name", "service.version", "team")] == ["watcher", "1", "a"]
+    assert [resource[name] for name in ("service.name", "service.version", "team")] == [
+        "watcher",
+        "1",
+        "a",
+    ]
     assert (resource["host.name"], resource["cloud.platform"]) == (ME, "azure.vm")
-    assert resource["service.instance.id"] == resource["host.id"]  # else the VMs of a fleet would be one series
+    assert (
+        resource["service.instance.id"] == resource["host.id"]
+    )  # else the VMs of a fleet would be one series

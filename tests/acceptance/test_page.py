@@ -43,7 +43,11 @@ def imds() -> Iterator[Simulator]:
 def agent(imds: Simulator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     """A dozen events in its history, one of them started."""
     with RunningAgent(imds.endpoint, tmp_path_factory.mktemp("state")) as agent:
-        imds.set_document(body(*(item(f"past-{number}", NotBefore=due(900)) for number in range(12)), incarnation=2))
+        imds.set_document(
+            body(
+                *(item(f"past-{number}", NotBefore=due(900)) for number in range(12)), incarnation=2
+            )
+        )
         eventually(lambda: len(agent.records) == 12)
         imds.set_document(body(item("started", EventStatus="Started", NotBefore=""), incarnation=3))
         eventually(lambda: len(agent.records) == 25)
@@ -96,19 +100,25 @@ def test_a_change_appears_by_itself_and_its_countdown_counts(
     begun = time.monotonic()
     imds.set_document(pending("appears"))
     expect(page.locator("#pending tbody tr")).to_have_count(1)
-    record_property("seconds_to_appear", time.monotonic() - begun)  # a beat (of 0.2 s here) and a refresh (0.5 s)
+    record_property(
+        "seconds_to_appear", time.monotonic() - begun
+    )  # a beat (of 0.2 s here) and a refresh (0.5 s)
     expect(page).to_have_title(f"1 pending - {ME} - notbefore")
     expect(page.locator("#pending .approval")).to_contain_text("Approval is off: ")
     expect(page.get_by_role("link", name="Documents")).to_have_count(1)
     first = seconds(page)
     assert 800 < first < 900
-    page.wait_for_function("first => document.querySelector('#pending [role=timer]').innerText !== first", arg=first)
+    page.wait_for_function(
+        "first => document.querySelector('#pending [role=timer]').innerText !== first", arg=first
+    )
     eventually(lambda: seconds(page) <= first - 2)
     imds.set_document(body(incarnation=7))
     expect(page.locator("#timeline tbody tr").first).to_contain_text("canceled")
 
 
-def test_it_goes_on_counting_and_says_so_while_the_agent_is_silent(visit: Open, imds: Simulator) -> None:
+def test_it_goes_on_counting_and_says_so_while_the_agent_is_silent(
+    visit: Open, imds: Simulator
+) -> None:
     imds.set_document(pending("silent"))
     page = visit()
     expect(page.locator("#pending tbody tr")).to_have_count(1)
@@ -117,7 +127,9 @@ def test_it_goes_on_counting_and_says_so_while_the_agent_is_silent(visit: Open, 
     expect(page.get_by_role("alert")).to_contain_text("The agent does not answer")
     first = seconds(page)
     eventually(lambda: seconds(page) <= first - 2)
-    page.evaluate("() => { document.querySelector('[data-until]').dataset.until = Date.now() / 1000 - 5 }")
+    page.evaluate(
+        "() => { document.querySelector('[data-until]').dataset.until = Date.now() / 1000 - 5 }"
+    )
     expect(page.locator("#pending .unit")).to_have_text("past its NotBefore")
     assert "-" not in page.locator("#pending [role=timer]").inner_text()
     times = [0, 9.9, 61, 3723.5, 36_000, 90_000, 864_000, -0.5, -65, -3723]
@@ -148,7 +160,9 @@ def test_a_refresh_takes_nothing_from_the_reader(visit: Open, imds: Simulator) -
     assert chosen.strip() in ("to", "be", "selected")
     again, place = page.evaluate(seen)
     assert again == chosen
-    assert abs(place - top) <= 1  # pixels: in the same place, also if a line above needs more room now
+    assert (
+        abs(place - top) <= 1
+    )  # pixels: in the same place, also if a line above needs more room now
     assert page.evaluate("document.activeElement.textContent") == "/metrics"
 
 

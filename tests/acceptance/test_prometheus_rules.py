@@ -1,6 +1,8 @@
-"""From Azure to the pager by way of Prometheus: simulator, agent, scrape, rule, Alertmanager, receiver.
+"""From Azure to the pager by way of Prometheus: simulator, agent, scrape, rule, Alertmanager,
+receiver.
 
-Debian's Prometheus and Alertmanager run what is in ``config/``, with shorter times and receivers of ours.
+Debian's Prometheus and Alertmanager run what is in ``config/``, with shorter times and receivers of
+ours.
 """
 
 import json
@@ -28,7 +30,9 @@ RULES: Final = CONFIG / "prometheus/notbefore.rules.yml"
 
 def example() -> dict[str, Any]:
     """The example for Alertmanager, with shorter times."""
-    config: dict[str, Any] = yaml.safe_load((CONFIG / "alertmanager/alertmanager.yml").read_text(encoding="utf-8"))
+    config: dict[str, Any] = yaml.safe_load(
+        (CONFIG / "alertmanager/alertmanager.yml").read_text(encoding="utf-8")
+    )
 
     def hasten(route: dict[str, Any]) -> None:
         route.update(group_wait="1s", group_interval="1s")
@@ -40,18 +44,25 @@ def example() -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_who_what_when_the_start_and_the_end_can_be_read_in_slack_and_pagerduty(tmp_path: Path) -> None:
-    """The shipped files as they are, but for the addresses: what people are shown is printed (``pytest -s``)."""
+def test_who_what_when_the_start_and_the_end_can_be_read_in_slack_and_pagerduty(
+    tmp_path: Path,
+) -> None:
+    """The shipped files as they are, but for the addresses: what people are shown is printed
+    (``pytest -s``).
+    """
     names = ("web_0", "web_1")
     soon = f"{datetime.now(UTC) + timedelta(minutes=20):%a, %d %b %Y %H:%M:%S GMT}"
-    reboot = item("reboot", EventType="Reboot", NotBefore=soon, DurationInSeconds=-1, Resources=list(names))
+    reboot = item(
+        "reboot", EventType="Reboot", NotBefore=soon, DurationInSeconds=-1, Resources=list(names)
+    )
     with ExitStack() as stack:
         simulator = stack.enter_context(Simulator(names))
         slack, pager = stack.enter_context(HttpPeer()), stack.enter_context(PagerDuty())
         sink = stack.enter_context(HttpPeer())
         own = {"sinks": {"am": {"alertmanager": {"urls": [sink.url]}}}}
         agents = [
-            stack.enter_context(RunningAgent(simulator.endpoint_of(name), tmp_path / name, own)) for name in names
+            stack.enter_context(RunningAgent(simulator.endpoint_of(name), tmp_path / name, own))
+            for name in names
         ]
         key, config = tmp_path / "key", example()
         key.write_text(ROUTING_KEY, encoding="utf-8")
@@ -61,26 +72,36 @@ def test_who_what_when_the_start_and_the_end_can_be_read_in_slack_and_pagerduty(
         managers = [{"static_configs": [{"targets": [f"127.0.0.1:{port}" for port in members]}]}]
         alerting = {"alertmanagers": managers}
         targets = [{"targets": [f"127.0.0.1:{agent.port}" for agent in agents]}]
-        stack.enter_context(Prometheus(tmp_path, targets, rule_files=[str(RULES)], alerting=alerting))
+        stack.enter_context(
+            Prometheus(tmp_path, targets, rule_files=[str(RULES)], alerting=alerting)
+        )
 
         def in_slack() -> str:
             shown = [json.loads(request.body)["attachments"][0] for request in slack.requests]
             return "\n".join(f"{one['title']}\n{one.get('text', '')}" for one in shown)
 
         def on_call() -> list[str]:
-            return [f"{step.what}: {step.event.get('payload', {}).get('summary', '')}" for step in pager.steps]
+            return [
+                f"{step.what}: {step.event.get('payload', {}).get('summary', '')}"
+                for step in pager.steps
+            ]
 
         simulator.set_document(body(reboot, incarnation=2))
-        # who is named at first depends on which of them Prometheus has scraped by then; how many there are does not
+        # who is named at first depends on which of them Prometheus has scraped by then; how many
+        # there are does not
         eventually(lambda: "(2 VMs), not before 20" in in_slack())
         eventually(lambda: pager.steps)
-        assert re.match(r"opened: Reboot of web_[01](, web_1)? \(2 VMs\), not before 20", on_call()[0])
+        assert re.match(
+            r"opened: Reboot of web_[01](, web_1)? \(2 VMs\), not before 20", on_call()[0]
+        )
         assert "Azure says: Virtual machine is being paused" in in_slack()
         # notbefore's own sink gives an alert the same labels
         (alert,) = alerts(members[0])
         (sent,) = json.loads(eventually(lambda: sink.requests)[0].body)
         assert sent["labels"] == alert["labels"]
-        simulator.set_document(body({**reboot, "EventStatus": "Started", "NotBefore": ""}, incarnation=3))
+        simulator.set_document(
+            body({**reboot, "EventStatus": "Started", "NotBefore": ""}, incarnation=3)
+        )
         eventually(lambda: "Reboot of web_0, web_1 (2 VMs) has started" in in_slack())
         eventually(lambda: any("has started" in one for one in on_call()))
         assert "Azure started the Reboot reboot at 20" in in_slack()

@@ -31,11 +31,15 @@ HTTP_FAILURES = {
 }
 
 
-ENCODED = b64encode(f"oper:{CANARY}".encode())[:12]  # how the Basic authentication of Alertmanager begins
+ENCODED = b64encode(f"oper:{CANARY}".encode())[
+    :12
+]  # how the Basic authentication of Alertmanager begins
 
 
 class Echo(HttpPeer):
-    """It refuses each request, and says what it was: all of it, or cut somewhere within the headers."""
+    """It refuses each request, and says what it was: all of it, or cut somewhere within the
+    headers.
+    """
 
     most = 3_000  # bytes
 
@@ -75,9 +79,14 @@ class Zoo:
         """Every kind of sink that speaks HTTP, against one receiver."""
         host = url.partition("://")[2]
         hook = self.found("url", f"{url}/{self.secret()}?key={self.secret()}")
-        signed = {**self.found("secret", self.secret()), "headers": {"Authorization": f"Bearer {self.secret()}"}}
+        signed = {
+            **self.found("secret", self.secret()),
+            "headers": {"Authorization": f"Bearer {self.secret()}"},
+        }
         self.add(f"webhook-{way}", "webhook", {**hook, **signed, "allow_private": True})
-        self.add(f"slack-{way}", "slack", self.found("url", f"{url}/services/T0/B0/{self.secret()}"))
+        self.add(
+            f"slack-{way}", "slack", self.found("url", f"{url}/services/T0/B0/{self.secret()}")
+        )
         address = f"json://me:{self.secret()}@{host}/{self.secret()}/?+X-Key={self.secret()}"
         self.add(f"apprise-{way}", "apprise", self.found("url", address))
         user = {"username": "oper", **self.found("password", self.secret())}
@@ -94,7 +103,9 @@ class Zoo:
     def mail(self, way: str, port: int, tls: str) -> None:
         login = {"user": "me", **self.found("password", self.secret())}
         who = {"from": "vm@example.org", "to": ["ops@example.org"]}
-        self.add(f"mail-{way}", "email", {"host": "localhost", "port": port, "tls": tls, **login, **who})
+        self.add(
+            f"mail-{way}", "email", {"host": "localhost", "port": port, "tls": tls, **login, **who}
+        )
 
     def hub(self, way: str, *words: str) -> None:
         key = f"SharedAccessKeyName=root;SharedAccessKey={self.secret()};EntityPath=changes"
@@ -118,7 +129,9 @@ def zoo_of(directory: Path, stack: ExitStack) -> Zoo:
     hook = zoo.found("url", f"{untrusted.url}/{zoo.secret()}")
     zoo.add("webhook-untrusted", "webhook", {**hook, "allow_private": True})
     zoo.add("webhook-private", "webhook", zoo.found("url", f"http://127.0.0.1:1/{zoo.secret()}"))
-    zoo.add("slack-nowhere", "slack", zoo.found("url", f"https://no.such.host.invalid/{zoo.secret()}"))
+    zoo.add(
+        "slack-nowhere", "slack", zoo.found("url", f"https://no.such.host.invalid/{zoo.secret()}")
+    )
     asks = stack.enter_context(MailPeer(tls="starttls", password="right", authority=authority))
     plain = stack.enter_context(MailPeer())
     zoo.http("nonsense", f"http://127.0.0.1:{plain.port}")  # it speaks SMTP
@@ -134,15 +147,22 @@ def zoo_of(directory: Path, stack: ExitStack) -> Zoo:
     zoo.hub("nonsense", f"Endpoint=sb://127.0.0.1:{plain.port}", "UseDevelopmentEmulator=true")
     zoo.hub("no-tls", f"Endpoint=sb://127.0.0.1:{hub.port}")
     environ = directory / "environ"
-    script = f"import os, sys; open({str(environ)!r}, 'w').write(repr(os.environ)); sys.exit(repr(os.environ))"
+    script = (
+        f"import os, sys; open({str(environ)!r}, 'w').write(repr(os.environ));"
+        " sys.exit(repr(os.environ))"
+    )
     zoo.add("command", "command", {"command": [sys.executable, "-c", script]})
     return zoo
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.long
-@pytest.mark.parametrize("part", range(2))  # each sink is a thread of the courier, which has to begin
-def test_no_secret_is_printed_whatever_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+@pytest.mark.parametrize(
+    "part", range(2)
+)  # each sink is a thread of the courier, which has to begin
+def test_no_secret_is_printed_whatever_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
     with ExitStack() as stack:
         zoo = zoo_of(tmp_path, stack)
         command = {"command": zoo.sinks.pop("command")}
@@ -153,13 +173,24 @@ def test_no_secret_is_printed_whatever_fails(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv(OTEL_HEADERS, f"tenant={zoo.secret()}")
         headers = zoo.headers()
         otlp = {"endpoint": echo.url, "headers": headers, "interval": "1s"}
-        repeated = (headers["Api-Key"], zoo.environment[headers["X-Key"]["env"]], os.environ[OTEL_HEADERS])
+        repeated = (
+            headers["Api-Key"],
+            zoo.environment[headers["X-Key"]["env"]],
+            os.environ[OTEL_HEADERS],
+        )
         echo.default = Say(400, body=" ".join(repeated).encode())  # it says what it should not
         heartbeat = {"every": "10s", **zoo.found("ping_url", f"http://127.0.0.1:9/{zoo.secret()}")}
-        values = {"sinks": zoo.sinks, "otlp": otlp, "heartbeat": heartbeat, "log": {"level": "debug"}}
+        values = {
+            "sinks": zoo.sinks,
+            "otlp": otlp,
+            "heartbeat": heartbeat,
+            "log": {"level": "debug"},
+        }
         config.write_text(yaml.safe_dump(values), encoding="utf-8")
         named = set(re.findall(r"\bSECRET_\d+\b", config.read_text(encoding="utf-8")))
-        for name in named:  # what the configuration does not name is no secret that it could know of
+        for (
+            name
+        ) in named:  # what the configuration does not name is no secret that it could know of
             monkeypatch.setenv(name, zoo.environment[name])
         simulator = stack.enter_context(Simulator((ME,)))
         printed: dict[str, Any] = {}
@@ -168,24 +199,32 @@ def test_no_secret_is_printed_whatever_fails(tmp_path: Path, monkeypatch: pytest
 
             def left() -> set[str]:
                 said = get(agent.port, "/metrics")[1].decode()
-                failed = r'notbefore_deliveries_total{result="(?:failed|dead)",sink="([^"]+)"} [1-9]'
+                failed = (
+                    r'notbefore_deliveries_total{result="(?:failed|dead)",sink="([^"]+)"} [1-9]'
+                )
                 return zoo.sinks.keys() - set(re.findall(failed, said))
 
             eventually(lambda: not left(), patience=480)
             eventually(lambda: "heartbeat: ping_url was not reached" in agent.log)
             eventually(lambda: {request.path for request in echo.requests} == {"/v1/metrics"})
             courier = Path("/proc") / str(agent.courier())
-            printed["courier"] = (courier / "environ").read_bytes() + (courier / "cmdline").read_bytes()
+            printed["courier"] = (courier / "environ").read_bytes() + (
+                courier / "cmdline"
+            ).read_bytes()
             printed["agent"] = Path(f"/proc/{agent.process.pid}/cmdline").read_bytes()
             printed["metrics"] = get(agent.port, "/metrics")[1]
             printed["history"] = get(agent.port, "/api/v1/history")[1]
             state = str(tmp_path / "state")
-            printed["drill"] = repr(notbefore("drill", str(config), "--wait", "0s", "--state-dir", state, timeout=300))
+            printed["drill"] = repr(
+                notbefore("drill", str(config), "--wait", "0s", "--state-dir", state, timeout=300)
+            )
             agent.process.terminate()
         printed["log"] = agent.log
         printed["records"] = json.dumps(agent.records)
     printed["check"] = repr(notbefore("check-config", str(config)))
-    printed["outbox"] = repr(notbefore("outbox", "list", "--json", "--state-dir", str(tmp_path / "state")))
+    printed["outbox"] = repr(
+        notbefore("outbox", "list", "--json", "--state-dir", str(tmp_path / "state"))
+    )
     printed["command"] = (tmp_path / "environ").read_text(encoding="utf-8")
     for file in (tmp_path / "state").iterdir():
         printed[file.name] = file.read_bytes()

@@ -1,4 +1,6 @@
-"""What docs/switching.md says to users of azure-scheduledevents-manager: their drain commands, variables and probe."""
+"""What docs/switching.md says to users of azure-scheduledevents-manager: their drain commands,
+variables and probe.
+"""
 
 import os
 import re
@@ -20,15 +22,17 @@ VARIABLES: Final = ("ID", "SOURCE", "STATUS", "TYPE", "NOTBEFORE", "RESOURCES", 
 
 
 def recipe(directory: Path) -> str:
-    """The configuration of the page, with commands that write down the variables of the manager that they see."""
+    """The configuration of the page, with commands that write down the variables of the manager
+    that they see.
+    """
     needs("grep")
     text = (ROOT / "docs" / "switching.md").read_text(encoding="utf-8")
     (found,) = re.findall(r"## Drain commands.*?```yaml\n(.*?)```", text, re.DOTALL)
     values = yaml.safe_load(found)
     settings = values["sinks"]["drain"]["command"]
-    assert Path(settings["command"][0]).relative_to("/opt/notbefore/share/notbefore") == SCRIPT.relative_to(
-        ROOT / "config"
-    )
+    assert Path(settings["command"][0]).relative_to(
+        "/opt/notbefore/share/notbefore"
+    ) == SCRIPT.relative_to(ROOT / "config")
     seen = directory / "seen"
     settings["command"] = [
         str(SCRIPT),
@@ -70,10 +74,15 @@ def test_drain_and_uncordon_run_with_the_managers_variables_and_readiness_fails_
         imds.set_document(body(incarnation=4))
         eventually(lambda: lines()[-1] == "uncordon")
         eventually(lambda: get(agent.port, PENDING)[0] == 200)
-        assert lines().count("drain") == 1, "the start of an event that was announced starts no second drain"
+        assert lines().count("drain") == 1, (
+            "the start of an event that was announced starts no second drain"
+        )
         assert get(agent.port, "/readyz?pending=drain")[0] == 400
 
-        others = (item("E-2", NotBefore=FUTURE), item("E-3", EventType="Reboot", NotBefore=FUTURE, Resources=[PEER]))
+        others = (
+            item("E-2", NotBefore=FUTURE),
+            item("E-3", EventType="Reboot", NotBefore=FUTURE, Resources=[PEER]),
+        )
         imds.set_document(body(*others, incarnation=5))
         agent.reported("announced", "started", "finished", "announced", "announced")
         eventually(lambda: get(agent.port, PENDING)[0] == 200)
@@ -81,11 +90,17 @@ def test_drain_and_uncordon_run_with_the_managers_variables_and_readiness_fails_
         imds.set_document(body(*others, at_first_sight, incarnation=6))
         eventually(lambda: lines()[-1] == "EVENT_TYPE=Redeploy")
         found = dict(line.split("=", 1) for line in lines()[-len(VARIABLES) :])
-        assert (found["EVENT_ID"], found["EVENT_STATUS"], found["EVENT_NOTBEFORE"]) == ("E-4", "Started", "")
+        assert (found["EVENT_ID"], found["EVENT_STATUS"], found["EVENT_NOTBEFORE"]) == (
+            "E-4",
+            "Started",
+            "",
+        )
         assert lines().count("drain") == 2, "a Freeze, and what affects another VM, are left alone"
 
 
 def test_the_script_can_be_run_and_says_what_it_expects() -> None:
     assert os.access(SCRIPT, os.X_OK)
-    done = subprocess.run([SCRIPT, "drain"], capture_output=True, text=True, check=False, timeout=20)
+    done = subprocess.run(
+        [SCRIPT, "drain"], capture_output=True, text=True, check=False, timeout=20
+    )
     assert (done.returncode, "expected two commands" in done.stderr) == (64, True)

@@ -1,4 +1,6 @@
-"""What the agent says to systemd: the installed command with a NOTIFY_SOCKET that is the test's own."""
+"""What the agent says to systemd: the installed command with a NOTIFY_SOCKET that is the test's
+own.
+"""
 
 import os
 import signal
@@ -17,7 +19,8 @@ from support.agent import PATIENCE, RunningAgent, eventually
 
 WATCHDOG = 2.0  # seconds
 
-# an agent whose polling thread hangs once there is a file `hang`, and which notices after a second instead of twenty
+# an agent whose polling thread hangs once there is a file `hang`, and which notices after a second
+# instead of twenty
 HANGING = """
 import os, sys, threading
 import notbefore.agent.polling
@@ -44,7 +47,10 @@ class Manager:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(address.replace("@", "\0"))
         self.socket.settimeout(0.1)
-        self.environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": str(int(watchdog * 1_000_000))}
+        self.environment = {
+            "NOTIFY_SOCKET": address,
+            "WATCHDOG_USEC": str(int(watchdog * 1_000_000)),
+        }
         self.received: list[str] = []
 
     def listen(self) -> list[str]:
@@ -81,7 +87,15 @@ def test_systemd_is_notified_of_ready_alive_reloading_and_stopping(
 
 def test_the_watchdog_starves_when_the_polling_hangs(imds: Simulator, tmp_path: Path) -> None:
     manager = Manager(str(tmp_path / "notify"), 0.4)
-    words = ("run", "--imds", imds.endpoint, "--state-dir", str(tmp_path), "--listen", "127.0.0.1:0")
+    words = (
+        "run",
+        "--imds",
+        imds.endpoint,
+        "--state-dir",
+        str(tmp_path),
+        "--listen",
+        "127.0.0.1:0",
+    )
     environment = {**os.environ, **manager.environment, "NOTBEFORE_IMDS__INTERVAL": "200ms"}
     agent = subprocess.Popen([sys.executable, "-c", HANGING, *words], env=environment, cwd=tmp_path)
     try:
@@ -93,7 +107,9 @@ def test_the_watchdog_starves_when_the_polling_hangs(imds: Simulator, tmp_path: 
             time.sleep(0.8)  # two whole intervals of the watchdog: the silence itself
             return manager.listen().count("WATCHDOG=1") == before
 
-        eventually(lambda: any(line.startswith("STATUS=") and "old" in line for line in manager.listen()))
+        eventually(
+            lambda: any(line.startswith("STATUS=") and "old" in line for line in manager.listen())
+        )
         eventually(starved)
         assert agent.poll() is None, "it lives on: ending it is systemd's part"
     finally:
@@ -104,12 +120,20 @@ def test_the_watchdog_starves_when_the_polling_hangs(imds: Simulator, tmp_path: 
 
 def test_without_systemd_or_for_another_process_nothing_is_sent(tmp_path: Path) -> None:
     nobody = {"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "soon"}
-    for environment in ({}, nobody, {"NOTIFY_SOCKET": "vsock:2:1234"}, {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}):
+    for environment in (
+        {},
+        nobody,
+        {"NOTIFY_SOCKET": "vsock:2:1234"},
+        {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"},
+    ):
         notifier = SystemdNotifier(environment)
         notifier.ready()
         notifier.notify("well", alive=True)
         assert notifier.patience == float("inf")
-    assert SystemdNotifier({"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": str(os.getpid())}).patience <= 1
+    assert (
+        SystemdNotifier({"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": str(os.getpid())}).patience
+        <= 1
+    )
 
 
 def test_a_status_is_one_line() -> None:

@@ -1,4 +1,6 @@
-"""Another version is installed over a running agent: it ends for one that works, and waits for one that does not."""
+"""Another version is installed over a running agent: it ends for one that works, and waits for one
+that does not.
+"""
 
 import re
 from pathlib import Path
@@ -13,7 +15,10 @@ from support.peers import HttpPeer
 
 REFUSING = {  # a newer version that has another name for a key
     **NEWER,
-    "src/notbefore/config/model.py": (r"    records: Records = Records\(\)", "    recordz: Records = Records()"),
+    "src/notbefore/config/model.py": (
+        r"    records: Records = Records\(\)",
+        "    recordz: Records = Records()",
+    ),
 }
 
 
@@ -34,15 +39,23 @@ def wheels(place: Path, changes: dict[str, tuple[str, str]]) -> tuple[Path, Path
 
 def arrived(hook: HttpPeer) -> list[str]:
     """The events that were announced, in the order of their arrival."""
-    return [name for request in hook.requests for name in re.findall(r'"(E\d)"', request.body.decode())[:1]]
+    return [
+        name
+        for request in hook.requests
+        for name in re.findall(r'"(E\d)"', request.body.decode())[:1]
+    ]
 
 
-def test_for_a_version_that_refuses_the_configuration_no_agent_ends(hook: HttpPeer, tmp_path: Path) -> None:
+def test_for_a_version_that_refuses_the_configuration_no_agent_ends(
+    hook: HttpPeer, tmp_path: Path
+) -> None:
     older, newer = wheels(tmp_path, REFUSING)
     with Simulator((ME,)) as imds:
         imds.set_document(listed())
         with agent_of(tmp_path, imds, hook) as agent:
-            assert agent.metric("notbefore_restart_needed") == 0  # what a scrape imports is imported
+            assert (
+                agent.metric("notbefore_restart_needed") == 0
+            )  # what a scrape imports is imported
             with (tmp_path / "state.yaml").open("a", encoding="utf-8") as config:
                 config.write("records: {tags: [team]}\n")
             install(tmp_path / "opt", newer)
@@ -56,7 +69,9 @@ def test_for_a_version_that_refuses_the_configuration_no_agent_ends(hook: HttpPe
 
 
 @pytest.mark.long
-def test_an_agent_ends_for_another_version_that_works_and_that_one_goes_on(hook: HttpPeer, tmp_path: Path) -> None:
+def test_an_agent_ends_for_another_version_that_works_and_that_one_goes_on(
+    hook: HttpPeer, tmp_path: Path
+) -> None:
     _, newer = wheels(tmp_path, NEWER)
     with Simulator((ME,)) as imds:
         imds.set_document(listed("E1"))

@@ -1,4 +1,7 @@
-"""No process of the tests asks Azure's address: this machine may be a VM of Azure. Python imports this by its name."""
+"""No process of the tests asks Azure's address: this machine may be a VM of Azure.
+
+Python imports this by its name.
+"""
 
 import socket
 from collections.abc import Callable
@@ -14,6 +17,7 @@ def _guarded(connect: Callable[[socket.socket, Any], Any]) -> Callable[[socket.s
     return guarded
 
 
-# no audit hook: one written in Python lets another thread begin while coverage begins in this one, and both fail
+# no audit hook: one written in Python lets another thread begin while coverage begins in this one,
+# and both fail
 for name in ("connect", "connect_ex"):
     setattr(socket.socket, name, _guarded(getattr(socket.socket, name)))

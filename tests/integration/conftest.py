@@ -23,6 +23,8 @@ def peer() -> Iterator[HttpPeer]:
 
 @pytest.fixture(autouse=True)
 def _a_slow_disk_is_not_sick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A noisy machine's disk may need seconds: then nothing is written, which is what some tests are about."""
+    """A noisy machine's disk may need seconds: then nothing is written, which is what some tests
+    are about.
+    """
     monkeypatch.setattr(disk, "SLOW", PATIENCE)
     monkeypatch.setattr(store, "READ_PATIENCE", PATIENCE)

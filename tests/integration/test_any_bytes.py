@@ -1,4 +1,6 @@
-"""What must hold for any bytes that come from outside: those of a kept corpus, and what chance makes of them."""
+"""What must hold for any bytes that come from outside: those of a kept corpus, and what chance
+makes of them.
+"""
 
 import socket
 import tempfile
@@ -53,7 +55,17 @@ def document(data: bytes) -> None:
 
 def _rearranges(character: str) -> bool:
     """A control character, a line end, or a mark that changes the direction of text."""
-    turning = unicodedata.bidirectional(character) in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+    turning = unicodedata.bidirectional(character) in (
+        "LRE",
+        "RLE",
+        "LRO",
+        "RLO",
+        "PDF",
+        "LRI",
+        "RLI",
+        "FSI",
+        "PDI",
+    )
     return turning or unicodedata.category(character) in ("Cc", "Zl", "Zp")
 
 
@@ -132,11 +144,19 @@ def test_and_for_what_chance_makes_of_it(target: str, data: st.DataObject) -> No
 
 
 anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=12,
 )
-near_item = st.fixed_dictionaries({}, optional={name: anything | st.just(value) for name, value in item().items()})
+near_item = st.fixed_dictionaries(
+    {}, optional={name: anything | st.just(value) for name, value in item().items()}
+)
 near_document = st.fixed_dictionaries(
     {},
     optional={

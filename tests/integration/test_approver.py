@@ -1,4 +1,6 @@
-"""The approver against an IMDS that counts, in a world that changes at the moment in which something is sent."""
+"""The approver against an IMDS that counts, in a world that changes at the moment in which
+something is sent.
+"""
 
 import json
 import re
@@ -40,11 +42,15 @@ def listed(**fields: Any) -> bytes:
 
 
 class World:
-    """A tracker that knows of one event, an IMDS that counts, and what happens when something is written down."""
+    """A tracker that knows of one event, an IMDS that counts, and what happens when something is
+    written down.
+    """
 
     def __init__(self, imds: Simulator, directory: Path) -> None:
         self.imds = imds
-        self.after_write: Callable[[], None] = lambda: None  # right after the next thing is written down
+        self.after_write: Callable[[], None] = lambda: (
+            None
+        )  # right after the next thing is written down
         self.clock = SteppedClock()
         self.agent = Tracking(directory, self.clock, Config(approval=ON))
         self.runtime = self.agent.runtime
@@ -79,7 +85,10 @@ class World:
         self.sees(document or listed())
 
     def waits(self, most: int = 20) -> list[float]:
-        """Decide until there is a record of the approval; the seconds that each decision waited for the next."""
+        """Decide until there is a record of the approval.
+
+        The seconds that each decision waited for the next.
+        """
         found = []
         for _ in range(most):
             wait = self.approver.decide()
@@ -112,7 +121,9 @@ class World:
     def ends(self) -> list[dict[str, Any]]:
         """The records of approvals."""
         prefix = re.compile(r"azure\.scheduled_event\.(approval\.)?")
-        found = [{prefix.sub("", name): value for name, value in one.items()} for one in self.agent.said]
+        found = [
+            {prefix.sub("", name): value for name, value in one.items()} for one in self.agent.said
+        ]
         return [one for one in found if "approv" in one["change"]]
 
     @property
@@ -132,7 +143,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         found = World(imds, tmp_path)
         write_attempt = AgentState.write_attempt
 
-        def watched(state: AgentState, attempt: ApprovalAttempt, change: Change | None = None) -> bool:
+        def watched(
+            state: AgentState, attempt: ApprovalAttempt, change: Change | None = None
+        ) -> bool:
             written = write_attempt(state, attempt, change)
             act, found.after_write = found.after_write, lambda: None
             act()
@@ -148,10 +161,14 @@ def test_what_a_rule_names_is_approved_once(world: World, caplog: pytest.LogCapt
     assert world.decide() == "accepted"
     assert world.imds.start_requests == [ID]
     assert world.attempt.approved == content_of(world.attempt.tracked)
-    assert f"Freeze {ID}, rules[0]: approved (accepted)" in [one.getMessage() for one in caplog.records]
+    assert f"Freeze {ID}, rules[0]: approved (accepted)" in [
+        one.getMessage() for one in caplog.records
+    ]
     assert world.approver.decide() == LONG_WAIT
     assert world.imds.start_requests == [ID]
-    assert len({one["azure.scheduled_event.change_id"] for one in world.agent.said}) == len(world.agent.said)
+    assert len({one["azure.scheduled_event.change_id"] for one in world.agent.said}) == len(
+        world.agent.said
+    )
 
 
 # ---- the last look
@@ -183,15 +200,27 @@ TERMINATE = listed(EventType="Terminate", Resources=[ME, PEER])
     ("happens", "says"),
     [
         (used(msgspec.structs.replace(ON, dry_run=True)), "switched_off: approval.dry_run is true"),
-        (used(msgspec.structs.replace(ON, enabled=False)), "switched_off: approval.enabled is not true"),
-        (switched(allow_approval=False), "switched_off: `notbefore run` was started without --allow-approval"),
+        (
+            used(msgspec.structs.replace(ON, enabled=False)),
+            "switched_off: approval.enabled is not true",
+        ),
+        (
+            switched(allow_approval=False),
+            "switched_off: `notbefore run` was started without --allow-approval",
+        ),
         (ruled(action="leave"), "changed: the rules say leave now: the rule says so"),
         (ruled(name="other"), "changed: the rules say approve now: the rule says so"),
         (listing(body()), "no_longer_scheduled: it is gone"),
-        (listing(listed(EventStatus="Started", NotBefore="")), "no_longer_scheduled: it is Started"),
+        (
+            listing(listed(EventStatus="Started", NotBefore="")),
+            "no_longer_scheduled: it is Started",
+        ),
         (listing(listed(DurationInSeconds=9)), "changed: the event has changed"),
         (listing(TERMINATE), "changed: the event has changed"),
-        (listing(listed(EventSource=17)), "changed: the rules say leave now: a part of it could not be read"),
+        (
+            listing(listed(EventSource=17)),
+            "changed: the rules say leave now: a part of it could not be read",
+        ),
     ],
 )
 def test_what_is_switched_off_or_becomes_another_meanwhile_is_not_sent(
@@ -232,17 +261,24 @@ def test_approver_sends_nothing_until_new_imds_answers(world: World) -> None:
 
 
 def test_a_vm_that_has_another_name_by_then_approves_nothing(world: World) -> None:
-    rule = Rule(RuleMatch(event_type=("Freeze",), scope=("self", "peer")), for_all_resources="leader")
+    rule = Rule(
+        RuleMatch(event_type=("Freeze",), scope=("self", "peer")), for_all_resources="leader"
+    )
     world.use(Policy(enabled=True, dry_run=False, rules=(rule,)))
     world.sees(listed(Resources=[ME, PEER]))
     world.after_write = lambda: world.agent.tracker.identify(Vm(name=PEER))
     world.approver.decide()
     assert world.imds.start_requests == []
-    assert world.end[1:] == ("changed", "the rules say leave now: another VM decides for all of them")
+    assert world.end[1:] == (
+        "changed",
+        "the rules say leave now: another VM decides for all of them",
+    )
 
 
 def test_an_event_that_may_be_the_one_that_cannot_be_read_is_not_approved(world: World) -> None:
-    world.after_write = lambda: world.agent.tracker.handle(Poll(0.0, 0.0, body({"EventType": "Freeze"})))
+    world.after_write = lambda: world.agent.tracker.handle(
+        Poll(0.0, 0.0, body({"EventType": "Freeze"}))
+    )
     world.approver.decide()
     assert (world.reason, world.imds.start_requests) == ("", [])
     world.sees(listed())
@@ -278,7 +314,9 @@ def test_what_imds_does_not_confirm_is_not_sent(world: World, document: bytes) -
     assert not world.listed.attempts
 
 
-def test_an_answer_that_is_no_document_confirms_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_that_is_no_document_confirms_nothing(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     world.imds.set_document(b"<html>")
     assert world.approver.decide() == PAUSE
     assert f"approval of {ID}: rejected: " in caplog.text
@@ -303,7 +341,11 @@ def test_what_was_approved_before_the_list_flapped_is_not_approved_again(world: 
 def test_where_writing_took_too_long_nothing_is_sent_and_nothing_counted(world: World) -> None:
     world.after_write = lambda: world.passes(16)
     world.approver.decide()
-    assert (world.imds.start_requests, world.attempt.state, world.attempt.requests) == ([], "sending", 0)
+    assert (world.imds.start_requests, world.attempt.state, world.attempt.requests) == (
+        [],
+        "sending",
+        0,
+    )
     world.sees(listed())
     assert world.decide() == "accepted"
     assert world.ends[-1]["requests"] == 1
@@ -319,7 +361,9 @@ def test_it_is_sent_again_until_imds_accepts_it(world: World) -> None:
     assert (world.imds.start_requests, world.ends[-1]["requests"]) == ([ID], 10)
 
 
-def test_an_event_that_imds_does_not_answer_holds_up_no_other(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_that_imds_does_not_answer_holds_up_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     post = ImdsClient.post
 
     def no_answer(client: ImdsClient, path: str, sent: bytes) -> ImdsAnswer:
@@ -370,9 +414,13 @@ def test_an_agent_that_stops_sends_nothing_more(world: World) -> None:
     assert (world.attempt.state, world.attempt.requests) == ("sending", 0)
 
 
-def test_a_start_request_names_the_event_and_the_version_in_use(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_request_names_the_event_and_the_version_in_use(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     posted: list[tuple[str, Any]] = []
-    monkeypatch.setattr(ImdsClient, "post", lambda _, path, body: posted.append((path, json.loads(body))))
+    monkeypatch.setattr(
+        ImdsClient, "post", lambda _, path, body: posted.append((path, json.loads(body)))
+    )
     world.sees(listed(NotBefore=FUTURE))
     imds = Imds(api_version="2019-01-01")
     world.agent.config = msgspec.structs.replace(world.agent.config, imds=imds)
@@ -387,7 +435,11 @@ def test_a_start_request_names_the_event_and_the_version_in_use(world: World, mo
 def test_what_an_operator_approves_needs_no_rule_and_must_be_readable(world: World) -> None:
     world.use(msgspec.structs.replace(ON, rules=()))
     assert world.by_hand("CHG-1").done
-    assert (world.imds.start_requests, world.ends[-1]["rule"], world.ends[-1]["by"]) == ([ID], "operator", "eve")
+    assert (world.imds.start_requests, world.ends[-1]["rule"], world.ends[-1]["by"]) == (
+        [ID],
+        "operator",
+        "eve",
+    )
     world.sees(listed(DurationInSeconds=9, ResourceType=7))
     reply = world.by_hand()
     assert (reply.done, world.end[1:]) == (False, ("changed", "a part of it could not be read"))
@@ -405,7 +457,9 @@ def test_an_operator_is_told_at_once_that_imds_does_not_answer(world: World) -> 
     assert world.by_hand().done  # and may ask again
 
 
-def test_an_operator_is_told_that_imds_lists_another_event_by_now_or_that_nothing_can_be_written(world: World) -> None:
+def test_an_operator_is_told_that_imds_lists_another_event_by_now_or_that_nothing_can_be_written(
+    world: World,
+) -> None:
     world.use(msgspec.structs.replace(ON, rules=()))
     with SickDisk(world.agent.store):
         assert "the state cannot be written" in world.by_hand().words
@@ -434,7 +488,9 @@ def test_what_was_asked_by_hand_when_the_agent_ended_is_not_sent_by_the_next(wor
     assert world.imds.start_requests == []
 
 
-def test_an_operator_who_has_waited_too_long_gets_nothing_sent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operator_who_has_waited_too_long_gets_nothing_sent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.use(msgspec.structs.replace(ON, rules=()))
     monkeypatch.setattr("notbefore.agent.approver.OPERATOR_PATIENCE", 0.0)
     content = world.approver.answer(ControlRequest(ID), "eve").content
@@ -443,7 +499,9 @@ def test_an_operator_who_has_waited_too_long_gets_nothing_sent(world: World, mon
     assert (world.imds.start_requests, world.ends) == ([], [])
 
 
-def test_an_error_that_nobody_foresaw_is_counted_and_the_next_decision_is_made(world: World) -> None:
+def test_an_error_that_nobody_foresaw_is_counted_and_the_next_decision_is_made(
+    world: World,
+) -> None:
     class Faulty(Published[Runtime]):
         @property
         def current(self) -> Runtime:

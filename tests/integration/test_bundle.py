@@ -1,4 +1,6 @@
-"""The bundle, installed by ``install.sh`` in a network namespace without a network, and the package that is in it."""
+"""The bundle, installed by ``install.sh`` in a network namespace without a network, and the package
+that is in it.
+"""
 
 import hashlib
 import io
@@ -23,23 +25,47 @@ from support.peers import HttpPeer, Say
 ROOT: Final = Path(__file__).parents[2]
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 INSTALL: Final = ROOT / "config" / "fleet" / "install.sh"
-pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform != "linux", reason="a bundle is for Linux")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(sys.platform != "linux", reason="a bundle is for Linux"),
+]
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    variables = [f"{name}={value}" for name, value in {"PYTHON": sys.executable, **environment}.items()]
-    return agent.run("env", "-u", "PYTHONPATH", "-u", "VIRTUAL_ENV", "-C", cwd, *variables, *command)
+    variables = [
+        f"{name}={value}" for name, value in {"PYTHON": sys.executable, **environment}.items()
+    ]
+    return agent.run(
+        "env", "-u", "PYTHONPATH", "-u", "VIRTUAL_ENV", "-C", cwd, *variables, *command
+    )
 
 
-def without_a_network(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def without_a_network(
+    *command: str | Path, cwd: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run it where there is nothing but loopback."""
     needs("root", "unshare", "ip", "awk", "sed", "tar", "gzip")
-    return run("unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *command, cwd=cwd, **environment)
+    return run(
+        "unshare",
+        "--net",
+        "sh",
+        "-c",
+        'ip link set lo up; exec "$@"',
+        "sh",
+        *command,
+        cwd=cwd,
+        **environment,
+    )
 
 
 def bundled(place: Path) -> subprocess.CompletedProcess[str]:
     """For this Python and machine only, without extras: that is quicker."""
-    only = {"EXTRAS": "", "PYTHONS": PYTHON, "MACHINES": os.uname().machine, "BIN": str(Path(sys.executable).parent)}
+    only = {
+        "EXTRAS": "",
+        "PYTHONS": PYTHON,
+        "MACHINES": os.uname().machine,
+        "BIN": str(Path(sys.executable).parent),
+    }
     return run(ROOT / "tools" / "bundle.sh", place, cwd=place, **only)
 
 
@@ -61,7 +87,9 @@ def installed(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """Another system's root, where the bundle was installed by the script that is in it."""
     place = tmp_path_factory.mktemp("system")
     with tarfile.open(bundle) as tar:
-        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.2, which is Debian's, has none
+        tar.extraction_filter = getattr(
+            tarfile, "data_filter", None
+        )  # Python 3.11.2, which is Debian's, has none
         tar.extractall(place)  # noqa: S202 - it was made by us
     (script,) = place.glob("*/install.sh")
     root = place / "root"
@@ -82,7 +110,11 @@ def test_what_was_installed_needs_nothing_of_the_clone(installed: Path, tmp_path
     assert str(ROOT) not in demo.stdout
     events = run(prefix / "bin" / "notbefore", "events", "--help", cwd=tmp_path)
     assert events.returncode == 0, events.stderr
-    for path in ("systemd/notbefore-fleet.service", "dashboards/fleet.json", "helm/notbefore/files/vm.json"):
+    for path in (
+        "systemd/notbefore-fleet.service",
+        "dashboards/fleet.json",
+        "helm/notbefore/files/vm.json",
+    ):
         assert (prefix / "share" / "notbefore" / path).is_file(), path
 
 
@@ -90,12 +122,16 @@ def test_an_upgrade_from_an_archive_keeps_the_configuration(installed: Path, bun
     own = installed / "etc" / "notbefore" / "notbefore.yml"
     before = own.read_text(encoding="utf-8")
     own.write_text(f"{before}\nlog: {{format: json}}\n", encoding="utf-8")
-    done = without_a_network(INSTALL, "--bundle", bundle, "--no-start", cwd=installed, DESTDIR=str(installed))
+    done = without_a_network(
+        INSTALL, "--bundle", bundle, "--no-start", cwd=installed, DESTDIR=str(installed)
+    )
     assert (done.returncode, "Installed, and not started" in done.stdout) == (0, True), done.stderr
     assert own.read_text(encoding="utf-8").endswith("log: {format: json}\n")
 
 
-def test_a_wheel_that_was_changed_is_refused_and_what_runs_stays(installed: Path, bundle: Path, tmp_path: Path) -> None:
+def test_a_wheel_that_was_changed_is_refused_and_what_runs_stays(
+    installed: Path, bundle: Path, tmp_path: Path
+) -> None:
     changed = tmp_path / "changed.tar.gz"
     with tarfile.open(bundle) as old, tarfile.open(changed, "w:gz") as new:
         for member in old:
@@ -106,21 +142,35 @@ def test_a_wheel_that_was_changed_is_refused_and_what_runs_stays(installed: Path
                 data += b"\0"
             member.size = len(data)
             new.addfile(member, io.BytesIO(data))
-    refused = without_a_network(INSTALL, "--bundle", changed, "--no-start", cwd=tmp_path, DESTDIR=str(installed))
+    refused = without_a_network(
+        INSTALL, "--bundle", changed, "--no-start", cwd=tmp_path, DESTDIR=str(installed)
+    )
     assert refused.returncode == 1
     assert "DO NOT MATCH THE HASHES" in refused.stderr
     assert "nothing of the running service has changed" in refused.stderr
-    assert run(installed / "opt" / "notbefore" / "bin" / "notbefore", "--version", cwd=tmp_path).returncode == 0
+    assert (
+        run(
+            installed / "opt" / "notbefore" / "bin" / "notbefore", "--version", cwd=tmp_path
+        ).returncode
+        == 0
+    )
 
 
-def test_what_is_no_bundle_and_a_python_that_is_not_there_are_named(bundle: Path, tmp_path: Path) -> None:
+def test_what_is_no_bundle_and_a_python_that_is_not_there_are_named(
+    bundle: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "bundle.tar.gz"
     file.write_bytes(b"\x1f\x8b")
-    refused = run(INSTALL, "--bundle", file, "--no-start", cwd=tmp_path, DESTDIR=str(tmp_path / "root"))
+    refused = run(
+        INSTALL, "--bundle", file, "--no-start", cwd=tmp_path, DESTDIR=str(tmp_path / "root")
+    )
     assert (refused.returncode, f"{file}: not a bundle of notbefore" in refused.stderr) == (1, True)
     elsewhere = {"DESTDIR": str(tmp_path / "root"), "PYTHON": "/nowhere/python3"}
     refused = run(INSTALL, "--bundle", bundle, "--no-start", cwd=tmp_path, **elsewhere)
-    assert (refused.returncode, "/nowhere/python3: Python 3.11 or later" in refused.stderr) == (1, True)
+    assert (refused.returncode, "/nowhere/python3: Python 3.11 or later" in refused.stderr) == (
+        1,
+        True,
+    )
 
 
 def test_the_same_input_gives_the_same_bundle(bundle: Path, tmp_path: Path) -> None:
@@ -129,7 +179,9 @@ def test_the_same_input_gives_the_same_bundle(bundle: Path, tmp_path: Path) -> N
 
 
 def of_cloud_init() -> str:
-    values = yaml.safe_load((ROOT / "config" / "fleet" / "cloud-init.yml").read_text(encoding="utf-8"))
+    values = yaml.safe_load(
+        (ROOT / "config" / "fleet" / "cloud-init.yml").read_text(encoding="utf-8")
+    )
     written = {entry["path"]: entry for entry in values["write_files"]}
     ((shell, script),) = values["runcmd"]
     assert (shell, written[script]["permissions"]) == ("sh", "0600")
@@ -142,7 +194,9 @@ def of_the_extension() -> str:
 
 
 def small() -> bytes:
-    """A bundle with nothing but a script, which writes down that it ran: what the real one does is seen above."""
+    """A bundle with nothing but a script, which writes down that it ran: what the real one does is
+    seen above.
+    """
     script = b'#!/bin/sh\necho installed >"$DESTDIR/installed"\n'
     member = tarfile.TarInfo("notbefore-0.1.0-bundle/install.sh")
     member.size, member.mode = len(script), 0o644  # /run and /tmp may be mounted noexec
@@ -152,15 +206,21 @@ def small() -> bytes:
     return packed.getvalue()
 
 
-@pytest.mark.parametrize("script", [of_cloud_init(), of_the_extension()], ids=["cloud-init", "extension"])
-def test_a_vm_of_the_fleet_installs_the_bundle_of_that_hash_and_no_other(script: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "script", [of_cloud_init(), of_the_extension()], ids=["cloud-init", "extension"]
+)
+def test_a_vm_of_the_fleet_installs_the_bundle_of_that_hash_and_no_other(
+    script: str, tmp_path: Path
+) -> None:
     needs("curl", "tar", "gzip")
     assert "pip" not in script, "nothing is taken from an index by its name"
     root, authority, bundle = tmp_path / "root", trustme.CA(), small()
     root.mkdir()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "apt-get").write_text("#!/bin/sh\n", encoding="utf-8")  # it has nothing to do
+    (tmp_path / "bin" / "apt-get").write_text(
+        "#!/bin/sh\n", encoding="utf-8"
+    )  # it has nothing to do
     (tmp_path / "bin" / "apt-get").chmod(0o755)
 
     def install(words: str) -> subprocess.CompletedProcess[str]:

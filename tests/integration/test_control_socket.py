@@ -46,7 +46,9 @@ def test_an_order_whose_giver_has_gone_is_not_carried_out(tmp_path: Path) -> Non
     control = ControlSocket(tmp_path, Desk(carry_out), NO_STORE)
     control.start()
     eventually(lambda: listens(tmp_path))
-    first = threading.Thread(target=ask_agent, args=(tmp_path, ControlRequest("first"), ControlReply))
+    first = threading.Thread(
+        target=ask_agent, args=(tmp_path, ControlRequest("first"), ControlReply)
+    )
     first.start()
     eventually(lambda: carried_out == ["first"])
     with _unix_socket() as connection:  # waits in the queue, and gives up
@@ -59,7 +61,9 @@ def test_an_order_whose_giver_has_gone_is_not_carried_out(tmp_path: Path) -> Non
     assert carried_out == ["first", "third"]
 
 
-def test_an_agent_that_takes_no_connection_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_takes_no_connection_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(control_socket, "READ_SECONDS", 0.1)
     with _unix_socket() as stuck:
         stuck.bind(str(tmp_path / NAME))
@@ -67,7 +71,9 @@ def test_an_agent_that_takes_no_connection_is_not_waited_for(tmp_path: Path, mon
         assert [listens(tmp_path) for _ in range(3)] == [True] * 3
 
 
-def test_an_answer_that_cannot_be_written_down_is_refused_and_the_next_one_is_given(tmp_path: Path) -> None:
+def test_an_answer_that_cannot_be_written_down_is_refused_and_the_next_one_is_given(
+    tmp_path: Path,
+) -> None:
     words = iter(["\udcff", "done"])  # as in a name of a user or a file that is no UTF-8
 
     def answer(_request: ControlRequest, _user: str) -> ControlReply:
@@ -93,7 +99,9 @@ def test_a_socket_whose_directory_is_deleted_is_made_again_once_that_is(
     control = ControlSocket(directory, Desk(approve_all), NO_STORE)
     control.start()
     eventually(lambda: listens(directory))
-    directory.rename(tmp_path / "deleted")  # in one step: else the socket may be made again before its end
+    directory.rename(
+        tmp_path / "deleted"
+    )  # in one step: else the socket may be made again before its end
     eventually(lambda: not listens(directory))
     directory.mkdir()
     eventually(lambda: listens(directory))

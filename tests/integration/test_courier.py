@@ -59,7 +59,9 @@ def orders(*names: str, timeout: str = "60s") -> Orders:
     return Orders(dict.fromkeys(names or ("chat",), slack))
 
 
-def waiting(over: threading.Event, begun: threading.Event | None = None) -> Callable[[Message], Receipt]:
+def waiting(
+    over: threading.Event, begun: threading.Event | None = None
+) -> Callable[[Message], Receipt]:
     def act(_message: Message) -> Receipt:
         if begun is not None:
             begun.set()
@@ -79,7 +81,9 @@ def waiting(over: threading.Event, begun: threading.Event | None = None) -> Call
         (ConfigError("the secret's file is away"), "pending"),
     ],
 )
-def test_whatever_a_sink_raises_is_said_without_secrets(owner: Owner, error: Exception, state: str) -> None:
+def test_whatever_a_sink_raises_is_said_without_secrets(
+    owner: Owner, error: Exception, state: str
+) -> None:
     owner.add("a")
     with CourierHere(owner, orders(), lambda _name: Recording(Mock(side_effect=error))) as courier:
         courier.until(lambda: owner.results)
@@ -94,13 +98,18 @@ def test_a_record_that_cannot_be_read_is_a_dead_letter(owner: Owner) -> None:
     assert owner.left == {"a": "dead"}
 
 
-def test_a_repetition_that_is_refused_is_reported_as_one(owner: Owner, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_repetition_that_is_refused_is_reported_as_one(
+    owner: Owner, caplog: pytest.LogCaptureFixture
+) -> None:
     act = Mock(side_effect=chain([Receipt(repeat=0.0)], repeat(SendError("401", permanent=True))))
     owner.add("a")
     with CourierHere(owner, orders(), lambda _name: Recording(act)) as courier:
         courier.until(lambda: len(owner.results) == 2)
     assert owner.left == {"a": "repeating"}
-    text = "sink chat did not accept the repetition of `announced` of event e-a (401): it will be tried again"
+    text = (
+        "sink chat did not accept the repetition of `announced` of event e-a (401): it will be"
+        " tried again"
+    )
     assert text in caplog.text
     assert "for good" not in caplog.text
 
@@ -131,7 +140,9 @@ def test_one_that_hangs_is_reported_and_what_waits_behind_it_is_due_again(owner:
             over.wait(20)
         return Receipt()
 
-    both = orders(timeout="1s").sinks | {"run": SinkConfig(command=Command(command=("true",), timeout=Duration("1s")))}
+    both = orders(timeout="1s").sinks | {
+        "run": SinkConfig(command=Command(command=("true",), timeout=Duration("1s")))
+    }
     with CourierHere(owner, Orders(both), lambda _name: Recording(act)) as courier:
         courier.until(lambda: courier.replaced)
         outcomes = {"a": "accepted", "b": "failed", "d": "refused"}
@@ -142,7 +153,9 @@ def test_one_that_hangs_is_reported_and_what_waits_behind_it_is_due_again(owner:
     assert owner.left == {"d": "dead"}
 
 
-def test_what_hung_and_arrives_after_all_is_not_sent_again(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_hung_and_arrives_after_all_is_not_sent_again(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(supervisor, "LEAVE_SECONDS", PATIENCE)  # as long as something is under way
     owner.add("late", sink="slow")
     owner.add("other", sink="other")
@@ -165,8 +178,14 @@ def test_what_hung_and_arrives_after_all_is_not_sent_again(owner: Owner, monkeyp
 
 def test_a_command_that_runs_is_waited_for_where_another_sink_hangs(owner: Owner) -> None:
     over, hung = threading.Event(), threading.Event()
-    sinks = {"runs": Recording(waiting(over)), "hangs": Recording(waiting(hung)), "other": Recording()}
-    given = Orders(orders("hangs", timeout="200ms").sinks | orders("other").sinks | {"runs": COMMAND})
+    sinks = {
+        "runs": Recording(waiting(over)),
+        "hangs": Recording(waiting(hung)),
+        "other": Recording(),
+    }
+    given = Orders(
+        orders("hangs", timeout="200ms").sinks | orders("other").sinks | {"runs": COMMAND}
+    )
     owner.add("x", sink="hangs")
     owner.add("y", sink="runs", once=True)
     with CourierHere(owner, given, lambda name: sinks[name]) as courier:
@@ -197,7 +216,9 @@ def test_a_sink_that_asks_for_a_pause_is_left_alone_with_all_that_is_due(owner: 
     assert owner.next_due() > 50
 
 
-def test_a_secret_that_was_changed_is_used_from_the_next_refusal_on(owner: Owner, tmp_path: Path) -> None:
+def test_a_secret_that_was_changed_is_used_from_the_next_refusal_on(
+    owner: Owner, tmp_path: Path
+) -> None:
     key = tmp_path / "key"
     key.write_text("old", encoding="utf-8")
 
@@ -209,14 +230,30 @@ def test_a_secret_that_was_changed_is_used_from_the_next_refusal_on(owner: Owner
     owner.add("a", "b", "c")
     with Rotating() as peer:
         peer.answers.extend((Say(200), Say(401), Say(200), Say(401)))
-        settings = Webhook(url=Secret(peer.url), headers={"Key": Secret(str(key), "file")}, allow_private=True)
+        settings = Webhook(
+            url=Secret(peer.url), headers={"Key": Secret(str(key), "file")}, allow_private=True
+        )
         given = Orders({"chat": SinkConfig(webhook=settings)})
-        with CourierHere(owner, given, lambda name: make(name, given.sinks[name], given.messages)) as courier:
+        with CourierHere(
+            owner, given, lambda name: make(name, given.sinks[name], given.messages)
+        ) as courier:
             courier.until(lambda: len(owner.results) == 3)
             owner.ahead = 10.0
             courier.to_end()
-        assert [request.headers["key"] for request in peer.requests] == ["old", "old", "new", "new", "new"]
-        assert [request.headers["x-notbefore-delivery-id"] for request in peer.requests] == ["a", "b", "c", "b", "b"]
+        assert [request.headers["key"] for request in peer.requests] == [
+            "old",
+            "old",
+            "new",
+            "new",
+            "new",
+        ]
+        assert [request.headers["x-notbefore-delivery-id"] for request in peer.requests] == [
+            "a",
+            "b",
+            "c",
+            "b",
+            "b",
+        ]
     assert owner.left == {}
 
 

@@ -1,4 +1,6 @@
-"""What is delivered beside the package: the image's recipe, workflows, units, examples for other programs."""
+"""What is delivered beside the package: the image's recipe, workflows, units, examples for other
+programs.
+"""
 
 import json
 import re
@@ -25,7 +27,12 @@ CONFIG: Final = ROOT / "config"
 BIN: Final = Path(sys.executable).parent
 UNITS: Final = [CONFIG / "systemd" / f"{name}.service" for name in ("notbefore", "notbefore-fleet")]
 WORKFLOWS: Final = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-SCRIPTS: Final = ("config/fleet/install.sh", "config/commands/webdevops.sh", ".ci/run", "tools/bundle.sh")
+SCRIPTS: Final = (
+    "config/fleet/install.sh",
+    "config/commands/webdevops.sh",
+    ".ci/run",
+    "tools/bundle.sh",
+)
 ALERTMANAGER: Final = CONFIG / "alertmanager/alertmanager.yml"
 PROMETHEUS: Final = CONFIG / "prometheus/prometheus.yml"
 
@@ -42,19 +49,32 @@ def check(*command: str | Path) -> str:
         ("hadolint", ROOT / "Dockerfile"),
         ("shellcheck", *(ROOT / name for name in SCRIPTS)),
         ("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS),
-        ("check-jsonschema", "--builtin-schema", "vendor.dependabot", ROOT / ".github" / "dependabot.yml"),
+        (
+            "check-jsonschema",
+            "--builtin-schema",
+            "vendor.dependabot",
+            ROOT / ".github" / "dependabot.yml",
+        ),
         ("zizmor", "--offline", "--quiet", ROOT / ".github"),
     ],
     ids=lambda command: f"{command[0]} {Path(command[-1]).name}",
 )
-def test_the_recipe_the_scripts_and_the_workflows_are_clean(command: tuple[str | Path, ...]) -> None:
+def test_the_recipe_the_scripts_and_the_workflows_are_clean(
+    command: tuple[str | Path, ...],
+) -> None:
     check(BIN / command[0], *command[1:])
 
 
 def test_every_action_is_named_by_its_digest() -> None:
-    used = [line for path in WORKFLOWS for line in re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))]
+    used = [
+        line
+        for path in WORKFLOWS
+        for line in re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))
+    ]
     assert len(used) > 10
-    assert [line for line in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", line)] == []
+    assert [
+        line for line in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", line)
+    ] == []
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
@@ -67,18 +87,25 @@ def test_the_unit_is_exposed_as_little_as_is_said(unit: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "document"), [(UNITS[0], ""), (UNITS[1], ""), (UNITS[0], "access.md"), (UNITS[0], "azure-monitor.md")]
+    ("unit", "document"),
+    [(UNITS[0], ""), (UNITS[1], ""), (UNITS[0], "access.md"), (UNITS[0], "azure-monitor.md")],
 )
 def test_systemd_has_nothing_to_say_of_the_unit_or_of_a_documents_drop_in(
     unit: Path, document: str, tmp_path: Path
 ) -> None:
     needs("systemd-analyze")
     here = tmp_path / unit.name
-    here.write_text(unit.read_text(encoding="utf-8").replace("/opt/notbefore/bin/", f"{BIN}/"), encoding="utf-8")
+    here.write_text(
+        unit.read_text(encoding="utf-8").replace("/opt/notbefore/bin/", f"{BIN}/"), encoding="utf-8"
+    )
     if document:
-        (text,) = re.findall(r"```ini\n(.*?)```", (ROOT / "docs" / document).read_text(encoding="utf-8"), re.DOTALL)
+        (text,) = re.findall(
+            r"```ini\n(.*?)```", (ROOT / "docs" / document).read_text(encoding="utf-8"), re.DOTALL
+        )
         (tmp_path / f"{unit.name}.d").mkdir()
-        (tmp_path / f"{unit.name}.d" / "override.conf").write_text(textwrap.dedent(text), encoding="utf-8")
+        (tmp_path / f"{unit.name}.d" / "override.conf").write_text(
+            textwrap.dedent(text), encoding="utf-8"
+        )
     done = run("systemd-analyze", "verify", "--man=no", here)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -94,7 +121,9 @@ def test_the_units_have_one_sandbox_and_give_courier_and_partitions_their_time()
     assert int(fleet["TimeoutStopSec"]) > STOP_PATIENCE + STOP_SECONDS + 5
     assert default_state_dir() == Path("/var/lib") / agent["StateDirectory"]
     options = parsed(fleet["ExecStart"].split()[1:])
-    assert options.listen != load(None, {}, {}).server.listen, "an agent on the same machine has that port"
+    assert options.listen != load(None, {}, {}).server.listen, (
+        "an agent on the same machine has that port"
+    )
 
 
 def test_the_unit_does_not_start_again_what_cannot_start(tmp_path: Path) -> None:
@@ -133,21 +162,32 @@ def test_prometheus_takes_the_example_with_its_rules_and_targets() -> None:
     said = check("promtool", "check", "config", "--lint=all", "--lint-fatal", PROMETHEUS)
     rules = yaml.safe_load((CONFIG / "prometheus/notbefore.rules.yml").read_text(encoding="utf-8"))
     assert f"SUCCESS: {sum(len(group['rules']) for group in rules['groups'])} rules found" in said
-    (targets,) = (CONFIG / "prometheus/targets").glob("*.yml")  # a file that is not found is no error to promtool
+    (targets,) = (CONFIG / "prometheus/targets").glob(
+        "*.yml"
+    )  # a file that is not found is no error to promtool
     assert yaml.safe_load(targets.read_text(encoding="utf-8"))[0]["targets"]
 
 
-def relabeled(relabelings: list[dict[str, Any]], directory: Path, *found: dict[str, str]) -> list[dict[str, str]]:
-    """The labels of targets that were discovered with ``found``; Debian's Prometheus has no Kubernetes to ask."""
+def relabeled(
+    relabelings: list[dict[str, Any]], directory: Path, *found: dict[str, str]
+) -> list[dict[str, str]]:
+    """The labels of targets that were discovered with ``found``.
+
+    Debian's Prometheus has no Kubernetes to ask.
+    """
     needs("promtool")
     job = {
         "job_name": "some job",
-        "static_configs": [{"targets": [f"10.0.0.{n}:10169"], "labels": labels} for n, labels in enumerate(found)],
+        "static_configs": [
+            {"targets": [f"10.0.0.{n}:10169"], "labels": labels} for n, labels in enumerate(found)
+        ],
         "relabel_configs": relabelings,
     }
     file = directory / "prometheus.yml"
     file.write_text(yaml.safe_dump({"scrape_configs": [job]}), encoding="utf-8")
-    targets = json.loads(check("promtool", "check", "service-discovery", "--timeout=1s", file, "some job"))
+    targets = json.loads(
+        check("promtool", "check", "service-discovery", "--timeout=1s", file, "some job")
+    )
     targets.sort(key=lambda one: one["discoveredLabels"]["__address__"])
     return [target["labels"] or {} for target in targets]
 
@@ -155,7 +195,12 @@ def relabeled(relabelings: list[dict[str, Any]], directory: Path, *found: dict[s
 def test_of_azures_vms_those_with_the_tag_are_scraped_by_name(tmp_path: Path) -> None:
     (job,) = yaml.safe_load(PROMETHEUS.read_text(encoding="utf-8"))["scrape_configs"]
     name, tag = "__meta_azure_machine_name", "__meta_azure_machine_tag_notbefore"
-    found: list[dict[str, str]] = [{name: "web_0", tag: "yes"}, {name: "web_1", tag: "no"}, {name: "web_2"}, {}]
+    found: list[dict[str, str]] = [
+        {name: "web_0", tag: "yes"},
+        {name: "web_1", tag: "no"},
+        {name: "web_2"},
+        {},
+    ]
     labels = relabeled(job["relabel_configs"], tmp_path, *found)
     assert [one.get("instance") for one in labels] == ["web_0", None, None, "10.0.0.3:10169"]
 
@@ -170,7 +215,9 @@ def test_of_azures_vms_those_with_the_tag_are_scraped_by_name(tmp_path: Path) ->
         ("alertname=NotbeforeImdsDown severity=warning", "chat"),
     ],
 )
-def test_alerts_reach_whom_they_concern_by_the_example_for_alertmanager(labels: str, receivers: str) -> None:
+def test_alerts_reach_whom_they_concern_by_the_example_for_alertmanager(
+    labels: str, receivers: str
+) -> None:
     needs("amtool")
     check("amtool", "check-config", ALERTMANAGER)
     words = (f"--config.file={ALERTMANAGER}", f"--verify.receivers={receivers}", *labels.split())

@@ -24,7 +24,8 @@ from support.raw_server import answer, serving
 from support.tracking import Tracking
 
 VERSION = "2020-07-01"
-LEASES = Path(__file__).parent.parent / "leases"  # written by the clients themselves, but NetworkManager's
+# written by the clients themselves, but NetworkManager's
+LEASES = Path(__file__).parent.parent / "leases"
 
 
 def usual_is(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -53,8 +54,12 @@ def test_each_place_is_looked_at_in_its_order(tmp_path: Path) -> None:
         assert address_in(lease.replace(b"245", b"244")) == ""
     for name in ("a-directory/", "without"):
         path = tmp_path / "run/systemd/netif/leases" / name
-        path.mkdir() if name.endswith("/") else path.write_text("ADDRESS=10.0.0.4\n", encoding="ascii")
-    assert [endpoint for _, endpoint in candidates({"SCHEDULEDEVENTSIP": "192.0.2.1"}, tmp_path)] == [
+        path.mkdir() if name.endswith("/") else path.write_text(
+            "ADDRESS=10.0.0.4\n", encoding="ascii"
+        )
+    assert [
+        endpoint for _, endpoint in candidates({"SCHEDULEDEVENTSIP": "192.0.2.1"}, tmp_path)
+    ] == [
         "http://169.254.169.254",
         "http://192.0.2.1",
         "http://98.76.54.32",
@@ -129,9 +134,15 @@ def test_what_was_found_is_kept_until_it_is_silent_for_long(
             eventually(lambda: agent.known.vm_name == "second")
 
 
-def test_who_is_only_late_is_not_looked_for_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elsewhere, "candidates", lambda: pytest.fail("it answers at the third poll"))
-    monkeypatch.setattr(polling, "FIRST_SILENCE", PATIENCE)  # two polls, and not the seconds in which nothing runs here
+def test_who_is_only_late_is_not_looked_for_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        elsewhere, "candidates", lambda: pytest.fail("it answers at the third poll")
+    )
+    monkeypatch.setattr(
+        polling, "FIRST_SILENCE", PATIENCE
+    )  # two polls, and not the seconds in which nothing runs here
     with Simulator(vms=("late",)) as imds:
         usual_is(imds.endpoint, monkeypatch)
         imds.fault("status", times=2)
@@ -149,9 +160,13 @@ def test_places_that_are_silent_are_no_thread_that_hangs(
         late.append(watcher.overdue - (time.monotonic() - begun))
         return "timeout"
 
-    late: list[float] = []  # how long the poll was overdue at the end of each place, beyond what that place took
+    late: list[
+        float
+    ] = []  # how long the poll was overdue at the end of each place, beyond what that place took
     caplog.set_level(logging.INFO, "notbefore")
-    monkeypatch.setattr(elsewhere, "candidates", lambda: [("configuration", silent), ("lease", "http://a")] * 2)
+    monkeypatch.setattr(
+        elsewhere, "candidates", lambda: [("configuration", silent), ("lease", "http://a")] * 2
+    )
     monkeypatch.setattr(elsewhere, "why_not", slow)
     with watching(tmp_path, endpoint=silent) as (_, watcher):
         monkeypatch.setattr(polling, "FIRST_SILENCE", 0.5)
@@ -160,7 +175,9 @@ def test_places_that_are_silent_are_no_thread_that_hangs(
     assert "is IMDS at http://a (lease)? timeout" in caplog.messages
 
 
-def test_stopped_polling_publishes_no_endpoint(silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_polling_publishes_no_endpoint(
+    silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     is_searching = threading.Event()
     may_answer = threading.Event()
 

@@ -1,4 +1,6 @@
-"""E-mail, against a real SMTP server: TLS, passwords, refusals of the server and of single recipients."""
+"""E-mail, against a real SMTP server: TLS, passwords, refusals of the server and of single
+recipients.
+"""
 
 import email
 import email.policy
@@ -28,7 +30,9 @@ def peer() -> Iterator[MailPeer]:
 
 
 def mails(peer: MailPeer) -> list[EmailMessage]:
-    found = [email.message_from_bytes(content, policy=email.policy.default) for _, content in peer.mails]
+    found = [
+        email.message_from_bytes(content, policy=email.policy.default) for _, content in peer.mails
+    ]
     return [one for one in found if isinstance(one, EmailMessage)]
 
 
@@ -37,12 +41,23 @@ def recipients(peer: MailPeer) -> list[list[str]]:
 
 
 def keys(peer: MailPeer, **fields: Any) -> SinkConfig:
-    settings: dict[str, Any] = {"to": ("ops@example.org",), "sender": "vm@example.org", "tls": "none", **fields}
-    return SinkConfig(email=Email(host="localhost", port=peer.port, timeout=Duration("60s"), **settings))
+    settings: dict[str, Any] = {
+        "to": ("ops@example.org",),
+        "sender": "vm@example.org",
+        "tls": "none",
+        **fields,
+    }
+    return SinkConfig(
+        email=Email(host="localhost", port=peer.port, timeout=Duration("60s"), **settings)
+    )
 
 
 def test_the_mails_of_one_event_are_one_thread(peer: MailPeer) -> None:
-    one, two, other = message(), message({}, STARTED), message({"EventId": "x", "EventType": "=?utf8?q?x=0ABcc:y?="})
+    one, two, other = (
+        message(),
+        message({}, STARTED),
+        message({"EventId": "x", "EventType": "=?utf8?q?x=0ABcc:y?="}),
+    )
     sent(keys(peer, sender="vm@m\u00fcller.example"), one, two, other)
     first, second, stranger = mails(peer)
     assert first["Message-ID"] == f"<{one.delivery_id}@notbefore.invalid>"
@@ -57,9 +72,13 @@ def test_the_mails_of_one_event_are_one_thread(peer: MailPeer) -> None:
     assert f"Delivery: {one.delivery_id}" in text
 
 
-@pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")  # the whole connection is TLS
+@pytest.mark.filterwarnings(
+    "ignore:Requiring AUTH while not requiring TLS"
+)  # the whole connection is TLS
 @pytest.mark.parametrize(("peer_tls", "tls"), [("starttls", "starttls"), ("smtps", "tls")])
-def test_mail_over_tls_with_a_password(tmp_path: Path, authority: trustme.CA, peer_tls: str, tls: str) -> None:
+def test_mail_over_tls_with_a_password(
+    tmp_path: Path, authority: trustme.CA, peer_tls: str, tls: str
+) -> None:
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     ca_file = {"ca_file": str(tmp_path / "ca.pem")}
     login = {"tls": tls, "user": "me@x", "password": Secret("p w?")}
@@ -73,7 +92,9 @@ def test_mail_over_tls_with_a_password(tmp_path: Path, authority: trustme.CA, pe
         assert len(peer.mails) == 1
 
 
-def test_what_the_server_says_to_quit_says_nothing_of_the_mail(peer: MailPeer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_server_says_to_quit_says_nothing_of_the_mail(
+    peer: MailPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def grumpy(_self: object, *_: object) -> str:
         return "421 go away"
 
@@ -83,7 +104,9 @@ def test_what_the_server_says_to_quit_says_nothing_of_the_mail(peer: MailPeer, m
 
 
 @pytest.mark.parametrize(("answer", "permanent"), [("550 unknown", True), ("452 full", False)])
-def test_a_recipient_who_is_refused_keeps_no_other_one_waiting(peer: MailPeer, answer: str, *, permanent: bool) -> None:
+def test_a_recipient_who_is_refused_keeps_no_other_one_waiting(
+    peer: MailPeer, answer: str, *, permanent: bool
+) -> None:
     peer.refuse["ops@example.org"] = answer
     with pytest.raises(SendError, match=answer) as raised:
         sent(keys(peer))

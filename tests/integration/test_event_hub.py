@@ -1,4 +1,7 @@
-"""The Event Hub sink against an AMQP peer: every change, keyed and in order; every failure in its own words."""
+"""The Event Hub sink against an AMQP peer: every change, keyed and in order.
+
+Every failure in its own words.
+"""
 
 import json
 from collections.abc import Iterator
@@ -38,7 +41,9 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 def config(hub: Hub, text: str = "", **fields: Any) -> SinkConfig:
     secret = Secret(text or hub.connection_string())
-    return SinkConfig(event_hub=EventHub(connection_string=secret, **{"timeout": Duration("60s"), **fields}))
+    return SinkConfig(
+        event_hub=EventHub(connection_string=secret, **{"timeout": Duration("60s"), **fields})
+    )
 
 
 def sent(settings: SinkConfig, *messages: Message) -> list[Receipt | SendError]:
@@ -75,7 +80,11 @@ def test_changes_arrive_as_cloud_events_keyed_by_the_group_of_their_vm(hub: Hub)
 def test_what_is_cut_off_in_the_middle_is_sent_again_by_the_outbox_alone(hub: Hub) -> None:
     with closing(sink_of(config(hub))) as sink:
         large = recording(message(), body="x" * 200_000)  # several frames
-        hub.order("cut:2")  # the SDK sends a batch twice, whatever its settings are; a third attempt would have success
+        hub.order(
+            "cut:2"
+            # the SDK sends a batch twice, whatever its settings are; a third attempt would have
+            # success
+        )
         with pytest.raises(SendError) as raised:
             sink.send(large)
         assert not raised.value.permanent
@@ -84,7 +93,9 @@ def test_what_is_cut_off_in_the_middle_is_sent_again_by_the_outbox_alone(hub: Hu
     assert [read(one).get_subject() for one in hub.stored] == [ID]
 
 
-def test_what_is_too_large_for_the_hub_is_refused_for_good_and_stops_nothing(tmp_path: Path) -> None:
+def test_what_is_too_large_for_the_hub_is_refused_for_good_and_stops_nothing(
+    tmp_path: Path,
+) -> None:
     with Hub(tmp_path, "--max-message", "9000") as small:
         huge, later = recording(message(), body="x" * 9_000), message({"EventId": "later"})
         refused, arrived = sent(config(small), huge, later)
@@ -116,9 +127,14 @@ def test_tls_is_checked(tmp_path: Path) -> None:
         certificate = tmp_path / "server.pem"
         authority.issue_cert(name).private_key_and_cert_chain_pem.write_to_path(certificate)
         with Hub(tmp_path, "--cert", str(certificate)) as secured:
-            text = secured.connection_string().replace(f"127.0.0.1:{secured.port}", "right.servicebus.windows.net")
+            text = secured.connection_string().replace(
+                f"127.0.0.1:{secured.port}", "right.servicebus.windows.net"
+            )
             text = text.removesuffix(";UseDevelopmentEmulator=true")
-            options = {"endpoint": f"sb://127.0.0.1:{secured.port}", "ca_file": str(tmp_path / "ca.pem")}
+            options = {
+                "endpoint": f"sb://127.0.0.1:{secured.port}",
+                "ca_file": str(tmp_path / "ca.pem"),
+            }
             (outcome,) = sent(config(secured, text, **options))
             if said:
                 assert isinstance(outcome, SendError)
@@ -128,12 +144,20 @@ def test_tls_is_checked(tmp_path: Path) -> None:
                 assert outcome == Receipt()
 
 
-def test_the_vm_s_identity_is_enough_and_through_no_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_vm_s_identity_is_enough_and_through_no_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "s.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(
+        tmp_path / "s.pem"
+    )
     with HttpPeer() as imds, Hub(tmp_path, "--cert", str(tmp_path / "s.pem")) as hub:
-        token = {"access_token": "a.b.c", "expires_in": "3600", "resource": "https://eventhubs.azure.net/"}
+        token = {
+            "access_token": "a.b.c",
+            "expires_in": "3600",
+            "resource": "https://eventhubs.azure.net/",
+        }
         imds.default = Say(200, (("Content-Type", "application/json"),), json.dumps(token).encode())
         monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", imds.url)
         where: Any = {"endpoint": f"sb://127.0.0.1:{hub.port}", "ca_file": str(tmp_path / "ca.pem")}

@@ -51,13 +51,20 @@ class Failing(FleetOutbox):
 
 def kept_tags(client: Any) -> int:
     """How many delivery tags the SDK keeps now."""
-    readers = [one for each in client._event_processors.values() for one in each._consumers.values()]
+    readers = [
+        one for each in client._event_processors.values() for one in each._consumers.values()
+    ]
     return sum(len(one._handler._link._received_delivery_tags) for one in readers)
 
 
 @contextmanager
 def consuming(
-    directory: Path, hub: Hub, *, refused: str = "", snapshots: FileSnapshots | None = None, **fleet: Any
+    directory: Path,
+    hub: Hub,
+    *,
+    refused: str = "",
+    snapshots: FileSnapshots | None = None,
+    **fleet: Any,
 ) -> Iterator[tuple[Consumer, list[bytes]]]:
     """A consumer in a thread, and the records that it has notified of."""
     config = load(configured(directory, hub, "http://127.0.0.1:9/", **fleet), {}, {})
@@ -86,10 +93,12 @@ def test_a_snapshot_with_a_wrong_byte_is_put_aside_and_its_partition_is_read_aga
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with consuming(tmp_path, hub) as (_, written):
-        send(hub, [report(who, "announced", who.name) for who in (A, vm("data_0", scale_set="data"))])
+        send(
+            hub, [report(who, "announced", who.name) for who in (A, vm("data_0", scale_set="data"))]
+        )
         eventually(lambda: len(written) == 2, patience=60)
     found = sorted(path for path in (tmp_path / "partitions").iterdir() if path.name.isdigit())
-    (first, *_) = found
+    first, *_ = found
     body = first.read_bytes()
     first.write_bytes(body[:20] + bytes([body[20] ^ 0xFF]) + body[21:])
     with consuming(tmp_path, hub, rebalance="1s") as (consumer, written):
@@ -100,12 +109,14 @@ def test_a_snapshot_with_a_wrong_byte_is_put_aside_and_its_partition_is_read_aga
     assert [one for one in caplog.messages if "its snapshot cannot be read" in one]
 
 
-def test_what_ends_after_the_first_reading_is_news_also_where_that_reader_was_killed_before_it_wrote_anything(
+def test_end_after_first_read_is_news_when_reader_was_killed_before_writing(
     hub: Hub, tmp_path: Path
 ) -> None:
     with consuming(tmp_path, hub) as _:
         eventually(lambda: len(list((tmp_path / "partitions").glob("?"))) == 2, patience=60)
-    begun = {path: path.read_bytes() for path in (tmp_path / "partitions").glob("?")}  # as a kill leaves it
+    begun = {
+        path: path.read_bytes() for path in (tmp_path / "partitions").glob("?")
+    }  # as a kill leaves it
     send(hub, [report(A, kind) for kind in ("announced", "started", "finished")])
     for path, body in begun.items():
         path.write_bytes(body)
@@ -121,7 +132,9 @@ def test_what_waits_in_the_hub_is_read_before_an_event_is_over_by_the_clock(
         eventually(lambda: len(written) == 1, patience=60)
     send(hub, [report(A, kind) for kind in ("started", "finished")])
     monkeypatch.setattr(consumer_module, "WAIT", 0.01)  # it takes longer to connect
-    monkeypatch.setattr(HubClock, "now", lambda _: time.time() + 7200)  # nothing was read for two hours
+    monkeypatch.setattr(
+        HubClock, "now", lambda _: time.time() + 7200
+    )  # nothing was read for two hours
     with consuming(tmp_path, hub) as (_, written):
         eventually(lambda: len(written) == 2, patience=60)
     assert not any(b"as_far_as_known" in one for one in written)
@@ -135,7 +148,9 @@ def test_a_notification_that_fails_keeps_no_other_one_waiting(hub: Hub, tmp_path
 
 
 class Losing(FileSnapshots):
-    """Once ``lost`` is set, another instance has written the snapshots, and writes no more than that."""
+    """Once ``lost`` is set, another instance has written the snapshots, and writes no more than
+    that.
+    """
 
     lost = False
 
@@ -150,11 +165,12 @@ class Losing(FileSnapshots):
         return await super().take(partition)
 
 
-def test_a_partition_that_is_lost_while_the_sdk_still_feeds_it_is_sent_nothing_of_until_it_is_taken_anew(
-    hub: Hub, tmp_path: Path
-) -> None:
+def test_lost_partition_sends_nothing_until_reacquired(hub: Hub, tmp_path: Path) -> None:
     snapshots = Losing(tmp_path / "partitions")
-    with consuming(tmp_path, hub, snapshots=snapshots, rebalance="1s", takeover="2s") as (consumer, written):
+    with consuming(tmp_path, hub, snapshots=snapshots, rebalance="1s", takeover="2s") as (
+        consumer,
+        written,
+    ):
         send(hub, [report(A, "announced", "E0")])
         eventually(lambda: len(written) == 1 and len(consumer.keeper.folds) == 2, patience=60)
         (own,) = [fold.name for fold in consumer.keeper.folds if fold.state.position.sequence >= 0]
@@ -203,13 +219,19 @@ def test_messages_without_octets_are_of_another_product(hub: Hub, tmp_path: Path
 def test_the_sdk_keeps_nothing_of_the_records_that_were_read_by_the_attributes_of_its_version(
     hub: Hub, tmp_path: Path
 ) -> None:
-    assert importlib.metadata.version("azure-eventhub") == READ_IN  # another one: see that the lines below still hold
+    assert (
+        importlib.metadata.version("azure-eventhub") == READ_IN
+    )  # another one: see that the lines below still hold
     with consuming(tmp_path, hub) as (consumer, _):
-        eventually(lambda: len(consumer.keeper.folds) == 2, patience=60)  # the SDK has opened the links of both
+        eventually(
+            lambda: len(consumer.keeper.folds) == 2, patience=60
+        )  # the SDK has opened the links of both
         assert consumer.client._address.hostname.startswith("127.0.0.1")
         send(hub, [report(A, "announced")] * 500)
         eventually(lambda: consumer.keeper.figures.records.total() == 500, patience=60)
-        eventually(lambda: kept_tags(consumer.client) == 0, patience=60)  # else some 100 bytes of each one, for ever
+        eventually(
+            lambda: kept_tags(consumer.client) == 0, patience=60
+        )  # else some 100 bytes of each one, for ever
 
 
 def test_more_partitions_are_read_and_how_far_the_hub_is_ahead_is_known_of_each(
@@ -222,7 +244,9 @@ def test_more_partitions_are_read_and_how_far_the_hub_is_ahead_is_known_of_each(
         eventually(lambda: consumer.lag.keys() == {"0", "1", "2"}, patience=60)
 
 
-def test_a_hub_that_does_not_know_the_offset_is_read_from_the_window_on(hub: Hub, tmp_path: Path) -> None:
+def test_a_hub_that_does_not_know_the_offset_is_read_from_the_window_on(
+    hub: Hub, tmp_path: Path
+) -> None:
     with consuming(tmp_path, hub) as (_, written):
         send(hub, [report(A, "announced", f"E{number}") for number in range(5)])
         eventually(lambda: len(written) == 5, patience=60)
@@ -240,18 +264,30 @@ def test_the_first_news_after_a_quiet_time_is_due_at_once(hub: Hub, tmp_path: Pa
     send(hub, [report(A, "announced", "OLD")])
     hub.kill()
     stored, now = tmp_path / "hub.changes", round(time.time() * 1000)
-    stored.write_text(re.sub(r'"t":\d+', f'"t":{now - 3_600_000}', stored.read_text("utf-8")), "utf-8")
+    stored.write_text(
+        re.sub(r'"t":\d+', f'"t":{now - 3_600_000}', stored.read_text("utf-8")), "utf-8"
+    )
     hub.start()
     with consuming(tmp_path, hub) as (consumer, written):
         eventually(lambda: len(written) == 1 and len(consumer.keeper.folds) == 2, patience=60)
-        send(hub, [report(who, "announced", "NEW", resources=[A.name]) for who in (A, vm("web_1"))])  # one batch
+        send(
+            hub, [report(who, "announced", "NEW", resources=[A.name]) for who in (A, vm("web_1"))]
+        )  # one batch
         eventually(lambda: len(written) == 2, patience=60)
         assert len(consumer._parts.outbox.exchange([], {"hook": 2})) == 2
 
 
-def test_another_reader_of_its_consumer_group_is_named_where_there_are_no_checkpoints(hub: Hub, tmp_path: Path) -> None:
-    with consuming(tmp_path, hub) as (one, _), consuming(tmp_path, hub, snapshots=FileSnapshots(tmp_path)) as (two, _):
-        eventually(lambda: all("another reader uses" in each.keeper.said for each in (one, two)), patience=60)
+def test_another_reader_of_its_consumer_group_is_named_where_there_are_no_checkpoints(
+    hub: Hub, tmp_path: Path
+) -> None:
+    with (
+        consuming(tmp_path, hub) as (one, _),
+        consuming(tmp_path, hub, snapshots=FileSnapshots(tmp_path)) as (two, _),
+    ):
+        eventually(
+            lambda: all("another reader uses" in each.keeper.said for each in (one, two)),
+            patience=60,
+        )
 
 
 def test_a_consumer_group_that_there_is_not_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Checkpoints and snapshots in Blob Storage, against Azurite: who has what, and what somebody has deleted."""
+"""Checkpoints and snapshots in Blob Storage, against Azurite: who has what, and what somebody has
+deleted.
+"""
 
 import asyncio
 import time
@@ -35,7 +37,9 @@ def blobs(tmp_path: Path) -> Iterator[Azurite]:
 
 def with_snapshots(text: str, do: Callable[[BlobSnapshots], Awaitable[None]]) -> None:
     async def run() -> None:
-        made = make_blob_snapshots(Checkpoints(connection_string=Secret(text), container=CONTAINER), None)
+        made = make_blob_snapshots(
+            Checkpoints(connection_string=Secret(text), container=CONTAINER), None
+        )
         made.belong_to(*WHOSE)
         made.hub_was_made(CREATED)
         try:
@@ -58,7 +62,7 @@ def test_who_has_a_partition_is_known_by_the_clock_of_the_store(
         await snapshots.claim_ownership([owned()])
         real = time.time
         for ahead in (0, 7200, -7200):
-            monkeypatch.setattr(time, "time", lambda: real() + ahead)  # noqa: B023 - of this turn
+            monkeypatch.setattr(time, "time", lambda: real() + ahead)
             (found,) = await snapshots.list_ownership(*WHOSE)
             assert abs(found["last_modified_time"] - time.time()) < 30
 
@@ -79,7 +83,7 @@ def test_after_the_store_was_away_everybody_still_has_what_he_had(blobs: Azurite
     with_snapshots(blobs.connection_string, ask)
 
 
-def test_after_the_container_was_deleted_and_made_again_all_is_written_anew_before_anybody_claims_anything(
+def test_recreated_container_is_filled_before_any_partition_is_claimed(
     blobs: Azurite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def use(snapshots: BlobSnapshots) -> None:
@@ -93,7 +97,9 @@ def test_after_the_container_was_deleted_and_made_again_all_is_written_anew_befo
         await snapshots.write("0", b"two", AT)
         with pytest.raises(AzureError, match="the checkpoints were deleted"):
             await snapshots.list_ownership(*WHOSE)
-        later = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + blob_snapshots.HOLD_SECONDS)
+        later = SimpleNamespace(
+            time=time.time, monotonic=lambda: time.monotonic() + blob_snapshots.HOLD_SECONDS
+        )
         monkeypatch.setattr(blob_snapshots, "time", later)
         assert await snapshots.list_ownership(*WHOSE) == []
         assert (await snapshots.listed()).keys() == {"0"}
@@ -129,9 +135,16 @@ def test_a_position_that_cannot_be_read_or_is_of_another_hub_blinds_nobody(blobs
         await snapshots.write("0", b"good", AT)
         await snapshots.write("1", b"old", AT._replace(enqueued=CREATED - 1))
         container = snapshots._container_client
-        for name, metadata in (("2", {}), ("3", {"offset": "x", "sequencenumber": "\u0661x", "enqueued": "y"})):
+        for name, metadata in (
+            ("2", {}),
+            ("3", {"offset": "x", "sequencenumber": "\u0661x", "enqueued": "y"}),
+        ):
             await container.get_blob_client(f"{'/'.join(WHOSE)}/checkpoint/{name}").upload_blob(
-                b"", metadata={key: value.encode("ascii", "replace").decode() for key, value in metadata.items()}
+                b"",
+                metadata={
+                    key: value.encode("ascii", "replace").decode()
+                    for key, value in metadata.items()
+                },
             )
         found = await snapshots.list_checkpoints(*WHOSE)
         assert [(one["partition_id"], one["offset"]) for one in found] == [("0", AT.offset)]
@@ -160,7 +173,9 @@ def test_a_partition_that_somebody_wrote_while_it_was_taken_is_not_taken(
     with_snapshots(blobs.connection_string, use)
 
 
-def test_a_snapshot_that_has_not_changed_is_not_read_again(blobs: Azurite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_that_has_not_changed_is_not_read_again(
+    blobs: Azurite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(snapshot_store, "EVERY", 0.0)
     asked: list[str] = []
 

@@ -1,4 +1,7 @@
-"""A freeze is measured with clocks that a test sets; of a process that is really stopped see acceptance/test_agent."""
+"""A freeze is measured with clocks that a test sets.
+
+Of a process that is really stopped see acceptance/test_agent.
+"""
 
 import pytest
 
@@ -13,7 +16,9 @@ def test_each_clock_is_measured_for_itself_and_what_was_before_it_was_switched_o
     clock = SteppedClock()
     meter = FreezeMeter(clock)
     meter.switch(on=True)
-    clock.go(6.1, booted=0.0)  # put right after a freeze in which the clock since the boot stood still
+    clock.go(
+        6.1, booted=0.0
+    )  # put right after a freeze in which the clock since the boot stood still
     gap = meter.take()
     assert gap.wall == pytest.approx(6.0)
     assert gap.uptime == 0.0

@@ -1,4 +1,6 @@
-"""The HTTP server on real sockets: what it answers, and that a thousand silent clients do not keep a scrape waiting."""
+"""The HTTP server on real sockets: what it answers, and that a thousand silent clients do not keep
+a scrape waiting.
+"""
 
 import http.client
 import itertools
@@ -28,7 +30,17 @@ from notbefore.web.server import HttpServer
 from support.agent import becomes, eventually, free_port
 from support.azure import PEER, STARTED, Story, at, item
 from support.needs import needs
-from support.shown import METRICS, NOTHING_PENDING, REQUEST, Shown, ask, connected, dripping, read_all, serving
+from support.shown import (
+    METRICS,
+    NOTHING_PENDING,
+    REQUEST,
+    Shown,
+    ask,
+    connected,
+    dripping,
+    read_all,
+    serving,
+)
 
 
 @pytest.fixture
@@ -68,7 +80,10 @@ def test_a_verdict_is_a_status_and_its_reasons(server: HttpServer, view: Shown) 
 def listed(**fields: Any) -> PendingView:
     """A Reboot of this VM, or what else these fields make of it."""
     story = Story().sees(0, item("E", **{"EventType": "Reboot", **fields}))
-    return replace(NOTHING_PENDING, events=tuple(PendingEvent.of(one, at(0)) for one in story.tracked.events.values()))
+    return replace(
+        NOTHING_PENDING,
+        events=tuple(PendingEvent.of(one, at(0)) for one in story.tracked.events.values()),
+    )
 
 
 def test_readiness_can_depend_on_the_events_of_this_vm(server: HttpServer, view: Shown) -> None:
@@ -89,9 +104,13 @@ def test_readiness_can_depend_on_the_events_of_this_vm(server: HttpServer, view:
         status, _, body = ask(server, f"/readyz?{query}")
         assert (status, b"expected" in body) == (400, True)
     view.listed = listed(**STARTED)
-    assert json.loads(ask(server, "/readyz?pending=Reboot")[2])["reasons"] == ["Reboot E of this VM is started"]
+    assert json.loads(ask(server, "/readyz?pending=Reboot")[2])["reasons"] == [
+        "Reboot E of this VM is started"
+    ]
     view.verdict = CheckResult(ok=False, reasons=("IMDS does not answer",))
-    assert ask(server, "/readyz?pending=Freeze")[0] == 503, "whether one is pending is not known then"
+    assert ask(server, "/readyz?pending=Freeze")[0] == 503, (
+        "whether one is pending is not known then"
+    )
 
 
 def test_a_route_that_fails_is_logged_and_says_nothing(
@@ -105,7 +124,9 @@ def test_a_route_that_fails_is_logged_and_says_nothing(
 
 def test_the_page_may_load_its_own_files_and_nothing_else(server: HttpServer) -> None:
     _, headers, body = ask(server, "/")
-    directives = {one.split()[0]: one.split()[1:] for one in headers["Content-Security-Policy"].split(";")}
+    directives = {
+        one.split()[0]: one.split()[1:] for one in headers["Content-Security-Policy"].split(";")
+    }
     assert directives.pop("default-src") == directives.pop("frame-ancestors") == ["'none'"]
     assert {source for sources in directives.values() for source in sources} == {"'self'", "'none'"}
     assert headers["Content-Type"] == "text/html; charset=utf-8"
@@ -116,7 +137,9 @@ def test_the_page_may_load_its_own_files_and_nothing_else(server: HttpServer) ->
         assert (status, bool(body), headers["X-Content-Type-Options"]) == (200, True, "nosniff")
 
 
-def test_the_page_is_shared_for_half_a_second(server: HttpServer, view: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_is_shared_for_half_a_second(
+    server: HttpServer, view: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun, number = time.monotonic(), itertools.count(1)
     monkeypatch.setattr(view, "page", lambda: str(next(number)).encode())
     pages = {ask(server, "/")[2] for _ in range(20)}
@@ -124,7 +147,9 @@ def test_the_page_is_shared_for_half_a_second(server: HttpServer, view: Shown, m
     eventually(lambda: ask(server, "/")[2] not in pages)
 
 
-@pytest.mark.parametrize("path", ["//metrics", "/%6detrics", "/metrics/", "/metrics%3f", "*", "/page/../app.py", "/x"])
+@pytest.mark.parametrize(
+    "path", ["//metrics", "/%6detrics", "/metrics/", "/metrics%3f", "*", "/page/../app.py", "/x"]
+)
 def test_a_path_has_one_form(server: HttpServer, path: str) -> None:
     assert ask(server, path)[0] == 404
 
@@ -141,7 +166,9 @@ def test_a_path_has_one_form(server: HttpServer, path: str) -> None:
         b"Content-Length : 5\r\n",
     ],
 )
-def test_a_body_of_whatever_length_closes_the_connection(server: HttpServer, headers: bytes) -> None:
+def test_a_body_of_whatever_length_closes_the_connection(
+    server: HttpServer, headers: bytes
+) -> None:
     with socket.create_connection(server.address, timeout=20) as client:
         client.sendall(REQUEST % (b"metrics", headers) + b"0\r\n\r\n" + REQUEST % (b"healthz", b""))
         said = read_all(client)
@@ -159,7 +186,15 @@ def test_the_history_is_asked_for_as_the_query_says(server: HttpServer, view: Sh
     ):
         assert ask(server, f"/api/v1/history{query}")[0] == 200
         assert view.asked.pop() == (since, limit)
-    for query in ("limit=0", "limit=10001", "limit=x", "since=yesterday", "since=1e400", "since=9" * 40, "a=1&" * 11):
+    for query in (
+        "limit=0",
+        "limit=10001",
+        "limit=x",
+        "since=yesterday",
+        "since=1e400",
+        "since=9" * 40,
+        "a=1&" * 11,
+    ):
         status, _, body = ask(server, f"/api/v1/history?{query}")
         assert status == 400
         assert "expected" in json.loads(body)["error"]
@@ -171,7 +206,9 @@ def test_a_request_larger_than_any_of_ours_is_refused(server: HttpServer) -> Non
 
 @pytest.mark.alone
 @pytest.mark.parametrize("kind", ["idle", "dripping", "half-open"])
-def test_a_thousand_silent_clients_do_not_keep_a_scrape_waiting(server: HttpServer, kind: str) -> None:
+def test_a_thousand_silent_clients_do_not_keep_a_scrape_waiting(
+    server: HttpServer, kind: str
+) -> None:
     before, times = threading.active_count(), []
     with ExitStack() as stack:
         clients = connected(server, stack, 1000)
@@ -193,7 +230,11 @@ import resource, sys
 from notbefore.config.model import Server
 from notbefore.web.server import HttpServer
 resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
-server = HttpServer(Server(listen="127.0.0.1:0"), lambda _, start: (start("200 OK", []), [b"served"])[1])
+def app(_, start):
+    start("200 OK", [])
+    return [b"served"]
+
+server = HttpServer(Server(listen="127.0.0.1:0"), app)
 server.start()
 print(server.address[1], flush=True)
 sys.stdin.read()
@@ -202,10 +243,15 @@ sys.stdin.read()
 
 def test_where_few_files_may_be_open_the_oldest_silent_connections_go() -> None:
     command = [sys.executable, "-c", FEW_FILES]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child, ExitStack() as stack:
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child,
+        ExitStack() as stack,
+    ):
         assert child.stdout is not None
         address = ("127.0.0.1", int(child.stdout.readline()))
-        first, *_ = (stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(100))
+        first, *_ = (
+            stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(100)
+        )
         last = stack.enter_context(socket.create_connection(address, timeout=20))
         last.sendall(REQUEST % (b"", b"Connection: close\r\n"))
         assert read_all(last).endswith(b"served")
@@ -213,7 +259,9 @@ def test_where_few_files_may_be_open_the_oldest_silent_connections_go() -> None:
         child.communicate(timeout=20)
 
 
-def test_a_request_that_does_not_end_is_ended(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_does_not_end_is_ended(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.create_connection(server.address, timeout=20) as client:
         client.send(b"x", socket.MSG_OOB)  # ended at once: each poll would return for it
         with pytest.raises(ConnectionResetError):
@@ -226,7 +274,9 @@ def test_a_request_that_does_not_end_is_ended(server: HttpServer, monkeypatch: p
 def test_a_silent_connection_goes_where_its_end_cannot_be_read(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on Windows: ``select`` finds nothing to read in a connection that was shut down on this side."""
+    """As on Windows: ``select`` finds nothing to read in a connection that was shut down on this
+    side.
+    """
     monkeypatch.delattr(select, "poll")
     monkeypatch.setattr(channels.Channel, "readable", lambda _: False)
     monkeypatch.setattr(channels, "REQUEST_PATIENCE", 0.1)
@@ -235,7 +285,9 @@ def test_a_silent_connection_goes_where_its_end_cannot_be_read(
         becomes(lambda: len(server._server.active_channels), 0)
 
 
-def test_of_several_requests_at_once_only_the_first_is_sure_to_be_answered(server: HttpServer) -> None:
+def test_of_several_requests_at_once_only_the_first_is_sure_to_be_answered(
+    server: HttpServer,
+) -> None:
     with socket.create_connection(server.address, timeout=20) as client:
         client.sendall(REQUEST % (b"metrics", b"") * 4)
         said = read_all(client)
@@ -260,7 +312,9 @@ def test_those_who_ask_and_do_not_read_keep_nobody_waiting(server: HttpServer, v
     assert longest < 1
 
 
-def test_a_connection_is_kept_between_two_scrapes(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_is_kept_between_two_scrapes(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     connection = http.client.HTTPConnection(*server.address, timeout=20)
     for _ in range(2):
         connection.request("GET", "/metrics")

@@ -1,4 +1,6 @@
-"""The IMDS client against real sockets: what it sends, what it accepts, and how each failure is called."""
+"""The IMDS client against real sockets: what it sends, what it accepts, and how each failure is
+called.
+"""
 
 import socket
 import struct
@@ -94,7 +96,9 @@ def test_a_trailer_changes_no_header() -> None:
     assert (found.body, found.date) == (b"{}", "")
 
 
-@pytest.mark.parametrize("more", [b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nDate: 2\r\n\r\nbad", b"junk"])
+@pytest.mark.parametrize(
+    "more", [b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nDate: 2\r\n\r\nbad", b"junk"]
+)
 def test_what_follows_an_answer_is_not_read_as_a_part_of_it_or_as_the_next(more: bytes) -> None:
     twice = raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}" + more, close=False)
     with serving(twice, answer(body=b"good")) as (endpoint, _):
@@ -120,8 +124,14 @@ def test_what_follows_an_answer_is_not_read_as_a_part_of_it_or_as_the_next(more:
         (raw(b"SSH-2.0-OpenSSH_9.2\r\n"), "protocol"),
         (raw(b"HTTP/1.1 200 OK\r\nX: a\r\n b\r\n\r\n"), "protocol"),
         (raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}"), "protocol"),
-        (raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}"), "protocol"),
-        (raw(b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"), "status"),
+        (
+            raw(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}"),
+            "protocol",
+        ),
+        (
+            raw(b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"),
+            "status",
+        ),
         (raw(b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nx"), "status"),
         (raw(b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\nhello"), "status"),
         (raw(b"HTTP/1.1 200 OK\r\nDate: Mon"), "incomplete"),
@@ -131,7 +141,9 @@ def test_what_follows_an_answer_is_not_read_as_a_part_of_it_or_as_the_next(more:
         (answer(body=b"x" * MAX_ANSWER), "too_large"),
     ],
 )
-def test_each_failure_has_its_reason_and_the_next_request_is_not_harmed(talk: Talk, reason: str) -> None:
+def test_each_failure_has_its_reason_and_the_next_request_is_not_harmed(
+    talk: Talk, reason: str
+) -> None:
     with serving(talk, answer(body=b"good")) as (endpoint, _):
         client = connect(endpoint)
         with pytest.raises(ImdsError) as caught:
@@ -217,14 +229,19 @@ def test_an_endpoint_that_is_no_plain_address_is_refused(endpoint: str) -> None:
 
 
 def test_it_learns_who_the_vm_is() -> None:
-    body = b'{"compute":{"name":"WestNO_0","vmId":"0f1e","location":"westeurope","zone":1,"tagsList":[{"name":"a"}]}}'
+    body = (
+        b'{"compute":{"name":"WestNO_0","vmId":"0f1e","location":"westeurope","zone":1,'
+        b'"tagsList":[{"name":"a"}]}}'
+    )
     with serving(answer(body=body)) as (endpoint, seen):
         vm = fetch_vm(connect(endpoint))
     assert (vm.name, vm.vm_id, vm.location, vm.zone) == ("WestNO_0", "0f1e", "westeurope", "")
     assert b"/metadata/instance?api-version=" in seen[0]
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"compute":{}}', b'{"compute":{"name":""}}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{}", b'{"compute":{}}', b'{"compute":{"name":""}}', b"[" * 100_000]
+)
 def test_an_answer_that_does_not_say_who_is_rejected(body: bytes) -> None:
     with serving(answer(body=body)) as (endpoint, _), pytest.raises(ImdsError) as caught:
         fetch_vm(connect(endpoint))
@@ -236,7 +253,13 @@ def test_the_texts_of_an_identity_are_bounded() -> None:
 
 
 def test_the_tags_of_a_vm_are_read_and_bounded() -> None:
-    listed = [{"name": "env", "value": "prod"}, {"name": "on-call", "value": ""}, {"name": 1, "value": "x"}, "no", {}]
+    listed = [
+        {"name": "env", "value": "prod"},
+        {"name": "on-call", "value": ""},
+        {"name": 1, "value": "x"},
+        "no",
+        {},
+    ]
     assert vm_of({"name": "n", "tagsList": listed}).tags == {"env": "prod", "on-call": ""}
     assert vm_of({"name": "n", "tagsList": "no"}).tags == {}
     (name, value), *others = vm_of(
@@ -245,8 +268,12 @@ def test_the_tags_of_a_vm_are_read_and_bounded() -> None:
     assert (len(name), len(value), len(others)) == (512, 512, 49)
 
 
-def polled(*talks: Talk, interval: str = "200ms", clock: SteppedClock | None = None) -> tuple[list[Poll], float]:
-    """As many polls as there are answers, and in how many seconds, from the first on, the next one is due."""
+def polled(
+    *talks: Talk, interval: str = "200ms", clock: SteppedClock | None = None
+) -> tuple[list[Poll], float]:
+    """As many polls as there are answers, and in how many seconds, from the first on, the next one
+    is due.
+    """
     polls, last, over, tracker = list[Poll](), list[float](), threading.Event(), Mock(Tracker)
 
     def take(poll: Poll) -> None:
@@ -302,5 +329,7 @@ BUSY = answer("503 Service Unavailable")
         ([throttled(0)], "1s", 1.0),
     ],
 )
-def test_it_backs_off_and_never_above_half_a_minute(talks: list[Talk], interval: str, expected: float) -> None:
+def test_it_backs_off_and_never_above_half_a_minute(
+    talks: list[Talk], interval: str, expected: float
+) -> None:
     assert polled(*talks, interval=interval)[1] == pytest.approx(expected)

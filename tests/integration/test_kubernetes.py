@@ -1,4 +1,6 @@
-"""Kubernetes: the Helm chart of the agent, as Helm's own library renders it, and the manifests of the fleet."""
+"""Kubernetes: the Helm chart of the agent, as Helm's own library renders it, and the manifests of
+the fleet.
+"""
 
 import json
 import re
@@ -25,8 +27,8 @@ from support.agent import eventually, free_port, run
 from support.needs import needs
 
 CHART: Final = CONFIG / "helm" / "notbefore"
-# AKS offers the newest three versions, and older ones with long-term support: what the oldest has not yet and the
-# newest no longer, either of these two says
+# AKS offers the newest three versions, and older ones with long-term support: what the oldest has
+# not yet and the newest no longer, either of these two says
 KUBERNETES: Final = ("1.29.0", kubernetes_validate.latest_version())
 CUSTOM: Final = {  # not Kubernetes' own
     "PodMonitor": ("monitoring.coreos.com/v1", "azmonitoring.coreos.com/v1"),
@@ -35,7 +37,9 @@ CUSTOM: Final = {  # not Kubernetes' own
     "Issuer": ("cert-manager.io/v1",),
 }
 Objects = dict[tuple[str, str], Any]  # by kind and name
-ACCESS: Final[dict[str, dict[str, Any]]] = {  # who may ask the agents: the values that docs/getting-started.md names
+ACCESS: Final[
+    dict[str, dict[str, Any]]
+] = {  # who may ask the agents: the values that docs/getting-started.md names
     "node": {},
     "open": {"access": "open", "podMonitor": {"enabled": True}},
     "tls": {"access": "tls", "podMonitor": {"enabled": True}},
@@ -49,8 +53,16 @@ EVERYTHING: Final[dict[str, Any]] = {
         "routes": [{"match": {"event_type": ["Reboot"]}, "sinks": ["oncall"]}],
     },
     "secrets": {"name": "mine", "create": {"slack-url": "https://hooks.example.org/x"}},
-    "tls": {"certManager": False, "certificate": "own", "ca": {"name": "ama-metrics-mtls-secret", "key": "ca.pem"}},
-    "podMonitor": {"enabled": True, "apiVersion": "azmonitoring.coreos.com/v1", "namespace": "kube-system"},
+    "tls": {
+        "certManager": False,
+        "certificate": "own",
+        "ca": {"name": "ama-metrics-mtls-secret", "key": "ca.pem"},
+    },
+    "podMonitor": {
+        "enabled": True,
+        "apiVersion": "azmonitoring.coreos.com/v1",
+        "namespace": "kube-system",
+    },
     "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
     "dashboards": {"enabled": True, "annotations": {"grafana_folder": "Azure"}},
     "networkPolicy": {"enabled": False},
@@ -61,7 +73,9 @@ EVERYTHING: Final[dict[str, Any]] = {
 }
 
 
-def rendered(values: dict[str, Any], *, name: str = "notbefore", namespace: str = "notbefore") -> Objects:
+def rendered(
+    values: dict[str, Any], *, name: str = "notbefore", namespace: str = "notbefore"
+) -> Objects:
     """The objects that `helm template` gives."""
     with helm_python.Chart.load(CHART) as chart:
         chart.validate_schema(values)
@@ -71,7 +85,9 @@ def rendered(values: dict[str, Any], *, name: str = "notbefore", namespace: str 
 
 def fleet() -> Objects:
     """The manifests of `notbefore fleet`."""
-    return by_name(path.read_text(encoding="utf-8") for path in sorted((CONFIG / "kubernetes").glob("*.yaml")))
+    return by_name(
+        path.read_text(encoding="utf-8") for path in sorted((CONFIG / "kubernetes").glob("*.yaml"))
+    )
 
 
 def by_name(texts: Iterable[str]) -> Objects:
@@ -82,7 +98,9 @@ def by_name(texts: Iterable[str]) -> Objects:
 
 
 def pods_of(objects: Objects) -> Any:
-    (found,) = (one["spec"] for (kind, _), one in objects.items() if kind in ("DaemonSet", "Deployment"))
+    (found,) = (
+        one["spec"] for (kind, _), one in objects.items() if kind in ("DaemonSet", "Deployment")
+    )
     return found
 
 
@@ -95,7 +113,9 @@ def test_helm_lint_has_nothing_to_say() -> None:
     assert (said["messages"], said["errors"], said["total_charts_linted"]) == ([], [], 1)
 
 
-@pytest.mark.parametrize("values", [*ACCESS.values(), EVERYTHING, None], ids=[*ACCESS, "everything", "fleet"])
+@pytest.mark.parametrize(
+    "values", [*ACCESS.values(), EVERYTHING, None], ids=[*ACCESS, "everything", "fleet"]
+)
 def test_every_kubernetes_that_aks_offers_takes_it(values: dict[str, Any] | None) -> None:
     objects = fleet() if values is None else rendered(values, name="other", namespace="elsewhere")
     for one in objects.values():
@@ -122,27 +142,40 @@ def test_every_value_arrives() -> None:
     volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
     assert volumes["secrets"]["secret"]["secretName"] == "mine"
     assert found["Secret", "mine"]["stringData"] == {"slack-url": "https://hooks.example.org/x"}
-    assert [one["secret"]["name"] for one in volumes["web"]["projected"]["sources"]] == ["notbefore-web", "own"]
+    assert [one["secret"]["name"] for one in volumes["web"]["projected"]["sources"]] == [
+        "notbefore-web",
+        "own",
+    ]
     monitor = found["PodMonitor", "notbefore"]
     assert monitor["metadata"]["namespace"] == "kube-system"
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["notbefore"]}
     assert monitor["spec"]["labelLimit"] == 63
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    assert endpoint["tlsConfig"]["ca"] == {"secret": {"name": "ama-metrics-mtls-secret", "key": "ca.pem"}}
+    assert endpoint["tlsConfig"]["ca"] == {
+        "secret": {"name": "ama-metrics-mtls-secret", "key": "ca.pem"}
+    }
     assert not [kind for kind, _ in found if kind in ("Certificate", "Issuer", "NetworkPolicy")]
 
 
 def test_the_agent_takes_the_configuration_that_the_chart_makes(tmp_path: Path) -> None:
     (tmp_path / "slack-url").write_text("https://hooks.example.org/x\n", encoding="utf-8")
     file = tmp_path / "notbefore.yml"
-    file.write_text(config_of(EVERYTHING).replace("/run/notbefore/", f"{tmp_path}/"), encoding="utf-8")
+    file.write_text(
+        config_of(EVERYTHING).replace("/run/notbefore/", f"{tmp_path}/"), encoding="utf-8"
+    )
     config = load(file, {}, {})
-    assert (list(config.sinks), config.server.listen, config.log.format) == (["oncall"], ":10169", "json")
+    assert (list(config.sinks), config.server.listen, config.log.format) == (
+        ["oncall"],
+        ":10169",
+        "json",
+    )
 
 
 def test_another_configuration_replaces_the_pods() -> None:
     def checksum(values: dict[str, Any]) -> str:
-        return str(pods_of(rendered(values))["template"]["metadata"]["annotations"]["checksum/config"])
+        return str(
+            pods_of(rendered(values))["template"]["metadata"]["annotations"]["checksum/config"]
+        )
 
     assert checksum({}) == checksum({"podLabels": {"a": "b"}})
     assert checksum({}) != checksum({"config": {"log": {"level": "debug"}}})
@@ -152,12 +185,18 @@ def test_another_configuration_replaces_the_pods() -> None:
 def test_no_pod_is_put_on_a_virtual_node_though_every_taint_is_tolerated() -> None:
     pod = pods_of(rendered({}))["template"]["spec"]
     assert pod["tolerations"] == [{"operator": "Exists"}]
-    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert term["matchExpressions"] == [{"key": "type", "operator": "NotIn", "values": ["virtual-kubelet"]}]
+    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert term["matchExpressions"] == [
+        {"key": "type", "operator": "NotIn", "values": ["virtual-kubelet"]}
+    ]
 
 
 def test_only_a_chart_that_is_asked_to_listens_beyond_the_node() -> None:
-    servers = {name: yaml.safe_load(config_of(values)).get("server", {}) for name, values in ACCESS.items()}
+    servers = {
+        name: yaml.safe_load(config_of(values)).get("server", {}) for name, values in ACCESS.items()
+    }
     assert "listen" not in servers["node"]
     assert [name for name, server in servers.items() if server.get("insecure")] == ["open"]
 
@@ -180,10 +219,16 @@ def test_the_rules_and_the_dashboards_are_those_of_the_project() -> None:
     found = rendered(EVERYTHING)
     rules = (CONFIG / "prometheus" / "notbefore.rules.yml").read_text(encoding="utf-8")
     assert found["PrometheusRule", "notbefore"]["spec"] == yaml.safe_load(rules)
-    maps = [one for one in found.values() if one["metadata"].get("labels", {}).get("grafana_dashboard") == "1"]
+    maps = [
+        one
+        for one in found.values()
+        if one["metadata"].get("labels", {}).get("grafana_dashboard") == "1"
+    ]
     held = {key: json.loads(text) for one in maps for key, text in one["data"].items()}
     boards = sorted((ROOT / "dashboards").glob("*.json"))
-    assert held == {f"notbefore-{path.name}": json.loads(path.read_text(encoding="utf-8")) for path in boards}
+    assert held == {
+        f"notbefore-{path.name}": json.loads(path.read_text(encoding="utf-8")) for path in boards
+    }
     assert max(len(json.dumps(one)) for one in maps) < 1024 * 1024, "a ConfigMap holds no more"
 
 
@@ -202,24 +247,36 @@ def test_a_pod_is_scraped_as_its_node_in_the_job_that_the_rules_know(tmp_path: P
     def snake(key: str) -> str:
         return re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", key)
 
-    relabelings = [{snake(key): value for key, value in one.items()} for one in endpoint["relabelings"]]
+    relabelings = [
+        {snake(key): value for key, value in one.items()} for one in endpoint["relabelings"]
+    ]
     (labels,) = relabeled(relabelings, tmp_path, {"__meta_kubernetes_pod_node_name": "aks-1"})
     assert (labels["job"], labels["instance"]) == ("notbefore", "aks-1")
 
 
 @pytest.mark.parametrize("access", ["node", "tls"])
-def test_the_probes_ask_the_agent_of_the_chart_and_prometheus_gets_in(access: str, tmp_path: Path) -> None:
-    """The chart's own configuration and probes, with another port, and the pod's paths below a directory of ours."""
+def test_the_probes_ask_the_agent_of_the_chart_and_prometheus_gets_in(
+    access: str, tmp_path: Path
+) -> None:
+    """The chart's own configuration and probes, with another port, and the pod's paths below a
+    directory of ours.
+    """
     port, web, chart = free_port(), tmp_path / "run" / "notbefore-web", rendered(ACCESS[access])
     text = chart["ConfigMap", "notbefore"]["data"]["notbefore.yml"]
     text = text.replace("/run/notbefore-web", str(web)).replace(":10169", f":{port}")
     config = tmp_path / "notbefore.yml"
     values = yaml.safe_load(text) or {}
-    values.setdefault("server", {}).setdefault("listen", f"127.0.0.1:{port}")  # not the usual one: others may have it
+    values.setdefault("server", {}).setdefault(
+        "listen", f"127.0.0.1:{port}"
+    )  # not the usual one: others may have it
     config.write_text(yaml.safe_dump(values), encoding="utf-8")
     web.mkdir(parents=True)
-    secrets = yaml.safe_load_all((CONFIG / "kubernetes/secret.example.yaml").read_text(encoding="utf-8"))
-    example = next(one for one in secrets if one["metadata"]["name"] == "notbefore-web")["stringData"]["web.yml"]
+    secrets = yaml.safe_load_all(
+        (CONFIG / "kubernetes/secret.example.yaml").read_text(encoding="utf-8")
+    )
+    example = next(one for one in secrets if one["metadata"]["name"] == "notbefore-web")[
+        "stringData"
+    ]["web.yml"]
     hashed = bcrypt.hashpw(b"hunter2", bcrypt.gensalt(4)).decode()
     (web / "web.yml").write_text(re.sub(r"\$2b\$\S+", hashed, example), encoding="utf-8")
     authority = trustme.CA()
@@ -229,7 +286,9 @@ def test_the_probes_ask_the_agent_of_the_chart_and_prometheus_gets_in(access: st
     certificate.cert_chain_pems[0].write_to_path(web / "tls.crt")
 
     pod = chart["DaemonSet", "notbefore"]["spec"]["template"]["spec"]["containers"][0]
-    probes = [pod[f"{name}Probe"]["exec"]["command"] for name in ("startup", "liveness", "readiness")]
+    probes = [
+        pod[f"{name}Probe"]["exec"]["command"] for name in ("startup", "liveness", "readiness")
+    ]
 
     def asked(command: list[str]) -> int:
         words: list[str | Path] = [BIN / command[0], *command[1:-1], config]
@@ -237,7 +296,14 @@ def test_the_probes_ask_the_agent_of_the_chart_and_prometheus_gets_in(access: st
         return run(*words).returncode
 
     with Simulator() as imds:
-        order = ["run", str(config), "--imds", imds.endpoint, "--state-dir", str(tmp_path / "state")]
+        order = [
+            "run",
+            str(config),
+            "--imds",
+            imds.endpoint,
+            "--state-dir",
+            str(tmp_path / "state"),
+        ]
         agent = subprocess.Popen([BIN / "notbefore", *order], stdout=subprocess.DEVNULL)
 
         def probed() -> bool:
@@ -275,7 +341,10 @@ def test_the_pods_have_what_they_need_and_no_more(name: str) -> None:
     recipe = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     assert user in recipe
     assert 'CMD ["notbefore", "health"]' in recipe
-    assert (pod["securityContext"]["runAsNonRoot"], pod["automountServiceAccountToken"]) == (True, False)
+    assert (pod["securityContext"]["runAsNonRoot"], pod["automountServiceAccountToken"]) == (
+        True,
+        False,
+    )
     to_hand_over = STOP_PATIENCE if name == "notbefore-fleet" else 0
     assert pod["terminationGracePeriodSeconds"] > to_hand_over + STOP_SECONDS + 5
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
@@ -295,15 +364,26 @@ def test_the_instances_of_the_fleet_share_snapshots_and_their_documents_speak_of
     found, name = fleet(), "notbefore-fleet"
     pods = found["Deployment", name]["spec"]
     (container,) = pods["template"]["spec"]["containers"]
-    assert found["Namespace", name]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert (
+        found["Namespace", name]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+        == "restricted"
+    )
     assert found["PodDisruptionBudget", name]["spec"]["selector"] == pods["selector"]
-    assert pods["template"]["spec"]["serviceAccountName"] == found["ServiceAccount", name]["metadata"]["name"]
-    probed = {container[f"{probe}Probe"]["httpGet"]["port"] for probe in ("startup", "liveness", "readiness")}
+    assert (
+        pods["template"]["spec"]["serviceAccountName"]
+        == found["ServiceAccount", name]["metadata"]["name"]
+    )
+    probed = {
+        container[f"{probe}Probe"]["httpGet"]["port"]
+        for probe in ("startup", "liveness", "readiness")
+    }
     assert probed == {container["ports"][0]["name"]}
     assert yaml.safe_load(found["ConfigMap", name]["data"]["notbefore.yml"])["fleet"]["checkpoints"]
     typed = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
     assert set(re.findall(r"kubectl -n (\S+)", typed)) == {"notbefore", name}
-    assert set(re.findall(r"exec POD -- (\S+)", typed)) == {"notbefore"}, "there is little else in the image"
+    assert set(re.findall(r"exec POD -- (\S+)", typed)) == {"notbefore"}, (
+        "there is little else in the image"
+    )
     applied = re.findall(r"apply -f (config/\S+)", typed)
     assert applied
     assert all((ROOT / place).is_file() for place in applied)

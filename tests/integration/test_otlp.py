@@ -1,4 +1,7 @@
-"""OTLP to real receivers: the same samples as a scrape; records accepted, refused, rejected in part; TLS; gRPC."""
+"""OTLP to real receivers: the same samples as a scrape.
+
+Records accepted, refused, rejected in part; TLS; gRPC.
+"""
 
 import json
 import re
@@ -66,7 +69,9 @@ class Agent(Story):
 
     def both(self) -> tuple[Any, str]:
         """One moment as OTLP, and as text."""
-        view = Snapshot(self.tracked, self.totals, self.figures, at(5), sinks=("it",), polling=self.polling)
+        view = Snapshot(
+            self.tracked, self.totals, self.figures, at(5), sinks=("it",), polling=self.polling
+        )
         families = list(samples(view))
         data = metrics_data(families, resource_of({}, {}), "1.0", at(5))
         text, _ = render(families, "text/plain")
@@ -75,7 +80,12 @@ class Agent(Story):
 
 def busy() -> Agent:
     awkward = item("b", EventType='We"ird\\\n', Description="x\ny")
-    return Agent().sees(0).sees(1, item("a"), awkward).sees(3, item("a", **STARTED), item("c", Resources=[PEER]))
+    return (
+        Agent()
+        .sees(0)
+        .sees(1, item("a"), awkward)
+        .sees(3, item("a", **STARTED), item("c", Resources=[PEER]))
+    )
 
 
 def exported(data: Any) -> Any:
@@ -105,7 +115,9 @@ def test_a_scrape_and_an_export_through_a_collector_are_the_same_sample_by_sampl
     data, text = busy().both()
     before = len(receiver.metrics)
     protocol: Any = {"http": "http/protobuf", "grpc": "grpc"}[road]
-    sender = sender_to(to(f"http://127.0.0.1:{getattr(collector, road)}", protocol=protocol), "metrics")
+    sender = sender_to(
+        to(f"http://127.0.0.1:{getattr(collector, road)}", protocol=protocol), "metrics"
+    )
     assert sender.send(data).rejected == 0
     sender.close()
     eventually(lambda: len(receiver.metrics) > before)
@@ -126,11 +138,15 @@ def test_what_the_state_keeps_counts_since_the_first_start_and_the_rest_since_th
     assert found["azure_scheduled_event_changes"] == {first, second}
     assert found["azure_scheduled_event_initial_notice_seconds"] == {first}
     shown = re.findall(
-        r"^azure_scheduled_event_(?:changes|initial_notice_seconds)_created{.*} (.*)$", text, re.MULTILINE
+        r"^azure_scheduled_event_(?:changes|initial_notice_seconds)_created{.*} (.*)$",
+        text,
+        re.MULTILINE,
     )
     assert {round(float(value) * 1e9) for value in shown} == {first, second}
     assert {start for each in found.values() for start in each} == {kept, own, first, second}
-    assert {point.start_time_unix_nano for m in metrics_of(request) for point in m.gauge.data_points} == {0}
+    assert {
+        point.start_time_unix_nano for m in metrics_of(request) for point in m.gauge.data_points
+    } == {0}
 
 
 def test_nothing_counts_since_a_time_to_come() -> None:
@@ -138,10 +154,14 @@ def test_nothing_counts_since_a_time_to_come() -> None:
     families = samples(Snapshot(agent.tracked, agent.totals, agent.figures, at(5)))
     before = datetime(2025, 1, 1, tzinfo=UTC)  # the clock was set back
     request = exported(metrics_data(families, resource_of({}, {}), "1.0", before))
-    assert {start for each in starts(request).values() for start in each} == {round(before.timestamp() * 1e9)}
+    assert {start for each in starts(request).values() for start in each} == {
+        round(before.timestamp() * 1e9)
+    }
 
 
-def test_what_comes_of_exports_is_counted_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_comes_of_exports_is_counted_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     agent, key = busy(), tmp_path / "key"
     key.write_text("hunter2", encoding="utf-8")
     counts = dict[tuple[str, str], int]()
@@ -164,7 +184,10 @@ def test_what_comes_of_exports_is_counted_and_said_once(tmp_path: Path, caplog: 
     logged = [record.getMessage() for record in caplog.records if record.name == "notbefore.otlp"]
     assert logged == [
         "OTLP metrics: the receiver rejected a part of an export: too old for ***",
-        f"OTLP metrics: the export failed, and is tried again: {key} cannot be read: No such file or directory",
+        (
+            f"OTLP metrics: the export failed, and is tried again: {key} cannot be read: No such"
+            " file or directory"
+        ),
         "OTLP metrics: exports are accepted again",
     ]
 
@@ -177,13 +200,19 @@ def exporting(
 ) -> Exporter:
     """Exports whose first one is due at once."""
     monkeypatch.setattr("notbefore.otlp.exporter.FIRST", 0.0)
-    fields: Any = {name: getattr(connection, name) for name in ("endpoint", "protocol", *CERTIFICATES)}
-    return Exporter(Otlp(interval=Duration(interval), **fields), lambda: ([], None), counts, Redactor(), Http)
+    fields: Any = {
+        name: getattr(connection, name) for name in ("endpoint", "protocol", *CERTIFICATES)
+    }
+    return Exporter(
+        Otlp(interval=Duration(interval), **fields), lambda: ([], None), counts, Redactor(), Http
+    )
 
 
 def test_the_last_state_is_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     with Receiver() as receiver:
-        exporter = exporting(to(receiver.url), dict[tuple[str, str], int](), monkeypatch, interval="1h")
+        exporter = exporting(
+            to(receiver.url), dict[tuple[str, str], int](), monkeypatch, interval="1h"
+        )
         eventually(lambda: len(receiver.metrics) == 1)
         exporter.stop(PATIENCE)
         assert len(receiver.metrics) == 2
@@ -211,18 +240,27 @@ def sent(url: str, *messages: Message, **fields: Any) -> list[Receipt | SendErro
 
 
 @pytest.mark.parametrize("road", ["http", "grpc"])
-def test_a_record_arrives_through_a_collector_as_it_is(pair: tuple[Collector, Receiver], road: str) -> None:
+def test_a_record_arrives_through_a_collector_as_it_is(
+    pair: tuple[Collector, Receiver], road: str
+) -> None:
     collector, receiver = pair
     before = len(receiver.records)
     one = message({"Description": "x\ny", "Resources": ["WestNO_0", PEER]}, severity="critical")
     protocol = {"http": "http/protobuf", "grpc": "grpc"}[road]
-    assert sent(f"http://127.0.0.1:{getattr(collector, road)}", one, protocol=protocol) == [Receipt()]
+    assert sent(f"http://127.0.0.1:{getattr(collector, road)}", one, protocol=protocol) == [
+        Receipt()
+    ]
     (record,) = eventually(lambda: receiver.records[before:])
     resource = attributes(receiver.logs[-1].resource_logs[0].resource.attributes)
     shown = attributes(record.attributes)
     assert shown.pop("notbefore.delivery.id") == one.delivery_id
     assert shown.pop("notbefore.delivery.kind") == "announced"
-    exported = {"time": one.record.flat()["time"], "body": record.body.string_value, **shown, **resource}
+    exported = {
+        "time": one.record.flat()["time"],
+        "body": record.body.string_value,
+        **shown,
+        **resource,
+    }
     assert exported.items() >= json.loads(one.record.line()).items()
     assert resource["service.name"] == "notbefore"
     assert resource["service.instance.id"] == resource["host.id"]
@@ -263,7 +301,9 @@ def test_an_answer_that_is_none_of_otlp_takes_nothing(body: bytes) -> None:
         receiver.default = Say(200, (("Content-Type", "text/html"),), body)
         (error,) = sent(receiver.url, message())
         with pytest.raises(SendError, match="does the address lead to an OTLP receiver"):
-            sender_to(to(receiver.url), "metrics").send(metrics_data([], resource_of({}, {}), "1", at(0)))
+            sender_to(to(receiver.url), "metrics").send(
+                metrics_data([], resource_of({}, {}), "1", at(0))
+            )
     assert isinstance(error, SendError)
     assert not error.permanent
     assert len(str(error)) < 1_000
@@ -297,7 +337,9 @@ def certificates(authority: trustme.CA, directory: Path) -> dict[str, str]:
     return paths
 
 
-def test_a_client_shows_its_certificate_and_trusts_the_given_authority(authority: trustme.CA, tmp_path: Path) -> None:
+def test_a_client_shows_its_certificate_and_trusts_the_given_authority(
+    authority: trustme.CA, tmp_path: Path
+) -> None:
     with Receiver(authority, client_ca=authority) as receiver:
         assert sent(receiver.url, message(), **certificates(authority, tmp_path)) == [Receipt()]
         (refused,) = sent(receiver.url, message())
@@ -308,7 +350,11 @@ def test_a_client_shows_its_certificate_and_trusts_the_given_authority(authority
 def test_grpc_does_so_too_and_brings_its_headers(authority: trustme.CA, tmp_path: Path) -> None:
     with GrpcReceiver(authority) as receiver:
         headers = {"Api-Key": Secret("k-1")}
-        fields: dict[str, Any] = {"protocol": "grpc", "headers": headers, **certificates(authority, tmp_path)}
+        fields: dict[str, Any] = {
+            "protocol": "grpc",
+            "headers": headers,
+            **certificates(authority, tmp_path),
+        }
         assert sent(receiver.url, message(), **fields) == [Receipt()]
         ((path, body, metadata),) = receiver.requests
     assert path == "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
@@ -317,7 +363,9 @@ def test_grpc_does_so_too_and_brings_its_headers(authority: trustme.CA, tmp_path
 
 
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "UNAUTHENTICATED"])
-def test_over_grpc_the_reason_is_said_once_and_it_is_tried_again(code: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_over_grpc_the_reason_is_said_once_and_it_is_tried_again(
+    code: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with GrpcReceiver() as receiver:
         receiver.abort = grpc.StatusCode[code]
         (error,) = sent(receiver.url, message(), protocol="grpc")
@@ -335,8 +383,12 @@ def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert f"{missing} cannot be read" in str(error)
 
 
-@pytest.mark.parametrize(("signal", "connections"), [("metrics", 2), ("logs", 1)])  # a kept one may be closed meanwhile
-def test_a_header_is_read_anew_and_metrics_keep_no_connection(tmp_path: Path, signal: str, connections: int) -> None:
+@pytest.mark.parametrize(
+    ("signal", "connections"), [("metrics", 2), ("logs", 1)]
+)  # a kept one may be closed meanwhile
+def test_a_header_is_read_anew_and_metrics_keep_no_connection(
+    tmp_path: Path, signal: str, connections: int
+) -> None:
     file = tmp_path / "key"
     with Receiver() as receiver:
         headers = {"Api-Key": Secret(str(file), "file")}
@@ -367,14 +419,20 @@ def test_the_sdk_takes_nothing_from_the_environment_for_an_address_of_ours(
         monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{signal.upper()}_{name}", value)
     with Receiver() as web, GrpcReceiver() as grpc_receiver:
         url = web.url if protocol == "http/protobuf" else grpc_receiver.url
-        sender_to(to(url, protocol=protocol), signal).send(MetricsData([]) if signal == "metrics" else [])
-        (headers,) = [request.headers for request in web.requests] or [sent for _, _, sent in grpc_receiver.requests]
+        sender_to(to(url, protocol=protocol), signal).send(
+            MetricsData([]) if signal == "metrics" else []
+        )
+        (headers,) = [request.headers for request in web.requests] or [
+            sent for _, _, sent in grpc_receiver.requests
+        ]
     assert "for-another" not in headers.values()
 
 
 def test_odd_texts_and_numbers_do_no_harm() -> None:
     attributes_of = {"odd": "\udcff", "large": 2**70}
-    odd = log_record(resource_of({"odd": "\udcff"}, {}), at(0), "info", "odd \udcff", attributes_of, "")
+    odd = log_record(
+        resource_of({"odd": "\udcff"}, {}), at(0), "info", "odd \udcff", attributes_of, ""
+    )
     with Receiver() as receiver:
         sender_to(to(receiver.url), "logs").send([odd])
         (request,), (record,) = receiver.logs, receiver.records

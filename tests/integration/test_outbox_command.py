@@ -39,7 +39,10 @@ def dead(name: str, **fields: Any) -> Delivery:
 
 def left(directory: Path, *refused: Delivery, listed: tuple[str, ...] = ()) -> Path:
     """A state directory with dead letters, of which some belong to events that are still listed."""
-    events = {key: TrackedEvent(event(EventId=key), "self", Instant(T0), beginning_seen=True) for key in listed}
+    events = {
+        key: TrackedEvent(event(EventId=key), "self", Instant(T0), beginning_seen=True)
+        for key in listed
+    }
     with closing(Store(directory, Clock())) as store:
         store.commit(StoredState(tracked=Tracked(events=events)))
         store.put(refused)
@@ -82,21 +85,32 @@ def test_what_is_missing_is_said(tmp_path: Path, words: tuple[str, ...], said: s
 
 
 def test_all_leaves_out_what_would_announce_an_event_that_is_over(tmp_path: Path) -> None:
-    lasting = [dead(name, kind=kind, expires_with_event=False) for name, kind in (("c", "finished"), ("d", "started"))]
+    lasting = [
+        dead(name, kind=kind, expires_with_event=False)
+        for name, kind in (("c", "finished"), ("d", "started"))
+    ]
     state = left(tmp_path, dead("a"), dead("b"), *lasting, listed=("b",))
     said = done("retry", "--all", "--state-dir", str(state)).splitlines()
     assert said[0] == "2 left out: their events are over. To send one anyway, give its ID."
     assert "".join(one.state[0] for _, one in sorted(rows(state).items())) == "dppd"
     assert done("retry", "a", "d", "--state-dir", str(state)).startswith("2 will be sent again")
-    assert done("drop", "--all", "--state-dir", str(state)).startswith("No dead letters were found.")
+    assert done("drop", "--all", "--state-dir", str(state)).startswith(
+        "No dead letters were found."
+    )
     assert 0 <= Clock().boot_time() + 86_400 - rows(state)["a"].expires < 600, "it has a day"
 
 
-def test_what_could_not_be_written_was_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_written_was_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = left(tmp_path, dead("a"))
     with closing(sqlite3.connect(state / FILE_NAME, isolation_level=None)) as other:
-        monkeypatch.setattr(owner, "answer", lambda *of: [other.execute("BEGIN EXCLUSIVE"), answer(*of)][1])
-        with pytest.raises(StoreError, match=r"cannot be written \(database is locked\): nothing was changed"):
+        monkeypatch.setattr(
+            owner, "answer", lambda *of: [other.execute("BEGIN EXCLUSIVE"), answer(*of)][1]
+        )
+        with pytest.raises(
+            StoreError, match=r"cannot be written \(database is locked\): nothing was changed"
+        ):
             ask_owner(state, OutboxRequest("drop", ("a",)), OutboxReply)
 
 
@@ -106,10 +120,15 @@ def test_what_is_on_its_way_is_left_and_why_is_said(tmp_path: Path) -> None:
         control.start()
         eventually(lambda: listens(tmp_path))
         store.put([dead("a"), dead("a", delivery_id="b" * 32)])
-        assert done("list", "--state-dir", str(tmp_path)).splitlines()[2].split()[6:8] == ["after", "aaaaaaaa"]
+        assert done("list", "--state-dir", str(tmp_path)).splitlines()[2].split()[6:8] == [
+            "after",
+            "aaaaaaaa",
+        ]
         eventually(lambda: store.exchange([], {"hook": 1}))
         being_sent = "1 left as they are: they are being sent"
-        assert done("retry", "a", "--state-dir", str(tmp_path)).endswith(f"again now, {being_sent}.\n")
+        assert done("retry", "a", "--state-dir", str(tmp_path)).endswith(
+            f"again now, {being_sent}.\n"
+        )
         assert done("drop", "a", "--state-dir", str(tmp_path)) == f"0 dropped, {being_sent}.\n"
         refused = notbefore("outbox", "drop", "c", "--state-dir", str(tmp_path))
         assert "No delivery id starts with 'c'." in refused.stderr
@@ -124,10 +143,16 @@ def test_an_ordinary_user_is_told_what_to_do_about_the_state_of_another(tmp_path
     with pytest.raises(StoreError, match="has `notbefore run` been started here"):
         ask_owner(state / "nowhere", OutboxRequest("show"), OutboxReply)
     state.chmod(0o700 if os.geteuid() == 0 else 0)
-    with ordinary_user(), pytest.raises(NotBeforeError, match="only root and the agent's own user may ask this"):
+    with (
+        ordinary_user(),
+        pytest.raises(NotBeforeError, match="only root and the agent's own user may ask this"),
+    ):
         ask_owner(state, OutboxRequest("show"), OutboxReply)
     state.chmod(0o700)
     with TemporaryDirectory() as place:  # which others may search
         Path(place).chmod(0o555)
-        with ordinary_user(), pytest.raises(StoreError, match=r"no permission for .*/state: use another directory"):
+        with (
+            ordinary_user(),
+            pytest.raises(StoreError, match=r"no permission for .*/state: use another directory"),
+        ):
             OwnerLock(Path(place, "state")).hold()

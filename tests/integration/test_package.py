@@ -1,4 +1,6 @@
-"""The wheel and the source distribution: built, looked into, installed beside nothing of this checkout, and run."""
+"""The wheel and the source distribution: built, looked into, installed beside nothing of this
+checkout, and run.
+"""
 
 import re
 import shutil
@@ -26,7 +28,11 @@ pytestmark = pytest.mark.long
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("dist")
     built = subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-d", place], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "hatchling", "build", "-d", place],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert built.returncode == 0, built.stderr
     return place
@@ -34,24 +40,36 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def prefix(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment that holds the wheel; what it depends on is lent by the one that the tests run in."""
+    """An environment that holds the wheel.
+
+    What it depends on is lent by the one that the tests run in.
+    """
     (wheel,) = dist.glob("*.whl")
     return environment(tmp_path_factory.mktemp("opt") / "notbefore", wheel)
 
 
-def test_wheel_and_source_hold_all_that_is_read_and_the_readme_s_links_lead_somewhere_on_an_index(dist: Path) -> None:
+def test_wheel_and_source_hold_all_that_is_read_and_the_readme_s_links_lead_somewhere_on_an_index(
+    dist: Path,
+) -> None:
     (wheel,) = dist.glob("*.whl")
     archive = zipfile.ZipFile(wheel)
     held = set(archive.namelist())
     package = ROOT / "src" / "notbefore"
-    files = (path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    files = (
+        path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    )
     assert {f"notbefore/{path.relative_to(package).as_posix()}" for path in files} <= held
     assert any(name.endswith("share/notbefore/systemd/notbefore.service") for name in held)
     (name,) = (name for name in held if name.endswith(".dist-info/METADATA"))
     assert re.findall(r"\]\((?!https:|#)([^)]*)\)", archive.read(name).decode()) == []
     with tarfile.open(next(dist.glob("*.tar.gz"))) as tar:
         held = {name.partition("/")[2] for name in tar.getnames()}
-    documents = {"docs/how-it-works.md", "config/notbefore.yml", "tests/conftest.py", "constraints.txt"}
+    documents = {
+        "docs/how-it-works.md",
+        "config/notbefore.yml",
+        "tests/conftest.py",
+        "constraints.txt",
+    }
     assert documents | {"tools/reference.py"} <= held
 
 
@@ -70,12 +88,17 @@ def destination() -> Iterator[Path]:
 @pytest.fixture
 def install(prefix: Path, destination: Path) -> Install:
     """The installer, for that root."""
-    return partial(run, prefix / "share" / "notbefore" / "fleet" / "install.sh", DESTDIR=str(destination))
+    return partial(
+        run, prefix / "share" / "notbefore" / "fleet" / "install.sh", DESTDIR=str(destination)
+    )
 
 
 def is_untouched(destination: Path) -> bool:
     etc = destination / "etc" / "notbefore"
-    return not list(etc.glob(".*")) and (etc / "notbefore.yml").read_text(encoding="utf-8") == "# healthy\n"
+    return (
+        not list(etc.glob(".*"))
+        and (etc / "notbefore.yml").read_text(encoding="utf-8") == "# healthy\n"
+    )
 
 
 def test_the_installer_sets_up_the_service_and_keeps_what_is_there(
@@ -99,7 +122,9 @@ def test_the_installer_sets_up_the_service_and_keeps_what_is_there(
     mine.write_text(text, encoding="utf-8")
     assert install("--no-start", "--config", mine).returncode == 0
     assert install("--no-start").returncode == 0
-    assert install("--config", etc / "notbefore.yml").returncode == 0, "the file that is there already"
+    assert install("--config", etc / "notbefore.yml").returncode == 0, (
+        "the file that is there already"
+    )
     mine.write_text("sink: {}\n", encoding="utf-8")
     refused = install("--no-start", "--config", mine)
     assert (refused.returncode, f"{mine}:1:1: sink" in refused.stderr) == (1, True)
@@ -119,11 +144,22 @@ def test_whatever_umask_root_has_only_root_writes_and_the_service_reads(
     (destination / "etc" / "notbefore" / "notbefore.yml").unlink()
     done = run("sh", "-c", f'umask {umask}; exec "$0" --no-start', script, DESTDIR=str(destination))
     assert (done.returncode, done.stderr) == (0, "")
-    made = {path.relative_to(destination).as_posix(): path for path in destination.rglob("*") if not path.is_symlink()}
+    made = {
+        path.relative_to(destination).as_posix(): path
+        for path in destination.rglob("*")
+        if not path.is_symlink()
+    }
     modes = {name: path.stat().st_mode & 0o777 for name, path in made.items()}
     assert modes.pop("etc/notbefore/credentials") == 0o700
-    assert {name: mode for name, mode in modes.items() if mode != (0o755 if made[name].is_dir() else 0o644)} == {}
-    assert {"etc/notbefore/notbefore.yml", "etc/systemd/system/notbefore.service.d/credentials.conf"} <= modes.keys()
+    assert {
+        name: mode
+        for name, mode in modes.items()
+        if mode != (0o755 if made[name].is_dir() else 0o644)
+    } == {}
+    assert {
+        "etc/notbefore/notbefore.yml",
+        "etc/systemd/system/notbefore.service.d/credentials.conf",
+    } <= modes.keys()
 
 
 def test_the_installer_refuses_a_secret_in_the_configuration_and_says_where_to_move_it(
@@ -136,7 +172,10 @@ def test_the_installer_refuses_a_secret_in_the_configuration_and_says_where_to_m
         "path": "{webhook: {url: 'https://example.org/in/hunter2-is-a-long-one'}}",
         "key": "{webhook: {url: 'https://example.org/in', secret: hunter2}}",
     }
-    mine.write_text("sinks:\n" + "".join(f"  {name}: {sink}\n" for name, sink in sinks.items()), encoding="utf-8")
+    mine.write_text(
+        "sinks:\n" + "".join(f"  {name}: {sink}\n" for name, sink in sinks.items()),
+        encoding="utf-8",
+    )
     mine.chmod(0o600)
     refused = install("--config", mine)
     assert refused.returncode == 1
@@ -162,8 +201,13 @@ def test_the_installer_refuses_a_prefix_with_signs_that_mean_something_to_system
     assert is_untouched(destination)
 
 
-def test_the_installer_removes_the_service_and_keeps_what_is_the_users(destination: Path, install: Install) -> None:
-    units, state = destination / "etc" / "systemd" / "system", destination / "var" / "lib" / "notbefore"
+def test_the_installer_removes_the_service_and_keeps_what_is_the_users(
+    destination: Path, install: Install
+) -> None:
+    units, state = (
+        destination / "etc" / "systemd" / "system",
+        destination / "var" / "lib" / "notbefore",
+    )
     assert install().returncode == 0
     state.mkdir(parents=True)
     (state / "notbefore.db").write_bytes(b"")

@@ -1,4 +1,7 @@
-"""PagerDuty: one incident an event, opened once, closed at its end; and every body as the published schema wants it."""
+"""PagerDuty: one incident an event, opened once, closed at its end.
+
+And every body as the published schema wants it.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -41,13 +44,22 @@ def test_an_event_is_one_incident_from_its_announcement_to_its_end(pager: PagerD
     sent(pager, *steps[:3], message(REBOOT, kind="reminder"), steps[3])
     assert pager.effects == ["opened", "added", "added", "added", "resolved"]
     assert not pager.open
-    assert [step.event["payload"]["severity"] for step in pager.steps] == ["critical"] * 4 + ["info"]
+    assert [step.event["payload"]["severity"] for step in pager.steps] == ["critical"] * 4 + [
+        "info"
+    ]
 
 
 @pytest.mark.parametrize(
-    "looks", [(REBOOT, None), (REBOOT, REBOOT | STARTED, REBOOT, None), (REBOOT, REBOOT | {"Resources": [PEER]})]
+    "looks",
+    [
+        (REBOOT, None),
+        (REBOOT, REBOOT | STARTED, REBOOT, None),
+        (REBOOT, REBOOT | {"Resources": [PEER]}),
+    ],
 )
-def test_what_is_canceled_gone_or_elsewhere_closes_the_incident(pager: PagerDuty, looks: tuple[Any, ...]) -> None:
+def test_what_is_canceled_gone_or_elsewhere_closes_the_incident(
+    pager: PagerDuty, looks: tuple[Any, ...]
+) -> None:
     sent(pager, message(REBOOT), message(*looks))
     assert pager.effects == ["opened", "resolved"]
 
@@ -88,7 +100,9 @@ def test_the_longest_event_of_all_is_within_the_limits(pager: PagerDuty) -> None
         (Say(400, body=b'{"status": "invalid event"}'), True),
     ],
 )
-def test_nothing_but_202_and_success_is_an_answer(pager: PagerDuty, say: Say, *, permanent: bool) -> None:
+def test_nothing_but_202_and_success_is_an_answer(
+    pager: PagerDuty, say: Say, *, permanent: bool
+) -> None:
     pager.default = say
     with pytest.raises(SendError) as raised:
         sent(pager, message(REBOOT))

@@ -1,4 +1,6 @@
-"""The dead man's switch: who is pinged, with what, when not, and what is said of a ping that does not arrive."""
+"""The dead man's switch: who is pinged, with what, when not, and what is said of a ping that does
+not arrive.
+"""
 
 import logging
 from pathlib import Path
@@ -26,21 +28,39 @@ def pinged(url: str, *statuses: PingStatus) -> None:
         found.ping()
 
 
-def test_a_ping_says_that_the_agent_begins_and_is_well_and_fail_that_it_is_not(peer: HttpPeer) -> None:
+def test_a_ping_says_that_the_agent_begins_and_is_well_and_fail_that_it_is_not(
+    peer: HttpPeer,
+) -> None:
     pinged(f"{peer.url}/uuid?rid=1", BEGINS, BEGINS, WELL, ILL)
     begins, well, ill = peer.requests
-    assert [one.path for one in peer.requests] == ["/uuid/start?rid=1", "/uuid?rid=1", "/uuid/fail?rid=1"]
+    assert [one.path for one in peer.requests] == [
+        "/uuid/start?rid=1",
+        "/uuid?rid=1",
+        "/uuid/fail?rid=1",
+    ]
     assert b"no valid answer yet" in begins.body
-    assert len({one.client for one in peer.requests}) == 3  # none waits in a connection that the receiver may close
+    assert (
+        len({one.client for one in peer.requests}) == 3
+    )  # none waits in a connection that the receiver may close
     assert well.body.decode().endswith(f" on {ME}: 1 event listed\n")
-    assert ill.body.decode().endswith(" on unknown VM: the last good answer of IMDS is 99.0 s old\n")
+    assert ill.body.decode().endswith(
+        " on unknown VM: the last good answer of IMDS is 99.0 s old\n"
+    )
 
 
 def test_what_does_not_arrive_is_logged_once_and_never_with_the_address(
     peer: HttpPeer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "notbefore")
-    peer.answers.extend([Say(500), Say(500), Say(302, (("Location", f"{peer.url}/else"),)), Say(how="cut"), Say(200)])
+    peer.answers.extend(
+        [
+            Say(500),
+            Say(500),
+            Say(302, (("Location", f"{peer.url}/else"),)),
+            Say(how="cut"),
+            Say(200),
+        ]
+    )
     pinged(f"{peer.url}/secret-uuid", *[WELL] * 5)
     assert caplog.messages[:2] == [
         "heartbeat: ping_url was not reached: 127.0.0.1 answers 500",
@@ -64,7 +84,9 @@ def test_nobody_there_and_a_secret_that_cannot_be_read_are_said_as_well(
 
 
 @pytest.mark.parametrize("place", [":port/secret", "[/secret"])
-def test_an_address_that_is_none_is_not_shown(peer: HttpPeer, caplog: pytest.LogCaptureFixture, place: str) -> None:
+def test_an_address_that_is_none_is_not_shown(
+    peer: HttpPeer, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
     pinged(f"{peer.url}{place}")
     (said,) = caplog.messages
     assert said.startswith("heartbeat: ping_url was not reached: ")

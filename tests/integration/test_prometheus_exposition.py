@@ -22,7 +22,10 @@ def families() -> list[Family]:
     story = Story().sees(0).sees(1, item("a"), item("b", EventType='We"ird\\\n'))
     story.sees(2, item("a", **STARTED), item("b"), item("c", Resources=[PEER], Description="x\ny"))
     story.sees(3, item("d", DurationInSeconds=-1))
-    figures, polling = Figures("1.0", "3.11", vm={"name": "a"}), PollFigures(last_success=1.5, flaws={"duration": 1})
+    figures, polling = (
+        Figures("1.0", "3.11", vm={"name": "a"}),
+        PollFigures(last_success=1.5, flaws={"duration": 1}),
+    )
     view = Snapshot(story.tracked, story.totals, figures, at(5), polling=polling)
     return list(samples(view))
 
@@ -30,7 +33,9 @@ def families() -> list[Family]:
 def test_promtool_has_nothing_to_say(families: list[Family]) -> None:
     needs("promtool")
     body, _ = render(families, "text/plain")
-    checked = subprocess.run(["promtool", "check", "metrics"], input=body, capture_output=True, check=False, timeout=60)
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=body, capture_output=True, check=False, timeout=60
+    )
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
@@ -55,7 +60,9 @@ print("prometheus_client" in sys.modules)
 rendered([], "")
 print("prometheus_client" in sys.modules)
 """
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
 
     assert output.stdout.split() == ["False", "True"]
 
@@ -83,14 +90,19 @@ def test_histogram_has_cumulative_buckets_and_time_of_creation() -> None:
         ("", False),
         ("*/*", False),
         ("application/openmetrics-text", True),
-        ("application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=1.0.0;q=0.4", True),
+        (
+            "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=1.0.0;q=0.4",
+            True,
+        ),
         ("application/openmetrics-text;version=0.0.1,text/plain;version=0.0.4", False),
         ("application/openmetrics-text;version=abc", False),
         (f"application/openmetrics-text;version={'9' * 5000}", False),
         ("text/plain;version=1.x;;=,", False),
     ],
 )
-def test_accept_header_selects_one_of_two_formats(families: list[Family], accept: str, openmetrics: bool) -> None:
+def test_accept_header_selects_one_of_two_formats(
+    families: list[Family], accept: str, openmetrics: bool
+) -> None:
     body, content_type = render(families, accept)
 
     if openmetrics:

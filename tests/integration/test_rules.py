@@ -1,7 +1,8 @@
-"""The rules in ``config/prometheus``: each alert fires when it should, says what it should, and is silent otherwise.
+"""The rules in ``config/prometheus``: each alert fires when it should, says what it should, and is
+silent otherwise.
 
-What the rules are given is what the core makes of a fleet's events (``support.fast_motion``), so that a metric which is
-renamed breaks a test here.
+What the rules are given is what the core makes of a fleet's events (``support.fast_motion``), so
+that a metric which is renamed breaks a test here.
 """
 
 import json
@@ -29,12 +30,18 @@ RULES: Final = ROOT / "config/prometheus/notbefore.rules.yml"
 RUNBOOK: Final = ROOT / "docs/runbook.md"
 RUNBOOK_URL: Final = "https://github.com/notbefore/notbefore/blob/main/docs/runbook.md"
 GROUPS: Final[list[dict[str, Any]]] = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
-ALERTS: Final = {rule["alert"]: rule for group in GROUPS for rule in group["rules"] if "alert" in rule}
-WANTED: Final = frozenset(re.findall(r"\b(?:notbefore|azure)_\w+|\bup\b", RULES.read_text(encoding="utf-8")))  # metrics
+ALERTS: Final = {
+    rule["alert"]: rule for group in GROUPS for rule in group["rules"] if "alert" in rule
+}
+WANTED: Final = frozenset(
+    re.findall(r"\b(?:notbefore|azure)_\w+|\bup\b", RULES.read_text(encoding="utf-8"))
+)  # metrics
 
 
 class Look(NamedTuple):
-    """What is seen of an alert: the summary with which it fires at a second, or an empty one where it is silent."""
+    """What is seen of an alert: the summary with which it fires at a second, or an empty one where
+    it is silent.
+    """
 
     alert: str
     says: dict[int, str]
@@ -45,17 +52,29 @@ class Look(NamedTuple):
 Case = tuple[str, Sequence[Target], *tuple[Look, ...]]  # a fleet's story, and what is alerted of it
 
 
-def look(alert: str, says: dict[int, str], value: str = "", description: str = "", **labels: str) -> Look:
+def look(
+    alert: str, says: dict[int, str], value: str = "", description: str = "", **labels: str
+) -> Look:
     """Without a description, it is the rule's own with the labels and the ``value`` filled in."""
     rule = ALERTS[alert]
     every = {name: text for name, text in {**labels, **rule.get("labels", {})}.items() if text}
-    filled = re.sub(r"{{ \$labels\.(\w+) }}", lambda name: every.get(name[1], ""), rule["annotations"]["description"])
+    filled = re.sub(
+        r"{{ \$labels\.(\w+) }}",
+        lambda name: every.get(name[1], ""),
+        rule["annotations"]["description"],
+    )
     return Look(alert, says, every, description or re.sub(r"{{ \$value .*? }}", value, filled))
 
 
 def of_event(alert: str, says: dict[int, str], **more: str) -> Look:
     place = {"subscription": "s", "resource_group": "g", "scale_set": "web"}
-    known = {"event_id": "E1", "event_type": "Reboot", "event_source": "Platform", "severity": "critical", **place}
+    known = {
+        "event_id": "E1",
+        "event_type": "Reboot",
+        "event_source": "Platform",
+        "severity": "critical",
+        **place,
+    }
     return look(alert, says, **{**known, **more})
 
 
@@ -68,7 +87,9 @@ def listed(says: dict[int, str], names: str = "web_0", count: int = 1, **more: s
     return of_event("AzureScheduledEvent", says, description=description, **more)
 
 
-def of_agent(alert: str, says: dict[int, str], instance: str = "web_0", job: str = "notbefore", **more: str) -> Look:
+def of_agent(
+    alert: str, says: dict[int, str], instance: str = "web_0", job: str = "notbefore", **more: str
+) -> Look:
     told = {second: f"{instance}: {text}" if text else "" for second, text in says.items()}
     return look(alert, told, job=job, instance=instance, **more)
 
@@ -82,7 +103,10 @@ def clock(second: int) -> str:
 
 
 def reboot(event_id: str = "E1", **fields: Any) -> dict[str, Any]:
-    return item(event_id, **{"EventType": "Reboot", "Resources": ["web_0"], "DurationInSeconds": -1, **fields})
+    return item(
+        event_id,
+        **{"EventType": "Reboot", "Resources": ["web_0"], "DurationInSeconds": -1, **fields},
+    )
 
 
 def freeze(event_id: str = "E1", **fields: Any) -> dict[str, Any]:
@@ -102,7 +126,10 @@ def announced(seconds: int, **fields: Any) -> list[FleetVm]:
 
 
 def hit(count: int, of: int) -> list[FleetVm]:
-    return vms({0: [reboot(f"E{n}", Resources=[f"web_{n}"], NotBefore=clock(960)) for n in range(count)]}, of)
+    return vms(
+        {0: [reboot(f"E{n}", Resources=[f"web_{n}"], NotBefore=clock(960)) for n in range(count)]},
+        of,
+    )
 
 
 ANNOUNCED: Final = {0: [], 60: [reboot(NotBefore=clock(960))]}
@@ -114,12 +141,15 @@ SUDDEN: Final = begun(reboot())
 SUDDENLY: Final = "AzureScheduledEventStartedWithoutNotice"
 WITHOUT_NOTICE: Final = "Reboot in web started without notice"
 FAILED_HARDWARE: Final = (
-    "A Reboot started without an announcement. The usual cause is failed hardware, and Azure is already "
-    "recovering the VM. "
+    "A Reboot started without an announcement. The usual cause is failed hardware, and Azure is"
+    " already recovering the VM. "
 )
-OTHERS_NAME_IT: Final = FAILED_HARDWARE + "Its id is E1; `notbefore events` on another VM of the group names the VMs."
+OTHERS_NAME_IT: Final = (
+    FAILED_HARDWARE + "Its id is E1; `notbefore events` on another VM of the group names the VMs."
+)
 HISTORY_NAMES_IT: Final = (
-    FAILED_HARDWARE + "It was over before the next scrape; `notbefore history` on a VM of the group names the VMs."
+    FAILED_HARDWARE
+    + "It was over before the next scrape; `notbefore history` on a VM of the group names the VMs."
 )
 TOO_LONG: Final = "AzureScheduledEventStartedTooLong"
 DOWN_FOR_LONG: Final = {0: [reboot(NotBefore=clock(900))], 300: [begun(reboot())], 3660: []}
@@ -136,7 +166,10 @@ OF_BOTH: Final = [reboot(Resources=["web_0", "web_1"], NotBefore=clock(960))]
 
 OF_EVENTS: Final[list[Case]] = [
     (
-        "an event that two VMs see is one alert, and one more from when it has started, until it is over",
+        (
+            "an event that two VMs see is one alert, and one more from when it has started, until"
+            " it is over"
+        ),
         vms(LIFE, 2),
         listed({45: "", 60: LISTED, 585: LISTED, 600: ""}),
         of_event(
@@ -155,13 +188,20 @@ OF_EVENTS: Final[list[Case]] = [
         vms(
             {
                 0: [reboot(NotBefore=clock(960))],
-                120: [reboot(NotBefore=clock(960), Resources=[f"web_{number}" for number in range(4)])],
+                120: [
+                    reboot(NotBefore=clock(960), Resources=[f"web_{number}" for number in range(4)])
+                ],
             },
             4,
         ),
         listed({60: LISTED}),
         listed(
-            {180: "Reboot of web_0, web_1, web_2 (4 VMs), not before 1970-01-01 00:16:00 +0000 UTC"},
+            {
+                180: (
+                    "Reboot of web_0, web_1, web_2 (4 VMs), not before 1970-01-01 00:16:00"
+                    " +0000 UTC"
+                )
+            },
             "web_0 web_1 web_2 web_3",
             4,
         ),
@@ -183,7 +223,11 @@ OF_EVENTS: Final[list[Case]] = [
             FleetVm("web_1", {0: OF_BOTH}, placed=False),
             FleetVm("web_2", {0: [freeze("E2", Description="", NotBefore="")]}, placed=False),
         ],
-        listed({30: "Reboot of web_0 (2 VMs), not before 1970-01-01 00:16:00 +0000 UTC"}, f"{NOBODY} web_0", 2),
+        listed(
+            {30: "Reboot of web_0 (2 VMs), not before 1970-01-01 00:16:00 +0000 UTC"},
+            f"{NOBODY} web_0",
+            2,
+        ),
         listed(
             {30: f"Freeze of {NOBODY}"},
             NOBODY,
@@ -205,36 +249,71 @@ OF_EVENTS: Final[list[Case]] = [
     (
         "it is about to start from five minutes before NotBefore until it is started",
         vms({**ANNOUNCED, 1020: [begun(reboot())]}, 2),
-        of_event("AzureScheduledEventImminent", {660: "", 675: "Reboot of web_0 may start in 4m 45s", 1020: ""}),
+        of_event(
+            "AzureScheduledEventImminent",
+            {660: "", 675: "Reboot of web_0 may start in 4m 45s", 1020: ""},
+        ),
     ),
     (
-        "a start without notice is reported by the neighbours while its own VM is down, once, and for a while",
+        (
+            "a start without notice is reported by the neighbours while its own VM is down, once,"
+            " and for a while"
+        ),
         [
             FleetVm("web_0", {0: [], 55: None}),
             FleetVm("web_1", {0: [], 60: [SUDDEN], 300: []}),
             FleetVm("web_2", {0: [], 60: [SUDDEN], 300: []}, placed=False),
         ],
-        of_event(SUDDENLY, {45: "", 60: WITHOUT_NOTICE, 900: WITHOUT_NOTICE, 1260: ""}, description=OTHERS_NAME_IT),
-    ),
-    (
-        "a start without notice that is over before the next scrape is not lost",
-        [FleetVm(name, {0: [], 50: [SUDDEN], 55: []}, placed=name == "web_1") for name in ("web_1", "web_2")],
-        of_event(
-            SUDDENLY, {45: "", 60: WITHOUT_NOTICE, 1020: ""}, description=HISTORY_NAMES_IT, event_id="", event_source=""
-        ),
-    ),
-    (
-        "a start without notice that takes its VM down after one scrape is reported once, with its place",
-        vms({0: [], 60: [SUDDEN], 75: None}),
         of_event(
             SUDDENLY,
-            {60: WITHOUT_NOTICE, 75: WITHOUT_NOTICE, 600: WITHOUT_NOTICE, 960: WITHOUT_NOTICE, 1020: ""},
+            {45: "", 60: WITHOUT_NOTICE, 900: WITHOUT_NOTICE, 1260: ""},
             description=OTHERS_NAME_IT,
         ),
     ),
     (
-        "nobody claims a start without notice who came when it was started, nor of one that was announced",
-        vms({0: [SUDDEN], 15: [SUDDEN, reboot("E2", NotBefore=clock(900))], 60: [SUDDEN, begun(reboot("E2"))]}),
+        "a start without notice that is over before the next scrape is not lost",
+        [
+            FleetVm(name, {0: [], 50: [SUDDEN], 55: []}, placed=name == "web_1")
+            for name in ("web_1", "web_2")
+        ],
+        of_event(
+            SUDDENLY,
+            {45: "", 60: WITHOUT_NOTICE, 1020: ""},
+            description=HISTORY_NAMES_IT,
+            event_id="",
+            event_source="",
+        ),
+    ),
+    (
+        (
+            "a start without notice that takes its VM down after one scrape is reported once, with"
+            " its place"
+        ),
+        vms({0: [], 60: [SUDDEN], 75: None}),
+        of_event(
+            SUDDENLY,
+            {
+                60: WITHOUT_NOTICE,
+                75: WITHOUT_NOTICE,
+                600: WITHOUT_NOTICE,
+                960: WITHOUT_NOTICE,
+                1020: "",
+            },
+            description=OTHERS_NAME_IT,
+        ),
+    ),
+    (
+        (
+            "nobody claims a start without notice who came when it was started, nor of one that was"
+            " announced"
+        ),
+        vms(
+            {
+                0: [SUDDEN],
+                15: [SUDDEN, reboot("E2", NotBefore=clock(900))],
+                60: [SUDDEN, begun(reboot("E2"))],
+            }
+        ),
         of_event(SUDDENLY, {30: "", 120: ""}),
     ),
     (
@@ -244,7 +323,10 @@ OF_EVENTS: Final[list[Case]] = [
     ),
     (
         "an event that keeps its VM down takes too long as well, while a neighbour lists it",
-        [FleetVm("web_0", {0: [reboot(NotBefore=clock(900))], 360: None}), FleetVm("web_1", DOWN_FOR_LONG)],
+        [
+            FleetVm("web_0", {0: [reboot(NotBefore=clock(900))], 360: None}),
+            FleetVm("web_1", DOWN_FOR_LONG),
+        ],
         of_event(
             TOO_LONG,
             {
@@ -259,16 +341,26 @@ OF_EVENTS: Final[list[Case]] = [
     ),
     (
         "an interruption that was longer than expected fires for half an hour after the end",
-        [FleetVm("web_0", FREEZE, stood_still={400: 20.0}), FleetVm("web_1", FREEZE, stood_still={400: 4.0})],
+        [
+            FleetVm("web_0", FREEZE, stood_still={400: 20.0}),
+            FleetVm("web_1", FREEZE, stood_still={400: 4.0}),
+        ],
         of_event(
             LONGER,
-            {540: "", 600: "Freeze in web interrupted a VM for 20s, longer than expected", 2460: ""},
+            {
+                540: "",
+                600: "Freeze in web interrupted a VM for 20s, longer than expected",
+                2460: "",
+            },
             event_type="Freeze",
         ),
     ),
     (
         "an interruption near the expected one does not fire",
-        [FleetVm("web_0", FREEZE, stood_still={400: 8.0}), FleetVm("web_1", FREEZE, stood_still={400: 4.0})],
+        [
+            FleetVm("web_0", FREEZE, stood_still={400: 8.0}),
+            FleetVm("web_1", FREEZE, stood_still={400: 4.0}),
+        ],
         of_event(LONGER, {600: "", 660: ""}),
     ),
     (
@@ -298,12 +390,18 @@ OF_EVENTS: Final[list[Case]] = [
         "what was known of an event stays known while its VM cannot be asked",
         vms({0: [], 60: [freeze(NotBefore=clock(360))], 200: [begun(freeze())], 215: None}),
         listed(
-            {300: "Freeze of web_0, not before 1970-01-01 00:06:00 +0000 UTC"}, event_type="Freeze", severity="info"
+            {300: "Freeze of web_0, not before 1970-01-01 00:06:00 +0000 UTC"},
+            event_type="Freeze",
+            severity="info",
         ),
         of_event("AzureScheduledEventImminent", {300: ""}),
         of_event(SHORT, {300: ONLY_5M}, event_type="Freeze"),
     ),
-    ("what is promised goes by type", announced(300, EventType="Terminate"), of_event(SHORT, {75: ""})),
+    (
+        "what is promised goes by type",
+        announced(300, EventType="Terminate"),
+        of_event(SHORT, {75: ""}),
+    ),
     (
         "an agent that came late knows nothing of the notice",
         vms({0: [freeze(NotBefore=clock(300))]}),
@@ -329,7 +427,9 @@ REFUSED: Final = "the sink chat permanently refused 3 notifications"
 
 
 def waiting(since: int, severity: str) -> OutboxView:
-    return OutboxView(rows={("chat", "pending"): 1}, oldest={("chat", severity): at(since).timestamp()})
+    return OutboxView(
+        rows={("chat", "pending"): 1}, oldest={("chat", severity): at(since).timestamp()}
+    )
 
 
 OF_AGENTS: Final[list[Case]] = [
@@ -346,20 +446,42 @@ OF_AGENTS: Final[list[Case]] = [
             ),
             FleetVm("blind", QUIET, polling=lambda now: {"answering": now < 60}),
             FleetVm(
-                "timing out", QUIET, polling=lambda now: {"results": {"timeout": now // 20, "unchanged": now // 5}}
+                "timing out",
+                QUIET,
+                polling=lambda now: {"results": {"timeout": now // 20, "unchanged": now // 5}},
             ),
-            FleetVm("well", QUIET, polling=lambda now: {"results": {"timeout": now // 500, "unchanged": now // 5}}),
+            FleetVm(
+                "well",
+                QUIET,
+                polling=lambda now: {"results": {"timeout": now // 500, "unchanged": now // 5}},
+            ),
             FleetVm("late", QUIET, polling=lambda _: {"delay": 2.0}),
-            FleetVm("puzzled", QUIET, polling=lambda now: {"flaws": {"not_before": int(now >= 120)}}),
+            FleetVm(
+                "puzzled", QUIET, polling=lambda now: {"flaws": {"not_before": int(now >= 120)}}
+            ),
             FleetVm("degraded", QUIET, figures=lambda now: {"store_degraded": now >= 120}),
             FleetVm("upgraded", QUIET, figures=lambda now: {"restart_needed": 120 <= now < 1200}),
-            FleetVm("refusing", QUIET, figures=lambda now: {"config": ConfigFigures(refused=now >= 120)}),
-            # a few by mistake, then two a second from the third minute to the fifth: 240, and what is extrapolated
-            FleetVm("guessed", QUIET, figures=lambda now: {"auth_failures": 5 + 2 * max(0, min(now, 300) - 180)}),
+            FleetVm(
+                "refusing", QUIET, figures=lambda now: {"config": ConfigFigures(refused=now >= 120)}
+            ),
+            # a few by mistake, then two a second from the third minute to the fifth: 240, and what
+            # is extrapolated
+            FleetVm(
+                "guessed",
+                QUIET,
+                figures=lambda now: {"auth_failures": 5 + 2 * max(0, min(now, 300) - 180)},
+            ),
             FleetVm("gone", {0: [], 60: None, 600: []}),
             FleetVm("stuck", QUIET, outbox={0: EMPTY, 60: waiting(60, "info"), 600: EMPTY}),
             FleetVm(
-                "waits", QUIET, outbox={0: EMPTY, 60: waiting(60, "critical"), 180: waiting(150, "warning"), 400: EMPTY}
+                "waits",
+                QUIET,
+                outbox={
+                    0: EMPTY,
+                    60: waiting(60, "critical"),
+                    180: waiting(150, "warning"),
+                    400: EMPTY,
+                },
             ),
             FleetVm("dead", QUIET, outbox={0: EMPTY, 60: DEAD, 600: EMPTY}),
         ],
@@ -369,8 +491,12 @@ OF_AGENTS: Final[list[Case]] = [
             "approving",
             rule="freezes",
         ),
-        of_agent("NotbeforeImdsDown", {225: "", 240: "notbefore gets no answer from IMDS"}, "blind"),
-        of_agent("NotbeforeImdsFailing", {60: "", 900: "20% of the polls of IMDS fail"}, "timing out"),
+        of_agent(
+            "NotbeforeImdsDown", {225: "", 240: "notbefore gets no answer from IMDS"}, "blind"
+        ),
+        of_agent(
+            "NotbeforeImdsFailing", {60: "", 900: "20% of the polls of IMDS fail"}, "timing out"
+        ),
         of_agent("NotbeforePollsDelayed", {285: "", 900: "notbefore polls 2s late"}, "late"),
         of_agent(
             "NotbeforeEventUnreadable",
@@ -378,16 +504,28 @@ OF_AGENTS: Final[list[Case]] = [
             "puzzled",
             reason="not_before",
         ),
-        of_agent("NotbeforeStoreDegraded", {120: "", 180: "notbefore cannot write its state"}, "degraded"),
+        of_agent(
+            "NotbeforeStoreDegraded", {120: "", 180: "notbefore cannot write its state"}, "degraded"
+        ),
         of_agent(
             "NotbeforeRestartNeeded",
-            {180: "", 240: "another package is installed than the one that runs, and does not work", 1260: ""},
+            {
+                180: "",
+                240: "another package is installed than the one that runs, and does not work",
+                1260: "",
+            },
             "upgraded",
         ),
         of_agent(
-            "NotbeforeConfigReloadFailed", {105: "", 120: "notbefore could not reload its configuration"}, "refusing"
+            "NotbeforeConfigReloadFailed",
+            {105: "", 120: "notbefore could not reload its configuration"},
+            "refusing",
         ),
-        of_agent("NotbeforeLoginsFailing", {180: "", 300: "245 logins failed within 10 minutes", 960: ""}, "guessed"),
+        of_agent(
+            "NotbeforeLoginsFailing",
+            {180: "", 300: "245 logins failed within 10 minutes", 960: ""},
+            "guessed",
+        ),
         of_agent("NotbeforeAgentUnreachable", {300: "", 360: UNREACHABLE, 600: ""}, "gone"),
         of_agent(
             "NotbeforeNotificationsStuck",
@@ -403,17 +541,30 @@ OF_AGENTS: Final[list[Case]] = [
             value="1m 0s",
             sink="chat",
         ),
-        of_agent("NotbeforeNotificationsDead", {45: "", 60: REFUSED, 600: ""}, "dead", sink="chat", state="dead"),
+        of_agent(
+            "NotbeforeNotificationsDead",
+            {45: "", 60: REFUSED, 600: ""},
+            "dead",
+            sink="chat",
+            state="dead",
+        ),
     ),
     (
-        "an agent whose VM reboots as announced is not missed for a quarter of an hour, and then it is",
+        (
+            "an agent whose VM reboots as announced is not missed for a quarter of an hour, and"
+            " then it is"
+        ),
         vms({0: [reboot(NotBefore=clock(60))], 60: None}),
         of_agent("NotbeforeAgentUnreachable", {900: "", 1320: UNREACHABLE}),
     ),
     (
         "no agent at all",
         [],
-        look("NotbeforeNoAgents", {240: "", 300: "Prometheus has no notbefore agent as a target"}, job="notbefore"),
+        look(
+            "NotbeforeNoAgents",
+            {240: "", 300: "Prometheus has no notbefore agent as a target"},
+            job="notbefore",
+        ),
     ),
     ("agents, even if down", vms({0: None}), look("NotbeforeNoAgents", {600: ""})),
     (
@@ -422,7 +573,10 @@ OF_AGENTS: Final[list[Case]] = [
             FleetVm(
                 "web_0",
                 QUIET,
-                outbox={0: EMPTY, 120: OutboxView(counts={("chat", "expired"): 1, ("chat", "overflowed"): 1})},
+                outbox={
+                    0: EMPTY,
+                    120: OutboxView(counts={("chat", "expired"): 1, ("chat", "overflowed"): 1}),
+                },
             )
         ],
         of_agent(
@@ -458,7 +612,10 @@ WRONG: Final[fleet.Counts] = {
 OF_FLEETS: Final[list[Case]] = [
     (
         "an instance is killed, and another has its partition at once",
-        [FleetInstance("one", {0: ZERO, 300: None}), FleetInstance("two", {0: ONE, 315: reading("0", "1")})],
+        [
+            FleetInstance("one", {0: ZERO, 300: None}),
+            FleetInstance("two", {0: ONE, 315: reading("0", "1")}),
+        ],
         of_agent(
             "NotbeforeFleetInstanceDown",
             {585: "", 600: "no answer from notbefore fleet for five minutes"},
@@ -482,7 +639,10 @@ OF_FLEETS: Final[list[Case]] = [
             FleetInstance("one", {0: ZERO, 300: reading(), 900: ZERO}),
             FleetInstance("two", {0: ONE, 300: reading(), 900: ONE}),
         ],
-        of_fleet("NotbeforeFleetHubDown", {585: "", 600: "no instance of notbefore-fleet reads the hub", 900: ""}),
+        of_fleet(
+            "NotbeforeFleetHubDown",
+            {585: "", 600: "no instance of notbefore-fleet reads the hub", 900: ""},
+        ),
         of_fleet("NotbeforeFleetPartitionUnread", {885: ""}),
     ),
     (
@@ -525,7 +685,14 @@ OF_FLEETS: Final[list[Case]] = [
             region="westeurope",
             scale_set="web",
         ),
-        of_agent("NotbeforeNotificationsDead", {60: REFUSED}, "one", "notbefore-fleet", sink="chat", state="dead"),
+        of_agent(
+            "NotbeforeNotificationsDead",
+            {60: REFUSED},
+            "one",
+            "notbefore-fleet",
+            sink="chat",
+            state="dead",
+        ),
     ),
 ]
 CASES: Final = [*OF_EVENTS, *OF_AGENTS, *OF_FLEETS]
@@ -533,14 +700,18 @@ CASES: Final = [*OF_EVENTS, *OF_AGENTS, *OF_FLEETS]
 
 def promtool(*words: str | Path) -> None:
     needs("promtool")
-    done = run("promtool", *words, GOGC="400", GOMAXPROCS="1")  # the collector takes a third of its time, else
+    done = run(
+        "promtool", *words, GOGC="400", GOMAXPROCS="1"
+    )  # the collector takes a third of its time, else
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def checked(directory: Path, *tests: dict[str, Any], rules: Path = RULES, **options: Any) -> None:
     file = directory / "tests.yml"
     options = {"rule_files": [str(rules)], "evaluation_interval": "15s", **options}
-    file.write_text(json.dumps({**options, "tests": tests}), encoding="utf-8")  # JSON is YAML, and twenty times as fast
+    file.write_text(
+        json.dumps({**options, "tests": tests}), encoding="utf-8"
+    )  # JSON is YAML, and twenty times as fast
     promtool("test", "rules", file)
 
 
@@ -556,7 +727,9 @@ def written(case: Case) -> dict[str, Any]:
         for second, summary in says.items():
             url = f"{RUNBOOK_URL}#{alert.lower()}"
             annotations = {"summary": summary, "description": description, "runbook_url": url}
-            firing[alert, second] += [{"exp_labels": labels, "exp_annotations": annotations}] * bool(summary)
+            firing[alert, second] += [
+                {"exp_labels": labels, "exp_annotations": annotations}
+            ] * bool(summary)
     last = max(second for _, second in firing)
     interval = 15 if last <= 1800 else 60
     return {
@@ -577,13 +750,19 @@ def test_alerts(share: int, tmp_path: Path) -> None:
     names = [group["name"] for group in GROUPS]
     for interval in ("15s", "60s"):
         some = [test for test in tests if test["interval"] == interval]
-        # groups are evaluated side by side: where an alert asks for what another one records, either may be first
+        # groups are evaluated side by side: where an alert asks for what another one records,
+        # either may be first
         for order in (names, names[::-1]):
             checked(tmp_path, *some, evaluation_interval=interval, group_eval_order=order)
 
 
 def test_each_alert_is_seen_firing_and_silent() -> None:
-    seen = {(look.alert, bool(text)) for _, _, *looks in CASES for look in looks for text in look.says.values()}
+    seen = {
+        (look.alert, bool(text))
+        for _, _, *looks in CASES
+        for look in looks
+        for text in look.says.values()
+    }
     assert seen == {*product(ALERTS, (True, False))}
 
 
@@ -593,7 +772,9 @@ def test_each_alert_says_what_it_is_and_has_its_section_of_the_runbook() -> None
     for name, rule in ALERTS.items():
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
         of_the_event = {None} if "event:azure_scheduled_event:severity" in rule["expr"] else set()
-        assert rule.get("labels", {}).get("severity") in {"critical", "warning"} | of_the_event, name
+        assert rule.get("labels", {}).get("severity") in {"critical", "warning"} | of_the_event, (
+            name
+        )
 
 
 def samples(expr: str, second: int, found: dict[str, float]) -> dict[str, Any]:
@@ -604,7 +785,9 @@ def samples(expr: str, second: int, found: dict[str, float]) -> dict[str, Any]:
 
 def test_the_rules_and_the_sinks_have_one_severity(tmp_path: Path) -> None:
     events, severities = [], dict[str, float]()
-    for event_type, ahead, duration in product((*EVENT_TYPES, "New"), (1800, NEAR, NEAR + 1, None), (-1, 5, 8, 9)):
+    for event_type, ahead, duration in product(
+        (*EVENT_TYPES, "New"), (1800, NEAR, NEAR + 1, None), (-1, 5, 8, 9)
+    ):
         event_id = f"{event_type}{ahead}{duration}"
         one = reboot(event_id, EventType=event_type, DurationInSeconds=duration)
         events.append(begun(one) if ahead is None else one | {"NotBefore": clock(60 + int(ahead))})
@@ -612,21 +795,40 @@ def test_the_rules_and_the_sinks_have_one_severity(tmp_path: Path) -> None:
         severities[f'{{event_id="{event_id}", severity="{severity}"}}'] = 1
     expr = "group by (event_id, severity) (event:azure_scheduled_event:severity)"
     series = scraped(vms({0: events}), 1, 15, WANTED)
-    checked(tmp_path, {"interval": "15s", "input_series": series, "promql_expr_test": [samples(expr, 60, severities)]})
+    checked(
+        tmp_path,
+        {
+            "interval": "15s",
+            "input_series": series,
+            "promql_expr_test": [samples(expr, 60, severities)],
+        },
+    )
 
 
 def test_the_names_of_webdevops_are_recorded_for_those_who_switch(tmp_path: Path) -> None:
     webdevops = RULES.with_name("webdevops.rules.yml")
-    wanted = frozenset(re.findall(r"\b(?:notbefore|azure_scheduled_event)_\w+", webdevops.read_text(encoding="utf-8")))
+    wanted = frozenset(
+        re.findall(
+            r"\b(?:notbefore|azure_scheduled_event)_\w+", webdevops.read_text(encoding="utf-8")
+        )
+    )
     event, error = "azure_scheduledevent_event", "azure_scheduledevent_request_error"
-    labels = '{job="notbefore", instance="web_0", eventID="E1", eventType="Reboot", eventStatus="%s", '
+    labels = (
+        '{job="notbefore", instance="web_0", eventID="E1", eventType="Reboot", eventStatus="%s", '
+    )
     labels += 'eventSource="Platform", resource="web_0"}'
     expected = [
         samples(event, 45, {}),
         samples(event, 90, {event + labels % "Scheduled": 960}),
         samples(event, 330, {event + labels % "Started": 1}),
-        samples(f"max by (job, instance) ({error})", 90, {'{job="notbefore", instance="web_0"}': 0}),
+        samples(
+            f"max by (job, instance) ({error})", 90, {'{job="notbefore", instance="web_0"}': 0}
+        ),
     ]
     promtool("check", "rules", "--lint=all", "--lint-fatal", webdevops)
     series = scraped(vms(LIFE), 10, 15, wanted)
-    checked(tmp_path, {"interval": "15s", "input_series": series, "promql_expr_test": expected}, rules=webdevops)
+    checked(
+        tmp_path,
+        {"interval": "15s", "input_series": series, "promql_expr_test": expected},
+        rules=webdevops,
+    )

@@ -23,7 +23,9 @@ def simulating(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     command = [sys.executable, "-m", "notbefore", "simulate", "--listen", "127.0.0.1:0", *words]
     # a shell's background jobs ignore SIGINT, and hand that down
     heeded = signal.signal(signal.SIGINT, signal.default_int_handler)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         signal.signal(signal.SIGINT, heeded)
         assert process.stdout is not None
         address = process.stdout.readline().partition("notbefore run --imds ")[2].rstrip("\n")
@@ -43,14 +45,29 @@ def test_it_says_how_to_point_an_agent_at_each_of_several_vms() -> None:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(2)]
         assert lines == [f"  a_0: {address}/vm/a_0\n", f"  b_1: {address}/vm/b_1\n"]
-        assert ask(address, "/vm/b_1/metadata/instance?api-version=2021-02-01")["compute"]["name"] == "b_1"
+        assert (
+            ask(address, "/vm/b_1/metadata/instance?api-version=2021-02-01")["compute"]["name"]
+            == "b_1"
+        )
 
 
 def test_each_fault_is_of_one_answer_and_an_event_can_be_canceled() -> None:
-    words = ("--fault", "status:599", "--fault", "status", "--scenario", "user-reboot", "--cancel", "--speed", "75")
+    words = (
+        "--fault",
+        "status:599",
+        "--fault",
+        "status",
+        "--scenario",
+        "user-reboot",
+        "--cancel",
+        "--speed",
+        "75",
+    )
     with simulating(*words) as (_, address):
         assert [ask(address) for _ in range(2)] == [599, 500]  # the first has no name
-        assert [event["EventStatus"] for event in ask(address)["Events"]] == ["Scheduled"]  # for six seconds
+        assert [event["EventStatus"] for event in ask(address)["Events"]] == [
+            "Scheduled"
+        ]  # for six seconds
         eventually(lambda: not ask(address)["Events"])
 
 

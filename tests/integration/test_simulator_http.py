@@ -1,4 +1,6 @@
-"""The simulator over real sockets: as strict as IMDS, several VMs, approval, faults, and a clean end."""
+"""The simulator over real sockets: as strict as IMDS, several VMs, approval, faults, and a clean
+end.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -48,12 +50,19 @@ def listed(simulator: Simulator, session: requests.Session) -> Any:
         ("/vm/", METADATA, 404),
     ],
 )
-def test_it_is_as_strict_as_imds(simulator: Simulator, path: str, headers: dict[str, str], status: int) -> None:
-    assert requests.get(simulator.endpoint + path, headers=headers, timeout=PATIENCE).status_code == status
+def test_it_is_as_strict_as_imds(
+    simulator: Simulator, path: str, headers: dict[str, str], status: int
+) -> None:
+    assert (
+        requests.get(simulator.endpoint + path, headers=headers, timeout=PATIENCE).status_code
+        == status
+    )
 
 
 @pytest.mark.parametrize("vm", ["West%4eO_0", "West NO/ü"])
-def test_each_vm_has_an_endpoint_that_knows_its_name(simulator: Simulator, session: requests.Session, vm: str) -> None:
+def test_each_vm_has_an_endpoint_that_knows_its_name(
+    simulator: Simulator, session: requests.Session, vm: str
+) -> None:
     answer = session.get(simulator.endpoint_of(vm) + INSTANCE, timeout=PATIENCE)
     assert answer.json()["compute"]["name"] == vm
 
@@ -82,7 +91,9 @@ def test_a_malformed_start_request_is_a_bad_request_and_approves_nothing(
     simulator: Simulator, session: requests.Session, body: bytes
 ) -> None:
     known = simulator.start("user-reboot").encode()
-    refused = session.post(simulator.endpoint + EVENTS, body.replace(b"KNOWN", known), timeout=PATIENCE)
+    refused = session.post(
+        simulator.endpoint + EVENTS, body.replace(b"KNOWN", known), timeout=PATIENCE
+    )
     assert (refused.status_code, simulator.start_requests) == (400, [])
 
 

@@ -43,10 +43,19 @@ def test_a_webhook_gets_the_record_signed_and_the_delivery_id(peer: HttpPeer) ->
     values = json.loads(request.body)
     assert values.items() >= json.loads(one.record.line()).items()
     assert values["notbefore.delivery.kind"] == "announced"
-    assert request.headers["x-notbefore-delivery-id"] == values["notbefore.delivery.id"] == one.delivery_id
+    assert (
+        request.headers["x-notbefore-delivery-id"]
+        == values["notbefore.delivery.id"]
+        == one.delivery_id
+    )
     assert (request.headers["x-api-key"], request.path) == ("k", "/hook")
-    seconds, digest = (part.partition("=")[2] for part in request.headers["x-notbefore-signature"].split(","))
-    assert hmac.new(b"s3cret", seconds.encode() + b"." + request.body, hashlib.sha256).hexdigest() == digest
+    seconds, digest = (
+        part.partition("=")[2] for part in request.headers["x-notbefore-signature"].split(",")
+    )
+    assert (
+        hmac.new(b"s3cret", seconds.encode() + b"." + request.body, hashlib.sha256).hexdigest()
+        == digest
+    )
 
 
 def test_a_webhook_over_tls_with_both_sides_known(authority: trustme.CA, tmp_path: Path) -> None:
@@ -73,14 +82,18 @@ def test_a_webhook_leads_to_nothing_private_unless_allowed(peer: HttpPeer, host:
 
 
 @pytest.mark.parametrize("host", ["inside.example.org", "10.1.2.3"])
-def test_a_proxy_leads_a_webhook_to_nothing_private_either(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_leads_a_webhook_to_nothing_private_either(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with HttpPeer() as peer, serving(tunnel(peer.port)) as (proxy, asked):
         monkeypatch.setenv("HTTPS_PROXY", proxy)
         monkeypatch.setenv("NO_PROXY", "")
         ask = socket.getaddrinfo
         address = {"inside.example.org": "192.168.7.7"}
         monkeypatch.setattr(
-            socket, "getaddrinfo", lambda name, *rest, **more: ask(address.get(name, name), *rest, **more)
+            socket,
+            "getaddrinfo",
+            lambda name, *rest, **more: ask(address.get(name, name), *rest, **more),
         )
         with pytest.raises(SendError, match="is not a public address") as raised:
             sent(SinkConfig(webhook=Webhook(url=Secret(f"https://{host}/hook"))))
@@ -96,33 +109,49 @@ def test_a_name_that_cannot_be_resolved_before_a_proxy_is_tried_again(
     with HttpPeer(authority, "hook.invalid") as peer, serving(tunnel(peer.port)) as (proxy, asked):
         monkeypatch.setenv("HTTPS_PROXY", proxy)
         monkeypatch.setenv("NO_PROXY", "")
-        with pytest.raises(SendError, match=r"hook\.invalid cannot be resolved here, .* set `allow_private") as raised:
+        with pytest.raises(
+            SendError, match=r"hook\.invalid cannot be resolved here, .* set `allow_private"
+        ) as raised:
             sent(SinkConfig(webhook=Webhook(url=url, ca_file=ca_file)))
         assert not raised.value.permanent
         assert asked == []
         sent(SinkConfig(webhook=Webhook(url=url, ca_file=ca_file, allow_private=True)))
-        assert ([head.split(b" ")[1] for head in asked], len(peer.requests)) == ([b"hook.invalid:443"], 1)
+        assert ([head.split(b" ")[1] for head in asked], len(peer.requests)) == (
+            [b"hook.invalid:443"],
+            1,
+        )
     with pytest.raises(SendError, match=r"^hook\.invalid: the proxy: "):  # it is gone
         sent(SinkConfig(webhook=Webhook(url=url, allow_private=True)))
 
 
-def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with HttpPeer() as peer, black_hole(peer.port) as address:
-        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, peer.port)) for one in (address, "127.0.0.1")]
+        found = [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, peer.port))
+            for one in (address, "127.0.0.1")
+        ]
         ask = socket.getaddrinfo
         monkeypatch.setattr(
-            socket, "getaddrinfo", lambda name, *rest, **more: found if "." in name else ask(name, *rest, **more)
+            socket,
+            "getaddrinfo",
+            lambda name, *rest, **more: found if "." in name else ask(name, *rest, **more),
         )
         url = Secret(f"http://many.example.org:{peer.port}/")
         sent(SinkConfig(webhook=Webhook(url=url, allow_private=True, timeout=Duration("12s"))))
         assert peer.requests[0].headers["host"] == f"many.example.org:{peer.port}"
 
 
-def test_passwords_of_a_netrc_stay_there(peer: HttpPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passwords_of_a_netrc_stay_there(
+    peer: HttpPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / ".netrc").write_text("machine 127.0.0.1 login me password mine", encoding="utf-8")
     monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
     sent(webhook(peer))
-    sent(SinkConfig(apprise=Apprise(url=Secret(f"json://127.0.0.1:{peer.port}/?+Authorization=own"))))
+    sent(
+        SinkConfig(apprise=Apprise(url=Secret(f"json://127.0.0.1:{peer.port}/?+Authorization=own")))
+    )
     assert [one.headers.get("authorization") for one in peer.requests] == [None, "own"]
 
 
@@ -147,12 +176,18 @@ def through_apprise(address: str, *messages: Message) -> None:
     sent(SinkConfig(apprise=Apprise(url=Secret(address))), *messages)
 
 
-def test_pagerduty_through_apprise_opens_and_closes_one_incident(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pagerduty_through_apprise_opens_and_closes_one_incident(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import apprise.plugins.pagerduty as plugin  # noqa: PLC0415 - half a second
 
     with PagerDuty() as pager:
         monkeypatch.setitem(plugin.PAGERDUTY_API_LOOKUP, "us", f"{pager.url}/v2/enqueue")
-        for one in (message(), message({}, STARTED), message({}, STARTED, None)):  # each from a courier of its own
+        for one in (
+            message(),
+            message({}, STARTED),
+            message({}, STARTED, None),
+        ):  # each from a courier of its own
             through_apprise(f"pagerduty://{ROUTING_KEY}@x", one)
         assert pager.effects == ["opened", "added", "resolved"]
         through_apprise(f"pagerduty://{ROUTING_KEY}@x?dedup=mine&action=trigger", message({}, None))
@@ -161,7 +196,9 @@ def test_pagerduty_through_apprise_opens_and_closes_one_incident(monkeypatch: py
         assert not pager.wrong
 
 
-def test_where_apprise_sends_nothing_nothing_is_delivered(peer: HttpPeer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_apprise_sends_nothing_nothing_is_delivered(
+    peer: HttpPeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import apprise.plugins.opsgenie as plugin  # noqa: PLC0415 - half a second
 
     monkeypatch.setitem(plugin.OPSGENIE_API_LOOKUP, "us", f"{peer.url}/v2/alerts")
@@ -221,7 +258,7 @@ def test_whatever_changes_of_an_event_it_stays_one_alert(peer: HttpPeer) -> None
     (receipt,) = sent(alertmanager(peer.url), message(first))
     later = [message(first, first | change, thread=receipt.thread) for change in changes]
     sent(alertmanager(peer.url), *later)
-    (labels, *others) = (alert_of(request)["labels"] for request in peer.requests)
+    labels, *others = (alert_of(request)["labels"] for request in peer.requests)
     assert others == [labels] * len(changes)
 
 
@@ -229,9 +266,13 @@ def test_the_severity_is_the_route_s_and_does_not_fall(peer: HttpPeer) -> None:
     short = {"EventType": "Freeze", "DurationInSeconds": 5}
     longer = short | {"DurationInSeconds": 30}
     (first,) = sent(alertmanager(peer.url), message(short, severity="critical"))
-    # the courier tells what the sink said of the first; what the routes of later changes say does not matter
+    # the courier tells what the sink said of the first; what the routes of later changes say does
+    # not matter
     later = (message(short, short | STARTED), message(short, short | STARTED, None))
-    sent(alertmanager(peer.url), *(msgspec.structs.replace(one, thread=first.thread) for one in later))
+    sent(
+        alertmanager(peer.url),
+        *(msgspec.structs.replace(one, thread=first.thread) for one in later),
+    )
     assert {alert_of(request)["labels"]["severity"] for request in peer.requests} == {"critical"}
     peer.requests.clear()
     (first,) = sent(alertmanager(peer.url), message(short))
@@ -240,7 +281,11 @@ def test_the_severity_is_the_route_s_and_does_not_fall(peer: HttpPeer) -> None:
     bodies = [json.loads(request.body) for request in peer.requests]
     severities = [[(one["labels"]["severity"], "endsAt" in one) for one in body] for body in bodies]
     # more severe, it is another alert, and the one before is over at once
-    assert severities == [[("info", False)], [("warning", False), ("info", True)], [("warning", False)]]
+    assert severities == [
+        [("info", False)],
+        [("warning", False), ("info", True)],
+        [("warning", False)],
+    ]
 
 
 def test_one_member_that_accepts_is_enough() -> None:
@@ -262,9 +307,15 @@ def test_one_member_that_accepts_is_enough() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "header"),
-    [({"token": Secret("t")}, "Bearer t"), ({"username": "u", "password": Secret("p")}, "Basic dTpw"), ({}, None)],
+    [
+        ({"token": Secret("t")}, "Bearer t"),
+        ({"username": "u", "password": Secret("p")}, "Basic dTpw"),
+        ({}, None),
+    ],
 )
-def test_alertmanager_sees_who_asks(peer: HttpPeer, fields: dict[str, Any], header: str | None) -> None:
+def test_alertmanager_sees_who_asks(
+    peer: HttpPeer, fields: dict[str, Any], header: str | None
+) -> None:
     sent(alertmanager(peer.url, **fields))
     assert peer.requests[0].headers.get("authorization") == header
 
@@ -273,11 +324,18 @@ def python(script: str, **fields: Any) -> SinkConfig:
     return SinkConfig(command=Command(command=(sys.executable, "-c", script), **fields))
 
 
-def test_a_command_gets_the_record_and_plain_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_gets_the_record_and_plain_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PAGER_TOKEN", "not for commands")
-    monkeypatch.setenv("SYSTEMROOT", r"C:\Windows")  # without it, hardly a program of Windows starts
+    monkeypatch.setenv(
+        "SYSTEMROOT", r"C:\Windows"
+    )  # without it, hardly a program of Windows starts
     out = tmp_path / "out"
-    script = "import json, os, sys; json.dump([json.load(sys.stdin), dict(os.environ)], open(sys.argv[1], 'w'))"
+    script = (
+        "import json, os, sys; json.dump([json.load(sys.stdin), dict(os.environ)],"
+        " open(sys.argv[1], 'w'))"
+    )
     one = message()
     sent(SinkConfig(command=Command(command=(sys.executable, "-c", script, str(out)))), one)
     record, environment = json.loads(out.read_text(encoding="utf-8"))
@@ -289,7 +347,10 @@ def test_a_command_gets_the_record_and_plain_variables(tmp_path: Path, monkeypat
     assert "PAGER_TOKEN" not in environment
     assert environment["SYSTEMROOT"] == r"C:\Windows"
     names = [f"a-scale-set-with-a-long-name_{number}" for number in range(400)]
-    sent(SinkConfig(command=Command(command=(sys.executable, "-c", script, str(out)))), message({"Resources": names}))
+    sent(
+        SinkConfig(command=Command(command=(sys.executable, "-c", script, str(out)))),
+        message({"Resources": names}),
+    )
     record, environment = json.loads(out.read_text(encoding="utf-8"))
     assert record["azure.scheduled_event.resources"] == names
     assert "NOTBEFORE_EVENT_RESOURCES" not in environment  # never half a list of VMs
@@ -312,7 +373,11 @@ def test_a_command_s_last_words_are_the_cause() -> None:
 
 def test_a_command_and_its_children_end_with_their_time(tmp_path: Path) -> None:
     out = tmp_path / "pid"
-    command = ("/bin/sh", "-c", f"sleep 60 & echo $! > {out}; wait")  # a shell starts in less than its time
+    command = (
+        "/bin/sh",
+        "-c",
+        f"sleep 60 & echo $! > {out}; wait",
+    )  # a shell starts in less than its time
     with pytest.raises(SendError, match="not done after 2 s") as raised:
         sent(SinkConfig(command=Command(command=command, timeout=Duration("2s"))))
     assert not raised.value.permanent
@@ -325,7 +390,10 @@ def test_what_a_command_leaves_in_the_background_goes_on_if_it_was_content(
     tmp_path: Path, code: int, *, goes_on: bool
 ) -> None:
     pid, go, out = (tmp_path / name for name in ("pid", "go", "out"))
-    script = f"(until [ -e {go} ]; do sleep 0.05; done; echo done > {out}) & echo $! > {pid}; exit {code}"
+    script = (
+        f"(until [ -e {go} ]; do sleep 0.05; done; echo done > {out}) & echo $! > {pid}; exit"
+        f" {code}"
+    )
     with nullcontext() if goes_on else pytest.raises(SendError, match="exit code 75"):
         sent(SinkConfig(command=Command(command=("/bin/sh", "-c", script))))
     if not goes_on:
@@ -335,9 +403,14 @@ def test_what_a_command_leaves_in_the_background_goes_on_if_it_was_content(
         eventually(out.exists)
 
 
-def test_however_much_a_command_writes_it_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_however_much_a_command_writes_it_fills_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    script = "import sys\nfor _ in range(2_000): sys.stdout.write('x' * 100_000)\nsys.exit(print('the last word') or 4)"
+    script = (
+        "import sys\nfor _ in range(2_000): sys.stdout.write('x' * 100_000)\nsys.exit(print('the"
+        " last word') or 4)"
+    )
     with pytest.raises(SendError, match=r"exit code 4: x+the last word"):
         sent(python(script, timeout=Duration("60s")))
     assert list(tmp_path.iterdir()) == []
@@ -357,10 +430,27 @@ def test_interim_answers_before_the_answer_are_no_answer() -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "64:ff9b:1::1", "2002:7f00:1::", "2001:0:7f00:1::1", "::127.0.0.1",
-     "::ffff:10.0.0.1", "fec0::1", "ff02::1", "224.0.0.1", "239.1.2.3", "192.0.0.192", "168.63.129.16",
-     "169.254.169.254", "fe80::1%eth0", "fd00::1", "100.64.0.1", "::"],
-)  # fmt: skip
+    [
+        "64:ff9b::7f00:1",
+        "64:ff9b::a9fe:a9fe",
+        "64:ff9b:1::1",
+        "2002:7f00:1::",
+        "2001:0:7f00:1::1",
+        "::127.0.0.1",
+        "::ffff:10.0.0.1",
+        "fec0::1",
+        "ff02::1",
+        "224.0.0.1",
+        "239.1.2.3",
+        "192.0.0.192",
+        "168.63.129.16",
+        "169.254.169.254",
+        "fe80::1%eth0",
+        "fd00::1",
+        "100.64.0.1",
+        "::",
+    ],
+)
 def test_what_leads_to_a_private_address_is_not_public(address: str) -> None:
     for public in ("20.50.1.1", "2603:1030::1", "64:ff9b::1432:101", "::ffff:20.50.1.1"):
         check_address(public)
@@ -376,7 +466,9 @@ def test_apprise_sends_as_fast_as_the_receiver_takes_it(peer: HttpPeer) -> None:
     assert time.monotonic() - begun < 20  # its own pauses would be 5.5 s each
 
 
-def test_of_a_command_whose_time_is_over_before_it_reads_nothing_stays_open(recwarn: pytest.WarningsRecorder) -> None:
+def test_of_a_command_whose_time_is_over_before_it_reads_nothing_stays_open(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
     for timeout in (0.0, 0.3):
         with pytest.raises(SendError, match="not done after"):
             run(["/bin/sleep", "60"], b"x" * 1_000_000, {}, timeout)

@@ -1,4 +1,6 @@
-"""What holds for every sink: one message for one call, failures that say whether to come again, no secret in them."""
+"""What holds for every sink: one message for one call, failures that say whether to come again, no
+secret in them.
+"""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -69,7 +71,9 @@ class HttpReceiver(Receiver):
 
 
 class OtlpReceiver(HttpReceiver):
-    """Its bodies are protobuf, where a text may hold anything: what counts is what is read out of it."""
+    """Its bodies are protobuf, where a text may hold anything: what counts is what is read out of
+    it.
+    """
 
     def got(self) -> list[bytes]:
         return [MessageToJson(decoded(request)).encode() for request in self.peer.requests]
@@ -84,7 +88,11 @@ class MailReceiver(Receiver):
     @staticmethod
     def _config(port: int) -> SinkConfig:
         sender = f"{CANARY}@example.org"
-        return SinkConfig(email=Email(host="127.0.0.1", port=port, tls="none", sender=sender, to=("ops@example.org",)))
+        return SinkConfig(
+            email=Email(
+                host="127.0.0.1", port=port, tls="none", sender=sender, to=("ops@example.org",)
+            )
+        )
 
     def fails(self) -> None:
         self.peer.replies.append("451 come again")
@@ -107,7 +115,9 @@ class CommandReceiver(Receiver):
         )
         self.code.write_text("0", encoding="utf-8")
         self.config = SinkConfig(command=Command(command=(sys.executable, str(script))))
-        self.down = SinkConfig(command=Command(command=(sys.executable, "-c", "raise SystemExit(75)")))
+        self.down = SinkConfig(
+            command=Command(command=(sys.executable, "-c", "raise SystemExit(75)"))
+        )
 
     def fails(self) -> None:
         self.code.write_text("75", encoding="utf-8")
@@ -132,7 +142,9 @@ def webhook(url: str) -> SinkConfig:
 
 
 def slack(url: str) -> SinkConfig:
-    return SinkConfig(slack=Slack(url=Secret(f"{url}/services/T000/B000/{CANARY}"), timeout=TIMEOUT))
+    return SinkConfig(
+        slack=Slack(url=Secret(f"{url}/services/T000/B000/{CANARY}"), timeout=TIMEOUT)
+    )
 
 
 def apprise(url: str) -> SinkConfig:
@@ -141,11 +153,17 @@ def apprise(url: str) -> SinkConfig:
 
 
 def alertmanager(url: str) -> SinkConfig:
-    return SinkConfig(alertmanager=Alertmanager(urls=(url,), username="me", password=Secret(CANARY), timeout=TIMEOUT))
+    return SinkConfig(
+        alertmanager=Alertmanager(
+            urls=(url,), username="me", password=Secret(CANARY), timeout=TIMEOUT
+        )
+    )
 
 
 def pagerduty(url: str) -> SinkConfig:
-    settings = PagerDuty(routing_key=Secret(CANARY.ljust(32, "0")), url=f"{url}/v2/enqueue", timeout=TIMEOUT)
+    settings = PagerDuty(
+        routing_key=Secret(CANARY.ljust(32, "0")), url=f"{url}/v2/enqueue", timeout=TIMEOUT
+    )
     return SinkConfig(pagerduty=settings)
 
 
@@ -154,7 +172,9 @@ def otlp_logs(url: str) -> SinkConfig:
     return SinkConfig(otlp_logs=OtlpConnection(endpoint=url, headers=headers, timeout=TIMEOUT))
 
 
-HTTP = {make.__name__: make for make in (webhook, slack, apprise, alertmanager, pagerduty, otlp_logs)}
+HTTP = {
+    make.__name__: make for make in (webhook, slack, apprise, alertmanager, pagerduty, otlp_logs)
+}
 
 
 class HubReceiver(Receiver):
@@ -211,7 +231,9 @@ def failure(sink: Sink) -> SendError:
     return raised.value
 
 
-def test_what_is_sent_names_the_event_marks_an_exercise_and_opens_no_line(receiver: Receiver) -> None:
+def test_what_is_sent_names_the_event_marks_an_exercise_and_opens_no_line(
+    receiver: Receiver,
+) -> None:
     evil = {"Description": "<!channel> @here\r\nBcc: eve@example.org\r\n\r\n<script>"}
     sent = (message(evil), message({}, STARTED), message(exercise=True))
     with closing(sink_of(receiver.config)) as sink:
@@ -243,7 +265,9 @@ def test_a_status_says_whether_it_is_tried_again(http: HttpReceiver) -> None:
     http.peer.answers.extend(Say(status, elsewhere) for status in (*passing, *final))
     http.peer.answers.append(Say(how="cut"))
     found = [failure(sink_of(http.config)) for _ in (*passing, *final, "cut")]
-    assert [error.permanent for error in found] == [False] * len(passing) + [True] * len(final) + [False]
+    assert [error.permanent for error in found] == [False] * len(passing) + [True] * len(final) + [
+        False
+    ]
     assert [error.by_hand for error in found] == [True] * 3 + [False] * (len(found) - 3)
     assert len(http.got()) == len(found)  # no redirect was followed
 
@@ -274,4 +298,6 @@ def test_an_endless_answer_is_not_read_to_its_end(http: HttpReceiver, status: in
     else:  # what they answer is known, and this is not it
         assert failure(sink_of(http.config)).permanent == (status == 302)
     assert len(http.got()) == 1
-    assert http.config.kind == "apprise" or not http.peer.read_whole  # the library of apprise reads it
+    assert (
+        http.config.kind == "apprise" or not http.peer.read_whole
+    )  # the library of apprise reads it

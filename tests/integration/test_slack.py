@@ -31,13 +31,23 @@ def hook(server: HttpPeer, **fields: Any) -> SinkConfig:
 
 
 def test_each_step_is_a_message(slack: SlackServer) -> None:
-    steps = (message(REBOOT), message(REBOOT, REBOOT | STARTED), message(REBOOT, REBOOT | STARTED, None))
+    steps = (
+        message(REBOOT),
+        message(REBOOT, REBOOT | STARTED),
+        message(REBOOT, REBOOT | STARTED, None),
+    )
     sent(hook(slack), *steps)
     titles = [one["blocks"][0]["text"]["text"] for one in slack.messages]
     assert titles[1:] == ["Reboot of WestNO_0 has started", "Reboot of WestNO_0 is over"]
-    assert [one["attachments"][0]["color"] for one in slack.messages] == ["#c4314b", "#c4314b", "#2e9e5b"]
+    assert [one["attachments"][0]["color"] for one in slack.messages] == [
+        "#c4314b",
+        "#c4314b",
+        "#2e9e5b",
+    ]
     for one, title, content in zip(steps, titles, slack.messages, strict=True):
-        shown = json.dumps([content["blocks"], content["attachments"]])  # beside blocks the text is for notifications
+        shown = json.dumps(
+            [content["blocks"], content["attachments"]]
+        )  # beside blocks the text is for notifications
         assert f"Delivery {one.delivery_id}" in shown
         assert shown.count("Reboot of WestNO_0") == 1
         assert content["text"] == title
@@ -48,7 +58,15 @@ def test_times_stand_in_the_reader_s_zone_and_in_utc(slack: SlackServer) -> None
     shown = json.dumps(slack.messages[0]["attachments"])
     assert "<!date^1772367300^{date_short_pretty} {time_secs}|2026-03-01 12:15:00 UTC>" in shown
     assert "<https://grafana.example.org/d/x?a=1&b=2|Dashboard>" in shown
-    for fact in ("rg-1", "WestNO", "zone 2", "s-1", "Expected interruption*\\n5 s", "Platform", "Live Migration"):
+    for fact in (
+        "rg-1",
+        "WestNO",
+        "zone 2",
+        "s-1",
+        "Expected interruption*\\n5 s",
+        "Platform",
+        "Live Migration",
+    ):
         assert fact in shown
 
 
@@ -61,7 +79,10 @@ def test_a_webhook_says_ok_and_nothing_else(peer: HttpPeer, said: bytes) -> None
 
 
 def test_what_azure_says_mentions_nobody(slack: SlackServer) -> None:
-    evil = {"Description": "<!channel> <@U1> & <https://evil.example|click>", "EventType": "<!here>"}
+    evil = {
+        "Description": "<!channel> <@U1> & <https://evil.example|click>",
+        "EventType": "<!here>",
+    }
     sent(hook(slack), message(evil), message(evil, evil | STARTED))
     for request in slack.requests:
         text = request.body.decode()
@@ -75,7 +96,9 @@ def test_what_azure_says_mentions_nobody(slack: SlackServer) -> None:
 MANY = st.lists(st.text(min_size=1, max_size=80), max_size=60)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None
+)
 @given(st.text(max_size=9_000), MANY, st.text(max_size=400))
 def test_slack_takes_whatever_azure_says(
     slack: SlackServer, description: str, names: list[str], event_type: str
@@ -86,5 +109,9 @@ def test_slack_takes_whatever_azure_says(
         "EventType": f"x{event_type}",
         "EventSource": event_type,
     }
-    sent(hook(slack), message(look), recording(message(look), description=description, event_type=event_type))
+    sent(
+        hook(slack),
+        message(look),
+        recording(message(look), description=description, event_type=event_type),
+    )
     assert slack.faults == []

@@ -42,8 +42,16 @@ def store_in(directory: Path, clock: Clock | None = None, **settings: Any) -> It
 
 def stored(number: int, *deliveries: Delivery, kind: Any = "announced") -> StoredChange:
     of = change(kind, f"e{number}")
-    one = Change(id=f"c{number}", kind=kind, reason=of.reason, time=T0, event=of.event, scope="self", incarnation=1,
-                 first_seen=T0)  # fmt: skip
+    one = Change(
+        id=f"c{number}",
+        kind=kind,
+        reason=of.reason,
+        time=T0,
+        event=of.event,
+        scope="self",
+        incarnation=1,
+        first_seen=T0,
+    )
     return StoredChange(one, Record.of(one, None).line(), deliveries)
 
 
@@ -99,7 +107,9 @@ def test_what_failed_is_tried_again_after_a_pause_that_is_diced(tmp_path: Path) 
 def test_a_sick_disk_is_waited_for_no_longer_than_a_second(tmp_path: Path) -> None:
     clock = SteppedClock()
     with store_in(tmp_path, clock) as store:
-        first, second = (delivery(created=clock.time(), due=clock.time(), expires=1e12) for _ in range(2))
+        first, second = (
+            delivery(created=clock.time(), due=clock.time(), expires=1e12) for _ in range(2)
+        )
         with SickDisk(store) as disk:
             store.commit(ME, [stored(1, first, second)])
             assert not store.disk.wait_written(20)
@@ -116,7 +126,9 @@ def test_a_sick_disk_is_waited_for_no_longer_than_a_second(tmp_path: Path) -> No
     assert len(read_records(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("how", ["deleted", "replaced", "overwritten", "truncated", "emptied", "directory"])
+@pytest.mark.parametrize(
+    "how", ["deleted", "replaced", "overwritten", "truncated", "emptied", "directory"]
+)
 def test_a_file_that_is_not_ours_any_more_is_written_anew(tmp_path: Path, how: str) -> None:
     path = tmp_path / "state" / FILE_NAME
     with store_in(path.parent) as store:
@@ -142,21 +154,30 @@ def test_a_file_that_is_not_ours_any_more_is_written_anew(tmp_path: Path, how: s
         assert stored(3).record in store.history(None, 10)[0]
 
 
-@pytest.mark.parametrize("harm", [Path.unlink, lambda path: os.truncate(path, 0), lambda path: path.write_bytes(b"?")])
+@pytest.mark.parametrize(
+    "harm", [Path.unlink, lambda path: os.truncate(path, 0), lambda path: path.write_bytes(b"?")]
+)
 def test_a_file_that_is_changed_while_nothing_happens_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], object]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    harm: Callable[[Path], object],
 ) -> None:
     monkeypatch.setattr("notbefore.store.disk.LOOK_INTERVAL", 0.05)
     with store_in(tmp_path) as store:
         write(store)
         harm(store.path)
-        eventually(lambda: "the state file cannot be written" in caplog.text)  # a second later it is again
+        eventually(
+            lambda: "the state file cannot be written" in caplog.text
+        )  # a second later it is again
         settle(store)
     with store_in(tmp_path) as store:
         assert store.state == ME
 
 
-def test_a_damaged_file_is_set_aside_at_the_start_and_read_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_a_damaged_file_is_set_aside_at_the_start_and_read_as_far_as_it_goes(
+    tmp_path: Path,
+) -> None:
     with store_in(tmp_path) as store:
         write(store, *(stored(number, delivery(f"e{number}")) for number in range(200)))
     path = tmp_path / FILE_NAME
@@ -176,7 +197,7 @@ def test_a_damaged_file_is_set_aside_at_the_start_and_read_as_far_as_it_goes(tmp
 def test_a_row_that_cannot_be_read_costs_that_row(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
         write(store, stored(1, delivery("e1"), delivery("e2")))
-        (first, _) = rows_of(store)
+        first, _ = rows_of(store)
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as db, db:
         db.execute("UPDATE rows SET body = x'ff' WHERE key = ?", (first.delivery_id,))
     for found in (1, 0):
@@ -186,7 +207,9 @@ def test_a_row_that_cannot_be_read_costs_that_row(tmp_path: Path) -> None:
             settle(store)
 
 
-def test_a_file_of_an_older_schema_is_set_aside_and_one_of_a_newer_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_an_older_schema_is_set_aside_and_one_of_a_newer_is_refused(
+    tmp_path: Path,
+) -> None:
     for version in (1, 99):
         with closing(sqlite3.connect(tmp_path / FILE_NAME)) as db:
             db.execute(f"PRAGMA user_version = {version}")
@@ -234,16 +257,25 @@ def test_records_and_deliveries_that_are_too_many_are_counted_in_the_log(
             assert store.history(T0.timestamp(), 2) == ([stored(3).record, stored(4).record], False)
             disk.heal()
         write(store, stored(9))
-        assert caplog.text.count("1 records are missing in the history:") == caplog.text.count("missing") == 2
+        assert (
+            caplog.text.count("1 records are missing in the history:")
+            == caplog.text.count("missing")
+            == 2
+        )
         assert len(store.history(None, 100)[0]) == 4
         store.put([delivery(f"e{number}") for number in range(1_001)])
-        assert caplog.messages[-1] == "sink chat: the outbox is full: deliveries that are removed, and not sent: 1"
+        assert (
+            caplog.messages[-1]
+            == "sink chat: the outbox is full: deliveries that are removed, and not sent: 1"
+        )
 
 
 def test_a_file_that_another_process_locks_is_waited_for_at_the_start(tmp_path: Path) -> None:
     with store_in(tmp_path) as store:
         write(store, stored(1, delivery("e1")))
-    with closing(sqlite3.connect(store.path, isolation_level=None, check_same_thread=False)) as holder:
+    with closing(
+        sqlite3.connect(store.path, isolation_level=None, check_same_thread=False)
+    ) as holder:
         holder.execute("BEGIN EXCLUSIVE")
         threading.Timer(1.0, holder.rollback).start()
         with store_in(tmp_path) as store:
@@ -322,7 +354,9 @@ def test_a_freeze_beyond_the_deadline_leaves_the_disk_time_to_answer(
         assert store.disk.do(lambda: threading.Event().wait(0.1), 20) is False
 
 
-def test_the_time_until_imds_answers_is_counted_once_also_by_who_is_restarted_before(tmp_path: Path) -> None:
+def test_the_time_until_imds_answers_is_counted_once_also_by_who_is_restarted_before(
+    tmp_path: Path,
+) -> None:
     clock = SteppedClock()
     wall = clock.time()
     with store_in(tmp_path, clock) as store:
@@ -334,7 +368,8 @@ def test_the_time_until_imds_answers_is_counted_once_also_by_who_is_restarted_be
     with store_in(tmp_path, clock) as store:  # in the same boot the time goes on while nobody runs
         assert [row.expires - clock.boot_time() for row in rows_of(store)] == [pytest.approx(550.0)]
         settle(store)
-    # how long the machine was down, by IMDS; of what it does not say, or cannot be, nothing is counted
+    # how long the machine was down, by IMDS; of what it does not say, or cannot be, nothing is
+    # counted
     for down, left in ((100.0, 150.0), (500.0, -250.0), (-1_000.0, 550.0), (None, 550.0)):
         directory, after = tmp_path / f"{down}", SteppedClock("second")
         after.booted = 5.0
@@ -363,7 +398,9 @@ def test_the_age_of_what_waits_is_right_whatever_the_wall_clock_does(tmp_path: P
         assert len(store.exchange([], {"chat": 9})) == 1
 
 
-def test_the_history_and_each_answer_are_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_history_and_each_answer_are_bounded_in_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("notbefore.store.file.HISTORY_BYTES", 4_000)
     with store_in(tmp_path) as store:
         for number in range(10):
@@ -371,20 +408,27 @@ def test_the_history_and_each_answer_are_bounded_in_bytes(tmp_path: Path, monkey
         assert store.history(None, 2) == ([stored(8).record, stored(9).record], False)
     with store_in(tmp_path) as store:
         whole, cut = store.history(None, 100)
-        assert (whole, cut) == ([stored(number).record for number in range(10 - len(whole), 10)], False)
+        assert (whole, cut) == (
+            [stored(number).record for number in range(10 - len(whole), 10)],
+            False,
+        )
         size = len(stored(9).record)
         assert 2 * size < len(whole) * size <= 4_000
         assert store.history(None, 100, 2 * size) == (whole[-2:], True)
         assert store.history(None, 100, 1) == (whole[-1:], True)
 
 
-def test_a_damaged_page_that_only_a_reader_finds_is_noticed_and_one_file_of_a_bad_disk_is_kept(tmp_path: Path) -> None:
+def test_a_damaged_page_that_only_a_reader_finds_is_noticed_and_one_file_of_a_bad_disk_is_kept(
+    tmp_path: Path,
+) -> None:
     with store_in(tmp_path) as store:
         write(store, stored(1), stored(2))
         for _ in range(3):
             with store.path.open("r+b") as file:
                 file.seek(24)
-                file.write(b"\xff\xff")  # SQLite's counter of changes: else it reads what it has read before
+                file.write(
+                    b"\xff\xff"
+                )  # SQLite's counter of changes: else it reads what it has read before
                 file.seek(4096)
                 file.write(b"\xff" * (store.path.stat().st_size - 4096))
             store.history(None, 10)

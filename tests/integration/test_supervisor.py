@@ -1,4 +1,6 @@
-"""The agent's hold on its courier: where couriers cannot be started, hang, die, or are of another version."""
+"""The agent's hold on its courier: where couriers cannot be started, hang, die, or are of another
+version.
+"""
 
 import fcntl
 import os
@@ -61,7 +63,10 @@ def start(owner: Owner) -> Iterator[Start]:
 
 def sinks(**scripts: str) -> dict[str, SinkConfig]:
     """Commands of the shell."""
-    return {name: SinkConfig(command=Command(command=("/bin/sh", "-c", script))) for name, script in scripts.items()}
+    return {
+        name: SinkConfig(command=Command(command=("/bin/sh", "-c", script)))
+        for name, script in scripts.items()
+    }
 
 
 def delivered(couriers: Supervisor, owner: Owner, one: str) -> None:
@@ -81,16 +86,22 @@ def test_a_courier_takes_its_orders_delivers_each_time_it_is_woken_and_leaves_wh
     begun = time.monotonic()
     for one in "bcdefg":
         delivered(couriers, owner, one)
-    assert time.monotonic() - begun < 3.0  # nobody waited for a turn, of which there is one a second
+    assert (
+        time.monotonic() - begun < 3.0
+    )  # nobody waited for a turn, of which there is one a second
     assert got.read_bytes() == 7 * (RECORD + b"\n")
     owner.add("h", sink="hook")
     couriers.tick()
     (channel,) = couriers.watched[0]
     select.select([channel], [], [])
-    with socket.socket(fileno=os.dup(channel.fileno())) as end:  # an agent that is busy finds several turns at once
+    with socket.socket(
+        fileno=os.dup(channel.fileno())
+    ) as end:  # an agent that is busy finds several turns at once
         eventually(lambda: end.recv(4096, socket.MSG_PEEK).count(b"limits") > 1)
     serve([couriers], lambda: not owner.rows)
-    assert couriers.figures == CourierFigures(running=True, starts=CourierFigures().starts | {"due": 1})
+    assert couriers.figures == CourierFigures(
+        running=True, starts=CourierFigures().starts | {"due": 1}
+    )
     couriers.stop(NEVER)
     assert (couriers.figures.running, owner.endings, couriers.trouble) == (False, 1, "")
 
@@ -120,7 +131,9 @@ def test_nothing_due_starts_nothing(owner: Owner) -> None:
     assert couriers.watched == ([], [])
 
 
-def test_a_courier_that_has_nothing_to_do_leaves(owner: Owner, monkeypatch: pytest.MonkeyPatch, start: Start) -> None:
+def test_a_courier_that_has_nothing_to_do_leaves(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch, start: Start
+) -> None:
     couriers = start(Orders(sinks(hook="true")))
     delivered(couriers, owner, "a")
     with monkeypatch.context() as patched:  # not before: a start may take longer
@@ -175,7 +188,9 @@ def test_a_courier_that_cannot_be_started_is_tried_again_later(
             couriers.tick()
             waits.append(couriers.patience)
             now += waits[-1]
-    assert waits == pytest.approx([0.0, 1.0, 2.0, 4.0, 8.0])  # at once, and then after pauses that grow
+    assert waits == pytest.approx(
+        [0.0, 1.0, 2.0, 4.0, 8.0]
+    )  # at once, and then after pauses that grow
     assert couriers.trouble.startswith("the courier cannot be started (")
     assert couriers.trouble in caplog.messages
     assert couriers.figures == CourierFigures()
@@ -191,9 +206,9 @@ def test_couriers_that_die_are_replaced_and_what_they_had_is_due_again(
     owner.add("b", sink="well")
     serve([couriers], lambda: owner.results)
     for number in range(1, 4):
-        serve([couriers], lambda: len(owner.given) == 1 + number)  # noqa: B023 - called in this round
+        serve([couriers], lambda: len(owner.given) == 1 + number)
         os.kill(courier_of(os.getpid()), signal.SIGKILL)
-        serve([couriers], lambda: owner.endings == number)  # noqa: B023 - as above
+        serve([couriers], lambda: owner.endings == number)
         if number == 1:  # at once
             assert (couriers.figures.running, couriers.trouble) == (True, "")
     serve([couriers], lambda: len(owner.given) == 5)
@@ -234,7 +249,9 @@ def test_a_courier_that_takes_no_turn_is_killed_and_replaced(
 
 def test_one_that_reads_nothing_keeps_nobody_waiting(start: Start) -> None:
     class Stopping(Owner):
-        def exchange(self, results: Iterable[SendResult], limits: Mapping[str, int]) -> Sequence[Delivery]:
+        def exchange(
+            self, results: Iterable[SendResult], limits: Mapping[str, int]
+        ) -> Sequence[Delivery]:
             if limits and not self.given:
                 os.kill(courier_of(os.getpid()), signal.SIGSTOP)
             return super().exchange(results, limits)
@@ -259,14 +276,19 @@ def test_a_courier_ends_with_its_agent_though_it_is_stopped(tmp_path: Path) -> N
 import os, signal, sys, time
 from notbefore.courier.courier_process import CourierProcess, environment
 from notbefore.courier.orders import Orders, seal
-courier, seen = CourierProcess(seal(Orders(), {}), environment(Orders()), os.open(sys.argv[1], os.O_RDONLY)), 0
-while (seen := seen + len(list(courier.frames()))) < 2:  # its hello and, once it has tied its life to ours, a turn
+lock = os.open(sys.argv[1], os.O_RDONLY)
+courier = CourierProcess(seal(Orders(), {}), environment(Orders()), lock)
+frames = 0
+while frames < 2:  # its hello and, once it has tied its life to ours, a turn
+    frames += len(list(courier.frames()))
     time.sleep(0.01)
 os.kill(courier.pid, signal.SIGSTOP)
 print(courier.pid, flush=True)
 time.sleep(60)
 """
-    with subprocess.Popen([sys.executable, "-c", agent, tmp_path], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", agent, tmp_path], stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout
         courier = int(process.stdout.readline())
         process.kill()
@@ -296,7 +318,12 @@ def test_a_courier_holds_the_lock_of_its_agent_and_its_programs_do_not(
 
 
 def test_a_courier_is_given_no_secret_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS", "NOTBEFORE_X__Y", "TOKEN")
+    names = (
+        "OTEL_EXPORTER_OTLP_HEADERS",
+        "OTEL_EXPORTER_OTLP_METRICS_HEADERS",
+        "NOTBEFORE_X__Y",
+        "TOKEN",
+    )
     for name in (*names, "HTTPS_PROXY"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setattr(sys, "argv", ["notbefore", "run", "my.yml"])
@@ -351,7 +378,9 @@ time.sleep(60)  # until it is killed
 
 
 def saying(**hello: object) -> str:
-    return HELLO.replace("{hello}", repr({"version": "99.0", "schema": 99, "problem": "", "new": "field"} | hello))
+    return HELLO.replace(
+        "{hello}", repr({"version": "99.0", "schema": 99, "problem": "", "new": "field"} | hello)
+    )
 
 
 def test_one_of_another_version_that_works_is_a_reason_to_end(
@@ -364,7 +393,10 @@ def test_one_of_another_version_that_works_is_a_reason_to_end(
     serve([couriers], lambda: couriers.successor)  # though nothing is due
     assert couriers.successor == "99.0"
     assert couriers.figures.starts["upgrade"] == 1
-    assert f"notbefore 99.0 is installed, and works: this one ({notbefore.__version__}) ends for it" in caplog.messages
+    assert (
+        f"notbefore 99.0 is installed, and works: this one ({notbefore.__version__}) ends for it"
+        in caplog.messages
+    )
     owner.add("a")
     couriers.tick()  # it waits for the agent of that version
     assert (couriers.figures.running, owner.left) == (False, {"a": "pending"})
@@ -373,20 +405,32 @@ def test_one_of_another_version_that_works_is_a_reason_to_end(
 @pytest.mark.parametrize(
     ("hello", "why"),
     [
-        ({"problem": "ImportError: no azure"}, "{} has a courier of 99.0, which cannot work: ImportError: no azure"),
-        (THIS | {"problem": "ValueError: no"}, "a courier of {}, which cannot work: ValueError: no"),
+        (
+            {"problem": "ImportError: no azure"},
+            "{} has a courier of 99.0, which cannot work: ImportError: no azure",
+        ),
+        (
+            THIS | {"problem": "ValueError: no"},
+            "a courier of {}, which cannot work: ValueError: no",
+        ),
         ({"schema": 1}, "a courier of 99.0, which cannot work: it cannot read what {} has written"),
         ({"schema": "?"}, "the courier does not start (exit code -9)"),
     ],
 )
 def test_one_of_another_version_that_does_not_work_is_none(
-    installed: Path, owner: Owner, hello: dict[str, object], why: str, caplog: pytest.LogCaptureFixture
+    installed: Path,
+    owner: Owner,
+    hello: dict[str, object],
+    why: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     couriers = Supervisor(Orders(), owner)
     another(installed, __main__=saying(**hello))
     serve([couriers], lambda: couriers.trouble)
     assert why.replace("{}", notbefore.__version__) in couriers.trouble
-    assert ("the courier sent a wrong message (Expected `int`, got `str`" in caplog.text) == (hello == {"schema": "?"})
+    assert ("the courier sent a wrong message (Expected `int`, got `str`" in caplog.text) == (
+        hello == {"schema": "?"}
+    )
     assert couriers.successor == ""
     another(installed, __main__=saying())  # somebody has installed it anew
     serve([couriers], lambda: couriers.successor)
@@ -395,10 +439,15 @@ def test_one_of_another_version_that_does_not_work_is_none(
 def test_half_an_installation_is_waited_for(installed: Path, owner: Owner, start: Start) -> None:
     couriers = start(Orders())
     here = installed.readlink()
-    another(installed, init="__version__ = '99.0'", __main__="import notbefore.courier.not_there_yet")
+    another(
+        installed, init="__version__ = '99.0'", __main__="import notbefore.courier.not_there_yet"
+    )
     owner.add("a")
     serve([couriers], lambda: couriers.trouble)
-    assert "was replaced or removed: the courier does not start (exit code 1): notifications wait" in couriers.trouble
+    assert (
+        "was replaced or removed: the courier does not start (exit code 1): notifications wait"
+        in couriers.trouble
+    )
     assert (couriers.successor, owner.left) == ("", {"a": "pending"})
     installed.unlink()
     installed.symlink_to(here)  # the same version again
@@ -407,7 +456,11 @@ def test_half_an_installation_is_waited_for(installed: Path, owner: Owner, start
 
 @pytest.mark.parametrize(("kind", "works"), [("command", True), ("telepathy", False)])
 def test_a_courier_of_another_version_says_whether_it_works(kind: str, works: bool) -> None:
-    orders = {"version": "0.0.1", "sinks": {"a": {kind: {"command": ["true"]}}}, "new": "field"}  # of an older agent
+    orders = {
+        "version": "0.0.1",
+        "sinks": {"a": {kind: {"command": ["true"]}}},
+        "new": "field",
+    }  # of an older agent
     courier = CourierProcess(msgspec.msgpack.encode(orders), environment(Orders()))
     frame = eventually(lambda: next(iter(courier.frames()), b""))
     hello = msgspec.msgpack.decode(frame, type=Hello)

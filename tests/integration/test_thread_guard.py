@@ -1,4 +1,6 @@
-"""An exception that nobody foresaw ends no loop of the agent: it is logged once, counted, and tried again."""
+"""An exception that nobody foresaw ends no loop of the agent: it is logged once, counted, and tried
+again.
+"""
 
 import json
 import logging
@@ -63,7 +65,9 @@ def test_what_met_an_unforeseen_error_is_taken_in_at_the_next_poll(
             agent.close()
     assert [record["azure.scheduled_event.id"] for record in agent.said] == ["E1"]
     assert errors.count == 4
-    assert [record.exc_info is not None for record in caplog.records if "unforeseen" in record.message] == [True] * 2
+    assert [
+        record.exc_info is not None for record in caplog.records if "unforeseen" in record.message
+    ] == [True] * 2
 
 
 def test_an_agent_whose_polling_always_fails_ends_with_a_code_that_has_it_restarted(
@@ -74,7 +78,10 @@ def test_an_agent_whose_polling_always_fails_ends_with_a_code_that_has_it_restar
     broken.chmod(0o755)
     monkeypatch.setattr(RunningAgent, "python", str(broken))
     monkeypatch.setenv("NOTBEFORE_LOG__FORMAT", "json")
-    with Simulator((ME,)) as imds, RunningAgent(imds.endpoint, tmp_path / "state", interval="1s").at_once() as agent:
+    with (
+        Simulator((ME,)) as imds,
+        RunningAgent(imds.endpoint, tmp_path / "state", interval="1s").at_once() as agent,
+    ):
         eventually(lambda: agent.answers("/healthz"))
         eventually(lambda: agent.metric("notbefore_unforeseen_errors_total"))
         assert agent.process.wait(120) == 1

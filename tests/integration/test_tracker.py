@@ -1,4 +1,6 @@
-"""``Tracker`` with a real state file, and clocks that a test sets: what is claimed of which time."""
+"""``Tracker`` with a real state file, and clocks that a test sets: what is claimed of
+which time.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -66,7 +68,14 @@ class Agents:
             self.now.state.write_stop()
         self.now.close()
 
-    def restart(self, seconds: int, boot_id: str = "first", vm: Vm | None = THIS_VM, *, in_order: bool = False) -> None:
+    def restart(
+        self,
+        seconds: int,
+        boot_id: str = "first",
+        vm: Vm | None = THIS_VM,
+        *,
+        in_order: bool = False,
+    ) -> None:
         """The agent ends; so many seconds later there is another one."""
         self.die(in_order=in_order)
         self.clock.go(seconds)
@@ -80,7 +89,9 @@ class Agents:
         self.clock.go(after)
         self._incarnation += 1
         self._last = body(*items, incarnation=self._incarnation)
-        self.now.tracker.handle(Poll(0.0, 0.01, body=self._last, date=self.clock.date if dated else ""))
+        self.now.tracker.handle(
+            Poll(0.0, 0.01, body=self._last, date=self.clock.date if dated else "")
+        )
 
     def sees_each(self, *documents: list[Any]) -> None:
         for items in documents:
@@ -92,7 +103,10 @@ class Agents:
         self.now.tracker.handle(Poll(0.0, 0.01, body=self._last, date=self.clock.date))
 
     def waits(self, seconds: int, poll: Poll | None) -> None:
-        """Second after second, as the agent does: the beat, and a poll that ends so; ``None``: none ends."""
+        """Second after second, as the agent does: the beat, and a poll that ends so.
+
+        ``None``: none ends.
+        """
         for _ in range(seconds):
             self.clock.go(1)
             self.now.state.note_running()
@@ -121,7 +135,9 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
     found.die()
 
 
-def test_after_a_kill_with_an_unchanged_list_it_is_known_when_imds_answered_last(agents: Agents) -> None:
+def test_after_a_kill_with_an_unchanged_list_it_is_known_when_imds_answered_last(
+    agents: Agents,
+) -> None:
     agents.sees_each([], [OTHERS])
     agents.waits(100, UNCHANGED)
     agents.restart(3)
@@ -133,7 +149,11 @@ def test_after_a_kill_with_an_unchanged_list_it_is_known_when_imds_answered_last
 @pytest.mark.parametrize(
     ("before", "after", "own"),
     [
-        (Vm(name=ME, vm_id="A-1"), Vm(name="renamed", vm_id="a-1"), True),  # the id decides, in whatever case
+        (
+            Vm(name=ME, vm_id="A-1"),
+            Vm(name="renamed", vm_id="a-1"),
+            True,
+        ),  # the id decides, in whatever case
         (Vm(name=ME, vm_id="A-1"), Vm(name=ME, vm_id="a-2"), False),
         (Vm(name=ME), Vm(name=ME.lower(), vm_id="a-1"), True),  # without an id the name
         (Vm(name=ME, vm_id="A-1"), Vm(name=PEER), False),
@@ -152,10 +172,14 @@ def test_the_same_vm_is_known_by_its_id_and_else_by_its_name(
     reported = len(agents.said)
     agents.sees()
     agents.die()
-    assert [one["azure.scheduled_event.change"] for one in agents.said[reported:]] == (["ended"] if own else [])
+    assert [one["azure.scheduled_event.change"] for one in agents.said[reported:]] == (
+        ["ended"] if own else []
+    )
 
 
-@pytest.mark.parametrize(("vm_id", "kinds"), [("0-1", ["announced", "finished", "ended"]), ("0-7", ["announced"])])
+@pytest.mark.parametrize(
+    ("vm_id", "kinds"), [("0-1", ["announced", "finished", "ended"]), ("0-7", ["announced"])]
+)
 def test_after_a_boot_nothing_is_compared_until_it_is_known_which_vm_this_is(
     agents: Agents, caplog: pytest.LogCaptureFixture, vm_id: str, kinds: list[str]
 ) -> None:
@@ -190,7 +214,9 @@ def test_the_first_comparison_waits_ten_seconds_for_the_name_at_most(agents: Age
     assert agents.last("change", "reason", event_id="other") == ("ended", "machine_rebooted")
 
 
-def test_where_imds_never_names_the_vm_its_memory_is_its_own(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_imds_never_names_the_vm_its_memory_is_its_own(
+    agents: Agents, caplog: pytest.LogCaptureFixture
+) -> None:
     for boot in ("second", "third"):
         agents.restart(60, boot, vm=None)
         agents.sees(OTHERS)
@@ -206,14 +232,20 @@ def test_where_imds_never_names_the_vm_its_memory_is_its_own(agents: Agents, cap
     assert "another VM's" not in caplog.text
 
 
-def test_over_a_reboot_the_interruption_ends_with_the_first_beat_and_not_with_the_first_answer(agents: Agents) -> None:
+def test_over_a_reboot_the_interruption_ends_with_the_first_beat_and_not_with_the_first_answer(
+    agents: Agents,
+) -> None:
     agents.sees_each([], [MINE], [BEGUN])
     agents.waits(5, UNCHANGED)
     agents.waits(5, REFUSED)
     agents.restart(40, "second")
     agents.waits(300, REFUSED)
     agents.sees()
-    assert agents.last("reason", "outcome", "interruption_seconds") == ("machine_rebooted", "finished", 40.0)
+    assert agents.last("reason", "outcome", "interruption_seconds") == (
+        "machine_rebooted",
+        "finished",
+        40.0,
+    )
 
 
 @pytest.mark.parametrize(("in_order", "interruption"), [(True, 40.0), (False, None)])
@@ -227,20 +259,31 @@ def test_of_an_event_that_had_not_begun_the_last_beat_is_known_where_the_agent_w
     assert agents.last("change", "interruption_seconds") == ("finished", interruption)
 
 
-def test_over_two_boots_without_an_answer_in_between_no_interruption_is_given(agents: Agents) -> None:
+def test_over_two_boots_without_an_answer_in_between_no_interruption_is_given(
+    agents: Agents,
+) -> None:
     agents.sees_each([], [MINE], [BEGUN])
     agents.waits(5, UNCHANGED)
     for boot in ("second", "third"):
         agents.restart(40, boot)
         agents.waits(1, REFUSED)
     agents.sees()
-    assert agents.last("reason", "outcome", "interruption_seconds") == ("machine_rebooted", "finished", None)
+    assert agents.last("reason", "outcome", "interruption_seconds") == (
+        "machine_rebooted",
+        "finished",
+        None,
+    )
 
 
 @pytest.mark.parametrize(
     ("seconds", "in_order", "uptime", "outcome"),
     [
-        (2, False, 5.0, "finished"),  # it went down at some time before the boot, which was after NotBefore
+        (
+            2,
+            False,
+            5.0,
+            "finished",
+        ),  # it went down at some time before the boot, which was after NotBefore
         (2, False, 60.0, "unknown"),  # the boot was before NotBefore
         (2, True, 5.0, "unknown"),  # it was stopped before NotBefore
         (4, True, 5.0, "finished"),
@@ -261,7 +304,9 @@ def test_a_reboot_proves_an_event_that_was_due_when_the_machine_went_down(
     assert agents.last("change", "reason", "outcome") == ("ended", "machine_rebooted", outcome)
 
 
-def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_another_vms(agents: Agents) -> None:
+def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_another_vms(
+    agents: Agents,
+) -> None:
     agents.restart(0, "second", vm=None)
     agents.routes("chat", remind_before=(Duration("5m"),))
     agents.sees(MINE)
@@ -292,7 +337,9 @@ def given(store: Store, *results: SendResult, **room: int) -> Sequence[Delivery]
     ],
     ids=["trouble", "elsewhere", "wall", "booted"],
 )
-def test_what_is_known_is_old_until_imds_has_answered_again(agents: Agents, make_old: Callable[[Agents], None]) -> None:
+def test_what_is_known_is_old_until_imds_has_answered_again(
+    agents: Agents, make_old: Callable[[Agents], None]
+) -> None:
     agents.sees(MINE)
     agents.clock.go(15)
     assert agents.now.listed.certain(ID.casefold())
@@ -311,12 +358,16 @@ def test_a_freeze_is_measured_after_a_restart_with_an_unchanged_list(agents: Age
     agents.restart(0)
     agents.sees_again()
     assert agents.now.freeze_meter.running
-    agents.sees(BEGUN, after=31)  # a freeze in one step: between two of them the thread that measures may wake
+    agents.sees(
+        BEGUN, after=31
+    )  # a freeze in one step: between two of them the thread that measures may wake
     agents.sees()
     assert agents.last("change", "interruption_seconds") == ("finished", pytest.approx(30.9))
 
 
-def test_freezes_are_measured_closely_from_shortly_before_an_event_of_this_vm_until_it_is_over(agents: Agents) -> None:
+def test_freezes_are_measured_closely_from_shortly_before_an_event_of_this_vm_until_it_is_over(
+    agents: Agents,
+) -> None:
     agents.sees_each([], [OTHERS, MINE])
     agents.waits(15 * 60 - 20, UNCHANGED)
     assert not agents.now.freeze_meter.running
@@ -328,14 +379,20 @@ def test_freezes_are_measured_closely_from_shortly_before_an_event_of_this_vm_un
     assert not agents.now.freeze_meter.running
 
 
-@pytest.mark.parametrize(("booted", "wall_lag", "lag"), [(30, 30.0, 30.0), (0, 30.0, 0.0), (30, 0.0, 30.0)])
+@pytest.mark.parametrize(
+    ("booted", "wall_lag", "lag"), [(30, 30.0, 30.0), (0, 30.0, 0.0), (30, 0.0, 30.0)]
+)
 def test_a_freeze_that_nobody_announced_for_now_is_how_late_the_beat_was_by_any_clock(
     agents: Agents, booted: float, wall_lag: float, lag: float
 ) -> None:
     agents.sees_each([], [MINE])
-    agents.clock.go(wall_lag or 0.01, booted=booted)  # approved by another VM, it starts long before NotBefore
+    agents.clock.go(
+        wall_lag or 0.01, booted=booted
+    )  # approved by another VM, it starts long before NotBefore
     document = body(BEGUN, incarnation=9)
-    agents.now.tracker.handle(Poll(lag, 0.01, body=document, date=agents.clock.date, wall_lag=wall_lag))
+    agents.now.tracker.handle(
+        Poll(lag, 0.01, body=document, date=agents.clock.date, wall_lag=wall_lag)
+    )
     agents.sees()
     assert agents.last("change", "interruption_seconds") == ("finished", 30.0)
 
@@ -418,7 +475,10 @@ def test_each_kind_of_failure_is_logged_once_and_its_end_as_well(
     agents.waits(3, UNCHANGED)
     assert [one.getMessage() for one in caplog.records if "IMDS" in one.getMessage()] == [
         f"IMDS: {ImdsError('refused', 'no')}; the agent asks again, and keeps the last known state",
-        f"IMDS: {ImdsError('timeout', 'slow')}; the agent asks again, and keeps the last known state",
+        (
+            f"IMDS: {ImdsError('timeout', 'slow')}; the agent asks again, and keeps the last known"
+            " state"
+        ),
         "IMDS answers again",
     ]
 
@@ -426,7 +486,9 @@ def test_each_kind_of_failure_is_logged_once_and_its_end_as_well(
 # ---- who this VM is
 
 
-def test_the_name_of_imds_goes_before_the_configured_one(agents: Agents, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_name_of_imds_goes_before_the_configured_one(
+    agents: Agents, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
     agents.sees(MINE, OTHERS)
     agents.now.config = Config(vm=VmName(PEER))
@@ -437,7 +499,9 @@ def test_the_name_of_imds_goes_before_the_configured_one(agents: Agents, caplog:
     agents.identify(Vm(name=ME, location="westeurope"))
     assert agents.now.known.vm == Vm(name=ME, location="westeurope")
     assert [one.scope for one in agents.now.listed.events.values()] == ["self", "peer"]
-    names = [one.getMessage() for one in caplog.records if one.getMessage().startswith("this VM is")]
+    names = [
+        one.getMessage() for one in caplog.records if one.getMessage().startswith("this VM is")
+    ]
     assert names == [f"this VM is {PEER}", f"this VM is {ME}"]
 
 
@@ -469,7 +533,10 @@ def test_the_listeners_are_called_after_a_change(agents: Agents) -> None:
 
 
 def test_an_answer_is_published_with_the_state_that_it_led_to(agents: Agents) -> None:
-    """Whoever sees an answer may count on it that what it said is known; nobody waits for the disk."""
+    """Whoever sees an answer may count on it that what it said is known.
+
+    Nobody waits for the disk.
+    """
     with SickDisk(agents.now.store):
         agents.sees(MINE)
         assert agents.now.known.poll.answered is not None
@@ -501,7 +568,9 @@ def test_what_two_threads_write_at_once_is_all_written_and_each_record_once(agen
     assert agents.now.known.state.totals == totals
     assert len(agents.now.known.state.approvals) == 30
     written = agents.now.store.history(None, 1_000)[0]
-    assert sorted(json.loads(line)["azure.scheduled_event.change_id"] for line in written) == sorted(said)
+    assert sorted(
+        json.loads(line)["azure.scheduled_event.change_id"] for line in written
+    ) == sorted(said)
 
 
 def test_an_unchanged_answer_before_any_document_claims_nothing(agents: Agents) -> None:
@@ -515,7 +584,9 @@ def test_an_unchanged_answer_before_any_document_claims_nothing(agents: Agents) 
 # ---- what must not be claimed
 
 
-@pytest.mark.parametrize("spoilt", [{**MINE, "EventStatus": 7}, {**MINE, "EventId": 7}], ids=["status", "id"])
+@pytest.mark.parametrize(
+    "spoilt", [{**MINE, "EventStatus": 7}, {**MINE, "EventId": 7}], ids=["status", "id"]
+)
 def test_a_time_in_which_an_event_cannot_be_read_counts_also_while_the_answer_stays_the_same(
     agents: Agents, spoilt: dict[str, Any]
 ) -> None:
@@ -532,10 +603,16 @@ def test_a_time_in_which_an_event_cannot_be_read_counts_also_while_the_answer_st
 
 
 @pytest.mark.parametrize(("listed", "scope"), [(2_001, "unknown"), (2_000, "self")])
-def test_a_vm_beyond_the_resources_that_are_read_may_be_affected(agents: Agents, listed: int, scope: str) -> None:
-    agents.sees_each([], [{**MINE, "Resources": [*(f"vm_{number}" for number in range(listed - 1)), ME]}])
+def test_a_vm_beyond_the_resources_that_are_read_may_be_affected(
+    agents: Agents, listed: int, scope: str
+) -> None:
+    agents.sees_each(
+        [], [{**MINE, "Resources": [*(f"vm_{number}" for number in range(listed - 1)), ME]}]
+    )
     assert agents.last("change", "scope") == ("announced", scope)
-    assert agents.said[-1].get("notbefore.truncated") == (["resources"] if scope == "unknown" else None)
+    assert agents.said[-1].get("notbefore.truncated") == (
+        ["resources"] if scope == "unknown" else None
+    )
 
 
 def test_a_not_before_that_a_started_event_still_lists_changes_no_notice(agents: Agents) -> None:
@@ -556,16 +633,24 @@ def test_how_many_polls_were_missed_depends_on_the_interval(agents: Agents) -> N
     assert agents.last("change", "reason", event_id="other") == ("canceled", "gone_before_start")
 
 
-def test_a_moved_disk_is_known_to_be_moved_also_after_a_boot_without_an_answer(agents: Agents) -> None:
+def test_a_moved_disk_is_known_to_be_moved_also_after_a_boot_without_an_answer(
+    agents: Agents,
+) -> None:
     agents.identify(Vm(name=ME, vm_id="0-1"))
     agents.sees_each([], [MINE])
     agents.die()
-    agents.boot("second", vm=Vm(name=PEER, vm_id="0-2"))  # named, and killed before the first answer
+    agents.boot(
+        "second", vm=Vm(name=PEER, vm_id="0-2")
+    )  # named, and killed before the first answer
     agents.restart(0, "third", vm=None)
     reported = len(agents.said)
     agents.sees(BEGUN)
     agents.waits(10, UNCHANGED)
-    assert agents.last("change", "reason", "notice_seconds") == ("started", "first_seen_started", None)
+    assert agents.last("change", "reason", "notice_seconds") == (
+        "started",
+        "first_seen_started",
+        None,
+    )
     assert len(agents.said) == reported + 1
 
 
@@ -593,7 +678,11 @@ def test_a_date_is_believed_where_the_wall_clock_was_set_by_years(agents: Agents
     assert agents.now.state.now() == begun.started == agents.clock.true
 
 
-OLD = {key: value for key, value in MINE.items() if key not in ("Description", "EventSource", "DurationInSeconds")}
+OLD = {
+    key: value
+    for key, value in MINE.items()
+    if key not in ("Description", "EventSource", "DurationInSeconds")
+}
 
 
 def test_another_api_version_is_no_change_of_the_event(agents: Agents) -> None:

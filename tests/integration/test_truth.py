@@ -1,7 +1,7 @@
 """Nothing false is reported, whatever happens to clocks, machine, disk, process and IMDS.
 
-``Tracker`` and the real store are driven through a world (``support.world``) whose account of the truth shares no code
-with them. NOTBEFORE_WORLDS=2000 looks at so many worlds, found by chance.
+``Tracker`` and the real store are driven through a world (``support.world``) whose account of the
+truth shares no code with them. NOTBEFORE_WORLDS=2000 looks at so many worlds, found by chance.
 """
 
 import os
@@ -68,13 +68,19 @@ class Machine(RuleBasedStateMachine):
         self.world.dated = dated
         self.observer.account.perturb()
 
-    @rule(how=st.sampled_from(["status", "id", "resources", "not_before"]), seconds=st.integers(1, 20))
+    @rule(
+        how=st.sampled_from(["status", "id", "resources", "not_before"]), seconds=st.integers(1, 20)
+    )
     def something_cannot_be_read(self, how: str, seconds: int) -> None:
         for _ in range(seconds):
             self.world.run(1.0)
             self.observer.poll_spoilt(how)
 
-    @rule(seconds=st.sampled_from([-86_400.0, -3600.0, -20.0, 1.0, 2.0, 3.0, 20.0, 3600.0, 63_072_000.0]))
+    @rule(
+        seconds=st.sampled_from(
+            [-86_400.0, -3600.0, -20.0, 1.0, 2.0, 3.0, 20.0, 3600.0, 63_072_000.0]
+        )
+    )
     def the_wall_clock_is_set(self, seconds: float) -> None:
         self.world.wall_offset += seconds
         self.observer.account.perturb()
@@ -90,7 +96,11 @@ class Machine(RuleBasedStateMachine):
         self.world.pause(seconds, put_right=right or not self.world.dated)
         self.observer.account.perturb()
 
-    @rule(seconds=st.sampled_from([0.5, 5.0, 14.0, 300.0, 90_000.0]), named=st.booleans(), in_order=st.booleans())
+    @rule(
+        seconds=st.sampled_from([0.5, 5.0, 14.0, 300.0, 90_000.0]),
+        named=st.booleans(),
+        in_order=st.booleans(),
+    )
     def the_agent_is_restarted(self, seconds: float, *, named: bool, in_order: bool) -> None:
         (self.observer.stop if in_order else self.observer.kill)()
         self.world.run(seconds)
@@ -115,10 +125,18 @@ class Machine(RuleBasedStateMachine):
         in_order=st.booleans(),
         due=st.booleans(),
     )
-    def the_machine_boots(self, seconds: float, vm: str, *, named: bool, in_order: bool, due: bool) -> None:
+    def the_machine_boots(
+        self, seconds: float, vm: str, *, named: bool, in_order: bool, due: bool
+    ) -> None:
         if due:  # as Azure does it: at NotBefore
-            starts = [one.starts_at for one in self.world.happenings.values() if one.listed and one.starts_at]
-            left = min((one for one in starts if one > self.world.now), default=0.0) - self.world.now
+            starts = [
+                one.starts_at
+                for one in self.world.happenings.values()
+                if one.listed and one.starts_at
+            ]
+            left = (
+                min((one for one in starts if one > self.world.now), default=0.0) - self.world.now
+            )
             self.world.run(max(0.0, left - 2.0))
             self.observer.seconds(2)  # up to then it runs, and asks
         (self.observer.stop if in_order else self.observer.kill)()
@@ -129,7 +147,9 @@ class Machine(RuleBasedStateMachine):
         self.observer.account.perturb(rebooted=True)
         self.observer.start(named=named)
         self.observer.seconds(self.world.chance.randint(1, 8))
-        if self.observer.unknown_disk:  # where IMDS does not name another VM within ten seconds, that is not noticed
+        if (
+            self.observer.unknown_disk
+        ):  # where IMDS does not name another VM within ten seconds, that is not noticed
             self.observer.learn_name()
 
     @rule()
@@ -147,7 +167,9 @@ class Machine(RuleBasedStateMachine):
             assert self.observer.account.timid == []
 
 
-WORLDS = int(os.environ.get("NOTBEFORE_WORLDS", "0"))  # 0: the few of an everyday run, the same ones each time
+WORLDS = int(
+    os.environ.get("NOTBEFORE_WORLDS", "0")
+)  # 0: the few of an everyday run, the same ones each time
 TestTruth = pytest.mark.long(Machine.TestCase)
 TestTruth.settings = settings(
     max_examples=WORLDS or 40,

@@ -1,4 +1,6 @@
-"""Who may ask: TLS, client certificates, passwords and names, asked by curl, Python and a thousand who say little."""
+"""Who may ask: TLS, client certificates, passwords and names, asked by curl, Python and a thousand
+who say little.
+"""
 
 import base64
 import gc
@@ -33,7 +35,17 @@ from notbefore.web.app import CheckResult
 from notbefore.web.server import HttpServer
 from support.agent import eventually, run
 from support.needs import needs
-from support.shown import METRICS, NOTHING_PENDING, REQUEST, Shown, ask, connected, dripping, read_all, serving
+from support.shown import (
+    METRICS,
+    NOTHING_PENDING,
+    REQUEST,
+    Shown,
+    ask,
+    connected,
+    dripping,
+    read_all,
+    serving,
+)
 
 HASHES = {
     "prometheus": bcrypt.hashpw(b"correct horse", bcrypt.gensalt(4)).decode(),
@@ -53,7 +65,9 @@ class Place:
         self.certify()
         self.client_ca.cert_pem.write_to_path(at / "clients.pem")
         self.server_ca.cert_pem.write_to_path(at / "ca.pem")
-        locked = serialization.load_pem_private_key((at / "key.pem").read_bytes(), None).private_bytes(
+        locked = serialization.load_pem_private_key(
+            (at / "key.pem").read_bytes(), None
+        ).private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
             serialization.BestAvailableEncryption(b"nobody types this"),
@@ -69,7 +83,13 @@ class Place:
             pem.write_to_path(self.at / f"{name}.new")
             (self.at / f"{name}.new").replace(self.at / name)
 
-    def write(self, *, users: dict[str, str] | None = None, tls: dict[str, Any] | None = DEFAULTS, **more: Any) -> str:
+    def write(
+        self,
+        *,
+        users: dict[str, str] | None = None,
+        tls: dict[str, Any] | None = DEFAULTS,
+        **more: Any,
+    ) -> str:
         values = dict(more)
         if tls is not None:
             values["tls_server_config"] = {"cert_file": "cert.pem", "key_file": "key.pem", **tls}
@@ -107,7 +127,10 @@ def test_curl_asks_over_tls_with_a_password(place: Place) -> None:
         trust = ("--cacert", str(place.at / "ca.pem"))
         said = curl(server, "/metrics", *trust, "-u", "prometheus:correct horse")
         assert (said.stdout.encode(), said.stderr) == (METRICS, "")
-        assert curl(server, "/metrics", *trust).stdout == '{"error":"a user and a password are required"}'
+        assert (
+            curl(server, "/metrics", *trust).stdout
+            == '{"error":"a user and a password are required"}'
+        )
         assert "SSL certificate problem" in curl(server, "/metrics").stderr
         for version, code in (("1.1", 35), ("1.2", 0), ("1.3", 0)):
             got = curl(server, "/healthz", *trust, f"--tlsv{version}", "--tls-max", version)
@@ -143,9 +166,14 @@ def test_a_long_answer_reaches_a_slow_reader_whole_and_the_end_is_said_in_tls(pl
         assert said.endswith(json_line(NOTHING_PENDING))
 
 
-def test_a_handshake_that_does_not_end_is_ended(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handshake_that_does_not_end_is_ended(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(channels, "REQUEST_PATIENCE", 0.5)
-    with serving(place.write()) as server, socket.create_connection(server.address, timeout=20) as client:
+    with (
+        serving(place.write()) as server,
+        socket.create_connection(server.address, timeout=20) as client,
+    ):
         for byte in hello(place):
             try:
                 client.sendall(bytes([byte]))
@@ -172,7 +200,9 @@ def shaken(context: ssl.SSLContext, server: HttpServer, stack: ExitStack) -> ssl
 
 @pytest.mark.alone
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_thousand_unfinished_handshakes_do_not_keep_a_scrape_waiting(place: Place, begun: bool) -> None:
+def test_a_thousand_unfinished_handshakes_do_not_keep_a_scrape_waiting(
+    place: Place, begun: bool
+) -> None:
     begin, scraper = hello(place) if begun else b"", place.client()
     with serving(place.write()) as server, ExitStack() as stack:
         for number, client in enumerate(connected(server, stack, 1000)):
@@ -183,7 +213,9 @@ def test_a_thousand_unfinished_handshakes_do_not_keep_a_scrape_waiting(place: Pl
                 asked = time.monotonic()
                 assert ask(server, "/metrics", scraper)[2] == METRICS
                 assert time.monotonic() - asked < 1.0
-            assert sum(isinstance(one, ssl.SSLSocket) for one in gc.get_objects()) < 300  # each holds 45 KiB or more
+            assert (
+                sum(isinstance(one, ssl.SSLSocket) for one in gc.get_objects()) < 300
+            )  # each holds 45 KiB or more
 
 
 def served_name(server: HttpServer, place: Place) -> list[str]:
@@ -199,7 +231,9 @@ def test_a_new_certificate_serves_the_next_handshake(place: Place) -> None:
     try:
         with serving(place.write()) as server:
             assert served_name(server, place) == ["localhost"]
-            kept = http.client.HTTPSConnection("127.0.0.1", server.address[1], context=place.client(), timeout=20)
+            kept = http.client.HTTPSConnection(
+                "127.0.0.1", server.address[1], context=place.client(), timeout=20
+            )
             kept.request("GET", "/metrics")
             kept.getresponse().read()
             (place.at / "cert.pem").unlink()  # by a tool that does not replace it at once
@@ -236,10 +270,15 @@ def test_a_file_that_is_wrong_or_takes_a_protection_away_is_not_taken_over(
         assert ask(server, "/metrics", Authorization=GOOD)[0] == 401  # though it was right before
         assert ask(server, "/metrics", Authorization=basic("browser", "größer"))[0] == 200
         place.write(users={"browser": HASHES["browser"]})  # and TLS may be added
-        assert ask(server, "/metrics", place.client(), Authorization=basic("browser", "größer"))[0] == 200
+        assert (
+            ask(server, "/metrics", place.client(), Authorization=basic("browser", "größer"))[0]
+            == 200
+        )
 
 
-def test_a_file_that_names_a_certificate_which_is_not_there_yet_is_used_once_it_is(place: Place) -> None:
+def test_a_file_that_names_a_certificate_which_is_not_there_yet_is_used_once_it_is(
+    place: Place,
+) -> None:
     with serving(place.write()) as server:
         place.write(tls={"cert_file": "late.pem", "min_version": "TLS13"})
         old = place.client()
@@ -256,14 +295,26 @@ def test_a_file_that_names_a_certificate_which_is_not_there_yet_is_used_once_it_
     [
         (
             "tls_server_config:\n  cert_files: x",
-            ":2: tls_server_config.cert_files: there is no such key here: did you mean 'cert_file'?",
+            (
+                ":2: tls_server_config.cert_files: there is no such key here: did you mean"
+                " 'cert_file'?"
+            ),
         ),
-        ("tls_server_config: {cert_file: cert.pem, key_file: none.pem}", "tls_server_config.cert_file, key_file: "),
+        (
+            "tls_server_config: {cert_file: cert.pem, key_file: none.pem}",
+            "tls_server_config.cert_file, key_file: ",
+        ),
         ("tls_server_config: {cert_file: cert.pem, key_file: client.pem}", "mismatch"),
         ("tls_server_config: {cert_file: c, key_file: k, client_ca_file: x}", "need each other"),
-        (TLS % "client_ca_file: key.pem, client_auth_type: RequireAndVerifyClientCert", "_config.client_ca_file: "),
+        (
+            TLS % "client_ca_file: key.pem, client_auth_type: RequireAndVerifyClientCert",
+            "_config.client_ca_file: ",
+        ),
         ("tls_server_config: {cert_file: cert.pem, key_file: locked.pem}", "the key is encrypted"),
-        ('tls_server_config: {cert_file: "c\\0", key_file: key.pem}', "tls_server_config.cert_file"),
+        (
+            'tls_server_config: {cert_file: "c\\0", key_file: key.pem}',
+            "tls_server_config.cert_file",
+        ),
         ("basic_auth_users: {bob: hunter2}", "basic_auth_users.bob: expected a bcrypt hash"),
         (
             "basic_auth_users: {bob: $2b$10$" + "." * 21 + "z" + "." * 31 + "}",
@@ -282,7 +333,9 @@ def test_a_mistake_is_named_with_its_place(place: Place, text: str, expected: st
     assert "hunter2" not in str(caught.value)
 
 
-def test_without_bcrypt_it_is_said_what_to_install(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_bcrypt_it_is_said_what_to_install(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "bcrypt", None)
     with pytest.raises(ConfigError, match=r"pip install 'azure-notbefore\[web\]'"):
         Access(Server(web_config_file=place.write(users=HASHES)))
@@ -291,7 +344,9 @@ def test_without_bcrypt_it_is_said_what_to_install(place: Place, monkeypatch: py
 
 def test_the_right_password_opens_and_each_wrong_one_is_counted(place: Place) -> None:
     with serving(place.write(users=HASHES, tls=None)) as server:
-        assert ask(server, "/metrics", Host="fleet.example.org", Authorization=GOOD)[0] == 200  # a name does not matter
+        assert (
+            ask(server, "/metrics", Host="fleet.example.org", Authorization=GOOD)[0] == 200
+        )  # a name does not matter
         for given, status in (
             (GOOD, 200),
             (basic("browser", "größer"), 200),
@@ -310,7 +365,9 @@ def test_the_right_password_opens_and_each_wrong_one_is_counted(place: Place) ->
             assert got == status, given
             assert ("WWW-Authenticate" in said) == (status == 401)
             assert (body == json_line(NOTHING_PENDING)) == (status == 200)
-        assert server.auth_failures == 8  # a browser asks without a password first: that is no failed login
+        assert (
+            server.auth_failures == 8
+        )  # a browser asks without a password first: that is no failed login
 
 
 def test_probes_need_no_password_and_get_no_reasons(place: Place) -> None:
@@ -346,7 +403,9 @@ def held_passwords(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]
 GOOD, WRONG = basic("prometheus", "correct horse"), basic("prometheus", "wrong")
 
 
-def test_wrong_passwords_keep_nobody_waiting_whose_own_is_known(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_passwords_keep_nobody_waiting_whose_own_is_known(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with (
         serving(place.write(users=HASHES, tls=None)) as server,
         ThreadPoolExecutor(8) as pool,
@@ -359,7 +418,9 @@ def test_wrong_passwords_keep_nobody_waiting_whose_own_is_known(place: Place, mo
             assert ask(server, path, Authorization=GOOD)[0] == 200
         assert ask(server, "/healthz")[0] == 200
         assert ask(server, "/metrics", Authorization="Basic !!!")[0] == 401
-        eventually(lambda: sum(one.done() for one in asking) == 7)  # one is being compared, the others are sent away
+        eventually(
+            lambda: sum(one.done() for one in asking) == 7
+        )  # one is being compared, the others are sent away
         refused = [one.result()[:2] for one in asking if one.done()]
         assert {(status, headers["Retry-After"]) for status, headers in refused} == {(429, "1")}
 
@@ -373,16 +434,31 @@ def test_an_unknown_user_takes_as_long_as_a_wrong_password(monkeypatch: pytest.M
 
     monkeypatch.setattr(bcrypt, "checkpw", watched)
     config = WebConfig(basic_auth_users=HASHES)
-    assert [config.password_fits(user, b"wrong") for user in ("browser", "nobody")] == [False, False]
+    assert [config.password_fits(user, b"wrong") for user in ("browser", "nobody")] == [
+        False,
+        False,
+    ]
     assert compared == [b"$2b$06$", b"$2b$06$"]
 
 
 def test_a_name_that_is_not_ours_is_refused() -> None:
     with serving(allowed_hosts=("vm.example.org", "*.internal")) as server:
-        ours = ("127.0.0.1:10169", "10.0.0.4", "[::1]:10169", "localhost:10169", "LOCALHOST.", socket.gethostname())
+        ours = (
+            "127.0.0.1:10169",
+            "10.0.0.4",
+            "[::1]:10169",
+            "localhost:10169",
+            "LOCALHOST.",
+            socket.gethostname(),
+        )
         for host in (*ours, "vm.example.org:10169", "a.b.internal"):
             assert ask(server, "/api/v1/events", Host=host)[0] == 200, host
-        strangers = ("internal", "evil.example.com", "127.0.0.1.evil.example.com", "evil.example.com:127.0.0.1")
+        strangers = (
+            "internal",
+            "evil.example.com",
+            "127.0.0.1.evil.example.com",
+            "evil.example.com:127.0.0.1",
+        )
         for host in (*strangers, "x-internal"):
             got, _, body = ask(server, "/api/v1/events", Host=host)
             assert (got, b"server.allowed_hosts" in body) == (421, True), host
@@ -408,6 +484,11 @@ def test_a_listener_that_strangers_reach_needs_a_word_in_writing(
     for path, insecure, warning in cases:
         caplog.clear()
         with serving(path(), listen, insecure=insecure) as server:
-            assert ask(server, "/healthz", place.client() if server.url.startswith("https") else None)[0] == 200
+            assert (
+                ask(server, "/healthz", place.client() if server.url.startswith("https") else None)[
+                    0
+                ]
+                == 200
+            )
         assert warning in caplog.text
         assert bool(warning) == bool(caplog.text)

@@ -1,4 +1,6 @@
-"""What people write wrongly, and what ``check-config`` says to it: the table in ``corpus/wrong_configurations.yml``."""
+"""What people write wrongly, and what ``check-config`` says to it: the table in
+``corpus/wrong_configurations.yml``.
+"""
 
 import re
 from pathlib import Path
@@ -18,7 +20,10 @@ pytestmark = pytest.mark.usefixtures("log_as_before")
 
 @pytest.mark.parametrize("case", CASES, ids=[f"line-{number}" for number, _ in enumerate(CASES)])
 def test_it_is_said_what_is_wrong_and_what_to_do(
-    case: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    case: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = tmp_path / "notbefore.yml"
     path.write_text(case["given"].replace("HERE", str(tmp_path)), encoding="utf-8")
@@ -32,4 +37,6 @@ def test_it_is_said_what_is_wrong_and_what_to_do(
     assert re.fullmatch(f"notbefore: {expected}" if expected else "", said), said
     assert code == case["exit"]
     if code == 0 and said:
-        assert main(["check-config", "--strict", str(path)]) == 2, "a warning is an error where that is asked for"
+        assert main(["check-config", "--strict", str(path)]) == 2, (
+            "a warning is an error where that is asked for"
+        )

@@ -1,4 +1,6 @@
-"""Receivers of OTLP: one that decodes what it is sent, over HTTP and gRPC, and a real collector before it."""
+"""Receivers of OTLP: one that decodes what it is sent, over HTTP and gRPC, and a real collector
+before it.
+"""
 
 import gzip
 import os
@@ -32,20 +34,27 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.agent import eventually, free_port
 from support.peers import HttpPeer, Request, Say
 
-REQUESTS: dict[str, Any] = {"/v1/metrics": ExportMetricsServiceRequest, "/v1/logs": ExportLogsServiceRequest}
+REQUESTS: dict[str, Any] = {
+    "/v1/metrics": ExportMetricsServiceRequest,
+    "/v1/logs": ExportLogsServiceRequest,
+}
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 class Receiver(HttpPeer):
     """Over HTTP. What came, decoded; what cannot be decoded fails the test that looks."""
 
-    def __init__(self, authority: trustme.CA | None = None, *, client_ca: trustme.CA | None = None) -> None:
+    def __init__(
+        self, authority: trustme.CA | None = None, *, client_ca: trustme.CA | None = None
+    ) -> None:
         super().__init__(authority, client_ca=client_ca)
         self.default = Say(200, (("Content-Type", "application/x-protobuf"),), b"")
 
     @property
     def metrics(self) -> list[ExportMetricsServiceRequest]:
-        return [decoded(request) for request in list(self.requests) if request.path == "/v1/metrics"]
+        return [
+            decoded(request) for request in list(self.requests) if request.path == "/v1/metrics"
+        ]
 
     @property
     def logs(self) -> list[ExportLogsServiceRequest]:
@@ -53,18 +62,30 @@ class Receiver(HttpPeer):
 
     @property
     def records(self) -> list[LogRecord]:
-        scopes = (scope for request in self.logs for logs in request.resource_logs for scope in logs.scope_logs)
+        scopes = (
+            scope
+            for request in self.logs
+            for logs in request.resource_logs
+            for scope in logs.scope_logs
+        )
         return [record for scope in scopes for record in scope.log_records]
 
 
 def decoded(request: Request) -> Any:
     assert request.headers["content-type"] == "application/x-protobuf"
-    body = gzip.decompress(request.body) if request.headers.get("content-encoding") == "gzip" else request.body
+    body = (
+        gzip.decompress(request.body)
+        if request.headers.get("content-encoding") == "gzip"
+        else request.body
+    )
     return REQUESTS[request.path].FromString(body)
 
 
 class GrpcReceiver:
-    """Over gRPC, with TLS and client certificates where an authority is given; ``abort`` is a code to answer with."""
+    """Over gRPC, with TLS and client certificates where an authority is given.
+
+    ``abort`` is a code to answer with.
+    """
 
     def __init__(self, authority: trustme.CA | None = None) -> None:
         self.requests: list[tuple[str, bytes, dict[str, Any]]] = []
@@ -72,7 +93,9 @@ class GrpcReceiver:
         self._server = grpc.server(ThreadPoolExecutor(2))
         for kind in ("metrics.v1.Metrics", "logs.v1.Logs"):
             service = f"opentelemetry.proto.collector.{kind}Service"
-            method: Any = grpc.unary_unary_rpc_method_handler(partial(self._answer, f"/{service}/Export"))
+            method: Any = grpc.unary_unary_rpc_method_handler(
+                partial(self._answer, f"/{service}/Export")
+            )
             handler = grpc.method_handlers_generic_handler(service, {"Export": method})
             self._server.add_generic_rpc_handlers((handler,))
         if authority is None:
@@ -81,7 +104,9 @@ class GrpcReceiver:
             cert = authority.issue_cert("localhost", "127.0.0.1")
             chain = b"".join(blob.bytes() for blob in cert.cert_chain_pems)
             keys = [(cert.private_key_pem.bytes(), chain)]
-            credentials = grpc.ssl_server_credentials(keys, authority.cert_pem.bytes(), require_client_auth=True)
+            credentials = grpc.ssl_server_credentials(
+                keys, authority.cert_pem.bytes(), require_client_auth=True
+            )
             self.port = self._server.add_secure_port("127.0.0.1:0", credentials)
         self.url = f"{'https' if authority else 'http'}://127.0.0.1:{self.port}"
 
@@ -100,7 +125,10 @@ class GrpcReceiver:
 
 
 class Collector:
-    """rotel: a collector of OTLP, from PyPI; it receives over HTTP and gRPC, and sends on over HTTP."""
+    """rotel: a collector of OTLP, from PyPI.
+
+    It receives over HTTP and gRPC, and sends on over HTTP.
+    """
 
     def __init__(self, directory: Path, to: str) -> None:
         self.http, self.grpc = free_port(), free_port()
@@ -115,13 +143,23 @@ class Collector:
             "log-file": str(directory / "rotel.log"),
         }
         program = Path(rotel.__file__).with_name("rotel-agent")
-        command = [str(program), "start", *(word for key, value in words.items() for word in (f"--{key}", value))]
+        command = [
+            str(program),
+            "start",
+            *(word for key, value in words.items() for word in (f"--{key}", value)),
+        ]
         self.log = directory / "rotel.txt"
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, env={"PATH": os.environ["PATH"]})
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, env={"PATH": os.environ["PATH"]}
+            )
 
     def __enter__(self) -> Self:
-        eventually(lambda: self._process.poll() is not None or (_listens(self.http) and _listens(self.grpc)))
+        eventually(
+            lambda: (
+                self._process.poll() is not None or (_listens(self.http) and _listens(self.grpc))
+            )
+        )
         assert self._process.poll() is None, self.log.read_text(errors="replace")
         return self
 
@@ -147,7 +185,9 @@ def collected(directory: Path) -> Iterator[tuple[Collector, Receiver]]:
 
 
 def rejecting(count: int, why: str) -> Say:
-    """An answer that takes a request but for so many of its records, or data points: the bytes are the same."""
+    """An answer that takes a request but for so many of its records, or data points: the bytes are
+    the same.
+    """
     partial = ExportLogsPartialSuccess(rejected_log_records=count, error_message=why)
     body = ExportLogsServiceResponse(partial_success=partial).SerializeToString()
     return Say(200, (("Content-Type", "application/x-protobuf"),), body)
@@ -168,7 +208,12 @@ def _value(value: Any) -> Any:
 
 
 def metrics_of(request: ExportMetricsServiceRequest) -> list[Metric]:
-    return [one for metrics in request.resource_metrics for scope in metrics.scope_metrics for one in scope.metrics]
+    return [
+        one
+        for metrics in request.resource_metrics
+        for scope in metrics.scope_metrics
+        for one in scope.metrics
+    ]
 
 
 def prometheus_name(metric: Metric) -> str:
@@ -190,7 +235,10 @@ def series(request: ExportMetricsServiceRequest) -> Series:
         for point in (*metric.gauge.data_points, *metric.sum.data_points):
             found[name, _labels(point)] = point.as_double
         for histogram in metric.histogram.data_points:
-            assert metric.histogram.aggregation_temporality == AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
+            assert (
+                metric.histogram.aggregation_temporality
+                == AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
+            )
             labels = _labels(histogram)
             found[f"{name}_count", labels] = histogram.count
             found[f"{name}_sum", labels] = histogram.sum
@@ -215,13 +263,18 @@ def starts(request: ExportMetricsServiceRequest) -> dict[str, set[int]]:
 
 
 def scraped(text: str) -> Series:
-    """Each sample of ``/metrics`` but those of the process itself, and the times from which on series count."""
+    """Each sample of ``/metrics`` but those of the process itself, and the times from which on
+    series count.
+    """
     parse: Any = text_string_to_metric_families  # has no types
     found: Series = {}
     for family in parse(text):
         if family.name.startswith("process_") or family.name.endswith("_created"):
             continue
         for sample in family.samples:
-            labels = {name: str(float(value)) if name == "le" else value for name, value in sample.labels.items()}
+            labels = {
+                name: str(float(value)) if name == "le" else value
+                for name, value in sample.labels.items()
+            }
             found[sample.name, frozenset(labels.items())] = sample.value
     return found

@@ -1,7 +1,9 @@
-"""PagerDuty's Events API v2, played: it checks what it gets against the published schema, and keeps the incidents.
+"""PagerDuty's Events API v2, played: it checks what it gets against the published schema, and keeps
+the incidents.
 
-The schema is that of PagerDuty's OpenAPI document (its repository `api-schema`, events-v2).
-Lengths and size are from the documentation of the API: a summary of 1,024 characters, a dedup_key of 255, 512 KB.
+The schema is that of PagerDuty's OpenAPI document (its repository `api-schema`, events-v2). Lengths
+and size are from the documentation of the API: a summary of 1,024 characters, a dedup_key of 255,
+512 KB.
 """
 
 import http.server
@@ -30,7 +32,11 @@ SCHEMA: Final = {
         "client_url": _URL,
         "links": {
             "type": "array",
-            "items": {"type": "object", "required": ["href"], "properties": {"href": _URL, "text": _TEXT}},
+            "items": {
+                "type": "object",
+                "required": ["href"],
+                "properties": {"href": _URL, "text": _TEXT},
+            },
         },
         "images": {"type": "array"},
         "payload": {
@@ -67,7 +73,10 @@ class Step(NamedTuple):
 
 
 class PagerDuty(HttpPeer):
-    """``steps``: what became of each event that was accepted; ``wrong``: what was refused, and why."""
+    """``steps``: what became of each event that was accepted.
+
+    ``wrong``: what was refused, and why.
+    """
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -84,14 +93,20 @@ class PagerDuty(HttpPeer):
         reason = self._wrong(handler.path, self.request(handler).body)
         if reason:
             self.wrong.append(reason)
-            said: dict[str, Any] = {"status": "invalid event", "message": "Event object is invalid", "errors": [reason]}
+            said: dict[str, Any] = {
+                "status": "invalid event",
+                "message": "Event object is invalid",
+                "errors": [reason],
+            }
             super().answer(handler, Say(400, body=json.dumps(said).encode()))
             return
         event = json.loads(self.request(handler).body)
         with self._one_at_a_time:
             self.steps.append(step := self._step(event))
         said = {"status": "success", "message": "Event processed", "dedup_key": step.dedup_key}
-        super().answer(handler, Say(202, (("Content-Type", "application/json"),), json.dumps(said).encode()))
+        super().answer(
+            handler, Say(202, (("Content-Type", "application/json"),), json.dumps(said).encode())
+        )
 
     def _wrong(self, path: str, body: bytes) -> str:
         if path != "/v2/enqueue":
@@ -104,7 +119,10 @@ class PagerDuty(HttpPeer):
             return f"JSON parse error: {error}"
         if event.get("routing_key") != ROUTING_KEY:
             return "no integration has this routing key"
-        found = [f"{'/'.join(map(str, error.path))}: {error.message}" for error in _VALIDATOR.iter_errors(event)]
+        found = [
+            f"{'/'.join(map(str, error.path))}: {error.message}"
+            for error in _VALIDATOR.iter_errors(event)
+        ]
         return "; ".join(found)
 
     def _step(self, event: dict[str, Any]) -> Step:

@@ -1,8 +1,8 @@
 """Slack, as far as an incoming webhook sees it, with the published limits.
 
-What a request may hold is written down here from Slack's reference (docs.slack.dev/reference: chat.postMessage,
-block-kit/blocks, block-kit/composition-objects/text-object), as a JSON Schema. A request that Slack would refuse is
-refused with Slack's own word for it.
+What a request may hold is written down here from Slack's reference (docs.slack.dev/reference:
+chat.postMessage, block-kit/blocks, block-kit/composition-objects/text-object), as a JSON Schema. A
+request that Slack would refuse is refused with Slack's own word for it.
 """
 
 import http.server
@@ -16,7 +16,8 @@ from support.peers import HttpPeer, Request, Say
 
 def _text(most: int, kind: str = "mrkdwn") -> dict[str, Any]:
     text = {"type": "string", "minLength": 1, "maxLength": most}
-    own = "verbatim" if kind == "mrkdwn" else "emoji"  # which one of them the other kind may not have
+    # which one of them the other kind may not have
+    own = "verbatim" if kind == "mrkdwn" else "emoji"
     return {
         "type": "object",
         "properties": {"type": {"const": kind}, "text": text, own: {"type": "boolean"}},
@@ -41,8 +42,14 @@ _BLOCKS: Final = {
         "oneOf": [
             _block("header", text=_text(150, "plain_text")),
             _block("section", text=_text(3_000)),
-            _block("section", fields={"type": "array", "minItems": 1, "maxItems": 10, "items": _text(2_000)}),
-            _block("context", elements={"type": "array", "minItems": 1, "maxItems": 10, "items": _text(3_000)}),
+            _block(
+                "section",
+                fields={"type": "array", "minItems": 1, "maxItems": 10, "items": _text(2_000)},
+            ),
+            _block(
+                "context",
+                elements={"type": "array", "minItems": 1, "maxItems": 10, "items": _text(3_000)},
+            ),
         ]
     },
 }
@@ -57,13 +64,20 @@ _ATTACHMENT: Final = {
 }
 _CONTENT: Final = {
     "properties": {
-        "text": {"type": "string", "maxLength": 4_000},  # longer ones are taken, but Slack asks for less
+        "text": {
+            "type": "string",
+            "maxLength": 4_000,
+        },  # longer ones are taken, but Slack asks for less
         "blocks": _BLOCKS,
         "attachments": {"type": "array", "maxItems": 100, "items": _ATTACHMENT},
         "unfurl_links": {"type": "boolean"},
     }
 }
-_WORDS: Final = {"blocks": "invalid_blocks", "attachments": "invalid_attachments", "text": "msg_too_long"}
+_WORDS: Final = {
+    "blocks": "invalid_blocks",
+    "attachments": "invalid_attachments",
+    "text": "msg_too_long",
+}
 
 
 class SlackServer(HttpPeer):
@@ -89,4 +103,8 @@ class SlackServer(HttpPeer):
         for fault in jsonschema.Draft202012Validator(_CONTENT).iter_errors(content):
             self.faults.append(f"{fault.json_path}: {fault.message}")
             return _WORDS.get(str(next(iter(fault.absolute_path), "")), "invalid_arguments")
-        return "" if content.get("text") or content.get("blocks") or content.get("attachments") else "no_text"
+        return (
+            ""
+            if content.get("text") or content.get("blocks") or content.get("attachments")
+            else "no_text"
+        )

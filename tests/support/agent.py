@@ -29,7 +29,10 @@ PATIENCE = 120.0  # seconds: far beyond what anything here takes, on a noisy mac
 
 
 def eventually(look: Callable[[], Found], patience: float = PATIENCE) -> Found:
-    """What ``look`` returns, once it is true. A look may be a scrape: the longer it takes, the less often."""
+    """What ``look`` returns, once it is true.
+
+    A look may be a scrape: the longer it takes, the less often.
+    """
     begun = time.monotonic()
     while not (found := look()):
         waited = time.monotonic() - begun
@@ -48,16 +51,19 @@ def becomes(look: Callable[[], object], wanted: object) -> None:
 
 @cache
 def _own_ports(size: int = 300) -> Iterator[int]:
-    """Ports that no other process that runs tests takes, of whatever session: a lock says which are in use.
+    """Ports that no other process that runs tests takes, of whatever session: a lock says which are
+    in use.
 
-    They are below those that the kernel gives to outgoing connections, so nobody takes one between its choice and its
-    use.
+    They are below those that the kernel gives to outgoing connections, so nobody takes one between
+    its choice and its use.
     """
     import fcntl  # noqa: PLC0415 - Windows has none, and its tests need no port
 
     for begin in range(15_000, 32_700 - size, size):
         with suppress(OSError), ExitStack() as opened:
-            file = opened.enter_context((Path(tempfile.gettempdir()) / f"notbefore-test-ports-{begin}").open("wb"))
+            file = opened.enter_context(
+                (Path(tempfile.gettempdir()) / f"notbefore-test-ports-{begin}").open("wb")
+            )
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             atexit.register(opened.pop_all().close)  # kept until this process ends
             return itertools.cycle(range(begin, begin + size))
@@ -82,7 +88,9 @@ def get(port: int, path: str, **headers: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def run(*command: object, timeout: float = PATIENCE, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *command: object, timeout: float = PATIENCE, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; ``environment``: variables beside those of the test."""
     return subprocess.run(
         [str(word) for word in command],
@@ -94,9 +102,13 @@ def run(*command: object, timeout: float = PATIENCE, **environment: str) -> subp
     )
 
 
-def notbefore(*words: object, timeout: float = PATIENCE, **environment: str) -> subprocess.CompletedProcess[str]:
+def notbefore(
+    *words: object, timeout: float = PATIENCE, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run a command of ours to its end. Where nothing else is said its IMDS is nowhere."""
-    environment.setdefault("NOTBEFORE_IMDS__ENDPOINT", os.environ.get("NOTBEFORE_IMDS__ENDPOINT", NOWHERE))
+    environment.setdefault(
+        "NOTBEFORE_IMDS__ENDPOINT", os.environ.get("NOTBEFORE_IMDS__ENDPOINT", NOWHERE)
+    )
     return run(sys.executable, "-m", "notbefore", *words, timeout=timeout, **environment)
 
 
@@ -112,7 +124,8 @@ def courier_of(pid: int) -> int:
     children = Path(f"/proc/{pid}/task/{pid}/children")
 
     def couriers() -> list[int]:
-        # one that has ended, and that the agent has not waited for yet, has no command line any more
+        # one that has ended, and that the agent has not waited for yet, has no command line any
+        # more
         found = []
         for child in children.read_text(encoding="ascii").split():
             with suppress(OSError):  # it has ended in the meantime
@@ -132,7 +145,9 @@ def has_ended(pid: int) -> bool:
 
 
 def polled(imds: Simulator, times: int) -> None:
-    """Wait until IMDS was asked so many times more: what was to come of the next answers has come."""
+    """Wait until IMDS was asked so many times more: what was to come of the next answers
+    has come.
+    """
     asked = imds.requests
     eventually(lambda: imds.requests > asked + times)
 
@@ -157,7 +172,16 @@ class RunningAgent:
         reading: bool = True,
     ) -> None:
         typed = [one if isinstance(one, str) else configured(state, one) for one in words]
-        command = [*self.before(state), self.python, "-m", "notbefore", "run", *typed, "--imds", imds]
+        command = [
+            *self.before(state),
+            self.python,
+            "-m",
+            "notbefore",
+            "run",
+            *typed,
+            "--imds",
+            imds,
+        ]
         self._start(command, state, NOTBEFORE_IMDS__INTERVAL=interval)
         if reading:
             self.read()
@@ -173,7 +197,10 @@ class RunningAgent:
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONUNBUFFERED": "", **environment},
         )
-        self._readers = [threading.Thread(target=self._read_records), threading.Thread(target=self._read_log)]
+        self._readers = [
+            threading.Thread(target=self._read_records),
+            threading.Thread(target=self._read_log),
+        ]
         self._readers[1].start()
 
     def read(self) -> None:
@@ -251,7 +278,11 @@ class RunningAgent:
     def metric_sum(self, name: str) -> float:
         """The sum of the samples of this name, whatever their labels."""
         lines = get(self.port, "/metrics")[1].decode().splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition(" ")[0].partition("{")[0] == name)
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if line.partition(" ")[0].partition("{")[0] == name
+        )
 
     def courier(self) -> int:
         """The id of the courier's process, once there is one."""

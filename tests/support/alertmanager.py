@@ -40,7 +40,7 @@ def cluster_of_two(directory: Path, configuration: dict[str, Any]) -> Iterator[l
             stack.callback(process.wait, PATIENCE)
             stack.callback(process.terminate)
         for port in ports:
-            eventually(lambda: _state(port) == ("ready", 2))  # noqa: B023 - it is called here
+            eventually(lambda: _state(port) == ("ready", 2))
         yield ports
 
 

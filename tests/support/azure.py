@@ -1,4 +1,6 @@
-"""Events, documents and moments for tests: everything has a sensible default, so that a test names what it is about."""
+"""Events, documents and moments for tests: everything has a sensible default, so that a test names
+what it is about.
+"""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -36,7 +38,10 @@ def item(event_id: str = ID, **fields: Any) -> dict[str, Any]:
         "ResourceType": "VirtualMachine",
         "Resources": [ME],
         "NotBefore": "Sun, 01 Mar 2026 12:15:00 GMT",
-        "Description": "Virtual machine is being paused because of a memory-preserving Live Migration operation.",
+        "Description": (
+            "Virtual machine is being paused because of a memory-preserving Live Migration"
+            " operation."
+        ),
         "EventSource": "Platform",
         "DurationInSeconds": 5,
         **fields,
@@ -74,7 +79,9 @@ def now(seconds: float = 0.0, **fields: Any) -> Observation:
 
 
 class Story:
-    """A sequence of documents as one agent sees them: what it tracks, its changes, and what it counts of them."""
+    """A sequence of documents as one agent sees them: what it tracks, its changes, and what it
+    counts of them.
+    """
 
     def __init__(self) -> None:
         self.tracked, self.totals, self.incarnation = Tracked(), Totals(), 0
@@ -83,7 +90,9 @@ class Story:
     def sees(self, seconds: float, *items: Any, by: Any = 1, **fields: Any) -> Self:
         """A document whose DocumentIncarnation is higher ``by`` so much than the last one's."""
         self.incarnation += by
-        step = diff(self.tracked, document(*items, incarnation=self.incarnation), now(seconds, **fields))
+        step = diff(
+            self.tracked, document(*items, incarnation=self.incarnation), now(seconds, **fields)
+        )
         self.tracked = step.tracked
         self.changes += step.changes
         for change in step.changes:
@@ -99,8 +108,13 @@ class Story:
         return self.changes[-1]
 
 
-def last_change(*looks: dict[str, Any] | None, vm: str = ME, seconds: Sequence[float] = range(1, 9)) -> Change:
-    """The last change of an event that is listed with these fields, one look after the other; ``None``: not listed."""
+def last_change(
+    *looks: dict[str, Any] | None, vm: str = ME, seconds: Sequence[float] = range(1, 9)
+) -> Change:
+    """The last change of an event that is listed with these fields, one look after the other.
+
+    ``None``: not listed.
+    """
     story = Story().sees(0, vm=vm)
     for second, fields in zip(seconds, looks, strict=False):
         story.sees(second, *([] if fields is None else [item(**fields)]), by=0, vm=vm)

@@ -1,4 +1,6 @@
-"""Azurite, Microsoft's own server of Blob Storage, as a process: started, killed, started again with what it had."""
+"""Azurite, Microsoft's own server of Blob Storage, as a process: started, killed, started again
+with what it had.
+"""
 
 import asyncio
 import signal
@@ -27,9 +29,17 @@ class Azurite:
         needs("azurite-blob")
         self.port = free_port()
         self._command = [
-            "azurite-blob", "--silent", "--disableTelemetry", "--skipApiVersionCheck", "--blobHost", "127.0.0.1",
-            "--blobPort", str(self.port), "--location", str(directory / "azurite"),
-        ]  # fmt: skip
+            "azurite-blob",
+            "--silent",
+            "--disableTelemetry",
+            "--skipApiVersionCheck",
+            "--blobHost",
+            "127.0.0.1",
+            "--blobPort",
+            str(self.port),
+            "--location",
+            str(directory / "azurite"),
+        ]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -52,7 +62,9 @@ class Azurite:
         return self
 
     def stop(self) -> None:
-        """In order: Azurite saves what it has acknowledged each 5 s only, and Blob Storage loses none of that."""
+        """In order: Azurite saves what it has acknowledged each 5 s only, and Blob Storage loses
+        none of that.
+        """
         if self._process is not None:
             self._process.terminate()
             self._process.wait(PATIENCE)
@@ -65,7 +77,9 @@ class Azurite:
 
     def _ask(self, do: Callable[[Any], Awaitable[Found]]) -> Found:
         async def ask() -> Found:
-            async with BlobCheckpointStore.from_connection_string(self.connection_string, CONTAINER) as store:
+            async with BlobCheckpointStore.from_connection_string(
+                self.connection_string, CONTAINER
+            ) as store:
                 return await do(store._container_client)
 
         return asyncio.run(ask())
@@ -80,7 +94,9 @@ class Azurite:
         """What the instances have written down, of each partition."""
 
         async def read(container: Any) -> list[Snapshot]:
-            names = [blob.name async for blob in container.list_blobs() if "/checkpoint/" in blob.name]
+            names = [
+                blob.name async for blob in container.list_blobs() if "/checkpoint/" in blob.name
+            ]
             blobs = [await container.get_blob_client(name).download_blob() for name in names]
             return [read_snapshot(await blob.readall()) for blob in blobs]
 

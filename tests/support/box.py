@@ -1,4 +1,7 @@
-"""An outbox, with both ends of it at hand: its owner's and a courier's. Its clock is an argument of each call."""
+"""An outbox, with both ends of it at hand: its owner's and a courier's.
+
+Its clock is an argument of each call.
+"""
 
 import itertools
 from collections.abc import Iterable
@@ -34,11 +37,16 @@ def delivery(event_key: str = "e", sink: str = "chat", **fields: Any) -> Deliver
 def change(kind: ChangeKind, event_key: str = "e", **fields: Any) -> Change:
     """A change of an event, as far as an outbox asks for it."""
     facts: dict[str, Any] = {"event": event(EventId=event_key), "scope": "self", **fields}
-    return Change(id="c", kind=kind, reason="content_changed", time=T0, incarnation=1, first_seen=T0, **facts)
+    return Change(
+        id="c", kind=kind, reason="content_changed", time=T0, incarnation=1, first_seen=T0, **facts
+    )
 
 
 class Box:
-    """``patience``: seconds for which what is given waits to be written. ``removed``: what found no room."""
+    """``patience``: seconds for which what is given waits to be written.
+
+    ``removed``: what found no room.
+    """
 
     def __init__(self, bounds: Bounds = OF_AN_AGENT, patience: float = 0.0) -> None:
         self.removed: list[Delivery] = []
@@ -47,7 +55,14 @@ class Box:
     def put(self, *deliveries: Delivery, now: float = 0.0) -> None:
         self.outbox.put(deliveries, now, now)
 
-    def take(self, kind: ChangeKind, event_key: str = "e", *made: Delivery, now: float = 0.0, **fields: Any) -> None:
+    def take(
+        self,
+        kind: ChangeKind,
+        event_key: str = "e",
+        *made: Delivery,
+        now: float = 0.0,
+        **fields: Any,
+    ) -> None:
         self.outbox.take(change(kind, event_key, **fields), made, now, now)
 
     def lease(self, now: float = 1.0, *results: SendResult, **room: int) -> list[Delivery]:

@@ -11,14 +11,24 @@ from support.agent import PATIENCE
 from support.needs import needs
 
 expect.set_options(timeout=PATIENCE * 1000)
-QUIET = ("--disable-gpu", "--disable-quic", "--no-first-run", "--disable-component-update", "--disable-sync")
+QUIET = (
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-component-update",
+    "--disable-sync",
+)
 
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """A headless browser."""
     needs("chromium")
-    words = [*QUIET, "--disable-background-networking", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    words = [
+        *QUIET,
+        "--disable-background-networking",
+        *(["--no-sandbox"] if os.geteuid() == 0 else []),
+    ]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=words, timeout=PATIENCE * 1000
@@ -28,7 +38,9 @@ def chromium() -> Iterator[Browser]:
 
 
 class Heard:
-    """What a page asked for and complained of: its console, its errors, its requests, its dialogs."""
+    """What a page asked for and complained of: its console, its errors, its requests, its
+    dialogs.
+    """
 
     def __init__(self, page: Page) -> None:
         self.complaints: list[str] = []

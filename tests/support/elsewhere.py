@@ -1,8 +1,9 @@
-"""A Python without POSIX: what Windows lacks is taken away from it, in the agent and in the courier that it starts.
+"""A Python without POSIX: what Windows lacks is taken away from it, in the agent and in the courier
+that it starts.
 
-First everything is imported as it is, so that other people's modules are there; then what only POSIX has goes, and our
-own modules come anew. What stays: os.set_blocking, which the half of waitress that is loaded here needs, and
-os.WNOHANG, with which subprocess waits here.
+First everything is imported as it is, so that other people's modules are there; then what only
+POSIX has goes, and our own modules come anew. What stays: os.set_blocking, which the half of
+waitress that is loaded here needs, and os.WNOHANG, with which subprocess waits here.
 """
 
 import subprocess
@@ -19,25 +20,31 @@ import notbefore
 def import_all(names):
     return [importlib.import_module(name) for name in names]
 
-LIGHT = ["commands.main", "commands.run", "courier.main", "courier.sinks.webhook", "courier.wording"]
+LIGHT = [
+    "commands.main", "commands.run", "courier.main", "courier.sinks.webhook", "courier.wording"
+]
 EVERYTHING = [module.name for module in pkgutil.walk_packages(notbefore.__path__, "notbefore.")]
 names = EVERYTHING if everything else [f"notbefore.{name}" for name in LIGHT]
 names = [name for name in names if not name.endswith("__main__")]
 import_all(names)
 ABSENT = ["fcntl", "grp", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"]
-OS = '''EX_OK EX_TEMPFAIL O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK POSIX_SPAWN_DUP2 chown fchmod fchown fork
-getegid geteuid getgid getloadavg getpgid getuid killpg lchown mkfifo nice openpty pidfd_open posix_spawn posix_spawnp
-pread pwrite sched_getaffinity sched_yield setsid statvfs sync uname wait3 wait4'''.split()
-SIGNALS = "SIGALRM SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGTSTP SIGUSR1 SIGUSR2".split()
+OS = '''EX_OK EX_TEMPFAIL O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK POSIX_SPAWN_DUP2 chown fchmod
+fchown fork getegid geteuid getgid getloadavg getpgid getuid killpg lchown mkfifo nice openpty
+pidfd_open posix_spawn posix_spawnp pread pwrite sched_getaffinity sched_yield setsid statvfs sync
+uname wait3 wait4'''.split()
+SIGNALS = '''SIGALRM SIGCHLD SIGCONT SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGTSTP SIGUSR1
+SIGUSR2'''.split()
 
 for name in [name for name in sys.modules if name.partition(".")[0] == "notbefore"]:
     del sys.modules[name]
-socket.socketpair = functools.partial(socket.socketpair, socket.AF_UNIX)  # there it is of another family
+# there it is of another family
+socket.socketpair = functools.partial(socket.socketpair, socket.AF_UNIX)
 subprocess.Popen.kill = lambda process: process.send_signal(9)  # as TerminateProcess does
 subprocess.CREATE_NO_WINDOW = 0
 
 def locking(descriptor, mode, length, *, _fcntl=fcntl):  # from where the file stands, as there
-    _fcntl.lockf(descriptor, _fcntl.LOCK_EX | _fcntl.LOCK_NB, length, os.lseek(descriptor, 0, os.SEEK_CUR))
+    offset = os.lseek(descriptor, 0, os.SEEK_CUR)
+    _fcntl.lockf(descriptor, _fcntl.LOCK_EX | _fcntl.LOCK_NB, length, offset)
 
 def share(end, _process):  # a copy, which the other process takes while it is there
     import threading
@@ -78,12 +85,19 @@ runpy.run_module(words[1], run_name="__main__", alter_sys=True)
 
 def without_posix(script: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a script to its end, with every module of ours imported."""
-    return run(sys.executable, "-c", f"everything = True\n{TAKE_AWAY}\nimport_all(names)\n{script}", *words)
+    return run(
+        sys.executable, "-c", f"everything = True\n{TAKE_AWAY}\nimport_all(names)\n{script}", *words
+    )
 
 
 def python_elsewhere(directory: Path) -> str:
-    """An executable that takes ``[-P] -m MODULE ...`` as Python does; modules beside it are found."""
+    """An executable that takes ``[-P] -m MODULE ...`` as Python does.
+
+    Modules beside it are found.
+    """
     path = directory / "python-elsewhere"
-    path.write_text(f"#!{sys.executable}\neverything = False\n{TAKE_AWAY}{AS_PYTHON}", encoding="utf-8")
+    path.write_text(
+        f"#!{sys.executable}\neverything = False\n{TAKE_AWAY}{AS_PYTHON}", encoding="utf-8"
+    )
     path.chmod(0o755)
     return str(path)

@@ -1,4 +1,5 @@
-"""Fleets in fast motion, as Prometheus would have scraped them: series for ``promtool test rules``, made by the core.
+"""Fleets in fast motion, as Prometheus would have scraped them: series for ``promtool test rules``,
+made by the core.
 
 promtool's time begins at 0, which is ``T0`` here: timestamps among the samples are moved by that.
 """
@@ -31,14 +32,17 @@ def now(chapters: Chapters[T], second: int) -> T:
 
 
 class FleetVm(Story):
-    """A VM of the scale set ``web`` and its agent; ``story`` is what Azure lists, ``None`` while the VM is down.
+    """A VM of the scale set ``web`` and its agent.
 
-    ``polling``, ``figures`` and ``approvals`` are what the agent counts beside that, at each second.
+    ``story`` is what Azure lists, ``None`` while the VM is down.
+
+    ``polling``, ``figures`` and ``approvals`` are what the agent counts beside that, at each
+    second.
     """
 
     job = JOB
 
-    def __init__(  # noqa: PLR0913 - each is a word of the test, by name
+    def __init__(
         self,
         name: str,
         story: Chapters[Items | None],
@@ -63,13 +67,21 @@ class FleetVm(Story):
         if items is None:
             return False
         silence = None if self.asked is None else float(second - self.asked)
-        self.sees(second, *items, vm=self.place.get("name"), silence=silence, gap=self.stood_still.get(second, 0.0))
+        self.sees(
+            second,
+            *items,
+            vm=self.place.get("name"),
+            silence=silence,
+            gap=self.stood_still.get(second, 0.0),
+        )
         self.asked = second
         return True
 
     def scrape(self, second: int, wanted: frozenset[str]) -> dict[str, float]:
         """Series -> value."""
-        polling = PollFigures(**{"last_success": at(second).timestamp(), "answering": True, **self.polling(second)})
+        polling = PollFigures(
+            **{"last_success": at(second).timestamp(), "answering": True, **self.polling(second)}
+        )
         figures = Figures(vm=self.place, **self.figures(second))
         totals = replace(self.totals, approvals=self.approvals(second))
         outbox, sinks = (now(self.outbox, second), ("chat",)) if self.outbox else (OutboxView(), ())
@@ -81,11 +93,16 @@ class FleetVm(Story):
 
 
 class FleetInstance:
-    """An instance of ``notbefore fleet``; ``story`` is what it has to show, ``None`` while it is down."""
+    """An instance of ``notbefore fleet``.
+
+    ``story`` is what it has to show, ``None`` while it is down.
+    """
 
     job = "notbefore-fleet"
 
-    def __init__(self, name: str, story: Chapters[Counts | None], outbox: Chapters[OutboxView] | None = None) -> None:
+    def __init__(
+        self, name: str, story: Chapters[Counts | None], outbox: Chapters[OutboxView] | None = None
+    ) -> None:
         self.name, self.story, self.outbox = name, story, outbox or {0: OutboxView()}
 
     def poll(self, second: int) -> bool:
@@ -94,20 +111,28 @@ class FleetInstance:
     def scrape(self, second: int, wanted: frozenset[str]) -> dict[str, float]:
         view = now(self.story, second)
         assert view is not None
-        process = Snapshot(Tracked(), Totals(), Figures(), at(second), now(self.outbox, second), ("chat",))
+        process = Snapshot(
+            Tracked(), Totals(), Figures(), at(second), now(self.outbox, second), ("chat",)
+        )
         return exposed(self.name, fleet.samples(view, process), wanted, self.job)
 
 
 Target = FleetVm | FleetInstance  # what Prometheus scrapes
 
 
-def exposed(name: str, made: Iterable[Family], wanted: frozenset[str], job: str = JOB) -> dict[str, float]:
+def exposed(
+    name: str, made: Iterable[Family], wanted: frozenset[str], job: str = JOB
+) -> dict[str, float]:
     """Series -> value, of the metrics that are wanted."""
     found: dict[str, float] = {}
     for sample in (sample for family in made for sample in client_metric(family).samples):
         if sample.name in wanted:
-            moved = T0.timestamp() if sample.name.endswith(("_timestamp_seconds", "_created")) else 0.0
-            found[series(sample.name, {**sample.labels, "instance": name, "job": job})] = sample.value - moved
+            moved = (
+                T0.timestamp() if sample.name.endswith(("_timestamp_seconds", "_created")) else 0.0
+            )
+            found[series(sample.name, {**sample.labels, "instance": name, "job": job})] = (
+                sample.value - moved
+            )
     return found
 
 
@@ -116,8 +141,12 @@ def series(name: str, labels: dict[str, str]) -> str:
     return f"{name}{{{quoted}}}"
 
 
-def scraped(vms: Iterable[Target], minutes: int, interval: int, wanted: frozenset[str]) -> list[dict[str, str]]:
-    """What promtool takes as ``input_series``: a scrape each ``interval`` seconds, of the metrics that are wanted."""
+def scraped(
+    vms: Iterable[Target], minutes: int, interval: int, wanted: frozenset[str]
+) -> list[dict[str, str]]:
+    """What promtool takes as ``input_series``: a scrape each ``interval`` seconds, of the metrics
+    that are wanted.
+    """
     steps = minutes * 60 // interval + 1
     values: dict[str, list[str]] = {}
     for vm in vms:

@@ -18,7 +18,9 @@ def read_state(directory: Path, key: str) -> Any:
 def change_state(directory: Path, key: str, **values: Any) -> None:
     """Give parts of a field other values."""
     with closing(sqlite3.connect(directory / "notbefore.db", timeout=10)) as db, db:
-        state = msgspec.msgpack.decode(db.execute("SELECT body FROM rows WHERE kind = 'state'").fetchone()[0])
+        state = msgspec.msgpack.decode(
+            db.execute("SELECT body FROM rows WHERE kind = 'state'").fetchone()[0]
+        )
         changed = msgspec.msgpack.encode(state | {key: state[key] | values})
         db.execute("UPDATE rows SET body = ? WHERE kind = 'state'", (changed,))
 
@@ -26,4 +28,7 @@ def change_state(directory: Path, key: str, **values: Any) -> None:
 def read_records(directory: Path) -> list[dict[str, Any]]:
     """The history, oldest first."""
     with closing(sqlite3.connect(directory / "notbefore.db", timeout=10)) as db:
-        return [msgspec.json.decode(record) for (record,) in db.execute("SELECT record FROM history ORDER BY seq")]
+        return [
+            msgspec.json.decode(record)
+            for (record,) in db.execute("SELECT record FROM history ORDER BY seq")
+        ]

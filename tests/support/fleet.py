@@ -22,12 +22,18 @@ LIVE = ("WestNO_0", "WestNO_1")
 STOPPED = "WestNO_2"
 SILENT, NEVER = "db-c", "db-d"  # in the scrape still, and not answering: for hours, and ever
 LOST = "DB-LOST"  # the event that SILENT was told of last, and that its neighbour sees started
-EXPORTERS = {"eastus-0:10169": False, "db-a:10169": True}  # of another job, beside agents that are well
+EXPORTERS = {
+    "eastus-0:10169": False,
+    "db-a:10169": True,
+}  # of another job, beside agents that are well
 HOUR = 3600.0
 
 
 def past(now: float, hours: float, step: float) -> list[PastVm]:
-    """A scale set of three, one VM of it gone and one deaf; two VMs alone in another region, and one silent by now."""
+    """A scale set of three, one VM of it gone and one deaf.
+
+    Two VMs alone in another region, and one silent by now.
+    """
     begins = now - hours * HOUR
     ends = now - now % step
     begins -= begins % step
@@ -53,9 +59,19 @@ def past(now: float, hours: float, step: float) -> list[PastVm]:
     return [
         PastVm(scale_set[0], shared, begins, ends, "eastus", "web"),
         PastVm(scale_set[1], shared, begins, ends - 900, "eastus", "web", gone=True),
-        PastVm(scale_set[2], shared, begins, ends, "eastus", "web", deaf_from=ends - 600, degraded=True),
+        PastVm(
+            scale_set[2], shared, begins, ends, "eastus", "web", deaf_from=ends - 600, degraded=True
+        ),
         *(
-            PastVm(name, [*plays((name,), 35 * 60, 420), lost], begins, ends, "westeurope", "data", interruption=9.0)
+            PastVm(
+                name,
+                [*plays((name,), 35 * 60, 420), lost],
+                begins,
+                ends,
+                "westeurope",
+                "data",
+                interruption=9.0,
+            )
             for name in alone
         ),
         PastVm(SILENT, [lost], begins - HOUR, begins - HOUR / 2, "westeurope", "data", gone=True),
@@ -63,8 +79,12 @@ def past(now: float, hours: float, step: float) -> list[PastVm]:
 
 
 @contextmanager
-def watched_fleet(directory: Path, *, hours: float = 2.0, step: float = 60.0) -> Iterator[Prometheus]:
-    """A Prometheus after some seconds of real events: one is over, two are scheduled, one has started."""
+def watched_fleet(
+    directory: Path, *, hours: float = 2.0, step: float = 60.0
+) -> Iterator[Prometheus]:
+    """A Prometheus after some seconds of real events: one is over, two are scheduled, one has
+    started.
+    """
     with ExitStack() as stack:
         vms = past(time.time(), hours, step)
         history = openmetrics(vms, step)
@@ -72,32 +92,52 @@ def watched_fleet(directory: Path, *, hours: float = 2.0, step: float = 60.0) ->
         answering, refusing = (stack.enter_context(HttpPeer()) for _ in range(2))
         refusing.default = Say(503)
         sinks = {"oncall": answering.url, "hub": refusing.url}
-        hooks = {name: {"webhook": {"url": url, "allow_private": True}} for name, url in sinks.items()}
-        approval = {"enabled": True, "rules": [{"name": "users", "match": {"event_source": "User"}}]}  # a rehearsal
+        hooks = {
+            name: {"webhook": {"url": url, "allow_private": True}} for name, url in sinks.items()
+        }
+        approval = {
+            "enabled": True,
+            "rules": [{"name": "users", "match": {"event_source": "User"}}],
+        }  # a rehearsal
         simulator = stack.enter_context(Simulator((*LIVE, STOPPED)))
         words = ({"sinks": hooks, "approval": approval}, "--allow-approval")
-        agents = [stack.enter_context(RunningAgent(simulator.endpoint_of(vm), directory / vm, *words)) for vm in LIVE]
-        stopped = stack.enter_context(RunningAgent(simulator.endpoint_of(STOPPED), directory / STOPPED))
-        deaf = stack.enter_context(RunningAgent(f"http://127.0.0.1:{free_port()}", directory / "deaf").at_once())
+        agents = [
+            stack.enter_context(RunningAgent(simulator.endpoint_of(vm), directory / vm, *words))
+            for vm in LIVE
+        ]
+        stopped = stack.enter_context(
+            RunningAgent(simulator.endpoint_of(STOPPED), directory / STOPPED)
+        )
+        deaf = stack.enter_context(
+            RunningAgent(f"http://127.0.0.1:{free_port()}", directory / "deaf").at_once()
+        )
         targets = [f"127.0.0.1:{agent.port}" for agent in (*agents, stopped, deaf)]
         refused = [
-            {"targets": [f"127.0.0.1:{free_port()}"], "labels": {"instance": f"{vm}:10169"}} for vm in (SILENT, NEVER)
+            {"targets": [f"127.0.0.1:{free_port()}"], "labels": {"instance": f"{vm}:10169"}}
+            for vm in (SILENT, NEVER)
         ]
         scraped: list[dict[str, Any]] = [{"targets": targets}, *present.targets, *refused]
         prometheus = stack.enter_context(Prometheus(directory, scraped, history, EXPORTERS))
         eventually(lambda: prometheus.value('count(up{instance=~"127.+"} == 1)') == len(targets))
         eventually(
-            lambda: prometheus.value('count(notbefore_vm_info{instance=~"127.+"})') == len(targets) - 1, patience=60
+            lambda: (
+                prometheus.value('count(notbefore_vm_info{instance=~"127.+"})') == len(targets) - 1
+            ),
+            patience=60,
         )
         _play(simulator, agents, stopped, prometheus)
         yield prometheus
 
 
-def _play(simulator: Simulator, agents: list[RunningAgent], stopped: RunningAgent, prometheus: Prometheus) -> None:
+def _play(
+    simulator: Simulator, agents: list[RunningAgent], stopped: RunningAgent, prometheus: Prometheus
+) -> None:
     """Let things happen, and wait until they have been scraped."""
     stopped.stop()
     soon = formatdate(time.time() + 900, usegmt=True)
-    simulator.set_document(body(item("flawed", Resources=["WestNO_7"], NotBefore=soon, DurationInSeconds="soon")))
+    simulator.set_document(
+        body(item("flawed", Resources=["WestNO_7"], NotBefore=soon, DurationInSeconds="soon"))
+    )
     eventually(lambda: prometheus.value("sum(notbefore_event_flaws_total)"))
     simulator.fault("garbage", times=2)
     # step by step, and not in fast motion: however slow the machine is, no step is missed
@@ -106,7 +146,9 @@ def _play(simulator: Simulator, agents: list[RunningAgent], stopped: RunningAgen
     simulator.set_document(body(item(EventStatus="Started", NotBefore="")))
     _told(agents, "started")
     polls = agents[0].metric_sum("notbefore_polls_total")
-    eventually(lambda: agents[0].metric_sum("notbefore_polls_total") > polls)  # it measures from the next one on
+    eventually(
+        lambda: agents[0].metric_sum("notbefore_polls_total") > polls
+    )  # it measures from the next one on
     agents[0].process.send_signal(signal.SIGSTOP)
     time.sleep(1.0)  # this is the interruption
     agents[0].process.send_signal(signal.SIGCONT)
@@ -122,10 +164,11 @@ def _play(simulator: Simulator, agents: list[RunningAgent], stopped: RunningAgen
         'sum(azure_scheduled_event_measured_interruption_seconds_count{instance=~"127.+"})': 1.0,
         'sum(azure_scheduled_event_approvals_total{result="dry_run"})': 1.0,
         'count(up{instance=~"127.+"} == 0)': 1.0,
-        'count(notbefore_store_degraded{instance=~"127.+"} == 0)': 3.0,  # who stood still has found its disk slow
+        # who stood still has found its disk slow
+        'count(notbefore_store_degraded{instance=~"127.+"} == 0)': 3.0,
         'count(up{job="node"})': float(len(EXPORTERS)),
     }.items():
-        eventually(lambda: (prometheus.value(expr) or 0.0) >= least)  # noqa: B023 - it is called here
+        eventually(lambda: (prometheus.value(expr) or 0.0) >= least)
 
 
 def _told(agents: list[RunningAgent], kind: str) -> None:

@@ -1,8 +1,9 @@
-"""``notbefore fleet`` under faults, with an account of what must have been notified that shares no code with it.
+"""``notbefore fleet`` under faults, with an account of what must have been notified that shares no
+code with it.
 
-A writer sends the changes of many VMs to the hub, as bytes of its own making; a receiver notes what arrives. Each event
-is announced, started and finished by each VM of its scale set: so three notifications are wanted of it, in this order,
-each under one delivery id of its own.
+A writer sends the changes of many VMs to the hub, as bytes of its own making; a receiver notes what
+arrives. Each event is announced, started and finished by each VM of its scale set: so three
+notifications are wanted of it, in this order, each under one delivery id of its own.
 """
 
 import json
@@ -40,13 +41,24 @@ def change_of(event: str, vm: str, step: str, not_before: datetime) -> bytes:
     """What the agent of a VM sends."""
     scale_set, now = vm.partition("_")[0], datetime.now(UTC).isoformat()
     return record_of(
-        vm, step, ("sub", "rg"), scale_set=scale_set, time=now, first_seen=now, not_before=not_before.isoformat(),
-        id=event, change_id=f"{event}-{step}", type="Reboot", resources=[f"{scale_set}_0"],
-    )  # fmt: skip
+        vm,
+        step,
+        ("sub", "rg"),
+        scale_set=scale_set,
+        time=now,
+        first_seen=now,
+        not_before=not_before.isoformat(),
+        id=event,
+        change_id=f"{event}-{step}",
+        type="Reboot",
+        resources=[f"{scale_set}_0"],
+    )
 
 
 class Writer(threading.Thread):
-    """Begins an event each turn until it is to end, and sends all of their changes, until the hub has each of them."""
+    """Begins an event each turn until it is to end, and sends all of their changes, until the hub
+    has each of them.
+    """
 
     def __init__(self, hub: Hub) -> None:
         super().__init__()
@@ -66,11 +78,16 @@ class Writer(threading.Thread):
         while not self._over.is_set() or turn < len(self.begun) + 2 * LIFE:
             if not self._over.is_set():
                 self.begun.append(f"E{turn}")
-            for age, step in enumerate(STEPS):  # an event begins, an older one starts, a still older one ends
+            for age, step in enumerate(
+                STEPS
+            ):  # an event begins, an older one starts, a still older one ends
                 number = turn - age * LIFE
                 if 0 <= number < len(self.begun):
                     name = f"set{number % SETS}"
-                    changes = [change_of(f"E{number}", f"{name}_{vm}", step, self._not_before) for vm in range(VMS)]
+                    changes = [
+                        change_of(f"E{number}", f"{name}_{vm}", step, self._not_before)
+                        for vm in range(VMS)
+                    ]
                     self._send(f"sub/rg/{name}", changes)
             turn += 1
             time.sleep(PAUSE)
@@ -101,7 +118,9 @@ class Account(NamedTuple):
         for place, (event, step, _) in enumerate(found):
             first.setdefault((event, step), place)
         wanted = [(event, step) for event in events for step in STEPS]
-        places = [[first[event, step] for step in STEPS if (event, step) in first] for event in events]
+        places = [
+            [first[event, step] for step in STEPS if (event, step) in first] for event in events
+        ]
         return cls(
             wanted=len(wanted),
             lost=sum(one not in first for one in wanted),
@@ -113,13 +132,16 @@ class Account(NamedTuple):
     @property
     def line(self) -> str:
         return (
-            f"{self.wanted:,} notifications wanted, {self.lost} lost, {self.out_of_order} events out of order,"
-            f" {self.twice} notified twice, {self.repeated} repeated under the same id"
+            f"{self.wanted:,} notifications wanted, {self.lost} lost, {self.out_of_order} events"
+            f" out of order, {self.twice} notified twice, {self.repeated} repeated under the"
+            " same id"
         )
 
 
 def notified(hook: HttpPeer) -> list[tuple[str, str, str]]:
-    """Event, step and delivery id of what the receiver has accepted, in the order in which it came."""
+    """Event, step and delivery id of what the receiver has accepted, in the order in
+    which it came.
+    """
     found = []
     for one in list(hook.requests):
         if not one.body.endswith(b"}"):  # its courier was killed while it sent it
@@ -144,10 +166,14 @@ class Scene(ExitStack):
         self.callback(self._end)
         options: dict[str, Any] = {"rebalance": "1s", "takeover": "5s"}
         if self.blobs is not None:
-            options["checkpoints"] = {"connection_string": self.blobs.connection_string, "container": "notbefore"}
+            options["checkpoints"] = {
+                "connection_string": self.blobs.connection_string,
+                "container": "notbefore",
+            }
         self._config = configured(directory, self.hub, self.hook.url, **options)
         values = yaml.safe_load(self._config.read_text(encoding="utf-8"))
-        # by default what announces an event is not sent any more once that is over: here it is wanted
+        # by default what announces an event is not sent any more once that is over: here it is
+        # wanted
         values["sinks"]["hook"]["webhook"]["expire_on_end"] = False
         self._config.write_text(yaml.safe_dump(values), encoding="utf-8")
         self.writer = Writer(self.hub)
@@ -168,7 +194,9 @@ class Scene(ExitStack):
 
     def add(self, state: Path | None = None) -> None:
         number = len(self.instances) + len(self._ended)
-        self.instances.append(RunningFleet(self._config, state or self._directory / f"instance{number}"))
+        self.instances.append(
+            RunningFleet(self._config, state or self._directory / f"instance{number}")
+        )
 
     def kill(self, number: int = -1, *, disk: bool = False) -> Path:
         """Kill an instance; ``disk``: its machine is gone with its disk. Returns its state."""
@@ -203,7 +231,9 @@ class Scene(ExitStack):
         """Have the writer end, wait for what is wanted, and count."""
         self.writer.end()
         since, seen = time.monotonic(), 0
-        while (account := Account.of(self.writer.begun, self.hook)).lost and time.monotonic() - since < PATIENCE:
+        while (
+            account := Account.of(self.writer.begun, self.hook)
+        ).lost and time.monotonic() - since < PATIENCE:
             time.sleep(0.5)
             if len(self.hook.requests) > seen:
                 since, seen = time.monotonic(), len(self.hook.requests)
@@ -219,9 +249,12 @@ def _removed(path: Path) -> bool:
 
 
 def kills(directory: Path, times: int, instances: int = 2, stops: int = 0) -> tuple[Account, str]:
-    """Instances of which one is killed again and again; every other time its disk is gone with it, if it has a store.
+    """Instances of which one is killed again and again.
 
-    ``stops``: how often another one hangs as well, for some seconds, perhaps longer than ``takeover``.
+    Every other time its disk is gone with it, if it has a store.
+
+    ``stops``: how often another one hangs as well, for some seconds, perhaps longer than
+    ``takeover``.
     """
     with Scene(directory, instances, store=instances > 1) as at:
         chance = random.Random(16)  # noqa: S311 - no secret
@@ -234,7 +267,10 @@ def kills(directory: Path, times: int, instances: int = 2, stops: int = 0) -> tu
                 at.instances[0].process.send_signal(signal.SIGCONT)
             at.progress(1)
         account = at.settle()
-        said = f"{instances} instances, {times} kills, {stops} stops, {at.takeovers()} takeovers of a partition"
+        said = (
+            f"{instances} instances, {times} kills, {stops} stops, {at.takeovers()} takeovers of a"
+            " partition"
+        )
         return account, said
 
 
@@ -254,11 +290,19 @@ def store_away(directory: Path, seconds: float) -> tuple[Account, str]:
             back()
             at.progress()
             time.sleep(20)  # every partition is written, and shared by both again
-        return at.settle(), f"away and hung for {seconds:.0f} s each: {at.notified() - began} were notified meanwhile"
+        return (
+            at.settle(),
+            (
+                f"away and hung for {seconds:.0f} s each: {at.notified() - began} were notified"
+                " meanwhile"
+            ),
+        )
 
 
 def container_deleted(directory: Path) -> tuple[Account, str]:
-    """Somebody deletes the container of the checkpoints under running instances, and makes it again."""
+    """Somebody deletes the container of the checkpoints under running instances, and makes it
+    again.
+    """
     with Scene(directory, 2) as at:
         assert at.blobs
         at.progress()
@@ -266,7 +310,9 @@ def container_deleted(directory: Path) -> tuple[Account, str]:
         at.blobs.delete_container()
         eventually(lambda: at.metric(STORE))
         at.blobs.make_container()
-        time.sleep(12)  # each instance has written what it has: before that, only its memory knows it
+        time.sleep(
+            12
+        )  # each instance has written what it has: before that, only its memory knows it
         at.add(at.kill())
         at.progress(12)
         eventually(lambda: at.metric("notbefore_fleet_partitions") == 8)
@@ -290,4 +336,10 @@ def hub_away(directory: Path, seconds: float) -> tuple[Account, str]:
         for word in ("drop", "close"):
             at.hub.order(word)
             at.progress()
-        return at.settle(), f"away for {seconds:.0f} s, throttling for {seconds:.0f} s, all connections ended twice"
+        return (
+            at.settle(),
+            (
+                f"away for {seconds:.0f} s, throttling for {seconds:.0f} s, all connections ended"
+                " twice"
+            ),
+        )

@@ -58,5 +58,7 @@ class RunningFleet(RunningAgent):
     """``notbefore fleet CONFIG``."""
 
     def __init__(self, config: Path, state: Path) -> None:  # it does not watch an IMDS
-        self._start([*self.before(state), sys.executable, "-m", "notbefore", "fleet", str(config)], state)
+        self._start(
+            [*self.before(state), sys.executable, "-m", "notbefore", "fleet", str(config)], state
+        )
         self.read()

@@ -1,4 +1,7 @@
-"""The log of one partition as VMs' agents fill it, and the fold that reads it. Pure: the clock is the log's."""
+"""The log of one partition as VMs' agents fill it, and the fold that reads it.
+
+Pure: the clock is the log's.
+"""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -17,7 +20,10 @@ LIMIT = 3600.0
 
 
 def grouped(
-    by: tuple[str, ...] = ("event_id",), wait: float = 10.0, interval: float = 300.0, routes: tuple[Route, ...] = ()
+    by: tuple[str, ...] = ("event_id",),
+    wait: float = 10.0,
+    interval: float = 300.0,
+    routes: tuple[Route, ...] = (),
 ) -> Grouping:
     return Grouping(by, wait, interval, LIMIT, routes)
 
@@ -42,7 +48,10 @@ class Log:
         self.now = T0.timestamp()
 
     def add(self, *words: Any, after: float = 1.0, **fields: Any) -> list[str]:
-        """Append a report ``after`` seconds, read it; returns the kinds that were notified by then."""
+        """Append a report ``after`` seconds, read it.
+
+        Returns the kinds that were notified by then.
+        """
         self.now += after
         fields.setdefault("not_before", at(fields.get("notice", 900.0)))
         self.read(body(report(*words, **{"at": datetime.fromtimestamp(self.now, UTC), **fields})))
@@ -67,7 +76,9 @@ class Log:
     def beat(self, *vms: Vm, interval: float = 300.0) -> None:
         """A heartbeat of each of these VMs, now."""
         for who in vms:
-            self.read(body(Heartbeat.of(who, (), "1", datetime.fromtimestamp(self.now, UTC), interval)))
+            self.read(
+                body(Heartbeat.of(who, (), "1", datetime.fromtimestamp(self.now, UTC), interval))
+            )
 
     def pass_time(self, seconds: float, *alive: Vm) -> list[str]:
         """Let time pass in which these VMs send a heartbeat each minute."""

@@ -11,7 +11,9 @@ from notbefore.core.record import Heartbeat, Record, Vm, cloud_event, json_line
 OUTCOMES: dict[str, Outcome] = {"canceled": "canceled", "finished": "finished", "ended": "unknown"}
 
 
-def vm(name: str, scale_set: str = "web", region: str = "westeurope", zone: str = "", **tags: str) -> Vm:
+def vm(
+    name: str, scale_set: str = "web", region: str = "westeurope", zone: str = "", **tags: str
+) -> Vm:
     """A VM whose records have all of its tags."""
     return Vm(
         name=name,
@@ -29,7 +31,7 @@ def vm(name: str, scale_set: str = "web", region: str = "westeurope", zone: str 
 FIRST_SEEN: dict[str, datetime] = {}  # event id -> when it was reported first, within a minute
 
 
-def report(  # noqa: PLR0913 - a change has many sides
+def report(
     who: Vm,
     kind: ChangeKind,
     event_id: str = "EVENT-1",
@@ -59,7 +61,9 @@ def report(  # noqa: PLR0913 - a change has many sides
     )
     own = who.name in resources
     change = Change(
-        id=changed.pop("id", change_id(event.key, kind, event.digest() if kind == "updated" else "", 0)),
+        id=changed.pop(
+            "id", change_id(event.key, kind, event.digest() if kind == "updated" else "", 0)
+        ),
         kind=kind,
         reason=changed.pop("reason", "first_seen_scheduled"),
         time=at,

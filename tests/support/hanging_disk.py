@@ -10,7 +10,9 @@ WRITES, EVERYTHING = 1, 2
 
 
 class HangingDisk:
-    """``variables``: the environment of whoever is to find that all below ``directory`` hangs, once it does."""
+    """``variables``: the environment of whoever is to find that all below ``directory`` hangs, once
+    it does.
+    """
 
     def __init__(self, directory: Path, place: Path) -> None:
         self.directory = directory

@@ -1,8 +1,10 @@
-"""What agents would have reported of past hours: the simulator's scenarios played through the core, on a past clock.
+"""What agents would have reported of past hours: the simulator's scenarios played through the core,
+on a past clock.
 
-The samples are those of ``samples()``, as an agent serves them; the clock, the polls and the interruptions are made up.
-Rendered as OpenMetrics with timestamps, for ``promtool tsdb create-blocks-from openmetrics``. A ``Present`` serves
-those that have not ended on from there, for a Prometheus to scrape.
+The samples are those of ``samples()``, as an agent serves them; the clock, the polls and the
+interruptions are made up. Rendered as OpenMetrics with timestamps, for ``promtool tsdb
+create-blocks-from openmetrics``. A ``Present`` serves those that have not ended on from there, for
+a Prometheus to scrape.
 """
 
 import http.server
@@ -20,7 +22,14 @@ from notbefore.core.outbox_rows import LATENCY_BOUNDS
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.metrics.families import Family
 from notbefore.metrics.samples import Snapshot, samples
-from notbefore.metrics.totals import ConfigFigures, Figures, Histogram, OutboxView, PollFigures, Totals
+from notbefore.metrics.totals import (
+    ConfigFigures,
+    Figures,
+    Histogram,
+    OutboxView,
+    PollFigures,
+    Totals,
+)
 from notbefore.simulator.state import Play
 from notbefore.web.exposition import client_metric, render
 from support.azure import document
@@ -32,7 +41,10 @@ SINKS = ("oncall", "hub")
 
 @dataclass
 class PastVm:
-    """A VM of the past and its agent, from ``begins`` to ``ends`` in Unix seconds; ``group``: its events."""
+    """A VM of the past and its agent, from ``begins`` to ``ends`` in Unix seconds.
+
+    ``group``: its events.
+    """
 
     name: str
     group: Sequence[Play]
@@ -61,24 +73,45 @@ class PastVm:
         else:
             self.polling.results["timeout"] = self.polling.results.get("timeout", 0) + round(step)
             self.polling = replace(self.polling, answering=False)
-        place = {"name": self.name, "location": self.location, "resource_group": self.resource_group}
+        place = {
+            "name": self.name,
+            "location": self.location,
+            "resource_group": self.resource_group,
+        }
         vm = {**place, "scale_set": self.name.rpartition("_")[0], "zone": "1"}
         config = ConfigFigures(loaded=self.begins)
-        figures = Figures("0.1.0", "3.11.2", "2020-07-01", config=config, store_degraded=self.degraded, vm=vm)
+        figures = Figures(
+            "0.1.0", "3.11.2", "2020-07-01", config=config, store_degraded=self.degraded, vm=vm
+        )
         outbox = OutboxView({("hub", "dead"): 1}, {}, self.counts, self.latency)
         moment = datetime.fromtimestamp(now, UTC)
-        return samples(Snapshot(self.tracked, self.totals, figures, moment, outbox, SINKS, self.polling))
+        return samples(
+            Snapshot(self.tracked, self.totals, figures, moment, outbox, SINKS, self.polling)
+        )
 
     def _poll(self, now: float, step: float) -> None:
-        items = [item for play in self.group if play.begun <= now and (item := play.item(now)) is not None]
-        gap, moment = self.interruption if self.tracked.interrupting else 0.0, datetime.fromtimestamp(now, UTC)
-        done = diff(self.tracked, document(*items), Observation(Instant(moment, date=moment), self.name, gap=gap))
+        items = [
+            item
+            for play in self.group
+            if play.begun <= now and (item := play.item(now)) is not None
+        ]
+        gap, moment = (
+            self.interruption if self.tracked.interrupting else 0.0,
+            datetime.fromtimestamp(now, UTC),
+        )
+        done = diff(
+            self.tracked,
+            document(*items),
+            Observation(Instant(moment, date=moment), self.name, gap=gap),
+        )
         self.tracked = done.tracked
         for change in done.changes:
             self.totals = self.totals.plus(change)
             for sink in SINKS if change.scope == "self" else ():
                 self._deliver(sink)
-        self.polling.results["unchanged"] = self.polling.results.get("unchanged", 0) + round(step) - 3
+        self.polling.results["unchanged"] = (
+            self.polling.results.get("unchanged", 0) + round(step) - 3
+        )
         for seconds in (0.002, 0.004):
             self.polling = self.polling.plus("unchanged", 0.001, seconds)
         self.polling = self.polling.plus("changed" if done.changes else "unchanged", 0.001, 0.02)
@@ -86,7 +119,9 @@ class PastVm:
 
     def _deliver(self, sink: str) -> None:
         number = sum(self.counts.values())
-        for result in ("accepted", "delivered") if number % 7 else ("accepted", "failed", "delivered"):
+        for result in (
+            ("accepted", "delivered") if number % 7 else ("accepted", "failed", "delivered")
+        ):
             self.counts[sink, result] = self.counts.get((sink, result), 0) + 1
         known = self.latency.get(sink, Histogram.empty(LATENCY_BOUNDS))
         self.latency[sink] = known.plus(0.3 if number % 7 else 8.0)
@@ -99,8 +134,12 @@ def openmetrics(vms: Iterable[PastVm], step: float) -> bytes:
         now, target = vm.begins, {"instance": vm.instance, "job": "notbefore"}
         while now <= vm.ends:
             lines.append(f"{series('up', target)} 1 {now}")
-            samples = (sample for family in vm.look(now, step) for sample in client_metric(family).samples)
-            lines += [f"{series(one.name, {**one.labels, **target})} {one.value} {now}" for one in samples]
+            samples = (
+                sample for family in vm.look(now, step) for sample in client_metric(family).samples
+            )
+            lines += [
+                f"{series(one.name, {**one.labels, **target})} {one.value} {now}" for one in samples
+            ]
             now += step
     return "\n".join((*lines, "# EOF\n")).encode()
 
@@ -112,7 +151,10 @@ class Present(HttpPeer):
         super().__init__()
         self._by_path = {f"/{vm.name}": vm for vm in vms}
         self.targets: list[dict[str, Any]] = [
-            {"targets": [f"127.0.0.1:{self.port}"], "labels": {"__metrics_path__": path, "instance": vm.instance}}
+            {
+                "targets": [f"127.0.0.1:{self.port}"],
+                "labels": {"__metrics_path__": path, "instance": vm.instance},
+            }
             for path, vm in self._by_path.items()
         ]
 

@@ -39,14 +39,29 @@ class Hub:
         self.port = free_port()
         self._store = directory / "hub.changes"
         self._command = [
-            sys.executable, "-m", "support.event_hub", "--port", str(self.port),
-            "--partitions", str(partitions), "--key", f"root={KEY}", "--store", str(self._store), *words,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "support.event_hub",
+            "--port",
+            str(self.port),
+            "--partitions",
+            str(partitions),
+            "--key",
+            f"root={KEY}",
+            "--store",
+            str(self._store),
+            *words,
+        ]
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> Self:
         self._process = subprocess.Popen(  # in a process group of its own: it gets no Ctrl-C
-            self._command, cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0
+            self._command,
+            cwd=TESTS,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,
         )
         assert self._process.stdout
         assert self._process.stdout.readline().startswith("listening")
@@ -79,7 +94,7 @@ class Hub:
     def connection_string(self, key: str = KEY, name: str = "root") -> str:
         return (
             f"Endpoint=sb://127.0.0.1:{self.port};SharedAccessKeyName={name};SharedAccessKey={key};"
-            f"EntityPath=changes;UseDevelopmentEmulator=true"
+            "EntityPath=changes;UseDevelopmentEmulator=true"
         )
 
     @property
@@ -96,5 +111,7 @@ def _read(row: dict[str, Any]) -> Stored:
     message: Any = Message()
     message.decode(base64.b64decode(row["m"]))
     body = message.body
-    properties = {text_of(name): text_of(value) for name, value in (message.properties or {}).items()}
+    properties = {
+        text_of(name): text_of(value) for name, value in (message.properties or {}).items()
+    }
     return Stored(row["p"], row["k"], str(message.content_type or ""), properties, bytes(body))

@@ -1,4 +1,6 @@
-"""An environment in which notbefore is installed, and another version of it that can be installed in its place."""
+"""An environment in which notbefore is installed, and another version of it that can be installed
+in its place.
+"""
 
 import re
 import shutil
@@ -23,7 +25,9 @@ def run(*command: str | Path) -> None:
 def wheel(place: Path, changes: dict[str, tuple[str, str]]) -> Path:
     """This tree as a wheel, with these changes."""
     source = place / "source"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "tests", "node_modules", "__pycache__"))
+    shutil.copytree(
+        ROOT, source, ignore=shutil.ignore_patterns(".*", "tests", "node_modules", "__pycache__")
+    )
     for name, (pattern, text) in changes.items():
         path = source / name
         changed, count = re.subn(pattern, text, path.read_text(encoding="utf-8"))
@@ -34,11 +38,26 @@ def wheel(place: Path, changes: dict[str, tuple[str, str]]) -> Path:
 
 
 def install(place: Path, file: Path) -> None:
-    run(sys.executable, "-m", "pip", "--python", place, "install", "-q", "--no-deps", "--no-index", "-U", file)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        place,
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        "-U",
+        file,
+    )
 
 
 def environment(place: Path, file: Path) -> Path:
-    """An environment that holds a wheel; what it depends on is lent by the one that the tests run in."""
+    """An environment that holds a wheel.
+
+    What it depends on is lent by the one that the tests run in.
+    """
     run(sys.executable, "-m", "venv", "--without-pip", place)
     install(place, file)
     (packages,) = place.glob("lib/python*/site-packages")

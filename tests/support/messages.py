@@ -25,7 +25,9 @@ VM = Vm(
     zone="2",
     scale_set="WestNO",
 )
-LINKS = Links(dashboard="https://grafana.example.org/d/x?a=1&b=2", runbook="https://wiki.example.org/r")
+LINKS = Links(
+    dashboard="https://grafana.example.org/d/x?a=1&b=2", runbook="https://wiki.example.org/r"
+)
 
 
 def message(
@@ -36,13 +38,17 @@ def message(
     exercise: bool = False,
     **fields: Any,
 ) -> Message:
-    """The message about the last change of an event that was listed with these fields; ``None``: not listed.
+    """The message about the last change of an event that was listed with these fields.
+
+    ``None``: not listed.
 
     ``seconds``: when it was listed so.
     """
     last = last_change(*(looks or ({},)), seconds=seconds)
     line = Record.of(last, vm, exercise=exercise).line()
-    (delivery,) = deliveries(last, line, Routing((Route(sinks=("it",), announce_by="all"),), {"it": Terms()}), vm)
+    (delivery,) = deliveries(
+        last, line, Routing((Route(sinks=("it",), announce_by="all"),), {"it": Terms()}), vm
+    )
     found = Message.of(delivery, last.time)
     return msgspec.structs.replace(found, **({"kind": kind} if kind else {}), **fields)
 
@@ -53,7 +59,10 @@ def sink_of(config: SinkConfig, messages: Messages = Messages()) -> Sink:  # noq
 
 
 def sent(config: SinkConfig, *messages: Message) -> list[Receipt]:
-    """Send messages, or one, through the sink as the courier would make it; returns what it was given for each."""
+    """Send messages, or one, through the sink as the courier would make it.
+
+    Returns what it was given for each.
+    """
     with closing(sink_of(config, Messages(links=LINKS))) as sink:
         return [sink.send(one) for one in messages or (message(),)]
 

@@ -1,4 +1,6 @@
-"""What the tests need of the machine beside Python's packages: where it is missing they are skipped, and say so."""
+"""What the tests need of the machine beside Python's packages: where it is missing they are
+skipped, and say so.
+"""
 
 import importlib.util
 import os
@@ -18,7 +20,12 @@ import pytest
 def _may_mount() -> bool:
     """A namespace of its own in which a disk can be mounted."""
     try:
-        return subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode == 0
+        return (
+            subprocess.run(
+                ["unshare", "--mount", "true"], capture_output=True, check=False
+            ).returncode
+            == 0
+        )
     except OSError:
         return False
 
@@ -52,7 +59,10 @@ NEEDS: dict[str, tuple[str, Callable[[], object]]] = {  # how to get it, and whe
     **{name: (get, partial(shutil.which, name)) for name, get in COMMANDS.items()},
     "IPv6": ("enable it on the loopback interface", socket.has_dualstack_ipv6),
     "a C compiler": ("apt-get install gcc libc6-dev", compiler),
-    "proton": ("apt-get install gcc python3-dev, and make clean", partial(importlib.util.find_spec, "proton")),
+    "proton": (
+        "apt-get install gcc python3-dev, and make clean",
+        partial(importlib.util.find_spec, "proton"),
+    ),
     "root": ("run the tests as root", lambda: os.geteuid() == 0),
     "the right to mount": ("run the tests as root, with unshare", _may_mount),
 }
@@ -74,7 +84,9 @@ def needs(*names: str) -> None:
 def not_seen(reasons: Iterable[str]) -> str:
     """What a run did not see, in one line: how many tests for want of what."""
     counted = Counter(reason.removeprefix("Skipped: ") for reason in reasons)
-    return f"{counted.total()} skipped: " + ", ".join(f"{n} {reason}" for reason, n in counted.most_common())
+    return f"{counted.total()} skipped: " + ", ".join(
+        f"{n} {reason}" for reason, n in counted.most_common()
+    )
 
 
 @contextmanager
@@ -95,4 +107,6 @@ def compile_library(source: Path, library: Path) -> None:
     needs("a C compiler")
     command = compiler()
     assert command
-    subprocess.run([*command, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    subprocess.run(
+        [*command, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True
+    )

@@ -1,4 +1,6 @@
-"""An agent's tracker and its real state file in a ``World``: started, polled, disturbed, killed at a commit, judged."""
+"""An agent's tracker and its real state file in a ``World``: started, polled, disturbed, killed at
+a commit, judged.
+"""
 
 import itertools
 import json
@@ -67,7 +69,9 @@ class WorldMeter(FreezeMeter):
         self.on = on
 
     def take(self) -> Gap:
-        paused = [end - begin for begin, end, right in self.world.pauses if begin >= self.taken and right]
+        paused = [
+            end - begin for begin, end, right in self.world.pauses if begin >= self.taken and right
+        ]
         stepped = max(0.0, self.world.wall_offset - self.offset)
         self.taken, self.offset = self.world.now, self.world.wall_offset
         return Gap(max([0.0, *paused]) + stepped, 0.0)
@@ -171,11 +175,16 @@ class Observer:
         return json.dumps({"DocumentIncarnation": self.world.incarnation, "Events": items}).encode()
 
     def answer(self, body: bytes, unread: dict[str, bool]) -> None:
-        """A good answer; ``unread``: which events of it, or fields of events, are spoilt (see ``Account.shown``)."""
+        """A good answer.
+
+        ``unread``: which events of it, or fields of events, are spoilt (see ``Account.shown``).
+        """
         if self.tracker is None:
             return
         try:
-            self.tracker.handle(Poll(0.0, 0.01, body=None if body == self.last_body else body, date=self.world.date))
+            self.tracker.handle(
+                Poll(0.0, 0.01, body=None if body == self.last_body else body, date=self.world.date)
+            )
         except KilledError:
             died = self.store.die
             if died == "after":
@@ -189,7 +198,9 @@ class Observer:
             self.account.shown(self.world.ask(), unread)
 
     def waits(self) -> bool:
-        """The agent says that it has not looked at an answer yet: for ten seconds it waits for the VM's name."""
+        """The agent says that it has not looked at an answer yet: for ten seconds it waits for the
+        VM's name.
+        """
         if self.first_answer is None:
             self.first_answer = self.world.uptime
         waits = self.state.snapshot.poll.answered is None
@@ -227,5 +238,7 @@ class Observer:
 def on_a_quick_disk(patch: pytest.MonkeyPatch) -> None:
     """In the world a disk does not hang, however busy this machine is."""
     do = DiskThread.do
-    patch.setattr(DiskThread, "do", lambda disk, action, _patience=None, *rest: do(disk, action, 600.0, *rest))
+    patch.setattr(
+        DiskThread, "do", lambda disk, action, _patience=None, *rest: do(disk, action, 600.0, *rest)
+    )
     patch.setattr(DiskThread, "hangs", False)

@@ -1,4 +1,7 @@
-"""An owner of an outbox for a courier: in memory, on a clock that a test may move; and a courier in this process."""
+"""An owner of an outbox for a courier: in memory, on a clock that a test may move.
+
+And a courier in this process.
+"""
 
 import select
 import socket
@@ -44,13 +47,24 @@ class Owner(StoredOutbox):
         return time.monotonic() + self.ahead
 
     def add(self, *ids: str, sink: str = "chat", event: str = "", **fields: object) -> None:
-        """Have these delivered; each is of an event of its own, where ``event`` does not say which."""
+        """Have these delivered.
+
+        Each is of an event of its own, where ``event`` does not say which.
+        """
         wall = time.time()
-        due: dict[str, object] = {"created": wall, "due": wall, "expires": wall + 1e6, "record": RECORD, **fields}
+        due: dict[str, object] = {
+            "created": wall,
+            "due": wall,
+            "expires": wall + 1e6,
+            "record": RECORD,
+            **fields,
+        }
         made = [delivery(event or f"e-{one}", sink, delivery_id=one, **due) for one in ids]
         self.put(made)
 
-    def exchange(self, results: Iterable[SendResult], limits: Mapping[str, int]) -> Sequence[Delivery]:
+    def exchange(
+        self, results: Iterable[SendResult], limits: Mapping[str, int]
+    ) -> Sequence[Delivery]:
         results = list(results)
         self.results += results
         given = super().exchange(results, limits)
@@ -71,7 +85,9 @@ class Owner(StoredOutbox):
         return {row.delivery_id: row.state for row in self.rows}
 
 
-def serve(couriers: Sequence[Supervisor], reached: Callable[[], object], seconds: float = PATIENCE) -> None:
+def serve(
+    couriers: Sequence[Supervisor], reached: Callable[[], object], seconds: float = PATIENCE
+) -> None:
     """Do what a main thread does for its courier, until this is so."""
     deadline = time.monotonic() + seconds
     while not reached():
@@ -84,7 +100,9 @@ def serve(couriers: Sequence[Supervisor], reached: Callable[[], object], seconds
 
 
 class CourierHere:
-    """A supervisor whose couriers are threads of this process: it starts and ends them in ``until``."""
+    """A supervisor whose couriers are threads of this process: it starts and ends them in
+    ``until``.
+    """
 
     pid = 0  # for the supervisor, each courier is this process
 
@@ -112,7 +130,9 @@ class CourierHere:
             while not list(channel.receive()):  # its orders
                 wait(1.0, channel)
             channel.send(Hello(__version__, SCHEMA_VERSION))
-            Courier(channel, self._orders, Redactor(["s3cret"]), lambda name, *_: self._make(name)).run()
+            Courier(
+                channel, self._orders, Redactor(["s3cret"]), lambda name, *_: self._make(name)
+            ).run()
         channel.close()
 
     def kill(self) -> None:

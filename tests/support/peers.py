@@ -1,4 +1,6 @@
-"""The receivers of the sinks: real servers on loopback that accept, refuse, hang, drip and lie as a test says."""
+"""The receivers of the sinks: real servers on loopback that accept, refuse, hang, drip and lie as a
+test says.
+"""
 
 import http.server
 import json
@@ -35,9 +37,14 @@ class Say(NamedTuple):
 
 
 class HttpPeer:
-    """An HTTP server, over TLS with a ``trustme`` authority; it answers what ``answers`` says, and then ``default``."""
+    """An HTTP server, over TLS with a ``trustme`` authority.
 
-    def __init__(self, authority: trustme.CA | None = None, *names: str, client_ca: trustme.CA | None = None) -> None:
+    It answers what ``answers`` says, and then ``default``.
+    """
+
+    def __init__(
+        self, authority: trustme.CA | None = None, *names: str, client_ca: trustme.CA | None = None
+    ) -> None:
         self.requests: list[Request] = []
         self.answers: deque[Say] = deque()
         self.default = Say()
@@ -56,7 +63,9 @@ class HttpPeer:
                     say = Say(body=b"")  # what Alertmanager answers
                 if say == Say() and self.path.endswith("/v2/enqueue"):
                     say = Say(202, body=b'{"status": "success"}')  # what PagerDuty answers
-                peer.requests.append(Request(self.path, headers, body, self.client_address, say.status))
+                peer.requests.append(
+                    Request(self.path, headers, body, self.client_address, say.status)
+                )
                 peer.answer(self, say)
 
             do_GET = do_HEAD = do_POST  # noqa: N815 - names of the library
@@ -81,7 +90,9 @@ class HttpPeer:
                 context.verify_mode = ssl.CERT_REQUIRED
             self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
             self.scheme = "https"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), daemon=True
+        )
         self._thread.start()
 
     def request(self, handler: http.server.BaseHTTPRequestHandler) -> Request:
@@ -127,9 +138,14 @@ class HttpPeer:
 
 
 class MailPeer:
-    """A mail server; ``replies`` are given to DATA in turn, then 250; ``refuse`` are recipients and their replies."""
+    """A mail server; ``replies`` are given to DATA in turn, then 250.
 
-    def __init__(self, tls: str = "", password: str = "", authority: trustme.CA | None = None) -> None:
+    ``refuse`` are recipients and their replies.
+    """
+
+    def __init__(
+        self, tls: str = "", password: str = "", authority: trustme.CA | None = None
+    ) -> None:
         self.mails: list[tuple[list[str], bytes]] = []
         self.replies: deque[str] = deque()
         self.refuse: dict[str, str] = {}
@@ -143,14 +159,22 @@ class MailPeer:
             else:
                 options |= {"tls_context": context, "require_starttls": True}
         if password:
-            options |= {"authenticator": self._check, "auth_required": True, "auth_require_tls": tls != "smtps"}
+            options |= {
+                "authenticator": self._check,
+                "auth_required": True,
+                "auth_require_tls": tls != "smtps",
+            }
             if tls == "smtps":
                 options["auth_exclude_mechanism"] = []
-        self._controller = Controller(self, hostname="127.0.0.1", port=free_port(), ready_timeout=PATIENCE, **options)
+        self._controller = Controller(
+            self, hostname="127.0.0.1", port=free_port(), ready_timeout=PATIENCE, **options
+        )
         self._controller.start()
         self.port: int = self._controller.port
 
-    def _check(self, _server: Any, _session: Any, _envelope: Any, _mechanism: str, data: Any) -> AuthResult:
+    def _check(
+        self, _server: Any, _session: Any, _envelope: Any, _mechanism: str, data: Any
+    ) -> AuthResult:
         right = isinstance(data, LoginPassword) and data.password.decode() == self._password
         return AuthResult(success=right, handled=False)
 

@@ -1,4 +1,6 @@
-"""A server that does to a connection what a test's function says: for answers that no proper server would give."""
+"""A server that does to a connection what a test's function says: for answers that no proper server
+would give.
+"""
 
 import select
 import socket
@@ -11,7 +13,10 @@ Talk = Callable[[socket.socket, bytes], None]  # gets the connection and the req
 
 @contextmanager
 def serving(*talks: Talk) -> Iterator[tuple[str, list[bytes]]]:
-    """Serve each request with the next of ``talks``, the last one again and again; gives endpoint and requests seen."""
+    """Serve each request with the next of ``talks``, the last one again and again.
+
+    Gives endpoint and requests seen.
+    """
     seen: list[bytes] = []
     listener = socket.create_server(("127.0.0.1", 0))
 

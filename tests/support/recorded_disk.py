@@ -1,4 +1,6 @@
-"""What a program has written to a directory, and what of it is there after a cut of the power at any moment."""
+"""What a program has written to a directory, and what of it is there after a cut of the power at
+any moment.
+"""
 
 import random
 import struct
@@ -23,7 +25,9 @@ class Step(NamedTuple):
 
 
 class RecordedDisk:
-    """``variables``: the environment of whoever is to be recorded while it writes below ``directory``."""
+    """``variables``: the environment of whoever is to be recorded while it writes below
+    ``directory``.
+    """
 
     def __init__(self, directory: Path, place: Path) -> None:
         self.directory = directory
@@ -51,8 +55,8 @@ class RecordedDisk:
 class Image:
     """The files as a cut of the power leaves them: what was synced, and any part of what was not.
 
-    Names (a file that is made, deleted or renamed) are there at once: their loss is not tried. ``synced`` false: as on
-    a disk that lies about it, for a control that has to fail.
+    Names (a file that is made, deleted or renamed) are there at once: their loss is not tried.
+    ``synced`` false: as on a disk that lies about it, for a control that has to fail.
     """
 
     def __init__(self, *, synced: bool = True) -> None:
@@ -77,7 +81,9 @@ class Image:
             self._unsafe[to] = self._unsafe.pop(step.path, [])
 
     def cut(self, dice: random.Random) -> dict[str, bytes]:
-        """The files after a cut now: of what was not synced, each write is there, is not, or is there in part."""
+        """The files after a cut now: of what was not synced, each write is there, is not, or is
+        there in part.
+        """
         found = dict(self._safe)
         for path, steps in self._unsafe.items():
             how = dice.choice(["all", "none", "any"])
@@ -90,7 +96,9 @@ class Image:
 def _applied(content: bytes, step: Step) -> bytes:
     if step.what == "t":
         return content[: step.at].ljust(step.at, b"\0")
-    return content[: step.at].ljust(step.at, b"\0") + step.data + content[step.at + len(step.data) :]
+    return (
+        content[: step.at].ljust(step.at, b"\0") + step.data + content[step.at + len(step.data) :]
+    )
 
 
 def _torn(step: Step, dice: random.Random) -> Step:

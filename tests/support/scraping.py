@@ -16,10 +16,12 @@ from support.needs import needs
 
 
 class Prometheus:
-    """Scrapes each second; ``history`` is OpenMetrics text with timestamps that it is to have known all along.
+    """Scrapes each second.
 
-    ``exporters`` are the instances of another job, and whether it answers there (as which Prometheus itself does);
-    ``settings`` are what else stands in its configuration.
+    ``history`` is OpenMetrics text with timestamps that it is to have known all along.
+
+    ``exporters`` are the instances of another job, and whether it answers there (as which
+    Prometheus itself does); ``settings`` are what else stands in its configuration.
     """
 
     def __init__(
@@ -38,17 +40,30 @@ class Prometheus:
         if history:
             text = directory / "history.txt"
             text.write_bytes(history)
-            command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", "--quiet", str(text), str(data)]
+            command = [
+                "promtool",
+                "tsdb",
+                "create-blocks-from",
+                "openmetrics",
+                "--quiet",
+                str(text),
+                str(data),
+            ]
             subprocess.run(command, check=True, timeout=600, capture_output=True)
         config = directory / "prometheus.yml"
         scraped = {"job_name": job, "static_configs": [*targets]}
         others = [
-            {"targets": [f"127.0.0.1:{self.port if up else free_port()}"], "labels": {"instance": instance}}
+            {
+                "targets": [f"127.0.0.1:{self.port if up else free_port()}"],
+                "labels": {"instance": instance},
+            }
             for instance, up in (exporters or {}).items()
         ]
         jobs = [scraped, {"job_name": "node", "static_configs": others}]
         every = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-        config.write_text(yaml.safe_dump({"global": every, "scrape_configs": jobs, **settings}), encoding="utf-8")
+        config.write_text(
+            yaml.safe_dump({"global": every, "scrape_configs": jobs, **settings}), encoding="utf-8"
+        )
         self._log = (directory / "prometheus.log").open("wb")
         words = [
             f"--config.file={config}",
@@ -56,7 +71,9 @@ class Prometheus:
             f"--web.listen-address=127.0.0.1:{self.port}",
         ]
         self._process = subprocess.Popen(
-            ["prometheus", *words, "--storage.tsdb.retention.time=10y"], stdout=self._log, stderr=self._log
+            ["prometheus", *words, "--storage.tsdb.retention.time=10y"],
+            stdout=self._log,
+            stderr=self._log,
         )
 
     def __enter__(self) -> Self:
@@ -74,7 +91,10 @@ class Prometheus:
         return False
 
     def ask(self, path: str, **words: str | float) -> Any:
-        """The ``data`` of an answer of its API; fails with what it says of a query that is wrong."""
+        """The ``data`` of an answer of its API.
+
+        Fails with what it says of a query that is wrong.
+        """
         status, body = get(self.port, f"/api/v1/{path}?{urlencode(words)}")
         answer = json.loads(body)
         assert status == 200, f"{answer['error']}: {words}"

@@ -17,7 +17,9 @@ from notbefore.web.page.model import PageModel
 from notbefore.web.page.render import render
 from notbefore.web.server import HttpServer
 
-NOTHING_PENDING = PendingView(incarnation=1, last_successful_poll=None, vm=None, unreadable=0, events=())
+NOTHING_PENDING = PendingView(
+    incarnation=1, last_successful_poll=None, vm=None, unreadable=0, events=()
+)
 METRICS = b"# TYPE up gauge\nup 1\n"
 REQUEST = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
 
@@ -69,7 +71,12 @@ def serving(
 
 
 def ask(
-    server: HttpServer, path: str, tls: ssl.SSLContext | None = None, /, method: str = "GET", **headers: str
+    server: HttpServer,
+    path: str,
+    tls: ssl.SSLContext | None = None,
+    /,
+    method: str = "GET",
+    **headers: str,
 ) -> tuple[int, http.client.HTTPMessage, bytes]:
     """Status, headers and body."""
     address = ("127.0.0.1", server.address[1])
@@ -79,7 +86,9 @@ def ask(
         else http.client.HTTPConnection(*address, timeout=20)
     )
     try:
-        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        connection.request(
+            method, path, headers={name.replace("_", "-"): value for name, value in headers.items()}
+        )
         response = connection.getresponse()
         return response.status, response.headers, response.read()
     finally:
@@ -88,7 +97,10 @@ def ask(
 
 def connected(server: HttpServer, stack: ExitStack, count: int = 1) -> list[socket.socket]:
     """Connections that are closed with ``stack``."""
-    return [stack.enter_context(socket.create_connection(server.address, timeout=20)) for _ in range(count)]
+    return [
+        stack.enter_context(socket.create_connection(server.address, timeout=20))
+        for _ in range(count)
+    ]
 
 
 def read_all(client: socket.socket) -> bytes:

@@ -12,7 +12,9 @@ class SickDisk:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._db = sqlite3.connect(store.path, isolation_level=None, timeout=5, check_same_thread=False)
+        self._db = sqlite3.connect(
+            store.path, isolation_level=None, timeout=5, check_same_thread=False
+        )
         self._db.execute("BEGIN EXCLUSIVE")
 
     def __enter__(self) -> Self:

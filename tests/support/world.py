@@ -1,7 +1,9 @@
-"""A world to observe: Azure, VMs with their clocks, and an account of what happened, which shares no code with ours.
+"""A world to observe: Azure, VMs with their clocks, and an account of what happened, which shares
+no code with ours.
 
-``World`` plays what Azure may do with scheduled events and what may happen to a machine. ``Account`` notes what an
-observer was shown, and judges each report: is it true, and was more certain than it says?
+``World`` plays what Azure may do with scheduled events and what may happen to a machine.
+``Account`` notes what an observer was shown, and judges each report: is it true, and was more
+certain than it says?
 """
 
 import random
@@ -12,7 +14,8 @@ from email.utils import format_datetime
 from typing import Any
 
 ORIGIN = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
-SLACK = 3.0  # seconds by which a duration may be off: ``Date`` counts whole seconds, polls come once a second
+# seconds by which a duration may be off: ``Date`` counts whole seconds, polls come once a second
+SLACK = 3.0
 SHORTEST_START = 30.0  # seconds for which Azure keeps a started event listed at least
 LATEST_CANCELLATION = 10.0  # seconds before NotBefore after which Azure cancels nothing any more
 TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
@@ -69,7 +72,9 @@ class World:
     dated: bool = True  # IMDS's answers have a ``Date``
     incarnation: int = 1
     happenings: dict[str, Happening] = field(default_factory=dict)
-    pauses: list[tuple[float, float, bool]] = field(default_factory=list)  # begin, end, was the wall clock put right?
+    pauses: list[tuple[float, float, bool]] = field(
+        default_factory=list
+    )  # begin, end, was the wall clock put right?
     asked: float = 0.0  # when IMDS was last asked
 
     # ---- clocks
@@ -91,14 +96,18 @@ class World:
         """The header ``Date``: IMDS's clock is right, and counts whole seconds."""
         if not self.dated:
             return ""
-        return format_datetime((ORIGIN + timedelta(seconds=self.now)).replace(microsecond=0), usegmt=True)
+        return format_datetime(
+            (ORIGIN + timedelta(seconds=self.now)).replace(microsecond=0), usegmt=True
+        )
 
     # ---- time goes by
 
     def run(self, seconds: float) -> None:
         """Let time go by; events start and end in it as they were planned."""
         until = self.now + seconds
-        while (step := min(self._planned(), default=(until, None, ""), key=lambda one: one[0]))[0] < until:
+        while (step := min(self._planned(), default=(until, None, ""), key=lambda one: one[0]))[
+            0
+        ] < until:
             moment, happening, what = step
             self.now = max(self.now, moment)
             if happening is not None:
@@ -123,7 +132,9 @@ class World:
         self.pauses.append((begin, self.now, put_right))
 
     def reboot(self, seconds: float, vm: str | None = None) -> None:
-        """The machine is down for some seconds, and comes up again: on another host, perhaps as another VM's disk."""
+        """The machine is down for some seconds, and comes up again: on another host, perhaps as
+        another VM's disk.
+        """
         begin = self.pauses.pop()[0] if self.pauses and self.pauses[-1][1] == self.now else self.now
         self.run(seconds)
         self.pauses.append((begin, self.now, True))
@@ -138,7 +149,9 @@ class World:
         if self.now - self.asked > 86_400:  # it was switched off, and begins anew
             self.incarnation = self.chance.randint(1, 3)
         self.asked = self.now
-        return [one.item() for one in self.happenings.values() if one.listed and self._is_shown(one)]
+        return [
+            one.item() for one in self.happenings.values() if one.listed and self._is_shown(one)
+        ]
 
     def _is_shown(self, one: Happening) -> bool:
         return any(name in GROUPS[self.vm] for name in one.resources)
@@ -162,9 +175,19 @@ class World:
             starts = None
         lasts = self.chance.choice([SHORTEST_START, 60.0, 600.0, 3000.0])
         ends = (
-            starts + lasts if starts is not None else announced + self.chance.uniform(0.5, notice - LATEST_CANCELLATION)
+            starts + lasts
+            if starts is not None
+            else announced + self.chance.uniform(0.5, notice - LATEST_CANCELLATION)
         )
-        one = Happening(event_id, self.chance.choice(TYPES), resources, announced, due, starts_at=starts, ends_at=ends)
+        one = Happening(
+            event_id,
+            self.chance.choice(TYPES),
+            resources,
+            announced,
+            due,
+            starts_at=starts,
+            ends_at=ends,
+        )
         if course == "at once":
             one.started = announced
         self.happenings[event_id] = one
@@ -182,7 +205,11 @@ class World:
             one.description = f"{one.description}+"
         elif what == "not_before" and one.starts_at is not None:
             by = float(self.chance.choice([20, 120, 900]))
-            one.not_before, one.starts_at, one.ends_at = one.not_before + by, one.starts_at + by, one.ends_at + by
+            one.not_before, one.starts_at, one.ends_at = (
+                one.not_before + by,
+                one.starts_at + by,
+                one.ends_at + by,
+            )
         elif "c" not in one.resources:
             one.resources = self.chance.choice([("a",), ("b",), ("a", "b")])
         self.incarnation += 1
@@ -195,11 +222,14 @@ class Sight:
     at: float
     item: dict[str, Any]
     first: float  # when it was shown first
-    looked_before: float | None  # when the observer had looked before that; None: not, or it could not read it then
+    looked_before: (
+        float | None
+    )  # when the observer had looked before that; None: not, or it could not read it then
     first_started: float | None = None  # when it was first shown Started
     looked_before_start: float | None = None
     partial: bool = False  # a part of it could not be read yet
-    perturbed: bool = False  # a clock was set, the VM paused or the agent stopped since it was shown last
+    # a clock was set, the VM paused or the agent stopped since it was shown last
+    perturbed: bool = False
 
 
 class Account:
@@ -213,7 +243,9 @@ class Account:
         self.move(world.vm)
 
     def move(self, vm: str) -> None:
-        """The disk is in this VM now, which was shown nothing in the meantime, and perhaps nothing ever."""
+        """The disk is in this VM now, which was shown nothing in the meantime, and perhaps nothing
+        ever.
+        """
         self.sights = self.memories.setdefault(vm, {})
         self.last_look: float | None = None
         self.unread_before = set[str]()
@@ -236,18 +268,28 @@ class Account:
                 self.timid.append(f"{self.world.now:.1f}: {known}: {record}")
 
     def shown(self, items: list[dict[str, Any]], unread: dict[str, bool]) -> None:
-        """The observer has now been shown this; ``unread``: EventIds, and whether the whole event could not be read."""
+        """The observer has now been shown this.
+
+        ``unread``: EventIds, and whether the whole event could not be read.
+        """
         now = self.world.now
         for item in items:
             key = item["EventId"]
             if unread.get(key):
                 continue
-            looked = self.last_look if "" not in self.unread_before and key not in self.unread_before else None
+            looked = (
+                self.last_look
+                if "" not in self.unread_before and key not in self.unread_before
+                else None
+            )
             sight = self.sights.get(key)
             if sight is None:
                 sight = self.sights[key] = Sight(now, item, now, looked)
             if item["EventStatus"] == "Started" and sight.first_started is None:
-                sight.first_started, sight.looked_before_start = now, looked if sight.at == self.last_look else None
+                sight.first_started, sight.looked_before_start = (
+                    now,
+                    looked if sight.at == self.last_look else None,
+                )
                 if sight.first == now:
                     sight.looked_before_start = looked
             sight.at, sight.item = now, item
@@ -272,11 +314,13 @@ class Account:
             "it does not know whom it affects": scope == "unknown"
             and name is not None
             and record[PREFIX + "resources"],
-            "it is listed no longer": kind in ("announced", "updated", "started") and not truth.listed,
+            "it is listed no longer": kind in ("announced", "updated", "started")
+            and not truth.listed,
             "it is listed": kind in ("canceled", "finished", "ended") and truth.listed,
             "it has not started": kind in ("started", "finished") and truth.started is None,
             "it had started": kind in ("canceled", "announced") and truth.started is not None,
-            "it never finished": record.get(PREFIX + "outcome") == "finished" and truth.started is None,
+            "it never finished": record.get(PREFIX + "outcome") == "finished"
+            and truth.started is None,
             "this VM never saw it": kind not in ("announced", "started") and sight is None,
             "nothing changed": kind == "updated" and sight is not None and self._same(truth, sight),
             "another VM reports": record.get("host.name", self.world.vm) != self.world.vm,
@@ -287,7 +331,9 @@ class Account:
     def _same(self, truth: Happening, sight: Sight) -> bool:
         return truth.item() == sight.item and not sight.partial
 
-    def _wrong_durations(self, record: dict[str, Any], truth: Happening, sight: Sight | None) -> Iterator[str]:
+    def _wrong_durations(
+        self, record: dict[str, Any], truth: Happening, sight: Sight | None
+    ) -> Iterator[str]:
         now = self.world.now
         first = sight.first if sight is not None else now
         looked = sight.looked_before if sight is not None else self.last_look
@@ -296,8 +342,14 @@ class Account:
             if looked is None or first - looked > 15 + SLACK:
                 yield f"notice {notice} though nobody saw when it began"
             given = record.get(PREFIX + "not_before")
-            at_once = sight.first_started == first if sight is not None else truth.started is not None
-            due = first if at_once or not given else (datetime.fromisoformat(given) - ORIGIN).total_seconds()
+            at_once = (
+                sight.first_started == first if sight is not None else truth.started is not None
+            )
+            due = (
+                first
+                if at_once or not given
+                else (datetime.fromisoformat(given) - ORIGIN).total_seconds()
+            )
             expected = max(0.0, due - first)
             if abs(notice - expected) > SLACK:
                 yield f"notice {notice}, not {expected}"
@@ -309,23 +361,37 @@ class Account:
         value = record.get(PREFIX + "interruption_seconds")
         if value is not None:
             before = (sight.looked_before_start if sight is not None else None) or -1e9
-            longest = max([end - begin for begin, end, _ in self.world.pauses if end >= before], default=0.0)
+            longest = max(
+                [end - begin for begin, end, _ in self.world.pauses if end >= before], default=0.0
+            )
             if not 0 <= value <= longest + 1.0:
                 yield f"interruption {value}, at most {longest}"
 
     # ---- was more certain?
 
     def _certain(self, record: dict[str, Any]) -> str:
-        """Why the outcome is certain to an observer who says that it is unknown; empty where it is not."""
+        """Why the outcome is certain to an observer who says that it is unknown.
+
+        Empty where it is not.
+        """
         sight = self.sights.get(str(record[PREFIX + "id"]))
         if sight is None:
             return ""
         if sight.item["EventStatus"] == "Started":
             return "it was last shown Started"
-        if sight.perturbed or sight.first_started is not None or not self.same_boot or not self.world.dated:
+        if (
+            sight.perturbed
+            or sight.first_started is not None
+            or not self.same_boot
+            or not self.world.dated
+        ):
             return ""
         silence = self.world.now - sight.at
-        not_before = datetime.strptime(sight.item["NotBefore"], "%a, %d %b %Y %H:%M:%S %Z").replace(tzinfo=UTC)
-        if silence <= 4.0 or (silence <= 14.0 and (not_before - ORIGIN).total_seconds() > self.world.now + SLACK):
+        not_before = datetime.strptime(sight.item["NotBefore"], "%a, %d %b %Y %H:%M:%S %Z").replace(
+            tzinfo=UTC
+        )
+        if silence <= 4.0 or (
+            silence <= 14.0 and (not_before - ORIGIN).total_seconds() > self.world.now + SLACK
+        ):
             return f"the silence was {silence:.1f} s"
         return ""

@@ -43,23 +43,43 @@ def test_an_event_of_several_is_skipped_unless_the_rule_says_who_speaks() -> Non
     assert judge(leader, one, PEER.upper()).at == at(60)
     for another in (ME, None):
         found = judge(leader, one, another)
-        assert (found.action, found.skipped) == ("leave", None)  # another VM speaks, and this one is not asked
-    peers = Policy(rules=(Rule(RuleMatch(scope=("peer",), event_source=("Platform",)), for_all_resources="leader"),))
+        assert (found.action, found.skipped) == (
+            "leave",
+            None,
+        )  # another VM speaks, and this one is not asked
+    peers = Policy(
+        rules=(
+            Rule(
+                RuleMatch(scope=("peer",), event_source=("Platform",)), for_all_resources="leader"
+            ),
+        )
+    )
     assert judge(peers, msgspec.structs.replace(one, scope="peer"), "a third").action == "leave"
 
 
 def test_what_has_started_is_left_alone_and_what_a_rule_does_not_match_is_the_next_ones() -> None:
     over = judge(Policy(rules=(Rule("all"),)), tracked(EventStatus="Started", NotBefore=""), ME)
-    assert (over.action, over.why) == ("leave", "it is Started: only a Scheduled event can be approved")
+    assert (over.action, over.why) == (
+        "leave",
+        "it is Started: only a Scheduled event can be approved",
+    )
     rules = (Rule(RuleMatch(event_type=("Reboot",))), Rule("all"))
     found = judge(Policy(rules=rules), tracked(), ME)
     assert (found.action, found.rule) == ("approve", "rules[1]")
 
 
 def test_after_not_before_nothing_is_approved_and_the_clock_of_the_vm_does_not_decide() -> None:
-    fast = msgspec.structs.replace(tracked(), seen=msgspec.structs.replace(instant(), wall=at(7_200)))
-    rules = [Rule("all", approve_after=Duration(wait)) for wait in ("15m", "999999999d999999999d", "1m")]
-    assert [judge(Policy(rules=(one,)), fast, ME).skipped for one in rules] == ["too_late", "too_late", None]
+    fast = msgspec.structs.replace(
+        tracked(), seen=msgspec.structs.replace(instant(), wall=at(7_200))
+    )
+    rules = [
+        Rule("all", approve_after=Duration(wait)) for wait in ("15m", "999999999d999999999d", "1m")
+    ]
+    assert [judge(Policy(rules=(one,)), fast, ME).skipped for one in rules] == [
+        "too_late",
+        "too_late",
+        None,
+    ]
 
 
 names = st.sampled_from([ME, ME.lower(), PEER, "other"])
@@ -76,11 +96,18 @@ matches = st.builds(
 
 rules = st.builds(Rule, match=matches, action=st.just("leave")) | st.builds(
     Rule,
-    match=matches.filter(lambda match: bool(match.event_type or match.event_source or match.duration)) | st.just("all"),
+    match=matches.filter(
+        lambda match: bool(match.event_type or match.event_source or match.duration)
+    )
+    | st.just("all"),
     action=st.just("approve"),
 )
 speaking = rules.map(
-    lambda rule: msgspec.structs.replace(rule, for_all_resources="each") if rule.action == "approve" else rule
+    lambda rule: (
+        msgspec.structs.replace(rule, for_all_resources="each")
+        if rule.action == "approve"
+        else rule
+    )
 )
 events = st.fixed_dictionaries(
     {
@@ -101,7 +128,9 @@ def agrees(rule: Rule, one: dict[str, Any], vm: str | None) -> bool:
     span, length = match.duration, one["DurationInSeconds"]
     known = length >= 0
     long_enough = span is None or (
-        known and (span.min is None or length >= span.min) and (span.max is None or length <= span.max)
+        known
+        and (span.min is None or length >= span.min)
+        and (span.max is None or length <= span.max)
     )
     types = [name.casefold() for name in match.event_type]
     return (
@@ -117,7 +146,11 @@ def test_nothing_is_approved_that_the_first_matching_rule_does_not_say(
     found: list[Rule], one: dict[str, Any], vm: str | None
 ) -> None:
     seen = tracked(**one)
-    decision = judge(Policy(rules=tuple(found)), msgspec.structs.replace(seen, scope=scope_of(seen.event, vm)), vm)
+    decision = judge(
+        Policy(rules=tuple(found)),
+        msgspec.structs.replace(seen, scope=scope_of(seen.event, vm)),
+        vm,
+    )
     first = next((number for number, rule in enumerate(found) if agrees(rule, one, vm)), None)
     alone = len({name.casefold() for name in one["Resources"]}) == 1
     allowed = (
@@ -137,13 +170,22 @@ def test_an_attempt_settles_its_step_alone() -> None:
     assert (done.state, done.records) == ("done", 1)
     assert [done.is_carried_out(one, step) for step in ("step", "another")] == [True, False]
     again = next_attempt(done, moved, "b", "another")
-    assert (again.state, again.records, again.rule, again.is_carried_out(one, "step")) == ("sending", 1, "b", True)
+    assert (again.state, again.records, again.rule, again.is_carried_out(one, "step")) == (
+        "sending",
+        1,
+        "b",
+        True,
+    )
     approved = msgspec.structs.replace(done, approved=content_of(one))
     assert approved.is_carried_out(one, "another")
     assert not approved.is_carried_out(moved, "another")
     back = msgspec.structs.replace(one, seen=instant(500))  # it was gone meanwhile
     anew = next_attempt(approved, back, "a", "another")
-    assert (anew.records, anew.is_carried_out(back, "step"), anew.is_carried_out(back, "other")) == (1, True, True)
+    assert (
+        anew.records,
+        anew.is_carried_out(back, "step"),
+        anew.is_carried_out(back, "other"),
+    ) == (1, True, True)
     assert ApprovalAttempt(one, OPERATOR).ended("approved").carried_out == ()
 
 
@@ -158,19 +200,29 @@ def test_a_step_is_the_event_as_it_is_under_the_rule_as_it_is() -> None:
         step(Rule("all"), tracked(DurationInSeconds=6)),
     }
     assert len(known) == 4
-    assert step(Rule("all"), msgspec.structs.replace(tracked(), seen=instant(1))) in known  # the list flapped
+    assert (
+        step(Rule("all"), msgspec.structs.replace(tracked(), seen=instant(1))) in known
+    )  # the list flapped
     assert step(Rule("all"), tracked(Resources=[ME.upper()])) in known
 
 
-@pytest.mark.parametrize(("fields", "flawed"), [({}, True), ({"NotBefore": ""}, False), ({"NotBefore": None}, False)])
-def test_what_could_not_be_read_or_has_no_not_before_is_never_approved(fields: dict[str, Any], *, flawed: bool) -> None:
+@pytest.mark.parametrize(
+    ("fields", "flawed"), [({}, True), ({"NotBefore": ""}, False), ({"NotBefore": None}, False)]
+)
+def test_what_could_not_be_read_or_has_no_not_before_is_never_approved(
+    fields: dict[str, Any], *, flawed: bool
+) -> None:
     decision = judge(Policy(rules=(Rule("all"),)), tracked(**fields), ME, flawed=flawed)
     assert (decision.action, decision.rule) == ("leave", "")
     assert unreadable(tracked(**fields), flawed=flawed) == decision.why
 
 
-def changed(kind: ApprovalKind, reason: Reason, *, rule: str = "a", vm: str = ME, records: int = 0) -> Any:
-    return ApprovalAttempt(tracked(), rule, records=records).change((kind, reason), "why", instant(5), vm, 7)
+def changed(
+    kind: ApprovalKind, reason: Reason, *, rule: str = "a", vm: str = ME, records: int = 0
+) -> Any:
+    return ApprovalAttempt(tracked(), rule, records=records).change(
+        (kind, reason), "why", instant(5), vm, 7
+    )
 
 
 def test_the_record_of_an_approval_is_the_vms_own() -> None:
@@ -183,7 +235,9 @@ def test_the_record_of_an_approval_is_the_vms_own() -> None:
     peers = msgspec.structs.replace(one, scope="peer")
     assert not route(peers, (), Vm(name=ME), ("chat",))
     # only this VM knows of it, whoever is affected
-    assert list(route(peers, (Route(sinks=("chat",)),), Vm(name="not in it"), ("chat",))) == ["chat"]
+    assert list(route(peers, (Route(sinks=("chat",)),), Vm(name="not in it"), ("chat",))) == [
+        "chat"
+    ]
 
 
 def test_approvals_are_counted_by_rule_and_result_and_as_nothing_else() -> None:
@@ -197,8 +251,10 @@ def test_approvals_are_counted_by_rule_and_result_and_as_nothing_else() -> None:
         totals = totals.plus(changed(kind, reason))  # type: ignore[arg-type]  # they are literals
     assert totals.changes == {}
     view = Snapshot(Tracked(), totals, Figures(), at(0))
-    (family,) = [one for one in samples(view) if one.metric.name == "azure_scheduled_event_approvals"]
-    assert {labels[1]: value for labels, value in family.samples.items() if labels[0] == "a"} == dict.fromkeys(
-        ("approved", "failed", "skipped", "dry_run"), 1.0
-    )
+    (family,) = [
+        one for one in samples(view) if one.metric.name == "azure_scheduled_event_approvals"
+    ]
+    assert {
+        labels[1]: value for labels, value in family.samples.items() if labels[0] == "a"
+    } == dict.fromkeys(("approved", "failed", "skipped", "dry_run"), 1.0)
     assert family.created.keys() == family.samples.keys()

@@ -1,4 +1,6 @@
-"""``elapsed`` and ``silence``: what several clocks say together, and what is left out where they do not agree."""
+"""``elapsed`` and ``silence``: what several clocks say together, and what is left out where they do
+not agree.
+"""
 
 import pytest
 from hypothesis import given
@@ -26,7 +28,13 @@ def end(wall: float, uptime: float | None, date: float | None) -> Instant:
         (86_400, 60, 60, 60, 60),  # set ahead
         (86_400, 60, None, None, None),  # set ahead, or the VM was paused for a day
         (360, 60, 360, 360, 360),  # paused for 300 s, and the wall clock was put right
-        (60, 60, 360, None, 360),  # paused for 300 s, and nothing was put right; or IMDS's clock was set
+        (
+            60,
+            60,
+            360,
+            None,
+            360,
+        ),  # paused for 300 s, and nothing was put right; or IMDS's clock was set
         (60, 60, -3600, 60, 60),  # IMDS's clock was set back
         (360, 60, 7200, None, 7200),  # no two agree
         (300, None, 300, 300, 300),  # over a boot
@@ -36,13 +44,22 @@ def end(wall: float, uptime: float | None, date: float | None) -> Instant:
     ],
 )
 def test_a_duration_is_what_clocks_agree_on(
-    wall: float, uptime: float | None, date: float | None, duration: float | None, silent: float | None
+    wall: float,
+    uptime: float | None,
+    date: float | None,
+    duration: float | None,
+    silent: float | None,
 ) -> None:
-    assert (elapsed(BEGIN, end(wall, uptime, date)), silence(BEGIN, end(wall, uptime, date))) == (duration, silent)
+    assert (elapsed(BEGIN, end(wall, uptime, date)), silence(BEGIN, end(wall, uptime, date))) == (
+        duration,
+        silent,
+    )
 
 
 @pytest.mark.parametrize(("wall", "silent"), [(60.4, 60.5), (-3600, None), (86_400, None)])
-def test_without_any_date_the_clocks_of_the_vm_are_all_there_is(wall: float, silent: float | None) -> None:
+def test_without_any_date_the_clocks_of_the_vm_are_all_there_is(
+    wall: float, silent: float | None
+) -> None:
     begin = Instant(at(0), "boot", 100.0)
     assert silence(begin, end(wall, 60.5, None)) == silent
 
@@ -68,7 +85,9 @@ def test_a_clock_since_the_boot_that_goes_back_is_of_another_boot() -> None:
         (Gap(5.0, 5.0), end(6, None, 6), None),  # of another boot
     ],
 )
-def test_a_gap_is_believed_as_far_as_imds_saw_time_pass(gap: Gap, later: Instant, believed: float | None) -> None:
+def test_a_gap_is_believed_as_far_as_imds_saw_time_pass(
+    gap: Gap, later: Instant, believed: float | None
+) -> None:
     assert believable(gap, BEGIN, later) == believed
 
 
@@ -93,6 +112,8 @@ def test_a_duration_is_never_negative_and_never_longer_than_the_silence(
 
 
 @given(st.floats(0, 100_000), st.floats(-100_000, 100_000))
-def test_setting_the_wall_clock_changes_nothing_where_imds_gives_its_own(passed: float, step: float) -> None:
+def test_setting_the_wall_clock_changes_nothing_where_imds_gives_its_own(
+    passed: float, step: float
+) -> None:
     later = end(passed + step, passed, passed)
     assert (elapsed(BEGIN, later), silence(BEGIN, later)) == pytest.approx((passed, passed))

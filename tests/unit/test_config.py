@@ -1,4 +1,7 @@
-"""The configuration: complete without a file, and what is given where; all its mistakes at once, with their places."""
+"""The configuration: complete without a file, and what is given where.
+
+All its mistakes at once, with their places.
+"""
 
 import json
 import re
@@ -100,11 +103,19 @@ sinks: {m: {email: {host: h, from: a@example.org, to: b@example.org, port: 2525}
 routes: [{match: {zone: 1, tags: {env: [no, 1:30]}, duration: {min: 9}}, sinks: m}]
 """
     config = read(tmp_path, text)
-    assert (config.vm.name, config.imds.api_version, config.imds.discover) == ("0123", "2020-07-01", False)
+    assert (config.vm.name, config.imds.api_version, config.imds.discover) == (
+        "0123",
+        "2020-07-01",
+        False,
+    )
     assert config.sinks["m"].email is not None
     assert (config.sinks["m"].email.port, config.sinks["m"].email.to) == (2525, ("b@example.org",))
     match = config.routes[0].match
-    assert (match.zone, match.tags, config.routes[0].sinks) == (("1",), {"env": ("no", "1:30")}, ("m",))
+    assert (match.zone, match.tags, config.routes[0].sinks) == (
+        ("1",),
+        {"env": ("no", "1:30")},
+        ("m",),
+    )
     assert match.duration is not None
     assert match.duration.min == 9
 
@@ -146,9 +157,9 @@ def test_every_path_of_a_file_is_relative_to_the_configuration(tmp_path: Path) -
     (tmp_path / "blob").write_text("AccountName=a;AccountKey=b", encoding="utf-8")
     config = read(
         tmp_path,
-        "otlp: {endpoint: 'https://collector:4318', ca_file: ca.pem}\nserver: {web_config_file: web.yml}\n"
-        "fleet: {hub: {connection_string_file: key}, checkpoints: {connection_string: {file: blob}, container: c},"
-        " inventory_file: vms.txt}\n",
+        "otlp: {endpoint: 'https://collector:4318', ca_file: ca.pem}\nserver: {web_config_file:"
+        " web.yml}\nfleet: {hub: {connection_string_file: key}, checkpoints: {connection_string:"
+        " {file: blob}, container: c}, inventory_file: vms.txt}\n",
     )
     assert config.otlp is not None
     assert config.fleet is not None
@@ -166,7 +177,9 @@ def test_all_mistakes_are_shown_at_once_as_lines_and_as_json(
     path = _written(tmp_path, MANY)
     assert main(["check-config", str(path)]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[1:3] for line in lines] == [[f"{path}:{row}:{column}", key] for row, column, key in FOUND]
+    assert [line.split(": ")[1:3] for line in lines] == [
+        [f"{path}:{row}:{column}", key] for row, column, key in FOUND
+    ]
     assert main(["check-config", "--json", str(path)]) == 2
     said = json.loads(capsys.readouterr().out)
     assert [(one["line"], one["column"], one["key"]) for one in said["mistakes"]] == FOUND
@@ -187,11 +200,19 @@ def test_all_mistakes_are_shown_at_once_as_lines_and_as_json(
             b"sinks: {m: {email: {port: " + b"1" * 10_000 + b"}}}",
             " sinks.m.email.port: expected a whole number, got text",
         ),
-        (b"messages: {advice: {Reboot: " + b"x" * 2_001 + b"}}", " expected a text of 2000 characters or less"),
-        (b"server: {listen: '" + b"a" * 300 + b":1'}", " server.listen: expected HOST:PORT such as 127.0.0.1:10169 or"),
+        (
+            b"messages: {advice: {Reboot: " + b"x" * 2_001 + b"}}",
+            " expected a text of 2000 characters or less",
+        ),
+        (
+            b"server: {listen: '" + b"a" * 300 + b":1'}",
+            " server.listen: expected HOST:PORT such as 127.0.0.1:10169 or",
+        ),
     ],
 )
-def test_what_is_too_much_is_refused_with_its_place(tmp_path: Path, content: bytes, expected: str) -> None:
+def test_what_is_too_much_is_refused_with_its_place(
+    tmp_path: Path, content: bytes, expected: str
+) -> None:
     path = tmp_path / "notbefore.yml"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=re.escape(expected)) as caught:

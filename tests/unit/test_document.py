@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.core.document import MAX_BYTES, MAX_DESCRIPTION, MAX_NAME, MAX_RESOURCES, parse, read_time
+from notbefore.core.document import (
+    MAX_BYTES,
+    MAX_DESCRIPTION,
+    MAX_NAME,
+    MAX_RESOURCES,
+    parse,
+    read_time,
+)
 from notbefore.errors import DocumentError
 from support.azure import ID, STARTED, body, document, event, item
 
@@ -20,7 +27,8 @@ def reasons(*items: Any) -> list[str]:
 
 def test_it_reads_the_documented_example() -> None:
     example = document(
-        item(NotBefore="Mon, 11 Apr 2022 22:26:58 GMT", Resources=["WestNO_0", "WestNO_1"]), incarnation=2
+        item(NotBefore="Mon, 11 Apr 2022 22:26:58 GMT", Resources=["WestNO_0", "WestNO_1"]),
+        incarnation=2,
     )
     (read,) = example.events
     assert example.incarnation == 2
@@ -37,7 +45,12 @@ def test_it_reads_the_documented_example() -> None:
 
 def test_it_takes_missing_fields_of_old_versions_for_unknown() -> None:
     (read,) = document({"EventId": "a", "EventType": "Reboot", "EventStatus": "Scheduled"}).events
-    assert (read.description, read.event_source, read.duration, read.not_before) == (None, None, None, None)
+    assert (read.description, read.event_source, read.duration, read.not_before) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert event(DurationInSeconds=-1, NotBefore="").duration is None
     assert (read.resources, read.resource_type) == ((), None)
 
@@ -47,7 +60,10 @@ def test_a_byte_order_mark_does_no_harm() -> None:
 
 
 def test_an_incarnation_in_quotes_is_a_number() -> None:
-    assert parse(body().replace(b'"DocumentIncarnation":1', b'"DocumentIncarnation":"2"')).incarnation == 2
+    assert (
+        parse(body().replace(b'"DocumentIncarnation":1', b'"DocumentIncarnation":"2"')).incarnation
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,7 +104,9 @@ def test_it_reads_times_of_every_shape(text: str, expected: datetime | None) -> 
         ("DurationInSeconds", 10**12, "duration"),
     ],
 )
-def test_an_unreadable_field_is_a_flaw_and_the_event_stays(field: str, value: Any, reason: str) -> None:
+def test_an_unreadable_field_is_a_flaw_and_the_event_stays(
+    field: str, value: Any, reason: str
+) -> None:
     read = document(item(**{field: value}))
     assert [flaw.reason for flaw in read.flaws] == [reason]
     assert not read.flaws[0].rejected
@@ -107,13 +125,19 @@ def test_an_unreadable_field_is_a_flaw_and_the_event_stays(field: str, value: An
         (item(EventStatus=None), "event_status", ID),
     ],
 )
-def test_one_bad_event_does_not_lose_the_others(bad: object, reason: str, event_id: str | None) -> None:
+def test_one_bad_event_does_not_lose_the_others(
+    bad: object, reason: str, event_id: str | None
+) -> None:
     read = document(item("good-1"), bad, item("good-2"))
     assert [event.event_id for event in read.events] == ["good-1", "good-2"]
-    assert [(flaw.reason, flaw.event_id, flaw.rejected) for flaw in read.flaws] == [(reason, event_id, True)]
+    assert [(flaw.reason, flaw.event_id, flaw.rejected) for flaw in read.flaws] == [
+        (reason, event_id, True)
+    ]
 
 
-@pytest.mark.parametrize("bad", [b'"EventId":"A","DurationInSeconds":' + b"9" * 5000, b'"EventId":"\xff"'])
+@pytest.mark.parametrize(
+    "bad", [b'"EventId":"A","DurationInSeconds":' + b"9" * 5000, b'"EventId":"\xff"']
+)
 def test_an_event_that_cannot_be_decoded_is_rejected_without_a_name(bad: bytes) -> None:
     read = parse(b'{"DocumentIncarnation":1,"Events":[{' + bad + b"}]}")
     assert [(flaw.reason, flaw.event_id) for flaw in read.flaws] == [("not_an_event", None)]
@@ -135,7 +159,10 @@ def test_of_two_events_with_one_id_the_started_one_counts_else_the_first() -> No
         (b'{"DocumentIncarnation":"one","Events":[]}', "wrong_shape"),
         (b'{"DocumentIncarnation":"9223372036854775808","Events":[]}', "wrong_shape"),
         (b'{"DocumentIncarnation":1e999,"Events":[]}', "wrong_shape"),
-        *((b'{"DocumentIncarnation":' + b"9" * n + b',"Events":[]}', "wrong_shape") for n in (19, 400, 5000)),
+        *(
+            (b'{"DocumentIncarnation":' + b"9" * n + b',"Events":[]}', "wrong_shape")
+            for n in (19, 400, 5000)
+        ),
         (b'{"DocumentIncarnation":NaN,"Events":[]}', "not_json"),
         (b'{"DocumentIncarnation":1,"Events":[]', "not_json"),
         (b'{"DocumentIncarnation":1,"Events":[]}}', "not_json"),
@@ -143,9 +170,15 @@ def test_of_two_events_with_one_id_the_started_one_counts_else_the_first() -> No
         (b"<html>Service Unavailable</html>", "not_json"),
         (b"\xff\xfe\x00", "not_json"),
         (b'{"DocumentIncarnation":1,"Events":' + b"[" * 100_000, "too_deep"),
-        (b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b',"DocumentIncarnation":1,"Events":[]}', "too_deep"),
+        (
+            b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b',"DocumentIncarnation":1,"Events":[]}',
+            "too_deep",
+        ),
         (b" " * MAX_BYTES + b"{}", "too_large"),
-        (b'{"DocumentIncarnation":1,"Events":[' + b",".join([b"0"] * 10_001) + b"]}", "too_many_events"),
+        (
+            b'{"DocumentIncarnation":1,"Events":[' + b",".join([b"0"] * 10_001) + b"]}",
+            "too_many_events",
+        ),
     ],
 )
 def test_what_is_no_document_is_refused_with_its_reason(bad: bytes, reason: str) -> None:
@@ -155,14 +188,21 @@ def test_what_is_no_document_is_refused_with_its_reason(bad: bytes, reason: str)
 
 
 def test_ten_thousand_events_are_read() -> None:
-    compact = [{"EventId": f"{n}", "EventType": "Freeze", "EventStatus": "Started"} for n in range(10_000)]
+    compact = [
+        {"EventId": f"{n}", "EventType": "Freeze", "EventStatus": "Started"} for n in range(10_000)
+    ]
     assert len(document(*compact).events) == 10_000
 
 
 def test_the_digest_is_the_same_for_the_same_content_and_another_for_other_content() -> None:
     same = event(Resources=["b", "A"]).digest()
     assert event(Resources=["a", "B"]).digest() == same
-    for field, value in (("NotBefore", ""), ("Description", "x"), ("DurationInSeconds", 6), ("EventStatus", "Started")):
+    for field, value in (
+        ("NotBefore", ""),
+        ("Description", "x"),
+        ("DurationInSeconds", 6),
+        ("EventStatus", "Started"),
+    ):
         assert event(Resources=["a", "b"], **{field: value}).digest() != same
 
 

@@ -1,4 +1,6 @@
-"""The documents hold: references are not stale, configurations are right, commands can be typed, links lead on."""
+"""The documents hold: references are not stale, configurations are right, commands can be typed,
+links lead on.
+"""
 
 import json
 import re
@@ -23,9 +25,15 @@ from notbefore.metrics import families, fleet
 from notbefore.metrics.families import Metric
 
 ROOT: Final = Path(__file__).parents[2]
-DOCUMENTS: Final = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS: Final = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 SECTIONS: Final = {field.encode_name for field in msgspec.structs.fields(Config)}
-PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PROJECT: Final[dict[str, Any]] = tomllib.loads(
+    (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+)["project"]
 VERSIONS: Final = {  # where the version stands beside pyproject.toml
     "src/notbefore/__init__.py": r'__version__ = "(.+)"',
     "config/helm/notbefore/Chart.yaml": r"(?m)^(?:version|appVersion): (\S+)",
@@ -43,7 +51,10 @@ TEXTS: Final = {path: path.read_text(encoding="utf-8") for path in DOCUMENTS}
 def blocks(language: str) -> list[tuple[str, str]]:
     """Each block of a language, and the document that it stands in."""
     return [
-        (path.name, block) for path, text in TEXTS.items() for kind, block in _FENCE.findall(text) if kind == language
+        (path.name, block)
+        for path, text in TEXTS.items()
+        for kind, block in _FENCE.findall(text)
+        if kind == language
     ]
 
 
@@ -58,14 +69,19 @@ def test_a_reference_says_what_the_code_says(name: str, monkeypatch: pytest.Monk
 
 
 def test_every_file_names_the_version_and_the_pythons_that_are_claimed_are_tested() -> None:
-    found = {name: set(re.findall(way, (ROOT / name).read_text(encoding="utf-8"))) for name, way in VERSIONS.items()}
+    found = {
+        name: set(re.findall(way, (ROOT / name).read_text(encoding="utf-8")))
+        for name, way in VERSIONS.items()
+    }
     version: str = PROJECT["version"]
     assert found == {name: {version} for name in VERSIONS}
     assert f"\n## {version} - " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert "<" not in PROJECT["requires-python"], "newer Pythons could not even try"
     claimed = set(re.findall(r"3\.\d\d", " ".join(PROJECT["classifiers"])))
     assert claimed
-    assert claimed <= set(re.findall(r"3\.\d\d", (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")))
+    assert claimed <= set(
+        re.findall(r"3\.\d\d", (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    )
 
 
 def configurations() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -80,7 +96,9 @@ def configurations() -> Iterator[tuple[str, dict[str, Any]]]:
             yield name, {"sinks": values}
 
 
-def test_what_looks_like_a_configuration_is_one_and_the_schema_for_editors_takes_it(tmp_path: Path) -> None:
+def test_what_looks_like_a_configuration_is_one_and_the_schema_for_editors_takes_it(
+    tmp_path: Path,
+) -> None:
     schema = json.loads((ROOT / "config" / "notbefore.schema.json").read_text(encoding="utf-8"))
     validator = jsonschema.Draft7Validator(schema)
     hub = "Endpoint=sb://x.example.org/;SharedAccessKeyName=root;SharedAccessKey=abc=;EntityPath=changes"
@@ -92,14 +110,19 @@ def test_what_looks_like_a_configuration_is_one_and_the_schema_for_editors_takes
         assert [error.message for error in validator.iter_errors(values)] == [], name
         for route in values.get("routes", ()):  # of sinks that the block leaves out
             for sink in route["sinks"]:
-                values.setdefault("sinks", {}).setdefault(sink, {"command": {"command": ["/bin/true"]}})
+                values.setdefault("sinks", {}).setdefault(
+                    sink, {"command": {"command": ["/bin/true"]}}
+                )
         text = yaml.safe_dump(values)
         for key, place in re.findall(r"((?:\w+_)?(?:file|env|credential)): (\S+)", text):
             if key.endswith("env"):
                 environment[place] = "https://example.org/secret"
                 continue
             file = tmp_path / place.lstrip("/").replace("/", "-")
-            secret = next((one for part, one in secrets.items() if part in place), "https://example.org/secret")
+            secret = next(
+                (one for part, one in secrets.items() if part in place),
+                "https://example.org/secret",
+            )
             file.write_text(secret, encoding="utf-8")
             text = text.replace(f"{key}: {place}", f"{key}: {file.name}")
         path = tmp_path / f"{number} {name}"
@@ -126,7 +149,9 @@ def test_every_command_can_be_typed() -> None:
     for name, line in found:
         words = [word.rstrip(",") for word in shlex.split(line, posix=False)][1:]
         try:
-            parsed(words if len(words) > 1 else [*words, "--help"])  # only its name: there must be one of that name
+            parsed(
+                words if len(words) > 1 else [*words, "--help"]
+            )  # only its name: there must be one of that name
         except SystemExit as end:
             assert end.code == 0, f"{name}: {line}"
     table = TEXTS[ROOT / "README.md"].partition("## The commands")[2].partition("\n## ")[0]
@@ -149,7 +174,9 @@ def test_every_link_leads_somewhere_and_every_program_that_is_named_is_there() -
 def anchors(path: Path) -> set[str]:
     """As GitHub makes them of headings."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
 
 
 def test_every_metric_that_is_named_exists() -> None:
@@ -163,9 +190,22 @@ def test_every_metric_that_is_named_exists() -> None:
 
 def test_the_table_of_the_house_has_every_room_and_module_and_names_only_what_is_there() -> None:
     source = ROOT / "src" / "notbefore"
-    named = set(re.findall(r"`(\w+/(?:\w+/)*(?:\w+\.\w+)?)`", (ROOT / "docs" / "how-it-works.md").read_text("utf-8")))
-    assert [name for name in named if not any((place / name).exists() for place in (source, ROOT))] == []
-    modules = {str(path.relative_to(source)) for path in source.glob("*/*.py") if path.name != "__init__.py"}
+    named = set(
+        re.findall(
+            r"`(\w+/(?:\w+/)*(?:\w+\.\w+)?)`",
+            (ROOT / "docs" / "how-it-works.md").read_text("utf-8"),
+        )
+    )
+    assert [
+        name for name in named if not any((place / name).exists() for place in (source, ROOT))
+    ] == []
+    modules = {
+        str(path.relative_to(source))
+        for path in source.glob("*/*.py")
+        if path.name != "__init__.py"
+    }
     free = ("commands/", "fleet/")  # one for each command; docs/fleet.md has its own
-    wanted = {name for name in modules if not name.startswith(free)} | {f"{name.split('/')[0]}/" for name in modules}
+    wanted = {name for name in modules if not name.startswith(free)} | {
+        f"{name.split('/')[0]}/" for name in modules
+    }
     assert wanted <= named, "add it to the table"

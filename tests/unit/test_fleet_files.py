@@ -1,4 +1,6 @@
-"""The files of an instance belong to its user alone, no link that somebody planted is followed, and no loop waits."""
+"""The files of an instance belong to its user alone, no link that somebody planted is followed, and
+no loop waits.
+"""
 
 import asyncio
 import os
@@ -12,7 +14,9 @@ import pytest
 from notbefore.fleet.snapshot import Position
 from notbefore.fleet.snapshot_store import FileSnapshots
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="its access lists are another matter")
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "geteuid"), reason="its access lists are another matter"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +39,9 @@ def test_a_snapshot_is_its_users_alone_whatever_the_umask(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("link", ["0", "0.new"])
-def test_a_link_in_the_place_of_a_snapshot_is_neither_read_nor_written_through(tmp_path: Path, link: str) -> None:
+def test_a_link_in_the_place_of_a_snapshot_is_neither_read_nor_written_through(
+    tmp_path: Path, link: str
+) -> None:
     (tmp_path / "victim").write_text("kept", encoding="utf-8")
     (tmp_path / link).symlink_to(tmp_path / "victim")
     with pytest.raises(OSError, match="symbolic link"):
@@ -53,7 +59,9 @@ def test_a_disk_that_hangs_under_a_snapshot_keeps_no_other_waiting(tmp_path: Pat
         (tmp_path / "0").write_bytes(b"late")
         return await hanging
 
-    unblock = threading.Timer(20, (tmp_path / "0").write_bytes, [b"never"])  # else this test would hang, too
+    unblock = threading.Timer(
+        20, (tmp_path / "0").write_bytes, [b"never"]
+    )  # else this test would hang, too
     unblock.start()
     assert asyncio.run(read()) == b"late"
     unblock.cancel()
@@ -65,7 +73,9 @@ def test_a_note_is_changed_by_one_at_a_time_and_no_directory_is_made_for_it(tmp_
     assert not (tmp_path / "state").exists()  # of root's, it would be of no use to the instance
 
     async def change() -> bytes:
-        await asyncio.gather(*(FileSnapshots(tmp_path).change("mutes", lambda body: body + b"x") for _ in range(8)))
+        await asyncio.gather(
+            *(FileSnapshots(tmp_path).change("mutes", lambda body: body + b"x") for _ in range(8))
+        )
         return await FileSnapshots(tmp_path).read("mutes")
 
     assert asyncio.run(change()) == b"x" * 8

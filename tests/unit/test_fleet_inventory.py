@@ -13,7 +13,10 @@ A, B = vm("web_0"), vm("web_1")
 
 def test_a_file_of_names_may_have_comments_and_empty_lines() -> None:
     found = read_inventory(b"\xef\xbb\xbf# the web\r\ns/rg/Web_0\r\n\r\ns/rg/web_1  # the second\n")
-    assert found == {"s/rg/web_0": ("Web_0", Place("s", "rg")), "s/rg/web_1": ("web_1", Place("s", "rg"))}
+    assert found == {
+        "s/rg/web_0": ("Web_0", Place("s", "rg")),
+        "s/rg/web_1": ("web_1", Place("s", "rg")),
+    }
     # as `az graph query` writes it
     found = read_inventory(b"s-1/RG/db-A\twesteurope\t\ns-1/rg/web_12\teastus\tweb\n")
     assert found == {
@@ -56,14 +59,19 @@ def test_a_vm_that_is_never_heard_from_is_missing_after_three_intervals_and_noti
     assert log.pass_time(180, A) == ["started"]
     event = log.last.change.event
     assert (missing(log), event.resources, event.event_type, event.description) == (
-        ["web_1"], ("web_1",), "Silent", MISSING,
-    )  # fmt: skip
+        ["web_1"],
+        ("web_1",),
+        "Silent",
+        MISSING,
+    )
     log.pass_time(2 * 86_400, A)  # nobody forgets it: it is in the inventory still
     assert (log.kinds, missing(log)) == (["started"], ["web_1"])
 
 
 @pytest.mark.parametrize("left", [(), ("web_2",)])
-def test_what_is_heard_from_or_leaves_the_inventory_is_no_longer_missing(left: tuple[str, ...]) -> None:
+def test_what_is_heard_from_or_leaves_the_inventory_is_no_longer_missing(
+    left: tuple[str, ...],
+) -> None:
     log = Log()
     log.pass_time(60, A)
     expect(log, "web_1", *left)

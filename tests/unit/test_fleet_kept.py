@@ -43,19 +43,28 @@ sinks: {hook: {webhook: {url: "http://127.0.0.1:9/", allow_private: true}}}
 class Kept:
     """A keeper without a hub."""
 
-    def __init__(self, directory: Path, snapshots: FileSnapshots | None = None, history: History | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        snapshots: FileSnapshots | None = None,
+        history: History | None = None,
+    ) -> None:
         path = directory / "fleet.yaml"
         path.write_text(CONFIG, encoding="utf-8")
         self.config = config = load(path, {}, {})
         assert config.fleet
         self.outbox = FleetOutbox(config.routing, lambda: None, T0.timestamp)
         used = snapshots or FileSnapshots(directory)
-        self.parts = Parts(used, self.outbox, HubClock(), history or History(directory), lambda _: None)
+        self.parts = Parts(
+            used, self.outbox, HubClock(), history or History(directory), lambda _: None
+        )
         self.keeper = Keeper(config.fleet, self.parts)
 
 
 @pytest.mark.parametrize(("muted_from", "sent"), [(0, set[str]()), (1, {"announced", "finished"})])
-def test_the_end_is_notified_to_those_who_were_notified_before_the_mute(muted_from: int, sent: set[str]) -> None:
+def test_the_end_is_notified_to_those_who_were_notified_before_the_mute(
+    muted_from: int, sent: set[str]
+) -> None:
     log = Log()
     for kind in ("announced", "started", "finished"):
         log.add(A, kind)
@@ -74,20 +83,29 @@ def test_who_takes_over_is_told_what_a_sink_said_of_an_event_that_is_open(tmp_pa
     other.adopt("0", one.part("0", log.fold.event_keys()), 1.0)
     log.add(A, "started", after=0)
     other.commit("0", log.last, sent=True)
-    assert [later.thread for later in eventually(lambda: other.exchange([], {"hook": 1}))] == ["thread-1"]
+    assert [later.thread for later in eventually(lambda: other.exchange([], {"hook": 1}))] == [
+        "thread-1"
+    ]
 
 
 def test_who_takes_over_with_other_sinks_sends_what_waits_by_its_own_routes(tmp_path: Path) -> None:
     log, one = Log(), Kept(tmp_path).outbox
     log.add(A, "announced", after=0)
     one.commit("0", log.last, sent=True)
-    routes = (Route(Match(resource_group=("other",)), ("others",)), Route(Match(resource_group=("rg",)), ("new",)))
-    other = FleetOutbox(Routing(routes, {"others": Terms(), "new": Terms()}), lambda: None, T0.timestamp)
+    routes = (
+        Route(Match(resource_group=("other",)), ("others",)),
+        Route(Match(resource_group=("rg",)), ("new",)),
+    )
+    other = FleetOutbox(
+        Routing(routes, {"others": Terms(), "new": Terms()}), lambda: None, T0.timestamp
+    )
     other.adopt("0", one.part("0", log.fold.event_keys()), 1.0)
     assert [row.sink for row in other.exchange([], {"others": 1, "new": 1})] == ["new"]
 
 
-def test_one_snapshot_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_snapshot_that_cannot_be_read_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(snapshot_store, "EVERY", 0.0)
     log = Log()
     log.add(A, "announced")
@@ -113,7 +131,9 @@ def test_one_snapshot_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeyp
 
 
 class Slow(FileSnapshots):
-    """A store that is slow with the first partition, until the second one is written a second time."""
+    """A store that is slow with the first partition, until the second one is written a
+    second time.
+    """
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -134,7 +154,9 @@ def test_before_partitions_are_let_go_their_snapshots_are_written_at_once(tmp_pa
         kept = Kept(tmp_path, snapshots := Slow(tmp_path))
         await asyncio.gather(*map(kept.keeper.take, ("0", "1")))
         kept.parts.clock.hear(1000.0)
-        assert kept.parts.clock.now() < 2000.0  # what was written before the first record sets no time
+        assert (
+            kept.parts.clock.now() < 2000.0
+        )  # what was written before the first record sets no time
         await asyncio.wait_for(kept.keeper.let_go("0", "1"), 20)
         assert await snapshots.read("0")
 
@@ -155,7 +177,8 @@ class Broken(FileSnapshots):
 
 
 @pytest.mark.parametrize(
-    ("error", "part"), [(OSError(errno.ENOSPC, "no space left"), "store"), (KeyError("nobody foresaw it"), "fold")]
+    ("error", "part"),
+    [(OSError(errno.ENOSPC, "no space left"), "store"), (KeyError("nobody foresaw it"), "fold")],
 )
 def test_what_cannot_be_written_is_counted_and_said_tried_again_and_keeps_nothing_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, part: str
@@ -182,25 +205,44 @@ def test_that_nothing_is_coming_is_said_where_each_partition_of_the_hub_is_known
         kept = Kept(tmp_path)
         assert kept.config.fleet
         consumer = Consumer(kept.config.fleet, kept.parts)
-        view = FleetView(kept.config, consumer, kept.parts, Supervisor(make_orders(kept.config), kept.outbox))
+        view = FleetView(
+            kept.config, consumer, kept.parts, Supervisor(make_orders(kept.config), kept.outbox)
+        )
         consumer.connected, consumer.keeper.ends = True, {"0": -1, "1": -1, "2": -1}
         monkeypatch.setattr(AgentClient, "ask", lambda *_: json.loads(json_line(view.fleet({}))))
         for name, unread in (("0", 2), ("1", 1), ("2", 0)):
             await consumer.keeper.take(name)
-            assert main(["events", "--fleet"]) == main(["events", "--fleet", "--json"]) == int(unread > 0)
+            assert (
+                main(["events", "--fleet"])
+                == main(["events", "--fleet", "--json"])
+                == int(unread > 0)
+            )
             out, err = capsys.readouterr()
-            assert err.count(f": {unread} of the hub's 3 partitions could not be read yet\n") == 2 * (unread > 0)
-            assert [("Nothing is coming" in said) for said in (out, view.page({}).decode())] == [not unread] * 2
+            assert err.count(
+                f": {unread} of the hub's 3 partitions could not be read yet\n"
+            ) == 2 * (unread > 0)
+            assert [("Nothing is coming" in said) for said in (out, view.page({}).decode())] == [
+                not unread
+            ] * 2
             assert view.calendar({}).status[:3] == ("503" if unread else "200")
         only = view.page({"vm": "web_1"}).decode()
-        assert ("Nothing is coming" in only, "No event matches the filter." in only) == (False, True)
+        assert ("Nothing is coming" in only, "No event matches the filter." in only) == (
+            False,
+            True,
+        )
         (log := Log()).fold, consumer.keeper.ends["3"] = consumer.keeper.partitions["0"].fold, -1
         log.add(A, "announced")
         assert "This may be outdated or incomplete: 1 of the hub" in view.page({}).decode()
         consumer.connected = False
-        for part, text in (("hub", "an hour ago"), ("store", "no container"), ("history", "no disk")):
+        for part, text in (
+            ("hub", "an hour ago"),
+            ("store", "no container"),
+            ("history", "no disk"),
+        ):
             consumer.keeper.failed(part, OSError(text))
-        assert view.ready().reasons == ("the hub is not being read: the checkpoint store: OSError: no container",)
+        assert view.ready().reasons == (
+            "the hub is not being read: the checkpoint store: OSError: no container",
+        )
 
     asyncio.run(look())
 
@@ -210,7 +252,9 @@ def test_without_an_inventory_nobody_of_an_earlier_one_is_missing(tmp_path: Path
         kept, log = Kept(tmp_path), Log()
         log.beat(A)
         log.fold.missing.expect({"gone": ("gone", Place())}, log.now, 900.0)
-        await FileSnapshots(tmp_path).write("0", compressed(log.fold.snapshot(0.0)), Position("", 0, 0.0))
+        await FileSnapshots(tmp_path).write(
+            "0", compressed(log.fold.snapshot(0.0)), Position("", 0, 0.0)
+        )
         log.fold = await kept.keeper.take("0")
         assert log.pass_time(2000, A) == []
 
@@ -230,7 +274,9 @@ class Hung(History):
         super().write(past, now)
 
 
-def test_while_the_disk_of_the_history_hangs_so_many_events_wait_and_each_of_them_is_written(tmp_path: Path) -> None:
+def test_while_the_disk_of_the_history_hangs_so_many_events_wait_and_each_of_them_is_written(
+    tmp_path: Path,
+) -> None:
     log = Log()
 
     def end(numbers: range) -> None:
@@ -251,7 +297,9 @@ def test_while_the_disk_of_the_history_hangs_so_many_events_wait_and_each_of_the
         finally:
             hung.over.set()
             await writing
-        assert [one.event_id for one in log.fold.state.past] == [f"E{number}" for number in range(2, MAX_WAITING)]
+        assert [one.event_id for one in log.fold.state.past] == [
+            f"E{number}" for number in range(2, MAX_WAITING)
+        ]
         end(range(MAX_WAITING + 3, MAX_WAITING + 4))
         await kept.keeper.write_history()
         found = [one.event_id for one in read_past(hung.past(0.0))]

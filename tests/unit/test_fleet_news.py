@@ -1,4 +1,6 @@
-"""What a fleet's notifications must not do: mix VMs of one name, lose notice by waiting, or tell history as news."""
+"""What a fleet's notifications must not do: mix VMs of one name, lose notice by waiting, or tell
+history as news.
+"""
 
 import os
 import random
@@ -24,8 +26,15 @@ from support.azure import T0, at
 from support.fleet_log import LIMIT, WAVES, A, B, C, Log, grouped, written
 from support.fleet_records import body, report, vm
 
-PROD = replace(vm("web01", scale_set=""), subscription_id="prod", resource_group="payments", tags={"team": "pay"})
-TEST = replace(vm("web01", scale_set=""), subscription_id="test", resource_group="lab", tags={"team": "lab"})
+PROD = replace(
+    vm("web01", scale_set=""),
+    subscription_id="prod",
+    resource_group="payments",
+    tags={"team": "pay"},
+)
+TEST = replace(
+    vm("web01", scale_set=""), subscription_id="test", resource_group="lab", tags={"team": "lab"}
+)
 BOTH = tuple(replace(one, record_tags=("team",)) for one in (PROD, TEST))
 PROD, TEST = BOTH
 
@@ -56,7 +65,12 @@ def test_one_eventid_of_two_resource_groups_is_two_events() -> None:
     log.add(TEST, "canceled")
     log.add(PROD, "started")
     found = [(one.vm.resource_group, one.change.kind) for one in log.made]
-    assert found == [("payments", "announced"), ("lab", "announced"), ("lab", "canceled"), ("payments", "started")]
+    assert found == [
+        ("payments", "announced"),
+        ("lab", "announced"),
+        ("lab", "canceled"),
+        ("payments", "started"),
+    ]
     assert len({one.change.event.key for one in log.made}) == 2
     assert len({one.change.id for one in log.made}) == 4
 
@@ -68,7 +82,10 @@ def test_events_of_one_wave_that_go_to_different_receivers_are_two_waves() -> No
         log.add(vm(f"vm-{event}", team=team), "announced", event)
     log.wait(10)
     assert sorted(one.facts.fleet_events for one in log.made) == [2, 2]
-    assert {tuple(one.tags["team"] for one in made.routed) for made in log.made} == {("pay",), ("lab",)}
+    assert {tuple(one.tags["team"] for one in made.routed) for made in log.made} == {
+        ("pay",),
+        ("lab",),
+    }
 
 
 def test_an_exercise_is_a_wave_of_its_own() -> None:
@@ -76,7 +93,10 @@ def test_an_exercise_is_a_wave_of_its_own() -> None:
     log.read(body(replace(report(A, "announced", "DRILL", at=at(1)), exercise=True)))
     log.add(B, "announced", "E1")
     log.wait(10)
-    assert sorted((one.exercise, one.facts.fleet_events) for one in log.made) == [(False, 1), (True, 1)]
+    assert sorted((one.exercise, one.facts.fleet_events) for one in log.made) == [
+        (False, 1),
+        (True, 1),
+    ]
 
 
 def test_a_worse_type_names_the_wave_and_does_not_wait() -> None:
@@ -86,9 +106,21 @@ def test_a_worse_type_names_the_wave_and_does_not_wait() -> None:
     log.add(B, "announced", "E1", event_type="Terminate", notice=300, not_before=at(310))
     log.wait(10)
     assert (log.last.change.kind, log.last.change.event.event_type) == ("updated", "Terminate")
-    log.add(B, "updated", "E1", event_type="Terminate", not_before=at(310), resources=[B.name, C.name])
-    assert log.wait(100) == ["announced", "updated", "updated"]  # one more VM does not wait for the digest either
-    log.add(B, "updated", "E1", event_type="Terminate", not_before=datetime.fromtimestamp(log.now + 12, UTC))
+    log.add(
+        B, "updated", "E1", event_type="Terminate", not_before=at(310), resources=[B.name, C.name]
+    )
+    assert log.wait(100) == [
+        "announced",
+        "updated",
+        "updated",
+    ]  # one more VM does not wait for the digest either
+    log.add(
+        B,
+        "updated",
+        "E1",
+        event_type="Terminate",
+        not_before=datetime.fromtimestamp(log.now + 12, UTC),
+    )
     assert log.wait(5) == ["announced", *["updated"] * 3]  # a third of the 12 s that are left
 
 
@@ -129,11 +161,15 @@ def test_the_messages_of_a_wave_say_whose_it_is_and_once_it_has_begun_what_comes
     log.wait(900)
     log.add(vms[2], "updated", "E2", not_before=at(2000))
     log.wait(10)
-    assert log.last.change.event.not_before == at(900)  # it is overdue, and not hidden by the one after it
+    assert log.last.change.event.not_before == at(
+        900
+    )  # it is overdue, and not hidden by the one after it
     log.add(vms[1], "started", "E1")
     log.wait(300)
     goes_on = texts(log)[-1]
-    assert goes_on.title.endswith("goes on: 1 of 3 events is over, 1 is under way, 1 is to come (changed)")
+    assert goes_on.title.endswith(
+        "goes on: 1 of 3 events is over, 1 is under way, 1 is to come (changed)"
+    )
     assert "Next: not before 2026-03-01 12:33:20 UTC, in " in goes_on.plain
 
 
@@ -172,8 +208,14 @@ def test_what_was_canceled_and_is_learnt_late_is_a_correction_as_well() -> None:
     log.wait(60)
     log.add(A, "canceled", at=at(700))
     log.wait(60)
-    assert (log.kinds[2:], log.last.change.reason, log.fold.figures.errors) == (["canceled"], "corrected", {})
-    assert is_muted([Mute("id", {"event_type": "Reboot"}, "me", "why", log.now + 60)], log.now, log.last, set())
+    assert (log.kinds[2:], log.last.change.reason, log.fold.figures.errors) == (
+        ["canceled"],
+        "corrected",
+        {},
+    )
+    assert is_muted(
+        [Mute("id", {"event_type": "Reboot"}, "me", "why", log.now + 60)], log.now, log.last, set()
+    )
 
 
 def of_backlog(grouping: Grouping, backlog: int) -> Log:
@@ -192,7 +234,11 @@ def test_what_was_over_before_the_first_reading_is_history(grouping: Grouping) -
     log.wait(400)
     log.add(A, "announced", "E3", after=400, not_before=at(9000))
     log.wait(400)
-    assert {one.event_id for made in log.made for one in [made.change.event]} <= {"E2", "E3", *_waves(log)}
+    assert {one.event_id for made in log.made for one in [made.change.event]} <= {
+        "E2",
+        "E3",
+        *_waves(log),
+    }
     assert log.kinds[0] == "announced"
     assert set(log.kinds) <= {"announced", "updated"}
     closed = [one.event_id for one in log.fold.state.past]
@@ -200,7 +246,11 @@ def test_what_was_over_before_the_first_reading_is_history(grouping: Grouping) -
 
 
 def _waves(log: Log) -> set[str]:
-    return {made.change.event.event_id for made in log.made if made.change.event.event_id.startswith("wave-")}
+    return {
+        made.change.event.event_id
+        for made in log.made
+        if made.change.event.event_id.startswith("wave-")
+    }
 
 
 def test_who_takes_over_in_the_middle_of_the_backlog_notifies_nobody_of_it_either() -> None:
@@ -211,7 +261,9 @@ def test_who_takes_over_in_the_middle_of_the_backlog_notifies_nobody_of_it_eithe
     second.add(A, "finished")
     second.wait(60)
     assert second.made == []
-    assert [(one.event_id, one.outcome) for one in second.fold.state.past] == [("EVENT-1", "finished")]
+    assert [(one.event_id, one.outcome) for one in second.fold.state.past] == [
+        ("EVENT-1", "finished")
+    ]
 
 
 @pytest.mark.parametrize("year", [1, 9999])
@@ -253,9 +305,16 @@ def test_events_with_many_long_names_count_as_several() -> None:
 def test_the_names_of_those_that_report_one_event_have_a_bound_in_bytes() -> None:
     log = Log()
     for number in range(MAX_REPORTERS // 1000 + 10):
-        log.add(vm(f"{number:03}" + "\N{GRINNING FACE}" * 250), "announced", resources=[A.name], after=0.001)
+        log.add(
+            vm(f"{number:03}" + "\N{GRINNING FACE}" * 250),
+            "announced",
+            resources=[A.name],
+            after=0.001,
+        )
     (story,) = log.fold.events.open.values()
-    assert MAX_REPORTERS - 2000 < sum(len(name.encode()) for name in story.reported) <= MAX_REPORTERS
+    assert (
+        MAX_REPORTERS - 2000 < sum(len(name.encode()) for name in story.reported) <= MAX_REPORTERS
+    )
 
 
 def test_events_that_are_over_count_no_longer() -> None:
@@ -290,7 +349,10 @@ def test_an_interval_of_ages_keeps_no_vm_for_ever() -> None:
 
 def test_thousands_of_vms_that_fall_silent_at_once_are_all_notified_step_by_step() -> None:
     log = Log()
-    vms = [replace(vm(f"vm-{number}", scale_set=""), resource_group=f"rg-{number}") for number in range(3000)]
+    vms = [
+        replace(vm(f"vm-{number}", scale_set=""), resource_group=f"rg-{number}")
+        for number in range(3000)
+    ]
     log.beat(*vms)
     for _ in range(20):
         log.wait(100)
@@ -298,7 +360,9 @@ def test_thousands_of_vms_that_fall_silent_at_once_are_all_notified_step_by_step
 
 
 @pytest.mark.parametrize("group_by", random_fleets.GROUPINGS)
-def test_of_random_fleets_nothing_is_false_untold_or_out_of_order(group_by: tuple[str, ...]) -> None:
+def test_of_random_fleets_nothing_is_false_untold_or_out_of_order(
+    group_by: tuple[str, ...],
+) -> None:
     for seed in range(int(os.environ.get("NOTBEFORE_FLEETS", "40"))):
         plan = random_fleets.planned(random.Random(seed))  # noqa: S311 - a seed
         made = random_fleets.notified(plan, random.Random(seed), group_by)  # noqa: S311 - as above

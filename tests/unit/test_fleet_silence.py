@@ -1,4 +1,7 @@
-"""Which VMs fall silent: three intervals without a word, and no event that explains it; once for a wave of them."""
+"""Which VMs fall silent: three intervals without a word, and no event that explains it.
+
+Once for a wave of them.
+"""
 
 from typing import Any
 
@@ -14,13 +17,17 @@ BEAT = 300.0
 
 def test_a_vm_that_is_silent_for_three_intervals_is_notified_once() -> None:
     log = Log()
-    assert not any(log.fold.advance(log.now + 86_400))  # a clock that was ahead before the first record
+    assert not any(
+        log.fold.advance(log.now + 86_400)
+    )  # a clock that was ahead before the first record
     log.pass_time(600, A, B, C)
     assert log.pass_time(3 * BEAT - 60, A, B) == []
     assert log.pass_time(180, A, B) == ["started"]
     assert (log.silent, log.last.change.event.resources, log.last.change.event.event_type) == (
-        ["web_2"], ("web_2",), "Silent",
-    )  # fmt: skip
+        ["web_2"],
+        ("web_2",),
+        "Silent",
+    )
     log.pass_time(3600, A, B)
     assert log.kinds == ["started"]
 
@@ -49,14 +56,23 @@ def test_an_event_that_has_started_explains_the_silence() -> None:
     assert log.silent == ["web_0"]  # the event is over, and the VM did not come back
 
 
-@pytest.mark.parametrize(("event_type", "end", "silent"), [
-    ("Reboot", "finished", ["web_0"]), ("Preempt", "canceled", ["web_0"]), ("Preempt", "finished", []),
-])  # fmt: skip
-def test_an_event_that_is_over_explains_no_silence(event_type: Any, end: Any, silent: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("event_type", "end", "silent"),
+    [
+        ("Reboot", "finished", ["web_0"]),
+        ("Preempt", "canceled", ["web_0"]),
+        ("Preempt", "finished", []),
+    ],
+)
+def test_an_event_that_is_over_explains_no_silence(
+    event_type: Any, end: Any, silent: list[str]
+) -> None:
     log = Log(WAVES)
     log.pass_time(300, A, B, C)
     log.add(B, "announced", resources=[A.name], event_type=event_type)
-    log.add(B, "announced", "LATER", resources=[C.name], event_type=event_type, not_before=at(86_400))
+    log.add(
+        B, "announced", "LATER", resources=[C.name], event_type=event_type, not_before=at(86_400)
+    )
     for kind in ["started", end] if end == "finished" else [end]:
         log.add(A, kind, resources=[A.name], event_type=event_type)
     log.pass_time(LIMIT, B, C)
@@ -140,7 +156,9 @@ def evicted() -> Log:
     return log
 
 
-def test_a_vm_that_was_evicted_is_no_longer_expected_by_who_takes_the_partition_over_either() -> None:
+def test_a_vm_that_was_evicted_is_no_longer_expected_by_who_takes_the_partition_over_either() -> (
+    None
+):
     log = evicted()
     for one in (log.taken_over(), log):
         before = len(one.kinds)

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 
 from notbefore.core.clock import Instant
 from notbefore.core.document import parse
-from notbefore.core.lifecycle import MAX_DEPARTED, MAX_STEPS, OUTCOMES, TRANSITIONS, as_another_vm, diff
+from notbefore.core.lifecycle import (
+    MAX_DEPARTED,
+    MAX_STEPS,
+    OUTCOMES,
+    TRANSITIONS,
+    as_another_vm,
+    diff,
+)
 from notbefore.core.tracked import WATCHED, Observation, Tracked
 from support.azure import ID, ME, PEER, STARTED, Story, at, body, item, now
 
@@ -17,14 +24,25 @@ BLIND = {"silence": WATCHED + 1}
 
 
 def rebooted(down: float, **fields: Any) -> dict[str, Any]:
-    """The first answer after a boot; the machine had gone down ``down`` seconds after the tests' beginning."""
+    """The first answer after a boot.
+
+    The machine had gone down ``down`` seconds after the tests' beginning.
+    """
     return {
-        "silence": 40.0, "rebooted": True, "gap": 40.0, "last": at(down - 1), "down": at(down), **fields
-    }  # fmt: skip
+        "silence": 40.0,
+        "rebooted": True,
+        "gap": 40.0,
+        "last": at(down - 1),
+        "down": at(down),
+        **fields,
+    }
 
 
 def booted(last: float | None) -> dict[str, Any]:
-    """The first answer after the machine went down at 905; IMDS had answered last at this second."""
+    """The first answer after the machine went down at 905.
+
+    IMDS had answered last at this second.
+    """
     return rebooted(905, last=None if last is None else at(last))
 
 
@@ -38,7 +56,11 @@ def test_an_event_is_announced_started_and_finished() -> None:
     assert story.kinds == ["announced", "started", "finished"]
     assert story.changes[0].notice_seconds == 890
     assert story.changes[1].scheduled_seconds == 890
-    assert (story.last.started_seconds, story.last.outcome, story.last.reason) == (600, "finished", "gone_after_start")
+    assert (story.last.started_seconds, story.last.outcome, story.last.reason) == (
+        600,
+        "finished",
+        "gone_after_start",
+    )
     assert story.last.not_before == at(900)  # the last one known
 
 
@@ -99,31 +121,85 @@ def unread(story: Story, unreadable: Any) -> Story:
     [
         # nobody watched
         ("ended unknown not_watched", lambda new: new.sees(0, item()).sees(3600, by=2, **BLIND)),
-        ("ended unknown not_watched", lambda new: new.sees(0, item()).sees(3600, by=2, silence=None)),
-        ("ended unknown not_watched", lambda new: new.sees(0, *LISTED["other"]).sees(3600, **BLIND)),
+        (
+            "ended unknown not_watched",
+            lambda new: new.sees(0, item()).sees(3600, by=2, silence=None),
+        ),
+        (
+            "ended unknown not_watched",
+            lambda new: new.sees(0, *LISTED["other"]).sees(3600, **BLIND),
+        ),
         *(
-            ("finished finished gone_after_start_unwatched", lambda new, how=how: new.sees(1, STARTS).sees(3600, **how))
+            (
+                "finished finished gone_after_start_unwatched",
+                lambda new, how=how: new.sees(1, STARTS).sees(3600, **how),
+            )
             for how in (BLIND, {"silence": 90_000.0}, {"silence": None}, rebooted(30))
         ),
         # over some missed polls NotBefore decides; a second is not enough: both count whole ones
-        ("canceled canceled gone_before_start", lambda new: new.sees(890, item()).sees(898, by=2, silence=8.0)),
-        ("ended unknown start_may_be_missed", lambda new: new.sees(890, item()).sees(899, by=2, silence=8.0)),
-        ("ended unknown start_may_be_missed", lambda new: new.sees(890, item()).sees(900, by=1, silence=8.0)),
-        ("canceled canceled gone_before_start", lambda new: new.sees(897, item()).sees(902, silence=5.0)),
-        ("ended unknown start_may_be_missed", lambda new: new.sees(897, item()).sees(902, silence=5.1)),
-        ("canceled canceled gone_before_start", lambda new: new.sees(0, NEVER).sees(8, silence=8.0, interval=2.0)),
-        ("canceled canceled gone_before_start", lambda new: new.sees(0, NEVER).sees(10, silence=10.0, interval=10.0)),
+        (
+            "canceled canceled gone_before_start",
+            lambda new: new.sees(890, item()).sees(898, by=2, silence=8.0),
+        ),
+        (
+            "ended unknown start_may_be_missed",
+            lambda new: new.sees(890, item()).sees(899, by=2, silence=8.0),
+        ),
+        (
+            "ended unknown start_may_be_missed",
+            lambda new: new.sees(890, item()).sees(900, by=1, silence=8.0),
+        ),
+        (
+            "canceled canceled gone_before_start",
+            lambda new: new.sees(897, item()).sees(902, silence=5.0),
+        ),
+        (
+            "ended unknown start_may_be_missed",
+            lambda new: new.sees(897, item()).sees(902, silence=5.1),
+        ),
+        (
+            "canceled canceled gone_before_start",
+            lambda new: new.sees(0, NEVER).sees(8, silence=8.0, interval=2.0),
+        ),
+        (
+            "canceled canceled gone_before_start",
+            lambda new: new.sees(0, NEVER).sees(10, silence=10.0, interval=10.0),
+        ),
         ("ended unknown start_may_be_missed", lambda new: new.sees(0, NEVER).sees(8, silence=8.0)),
         # what a boot proves: of this VM's, and due when it went down
-        ("ended finished machine_rebooted", lambda new: new.sees(895, item(**REDEPLOY)).sees(930, **booted(895))),
-        ("ended unknown machine_rebooted", lambda new: new.sees(894, item(**REDEPLOY)).sees(930, **booted(894))),
-        ("ended unknown machine_rebooted", lambda new: new.sees(850, item(**REBOOT)).sees(930, **rebooted(899))),
-        ("ended unknown machine_rebooted", lambda new: new.sees(850, item(**REBOOT)).sees(930, **booted(890))),
-        ("ended unknown machine_rebooted", lambda new: new.sees(850, item(**REBOOT)).sees(930, **booted(None))),
-        ("ended unknown machine_rebooted", lambda new: new.sees(850, item(**REBOOT)).sees(930, **DOWN_UNKNOWN)),
-        ("ended unknown machine_rebooted", lambda new: new.sees(890, item()).sees(940, **rebooted(910))),
+        (
+            "ended finished machine_rebooted",
+            lambda new: new.sees(895, item(**REDEPLOY)).sees(930, **booted(895)),
+        ),
+        (
+            "ended unknown machine_rebooted",
+            lambda new: new.sees(894, item(**REDEPLOY)).sees(930, **booted(894)),
+        ),
+        (
+            "ended unknown machine_rebooted",
+            lambda new: new.sees(850, item(**REBOOT)).sees(930, **rebooted(899)),
+        ),
+        (
+            "ended unknown machine_rebooted",
+            lambda new: new.sees(850, item(**REBOOT)).sees(930, **booted(890)),
+        ),
+        (
+            "ended unknown machine_rebooted",
+            lambda new: new.sees(850, item(**REBOOT)).sees(930, **booted(None)),
+        ),
+        (
+            "ended unknown machine_rebooted",
+            lambda new: new.sees(850, item(**REBOOT)).sees(930, **DOWN_UNKNOWN),
+        ),
+        (
+            "ended unknown machine_rebooted",
+            lambda new: new.sees(890, item()).sees(940, **rebooted(910)),
+        ),
         *(
-            ("ended unknown machine_rebooted", lambda new, of=of: new.sees(890, item(**of)).sees(940, **rebooted(910)))
+            (
+                "ended unknown machine_rebooted",
+                lambda new, of=of: new.sees(890, item(**of)).sees(940, **rebooted(910)),
+            )
             for of in (REBOOT | {"Resources": [PEER]}, REBOOT | LATER, REBOOT | {"NotBefore": None})
         ),
         # what could not be read
@@ -138,15 +214,22 @@ def unread(story: Story, unreadable: Any) -> Story:
             lambda new: new.sees(0, item()).sees(1, UNREAD).sees(2, item()).sees(3),
         ),
         # it had begun, whatever was listed of it after that
-        ("ended unknown status_went_back", lambda new: new.sees(1, STARTS).sees(5, *LISTED["other"]).sees(9)),
+        (
+            "ended unknown status_went_back",
+            lambda new: new.sees(1, STARTS).sees(5, *LISTED["other"]).sees(9),
+        ),
     ],
 )
-def test_how_an_event_ended_is_said_as_far_as_that_is_certain(ending: str, play: Callable[[Story], Story]) -> None:
+def test_how_an_event_ended_is_said_as_far_as_that_is_certain(
+    ending: str, play: Callable[[Story], Story]
+) -> None:
     last = play(Story().sees(-1)).last
     assert f"{last.kind} {last.outcome} {last.reason}" == ending
     if last.reason not in ("gone_after_start", "gone_before_start"):
         assert last.started_seconds is None
-    assert last.interruption is None or last.outcome == "finished" or last.reason == "status_went_back"
+    assert (
+        last.interruption is None or last.outcome == "finished" or last.reason == "status_went_back"
+    )
 
 
 def test_what_was_there_at_the_first_look_gives_no_notice() -> None:
@@ -156,12 +239,16 @@ def test_what_was_there_at_the_first_look_gives_no_notice() -> None:
     assert story.last.started_seconds == 1
 
 
-def test_of_what_another_vm_saw_nothing_is_claimed_and_what_is_listed_is_seen_for_the_first_time() -> None:
+def test_changed_vm_sees_listed_events_for_the_first_time() -> None:
     story = Story().sees(0).sees(1, item("mine", EventType="Reboot", **STARTED), item("theirs"))
     story.tracked = as_another_vm(story.tracked)
     story.sees(60, item("theirs", Resources=[PEER]), vm=PEER, **rebooted(30))
     assert story.kinds == ["started", "announced", "announced"]
-    assert (story.last.scope, story.last.reason, story.last.notice_seconds) == ("self", "first_seen_scheduled", None)
+    assert (story.last.scope, story.last.reason, story.last.notice_seconds) == (
+        "self",
+        "first_seen_scheduled",
+        None,
+    )
     assert len({change.id for change in story.changes}) == 3
     assert list(story.tracked.events) == ["theirs"]
     assert story.tracked.events["theirs"].seen.wall == at(60)
@@ -180,15 +267,29 @@ def test_ids_are_the_same_on_every_vm_that_sees_the_same_step() -> None:
 
 def test_an_event_that_is_never_readable_takes_nothing_from_the_others() -> None:
     broken = item("broken", EventType=None)
-    story = Story().sees(0, broken).sees(1, broken, item()).sees(900, broken, item(**STARTED)).sees(1500, broken)
+    story = (
+        Story()
+        .sees(0, broken)
+        .sees(1, broken, item())
+        .sees(900, broken, item(**STARTED))
+        .sees(1500, broken)
+    )
     assert [(change.kind, change.notice_seconds) for change in story.changes] == [
-        ("announced", 899), ("started", 899), ("finished", 899),
-    ]  # fmt: skip
+        ("announced", 899),
+        ("started", 899),
+        ("finished", 899),
+    ]
     assert story.last.started_seconds == 600
 
 
 def test_a_start_after_a_time_in_which_the_event_could_not_be_read_was_not_seen() -> None:
-    story = Story().sees(0, item()).sees(1, item(EventStatus="")).sees(20, item(**STARTED), silence=15.0).sees(25)
+    story = (
+        Story()
+        .sees(0, item())
+        .sees(1, item(EventStatus=""))
+        .sees(20, item(**STARTED), silence=15.0)
+        .sees(25)
+    )
     assert story.kinds == ["announced", "started", "finished"]
     assert [change.scheduled_seconds for change in story.changes] == [None, None, None]
     assert story.last.started_seconds is None
@@ -196,23 +297,41 @@ def test_a_start_after_a_time_in_which_the_event_could_not_be_read_was_not_seen(
 
 @pytest.mark.parametrize(
     ("field", "value", "name"),
-    [("Resources", [ME, 17], "resources"), ("NotBefore", "soon", "not_before"), ("Description", 5, "description")],
+    [
+        ("Resources", [ME, 17], "resources"),
+        ("NotBefore", "soon", "not_before"),
+        ("Description", 5, "description"),
+    ],
 )
-def test_a_field_that_cannot_be_read_keeps_its_last_value(field: str, value: Any, name: str) -> None:
-    story = Story().sees(0, item(Resources=[ME, PEER])).sees(1, item(**{"Resources": [ME, PEER], field: value}))
+def test_a_field_that_cannot_be_read_keeps_its_last_value(
+    field: str, value: Any, name: str
+) -> None:
+    story = (
+        Story()
+        .sees(0, item(Resources=[ME, PEER]))
+        .sees(1, item(**{"Resources": [ME, PEER], field: value}))
+    )
     story.sees(2, item(Resources=[ME, PEER]))
     assert story.kinds == ["announced"]
-    assert getattr(story.tracked.events[ID.casefold()].event, name) == getattr(story.changes[0].event, name)
+    assert getattr(story.tracked.events[ID.casefold()].event, name) == getattr(
+        story.changes[0].event, name
+    )
 
 
 def test_resources_that_cannot_be_read_once_leave_open_nothing_that_was_known() -> None:
-    story = Story().sees(0, item(Resources=[PEER])).sees(1, item(Resources=[PEER, 17], DurationInSeconds=9))
+    story = (
+        Story()
+        .sees(0, item(Resources=[PEER]))
+        .sees(1, item(Resources=[PEER, 17], DurationInSeconds=9))
+    )
     assert (story.last.kind, story.last.scope) == ("updated", "peer")
     assert Story().sees(0, item(Resources=[PEER, 17])).last.scope == "unknown"  # it may be this VM
 
 
 @pytest.mark.parametrize("unreadable", [item(EventStatus=""), {**item(), "EventId": 5}])
-def test_the_beginning_of_an_event_that_could_not_be_read_before_was_not_seen(unreadable: dict[str, Any]) -> None:
+def test_the_beginning_of_an_event_that_could_not_be_read_before_was_not_seen(
+    unreadable: dict[str, Any],
+) -> None:
     story = Story().sees(0, unreadable).sees(1, item())
     assert story.tracked.events[ID.casefold()].beginning_seen is False
     assert story.last.notice_seconds is None
@@ -223,9 +342,14 @@ def test_durations_are_left_out_where_the_clocks_do_not_agree() -> None:
     def stepped(seconds: float, by: float) -> dict[str, Any]:
         return {"at": Instant(at(seconds + by), "boot", seconds, at(seconds))}
 
-    story = Story().sees(0).sees(1, item(), **stepped(1, -86_400)).sees(900, item(**STARTED)).sees(1500)
+    story = (
+        Story().sees(0).sees(1, item(), **stepped(1, -86_400)).sees(900, item(**STARTED)).sees(1500)
+    )
     assert story.changes[0].notice_seconds == 899  # by IMDS's clock
-    assert (story.changes[1].scheduled_seconds, story.last.started_seconds) == (899, 600)  # by the clock since the boot
+    assert (story.changes[1].scheduled_seconds, story.last.started_seconds) == (
+        899,
+        600,
+    )  # by the clock since the boot
     frozen = {"at": Instant(at(900), "boot", 900, at(1500))}
     story = Story().sees(0).sees(1, item()).sees(900, item(**STARTED), **frozen).sees(1500)
     assert story.changes[1].scheduled_seconds is None
@@ -242,7 +366,15 @@ def test_durations_are_left_out_where_the_clocks_do_not_agree() -> None:
         ((item(**STARTED),), 0, True),
         ((item(Resources=[PEER], **STARTED),), 900, False),
         ((item(Resources=[]),), 900, True),  # nobody knows whom it affects
-        ((item("a", Resources=[PEER]), item("b", NotBefore="Sun, 01 Mar 2026 12:00:10 GMT"), item("c")), 0, True),
+        (
+            (
+                item("a", Resources=[PEER]),
+                item("b", NotBefore="Sun, 01 Mar 2026 12:00:10 GMT"),
+                item("c"),
+            ),
+            0,
+            True,
+        ),
     ],
 )
 def test_an_event_of_this_vm_is_imminent_from_shortly_before_it_may_start(
@@ -273,7 +405,14 @@ def test_of_many_steps_those_are_remembered_that_tell_the_beginnings_apart() -> 
 
 
 def test_what_starts_again_was_scheduled_once() -> None:
-    story = Story().sees(0).sees(1, item()).sees(5, item(**STARTED)).sees(9, item()).sees(12, item(**STARTED))
+    story = (
+        Story()
+        .sees(0)
+        .sees(1, item())
+        .sees(5, item(**STARTED))
+        .sees(9, item())
+        .sees(12, item(**STARTED))
+    )
     first, second = (change for change in story.changes if change.kind == "started")
     assert (first.scheduled_seconds, second.scheduled_seconds) == (4, None)
     assert story.tracked.events[ID.casefold()].started == at(5)
@@ -281,10 +420,18 @@ def test_what_starts_again_was_scheduled_once() -> None:
 
 def test_that_resources_moved_says_whom_it_was_to_hit_before() -> None:
     story = Story().sees(0, item(Resources=[ME, PEER])).sees(1, item(Resources=[PEER]))
-    assert (story.last.kind, story.last.scope, story.last.previous_scope) == ("updated", "peer", "self")
+    assert (story.last.kind, story.last.scope, story.last.previous_scope) == (
+        "updated",
+        "peer",
+        "self",
+    )
     assert story.last.no_longer_affected
     story.sees(2, item(Resources=[PEER, ME]))
-    assert (story.last.scope, story.last.previous_scope, story.last.no_longer_affected) == ("self", "peer", False)
+    assert (story.last.scope, story.last.previous_scope, story.last.no_longer_affected) == (
+        "self",
+        "peer",
+        False,
+    )
     story.sees(3, item(Resources=[ME]))
     assert (story.last.previous_scope, story.last.no_longer_affected) == (None, False)
 
@@ -333,7 +480,11 @@ def test_whatever_comes_the_changes_tell_one_story(
             assert begins == (change.previous is None and not ends)
             assert not begins or change.kind in ("announced", "started")
             assert not ends or not damaged  # the unreadable one may be it
-            for seconds in (change.notice_seconds, change.scheduled_seconds, change.started_seconds):
+            for seconds in (
+                change.notice_seconds,
+                change.scheduled_seconds,
+                change.started_seconds,
+            ):
                 assert seconds is None or seconds >= 0
             assert change.interruption is None or (ends and change.scope == "self")
             (alive.discard if ends else alive.add)(key)
@@ -363,21 +514,35 @@ def test_the_beginning_of_an_event_was_seen_if_there_was_an_answer_shortly_befor
     ("first", "measured"),
     [({"gap": 2.0}, 2.0), ({"gap": None}, None), ({"silence": WATCHED + 1}, None)],
 )
-def test_the_interruption_of_what_is_started_at_first_sight(first: dict[str, Any], measured: float | None) -> None:
+def test_the_interruption_of_what_is_started_at_first_sight(
+    first: dict[str, Any], measured: float | None
+) -> None:
     assert Story().sees(0).sees(5, item(**STARTED), **first).sees(6).last.interruption == measured
 
 
 def test_gaps_while_another_vms_event_runs_are_not_measured() -> None:
     story = Story().sees(0).sees(1, item(Resources=[PEER], **STARTED), gap=4.0)
     story.sees(2, item(Resources=[PEER, ME], **STARTED)).sees(3)
-    assert (story.last.scope, story.last.interruption) == ("self", 0.0)  # none of the time before it was ours
+    assert (story.last.scope, story.last.interruption) == (
+        "self",
+        0.0,
+    )  # none of the time before it was ours
     story = (
-        Story().sees(0).sees(1, item(Resources=[PEER], **STARTED)).sees(2, item(Resources=[PEER], **STARTED), gap=4.0)
+        Story()
+        .sees(0)
+        .sees(1, item(Resources=[PEER], **STARTED))
+        .sees(2, item(Resources=[PEER], **STARTED), gap=4.0)
     )
     assert story.tracked.events[ID.casefold()].interruption == 0
 
 
 @pytest.mark.parametrize(("before", "after", "scope"), [(ME, None, "peer"), (None, ME, "self")])
-def test_what_goes_while_the_name_is_unknown_keeps_whom_it_affects(before: Any, after: Any, scope: str) -> None:
-    story = Story().sees(0, item(Resources=[PEER if scope == "peer" else ME]), vm=before).sees(1, vm=after)
+def test_what_goes_while_the_name_is_unknown_keeps_whom_it_affects(
+    before: Any, after: Any, scope: str
+) -> None:
+    story = (
+        Story()
+        .sees(0, item(Resources=[PEER if scope == "peer" else ME]), vm=before)
+        .sees(1, vm=after)
+    )
     assert (story.last.kind, story.last.scope) == ("canceled", scope)

@@ -12,7 +12,9 @@ from notbefore.courier import orders
 from notbefore.process.main_thread import MainThread
 
 LONG = 60.0  # seconds: a wait that nothing ends takes so long
-ON_POSIX = pytest.mark.skipif(sys.platform == "win32", reason="Windows has neither SIGHUP nor many descriptors")
+ON_POSIX = pytest.mark.skipif(
+    sys.platform == "win32", reason="Windows has neither SIGHUP nor many descriptors"
+)
 
 
 def wait(main: MainThread, *descriptors: socket.socket) -> bool:
@@ -58,7 +60,12 @@ def test_what_can_be_read_ends_the_wait_whatever_its_descriptor() -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (2_048, limits[1]))
     reader, writer = socket.socketpair()
-    with reader, writer, socket.socket(fileno=fcntl.fcntl(reader, fcntl.F_DUPFD, 1_500)) as high, MainThread() as main:
+    with (
+        reader,
+        writer,
+        socket.socket(fileno=fcntl.fcntl(reader, fcntl.F_DUPFD, 1_500)) as high,
+        MainThread() as main,
+    ):
         writer.send(b".")
         assert not wait(main, high)
         orders.wait(LONG, orders.Channel(high))

@@ -1,7 +1,9 @@
-"""The outbox against a model that shares no code with it: an account of what was put in, and of what receivers took.
+"""The outbox against a model that shares no code with it: an account of what was put in, and of
+what receivers took.
 
-Clocks jump, couriers and owners are killed, the disk is late or sick. What holds: at least once, in order, under one
-id; no row is stuck; and each delivery is in the outbox or counted as what became of it.
+Clocks jump, couriers and owners are killed, the disk is late or sick. What holds: at least once, in
+order, under one id; no row is stuck; and each delivery is in the outbox or counted as what became
+of it.
 """
 
 from math import inf
@@ -22,7 +24,11 @@ OUTCOMES = ("accepted", "accepted", "accepted", "failed", "refused", "returned")
 
 
 class Account(RuleBasedStateMachine):
-    """One outbox; ``waiting`` is what it owes to receivers, by their sinks and events, in the order of the changes."""
+    """One outbox.
+
+    ``waiting`` is what it owes to receivers, by their sinks and events, in the order of the
+    changes.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,22 +50,31 @@ class Account(RuleBasedStateMachine):
         wait=st.sampled_from([0.0, 0.0, 5.0, 400.0]),
         extra=st.sampled_from([{}, {}, {"once": True}]),
     )
-    def change_is_seen(  # noqa: PLR0913 - what hypothesis draws
+    def change_is_seen(
         self, *, key: str, sink: str, kind: Any, severity: str, wait: float, extra: dict[str, Any]
     ) -> None:
         self.number += 1
-        made = {"kind": kind, "severity": severity, "delivery_id": f"{self.number:06d}", "created": self.now}
+        made = {
+            "kind": kind,
+            "severity": severity,
+            "delivery_id": f"{self.number:06d}",
+            "created": self.now,
+        }
         made |= {"expires_with_event": kind in ("announced", "updated", "reminder"), **extra}
         one = delivery(key, sink, due=self.now + wait, expires=self.now + 3_000, **made)
         self._excuse(key, kind)
         if kind == "reminder":
             self.outbox.put([one], self.now, self.now)
-            self.excused.add(one.delivery_id)  # whoever knows that the event moved or ended needs none
+            self.excused.add(
+                one.delivery_id
+            )  # whoever knows that the event moved or ended needs none
         else:
             self.outbox.take(change(kind, key), [one], self.now, self.now)
             self.queued.setdefault(lane_of(one), []).append(one.delivery_id)
         if len(self.outbox.rows.chosen()) >= BOUNDS.rows:
-            self.excused |= {row.delivery_id for row in self.outbox.rows.chosen()} | {one.delivery_id}
+            self.excused |= {row.delivery_id for row in self.outbox.rows.chosen()} | {
+                one.delivery_id
+            }
 
     def _excuse(self, key: str, kind: str) -> None:
         """What this change makes needless."""
@@ -67,7 +82,11 @@ class Account(RuleBasedStateMachine):
             if row.event_key == key and kind == "finished" and row.expires_with_event:
                 self.excused.add(row.delivery_id)
 
-    @rule(outcomes=st.lists(st.sampled_from(OUTCOMES), max_size=4), room=st.integers(0, 3), repeat=st.booleans())
+    @rule(
+        outcomes=st.lists(st.sampled_from(OUTCOMES), max_size=4),
+        room=st.integers(0, 3),
+        repeat=st.booleans(),
+    )
     def courier_takes_a_turn(self, outcomes: list[Any], room: int, *, repeat: bool) -> None:
         results = []
         for one, drawn in zip(list(self.under_way.values()), outcomes, strict=False):
@@ -88,7 +107,9 @@ class Account(RuleBasedStateMachine):
         for one in self.outbox.exchange(results, room, self.now):
             assert one.delivery_id not in self.under_way, "given twice"
             beside = [other for other in self.under_way.values() if lane_of(other) == lane_of(one)]
-            assert all(other.delivery_id < one.delivery_id for other in beside), "an earlier one beside a later one"
+            assert all(other.delivery_id < one.delivery_id for other in beside), (
+                "an earlier one beside a later one"
+            )
             self.under_way[one.delivery_id] = one
 
     def _arrive(self, one: Delivery) -> None:
@@ -121,17 +142,27 @@ class Account(RuleBasedStateMachine):
             self.excused.add(row.delivery_id)
         self.under_way = {}
 
-    @rule(boot=st.booleans(), uptime=st.sampled_from([0.0, 5.0, 1e6]), passed=st.sampled_from([0.0, 30.0]))
+    @rule(
+        boot=st.booleans(),
+        uptime=st.sampled_from([0.0, 5.0, 1e6]),
+        passed=st.sampled_from([0.0, 30.0]),
+    )
     def owner_is_killed(self, *, boot: bool, uptime: float, passed: float) -> None:
         """What only its memory knew is gone; another boot has another clock."""
         self.now = uptime if boot else self.now + passed
         image = self.disk
         known = {row.delivery_id for row in image.rows}
-        self.excused |= {row.delivery_id for row in self.outbox.rows.chosen()} - known  # nobody knows of them any more
+        self.excused |= {
+            row.delivery_id for row in self.outbox.rows.chosen()
+        } - known  # nobody knows of them any more
         self.excused |= {row.delivery_id for row in image.rows if row.begun}
         self.outbox, self.under_way = Outbox(lambda: 0.5, BOUNDS), {}
-        self.outbox.restore(image, self.now, 0.0 if boot else self.now - image.clock, time_known=not boot)
-        self.expired = sum(count for (_, name), count in image.ledger.counts.items() if name == "expired")
+        self.outbox.restore(
+            image, self.now, 0.0 if boot else self.now - image.clock, time_known=not boot
+        )
+        self.expired = sum(
+            count for (_, name), count in image.ledger.counts.items() if name == "expired"
+        )
 
     @precondition(lambda self: not self.outbox.rows.time_known)
     @rule(seconds=st.sampled_from([0.0, 60.0, 4_000.0]))
@@ -150,7 +181,11 @@ class Account(RuleBasedStateMachine):
     @invariant()
     def each_is_there_or_counted(self) -> None:
         for sink in SINKS:
-            counts = {name: count for (of, name), count in self.outbox.rows.ledger.counts.items() if of == sink}
+            counts = {
+                name: count
+                for (of, name), count in self.outbox.rows.ledger.counts.items()
+                if of == sink
+            }
             gone = ("delivered", "expired", "withdrawn", "overflowed", "dropped")
             rows = sum(row.state != "repeating" for row in self.outbox.rows.chosen(sink=sink))
             assert counts.get("accepted", 0) == sum(counts.get(name, 0) for name in gone) + rows
@@ -159,14 +194,25 @@ class Account(RuleBasedStateMachine):
     def nothing_is_lost(self) -> None:
         """What has not arrived is there, unless its time was over or something made it needless."""
         rows = {row.delivery_id for row in self.outbox.rows.chosen()}
-        owed = {one for order in self.queued.values() for one in order} - rows - self.reached - self.excused
-        expired = sum(count for (_, name), count in self.outbox.rows.ledger.counts.items() if name == "expired")
+        owed = (
+            {one for order in self.queued.values() for one in order}
+            - rows
+            - self.reached
+            - self.excused
+        )
+        expired = sum(
+            count
+            for (_, name), count in self.outbox.rows.ledger.counts.items()
+            if name == "expired"
+        )
         assert len(owed) <= expired - self.expired, f"lost: {owed}"
         self.excused |= owed
         self.expired = expired
 
     def teardown(self) -> None:
-        """Whatever the clock did: a courier that can do all gets all, and nothing is left to be sent."""
+        """Whatever the clock did: a courier that can do all gets all, and nothing is left to be
+        sent.
+        """
         self.courier_is_killed()
         if not self.outbox.rows.time_known:
             self.outbox.advance(0.0)

@@ -1,4 +1,6 @@
-"""The page without a server: what it says of which state, that it says all of it as text, and that it stays bounded."""
+"""The page without a server: what it says of which state, that it says all of it as text, and that
+it stays bounded.
+"""
 
 import re
 from html.parser import HTMLParser
@@ -17,7 +19,23 @@ from notbefore.web.page.render import Scale, render, timer
 from support.azure import ID, ME, PEER, STARTED, Story, at, item
 
 HEAD = {"html", "head", "meta", "title", "link", "script", "body"}
-FLOW = {"header", "main", "section", "footer", "nav", "h1", "h2", "h3", "p", "ul", "li", "div", "dl", "dt", "dd"}
+FLOW = {
+    "header",
+    "main",
+    "section",
+    "footer",
+    "nav",
+    "h1",
+    "h2",
+    "h3",
+    "p",
+    "ul",
+    "li",
+    "div",
+    "dl",
+    "dt",
+    "dd",
+}
 WORDS = {"a", "b", "bdi", "button", "code", "i", "noscript", "span", "strong", "time"}
 TABLES = {"table", "caption", "thead", "tbody", "tr", "th", "td", "svg", "line", "circle", "text"}
 ELEMENTS = HEAD | FLOW | WORDS | TABLES
@@ -34,7 +52,9 @@ class Agent(Story):
             last_successful_poll=at(seconds) if polled else None,
             vm=self.vm,
             unreadable=0,
-            events=tuple(PendingEvent.of(tracked, at(seconds)) for tracked in self.tracked.by_urgency),
+            events=tuple(
+                PendingEvent.of(tracked, at(seconds)) for tracked in self.tracked.by_urgency
+            ),
         )
         history = [Record.of(one, self.vm).line() for one in self.changes]
         ready = said.pop("ready", CheckResult(ok=True))
@@ -68,7 +88,14 @@ def said(model: PageModel) -> str:
 def test_an_event_is_shown_with_its_countdown_and_what_is_known_of_it() -> None:
     text = said(Agent().sees(0).sees(1, item()).model(10.5))
     assert "Without JavaScript this page does not refresh: load it again for what is new." in text
-    for part in ("Freeze of this VM is next, not before 12:15:00 UTC.", "14:49 to NotBefore", ME, ID, "14m59s", "5.0s"):
+    for part in (
+        "Freeze of this VM is next, not before 12:15:00 UTC.",
+        "14:49 to NotBefore",
+        ME,
+        ID,
+        "14m59s",
+        "5.0s",
+    ):
         assert part in text
     assert "Approval is on." in text
 
@@ -84,12 +111,20 @@ def test_the_sentences_about_one_event_are_those_of_its_moment() -> None:
     assert "since its start" not in said(unseen.model(65))
     assert "14m59s 10m00s 7.2s finished" in said(seen.sees(1500, gap=7.2).model(2000))
     unseen.sees(5000, silence=4000.0)
-    assert "finished it was Started, and is no longer listed; nobody saw when it ended" in said(unseen.model(5001))
+    assert "finished it was Started, and is no longer listed; nobody saw when it ended" in said(
+        unseen.model(5001)
+    )
 
 
 def test_this_vms_events_come_before_those_of_others() -> None:
-    mine, theirs = item("mine", NotBefore="Sun, 01 Mar 2026 13:00:00 GMT"), item("theirs", Resources=[PEER], **STARTED)
-    assert [event.event_id for event in Agent().sees(0).sees(1, theirs, mine).model(2).pending] == ["mine", "theirs"]
+    mine, theirs = (
+        item("mine", NotBefore="Sun, 01 Mar 2026 13:00:00 GMT"),
+        item("theirs", Resources=[PEER], **STARTED),
+    )
+    assert [event.event_id for event in Agent().sees(0).sees(1, theirs, mine).model(2).pending] == [
+        "mine",
+        "theirs",
+    ]
 
 
 def test_the_worst_comes_first_whatever_is_under_way() -> None:
@@ -109,7 +144,9 @@ def test_the_worst_comes_first_whatever_is_under_way() -> None:
         (False, False, "What is scheduled is not known yet: IMDS has not answered."),
     ],
 )
-def test_nothing_pending_is_claimed_only_when_it_is_known(polled: bool, ready: bool, sentence: str) -> None:
+def test_nothing_pending_is_claimed_only_when_it_is_known(
+    polled: bool, ready: bool, sentence: str
+) -> None:
     assert sentence in said(Agent().model(0, polled=polled, ready=CheckResult(ready)))
 
 
@@ -154,16 +191,32 @@ def test_where_nobody_is_notified_the_deliveries_are_neither_well_nor_ill() -> N
 
 
 HOSTILE = st.text(min_size=1, max_size=60) | st.sampled_from(
-    ["<script>x</script>", "\"' onload=x", "</title><img src=x>", "\u202egnp.exe", "&lt;b&gt;", "]]>", "\x00\x1b[2J"]
+    [
+        "<script>x</script>",
+        "\"' onload=x",
+        "</title><img src=x>",
+        "\u202egnp.exe",
+        "&lt;b&gt;",
+        "]]>",
+        "\x00\x1b[2J",
+    ]
 )
 
 
 @given(HOSTILE)
 def test_every_text_from_outside_stays_text(text: str) -> None:
-    given = {"EventType": text, "EventStatus": text, "EventSource": text, "Description": text, "Resources": [text, ME]}
+    given = {
+        "EventType": text,
+        "EventStatus": text,
+        "EventSource": text,
+        "Description": text,
+        "Resources": [text, ME],
+    }
     agent = Agent()
     agent.vm = Vm(name=text, location=text)
-    agent.sees(0).sees(1, item(text, **given), item("2", EventType=text)).sees(2, item(text, **given))
+    agent.sees(0).sees(1, item(text, **given), item("2", EventType=text)).sees(
+        2, item(text, **given)
+    )
     doubt = CheckResult(ok=False, reasons=(text,))
     agent_says: dict[str, Any] = dict.fromkeys(("degraded", "approval_off", "endpoint"), text)
     outbox = OutboxView(rows={(text, "pending"): 1})
@@ -187,7 +240,15 @@ def test_the_page_stays_small_whatever_is_listed() -> None:
 
 
 def test_a_countdown_is_written_as_a_clock() -> None:
-    written = {0: "0:00", 9.9: "0:09", 61: "1:01", 3723: "1:02:03", 90_000: "1d 01:00:00", -0.5: "0:00", -65: "1:05"}
+    written = {
+        0: "0:00",
+        9.9: "0:09",
+        61: "1:01",
+        3723: "1:02:03",
+        90_000: "1d 01:00:00",
+        -0.5: "0:00",
+        -65: "1:05",
+    }
     assert {seconds: timer(seconds) for seconds in written} == written
 
 

@@ -1,4 +1,6 @@
-"""constraints.txt: one version and its hashes for everything that is installed, and what of it each extra needs."""
+"""constraints.txt: one version and its hashes for everything that is installed, and what of it each
+extra needs.
+"""
 
 import re
 import runpy
@@ -55,10 +57,16 @@ def test_what_is_installed_is_installed_by_hash(place: str) -> None:
     path = ROOT / place
     files = sorted(path.glob("*.yml")) if path.is_dir() else [path]
     text = "\n".join(file.read_text(encoding="utf-8") for file in files).replace("\\\n", " ")
-    groups = {name for found in re.findall(r"pins.py --for \"?([\w,$(){}-]+)", text) for name in found.split(",")}
+    groups = {
+        name
+        for found in re.findall(r"pins.py --for \"?([\w,$(){}-]+)", text)
+        for name in found.split(",")
+    }
     assert groups - {"${EXTRAS}"} <= ASKED.keys()
     installs = [
-        line for line in text.splitlines() if re.search(r"(pip|PIP\)?)\S* .*(install|--requirement|--editable)", line)
+        line
+        for line in text.splitlines()
+        if re.search(r"(pip|PIP\)?)\S* .*(install|--requirement|--editable)", line)
     ]
     assert installs
     for line in installs:

@@ -28,7 +28,12 @@ from support.azure import ID, ME, PEER, STARTED, Story, document, item, now
 from support.box import change
 
 VM = Vm(
-    name=ME, vm_id="0f1e", location="westeurope", subscription_id="8d10", resource_id="/subscriptions/8d10/x", zone="1"
+    name=ME,
+    vm_id="0f1e",
+    location="westeurope",
+    subscription_id="8d10",
+    resource_id="/subscriptions/8d10/x",
+    zone="1",
 )
 
 
@@ -64,11 +69,18 @@ def test_a_finished_event_tells_everything_that_was_measured() -> None:
     [
         (48, Vm(scale_set="web"), "48 VMs of the scale set web", "48 VMs of the scale set web"),
         (0, None, "VMs that Azure does not name", "VMs that Azure does not name"),
-        (0, Vm(location="westeurope"), "VMs that Azure does not name in westeurope", "does not name in westeurope"),
+        (
+            0,
+            Vm(location="westeurope"),
+            "VMs that Azure does not name in westeurope",
+            "does not name in westeurope",
+        ),
         (1, VM, "", ME),
     ],
 )
-def test_the_record_of_many_vms_says_which_ones(vms: int, vm: Vm | None, many: str, in_the_sentence: str) -> None:
+def test_the_record_of_many_vms_says_which_ones(
+    vms: int, vm: Vm | None, many: str, in_the_sentence: str
+) -> None:
     *_, last = changes((0, (), {}), (1, (item(),), {}))
     record = Record.of(last, vm, fleet=FleetFacts(1, vms, 1))
     assert record.many == many
@@ -87,11 +99,18 @@ def test_of_the_tags_those_are_recorded_that_were_asked_for() -> None:
         found = {name: value for name, value in record.flat().items() if name.startswith(TAG)}
         assert found == {"azure.tag.team": "Payments", "azure.tag.env": "prod"}
         assert type(record).read(record.line()) == record
-        assert record.flat().keys() >= {"azure.tag.team"} == set(filter(is_of_resource, ["azure.tag.team", "body"]))
+        assert (
+            record.flat().keys()
+            >= {"azure.tag.team"}
+            == set(filter(is_of_resource, ["azure.tag.team", "body"]))
+        )
     assert identity(asked)["azure.tag.env"] == "prod"
     assert TAG not in identity(VM)
     both = Record.of(changes((0, (item(Resources=[ME, PEER]),), {}))[0], asked)
-    assert (both.tags, both.shared.tags) == ({"team": "Payments", "env": "prod"}, {})  # VMs may differ in them
+    assert (both.tags, both.shared.tags) == (
+        {"team": "Payments", "env": "prod"},
+        {},
+    )  # VMs may differ in them
 
 
 def test_whatever_a_tag_holds_the_record_is_one_safe_line_with_a_bound() -> None:
@@ -100,8 +119,13 @@ def test_whatever_a_tag_holds_the_record_is_one_safe_line_with_a_bound() -> None
     line = Record.of(only, msgspec.structs.replace(VM, tags=tags, record_tags=tuple(tags))).line()
     assert not set(line.decode()) & set(HOSTILE[:3])
     assert len(line) < MAX_TAGS * 2 * MAX_TAG + 2000
-    assert Record.read(line).tags == {f"tag {number}": HOSTILE[:MAX_TAG] for number in range(MAX_TAGS)}
-    values = {TAG + f"tag {number}": HOSTILE for number in range(50)} | {"azure.tag.none": None, TAG: "no name"}
+    assert Record.read(line).tags == {
+        f"tag {number}": HOSTILE[:MAX_TAG] for number in range(MAX_TAGS)
+    }
+    values = {TAG + f"tag {number}": HOSTILE for number in range(50)} | {
+        "azure.tag.none": None,
+        TAG: "no name",
+    }
     assert tags_in(json.dumps({TAG + "Number": 5, **values}).encode()) == Record.read(line).tags
 
 
@@ -115,12 +139,16 @@ def test_whatever_a_tag_holds_the_record_is_one_safe_line_with_a_bound() -> None
         (2, 0, 1, "1 of 2 events is over, 1 is to come"),
     ],
 )
-def test_the_digest_of_a_wave_says_how_far_it_has_come(events: int, under_way: int, over: int, progress: str) -> None:
+def test_the_digest_of_a_wave_says_how_far_it_has_come(
+    events: int, under_way: int, over: int, progress: str
+) -> None:
     *_, last = changes((0, (), {}), (1, (item(),), {}), (2, (item(DurationInSeconds=7),), {}))
     facts = FleetFacts(events, 40, 40, under_way, over)
     record = Record.of(last, Vm(scale_set="web"), fleet=facts)
     assert record.progress == progress
-    assert record.body == "Freeze of 40 VMs of the scale set web changed" + (f": {progress}" if progress else "")
+    assert record.body == "Freeze of 40 VMs of the scale set web changed" + (
+        f": {progress}" if progress else ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +160,9 @@ def test_the_digest_of_a_wave_says_how_far_it_has_come(events: int, under_way: i
         ("", "finished", "heard from again, or no longer expected"),
     ],
 )
-def test_of_vms_that_are_silent_or_missing_that_is_said(description: str, kind: Any, body: str) -> None:
+def test_of_vms_that_are_silent_or_missing_that_is_said(
+    description: str, kind: Any, body: str
+) -> None:
     (only,) = changes((0, (item(EventType=SILENT, Description=description),), {}))
     one = msgspec.structs.replace(only, kind=kind)
     record = Record.of(one, Vm(scale_set="web"), fleet=FleetFacts(1, 2, 1))
@@ -149,8 +179,14 @@ def test_what_a_vm_reports_that_does_not_know_its_group_is_kept_together_by_even
 @pytest.mark.parametrize(
     ("looks", "expected"),
     [
-        ([((), {}), ((item(),), {})], "Freeze of this VM announced: not before 2026-03-01T12:15:00.000Z"),
-        ([((), {}), ((item(NotBefore=None),), {})], "Freeze of this VM announced: at a time not given"),
+        (
+            [((), {}), ((item(),), {})],
+            "Freeze of this VM announced: not before 2026-03-01T12:15:00.000Z",
+        ),
+        (
+            [((), {}), ((item(NotBefore=None),), {})],
+            "Freeze of this VM announced: at a time not given",
+        ),
         ([((item(),), {}), ((item(Description="x"),), {})], "Freeze of this VM changed"),
         (
             [((), {}), ((item(EventType="Reboot", Resources=[PEER], **STARTED),), {})],
@@ -167,7 +203,9 @@ def test_what_a_vm_reports_that_does_not_know_its_group_is_kept_together_by_even
 def test_the_sentence_says_what_happens_to_whom(
     looks: list[tuple[tuple[Any, ...], dict[str, Any]]], expected: str
 ) -> None:
-    found = changes(*((float(second), items, fields) for second, (items, fields) in enumerate(looks)))
+    found = changes(
+        *((float(second), items, fields) for second, (items, fields) in enumerate(looks))
+    )
     assert sentence(found[-1]) == expected
 
 

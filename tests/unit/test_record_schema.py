@@ -25,7 +25,9 @@ listed = st.fixed_dictionaries(
         "EventStatus": st.sampled_from(["Scheduled", "Started", "Pondered"]),
         "EventType": st.text(min_size=1, max_size=9),
         "Resources": st.lists(st.sampled_from([ME, PEER, "\u202e"]), max_size=3, unique=True),
-        "NotBefore": st.sampled_from(["Sun, 01 Mar 2026 12:00:30 GMT", "Sun, 01 Mar 2026 13:00:30 GMT", "", None]),
+        "NotBefore": st.sampled_from(
+            ["Sun, 01 Mar 2026 12:00:30 GMT", "Sun, 01 Mar 2026 13:00:30 GMT", "", None]
+        ),
         "Description": st.one_of(st.none(), st.text(max_size=20)),
         "DurationInSeconds": st.sampled_from([-1, 0, 9]),
         "EventSource": st.sampled_from([None, "User"]),
@@ -33,11 +35,18 @@ listed = st.fixed_dictionaries(
 )
 
 
-TAGGED = replace(VM, tags={"Team": "payments", "odd \u202e": "x" * 600}, record_tags=("team", "odd \u202e"))
+TAGGED = replace(
+    VM, tags={"Team": "payments", "odd \u202e": "x" * 600}, record_tags=("team", "odd \u202e")
+)
 
 
-@given(st.lists(st.lists(listed, max_size=3), max_size=6), st.sampled_from([None, VM, TAGGED, Vm(name=ME)]))
-def test_every_record_is_as_the_schema_says(documents: list[list[dict[str, Any]]], vm: Vm | None) -> None:
+@given(
+    st.lists(st.lists(listed, max_size=3), max_size=6),
+    st.sampled_from([None, VM, TAGGED, Vm(name=ME)]),
+)
+def test_every_record_is_as_the_schema_says(
+    documents: list[list[dict[str, Any]]], vm: Vm | None
+) -> None:
     story = Story()
     for second, items in enumerate(documents):
         story.sees(second, *(item(**fields) for fields in items))
@@ -70,7 +79,11 @@ def test_a_heartbeat_says_who_is_watched_and_how_much_is_pending() -> None:
     heartbeat = Heartbeat.of(VM, ("a", "b", "c"), "1.2.3", T0, 300.0)
     values = heartbeat.flat()
     envelope = cloud_event(heartbeat, "d", values)
-    assert (envelope["type"], envelope["id"], envelope["source"]) == ("notbefore.heartbeat.v1", "d", VM.resource_id)
+    assert (envelope["type"], envelope["id"], envelope["source"]) == (
+        "notbefore.heartbeat.v1",
+        "d",
+        VM.resource_id,
+    )
     assert (values["host.name"], values["azure.scheduled_events.pending"]) == (ME, 3)
     assert "dataschema" not in envelope
     assert "host.name" not in Heartbeat.of(None, (), "1", T0).flat()

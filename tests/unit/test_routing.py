@@ -43,7 +43,9 @@ def test_severity_is_by_type_and_notice(fields: dict[str, Any], expected: str) -
     assert severity(change(fields)) == expected
 
 
-@pytest.mark.parametrize(("minutes", "expected"), [(59, "critical"), (61, "warning"), (7 * 1440, "warning")])
+@pytest.mark.parametrize(
+    ("minutes", "expected"), [(59, "critical"), (61, "warning"), (7 * 1440, "warning")]
+)
 def test_what_takes_a_vm_down_is_critical_once_it_is_near(minutes: int, expected: str) -> None:
     far = {"EventType": "Redeploy", "NotBefore": f"{at(60 * minutes):%a, %d %b %Y %H:%M:%S GMT}"}
     assert severity(change(far)) == expected
@@ -58,7 +60,9 @@ def test_how_near_it_is_imds_clock_says_where_that_of_the_vm_is_wrong(hours: int
         far = item(EventType="Reboot", NotBefore=f"{at(60 * minutes):%a, %d %b %Y %H:%M:%S GMT}")
         (one,) = diff(Tracked(), document(far), Observation(instant, ME)).changes
         assert severity(one) == expected
-        reminded = Routing((Route(sinks=("hub",), remind_before=(Duration("5m"),)),), {"hub": Terms()})
+        reminded = Routing(
+            (Route(sinks=("hub",), remind_before=(Duration("5m"),)),), {"hub": Terms()}
+        )
         (now, reminder) = deliveries(one, b"{}", reminded, Vm(name=ME))
         assert reminder.due - now.due == 60 * (minutes - 5)
 
@@ -66,7 +70,10 @@ def test_how_near_it_is_imds_clock_says_where_that_of_the_vm_is_wrong(hours: int
 def test_the_first_route_wins_unless_it_goes_on() -> None:
     first, second = Route(sinks=("oncall",)), Route(sinks=("hub", "oncall"))
     assert sinks([first, second], change({})) == ["oncall"]
-    assert sinks([msgspec.structs.replace(first, go_on=True), second], change({})) == ["oncall", "hub"]
+    assert sinks([msgspec.structs.replace(first, go_on=True), second], change({})) == [
+        "oncall",
+        "hub",
+    ]
 
 
 def test_a_sink_gets_a_change_once_by_the_first_route() -> None:
@@ -135,7 +142,11 @@ BOTH = {"Resources": [PEER, ME]}
 
 def notifying(announce_by: Any) -> list[str]:
     routes = (Route(sinks=("hub",), announce_by=announce_by),)
-    return [vm for vm in (PEER, ME, "WestNO_7") if route(change(BOTH, vm=vm), routes, Vm(name=vm), SINKS)]
+    return [
+        vm
+        for vm in (PEER, ME, "WestNO_7")
+        if route(change(BOTH, vm=vm), routes, Vm(name=vm), SINKS)
+    ]
 
 
 def test_each_affected_vm_notifies_for_itself_and_all_is_all() -> None:
@@ -146,7 +157,10 @@ def test_each_affected_vm_notifies_for_itself_and_all_is_all() -> None:
 def test_who_was_notified_of_an_event_is_notified_when_this_vm_leaves_it() -> None:
     assert sinks([], change(*LEFT)) == ["oncall", "hub"]
     assert sinks([], change(*LEFT, {"Resources": [PEER], **STARTED})) == []
-    assert sinks([Route(Match(scope=("peer",)), SINKS, announce_by="all")], change(*LEFT)) == ["oncall", "hub"]
+    assert sinks([Route(Match(scope=("peer",)), SINKS, announce_by="all")], change(*LEFT)) == [
+        "oncall",
+        "hub",
+    ]
     assert sinks([], change(*LEFT, vm=PEER), vm=PEER) == ["oncall", "hub"]  # whom it still hits
 
 

@@ -37,13 +37,20 @@ def test_threads_replace_different_fields_without_loss() -> None:
     ("policy", "allow_approval", "reason", "dry_run"),
     [
         (Policy(), False, "`notbefore run` was started without --allow-approval", False),
-        (Policy(enabled=True, dry_run=False), False, "`notbefore run` was started without --allow-approval", False),
+        (
+            Policy(enabled=True, dry_run=False),
+            False,
+            "`notbefore run` was started without --allow-approval",
+            False,
+        ),
         (Policy(), True, "approval.enabled is not true", False),
         (Policy(enabled=True), True, "approval.dry_run is true", True),
         (Policy(enabled=True, dry_run=False), True, "", False),
     ],
 )
-def test_approval_needs_both_switches(policy: Policy, allow_approval: bool, reason: str, dry_run: bool) -> None:
+def test_approval_needs_both_switches(
+    policy: Policy, allow_approval: bool, reason: str, dry_run: bool
+) -> None:
     runtime = Runtime(Config(approval=policy), ENDPOINT, allow_approval)
 
     assert runtime.approval_off == reason

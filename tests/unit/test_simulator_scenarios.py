@@ -19,7 +19,9 @@ with_notice = sorted(name for name, scenario in SCENARIOS.items() if scenario.no
 
 def play(name: str, *, speed: float = 1.0, approved: float | None = None, **words: bool) -> Play:
     vms = ("WestNO_0", "WestNO_1")
-    return Play(SCENARIOS[name], ID, vms, BEGUN, speed, **words, approved=approved and BEGUN + approved)
+    return Play(
+        SCENARIOS[name], ID, vms, BEGUN, speed, **words, approved=approved and BEGUN + approved
+    )
 
 
 def status(played: Play, seconds: float) -> str | None:
@@ -27,13 +29,27 @@ def status(played: Play, seconds: float) -> str | None:
 
 
 @pytest.mark.parametrize("name", with_notice)
-def test_an_event_is_scheduled_for_its_notice_then_started_then_gone_or_canceled_half_way(name: str) -> None:
+def test_an_event_is_scheduled_for_its_notice_then_started_then_gone_or_canceled_half_way(
+    name: str,
+) -> None:
     notice, played, canceled = SCENARIOS[name].notice, play(name), play(name, cancel=True)
     end = notice + SCENARIOS[name].started
     moments = (0.0, notice - 0.1, notice, end - 0.1, end)
-    assert [status(played, seconds) for seconds in moments] == ["Scheduled", "Scheduled", "Started", "Started", None]
+    assert [status(played, seconds) for seconds in moments] == [
+        "Scheduled",
+        "Scheduled",
+        "Started",
+        "Started",
+        None,
+    ]
     moments = (0.0, notice / 2 - 0.1, notice / 2, notice, end)
-    assert [status(canceled, seconds) for seconds in moments] == ["Scheduled", "Scheduled", None, None, None]
+    assert [status(canceled, seconds) for seconds in moments] == [
+        "Scheduled",
+        "Scheduled",
+        None,
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize(("cancel", "approved"), [(False, 100.0), (True, 60.0)])
@@ -59,7 +75,11 @@ def test_no_life_goes_backwards_whatever_is_ordered(
     order = {"Scheduled": 0, "Started": 1, None: 2}
     seen = [order[status(played, second / speed)] for second in range(0, 7200, 13)]
     # an approval is known from the moment it is given: before it, nothing has been decided
-    since = [state for index, state in enumerate(seen) if approved is None or index * 13 / speed >= approved]
+    since = [
+        state
+        for index, state in enumerate(seen)
+        if approved is None or index * 13 / speed >= approved
+    ]
     assert since == sorted(since)
     assert status(played, 7200 + (approved or 0)) is None
 
@@ -69,10 +89,12 @@ def test_the_agent_reads_every_document_without_a_flaw(name: str, seconds: float
     item = play(name).item(BEGUN + seconds)
     document = parse(body(*filter(None, [item])))
     assert not document.flaws
-    assert [event.resources for event in document.events] == [("WestNO_0", "WestNO_1")] * (item is not None)
+    assert [event.resources for event in document.events] == [("WestNO_0", "WestNO_1")] * (
+        item is not None
+    )
 
 
-def test_an_event_that_is_over_is_a_new_incarnation_and_may_still_be_approved_as_when_another_vm_was_faster(
+def test_ended_event_raises_the_incarnation_and_accepts_approval(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     state = SimulatorState(["WestNO_0"], 1.0)

@@ -1,4 +1,6 @@
-"""Sinks, routes and secrets in the configuration: what is taken, what is refused and how, and what is never shown."""
+"""Sinks, routes and secrets in the configuration: what is taken, what is refused and how, and what
+is never shown.
+"""
 
 import json
 import os
@@ -23,7 +25,11 @@ from notbefore.errors import ConfigError
     [
         ("apprise", "sinks: {a: {apprise: {url: x}}}", "apprise"),
         ("opentelemetry.exporter.otlp.proto.http", "otlp: {}", "otlp"),
-        ("opentelemetry.exporter.otlp.proto.grpc", "sinks: {rec: {otlp_logs: {protocol: grpc}}}", "otlp-grpc"),
+        (
+            "opentelemetry.exporter.otlp.proto.grpc",
+            "sinks: {rec: {otlp_logs: {protocol: grpc}}}",
+            "otlp-grpc",
+        ),
     ],
 )
 def test_a_library_that_is_missing_is_named_with_its_extra(
@@ -31,7 +37,9 @@ def test_a_library_that_is_missing_is_named_with_its_extra(
 ) -> None:
     config = tmp_path / "notbefore.yaml"
     config.write_text(text, encoding="utf-8")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else object())
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == missing else object()
+    )
     with pytest.raises(ConfigError, match=rf"pip install 'azure-notbefore\[{extra}\]'"):
         load(config, {}, {})
 
@@ -53,7 +61,9 @@ def test_a_courier_is_given_the_text_of_a_secret_or_its_file(tmp_path: Path) -> 
     environment = {"CREDENTIALS_DIRECTORY": str(tmp_path), "KEY": "from-environment"}
     texts = {"file": "from-file", "credential": "from-credential", "env": environment["KEY"]}
     for source in ("file", "credential"):
-        (tmp_path / source).write_text(texts[source], encoding="utf-8-sig")  # as an editor on Windows may
+        (tmp_path / source).write_text(
+            texts[source], encoding="utf-8-sig"
+        )  # as an editor on Windows may
     headers = {
         "file": Secret(str(tmp_path / "file"), "file"),
         "credential": Secret("credential", "credential"),
@@ -62,7 +72,10 @@ def test_a_courier_is_given_the_text_of_a_secret_or_its_file(tmp_path: Path) -> 
     sink = SinkConfig(webhook=Webhook(url=Secret("https://example.org"), headers=headers))
     given = unseal(seal(Orders({"hook": sink}), environment)).sinks["hook"].settings
     found = {key: secret.reveal({}) for key, secret in secrets_in(given).items()}
-    assert found == {"url": "https://example.org", **{f"headers.{name}": text for name, text in texts.items()}}
+    assert found == {
+        "url": "https://example.org",
+        **{f"headers.{name}": text for name, text in texts.items()},
+    }
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe", b"x" * 70_000])
@@ -83,7 +96,9 @@ def test_a_credential_is_systemd_s_or_for_a_command_by_hand_the_installed_one(
 
 
 ALERTMANAGER = SinkConfig(
-    alertmanager=Alertmanager(urls=("http://am",), username="ops", password=Secret("topsecret&word"))
+    alertmanager=Alertmanager(
+        urls=("http://am",), username="ops", password=Secret("topsecret&word")
+    )
 )
 
 
@@ -121,7 +136,10 @@ def test_a_secret_never_prints() -> None:
 @pytest.mark.parametrize(
     ("secret", "text"),
     [
-        ("https://hooks.slack.com/services/T000/B000/abcdefgh", 'POST /services/T000/B000/abcdefgh HTTP/1.1" 200'),
+        (
+            "https://hooks.slack.com/services/T000/B000/abcdefgh",
+            'POST /services/T000/B000/abcdefgh HTTP/1.1" 200',
+        ),
         ("https://hooks.slack.com/services/T000/B000/abcdefgh", "token abcdefgh"),
         ("mailtos://me:pass%20word@mail.example.org", "AUTH PLAIN AG1lAHBhc3Mgd29yZA=="),
         ("mailtos://me:pass%20word@mail.example.org", "password: 'pass word'"),
@@ -133,12 +151,21 @@ def test_a_secret_never_prints() -> None:
             "SharedAccessKey=topsecret=",
         ),
         ("https://x.example.org/h?sig=a%2Fb%2Bcd%3D%3D", "sig was a/b+cd=="),
-        ("a password;topsecret", "it was a password;topsecret"),  # what only looks like a connection string,
+        (
+            "a password;topsecret",
+            "it was a password;topsecret",
+        ),  # what only looks like a connection string,
         ("pw://topsecret", "it was pw://topsecret"),  # and like an address
-        ("https://x.example.org/topsecret;v=1", "no such page: /topsecret;v=1"),  # an address is no connection string
+        (
+            "https://x.example.org/topsecret;v=1",
+            "no such page: /topsecret;v=1",
+        ),  # an address is no connection string
         ("https://x.example.org/h?a=1;sig=topsecret", "no such page: /h?a=1;sig=topsecret"),
         ("mailtos://me:top;secret@mail.example.org", "AUTH PLAIN AG1lAHRvcDtzZWNyZXQ="),
-        ("Bearer topsecret-token", "401: topsecret-token is not known"),  # a header's value: without its scheme as well
+        (
+            "Bearer topsecret-token",
+            "401: topsecret-token is not known",
+        ),  # a header's value: without its scheme as well
         ("Basic bWU6dG9wc2VjcmV0", "401: bWU6dG9wc2VjcmV0 is not known, nor topsecret of me"),
         ('quo"te\\secret', '{"token":"quo\\"te\\\\secret"}'),
         ("caf\u00e9-secret", "caf\\u00e9-secret and caf%C3%A9-secret"),
@@ -147,7 +174,17 @@ def test_a_secret_never_prints() -> None:
 def test_a_secret_is_taken_out_in_all_the_forms_it_is_written_in(secret: str, text: str) -> None:
     left = Redactor([secret])(text)
     assert "***" in left
-    for piece in ("abcdefgh", "topsecret", "AG1l", "pass word", "integrationkey", "apikey99", "b+cd", "te\\", "caf"):
+    for piece in (
+        "abcdefgh",
+        "topsecret",
+        "AG1l",
+        "pass word",
+        "integrationkey",
+        "apikey99",
+        "b+cd",
+        "te\\",
+        "caf",
+    ):
         assert piece not in left
 
 
@@ -175,12 +212,16 @@ ECHOED = "https://hooks.example.org/services/T000/B/kJ83hd+K29 dmZ<pQ>71s+Lw'B\u
         lambda address: "".join(f"\\u{ord(letter):04x}" for letter in address),
     ],
 )
-def test_a_receiver_that_quotes_the_address_in_its_own_way_shows_nothing_of_it(echo: Callable[[str], str]) -> None:
+def test_a_receiver_that_quotes_the_address_in_its_own_way_shows_nothing_of_it(
+    echo: Callable[[str], str],
+) -> None:
     said = f"404: no such hook: {echo(ECHOED)} (request 7)"
     left = Redactor([ECHOED])(said)
     secret = ECHOED.partition("services")[2]
     assert not [
-        secret[at : at + 8] for at in range(len(secret) - 8) if secret[at : at + 8].lower() in plain(left).lower()
+        secret[at : at + 8]
+        for at in range(len(secret) - 8)
+        if secret[at : at + 8].lower() in plain(left).lower()
     ], left
     assert "***" in left
     assert left.startswith("404: no such hook: ")
@@ -189,4 +230,7 @@ def test_a_receiver_that_quotes_the_address_in_its_own_way_shows_nothing_of_it(e
 def test_without_secrets_nothing_is_taken_out() -> None:
     assert Redactor()("plain") == "plain"
     assert Redactor(["", "x"])("x marks the spot") == "x marks the spot"
-    assert Redactor(["https://x.example.org"])("see https://y.example.org") == "see https://y.example.org"
+    assert (
+        Redactor(["https://x.example.org"])("see https://y.example.org")
+        == "see https://y.example.org"
+    )

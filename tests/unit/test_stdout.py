@@ -10,9 +10,13 @@ from support.agent import eventually
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a pipe of Windows takes a line or none of it")
-def test_what_waits_is_written_before_it_stops_and_each_line_in_full(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_waits_is_written_before_it_stops_and_each_line_in_full(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     reading, writing = os.pipe()
-    os.set_blocking(writing, False)  # so that it takes a part of a line, as when the process is paused meanwhile
+    os.set_blocking(
+        writing, False
+    )  # so that it takes a part of a line, as when the process is paused meanwhile
     teller = StdoutWriter(writing)
     teller.write(b"x" * 100_000 + b"\n")
     teller.start()
@@ -23,7 +27,9 @@ def test_what_waits_is_written_before_it_stops_and_each_line_in_full(caplog: pyt
     assert got + os.read(reading, 100_000) == b"x" * 100_000 + b"\nthe next one\n"
 
 
-def test_too_much_is_left_out_and_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_too_much_is_left_out_and_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("notbefore.process.stdout.MAX_WAITING", 2)
     teller = StdoutWriter(1)
     for number in range(5):
@@ -32,7 +38,9 @@ def test_too_much_is_left_out_and_said_once(monkeypatch: pytest.MonkeyPatch, cap
     teller.stop(0)  # it was never started: nothing to wait for
 
 
-def test_a_pipe_that_is_gone_does_not_end_it_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pipe_that_is_gone_does_not_end_it_and_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     teller = StdoutWriter(writing)

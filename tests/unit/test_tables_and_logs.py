@@ -40,16 +40,28 @@ def test_spans_are_written_for_people(seconds: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(840, "in 14 min"), (119, "in 119 s"), (120, "in 2 min"), (0.5, "now"), (-0.5, "now"), (-180, "3 min ago")],
+    [
+        (840, "in 14 min"),
+        (119, "in 119 s"),
+        (120, "in 2 min"),
+        (0.5, "now"),
+        (-0.5, "now"),
+        (-180, "3 min ago"),
+    ],
 )
-def test_a_countdown_says_how_long_it_is_to_a_time_or_how_long_ago_it_was(seconds: float, text: str) -> None:
+def test_a_countdown_says_how_long_it_is_to_a_time_or_how_long_ago_it_was(
+    seconds: float, text: str
+) -> None:
     assert countdown(at(seconds), at(0)) == text
 
 
 @pytest.mark.parametrize(
-    ("left", "text"), [(None, "-"), (845, "in 14m05s"), (29.6, "in 30s"), (-0.2, "0s ago"), (-43, "43s ago")]
+    ("left", "text"),
+    [(None, "-"), (845, "in 14m05s"), (29.6, "in 30s"), (-0.2, "0s ago"), (-43, "43s ago")],
 )
-def test_how_far_not_before_is_has_no_sign_that_must_be_interpreted(left: float | None, text: str) -> None:
+def test_how_far_not_before_is_has_no_sign_that_must_be_interpreted(
+    left: float | None, text: str
+) -> None:
     assert due(left) == text
 
 
@@ -69,8 +81,14 @@ LISTED = dict.fromkeys(("event_id", "event_type", "event_status", "scope", "even
     [
         ({}, "Nothing is scheduled."),
         ({"silence": "IMDS has given no valid answer yet"}, ""),
-        ({"silence": "old", "unreadable": 1}, "1 listed events cannot be read: the agent's log says why."),
-        ({"silence": "old", "events": [LISTED]}, "Events that were listed when IMDS last answered:"),
+        (
+            {"silence": "old", "unreadable": 1},
+            "1 listed events cannot be read: the agent's log says why.",
+        ),
+        (
+            {"silence": "old", "events": [LISTED]},
+            "Events that were listed when IMDS last answered:",
+        ),
         ({"events": [LISTED]}, "EVENT ID"),
     ],
 )
@@ -87,11 +105,27 @@ def test_the_history_says_in_words_why_an_ending_or_an_approval_is_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     seen = report(vm("vm_0"), "finished", reason="gone_after_start")
-    accepted = {"change": "approved", "reason": "accepted", "approval_rule": "drained", "approval_by": "rule"}
-    too_late = {"change": "approval_failed", "reason": "too_late", "approval_rule": "operator", "approval_by": "ann"}
-    records = [seen, *(msgspec.structs.replace(seen, **changed) for changed in (accepted, too_late))]
+    accepted = {
+        "change": "approved",
+        "reason": "accepted",
+        "approval_rule": "drained",
+        "approval_by": "rule",
+    }
+    too_late = {
+        "change": "approval_failed",
+        "reason": "too_late",
+        "approval_rule": "operator",
+        "approval_by": "ann",
+    }
+    records = [
+        seen,
+        *(msgspec.structs.replace(seen, **changed) for changed in (accepted, too_late)),
+    ]
     show_history([record.flat() for record in records])
-    said = [line.partition(seen.event_id)[2].strip() for line in capsys.readouterr().out.splitlines()[1:]]
+    said = [
+        line.partition(seen.event_id)[2].strip()
+        for line in capsys.readouterr().out.splitlines()[1:]
+    ]
     assert said == [
         "it was Started, and is no longer listed",
         "Azure accepted it (rule drained)",
@@ -99,7 +133,9 @@ def test_the_history_says_in_words_why_an_ending_or_an_approval_is_reported(
     ]
 
 
-def test_a_name_cannot_move_the_cursor_of_the_terminal_that_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_cannot_move_the_cursor_of_the_terminal_that_shows_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     show_events(answer(events=[LISTED | {"event_type": "a\x1b[2Jb\n"}]))
     shown = capsys.readouterr().out
     assert ("\x1b" in shown, shown.count("\n")) == (False, 2)
@@ -107,7 +143,13 @@ def test_a_name_cannot_move_the_cursor_of_the_terminal_that_shows_it(capsys: pyt
 
 def log_record(**fields: object) -> logging.LogRecord:
     return logging.makeLogRecord(
-        {"name": "notbefore", "levelno": logging.WARNING, "msg": "a %s", "args": ("b\nc",), **fields}
+        {
+            "name": "notbefore",
+            "levelno": logging.WARNING,
+            "msg": "a %s",
+            "args": ("b\nc",),
+            **fields,
+        }
     )
 
 
@@ -121,24 +163,31 @@ def test_a_log_line_holds_its_exception() -> None:
 FORGED = "vm_0\n12:00:00 WARNING approved (accepted)\x1b[2J\u202etxt\x85\u2028end"
 
 
-def test_a_text_line_and_its_traceback_are_of_one_line_whatever_a_name_holds_and_hide_what_is_secret() -> None:
+def test_text_log_stays_on_one_line_and_hides_secrets() -> None:
     said = f"{FORGED} s3cret"
     formatter = LogFormatter(lambda text: text.replace("s3cret", "***"))
     failed = (RuntimeError, RuntimeError(said), None)
     record = log_record(created=1_800_000_000.0, levelname="WARNING", args=(said,), exc_info=failed)
     first, *others = formatter.format(record).splitlines()
     time, level, *_ = first.split()
-    assert (datetime.fromisoformat(time), level) == (datetime.fromtimestamp(1_800_000_000, UTC), "WARNING")
+    assert (datetime.fromisoformat(time), level) == (
+        datetime.fromtimestamp(1_800_000_000, UTC),
+        "WARNING",
+    )
     assert r"vm_0\u000a12:00:00 WARNING" in first
     assert first.isprintable()
     assert others
-    assert all(line.startswith("  | ") and line.isprintable() for line in others), "none may be one of the log"
+    assert all(line.startswith("  | ") and line.isprintable() for line in others), (
+        "none may be one of the log"
+    )
     assert [text.count("***") for text in (first, "".join(others))] == [1, 1]
     assert "s3cret" not in "".join((first, *others))
 
 
 @pytest.mark.usefixtures("log_as_before")
-@pytest.mark.parametrize(("form", "json_expected"), [("json", True), ("auto", True), ("text", False)])
+@pytest.mark.parametrize(
+    ("form", "json_expected"), [("json", True), ("auto", True), ("text", False)]
+)
 def test_the_form_of_the_log_is_as_configured(
     form: str, capsys: pytest.CaptureFixture[str], *, json_expected: bool
 ) -> None:
@@ -161,9 +210,13 @@ def test_the_form_of_the_log_is_as_configured(
         ([], "unknown", "for VMs that Azure does not name."),
     ],
 )
-def test_whoever_approves_is_shown_whose_event_it_is(resources: list[str], scope: Scope, said: str) -> None:
+def test_whoever_approves_is_shown_whose_event_it_is(
+    resources: list[str], scope: Scope, said: str
+) -> None:
     moment = datetime(2026, 3, 1, tzinfo=UTC)
     event = Event("E-1", "Freeze", "Scheduled", resources=tuple(resources), duration=5)
-    listed = PendingEvent.of(TrackedEvent(event, scope, Instant(moment), beginning_seen=True), moment)
+    listed = PendingEvent.of(
+        TrackedEvent(event, scope, Instant(moment), beginning_seen=True), moment
+    )
     assert describe(listed).splitlines()[-1].endswith(said)
     assert ("The VM is" in describe(listed)) == (len(resources) == 1), "several VMs are not one"

@@ -10,7 +10,15 @@ from notbefore.core.tracked import Tracked
 from notbefore.metrics import fleet
 from notbefore.metrics.families import Family
 from notbefore.metrics.samples import Snapshot, samples
-from notbefore.metrics.totals import MAX_SERIES, Figures, Histogram, Labels, OutboxView, Totals, named
+from notbefore.metrics.totals import (
+    MAX_SERIES,
+    Figures,
+    Histogram,
+    Labels,
+    OutboxView,
+    Totals,
+    named,
+)
 from notbefore.web.exposition import render
 from support.azure import ID, PEER, STARTED, Story, at, document, item, now
 
@@ -40,7 +48,9 @@ def test_what_has_not_occurred_has_no_series(agent: Agent) -> None:
     assert not [name for name in found if name.startswith("azure_scheduled_event_")]
     assert found["notbefore_polls"].samples == {("changed",): 0.0, ("unchanged",): 0.0}
     series = sum(
-        len(s.counts) + 2 if isinstance(s, Histogram) else 1 for f in found.values() for s in f.samples.values()
+        len(s.counts) + 2 if isinstance(s, Histogram) else 1
+        for f in found.values()
+        for s in f.samples.values()
     )
     assert series <= 30
 
@@ -48,17 +58,30 @@ def test_what_has_not_occurred_has_no_series(agent: Agent) -> None:
 def test_the_seconds_to_not_before_are_those_of_the_moment(agent: Agent) -> None:
     agent.sees(1, item())
     name = "azure_scheduled_event_seconds_to_not_before"
-    assert [agent.value(name, seconds, ID) for seconds in (1, 300.5, 900, 960)] == [899, 599.5, 0, -60]
+    assert [agent.value(name, seconds, ID) for seconds in (1, 300.5, 900, 960)] == [
+        899,
+        599.5,
+        0,
+        -60,
+    ]
 
 
 def test_the_countdown_is_absent_once_the_event_is_started(agent: Agent) -> None:
     agent.sees(1, item()).sees(900, item(**STARTED))
     assert agent.value("azure_scheduled_event_seconds_to_not_before", 901, ID) is None
-    assert agent.value("azure_scheduled_event_not_before_timestamp_seconds", 901, ID) == at(900).timestamp()
-    assert agent.value("azure_scheduled_event_started_timestamp_seconds", 901, ID) == at(900).timestamp()
+    assert (
+        agent.value("azure_scheduled_event_not_before_timestamp_seconds", 901, ID)
+        == at(900).timestamp()
+    )
+    assert (
+        agent.value("azure_scheduled_event_started_timestamp_seconds", 901, ID)
+        == at(900).timestamp()
+    )
 
 
-def test_the_next_not_before_is_the_earliest_of_its_scope_and_an_unknown_duration_has_no_sample(agent: Agent) -> None:
+def test_the_next_not_before_is_the_earliest_of_its_scope_and_an_unknown_duration_has_no_sample(
+    agent: Agent,
+) -> None:
     agent.sees(
         1,
         item("late", DurationInSeconds=-1),
@@ -84,7 +107,10 @@ def test_changes_are_counted_from_the_first_on_with_its_time(agent: Agent) -> No
     agent.sees(1, item()).sees(2).sees(3, item("other")).sees(4)
     assert agent.value("azure_scheduled_event_changes", 4, "canceled", "Freeze") == 2
     created = agent.families(4)["azure_scheduled_event_changes"].created
-    assert created == {("announced", "Freeze"): at(1).timestamp(), ("canceled", "Freeze"): at(2).timestamp()}
+    assert created == {
+        ("announced", "Freeze"): at(1).timestamp(),
+        ("canceled", "Freeze"): at(2).timestamp(),
+    }
 
 
 def test_changes_of_other_vms_events_are_not_counted_here(agent: Agent) -> None:
@@ -97,7 +123,11 @@ def test_the_histograms_observe_notice_and_interruption(agent: Agent) -> None:
     agent.sees(10, item()).sees(900, item(**STARTED)).sees(910, item(**STARTED), gap=4.0).sees(1500)
     for name, total, seconds in (("initial_notice", 890, 10), ("measured_interruption", 4.0, 1500)):
         histogram = agent.value(f"azure_scheduled_event_{name}_seconds", 1500, "Freeze")
-        assert (sum(histogram.counts), histogram.sum, histogram.created) == (1, total, at(seconds).timestamp())
+        assert (sum(histogram.counts), histogram.sum, histogram.created) == (
+            1,
+            total,
+            at(seconds).timestamp(),
+        )
 
 
 def test_an_event_without_notice_is_a_notice_of_zero(agent: Agent) -> None:
@@ -112,7 +142,9 @@ def test_what_was_there_at_the_first_look_is_no_sample_of_notice() -> None:
     assert agent.value("azure_scheduled_event_current_notice_seconds", 0, ID) is None
 
 
-def test_the_notice_of_an_event_follows_its_not_before_and_stays_once_it_is_started(agent: Agent) -> None:
+def test_the_notice_of_an_event_follows_its_not_before_and_stays_once_it_is_started(
+    agent: Agent,
+) -> None:
     name = "azure_scheduled_event_current_notice_seconds"
     agent.sees(10, item())
     assert agent.value(name, 10, ID) == 890
@@ -133,11 +165,15 @@ def test_no_family_has_more_than_200_series_whatever_azure_invents() -> None:
     flooded = Agent().sees(0)
     for second in range(1, 4):
         names = [f"{second}-{number}" for number in range(500)]
-        flooded.sees(second, *(item(name, EventType=f"Type{name}", EventStatus=f"S{name}") for name in names))
+        flooded.sees(
+            second, *(item(name, EventType=f"Type{name}", EventStatus=f"S{name}") for name in names)
+        )
     flooded.sees(4, item("real"))
     found = flooded.families(4)
     for name, family in found.items():
-        series = sum(len(s.counts) + 3 if isinstance(s, Histogram) else 1 for s in family.samples.values())
+        series = sum(
+            len(s.counts) + 3 if isinstance(s, Histogram) else 1 for s in family.samples.values()
+        )
         assert series + len(family.created) <= MAX_SERIES, name
     assert found["azure_scheduled_event_changes"].samples["announced", "other"] == 1_500
     assert found["azure_scheduled_event_changes"].samples["announced", "Freeze"] == 1
@@ -177,7 +213,9 @@ def test_what_became_of_deliveries_comes_out_with_zeros_for_the_sinks_that_are_c
 
 
 def test_no_label_holds_what_could_forge_a_line_or_turn_text_around() -> None:
-    seen = diff(Tracked(), document(item(EventType="a\nb\u202e", Description="c\x1b[2J\x85")), now(0)).tracked
+    seen = diff(
+        Tracked(), document(item(EventType="a\nb\u202e", Description="c\x1b[2J\x85")), now(0)
+    ).tracked
     labels = [
         text
         for family in samples(Snapshot(seen, Totals(), Figures(), at(0)))
@@ -189,9 +227,13 @@ def test_no_label_holds_what_could_forge_a_line_or_turn_text_around() -> None:
 
 
 def test_a_fleet_of_many_scale_sets_shows_the_largest_and_adds_up_the_rest() -> None:
-    heard: dict[Labels, float] = {("westeurope", f"set{number}"): float(number) for number in range(1, 2 * MAX_SERIES)}
+    heard: dict[Labels, float] = {
+        ("westeurope", f"set{number}"): float(number) for number in range(1, 2 * MAX_SERIES)
+    }
     process = Snapshot(now=at(0), tracked=Tracked(), totals=Totals(), figures=Figures())
-    found = {one.metric: one for one in fleet.samples({fleet.HEARD: heard}, process)}[fleet.HEARD].samples
+    found = {one.metric: one for one in fleet.samples({fleet.HEARD: heard}, process)}[
+        fleet.HEARD
+    ].samples
     assert len(found) == MAX_SERIES
     assert sum(found.values()) == sum(heard.values())
     assert ("westeurope", f"set{2 * MAX_SERIES - 1}") in found
@@ -200,5 +242,9 @@ def test_a_fleet_of_many_scale_sets_shows_the_largest_and_adds_up_the_rest() -> 
 
 
 def test_the_changes_of_a_fleet_are_counted_since_its_process_began() -> None:
-    process = Snapshot(now=at(0), tracked=Tracked(), totals=Totals(), figures=Figures(since=at(-60)))
-    assert [one.since for one in fleet.samples({}, process) if one.metric is fleet.CHANGES] == [at(-60)]
+    process = Snapshot(
+        now=at(0), tracked=Tracked(), totals=Totals(), figures=Figures(since=at(-60))
+    )
+    assert [one.since for one in fleet.samples({}, process) if one.metric is fleet.CHANGES] == [
+        at(-60)
+    ]

@@ -36,11 +36,17 @@ def text_of(one: Message, **settings: Any) -> Text:
         (({}, None), "Freeze of WestNO_0 canceled"),
         (({}, STARTED, None), "Freeze of WestNO_0 is over"),
         (({"Resources": [ME, PEER]}, {"Resources": [PEER]}), "Freeze no longer affects WestNO_0"),
-        (({"Resources": [PEER]}, {"Resources": [ME, PEER]}), "Freeze of WestNO_0 and 1 more in 14 min (changed)"),
+        (
+            ({"Resources": [PEER]}, {"Resources": [ME, PEER]}),
+            "Freeze of WestNO_0 and 1 more in 14 min (changed)",
+        ),
         (({"Resources": [PEER]},), "Freeze of WestNO_1 in 14 min"),
         (({"Resources": []},), "Freeze of an unknown VM in 14 min"),
         (({"NotBefore": None},), "Freeze of WestNO_0 at an unknown time"),
-        ((REBOOT, REBOOT | STARTED, REBOOT | STARTED | {"Description": "x"}), "Reboot of WestNO_0 goes on (changed)"),
+        (
+            (REBOOT, REBOOT | STARTED, REBOOT | STARTED | {"Description": "x"}),
+            "Reboot of WestNO_0 goes on (changed)",
+        ),
         (({"Resources": ["9" * 200, "a1b", "1", "\u0661"]},), "Freeze of 1 and 3 more in 14 min"),
     ],
 )
@@ -48,22 +54,37 @@ def test_each_change_has_its_title(looks: tuple[dict[str, Any] | None, ...], tit
     assert text_of(message(*looks)).title == title
 
 
-def test_what_is_over_says_how_long_it_took_and_an_end_that_nobody_saw_that_it_is_not_known() -> None:
+def test_what_is_over_says_how_long_it_took_and_an_end_that_nobody_saw_that_it_is_not_known() -> (
+    None
+):
     both = {"Resources": [ME, PEER]}  # of several VMs each measures only its own
     several = recording(message(both, both | STARTED, None), interruption_seconds=4.2)
     assert text_of(several).title == "Freeze of WestNO_0 and 1 more is over"
     assert "Measured interruption of WestNO_0: 4.2 s" in text_of(several).plain
     gone = recording(message({}, STARTED, None, kind="ended"), outcome="unknown")
     assert text_of(gone).title == "Freeze of WestNO_0 may have happened: Azure no longer lists it"
-    assert text_of(gone).summary.startswith("It is not known whether the event happened. The reason: it was Started,")
-    proved = text_of(recording(message(REBOOT, None, kind="ended"), outcome="finished", reason="machine_rebooted"))
-    assert (proved.title, proved.summary[:18]) == ("Reboot of WestNO_0 is over", "The event is over.")
+    assert text_of(gone).summary.startswith(
+        "It is not known whether the event happened. The reason: it was Started,"
+    )
+    proved = text_of(
+        recording(
+            message(REBOOT, None, kind="ended"), outcome="finished", reason="machine_rebooted"
+        )
+    )
+    assert (proved.title, proved.summary[:18]) == (
+        "Reboot of WestNO_0 is over",
+        "The event is over.",
+    )
     assert proved.advice == "Check that all applications on the VM run again."
 
 
 def test_an_approval_by_hand_says_who_and_why() -> None:
     one = message(kind="approved")
-    given = {"approval_rule": "operator", "approval_by": "root", "approval_reason": "CHG-1: drained\n"}
+    given = {
+        "approval_rule": "operator",
+        "approval_by": "root",
+        "approval_reason": "CHG-1: drained\n",
+    }
     text = text_of(recording(one, reason="accepted", **given))
     assert "Approval: Azure accepted it (by hand, root): CHG-1: drained\n" in text.plain
 
@@ -74,7 +95,9 @@ def test_an_approval_by_hand_says_who_and_why() -> None:
 def test_vms_are_sorted_by_name_and_number_and_the_same_whoever_speaks() -> None:
     names = ["web_10", "web_2", "Web_1"]
     mine, other = Vm(name="web_2"), Vm(name="web_10", zone="3")
-    one, two = (message({"Resources": order}, vm=vm) for order, vm in ((names, mine), (names[::-1], other)))
+    one, two = (
+        message({"Resources": order}, vm=vm) for order, vm in ((names, mine), (names[::-1], other))
+    )
     assert text_of(one).title == text_of(two).title == "Freeze of Web_1 and 2 more in 14 min"
     assert "Affected VMs: Web_1, web_2, web_10\n" in text_of(one).plain
 
@@ -82,8 +105,15 @@ def test_vms_are_sorted_by_name_and_number_and_the_same_whoever_speaks() -> None
 def test_what_differs_between_the_vms_that_report_is_not_shared() -> None:
     both = {"Resources": [ME, PEER]}
     looks = [(both,), (both, both | STARTED), (both, both | STARTED, None), (both, None)]
-    other = Vm(name=PEER, zone="9", vm_id="x", resource_group="rg-1", location="westeurope", subscription_id="s-1",
-               scale_set="WestNO")  # fmt: skip
+    other = Vm(
+        name=PEER,
+        zone="9",
+        vm_id="x",
+        resource_group="rg-1",
+        location="westeurope",
+        subscription_id="s-1",
+        scale_set="WestNO",
+    )
     for steps in looks:
         one, two = recording(message(*steps), interruption_seconds=1.5), message(*steps, vm=other)
         assert text_of(one.shared) == text_of(two.shared)
@@ -93,7 +123,12 @@ def test_what_differs_between_the_vms_that_report_is_not_shared() -> None:
 @pytest.mark.parametrize(
     ("under_way", "over", "summary", "advice"),
     [
-        (1, 0, "One after the other, the affected VMs are rebooted. ", "For the VMs that follow: Move"),
+        (
+            1,
+            0,
+            "One after the other, the affected VMs are rebooted. ",
+            "For the VMs that follow: Move",
+        ),
         (1, 4, "One after the other, the affected VMs are rebooted. ", ""),
         (5, 0, "Each affected VM is being rebooted. ", ""),
     ],
@@ -102,7 +137,12 @@ def test_a_wave_that_has_started_distinguishes_those_that_follow_from_the_others
     under_way: int, over: int, summary: str, advice: str
 ) -> None:
     listed = REBOOT | {"Resources": [ME, PEER]}
-    wave = {"fleet_events": 5, "fleet_under_way": under_way, "fleet_over": over, "event_id": "wave-1"}
+    wave = {
+        "fleet_events": 5,
+        "fleet_under_way": under_way,
+        "fleet_over": over,
+        "event_id": "wave-1",
+    }
     text = text_of(recording(message(listed, listed | STARTED), **wave))
     assert text.summary.startswith(summary)
     assert "name each affected VM." in text.advice
@@ -112,15 +152,24 @@ def test_a_wave_that_has_started_distinguishes_those_that_follow_from_the_others
 
 
 def test_what_many_vms_say_together_is_shared_as_it_is() -> None:
-    wave = recording(message({"Resources": [ME, PEER]}, STARTED, None), fleet_vms=2, started_seconds=600.0)
+    wave = recording(
+        message({"Resources": [ME, PEER]}, STARTED, None), fleet_vms=2, started_seconds=600.0
+    )
     assert wave.shared == wave
     assert "Duration of the event: 10 min\n" in text_of(wave.shared).plain
-    part = recording(message({"Resources": [ME, PEER]}, STARTED, None), fleet_vms=2, reason="as_far_as_known")
-    assert (part.is_good_news, text_of(part).summary[-36:]) == (False, "known: not every VM has reported it.")
+    part = recording(
+        message({"Resources": [ME, PEER]}, STARTED, None), fleet_vms=2, reason="as_far_as_known"
+    )
+    assert (part.is_good_news, text_of(part).summary[-36:]) == (
+        False,
+        "known: not every VM has reported it.",
+    )
 
 
 @pytest.mark.parametrize(("kind", "over"), [("started", ()), ("finished", ("Over since",))])
-def test_silent_vms_are_shown_with_since_when_and_where(kind: ChangeKind, over: tuple[str, ...]) -> None:
+def test_silent_vms_are_shown_with_since_when_and_where(
+    kind: ChangeKind, over: tuple[str, ...]
+) -> None:
     silent = recording(message(kind=kind), event_type="Silent", resources=(PEER, ME), fleet_vms=2)
     text = text_of(silent)
     assert [fact.name for fact in text.facts] == ["Since", *over, "VMs", "Place", "Severity"]
@@ -142,9 +191,14 @@ def test_an_end_that_nobody_saw_is_no_good_news(outcome: str, color: str, kind: 
 # ---- the body
 
 
-UNKNOWN: dict[str, Any] = dict.fromkeys(("Description", "NotBefore", "EventSource")) | {"Resources": []}
+UNKNOWN: dict[str, Any] = dict.fromkeys(("Description", "NotBefore", "EventSource")) | {
+    "Resources": []
+}
 PREEMPT = {"EventType": "Preempt", "DurationInSeconds": -1}
-LATE = REBOOT | {"EventSource": "User", "NotBefore": "Sun, 01 Mar 2026 11:59:00 GMT"}  # announced after it
+LATE = REBOOT | {
+    "EventSource": "User",
+    "NotBefore": "Sun, 01 Mar 2026 11:59:00 GMT",
+}  # announced after it
 
 
 @pytest.mark.parametrize(
@@ -152,11 +206,23 @@ LATE = REBOOT | {"EventSource": "User", "NotBefore": "Sun, 01 Mar 2026 11:59:00 
     [
         ((UNKNOWN,), ("Not before: unknown\n", "Affected VMs: unknown (Azure names none)\n"), ()),
         ((UNKNOWN,), ("Caused by: unknown\n", "Azure's description: none\n"), ()),
-        ((REBOOT,), ("Expected interruption: unknown\n", "Caused by: Azure (Platform)\n"), ("Measured", "Previously")),
+        (
+            (REBOOT,),
+            ("Expected interruption: unknown\n", "Caused by: Azure (Platform)\n"),
+            ("Measured", "Previously"),
+        ),
         (({}, LATER), ("Previously: 2026-03-01 12:15:00 UTC\n",), ("What changed",)),
         (({}, LATER), ("Not before: 2026-03-01 12:30:00 UTC, in 29 min\n",), ()),
-        (({"Resources": [PEER]}, {"Resources": [ME, PEER]}), ("What changed: WestNO_0 is affected now\n",), ()),
-        (({}, {"Description": "x"}), ("What changed: the affected VMs, or what Azure says of the event\n",), ()),
+        (
+            ({"Resources": [PEER]}, {"Resources": [ME, PEER]}),
+            ("What changed: WestNO_0 is affected now\n",),
+            (),
+        ),
+        (
+            ({}, {"Description": "x"}),
+            ("What changed: the affected VMs, or what Azure says of the event\n",),
+            (),
+        ),
         ((PREEMPT, PREEMPT | STARTED), (), ("nterruption",)),
         ((PREEMPT, PREEMPT | STARTED, None), (), ("nterrupt",)),
         (({"EventSource": "User"},), ("Caused by: a user of your subscription (User)\n",), ()),
@@ -172,7 +238,10 @@ def test_each_step_says_what_is_known(
 ) -> None:
     text = text_of(message(*looks))
     plain = f"{text.title}\n{text.plain}"
-    assert ([one for one in said if one not in plain], [one for one in unsaid if one in plain]) == ([], [])
+    assert ([one for one in said if one not in plain], [one for one in unsaid if one in plain]) == (
+        [],
+        [],
+    )
 
 
 def test_what_is_over_is_said_in_the_past_tense_and_is_information() -> None:
@@ -182,38 +251,61 @@ def test_what_is_over_is_said_in_the_past_tense_and_is_information() -> None:
     assert "Expected interruption: unknown\nMeasured interruption of WestNO_0: 95 s\n" in text.plain
     assert "Severity: info" in text.plain
     assert text.advice == "Check that all applications on the VM run again."
-    assert "interruption of WestNO_0: unknown" in text_of(recording(over, interruption_seconds=None)).plain
+    assert (
+        "interruption of WestNO_0: unknown"
+        in text_of(recording(over, interruption_seconds=None)).plain
+    )
 
 
 @pytest.mark.parametrize("event_type", ["Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"])
 def test_each_type_says_what_happens_and_what_to_do(event_type: str) -> None:
     seen = set()
-    steps: tuple[tuple[dict[str, str] | None, ...], ...] = (({},), ({}, STARTED), ({}, STARTED, None))
+    steps: tuple[tuple[dict[str, str] | None, ...], ...] = (
+        ({},),
+        ({}, STARTED),
+        ({}, STARTED, None),
+    )
     for looks in steps:
-        text = text_of(message(*({"EventType": event_type, **look} if look is not None else None for look in looks)))
+        text = text_of(
+            message(
+                *({"EventType": event_type, **look} if look is not None else None for look in looks)
+            )
+        )
         assert text.summary
         assert text.advice
         seen.add((text.summary, text.advice))
     assert len(seen) == 3
     assert text_of(message({"EventType": event_type})).summary.startswith("The VM will be ")
-    assert text_of(message({"EventType": event_type, "Resources": [ME, PEER]})).summary.startswith("Each affected VM ")
+    assert text_of(message({"EventType": event_type, "Resources": [ME, PEER]})).summary.startswith(
+        "Each affected VM "
+    )
 
 
 def test_the_user_s_advice_stands_instead_until_the_event_is_over() -> None:
     own = {"reboot": "Call the night shift."}
     for looks in ((REBOOT,), (REBOOT, REBOOT | STARTED)):
         assert text_of(message(*looks), advice=own).advice == "Call the night shift."
-    assert text_of(message(REBOOT, REBOOT | STARTED, None), advice=own).advice != "Call the night shift."
+    assert (
+        text_of(message(REBOOT, REBOOT | STARTED, None), advice=own).advice
+        != "Call the night shift."
+    )
     assert text_of(message(), advice=own).advice.startswith("Nothing in most cases")
     assert text_of(message(REBOOT), advice={"Reboot": ""}).plain.count("What to do") == 0
 
 
 def test_links_are_filled_in_and_left_out_where_a_name_is_missing() -> None:
-    links = Links(dashboard="https://g/d?vm={vm}", runbook="https://w/{event_type}", page="https://p/")
-    found = {link.name: link.value for link in text_of(message(vm=Vm(name="a b/c")), links=links).links}
+    links = Links(
+        dashboard="https://g/d?vm={vm}", runbook="https://w/{event_type}", page="https://p/"
+    )
+    found = {
+        link.name: link.value for link in text_of(message(vm=Vm(name="a b/c")), links=links).links
+    }
     assert found == {
         "Dashboard": "https://g/d?vm=a%20b%2Fc",
         "Runbook": "https://w/Freeze",
         "Agent's page": "https://p/",
     }
-    assert [link.name for link in text_of(message(vm=Vm()), links=links).links] == ["Runbook", "Agent's page"]
+    assert [link.name for link in text_of(message(vm=Vm()), links=links).links] == [
+        "Runbook",
+        "Agent's page",
+    ]

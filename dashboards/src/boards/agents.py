@@ -30,33 +30,55 @@ def build() -> str:
 
 def _figures() -> list[Panel]:
     late = chosen(f"time() - {LAST_POLL} > {STALE}")
-    failed = queries.chosen_in_range('increase(notbefore_config_reloads_total{result="failure"}[$__range])')
+    failed = queries.chosen_in_range(
+        'increase(notbefore_config_reloads_total{result="failure"}[$__range])'
+    )
     damaged = queries.chosen_in_range("increase(notbefore_store_damaged_files_total[$__range])")
     return [
         parts.stat_panel(
-            "Agents", "Agents that are scraped now and know who they are.", "short", now(counted(VM)), GOOD, none="none"
+            "Agents",
+            "Agents that are scraped now and know who they are.",
+            "short",
+            now(counted(VM)),
+            GOOD,
+            none="none",
         ),
         parts.stat_panel(
-            "Versions", "How many versions of the agent run.", "short",
-            now(counted(f"count by (version) ({chosen('notbefore_build_info')})")), PLAIN,
+            "Versions",
+            "How many versions of the agent run.",
+            "short",
+            now(counted(f"count by (version) ({chosen('notbefore_build_info')})")),
+            PLAIN,
         ),
         parts.stat_panel(
-            "Not polling", f"Agents without a good answer of IMDS for {STALE} s.", "short",
-            now(counted(late)), NONE_IS_GOOD,
+            "Not polling",
+            f"Agents without a good answer of IMDS for {STALE} s.",
+            "short",
+            now(counted(late)),
+            NONE_IS_GOOD,
         ),
         parts.stat_panel(
-            "State not written", "Agents that keep their state in memory alone: it is lost with a reboot.", "short",
-            now(counted(f"({chosen('notbefore_store_degraded')}) == 1")), NONE_IS_GOOD,
+            "State not written",
+            "Agents that keep their state in memory alone: it is lost with a reboot.",
+            "short",
+            now(counted(f"({chosen('notbefore_store_degraded')}) == 1")),
+            NONE_IS_GOOD,
         ),
         parts.stat_panel(
-            "Damaged state files", "Files that were set aside in the time range; what was in them is not counted on.",
-            "short", now(f"sum({damaged}) or vector(0)"), NONE_IS_GOOD,
+            "Damaged state files",
+            "Files that were set aside in the time range; what was in them is not counted on.",
+            "short",
+            now(f"sum({damaged}) or vector(0)"),
+            NONE_IS_GOOD,
         ),
         parts.stat_panel(
-            "Failed reloads", "Configurations that were refused in the time range: the old one goes on.", "short",
-            now(f"sum({failed}) or vector(0)"), NONE_IS_GOOD,
+            "Failed reloads",
+            "Configurations that were refused in the time range: the old one goes on.",
+            "short",
+            now(f"sum({failed}) or vector(0)"),
+            NONE_IS_GOOD,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _table() -> Panel:
@@ -83,8 +105,8 @@ def _table() -> Panel:
     ]
     return parts.table_panel(
         "Agents",
-        "Each agent: its version and that of IMDS's interface, how long ago IMDS last answered, how late its polls are,"
-        " how long it has been running, and what it holds in memory.",
+        "Each agent: its version and that of IMDS's interface, how long ago IMDS last answered, how"
+        " late its polls are, how long it has been running, and what it holds in memory.",
         asked,
         columns,
         links={"VM": parts.vm_link("VM")},
@@ -95,7 +117,8 @@ def _delay() -> Panel:
     delay = chosen("notbefore_poll_delay_seconds")
     return parts.lines_panel(
         "Delay of polls",
-        "How late the polls are, over all agents. A Preempt gives 30 s of notice: a delay is taken from that.",
+        "How late the polls are, over all agents. A Preempt gives 30 s of notice: a delay is taken"
+        " from that.",
         "s",
         over_time(f"quantile(0.5, {delay})", "median", "p50"),
         over_time(f"quantile(0.95, {delay})", "95 %", "p95"),
@@ -108,7 +131,9 @@ def _polls() -> Panel:
         "Polls",
         "Answers of IMDS a second, over all agents; changed: with another document than before.",
         "reqps",
-        over_time(rate_by("result", f'notbefore_polls_total{{result=~"{GOOD_POLLS}"}}'), "{{result}}"),
+        over_time(
+            rate_by("result", f'notbefore_polls_total{{result=~"{GOOD_POLLS}"}}'), "{{result}}"
+        ),
     )
 
 
@@ -118,7 +143,8 @@ def _errors() -> Panel:
     flaws = rare_by("reason", "notbefore_event_flaws_total")
     return parts.lines_panel(
         "Errors of IMDS",
-        "Polls that failed, documents that were none, and events or fields of them that could not be read, by reason.",
+        "Polls that failed, documents that were none, and events or fields of them that could not"
+        " be read, by reason.",
         "short",
         over_time(f"{polls} > 0", "poll: {{result}}", "polls"),
         over_time(f"{rejected} > 0", "document: {{reason}}", "documents"),
@@ -156,8 +182,8 @@ def _outbox() -> Panel:
     starts = rare_by("reason", "notbefore_courier_starts_total")
     return parts.lines_panel(
         "Outbox and courier",
-        "Notifications that are kept: pending; dead, which an operator must look at; repeating, sent again while the"
-        " event lasts. And the couriers that were started, by why.",
+        "Notifications that are kept: pending; dead, which an operator must look at; repeating,"
+        " sent again while the event lasts. And the couriers that were started, by why.",
         "short",
         over_time(f"sum by (state) ({chosen('notbefore_outbox_deliveries')})", "{{state}}", "rows"),
         over_time(f"{starts} > 0", "started: {{reason}}", "starts"),

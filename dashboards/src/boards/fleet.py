@@ -6,7 +6,17 @@ from grafana_foundation_sdk.models.dashboard import Panel
 
 from boards import parts, queries
 from boards.parts import AGE, COUNTDOWN, NONE_IS_CALM, NONE_IS_GOOD, Column, now, over_time, rows
-from boards.queries import STALE, chosen, counted, each_event, events, increase_by, listed, of_event, quantile_by
+from boards.queries import (
+    STALE,
+    chosen,
+    counted,
+    each_event,
+    events,
+    increase_by,
+    listed,
+    of_event,
+    quantile_by,
+)
 
 NOTICE: Final = each_event("azure_scheduled_event_current_notice_seconds")
 KEPT: Final = ((None, "text"), (0, "red"), (0.9, "yellow"), (1, "green"))
@@ -25,7 +35,8 @@ def build() -> str:
     return parts.dashboard_json(
         "notbefore-fleet",
         "Azure Scheduled Events: the fleet",
-        "What Azure is about to do to the VMs, with how much notice, what came of it, and which agents are silent.",
+        "What Azure is about to do to the VMs, with how much notice, what came of it, and which"
+        " agents are silent.",
         panels,
         time="24h",
     )
@@ -44,7 +55,8 @@ def _events() -> list[Panel]:
         ),
         parts.stat_panel(
             "VMs affected now",
-            "VMs that are in the Resources of a listed event, and have an agent; also one that is down by now.",
+            "VMs that are in the Resources of a listed event, and have an agent; also one that is"
+            " down by now.",
             "short",
             now(counted(f"group by (job, instance) ({queries.chosen_hits()})")),
             NONE_IS_CALM,
@@ -71,7 +83,8 @@ def _agents() -> list[Panel]:
     return [
         parts.stat_panel(
             "Silent or failing agents",
-            "Agents that cannot be scraped, are gone, or get no answer of IMDS: nobody watches for those VMs.",
+            "Agents that cannot be scraped, are gone, or get no answer of IMDS: nobody watches for"
+            " those VMs.",
             "short",
             now(queries.failing_agents()),
             NONE_IS_GOOD,
@@ -110,9 +123,9 @@ def _coming() -> Panel:
     ]
     return parts.table_panel(
         "What is coming",
-        "The listed events that hit a chosen VM, also one that is down by now. Notice: from the first sight to"
-        " NotBefore, where the beginning was seen."
-        " Expected: the interruption that Azure announces. VMs: all that the event affects.",
+        "The listed events that hit a chosen VM, also one that is down by now. Notice: from the"
+        " first sight to NotBefore, where the beginning was seen. Expected: the interruption that"
+        " Azure announces. VMs: all that the event affects.",
         asked,
         columns,
         none="nothing scheduled",
@@ -124,10 +137,10 @@ def _coming() -> Panel:
 def _failing() -> Panel:
     return parts.table_panel(
         "Silent or failing agents",
-        "Agents that cannot be scraped, or left the scrape in the last hour (as a VM does that was deleted), or got no"
-        f" good answer of IMDS for {STALE} s or ever, or cannot write their state; and how long ago the last good poll"
-        f" was (else the start), looking back {queries.LONG}. One that never said who it is stands here whatever the"
-        " variables say.",
+        "Agents that cannot be scraped, or left the scrape in the last hour (as a VM does that was"
+        f" deleted), or got no good answer of IMDS for {STALE} s or ever, or cannot write their"
+        " state; and how long ago the last good poll was (else the start), looking back"
+        f" {queries.LONG}. One that never said who it is stands here whatever the variables say.",
         [rows(queries.failing(), "age")],
         [
             Column("name", "VM", width=95),
@@ -154,8 +167,8 @@ def _by_type() -> Panel:
 def _notices() -> Panel:
     return parts.heatmap_panel(
         "Notice that Azure gave",
-        "How long before NotBefore events were first seen. A scale set counts once, since its VMs tell of the same"
-        " events; so does each other VM.",
+        "How long before NotBefore events were first seen. A scale set counts once, since its VMs"
+        " tell of the same events; so does each other VM.",
         "s",
         queries.notice_buckets(),
     )
@@ -169,7 +182,10 @@ def _notice_by_type() -> Panel:
         rows(f"min by (event_type) ({NOTICE})", "shortest"),
         rows(f"quantile by (event_type) (0.1, {NOTICE})", "p10"),
         rows(f"quantile by (event_type) (0.5, {NOTICE})", "p50"),
-        rows(f"avg by (event_type) (({NOTICE}) >= bool on (event_type) group_left () {enough})", "kept"),
+        rows(
+            f"avg by (event_type) (({NOTICE}) >= bool on (event_type) group_left () {enough})",
+            "kept",
+        ),
     ]
     columns = [
         Column("event_type", "Type"),
@@ -182,9 +198,10 @@ def _notice_by_type() -> Panel:
     ]
     return parts.table_panel(
         "Notice: promised and given",
-        "By type, of the events in the time range whose beginning was seen, each once. 10 %: nine of ten had more."
-        " Kept: the share with at least the notice that Azure promises, less"
-        f" {queries.GRACE} s for rounding and polling. Of a Terminate the promise is the least that can be configured.",
+        "By type, of the events in the time range whose beginning was seen, each once. 10 %: nine"
+        " of ten had more. Kept: the share with at least the notice that Azure promises, less"
+        f" {queries.GRACE} s for rounding and polling. Of a Terminate the promise is the least that"
+        " can be configured.",
         asked,
         columns,
     )
@@ -194,9 +211,16 @@ def _interruptions() -> Panel:
     created = f"{INTERRUPTION}_created"
     hits = queries.grown_by("event_type", f"{INTERRUPTION}_count", created)
     asked = [
-        rows(f"avg by (event_type) ({each_event('azure_scheduled_event_expected_interruption_seconds')})", "expected"),
+        rows(
+            "avg by (event_type)"
+            f" ({each_event('azure_scheduled_event_expected_interruption_seconds')})",
+            "expected",
+        ),
         rows(hits, "hits"),
-        rows(f"{queries.grown_by('event_type', f'{INTERRUPTION}_sum', created)} / ({hits} > 0)", "mean"),
+        rows(
+            f"{queries.grown_by('event_type', f'{INTERRUPTION}_sum', created)} / ({hits} > 0)",
+            "mean",
+        ),
         rows(quantile_by("event_type", 0.95, INTERRUPTION, created), "p95"),
     ]
     columns = [
@@ -208,8 +232,9 @@ def _interruptions() -> Panel:
     ]
     return parts.table_panel(
         "Interruption: expected and measured",
-        "Expected: the mean DurationInSeconds of the events in the time range that have one. Count: how often"
-        " a VM could measure how long it stood still. Then the mean of that, and the 95th percentile.",
+        "Expected: the mean DurationInSeconds of the events in the time range that have one. Count:"
+        " how often a VM could measure how long it stood still. Then the mean of that, and the 95th"
+        " percentile.",
         asked,
         columns,
     )
@@ -219,21 +244,26 @@ def _outcomes() -> Panel:
     ends = 'azure_scheduled_event_changes_total{change=~"finished|canceled|ended"}'
     return parts.bars_panel(
         "How they ended",
-        "Ends of events in the time range, one for each VM that was hit: an agent counts, and has no event_id to be"
-        " counted by. `ended`: gone, and nobody watched how.",
+        "Ends of events in the time range, one for each VM that was hit: an agent counts, and has"
+        " no event_id to be counted by. `ended`: gone, and nobody watched how.",
         "short",
-        now(queries.grown_by("change", ends, "azure_scheduled_event_changes_created"), "{{change}}"),
+        now(
+            queries.grown_by("change", ends, "azure_scheduled_event_changes_created"), "{{change}}"
+        ),
     )
 
 
 def _approvals() -> Panel:
     return parts.bars_panel(
         "Approvals",
-        "What the approval rules came to in the time range, by rule; nothing where approval is not enabled.",
+        "What the approval rules came to in the time range, by rule; nothing where approval is not"
+        " enabled.",
         "short",
         now(
             queries.grown_by(
-                "rule, result", "azure_scheduled_event_approvals_total", "azure_scheduled_event_approvals_created"
+                "rule, result",
+                "azure_scheduled_event_approvals_total",
+                "azure_scheduled_event_approvals_created",
             ),
             "{{rule}}: {{result}}",
         ),
@@ -257,16 +287,21 @@ def _notifications() -> Panel:
     columns = [
         Column("sink", "Sink"),
         Column("Value #delivered", "Delivered", "short", decimals=0),
-        Column("Value #failed", "Retried", "short", decimals=0, steps=((None, "text"), (1, "yellow"))),
+        Column(
+            "Value #failed", "Retried", "short", decimals=0, steps=((None, "text"), (1, "yellow"))
+        ),
         Column("Value #lost", "Lost", "short", decimals=0, steps=((None, "text"), (1, "red"))),
-        Column("Value #waiting", "Waiting", "short", decimals=0, steps=((None, "text"), (1, "yellow"))),
+        Column(
+            "Value #waiting", "Waiting", "short", decimals=0, steps=((None, "text"), (1, "yellow"))
+        ),
         Column("Value #p50", "Median", "s", decimals=1),
         Column("Value #p95", "95 %", "s", decimals=1),
     ]
     return parts.table_panel(
         "Notifications",
-        "By sink, in the time range: accepted by the receiver; attempts that failed and are repeated; lost: refused"
-        " for good, expired or pushed out; waiting now; and the time from the change to its acceptance.",
+        "By sink, in the time range: accepted by the receiver; attempts that failed and are"
+        " repeated; lost: refused for good, expired or pushed out; waiting now; and the time from"
+        " the change to its acceptance.",
         asked,
         columns,
         none="no sink is configured",

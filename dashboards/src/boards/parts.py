@@ -1,11 +1,22 @@
-"""What the dashboards are put together from: panels and queries, variables, annotations, links, the grid."""
+"""What the dashboards are put together from: panels and queries, variables, annotations, links, the
+grid.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from grafana_foundation_sdk.builders import bargauge, common, dashboard, heatmap, prometheus, stat, statetimeline, table
+from grafana_foundation_sdk.builders import (
+    bargauge,
+    common,
+    dashboard,
+    heatmap,
+    prometheus,
+    stat,
+    statetimeline,
+    table,
+)
 from grafana_foundation_sdk.builders import timeseries as lines
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -28,17 +39,33 @@ VARIABLES: Final = {  # a variable, its label, the label of notbefore_vm_info
 
 # names of Grafana's palette: each theme has its own shade of them
 COLORS: Final = {
-    "Freeze": "blue", "Reboot": "orange", "Redeploy": "purple", "Preempt": "red", "Terminate": "dark-red",
-    "announced": "yellow", "updated": "light-blue", "started": "orange",
-    "finished": "green", "canceled": "blue", "ended": "purple",
-}  # fmt: skip
+    "Freeze": "blue",
+    "Reboot": "orange",
+    "Redeploy": "purple",
+    "Preempt": "red",
+    "Terminate": "dark-red",
+    "announced": "yellow",
+    "updated": "light-blue",
+    "started": "orange",
+    "finished": "green",
+    "canceled": "blue",
+    "ended": "purple",
+}
 
-Steps = Sequence[tuple[float | None, str]]  # from this value on, this colour; the first has no value
+Steps = Sequence[
+    tuple[float | None, str]
+]  # from this value on, this colour; the first has no value
 PLAIN: Final[Steps] = ((None, "text"),)
 GOOD: Final[Steps] = ((None, "green"),)
 NONE_IS_GOOD: Final[Steps] = ((None, "green"), (1, "red"))
 NONE_IS_CALM: Final[Steps] = ((None, "green"), (1, "orange"))
-COUNTDOWN: Final[Steps] = ((None, "text"), (0, "red"), (300, "orange"), (900, "yellow"), (3600, "green"))
+COUNTDOWN: Final[Steps] = (
+    (None, "text"),
+    (0, "red"),
+    (300, "orange"),
+    (900, "yellow"),
+    (3600, "green"),
+)
 AGE: Final[Steps] = ((None, "green"), (15, "yellow"), (60, "red"))
 
 Query = prometheus.Dataquery
@@ -58,7 +85,9 @@ class Column:
 
     def properties(self) -> list[board.DynamicConfigValue]:
         """What is particular to it, as Grafana's overrides."""
-        found: dict[str, object] = {"noValue": "-"}  # in a cell; what the panel says is for when there is no row
+        found: dict[str, object] = {
+            "noValue": "-"
+        }  # in a cell; what the panel says is for when there is no row
         if self.unit:
             found["unit"] = self.unit
         if self.decimals is not None:
@@ -70,7 +99,8 @@ class Column:
             found["custom.cellOptions"] = models.TableColorTextCellOptions()
         if self.nan:
             match = board.DashboardSpecialValueMapOptions(
-                match=board.SpecialValueMatch.NA_N, result=board.ValueMappingResult(text=self.nan, color="red")
+                match=board.SpecialValueMatch.NA_N,
+                result=board.ValueMappingResult(text=self.nan, color="red"),
             )
             found["mappings"] = [board.SpecialValueMap(options=match)]
         return [board.DynamicConfigValue(key, value) for key, value in found.items()]
@@ -91,18 +121,40 @@ def rows(expr: str, ref: str) -> Query:
     return Query().expr(expr).ref_id(ref).instant().format(PromQueryFormat.TABLE)
 
 
-def stat_panel(  # noqa: PLR0913 - what such a panel has
-    title: str, description: str, unit: str, asked: Query, steps: Steps, *, none: str = "none", decimals: int = 0
+def stat_panel(
+    title: str,
+    description: str,
+    unit: str,
+    asked: Query,
+    steps: Steps,
+    *,
+    none: str = "none",
+    decimals: int = 0,
 ) -> board.Panel:
     """One number."""
-    panel = stat.Panel().with_target(asked).unit(unit).thresholds(_thresholds(steps)).no_value(none).decimals(decimals)
-    panel.color_scheme(_coloring(board.FieldColorModeId.THRESHOLDS)).color_mode(models.BigValueColorMode.VALUE)
+    panel = (
+        stat.Panel()
+        .with_target(asked)
+        .unit(unit)
+        .thresholds(_thresholds(steps))
+        .no_value(none)
+        .decimals(decimals)
+    )
+    panel.color_scheme(_coloring(board.FieldColorModeId.THRESHOLDS)).color_mode(
+        models.BigValueColorMode.VALUE
+    )
     panel.graph_mode(models.BigValueGraphMode.NONE).reduce_options(_last())
     return _described(panel, title, description)
 
 
-def lines_panel(  # noqa: PLR0913 - what such a panel has
-    title: str, description: str, unit: str, *asked: Query, stacked: bool = False, dots: bool = False, points: int = 0
+def lines_panel(
+    title: str,
+    description: str,
+    unit: str,
+    *asked: Query,
+    stacked: bool = False,
+    dots: bool = False,
+    points: int = 0,
 ) -> board.Panel:
     """Series over time: lines, dots, or stacked bars; at most ``points`` of them."""
     panel = lines.Panel().targets(list(asked)).unit(unit).min(0)
@@ -115,7 +167,11 @@ def lines_panel(  # noqa: PLR0913 - what such a panel has
         .placement(models.LegendPlacement.BOTTOM)
         .calcs([])
     )
-    panel.tooltip(common.VizTooltipOptions().mode(models.TooltipDisplayMode.MULTI).sort(models.SortOrder.DESCENDING))
+    panel.tooltip(
+        common.VizTooltipOptions()
+        .mode(models.TooltipDisplayMode.MULTI)
+        .sort(models.SortOrder.DESCENDING)
+    )
     panel.show_points(models.VisibilityMode.AUTO).line_width(1)
     if stacked:
         panel.draw_style(models.GraphDrawStyle.BARS).fill_opacity(70).line_width(0)
@@ -129,11 +185,24 @@ def lines_panel(  # noqa: PLR0913 - what such a panel has
     return _described(panel, title, description)
 
 
-def bars_panel(title: str, description: str, unit: str, asked: Query, steps: Steps = GOOD) -> board.Panel:
+def bars_panel(
+    title: str, description: str, unit: str, asked: Query, steps: Steps = GOOD
+) -> board.Panel:
     """One bar a series."""
-    panel = bargauge.Panel().with_target(asked).unit(unit).min(0).decimals(0).thresholds(_thresholds(steps))
-    panel.orientation(models.VizOrientation.HORIZONTAL).display_mode(models.BarGaugeDisplayMode.BASIC)
-    panel.color_scheme(_coloring(board.FieldColorModeId.THRESHOLDS)).reduce_options(_last()).no_value("none")
+    panel = (
+        bargauge.Panel()
+        .with_target(asked)
+        .unit(unit)
+        .min(0)
+        .decimals(0)
+        .thresholds(_thresholds(steps))
+    )
+    panel.orientation(models.VizOrientation.HORIZONTAL).display_mode(
+        models.BarGaugeDisplayMode.BASIC
+    )
+    panel.color_scheme(_coloring(board.FieldColorModeId.THRESHOLDS)).reduce_options(
+        _last()
+    ).no_value("none")
     for name, color in COLORS.items():
         panel.override_by_name(name, [_fixed(color)])
     return _described(panel, title, description)
@@ -158,7 +227,7 @@ def heatmap_panel(title: str, description: str, unit: str, expr: str) -> board.P
     return _described(panel, title, description)
 
 
-def table_panel(  # noqa: PLR0913 - what such a panel has
+def table_panel(
     title: str,
     description: str,
     asked: Sequence[Query],
@@ -169,12 +238,22 @@ def table_panel(  # noqa: PLR0913 - what such a panel has
     sort: str = "",
 ) -> board.Panel:
     """A table: the rows of the queries, put together where their labels are the same."""
-    panel = table.Panel().targets(list(asked)).unit("none").no_value(none).cell_height(models.TableCellHeight.SM)
+    panel = (
+        table.Panel()
+        .targets(list(asked))
+        .unit("none")
+        .no_value(none)
+        .cell_height(models.TableCellHeight.SM)
+    )
     panel.cell_options(models.TableAutoCellOptions()).min_width(40)
     panel.with_transformation(board.DataTransformerConfig("merge", options={}))
     order = {column.field: number for number, column in enumerate(columns)}
     names = {column.field: column.title for column in columns}
-    options = {"indexByName": order, "renameByName": names, "includeByName": dict.fromkeys(order, True)}
+    options = {
+        "indexByName": order,
+        "renameByName": names,
+        "includeByName": dict.fromkeys(order, True),
+    }
     panel.with_transformation(board.DataTransformerConfig("organize", options=options))
     for column in columns:
         properties = column.properties()
@@ -188,11 +267,23 @@ def table_panel(  # noqa: PLR0913 - what such a panel has
     return _described(panel, title, description)
 
 
-def timeline_panel(title: str, description: str, states: Mapping[str, tuple[str, str]], asked: Query) -> board.Panel:
+def timeline_panel(
+    title: str, description: str, states: Mapping[str, tuple[str, str]], asked: Query
+) -> board.Panel:
     """The states of each series over time: value -> its name and colour."""
-    panel = statetimeline.Panel().with_target(asked).unit("none").row_height(0.8).line_width(0).fill_opacity(80)
+    panel = (
+        statetimeline.Panel()
+        .with_target(asked)
+        .unit("none")
+        .row_height(0.8)
+        .line_width(0)
+        .fill_opacity(80)
+    )
     panel.show_value(models.VisibilityMode.AUTO).merge_values(True)  # noqa: FBT003 - the SDK has it so
-    results = {value: board.ValueMappingResult(text=text, color=color) for value, (text, color) in states.items()}
+    results = {
+        value: board.ValueMappingResult(text=text, color=color)
+        for value, (text, color) in states.items()
+    }
     panel.mappings([board.ValueMap(results)]).thresholds(_thresholds(PLAIN))
     panel.color_scheme(_coloring(board.FieldColorModeId.THRESHOLDS)).no_value("none")
     panel.legend(
@@ -202,18 +293,27 @@ def timeline_panel(title: str, description: str, states: Mapping[str, tuple[str,
         .placement(models.LegendPlacement.BOTTOM)
         .calcs([])
     )
-    panel.tooltip(common.VizTooltipOptions().mode(models.TooltipDisplayMode.SINGLE).sort(models.SortOrder.NONE))
+    panel.tooltip(
+        common.VizTooltipOptions()
+        .mode(models.TooltipDisplayMode.SINGLE)
+        .sort(models.SortOrder.NONE)
+    )
     return _described(panel, title, description)
 
 
 def vm_link(field: str) -> str:
     """The dashboard of the VM that a cell names."""
-    kept = "&".join(f"${{{name}:queryparam}}" for name in ("datasource", *VARIABLES) if name != "vm")
+    kept = "&".join(
+        f"${{{name}:queryparam}}" for name in ("datasource", *VARIABLES) if name != "vm"
+    )
     return f"/d/notbefore-vm?{kept}&var-vm=${{__data.fields.{field}}}&${{__url_time_range}}"
 
 
 def grid(*lines_: tuple[int, Sequence[tuple[int, board.Panel]]]) -> list[board.Panel]:
-    """Lines of panels, each (height, [(width, panel), ...]), from the top; they get their places and ids."""
+    """Lines of panels, each (height, [(width, panel), ...]), from the top.
+
+    They get their places and ids.
+    """
     placed: list[board.Panel] = []
     top = 0
     for height, line in lines_:
@@ -238,7 +338,10 @@ class Variable:
 
 @dataclass(frozen=True)
 class Annotation:
-    """The time in which the series of a query exist, as regions; title and text are filled in with their labels."""
+    """The time in which the series of a query exist, as regions.
+
+    Title and text are filled in with their labels.
+    """
 
     name: str
     color: str
@@ -247,7 +350,7 @@ class Annotation:
     tags: str
 
 
-def dashboard_json(  # noqa: PLR0913 - what a dashboard has, by name
+def dashboard_json(
     uid: str,
     title: str,
     description: str,
@@ -258,10 +361,17 @@ def dashboard_json(  # noqa: PLR0913 - what a dashboard has, by name
     annotations: Sequence[Annotation] = (),
     one_vm: bool = False,
 ) -> str:
-    """The dashboard as JSON; without ``variables`` and ``annotations`` it has those of the agents' metrics."""
+    """The dashboard as JSON.
+
+    Without ``variables`` and ``annotations`` it has those of the agents' metrics.
+    """
     builder = dashboard.Dashboard(title).uid(uid).description(description).tags([TAG]).editable()
-    builder.time(f"now-{time}", "now").refresh("30s").timezone("browser").tooltip(board.DashboardCursorSync.CROSSHAIR)
-    builder.with_variable(dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus"))
+    builder.time(f"now-{time}", "now").refresh("30s").timezone("browser").tooltip(
+        board.DashboardCursorSync.CROSSHAIR
+    )
+    builder.with_variable(
+        dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
+    )
     for one in variables or [_of_vms(name) for name in VARIABLES]:
         builder.with_variable(_variable(one, one=one_vm and one.name == "vm"))
     for annotation in annotations or (
@@ -269,7 +379,9 @@ def dashboard_json(  # noqa: PLR0913 - what a dashboard has, by name
         _of_events("Started", "Started", "red", hits_only=one_vm),
     ):
         builder.annotation(_annotation(annotation))
-    links = dashboard.DashboardLink("notbefore").type(board.DashboardLinkType.DASHBOARDS).tags([TAG])
+    links = (
+        dashboard.DashboardLink("notbefore").type(board.DashboardLinkType.DASHBOARDS).tags([TAG])
+    )
     builder.link(links.include_vars(True).keep_time(True))  # noqa: FBT003 - the SDK has it so
     built = builder.build()
     built.panels = [*panels]
@@ -279,7 +391,9 @@ def dashboard_json(  # noqa: PLR0913 - what a dashboard has, by name
 
 
 def _tidy(values: dict[str, Any]) -> None:
-    """Leave out what the SDK writes and is not wanted: what is for other kinds, and links in a menu of their own."""
+    """Leave out what the SDK writes and is not wanted: what is for other kinds, and links in a menu
+    of their own.
+    """
     for item in (*values["links"], *values["annotations"]["list"]):
         item.pop("placement", None)
     for panel in values["panels"]:
@@ -300,7 +414,9 @@ def _of_vms(name: str) -> Variable:
 def _variable(wanted: Variable, *, one: bool) -> dashboard.QueryVariable:
     variable = dashboard.QueryVariable(wanted.name).label(wanted.label).datasource(SOURCE)
     variable.query({"qryType": 1, "query": wanted.query, "refId": "Variable"})
-    variable.refresh(board.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(board.VariableSort.NATURAL_ASC)
+    variable.refresh(board.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(
+        board.VariableSort.NATURAL_ASC
+    )
     if one:
         return variable.multi(False).include_all(False)  # noqa: FBT003 - the SDK has it so
     # All is .* and not a list of what there is: VMs without a scale set have an empty one
@@ -311,13 +427,17 @@ def _variable(wanted: Variable, *, one: bool) -> dashboard.QueryVariable:
 def _of_events(name: str, status: str, color: str, *, hits_only: bool) -> Annotation:
     """The time in which events were listed with a status; an event is one, whoever reports it."""
     labels = "event_id, event_type, event_source, description"
-    hits = ', scope!="peer"' if hits_only else ""  # or else those of a VM's neighbours are shown as its own
+    # or else those of a VM's neighbours are shown as its own
+    hits = ', scope!="peer"' if hits_only else ""
     expr = queries.events(f'{{event_status="{status}"{hits}}}', by=labels)
-    return Annotation(name, color, expr, "{{description}} ({{event_id}})", "event_type,event_source")
+    return Annotation(
+        name, color, expr, "{{description}} ({{event_id}})", "event_type,event_source"
+    )
 
 
 def _annotation(wanted: Annotation) -> dashboard.AnnotationQuery:
-    annotation = dashboard.AnnotationQuery().name(wanted.name).datasource(SOURCE).enable(True).hide(False)  # noqa: FBT003 - the SDK's
+    annotation = dashboard.AnnotationQuery().name(wanted.name).datasource(SOURCE)
+    annotation.enable(True).hide(False)  # noqa: FBT003 - the signature is the SDK's
     annotation.icon_color(wanted.color).target(over_time(wanted.expr, "", "Anno"))
     annotation.title_format(f"{{{{event_type}}}} {wanted.name.lower()}").text_format(wanted.text)
     return annotation.tag_keys(wanted.tags)

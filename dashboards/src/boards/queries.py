@@ -1,30 +1,43 @@
 """PromQL that stands in several panels.
 
-Two things hold everywhere. What the variables choose are VMs, by the labels of ``notbefore_vm_info``; other metrics are
-filtered by it over ``job`` and ``instance``: another exporter on the VM may have the same ``instance``. And every VM of
-a group reports the same event: where events are counted they are first reduced to one series an ``event_id``.
+Two things hold everywhere. What the variables choose are VMs, by the labels of
+``notbefore_vm_info``; other metrics are filtered by it over ``job`` and ``instance``: another
+exporter on the VM may have the same ``instance``. And every VM of a group reports the same event:
+where events are counted they are first reduced to one series an ``event_id``.
 """
 
 from typing import Final
 
 from notbefore.core.event_types import EVENT_TYPES
 
-VM: Final = 'notbefore_vm_info{location=~"$region", resource_group=~"$group", scale_set=~"$scale_set", name=~"$vm"}'
+VM: Final = (
+    'notbefore_vm_info{location=~"$region", resource_group=~"$group", scale_set=~"$scale_set",'
+    ' name=~"$vm"}'
+)
 VM_IN_RANGE: Final = f"last_over_time({VM}[$__range])"  # also those that have gone since
 UP: Final = 'up{job="notbefore"}'  # the job that the rules know as well
-EVENT: Final = "6h"  # for this long a VM that is down keeps an event that others list still, as in the rules
+# for this long a VM that is down keeps an event that others list still, as in the rules
+EVENT: Final = "6h"
 RANGE: Final = "$__range"
 INTERVAL: Final = "$__rate_interval"
-WINDOWS: Final = {RANGE: "$__range_s", INTERVAL: "$__rate_interval_ms / 1000"}  # a window -> the same in seconds
-LONG: Final = "7d"  # for this long it is known who an agent was that is silent, whatever the time range
+WINDOWS: Final = {
+    RANGE: "$__range_s",
+    INTERVAL: "$__rate_interval_ms / 1000",
+}  # a window -> the same in seconds
+# for this long it is known who an agent was that is silent, whatever the time range
+LONG: Final = "7d"
 
 INFO: Final = "azure_scheduled_event_status"
 LAST_POLL: Final = "notbefore_last_successful_poll_timestamp_seconds"
 
-PROMISED: Final = {name: round(event_type.promised_notice) for name, event_type in EVENT_TYPES.items()}
+PROMISED: Final = {
+    name: round(event_type.promised_notice) for name, event_type in EVENT_TYPES.items()
+}
 """Seconds of notice that Azure promises, by type."""
 
-GRACE: Final = 5  # seconds by which a notice may seem short: NotBefore is cut to seconds, and polls are a second apart
+# seconds by which a notice may seem short: NotBefore is cut to seconds, and polls are a second
+# apart
+GRACE: Final = 5
 STALE: Final = 60  # seconds without a good poll after which an agent counts as failing
 
 
@@ -49,9 +62,15 @@ def events(selector: str = "", *, by: str = "event_id") -> str:
 
 
 def hits() -> str:
-    """A series for each listed event and VM that it affects; for a VM that is down, its last known one."""
+    """A series for each listed event and VM that it affects.
+
+    For a VM that is down, its last known one.
+    """
     listed = f'{INFO}{{scope="self"}}'
-    lost = f"last_over_time({listed}[{EVENT}]) unless on (job, instance) ({UP} == 1) and on (event_id) {INFO}"
+    lost = (
+        f"last_over_time({listed}[{EVENT}]) unless on (job, instance) ({UP} == 1) and on (event_id)"
+        f" {INFO}"
+    )
     return f"({listed} or on (job, instance, event_id) ({lost}))"
 
 
@@ -66,7 +85,9 @@ def started() -> str:
 
 
 def known() -> str:
-    """One series for each event that a selected VM lists, or that affects a selected VM which is down."""
+    """One series for each event that a selected VM lists, or that affects a selected VM which is
+    down.
+    """
     return f"group by (event_id) ({chosen(INFO)} or {chosen_hits()})"
 
 
@@ -78,13 +99,16 @@ def known_started() -> str:
 def listed(*, peers: bool = False) -> str:
     """One series for each listed event and VM that it hits, with what a table shows of both.
 
-    ``peers``: also the listed events that do not affect the VM. The status is from any VM, because this one may be
-    down.
+    ``peers``: also the listed events that do not affect the VM. The status is from any VM, because
+    this one may be down.
     """
     labels = "name, event_id, event_type, event_source, scope, description"
     rows = f'({hits()} or {INFO}{{scope!="self"}})' if peers else hits()
     named = f"max by ({labels}) ({rows} * on (job, instance) group_left (name) {last_name(EVENT)})"
-    status = f"topk by (event_id) (1, group by (event_id, event_status) ({started()} or on (event_id) {INFO}))"
+    status = (
+        f"topk by (event_id) (1, group by (event_id, event_status) ({started()} or on (event_id)"
+        f" {INFO}))"
+    )
     return f"{named} * on (event_id) group_left (event_status) {status}"
 
 
@@ -100,8 +124,13 @@ def of_event(metric: str) -> str:
 
 def each_event(metric: str) -> str:
     """The last value of a metric for each event of the time range, with its type."""
-    types = f"group by (event_id, event_type) ({chosen_in_range(f'last_over_time({INFO}[$__range])')})"
-    return f"max by (event_id) (last_over_time({metric}[$__range])) * on (event_id) group_right () {types}"
+    types = (
+        f"group by (event_id, event_type) ({chosen_in_range(f'last_over_time({INFO}[$__range])')})"
+    )
+    return (
+        f"max by (event_id) (last_over_time({metric}[$__range])) * on (event_id) group_right ()"
+        f" {types}"
+    )
 
 
 def rate_by(labels: str, metric: str, *, function: str = "rate") -> str:
@@ -117,19 +146,24 @@ def increase_by(labels: str, metric: str) -> str:
 def grown(metric: str, created: str, window: str) -> str:
     """What a counter of events grew by; ``window``: RANGE or INTERVAL.
 
-    Its series begins with the first event of its kind, at 1, and increase() does not see that. A series that was
-    created in the window, and had no sample before it, grew by its last value. ``created`` is at most five minutes
-    older than the first sample: an interval of scrapes, and what the clocks differ.
+    Its series begins with the first event of its kind, at 1, and increase() does not see that. A
+    series that was created in the window, and had no sample before it, grew by its last value.
+    ``created`` is at most five minutes older than the first sample: an interval of scrapes, and
+    what the clocks differ.
     """
     born = f"last_over_time({created}[{window}]) > time() - 300 - {WINDOWS[window]}"
-    new = f"last_over_time({metric}[{window}]) unless {metric} offset {window} and ignoring (le) ({born})"
+    new = (
+        f"last_over_time({metric}[{window}]) unless {metric} offset {window} and ignoring (le)"
+        f" ({born})"
+    )
     return f"({new} or increase({metric}[{window}]))"
 
 
 def rare_by(labels: str, metric: str) -> str:
     """What was counted of a kind that mostly never occurs, for a panel over time.
 
-    These counters begin anew with each start of the agent: of one without a sample before the window, all is new.
+    These counters begin anew with each start of the agent: of one without a sample before the
+    window, all is new.
     """
     new = f"last_over_time({metric}[{INTERVAL}]) unless {metric} offset {INTERVAL}"
     return f"sum by ({labels}) ({chosen(f'({new} or increase({metric}[{INTERVAL}]))')})"
@@ -154,40 +188,60 @@ def quantile_by(labels: str, quantile: float, metric: str, created: str = "") ->
 
 def promised() -> str:
     """The notice that Azure promises, as a series a type."""
-    constants = (f'label_replace(vector({s}), "event_type", "{t}", "", "")' for t, s in PROMISED.items())
+    constants = (
+        f'label_replace(vector({s}), "event_type", "{t}", "", "")' for t, s in PROMISED.items()
+    )
     return " or ".join(constants)
 
 
 def last_name(window: str) -> str:
-    """One series for each chosen VM, now or when last known; an address may have had several VMs in that time."""
+    """One series for each chosen VM, now or when last known.
+
+    An address may have had several VMs in that time.
+    """
     return f"topk by (job, instance) (1, {VM} or on (job, instance) last_over_time({VM}[{window}]))"
 
 
 def failing() -> str:
-    """A series for each agent that is silent or failing: what is wrong, and for how long nothing good was heard.
+    """A series for each agent that is silent or failing: what is wrong, and for how long nothing
+    good was heard.
 
-    That is NaN for a target that was never scraped. One that never said who it is is there whatever the variables say.
+    That is NaN for a target that was never scraped. One that never said who it is is there whatever
+    the variables say.
     """
     loaded = "notbefore_config_loaded_timestamp_seconds"
     started = f"max by (job, instance) ({loaded})"
-    heard = f"last_over_time({LAST_POLL}[{LONG}]) or on (job, instance) last_over_time({loaded}[{LONG}])"
+    heard = (
+        f"last_over_time({LAST_POLL}[{LONG}]) or on (job, instance)"
+        f" last_over_time({loaded}[{LONG}])"
+    )
     last = f"max by (job, instance) ({heard})"
     recent = f"max by (job, instance) (last_over_time({LAST_POLL}[1h]))"
     down = f"({UP} == 0)"
     problems = {
         "cannot be scraped": f"(time() - {last}) and on (job, instance) {down}",
         "never scraped": f"max by (job, instance) ({down} / 0) unless on (job, instance) {last}",
-        "gone from the scrape": f"(time() - {recent}) unless on (job, instance) ({UP} or {LAST_POLL})",
+        "gone from the scrape": (
+            f"(time() - {recent}) unless on (job, instance) ({UP} or {LAST_POLL})"
+        ),
         "IMDS does not answer": f"(time() - max by (job, instance) ({LAST_POLL})) > {STALE}",
-        "state cannot be written": f"(time() - {last}) and on (job, instance) (notbefore_store_degraded == 1)",
+        "state cannot be written": (
+            f"(time() - {last}) and on (job, instance) (notbefore_store_degraded == 1)"
+        ),
         "never polled": f"(time() - {started}) unless on (job, instance) {LAST_POLL}",
     }
-    named = (f'label_replace({expr}, "problem", "{problem}", "", "")' for problem, expr in problems.items())
+    named = (
+        f'label_replace({expr}, "problem", "{problem}", "", "")'
+        for problem, expr in problems.items()
+    )
     nameless = (
         f"group by (job, instance) ({UP} or {loaded})"
         f" unless on (job, instance) last_over_time(notbefore_vm_info[{LONG}])"
     )
-    return f"({' or '.join(named)}) * on (job, instance) group_left (name) ({last_name(LONG)} or ({nameless}))"
+    return (
+        f"({' or '.join(named)}) * on (job, instance) group_left (name) ({last_name(LONG)} or"
+        f" ({nameless}))"
+    )
 
 
 def failing_agents() -> str:

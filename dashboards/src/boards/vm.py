@@ -23,7 +23,8 @@ def build() -> str:
     return parts.dashboard_json(
         "notbefore-vm",
         "Azure Scheduled Events: one VM",
-        "Events of one VM and of its group, their measured interruptions, and the health of its agent.",
+        "Events of one VM and of its group, their measured interruptions, and the health of its"
+        " agent.",
         panels,
         time="24h",
         one_vm=True,
@@ -52,14 +53,23 @@ def _figures() -> list[Panel]:
             "Started now",
             "Events of this VM that are going on.",
             "short",
-            now(counted(f"group by (event_id) ({queries.chosen_hits()} and on (event_id) {queries.started()})")),
+            now(
+                counted(
+                    f"group by (event_id) ({queries.chosen_hits()} and on (event_id)"
+                    f" {queries.started()})"
+                )
+            ),
             NONE_IS_GOOD,
         ),
         parts.stat_panel(
             "Last good poll",
-            "How long ago IMDS last answered; also of an agent that has fallen silent in the time range.",
+            "How long ago IMDS last answered; also of an agent that has fallen silent in the time"
+            " range.",
             "s",
-            now(f"time() - max({queries.chosen_in_range(f'last_over_time({queries.LAST_POLL}[$__range])')})"),
+            now(
+                "time() -"
+                f" max({queries.chosen_in_range(f'last_over_time({queries.LAST_POLL}[$__range])')})"
+            ),
             AGE,
             none="never",
         ),
@@ -80,7 +90,8 @@ def _identity() -> Panel:
         "As IMDS says: region, zone, resource group, scale set; the agent's version.",
         [
             rows(
-                f"group by ({shown}) ({queries.VM} * on (job, instance) group_left (version) notbefore_build_info)",
+                f"group by ({shown}) ({queries.VM} * on (job, instance) group_left (version)"
+                " notbefore_build_info)",
                 "vm",
             )
         ],
@@ -110,7 +121,8 @@ def _listed() -> Panel:
     ]
     return parts.table_panel(
         "Listed now",
-        "Events that this VM lists: those that affect it (self), and those of other VMs of its group (peer).",
+        "Events that this VM lists: those that affect it (self), and those of other VMs of its"
+        " group (peer).",
         asked,
         columns,
         none="nothing scheduled",
@@ -126,7 +138,8 @@ def _states() -> Panel:
         "When each event was scheduled and started, as this VM saw it.",
         {"1": ("Scheduled", "yellow"), "2": ("Started", "red")},
         over_time(
-            f"max by ({BY_EVENT}) ({scheduled}) or 2 * max by ({BY_EVENT}) ({started})", "{{event_type}} ({{scope}})"
+            f"max by ({BY_EVENT}) ({scheduled}) or 2 * max by ({BY_EVENT}) ({started})",
+            "{{event_type}} ({{scope}})",
         ),
     )
 
@@ -136,11 +149,12 @@ def _countdown() -> Panel:
     types = f"max by ({BY_EVENT}) ({chosen(queries.INFO)})"
     return parts.lines_panel(
         "Time to NotBefore",
-        "The countdown of the next event of each type as it was scraped; a step up is a NotBefore that was put off, or"
-        " the next event.",
+        "The countdown of the next event of each type as it was scraped; a step up is a NotBefore"
+        " that was put off, or the next event.",
         "s",
         over_time(
-            f"min by (event_type, scope) ({types} * on (event_id) group_left () max by (event_id) ({left}))",
+            f"min by (event_type, scope) ({types} * on (event_id) group_left () max by (event_id)"
+            f" ({left}))",
             "{{event_type}} ({{scope}})",
         ),
     )
@@ -150,11 +164,14 @@ def _interruptions() -> Panel:
     created = f"{INTERRUPTION}_created"
     hit = queries.growth_by("event_type", f"{INTERRUPTION}_count", created)
     hits = f'{queries.INFO}{{scope="self"}}'
-    expected = chosen(f"azure_scheduled_event_expected_interruption_seconds and on (job, instance, event_id) {hits}")
+    expected = chosen(
+        "azure_scheduled_event_expected_interruption_seconds and on (job, instance, event_id)"
+        f" {hits}"
+    )
     return parts.lines_panel(
         "Interruption: expected and measured",
-        "Measured: interruption of the VM by each event, in seconds, at the end of the event. Expected:"
-        " DurationInSeconds of the events that affect it, while they are listed.",
+        "Measured: interruption of the VM by each event, in seconds, at the end of the event."
+        " Expected: DurationInSeconds of the events that affect it, while they are listed.",
         "s",
         # the mean of those in a window: increase() extrapolates, in a quotient that cancels
         over_time(
@@ -214,15 +231,20 @@ def _deliveries() -> Panel:
     columns = [
         Column("sink", "Sink"),
         Column("Value #delivered", "Delivered", "short", decimals=0),
-        Column("Value #failed", "Retried", "short", decimals=0, steps=((None, "text"), (1, "yellow"))),
+        Column(
+            "Value #failed", "Retried", "short", decimals=0, steps=((None, "text"), (1, "yellow"))
+        ),
         Column("Value #lost", "Lost", "short", decimals=0, steps=((None, "text"), (1, "red"))),
-        Column("Value #oldest", "Oldest", "s", steps=((None, "text"), (60, "yellow"), (300, "red"))),
+        Column(
+            "Value #oldest", "Oldest", "s", steps=((None, "text"), (60, "yellow"), (300, "red"))
+        ),
         Column("Value #p95", "95 %", "s", decimals=1),
     ]
     return parts.table_panel(
         "Notifications of this VM",
-        "By sink, in the time range: accepted by the receiver; attempts that failed and are repeated; refused for"
-        " good, expired or pushed out. Then the age of the oldest that waits, and how long acceptance took.",
+        "By sink, in the time range: accepted by the receiver; attempts that failed and are"
+        " repeated; refused for good, expired or pushed out. Then the age of the oldest that waits,"
+        " and how long acceptance took.",
         asked,
         columns,
         none="no sink is configured",

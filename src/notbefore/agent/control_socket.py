@@ -1,7 +1,8 @@
-"""``ControlSocket``: the agent's Unix socket, through which commands send requests to the owner of the state.
+"""``ControlSocket``: the agent's Unix socket, through which commands send requests to the owner of
+the state.
 
-A request is one line of JSON, and so is the reply. Only root and the agent's user can open the socket (0600). The
-kernel tells which user it is.
+A request is one line of JSON, and so is the reply. Only root and the agent's user can open the
+socket (0600). The kernel tells which user it is.
 """
 
 import logging
@@ -37,13 +38,19 @@ T = TypeVar("T")
 log = logging.getLogger("notbefore.agent.control_socket")
 
 
-class ControlRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="approve", tag_field="ask"):
-    """Without ``content``: show the event. With the ``content`` of the event that was shown: approve it."""
+class ControlRequest(
+    Struct, frozen=True, forbid_unknown_fields=True, tag="approve", tag_field="ask"
+):
+    """Without ``content``: show the event.
+
+    With the ``content`` of the event that was shown: approve it.
+    """
 
     event_id: str
     content: str = ""
     reason: Annotated[str, Meta(max_length=MAX_REASON)] = ""  # why, for the record
-    sudo_user: Annotated[str, Meta(max_length=MAX_USER)] = ""  # who became root by sudo; used only if root asks
+    # who became root by sudo; used only if root asks
+    sudo_user: Annotated[str, Meta(max_length=MAX_USER)] = ""
 
 
 class ControlReply(Struct, frozen=True):
@@ -65,11 +72,15 @@ class ApprovalDesk(Protocol):
     """The part that approves events for operators (``approver.Approver``)."""
 
     def answer(self, request: ControlRequest, user: str) -> ControlReply:
-        """Answer a request of ``user``; may wait for IMDS. Raises ``NotBeforeError`` to refuse it."""
+        """Answer a request of ``user``; may wait for IMDS.
+
+        Raises ``NotBeforeError`` to refuse it.
+        """
 
 
 class ControlSocket:
-    """Serves one connection after the other: approvals through ``approvals``, all else from ``store``.
+    """Serves one connection after the other: approvals through ``approvals``, all else from
+    ``store``.
 
     If a request raises ``NotBeforeError``, the reply is a ``Refusal``.
     """
@@ -83,7 +94,10 @@ class ControlSocket:
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
 
     def start(self) -> None:
-        """Listen in a separate thread, because the disk of the directory may hang. Without Unix sockets: do nothing."""
+        """Listen in a separate thread, because the disk of the directory may hang.
+
+        Without Unix sockets: do nothing.
+        """
         if hasattr(socket, "AF_UNIX"):
             self._thread.start()
 
@@ -118,16 +132,22 @@ class ControlSocket:
                 with self._listen() as self._socket:
                     warned = False
                     self._answer_all(self._socket)
-            except OSError as error:  # the directory may have been deleted: the store makes it again
+            except (
+                OSError
+            ) as error:  # the directory may have been deleted: the store makes it again
                 if not warned and not self._stopped.is_set():
-                    log.error("%s cannot be used (%s): commands cannot ask this agent", self.path, error)  # noqa: TRY400 - its text says all
+                    log.error(  # noqa: TRY400 - its text says all
+                        "%s cannot be used (%s): commands cannot ask this agent", self.path, error
+                    )
                 warned = True
                 self._stopped.wait(LOOK_INTERVAL)
         with suppress(OSError):
             self.path.unlink()
 
     def _answer_all(self, listener: socket.socket) -> None:
-        """Answer until it is stopped or the socket has been deleted, which is checked each ``LOOK_INTERVAL``."""
+        """Answer until it is stopped or the socket has been deleted, which is checked each
+        ``LOOK_INTERVAL``.
+        """
         listener.settimeout(LOOK_INTERVAL)
         while not self._stopped.is_set() and self.path.exists():
             try:
@@ -146,9 +166,13 @@ class ControlSocket:
             return msgspec.json.encode(Refusal(str(error)))
         except Exception as error:
             log.exception("a command's request failed")
-            return msgspec.json.encode(Refusal(f"this failed ({type(error).__name__}): the agent's log says why"))
+            return msgspec.json.encode(
+                Refusal(f"this failed ({type(error).__name__}): the agent's log says why")
+            )
 
-    def _answered(self, connection: socket.socket, line: bytes, uid: int | None) -> ControlReply | Reply:
+    def _answered(
+        self, connection: socket.socket, line: bytes, uid: int | None
+    ) -> ControlReply | Reply:
         if uid is not None and uid not in (0, os.geteuid()):
             raise NotBeforeError("only root and the agent's own user may ask this")
         try:
@@ -163,7 +187,9 @@ class ControlSocket:
 
 
 def listens(directory: Path) -> bool:
-    """Whether an agent listens in a state directory, or may: this user may be unable to find out."""
+    """Whether an agent listens in a state directory, or may: this user may be unable to
+    find out.
+    """
     try:
         with _unix_socket() as connection:
             connection.settimeout(READ_SECONDS)  # an agent that hangs has a full queue
@@ -176,7 +202,10 @@ def listens(directory: Path) -> bool:
 
 
 def ask_agent(directory: Path, request: ControlRequest | Request, reply: type[T]) -> T:
-    """Send a request to the agent of a state directory; raises ``NotBeforeError`` if it refuses or none answers."""
+    """Send a request to the agent of a state directory.
+
+    Raises ``NotBeforeError`` if it refuses or none answers.
+    """
     path = directory / NAME
     try:
         with _unix_socket() as connection:
@@ -189,10 +218,13 @@ def ask_agent(directory: Path, request: ControlRequest | Request, reply: type[T]
             return msgspec.json.decode(line, type=reply)
     except (FileNotFoundError, ConnectionRefusedError):
         raise NotBeforeError(
-            f"no agent listens at {path}: start it (`notbefore run CONFIG`), or name its state directory"
+            f"no agent listens at {path}: start it (`notbefore run CONFIG`), or name its state"
+            " directory"
         ) from None
     except TimeoutError:
-        raise NotBeforeError(f"{path}: no answer after {ANSWER_SECONDS:g} s: see the agent's log") from None
+        raise NotBeforeError(
+            f"{path}: no answer after {ANSWER_SECONDS:g} s: see the agent's log"
+        ) from None
     except PermissionError:
         raise NotBeforeError(f"{path}: only root and the agent's own user may ask this") from None
     except (OSError, msgspec.MsgspecError) as error:
@@ -224,12 +256,17 @@ def _peer_uid(connection: socket.socket) -> int | None:
     """The client's user id from the kernel; ``None`` on systems without ``SO_PEERCRED``."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
-    _pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    _pid, uid, _gid = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    )
     return int(uid)
 
 
 def user_name(uid: int | None, sudo_user: str = "") -> str:
-    """Return the user's name for the record; for root, the name of who used sudo. ``uid``: None if unknown."""
+    """Return the user's name for the record; for root, the name of who used sudo.
+
+    ``uid``: None if unknown.
+    """
     if uid is None:
         return "an operator"
     if uid == 0 and sudo_user:

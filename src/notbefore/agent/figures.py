@@ -17,7 +17,7 @@ from notbefore.web.access import Access
 class ProcessFigures:
     """Reads the parts of the process, and counts what none of them counts: reloads and exports."""
 
-    def __init__(  # noqa: PLR0913 - one argument for each part that has figures
+    def __init__(
         self,
         *,
         runtime: Published[Runtime],

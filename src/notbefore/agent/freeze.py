@@ -1,8 +1,9 @@
-"""``FreezeMeter`` measures how long this VM was frozen: a thread wakes ten times a second and measures how late it is.
+"""``FreezeMeter`` measures how long this VM was frozen: a thread wakes ten times a second and
+measures how late it is.
 
-It runs only from shortly before an event that may affect this VM can start until the event is over. At other times the
-lateness of each poll is measured. It is separate from the polling, because IMDS answers slowly or not at all while
-something happens, and a slow answer is no interruption.
+It runs only from shortly before an event that may affect this VM can start until the event is over.
+At other times the lateness of each poll is measured. It is separate from the polling, because IMDS
+answers slowly or not at all while something happens, and a slow answer is no interruption.
 """
 
 import threading
@@ -15,7 +16,10 @@ TICK: Final = 0.1  # seconds; also the precision of a measured interruption
 
 
 class FreezeMeter:
-    """Call ``switch`` to start it, then ``take`` for the longest gap since the last ``take``; both from one thread."""
+    """Call ``switch`` to start it, then ``take`` for the longest gap since the last ``take``.
+
+    Both from one thread.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -34,13 +38,17 @@ class FreezeMeter:
         if on and self._stop is None:
             self._stop = threading.Event()
             self.take()
-            threading.Thread(target=self._run, args=(self._stop,), name="freeze", daemon=True).start()
+            threading.Thread(
+                target=self._run, args=(self._stop,), name="freeze", daemon=True
+            ).start()
         elif not on and self._stop is not None:
             self._stop.set()
             self._stop = None
 
     def take(self) -> Gap:
-        """Return the longest gap since the last call, up to this moment, without the tick itself."""
+        """Return the longest gap since the last call, up to this moment, without the tick
+        itself.
+        """
         with self._lock:
             self._tick()
             longest, self._longest = self._longest, Gap(0.0, 0.0)

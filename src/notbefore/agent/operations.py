@@ -1,6 +1,7 @@
 """The requests of commands to the owner of a state directory, and the replies.
 
-While an agent runs, a command asks it over its socket. Without one, the command opens the store under the same lock.
+While an agent runs, a command asks it over its socket. Without one, the command opens the store
+under the same lock.
 """
 
 import time
@@ -23,7 +24,8 @@ LOST: Final = ("expired", "withdrawn", "overflowed", "dropped")  # results of a 
 class OutboxRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="outbox", tag_field="ask"):
     """List deliveries (``show``), send them again (``retry``), or delete them (``drop``).
 
-    ``ids``: the beginnings of delivery ids, one delivery each; without any, the others choose, if set.
+    ``ids``: the beginnings of delivery ids, one delivery each; without any, the others choose, if
+    set.
     """
 
     action: Literal["show", "retry", "drop"]
@@ -34,7 +36,10 @@ class OutboxRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="outbox
 
 
 class OutboxReply(Struct, frozen=True):
-    """The chosen deliveries. ``done`` of them were changed; a retry or drop leaves those that are just being sent."""
+    """The chosen deliveries. ``done`` of them were changed.
+
+    A retry or drop leaves those that are just being sent.
+    """
 
     rows: tuple[Delivery, ...] = ()
     shift: float = 0.0  # seconds to add to the times of the rows for Unix time by this VM's clock
@@ -45,7 +50,9 @@ class OutboxReply(Struct, frozen=True):
     vm: Vm | None = None  # the identity of this VM, as far as IMDS has given it
 
 
-class HistoryRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="history", tag_field="ask"):
+class HistoryRequest(
+    Struct, frozen=True, forbid_unknown_fields=True, tag="history", tag_field="ask"
+):
     """The newest changes since a Unix time."""
 
     since: float | None
@@ -53,13 +60,18 @@ class HistoryRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="histo
 
 
 class HistoryReply(Struct, frozen=True):
-    """Records, oldest first. ``cut``: older ones were left out because one reply cannot hold them."""
+    """Records, oldest first.
+
+    ``cut``: older ones were left out because one reply cannot hold them.
+    """
 
     records: tuple[Raw, ...]
     cut: bool = False
 
 
-class ExerciseRequest(Struct, frozen=True, forbid_unknown_fields=True, tag="exercise", tag_field="ask"):
+class ExerciseRequest(
+    Struct, frozen=True, forbid_unknown_fields=True, tag="exercise", tag_field="ask"
+):
     """Send the ``steps`` of an exercise."""
 
     event_key: str
@@ -71,7 +83,10 @@ Reply = OutboxReply | HistoryReply
 
 
 def answer(store: Store, request: Request) -> Reply:
-    """Carry out a request; raises ``NotBeforeError`` for an id that fits no delivery, or more than one."""
+    """Carry out a request.
+
+    Raises ``NotBeforeError`` for an id that fits no delivery, or more than one.
+    """
     if isinstance(request, HistoryRequest):
         records, cut = store.history(request.since, request.limit)
         return HistoryReply(tuple(map(Raw, records)), cut)
@@ -85,8 +100,12 @@ def _exercise(store: Store, request: ExerciseRequest) -> None:
     with store.opened() as (outbox, now):
         wanted = {one.sink for step in request.steps for one in step.deliveries}
         if unknown := wanted.difference(outbox.terms or ()):
-            raise NotBeforeError(f"the agent does not know the sink {', '.join(sorted(unknown))}: reload it first")
-        for step in request.steps:  # delivered like real changes, but not part of the state or the history
+            raise NotBeforeError(
+                f"the agent does not know the sink {', '.join(sorted(unknown))}: reload it first"
+            )
+        for (
+            step
+        ) in request.steps:  # delivered like real changes, but not part of the state or the history
             outbox.take(step.change, step.deliveries, now, time.time())
 
 
@@ -100,13 +119,21 @@ def _outbox(store: Store, request: OutboxRequest) -> OutboxReply:
             matching = [row for row in outbox.rows.chosen() if row.delivery_id.startswith(prefix)]
             if len(matching) != 1:
                 words = "Several delivery ids start" if matching else "No delivery id starts"
-                raise NotBeforeError(f"{words} with {prefix!r}. `notbefore outbox list` shows the ids.")
-            rows += [row for row in matching if row not in rows]  # two ids may begin the same delivery id
+                raise NotBeforeError(
+                    f"{words} with {prefix!r}. `notbefore outbox list` shows the ids."
+                )
+            rows += [
+                row for row in matching if row not in rows
+            ]  # two ids may begin the same delivery id
         done = left_out = 0
         if request.action == "retry" and not request.ids:
             # these could alarm somebody, and no later message would correct them
             ended = {row.lane for row in outbox.rows.chosen() if row.kind in OUTCOMES}
-            over = {row.delivery_id for row in rows if row.event_key not in listed and row.stays_open(ended)}
+            over = {
+                row.delivery_id
+                for row in rows
+                if row.event_key not in listed and row.stays_open(ended)
+            }
             rows, left_out = [row for row in rows if row.delivery_id not in over], len(over)
         ids = [row.delivery_id for row in rows]
         if request.action == "retry":
@@ -117,4 +144,6 @@ def _outbox(store: Store, request: OutboxRequest) -> OutboxReply:
         rows = [replace(row, due=max(row.due, pauses.get(row.sink, row.due))) for row in rows]
         counts = outbox.rows.ledger.counts.items()
         lost = sum(count for (_, result), count in counts if result in LOST)
-    return OutboxReply(tuple(rows), time.time() - now, tuple(listed), done, left_out, lost, state.vm)
+    return OutboxReply(
+        tuple(rows), time.time() - now, tuple(listed), done, left_out, lost, state.vm
+    )

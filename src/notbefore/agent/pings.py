@@ -1,8 +1,11 @@
-"""``Pings``: a dead man's switch. While the agent works, it sends a request to a URL at each interval.
+"""``Pings``: a dead man's switch.
 
-The form is that of healthchecks.io and others: a POST with the status as text, to the path with ``/start`` appended
-when the agent begins, and with ``/fail`` if it is not ready. A thread of the agent sends it, because pings would keep a
-courier running all the time. Nothing is stored or tried again: the next ping says the same.
+While the agent works, it sends a request to a URL at each interval.
+
+The form is that of healthchecks.io and others: a POST with the status as text, to the path with
+``/start`` appended when the agent begins, and with ``/fail`` if it is not ready. A thread of the
+agent sends it, because pings would keep a courier running all the time. Nothing is stored or tried
+again: the next ping says the same.
 """
 
 import logging
@@ -28,7 +31,9 @@ log = logging.getLogger("notbefore.agent.pings")
 class Pings:
     """The thread ``pings`` of one configuration; ``status`` is called at each ping."""
 
-    def __init__(self, heartbeat: HeartbeatConfig, status: Callable[[], PingStatus], errors: ThreadGuard) -> None:
+    def __init__(
+        self, heartbeat: HeartbeatConfig, status: Callable[[], PingStatus], errors: ThreadGuard
+    ) -> None:
         self._heartbeat = heartbeat
         self._status = status
         self._errors = errors
@@ -67,11 +72,15 @@ class Pings:
             answer = self._http.post(urlunsplit(parts), HEADERS, body)
             if answer.status // 100 != 2:  # noqa: PLR2004 - 2xx
                 why = f"{parts.hostname} answers {answer.status}"
-        except (ConfigError, SendError) as error:  # the secret cannot be read; the URL cannot be reached
+        except (
+            ConfigError,
+            SendError,
+        ) as error:  # the secret cannot be read; the URL cannot be reached
             why = str(error)
         except ValueError:  # its text may show the URL
             why = "the URL is not valid"
-        # the receiver may close a kept connection at the moment of the next ping: 60 s is a usual time for both
+        # the receiver may close a kept connection at the moment of the next ping: 60 s is a usual
+        # time for both
         self._http.close()
         if why and why != self._failing:
             log.warning("heartbeat: ping_url was not reached: %s", why)

@@ -1,4 +1,7 @@
-"""``notbefore approve EVENT_ID``: let Azure start an event now. Shows the effect and the affected VMs, and asks."""
+"""``notbefore approve EVENT_ID``: let Azure start an event now.
+
+Shows the effect and the affected VMs, and asks.
+"""
 
 import argparse
 import os
@@ -8,7 +11,13 @@ from typing import Final
 
 import msgspec
 
-from notbefore.agent.control_socket import MAX_REASON, MAX_USER, ControlReply, ControlRequest, ask_agent
+from notbefore.agent.control_socket import (
+    MAX_REASON,
+    MAX_USER,
+    ControlReply,
+    ControlRequest,
+    ask_agent,
+)
 from notbefore.commands.options import add_state, due, load_configuration
 from notbefore.core.duration import span
 from notbefore.core.record import Record
@@ -17,18 +26,26 @@ from notbefore.core.tracked import PendingEvent
 from notbefore.courier.wording import effect
 from notbefore.errors import ConfigError, NotBeforeError
 
-WHOSE: Final = {"self": ("this", ""), "peer": ("ANOTHER", ", and this VM is none of them")}  # by scope
+WHOSE: Final = {
+    "self": ("this", ""),
+    "peer": ("ANOTHER", ", and this VM is none of them"),
+}  # by scope
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the event, the confirmation, the record, and the state directory."""
     parser.add_argument("event_id", metavar="EVENT_ID", help="see `notbefore events`")
-    parser.add_argument("--yes", action="store_true", help="approve without asking for confirmation")
+    parser.add_argument(
+        "--yes", action="store_true", help="approve without asking for confirmation"
+    )
     parser.add_argument("--reason", default="", help="why, for the record")
     parser.add_argument(
         "--unchanged",
         metavar="FILE",
-        help="only if the event is still as in this record: a file with its JSON, or - for standard input",
+        help=(
+            "only if the event is still as in this record: a file with its JSON, or - for standard"
+            " input"
+        ),
     )
     add_state(parser)
 
@@ -70,7 +87,9 @@ def _read_record(path: str) -> Record:
 
 
 def _facts(event: Record | PendingEvent) -> tuple[object, ...]:
-    """The facts that an approval is given for: the event, its effect, the affected VMs, the expected interruption."""
+    """The facts that an approval is given for: the event, its effect, the affected VMs, the
+    expected interruption.
+    """
     return (
         event.event_id.casefold(),
         event.event_type,
@@ -83,9 +102,16 @@ def _facts(event: Record | PendingEvent) -> tuple[object, ...]:
 def describe(event: PendingEvent) -> str:
     """Return a text about the event, for the operator who is asked to approve it."""
     names = [one_line(name) for name in event.resources]
-    when = f", NotBefore {due(event.seconds_to_not_before)}" if event.seconds_to_not_before is not None else ""
+    when = (
+        f", NotBefore {due(event.seconds_to_not_before)}"
+        if event.seconds_to_not_before is not None
+        else ""
+    )
     lines = [
-        f"{one_line(event.event_type)} {one_line(event.event_id)}, {one_line(event.event_status)}{when}",
+        (
+            f"{one_line(event.event_type)} {one_line(event.event_id)},"
+            f" {one_line(event.event_status)}{when}"
+        ),
         one_line(event.description or ""),
         effect(event.event_type, who="The VM" if len(names) == 1 else "Each affected VM"),
         f"Expected interruption: {span(event.expected_duration_seconds)}",
@@ -97,13 +123,21 @@ def describe(event: PendingEvent) -> str:
 def _all_of(names: list[str], scope: str) -> str:
     if not names:
         return "VMs that Azure does not name"
-    one, several = WHOSE.get(scope, ("perhaps this", ", perhaps this one"))  # this VM's name is not known yet
-    return f"{one} VM: {names[0]}" if len(names) == 1 else f"all {len(names)} VMs: {', '.join(names)}{several}"
+    one, several = WHOSE.get(
+        scope, ("perhaps this", ", perhaps this one")
+    )  # this VM's name is not known yet
+    return (
+        f"{one} VM: {names[0]}"
+        if len(names) == 1
+        else f"all {len(names)} VMs: {', '.join(names)}{several}"
+    )
 
 
 def _confirmed() -> bool:
     if not sys.stdin.isatty():
-        raise NotBeforeError("cannot ask for confirmation (standard input is not a terminal): use --yes")
+        raise NotBeforeError(
+            "cannot ask for confirmation (standard input is not a terminal): use --yes"
+        )
     sys.stdout.write("Type yes to approve: ")
     sys.stdout.flush()
     return sys.stdin.readline().strip().casefold() == "yes"

@@ -27,7 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the result; return the exit code. Raises ``ConfigError`` with the mistakes, unless ``--json``."""
+    """Print the result; return the exit code.
+
+    Raises ``ConfigError`` with the mistakes, unless ``--json``.
+    """
     set_up("text", "critical")  # a library's log line about an address may hold a secret
     try:
         config, places = _examined(options)
@@ -35,7 +38,9 @@ def run(options: argparse.Namespace) -> int:
         if not options.json:
             raise
         keys = ("file", "line", "column", "key", "text")
-        mistakes = [dict(zip(keys, (*one.place, one.key, one.text), strict=True)) for one in error.mistakes]
+        mistakes = [
+            dict(zip(keys, (*one.place, one.key, one.text), strict=True)) for one in error.mistakes
+        ]
         print_json([{"ok": False, "error": str(error), "mistakes": mistakes}])
         return WRONG
     found = warnings(config, places)
@@ -45,12 +50,17 @@ def run(options: argparse.Namespace) -> int:
         return code
     sys.stderr.writelines(f"notbefore: warning: {escaped(text)}\n" for text in found)
     name = options.config or "The configuration (no file: defaults, environment and command line)"
-    sys.stdout.write(f"{name} is valid{f', with {len(found)} warning(s): see above' if found else ''}.\n")
+    sys.stdout.write(
+        f"{name} is valid{f', with {len(found)} warning(s): see above' if found else ''}.\n"
+    )
     return code
 
 
 def _examined(options: argparse.Namespace) -> tuple[Config, Places]:
-    """Return the configuration and the place of each key; raises ``ConfigError`` with all mistakes."""
+    """Return the configuration and the place of each key.
+
+    Raises ``ConfigError`` with all mistakes.
+    """
     config, places, mistakes = examine(options.config, os.environ, overrides(options))
     for name, sink in config.sinks.items():
         try:

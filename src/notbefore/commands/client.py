@@ -1,4 +1,6 @@
-"""``AgentClient``: the commands' client of a running agent, with its address, its certificate and the password."""
+"""``AgentClient``: the commands' client of a running agent, with its address, its certificate and
+the password.
+"""
 
 import argparse
 import hashlib
@@ -28,42 +30,61 @@ class AgentClient(Struct, frozen=True):
 
     url: str
     options: argparse.Namespace  # of the command line: whom to trust, and how to log in
-    own_cert_file: str | None = None  # the agent's certificate, if its file is known: no other is accepted
-    name: str | None = None  # the host name that TLS checks, if ``url`` has one of its addresses instead
+    # the agent's certificate, if its file is known: no other is accepted
+    own_cert_file: str | None = None
+    # the host name that TLS checks, if ``url`` has one of its addresses instead
+    name: str | None = None
 
     def ask(self, path: str) -> dict[str, Any]:
-        """GET a path and return its JSON object; raises a ``NotBeforeError`` that says what to do."""
+        """GET a path and return its JSON object.
+
+        Raises a ``NotBeforeError`` that says what to do.
+        """
         try:
             with self._session() as session:
                 url = self.url.rstrip("/") + path
                 response = session.get(url, timeout=TIMEOUT, allow_redirects=False)
         except ValueError:  # of requests, urllib3, or the name's encoding
-            raise ConfigError(f"--url: expected http://HOST:PORT or https://HOST:PORT, got {self.url!r}") from None
+            raise ConfigError(
+                f"--url: expected http://HOST:PORT or https://HOST:PORT, got {self.url!r}"
+            ) from None
         except SSLError as error:
-            text = f"{self.url}: TLS failed ({error}): is it this agent, and is --ca-file or --cert-file needed?"
+            text = (
+                f"{self.url}: TLS failed ({error}): is it this agent, and is --ca-file or"
+                " --cert-file needed?"
+            )
             raise NotBeforeError(text) from None
         except requests.RequestException as error:
             raise NotBeforeError(
-                f"no agent answers at {self.url} ({type(error).__name__}): is `notbefore run` running (for a fleet,"
-                " `notbefore fleet`), and does --url name its address, http:// or https://?"
+                f"no agent answers at {self.url} ({type(error).__name__}): is `notbefore run`"
+                " running (for a fleet, `notbefore fleet`), and does --url name its address,"
+                " http:// or https://?"
             ) from None
         except OSError as error:  # a named file does not exist
-            raise ConfigError(f"expected the file of a certificate, a key or a password: {error}") from None
+            raise ConfigError(
+                f"expected the file of a certificate, a key or a password: {error}"
+            ) from None
         return self._read(path, response.status_code, response.content)
 
     def _session(self) -> requests.Session:
         session, options = requests.Session(), self.options
         session.trust_env = False  # connect to the agent without a proxy
-        if self.url.lower().startswith("http:") and (options.ca_file or options.cert_file or options.key_file):
+        if self.url.lower().startswith("http:") and (
+            options.ca_file or options.cert_file or options.key_file
+        ):
             raise ConfigError(f"{self.url}: --ca-file, --cert-file and --key-file need https://")
         session.verify = options.ca_file or True
         adapter, own = HTTPAdapter(), self.own_cert_file
         adapter.init_poolmanager(
-            1, 1, server_hostname=self.name, assert_fingerprint=_fingerprint(Path(own)) if own is not None else None
+            1,
+            1,
+            server_hostname=self.name,
+            assert_fingerprint=_fingerprint(Path(own)) if own is not None else None,
         )
         session.mount("https://", adapter)
         if own is not None:
-            session.verify = False  # compare the fingerprint instead: issuer, name and dates do not matter
+            # compare the fingerprint instead: issuer, name and dates do not matter
+            session.verify = False
         if options.cert_file is not None:
             session.cert = (options.cert_file, options.key_file or options.cert_file)
         if options.user is not None:
@@ -73,17 +94,27 @@ class AgentClient(Struct, frozen=True):
 
     def _read(self, path: str, status: int, content: bytes) -> dict[str, Any]:
         if status == requests.codes.unauthorized:
-            raise NotBeforeError(f"{self.url} requires a user and a password: check --user and --password-file")
+            raise NotBeforeError(
+                f"{self.url} requires a user and a password: check --user and --password-file"
+            )
         try:
             body: dict[str, Any] = msgspec.json.decode(content, type=dict[str, Any])
         except (msgspec.DecodeError, UnicodeDecodeError):
             text = content[:200].decode("utf-8", "replace").strip()
-            raise NotBeforeError(f"{self.url}{path}: HTTP {status}, and the body is not JSON: {text!r}") from None
+            raise NotBeforeError(
+                f"{self.url}{path}: HTTP {status}, and the body is not JSON: {text!r}"
+            ) from None
         if status == requests.codes.not_found:
-            hint = "an agent, not a fleet instance?" if "/fleet/" in path else "a fleet instance? Use `events --fleet`"
+            hint = (
+                "an agent, not a fleet instance?"
+                if "/fleet/" in path
+                else "a fleet instance? Use `events --fleet`"
+            )
             raise NotBeforeError(f"{self.url}{path}: HTTP 404: is this {hint}")
         if status != requests.codes.ok:
-            reasons = body.get("error") or ": ".join([str(body.get("status", status)), *body.get("reasons", ())])
+            reasons = body.get("error") or ": ".join(
+                [str(body.get("status", status)), *body.get("reasons", ())]
+            )
             raise NotBeforeError(f"{self.url}{path}: {reasons}")
         return body
 
@@ -99,15 +130,35 @@ def _fingerprint(path: Path) -> str:
 
 
 def add_agent(parser: argparse.ArgumentParser) -> None:
-    """Add the options that ``agent_client`` reads: CONFIG, ``--url``, certificates, user and password."""
+    """Add the options that ``agent_client`` reads: CONFIG, ``--url``, certificates, user and
+    password.
+    """
     parser.add_argument(
-        "config", nargs="?", type=Path, metavar="CONFIG", help="the configuration that names the address"
+        "config",
+        nargs="?",
+        type=Path,
+        metavar="CONFIG",
+        help="the configuration that names the address",
     )
-    parser.add_argument("--url", metavar="URL", help="the address of the agent, http://HOST:PORT or https://HOST:PORT")
-    parser.add_argument("--ca-file", metavar="FILE", help="the certificate authority of the agent's certificate (PEM)")
-    parser.add_argument("--cert-file", metavar="FILE", help="the client certificate for the agent (PEM)")
-    parser.add_argument("--key-file", metavar="FILE", help="the key of --cert-file, if it is not in the same file")
-    parser.add_argument("--user", metavar="NAME", help="the user, for an agent that requires a password")
+    parser.add_argument(
+        "--url",
+        metavar="URL",
+        help="the address of the agent, http://HOST:PORT or https://HOST:PORT",
+    )
+    parser.add_argument(
+        "--ca-file",
+        metavar="FILE",
+        help="the certificate authority of the agent's certificate (PEM)",
+    )
+    parser.add_argument(
+        "--cert-file", metavar="FILE", help="the client certificate for the agent (PEM)"
+    )
+    parser.add_argument(
+        "--key-file", metavar="FILE", help="the key of --cert-file, if it is not in the same file"
+    )
+    parser.add_argument(
+        "--user", metavar="NAME", help="the user, for an agent that requires a password"
+    )
     parser.add_argument("--password-file", metavar="FILE", help="a file that contains the password")
 
 
@@ -118,6 +169,10 @@ def agent_client(options: argparse.Namespace) -> AgentClient:
     if options.url is not None:
         return AgentClient(options.url, options)
     server = load_configuration(options, sending=False).server
-    tls = load_web_config(Path(server.web_config_file)).tls_server_config if server.web_config_file else None
+    tls = (
+        load_web_config(Path(server.web_config_file)).tls_server_config
+        if server.web_config_file
+        else None
+    )
     own = tls.cert_file if tls is not None and options.ca_file is None else None
     return AgentClient(local_url(*host_and_port(server.listen), tls=tls is not None), options, own)

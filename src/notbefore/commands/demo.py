@@ -23,8 +23,16 @@ END_AFTER: Final = 80.0  # seconds; the script below needs 40
 Step = tuple[float, str, Callable[[Simulator], object]]
 SCRIPT: Final[tuple[Step, ...]] = (  # seconds after the start, what is printed, what is done
     (3.0, "a live migration of this VM", lambda sim: sim.start("live-migration", speed=90)),
-    (6.0, "a restart that is canceled", lambda sim: sim.start("user-reboot", speed=60, cancel=True)),
-    (22.0, "a neighbour's host fails", lambda sim: sim.start("hardware-failure", speed=75, resources=VMS[1:])),
+    (
+        6.0,
+        "a restart that is canceled",
+        lambda sim: sim.start("user-reboot", speed=60, cancel=True),
+    ),
+    (
+        22.0,
+        "a neighbour's host fails",
+        lambda sim: sim.start("hardware-failure", speed=75, resources=VMS[1:]),
+    ),
     (25.0, "Azure wants this Spot VM back", lambda sim: sim.start("spot-preemption", speed=6)),
 )
 
@@ -38,9 +46,21 @@ def run(_options: argparse.Namespace) -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         listen = f"127.0.0.1:{free.getsockname()[1]}"
     with Simulator(VMS) as simulator, TemporaryDirectory(prefix="notbefore-demo-") as directory:
-        words = ["run", "--imds", simulator.endpoint, "--state-dir", f"{directory}/state", "--listen", listen]
+        words = [
+            "run",
+            "--imds",
+            simulator.endpoint,
+            "--state-dir",
+            f"{directory}/state",
+            "--listen",
+            listen,
+        ]
         # five polls a second: the scenarios run up to ninety times as fast as in reality
-        environment = {**os.environ, "NOTBEFORE_IMDS__INTERVAL": "200ms", "NOTBEFORE_LOG__LEVEL": "warning"}
+        environment = {
+            **os.environ,
+            "NOTBEFORE_IMDS__INTERVAL": "200ms",
+            "NOTBEFORE_LOG__LEVEL": "warning",
+        }
         agent = subprocess.Popen(  # noqa: S603 - our own command
             [sys.executable, "-m", "notbefore", *words], stdout=subprocess.PIPE, env=environment
         )
@@ -66,13 +86,17 @@ def _play(agent: subprocess.Popen[bytes], simulator: Simulator, url: str) -> int
         step(simulator)
 
     sys.stdout.write(
-        f"notbefore watches a simulated IMDS at {simulator.endpoint}; this VM is {VMS[0]}, its neighbour\n"
-        f"{VMS[1]}. Look around meanwhile: {url}/ in a browser, or `notbefore events --url {url}`\n"
-        "Events run up to 90 times as fast as in reality.\n\n"
+        f"notbefore watches a simulated IMDS at {simulator.endpoint}; this VM is {VMS[0]}, its"
+        f" neighbour\n{VMS[1]}. Look around meanwhile: {url}/ in a browser, or `notbefore events"
+        f" --url {url}`\nEvents run up to 90 times as fast as in reality.\n\n"
     )
-    timers = [Timer(END_AFTER, agent.kill), *(Timer(at, act, (text, step)) for at, text, step in SCRIPT)]
+    timers = [
+        Timer(END_AFTER, agent.kill),
+        *(Timer(at, act, (text, step)) for at, text, step in SCRIPT),
+    ]
     for timer in timers:
-        timer.daemon = True  # on Windows, Ctrl-C interrupts no read: it may come only while they are canceled
+        # on Windows, Ctrl-C interrupts no read: it may come only while they are canceled
+        timer.daemon = True
         timer.start()
     over = 0
     try:

@@ -1,7 +1,9 @@
-"""``notbefore drill``: an exercise through the real routes and sinks, to test that people are reached.
+"""``notbefore drill``: an exercise through the real routes and sinks, to test that people are
+reached.
 
-Like a real change, it goes through the outbox and the courier of the agent that runs with this configuration. It closes
-the alerts and incidents that it opens, even if no route would. If it is killed, its deliveries expire.
+Like a real change, it goes through the outbox and the courier of the agent that runs with this
+configuration. It closes the alerts and incidents that it opens, even if no route would. If it is
+killed, its deliveries expire.
 """
 
 import argparse
@@ -33,22 +35,34 @@ from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.store.file import StoredChange
 
 LOOK_INTERVAL: Final = 0.1  # seconds between two checks of the exercise's deliveries
-SPARE: Final = 5.0  # seconds after ``--wait`` until its deliveries expire, even if the drill was killed
+# seconds after ``--wait`` until its deliveries expire, even if the drill was killed
+SPARE: Final = 5.0
 SCENARIOS: Final = {event_type.lower(): event_type for event_type in EVENT_TYPES}
 UNENDED: Final = "its attempt has not ended, and may still be accepted"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the configuration, the sink, the scenario, and the time to wait."""
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="the YAML file that the running agent has read")
-    parser.add_argument("--sink", metavar="NAME", help="send to this sink only; the routes are ignored")
-    parser.add_argument("--scenario", choices=SCENARIOS, default="reboot", help="the kind of event (default reboot)")
-    add_json(parser, "one JSON object")
     parser.add_argument(
-        "--state-dir", metavar="DIR", help="the state directory of the agent, whatever the configuration says"
+        "config", type=Path, metavar="CONFIG", help="the YAML file that the running agent has read"
     )
     parser.add_argument(
-        "--wait", default="30s", metavar="DURATION", help="for how long failed attempts are repeated (default 30s)"
+        "--sink", metavar="NAME", help="send to this sink only; the routes are ignored"
+    )
+    parser.add_argument(
+        "--scenario", choices=SCENARIOS, default="reboot", help="the kind of event (default reboot)"
+    )
+    add_json(parser, "one JSON object")
+    parser.add_argument(
+        "--state-dir",
+        metavar="DIR",
+        help="the state directory of the agent, whatever the configuration says",
+    )
+    parser.add_argument(
+        "--wait",
+        default="30s",
+        metavar="DURATION",
+        help="for how long failed attempts are repeated (default 30s)",
     )
 
 
@@ -58,8 +72,11 @@ def run(options: argparse.Namespace) -> int:
     patience = seconds("--wait", options.wait)
     routing = _routing(config, options.sink, patience + SPARE)
     vm = _vm(config)
-    steps = [_step(change, routing, vm) for change in _changes(SCENARIOS[options.scenario], vm.name)]
-    # sinks without approvals open an alert or incident, which stays open until they get the event's end
+    steps = [
+        _step(change, routing, vm) for change in _changes(SCENARIOS[options.scenario], vm.name)
+    ]
+    # sinks without approvals open an alert or incident, which stays open until they get the event's
+    # end
     alerting = {name for name, terms in routing.sinks.items() if not terms.approvals}
     *before, last = ({one.sink for one in step.deliveries} for step in steps)
     unclosed = sorted((set().union(*before) & alerting) - last)
@@ -82,7 +99,9 @@ def run(options: argparse.Namespace) -> int:
         "not_reached": sorted(missed),
         "without_route": sorted(config.sinks.keys() - tried) if options.sink is None else [],
         "closed_by_drill": unclosed,
-        "still_open": sorted({sink for sink, _ in opened if (sink, end.kind) not in accepted} & alerting),
+        "still_open": sorted(
+            {sink for sink, _ in opened if (sink, end.kind) not in accepted} & alerting
+        ),
     }
     if options.json:
         print_json([report])
@@ -96,7 +115,9 @@ def _routing(config: Config, sink: str | None, lasts: float) -> Routing:
         raise ConfigError("this configuration has no sink: nobody would be notified")
     # every step of an exercise is sent, even if the event is over
     own = {"expire_on_end": False, "expire_after": lasts}
-    terms = {name: msgspec.structs.replace(one, **own) for name, one in config.routing.sinks.items()}
+    terms = {
+        name: msgspec.structs.replace(one, **own) for name, one in config.routing.sinks.items()
+    }
     if sink is None:
         return Routing(config.routes, terms)
     if sink not in config.sinks:
@@ -105,13 +126,18 @@ def _routing(config: Config, sink: str | None, lasts: float) -> Routing:
 
 
 def _vm(config: Config) -> Vm:
-    known = ask_agent(Path(config.state.dir), OutboxRequest("show", event_key=""), OutboxReply).vm or Vm()
+    known = (
+        ask_agent(Path(config.state.dir), OutboxRequest("show", event_key=""), OutboxReply).vm
+        or Vm()
+    )
     name = known.name or config.vm.name or socket.gethostname()
     return msgspec.structs.replace(known, name=name, record_tags=config.records.tags)
 
 
 def _changes(event_type: str, vm: str) -> list[Change]:
-    """Return the changes of a made-up event on a VM: announced, started, finished, a second apart."""
+    """Return the changes of a made-up event on a VM: announced, started, finished, a
+    second apart.
+    """
     now = datetime.now(UTC)
     notice = timedelta(seconds=EVENT_TYPES[event_type].promised_notice)
     event = Event(
@@ -135,7 +161,9 @@ def _changes(event_type: str, vm: str) -> list[Change]:
 
 
 def _send(state_dir: Path, steps: list[StoredChange], patience: float) -> list[Delivery]:
-    """Let the agent send the steps, and repeat failed attempts for ``patience`` seconds; return the unaccepted ones.
+    """Let the agent send the steps, and repeat failed attempts for ``patience`` seconds.
+
+    Return the unaccepted ones.
 
     Raises ``NotBeforeError`` if the result is not known.
     """
@@ -148,26 +176,35 @@ def _send(state_dir: Path, steps: list[StoredChange], patience: float) -> list[D
     reply = ask(ExerciseRequest(key, steps))
     lost = reply.lost
     # as long as an attempt will follow
-    while any(row.state == "pending" and max(row.due + reply.shift, time.time()) <= deadline for row in reply.rows):
+    while any(
+        row.state == "pending" and max(row.due + reply.shift, time.time()) <= deadline
+        for row in reply.rows
+    ):
         time.sleep(LOOK_INTERVAL)
         reply = ask(OutboxRequest("show", event_key=key))
     reply = ask(OutboxRequest("drop", event_key=key))
     if reply.lost != lost + reply.done:  # else what has left the outbox was accepted
         raise NotBeforeError(
-            "it is not known who was reached: deliveries have left the outbox unsent meanwhile, by a reload, an"
-            " operator, or for lack of room"
+            "it is not known who was reached: deliveries have left the outbox unsent meanwhile, by"
+            " a reload, an operator, or for lack of room"
         )
     under_way = {row.delivery_id for row in ask(OutboxRequest("show", event_key=key)).rows}
-    return [msgspec.structs.replace(row, error=UNENDED) if row.delivery_id in under_way else row for row in reply.rows]
+    return [
+        msgspec.structs.replace(row, error=UNENDED) if row.delivery_id in under_way else row
+        for row in reply.rows
+    ]
 
 
 def _step(change: Change, routing: Routing, vm: Vm) -> StoredChange:
     line = Record.of(change, vm, exercise=True).line()
     made = deliveries(change, line, routing, vm)
-    # no reminders, and no fallback: a sink that fails is to be named, and nobody else to be woken for it
+    # no reminders, and no fallback: a sink that fails is to be named, and nobody else to be woken
+    # for it
     own = {"fallback": (), "fallback_at": None}
     return StoredChange(
-        change, line, tuple(msgspec.structs.replace(one, **own) for one in made if one.kind == change.kind)
+        change,
+        line,
+        tuple(msgspec.structs.replace(one, **own) for one in made if one.kind == change.kind),
     )
 
 
@@ -186,7 +223,10 @@ def _show(report: dict[str, Any]) -> None:
     if not report["results"]:
         sys.stdout.write("No route matches this event: nobody was notified.\n")
         return
-    table(("SINK", "KIND", "CHANGE", "RESULT", "ERROR"), [tuple(row.values()) for row in report["results"]])
+    table(
+        ("SINK", "KIND", "CHANGE", "RESULT", "ERROR"),
+        [tuple(row.values()) for row in report["results"]],
+    )
     closed = "real alerts stay open there. This exercise has closed its own."
     sentences = {
         "reached": "Reached: {}.",
@@ -196,5 +236,7 @@ def _show(report: dict[str, Any]) -> None:
         "still_open": f"STILL OPEN: {{}}. Close the alert of {report['event_id']} there by hand.",
     }
     sys.stdout.writelines(
-        f"\n{text.format(', '.join(report[key]))}\n" for key, text in sentences.items() if report[key]
+        f"\n{text.format(', '.join(report[key]))}\n"
+        for key, text in sentences.items()
+        if report[key]
     )

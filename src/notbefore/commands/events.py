@@ -1,4 +1,6 @@
-"""``notbefore events``: show the listed events that a running agent knows, or the coming events of a fleet."""
+"""``notbefore events``: show the listed events that a running agent knows, or the coming events of
+a fleet.
+"""
 
 import argparse
 import sys
@@ -11,11 +13,31 @@ from notbefore.core.text import escaped, some_of
 from notbefore.errors import NotBeforeError
 
 # the first three fit into 60 columns: `watch` cuts longer lines, and `approve` needs the whole id
-HEAD: Final = ("EVENT ID", "TYPE", "DUE", "STATUS", "SCOPE", "NOT BEFORE", "EXPECTED", "SOURCE", "RESOURCES")
+HEAD: Final = (
+    "EVENT ID",
+    "TYPE",
+    "DUE",
+    "STATUS",
+    "SCOPE",
+    "NOT BEFORE",
+    "EXPECTED",
+    "SOURCE",
+    "RESOURCES",
+)
 
 WAVES_HEAD: Final = (
-    "TYPE", "STATUS", "NOT BEFORE", "DUE", "EVENTS", "VMS", "REPORTED BY", "REGION", "GROUP", "EVENT ID", "NAMES",
-)  # fmt: skip
+    "TYPE",
+    "STATUS",
+    "NOT BEFORE",
+    "DUE",
+    "EVENTS",
+    "VMS",
+    "REPORTED BY",
+    "REGION",
+    "GROUP",
+    "EVENT ID",
+    "NAMES",
+)
 MAX_SHOWN: Final = 5  # names of affected VMs in a row
 MAX_NAMES: Final = 20  # of silent VMs in a line
 
@@ -24,13 +46,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the agent's address, ``--fleet`` and ``--json``."""
     add_agent(parser)
     parser.add_argument(
-        "--fleet", action="store_true", help="ask an instance of `notbefore fleet` what is coming over the fleet"
+        "--fleet",
+        action="store_true",
+        help="ask an instance of `notbefore fleet` what is coming over the fleet",
     )
     add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the listed events; return the exit code. Raises ``NotBeforeError`` if the agent or IMDS does not answer."""
+    """Show the listed events; return the exit code.
+
+    Raises ``NotBeforeError`` if the agent or IMDS does not answer.
+    """
     client = agent_client(options)
     answer = client.ask("/api/v1/fleet/events" if options.fleet else "/api/v1/events")
     if options.json:
@@ -39,7 +66,9 @@ def run(options: argparse.Namespace) -> int:
         show_waves(answer)
     else:
         show_events(answer)
-    if unknown := answer["trouble" if options.fleet else "silence"]:  # an error must not look like an empty list
+    if unknown := answer[
+        "trouble" if options.fleet else "silence"
+    ]:  # an error must not look like an empty list
         raise NotBeforeError(f"it is not known what is scheduled now: {unknown}")
     return 0
 
@@ -48,7 +77,9 @@ def show_events(answer: dict[str, Any]) -> None:
     """Print the events. Say that nothing is scheduled only if that is known."""
     events = answer["events"]
     if answer["unreadable"]:
-        sys.stdout.write(f"{answer['unreadable']} listed events cannot be read: the agent's log says why.\n")
+        sys.stdout.write(
+            f"{answer['unreadable']} listed events cannot be read: the agent's log says why.\n"
+        )
     elif answer["silence"] and events:
         sys.stdout.write("Events that were listed when IMDS last answered:\n")
     elif not answer["silence"] and not events:
@@ -71,7 +102,10 @@ def _row(event: dict[str, Any]) -> tuple[str, ...]:
 
 
 def show_waves(answer: dict[str, Any]) -> None:
-    """Print silent and missing VMs, then the waves of a fleet. Say that nothing is coming only if that is known."""
+    """Print silent and missing VMs, then the waves of a fleet.
+
+    Say that nothing is coming only if that is known.
+    """
     waves, said = answer["waves"], []
     if answer["trouble"]:
         said += ["This may be outdated or incomplete:"] if waves else []

@@ -1,4 +1,7 @@
-"""``notbefore fleet mute``: for a time, send no notifications of matching events. All instances share the mutes."""
+"""``notbefore fleet mute``: for a time, send no notifications of matching events.
+
+All instances share the mutes.
+"""
 
 import argparse
 import os
@@ -24,10 +27,18 @@ TYPES: Final = (*EVENT_TYPES, SILENT)  # of the fleet's events
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the configuration of an instance, which names the store of the mutes, and the mute."""
-    parser.add_argument("config", type=Path, metavar="CONFIG", help="the configuration of an instance")
-    parser.add_argument("--state-dir", metavar="DIR", help="state.dir of an instance without `checkpoints`")
     parser.add_argument(
-        "--match", action="append", default=[], metavar="NAME=VALUE", help=f"what to mute: {', '.join(MATCHERS)}"
+        "config", type=Path, metavar="CONFIG", help="the configuration of an instance"
+    )
+    parser.add_argument(
+        "--state-dir", metavar="DIR", help="state.dir of an instance without `checkpoints`"
+    )
+    parser.add_argument(
+        "--match",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help=f"what to mute: {', '.join(MATCHERS)}",
     )
     parser.add_argument("--for", dest="seconds", metavar="TIME", help="for how long (default 4h)")
     parser.add_argument("--comment", metavar="TEXT", help="why: shown on the page")
@@ -63,21 +74,29 @@ def _begun(options: argparse.Namespace) -> Mute:
         if name not in MATCHERS:
             raise ConfigError(f"--match: there is no {name!r}{one_of(name, MATCHERS)}")
         if name in match:
-            raise ConfigError(f"--match: {name} is given twice, and all must match: make a mute for each value")
+            raise ConfigError(
+                f"--match: {name} is given twice, and all must match: make a mute for each value"
+            )
         match[name] = value
     if options.end or not (match and (options.comment or "").strip()):
-        raise ConfigError("expected --match NAME=VALUE and --comment TEXT, or --end ID alone, or none for a list")
+        raise ConfigError(
+            "expected --match NAME=VALUE and --comment TEXT, or --end ID alone, or none for a list"
+        )
     lasts = seconds("--for", options.seconds or "4h")
     if not SHORTEST <= lasts <= LONGEST:
         raise ConfigError(f"--for: expected 1m to {LONGEST / 86_400:.0f}d, got {options.seconds}")
     word = match.get("event_type", SILENT)
     if word.casefold() not in map(str.casefold, TYPES):
-        sys.stderr.write(f"notbefore: warning: --match: no event has the type {word!r}{one_of(word, TYPES)}\n")
+        sys.stderr.write(
+            f"notbefore: warning: --match: no event has the type {word!r}{one_of(word, TYPES)}\n"
+        )
     who = user_name(os.getuid() if hasattr(os, "getuid") else None, os.environ.get("SUDO_USER", ""))
     return Mute(uuid4().hex[:8], match, who, options.comment, time.time() + lasts)
 
 
-async def _changed(fleet: FleetConfig, state_dir: Path, begun: Mute | None, ended: str | None) -> list[Mute]:
+async def _changed(
+    fleet: FleetConfig, state_dir: Path, begun: Mute | None, ended: str | None
+) -> list[Mute]:
     """Begin or end a mute, if asked; return the present mutes."""
     from notbefore.fleet.instance import make_snapshots  # 30 MB, only for this command
     from notbefore.fleet.sdk import make_consumer  # as above
@@ -87,7 +106,9 @@ async def _changed(fleet: FleetConfig, state_dir: Path, begun: Mute | None, ende
         if begun is not None:
             mutes[begun.id] = begun
         elif mutes.pop(str(ended), None) is None:
-            raise NotBeforeError(f"there is no mute {ended}: `notbefore fleet mute CONFIG` lists them")
+            raise NotBeforeError(
+                f"there is no mute {ended}: `notbefore fleet mute CONFIG` lists them"
+            )
         return write_mutes(list(mutes.values()), time.time())
 
     snapshots, credential = make_snapshots(fleet, state_dir)

@@ -9,11 +9,16 @@ from notbefore.commands.client import add_agent, agent_client
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the agent's address and ``--ready``."""
     add_agent(parser)
-    parser.add_argument("--ready", action="store_true", help="also fail while it gets no valid answers from IMDS")
+    parser.add_argument(
+        "--ready", action="store_true", help="also fail while it gets no valid answers from IMDS"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print ``ok`` and return 0; raises ``NotBeforeError`` with the agent's reasons if it is not healthy."""
+    """Print ``ok`` and return 0.
+
+    Raises ``NotBeforeError`` with the agent's reasons if it is not healthy.
+    """
     agent_client(options).ask("/readyz" if options.ready else "/healthz")
     sys.stdout.write("ok\n")
     return 0

@@ -24,7 +24,18 @@ from notbefore.errors import ConfigError
 NEWEST: Final = 100  # changes that are shown
 MAX_NAMES: Final = 3  # in a row; `--json` has all of them
 HEAD: Final = (
-    *("TIME", "CHANGE", "OUTCOME", "TYPE", "SCOPE", "NOTICE", "SCHEDULED", "STARTED", "INTERRUPTION", "RESOURCES"),
+    *(
+        "TIME",
+        "CHANGE",
+        "OUTCOME",
+        "TYPE",
+        "SCOPE",
+        "NOTICE",
+        "SCHEDULED",
+        "STARTED",
+        "INTERRUPTION",
+        "RESOURCES",
+    ),
     *("EVENT ID", "REASON"),  # the reason for an ending, or the result of an approval, in words
 )
 
@@ -33,11 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the agent or the state directory, the start time, and ``--json``."""
     add_agent(parser)
     add_json(parser)
-    parser.add_argument("--state-dir", metavar="DIR", help="read this state directory instead of asking an agent")
+    parser.add_argument(
+        "--state-dir", metavar="DIR", help="read this state directory instead of asking an agent"
+    )
     parser.add_argument(
         "--since",
         metavar="TIME",
-        help=f"changes from this time on: 1h (an hour ago), or 2026-03-01T12:00:00Z; without it the last {NEWEST}",
+        help=(
+            "changes from this time on: 1h (an hour ago), or 2026-03-01T12:00:00Z; without it the"
+            f" last {NEWEST}"
+        ),
     )
 
 
@@ -47,7 +63,9 @@ def run(options: argparse.Namespace) -> int:
     limit = HISTORY_RECORDS if since else NEWEST
     changes: list[dict[str, Any]]
     if options.state_dir is None:
-        path = f"/api/v1/history?limit={limit}" + (f"&since={quote(rfc3339(since))}" if since else "")
+        path = f"/api/v1/history?limit={limit}" + (
+            f"&since={quote(rfc3339(since))}" if since else ""
+        )
         answer = agent_client(options).ask(path)
         changes, cut = answer["changes"], answer.get("cut")
     else:
@@ -72,7 +90,8 @@ def start_time(text: str, now: datetime) -> datetime:
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):  # OverflowError: before the year 1, or after 9999
         raise ConfigError(
-            f"--since: expected an age (30m, 1h, 2d) or a time such as 2026-03-01T12:00:00Z, got {text!r}"
+            "--since: expected an age (30m, 1h, 2d) or a time such as 2026-03-01T12:00:00Z, got"
+            f" {text!r}"
         ) from None
 
 
@@ -84,7 +103,12 @@ def show_history(changes: Sequence[dict[str, Any]]) -> None:
 
 
 def _row(change: Record) -> tuple[str, ...]:
-    measured = (change.notice_seconds, change.scheduled_seconds, change.started_seconds, change.interruption_seconds)
+    measured = (
+        change.notice_seconds,
+        change.scheduled_seconds,
+        change.started_seconds,
+        change.interruption_seconds,
+    )
     return (
         rfc3339(change.time),
         change.change,

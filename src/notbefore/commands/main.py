@@ -1,4 +1,7 @@
-"""The command line: parser and exit codes. Each command is a module in this folder, imported only when it is called."""
+"""The command line: parser and exit codes.
+
+Each command is a module in this folder, imported only when it is called.
+"""
 
 import argparse
 import errno
@@ -17,22 +20,32 @@ from notbefore.core.text import escaped, one_of
 from notbefore.errors import ConfigError, NotBeforeError
 
 # not from docstrings: `python -OO` has none
-DESCRIPTION: Final = "notbefore: Azure Scheduled Events of this VM as metrics, records and notifications."
+DESCRIPTION: Final = (
+    "notbefore: Azure Scheduled Events of this VM as metrics, records and notifications."
+)
 EXIT_CODES: Final = """\
-Exit codes: 0 done · 1 it failed while running (no agent answers, for example) · 2 the command line or the configuration
-is wrong · 3 it cannot start (address in use, state held by another agent).
+Exit codes: 0 done · 1 it failed while running (no agent answers, for example) · 2 the command line
+or the configuration is wrong · 3 it cannot start (address in use, state held by another agent).
 """
 
 OK: Final = 0
 FAILED: Final = 1
 WRONG: Final = 2
-NOBODY_READS: Final = errno.EINVAL if sys.platform == "win32" else errno.EPIPE  # what a closed pipe gives
-UNWRITABLE: Final = (NOBODY_READS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of standard output
+# what a closed pipe gives
+NOBODY_READS: Final = errno.EINVAL if sys.platform == "win32" else errno.EPIPE
+UNWRITABLE: Final = (
+    NOBODY_READS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+)  # of standard output
 
 # without a width, argparse imports 0.4 MiB to find one
 HELP: Final = partial(argparse.RawDescriptionHelpFormatter, width=80)
 DOCUMENTS: Final = "documents: https://github.com/notbefore/notbefore/tree/main/docs"
-# name -> description. `check-config` is the module check_config, with the functions add_arguments and run
+# name -> description. `check-config` is the module check_config, with the functions add_arguments
+# and run
 COMMANDS: Final = {
     "run": "watch the events of this VM; serve metrics, page and API",
     "fleet": "read the changes of all VMs from an Event Hub, and notify of each event once",
@@ -53,12 +66,17 @@ VERSION: Final = ("-V", "--version")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. ``arguments``: by default those of the process."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their descriptors
+    for name, mode in (
+        ("stdin", "r"),
+        ("stdout", "w"),
+        ("stderr", "w"),
+    ):  # in the order of their descriptors
         if getattr(sys, name) is None:  # it is closed: no file or connection may get its descriptor
             nothing = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - to the end of the process
             os.set_inheritable(nothing.fileno(), True)  # noqa: FBT003 - it is so named; for the courier
             setattr(sys, name, nothing)
-    encoding = "utf-8" if sys.platform == "win32" else None  # there, files and pipes would get the code page's letters
+    # there, files and pipes would get the code page's letters
+    encoding = "utf-8" if sys.platform == "win32" else None
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # shows the code of a character that a terminal lacks
@@ -67,11 +85,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             return _run(sys.argv[1:] if arguments is None else arguments)
         finally:
-            sys.stdout.flush()  # here, because a failure at the interpreter's end could not be reported
+            # here, because a failure at the interpreter's end could not be reported
+            sys.stdout.flush()
     except OSError as error:
         if error.errno not in UNWRITABLE or error.filename is not None:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the final flush cannot fail
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # so that the final flush cannot fail
         if error.errno != NOBODY_READS:  # `notbefore history | head` is not worth a message
             sys.stderr.write(f"notbefore: standard output cannot be written: {error.strerror}\n")
         return FAILED
@@ -94,10 +115,13 @@ def _run(words: Sequence[str]) -> int:
 
 
 def parsed(words: Sequence[str]) -> argparse.Namespace:
-    """Return the command and its options; help or a mistake ends the process, as usual with argparse.
+    """Return the command and its options.
 
-    `help events` is `events --help`. `fleet report` is one command; a configuration called `report` is `./report`.
-    Each command's module adds its arguments. Only the called module is imported, because imports cost memory.
+    Help or a mistake ends the process, as usual with argparse.
+
+    `help events` is `events --help`. `fleet report` is one command; a configuration called `report`
+    is `./report`. Each command's module adds its arguments. Only the called module is imported,
+    because imports cost memory.
     """
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]

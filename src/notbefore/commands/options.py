@@ -1,4 +1,6 @@
-"""Functions that commands share: the configuration and its overrides, tables for people, and JSON."""
+"""Functions that commands share: the configuration and its overrides, tables for people,
+and JSON.
+"""
 
 import argparse
 import logging
@@ -17,14 +19,26 @@ from notbefore.logs import set_up
 
 
 def add_configuration(parser: argparse.ArgumentParser) -> None:
-    """Add the options that ``load_configuration`` reads: CONFIG, ``--listen``, ``--imds`` and ``--state-dir``."""
+    """Add the options that ``load_configuration`` reads: CONFIG, ``--listen``, ``--imds`` and
+    ``--state-dir``.
+    """
     parser.add_argument(
-        "config", nargs="?", type=Path, metavar="CONFIG", help="a YAML file; without one, every key has its default"
+        "config",
+        nargs="?",
+        type=Path,
+        metavar="CONFIG",
+        help="a YAML file; without one, every key has its default",
     )
     parser.add_argument("--listen", metavar="HOST:PORT", help="server.listen: where to serve")
-    parser.add_argument("--imds", metavar="URL", help="imds.endpoint: another IMDS, such as the address of a simulator")
     parser.add_argument(
-        "--state-dir", metavar="DIR", help=f"state.dir: the directory of the state (default {default_state_dir()})"
+        "--imds",
+        metavar="URL",
+        help="imds.endpoint: another IMDS, such as the address of a simulator",
+    )
+    parser.add_argument(
+        "--state-dir",
+        metavar="DIR",
+        help=f"state.dir: the directory of the state (default {default_state_dir()})",
     )
 
 
@@ -34,7 +48,10 @@ def add_json(parser: argparse.ArgumentParser, what: str = "JSON, one object per 
 
 
 def load_configuration(options: argparse.Namespace, *, sending: bool = True) -> Config:
-    """Return the configuration that the options name; raises ``ConfigError``. ``sending``: see ``config.load``."""
+    """Return the configuration that the options name; raises ``ConfigError``.
+
+    ``sending``: see ``config.load``.
+    """
     return load(options.config, os.environ, overrides(options), sending=sending)
 
 
@@ -50,18 +67,27 @@ def begin(options: argparse.Namespace) -> Config:
 
 
 def overrides(options: argparse.Namespace) -> dict[str, str | None]:
-    """Return the command line's values that override the configuration, by the path of their keys."""
+    """Return the command line's values that override the configuration, by the path of
+    their keys.
+    """
     paths = {"listen": "server.listen", "imds": "imds.endpoint", "state_dir": "state.dir"}
     return {path: getattr(options, name, None) for name, path in paths.items()}
 
 
 def add_state(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config`` and ``--state-dir``, for commands that work on the state directory of an agent."""
+    """Add ``--config`` and ``--state-dir``, for commands that work on the state directory of an
+    agent.
+    """
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="the agent's configuration, which names the state directory"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the agent's configuration, which names the state directory",
     )
     parser.add_argument(
-        "--state-dir", metavar="DIR", help="the state directory of the agent, whatever the configuration says"
+        "--state-dir",
+        metavar="DIR",
+        help="the state directory of the agent, whatever the configuration says",
     )
 
 
@@ -79,12 +105,17 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
         return
     cells = [head, *(tuple(map(escaped, row)) for row in rows)]  # a name may even move the cursor
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in cells
+    )
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in lines)
 
 
 def due(left: float | None) -> str:
-    """Return the time to NotBefore, for a table column: ``in 14m05s``, ``43s ago``, ``-`` if unknown."""
+    """Return the time to NotBefore, for a table column: ``in 14m05s``, ``43s ago``, ``-`` if
+    unknown.
+    """
     if left is None:
         return "-"
     text = span(float(round(abs(left)))).replace(".0s", "s")

@@ -27,7 +27,17 @@ ACTIONS: Final = {
 }
 
 SHOWN: Final = (  # of a delivery, as JSON
-    *("delivery_id", "event_key", "sink", "kind", "severity", "note", "fallback", "others", "expires_with_event"),
+    *(
+        "delivery_id",
+        "event_key",
+        "sink",
+        "kind",
+        "severity",
+        "note",
+        "fallback",
+        "others",
+        "expires_with_event",
+    ),
     *("state", "attempts", "error"),
 )
 
@@ -45,15 +55,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             add_json(action)
             continue
         several = "+" if name == "show" else "*"
-        action.add_argument("ids", nargs=several, metavar="ID", help="a delivery id, or the beginning of one")
+        action.add_argument(
+            "ids", nargs=several, metavar="ID", help="a delivery id, or the beginning of one"
+        )
         if name != "show":
-            action.add_argument("--all", action="store_true", help="all dead letters (of --sink, if given)")
+            action.add_argument(
+                "--all", action="store_true", help="all dead letters (of --sink, if given)"
+            )
 
 
 def run(options: argparse.Namespace) -> int:
     """Carry out the action; return the exit code. Raises ``NotBeforeError``."""
     if options.action in ("retry", "drop") and bool(options.ids) == options.all:
-        raise ConfigError(f"outbox {options.action}: expected ids (see `notbefore outbox list`), or --all")
+        raise ConfigError(
+            f"outbox {options.action}: expected ids (see `notbefore outbox list`), or --all"
+        )
     if not all(options.ids):
         raise NotBeforeError("An id is empty. `notbefore outbox list` shows the ids.")
     config = load_configuration(options, sending=False)
@@ -66,7 +82,10 @@ def run(options: argparse.Namespace) -> int:
     directory = Path(config.state.dir)
     reply = ask_owner(directory, request, OutboxReply)
     if options.sink is not None and options.sink not in config.sinks and not reply.rows:
-        raise ConfigError(f"--sink: the outbox has no delivery for {options.sink!r}, and --config has no such sink")
+        raise ConfigError(
+            f"--sink: the outbox has no delivery for {options.sink!r}, and --config has no such"
+            " sink"
+        )
     if options.action == "list" and options.json:
         print_json([_fields(row, reply) for row in reply.rows])
     elif options.action == "list":
@@ -75,7 +94,9 @@ def run(options: argparse.Namespace) -> int:
         for row in reply.rows:
             sys.stdout.write(msgspec.json.format(json_line(_fields(row, reply))).decode() + "\n")
     elif options.all and not reply.rows and not reply.left_out:
-        sys.stdout.write("No dead letters were found. For pending deliveries, give their IDs instead of --all.\n")
+        sys.stdout.write(
+            "No dead letters were found. For pending deliveries, give their IDs instead of --all.\n"
+        )
     else:
         again = f"will be sent again {'now' if listens(directory) else 'when the agent runs'}"
         _report(reply, "dropped" if options.action == "drop" else again)
@@ -85,7 +106,9 @@ def run(options: argparse.Namespace) -> int:
 def _report(reply: OutboxReply, what: str) -> None:
     """Print the result of ``retry`` or ``drop``."""
     if reply.left_out:
-        sys.stdout.write(f"{reply.left_out} left out: their events are over. To send one anyway, give its ID.\n")
+        sys.stdout.write(
+            f"{reply.left_out} left out: their events are over. To send one anyway, give its ID.\n"
+        )
     left = len(reply.rows) - reply.done
     rest = f", {left} left as they are: they are being sent" if left else ""
     sys.stdout.write(f"{reply.done} {what}{rest}.\n")
@@ -100,11 +123,26 @@ def _print_table(reply: OutboxReply) -> None:
     before: dict[Lane, str] = {}  # the delivery that the next ones of a lane wait for
     for row in reply.rows:
         due = "now" if row.due <= now else f"in {span(row.due - now)}"
-        due = "-" if row.state == "dead" else f"after {before[row.lane]}" if row.lane in before else due
+        due = (
+            "-"
+            if row.state == "dead"
+            else f"after {before[row.lane]}"
+            if row.lane in before
+            else due
+        )
         if row.queued:
             before[row.lane] = row.delivery_id[:8]
         named = (row.delivery_id[:8], row.state, row.sink, row.kind, row.severity)
-        rows.append((*named, span(max(0.0, now - row.created)), due, str(row.attempts), row.event_key, row.error[:80]))
+        rows.append(
+            (
+                *named,
+                span(max(0.0, now - row.created)),
+                due,
+                str(row.attempts),
+                row.event_key,
+                row.error[:80],
+            )
+        )
     table(head, rows)
 
 
@@ -112,7 +150,10 @@ def _fields(row: Delivery, reply: OutboxReply) -> dict[str, Any]:
     times = {"created": row.created, "due": row.due, "expires": row.expires}
     return {
         **{name: getattr(row, name) for name in SHOWN},
-        **{name: rfc3339(datetime.fromtimestamp(time + reply.shift, UTC)) for name, time in times.items()},
+        **{
+            name: rfc3339(datetime.fromtimestamp(time + reply.shift, UTC))
+            for name, time in times.items()
+        },
         "listed": row.event_key in reply.listed,
         "record": msgspec.json.decode(row.record),
     }

@@ -1,4 +1,7 @@
-"""``ask_owner``: commands ask the agent that owns the state; if none runs, they open the state under its lock."""
+"""``ask_owner``: commands ask the agent that owns the state.
+
+If none runs, they open the state under its lock.
+"""
 
 import os
 from contextlib import closing
@@ -16,7 +19,10 @@ R = TypeVar("R", bound=Reply)
 
 
 def ask_owner(directory: Path, request: Request, reply: type[R]) -> R:
-    """Return the reply of the agent of a state directory, or of its state. Raises ``NotBeforeError``."""
+    """Return the reply of the agent of a state directory, or of its state.
+
+    Raises ``NotBeforeError``.
+    """
     if listens(directory):
         return ask_agent(directory, request, reply)
     path = directory / FILE_NAME
@@ -30,7 +36,11 @@ def ask_owner(directory: Path, request: Request, reply: type[R]) -> R:
         if store.disk.degraded is not None:
             raise StoreError(f"{store.path} cannot be opened ({store.disk.degraded})")
         found = answer(store, request)
-        if isinstance(found, OutboxReply) and found.done and not store.disk.wait_written(WRITE_PATIENCE):
+        if (
+            isinstance(found, OutboxReply)
+            and found.done
+            and not store.disk.wait_written(WRITE_PATIENCE)
+        ):
             why = store.disk.degraded or "the disk does not answer"
             raise StoreError(f"{store.path} cannot be written ({why}): nothing was changed")
         return cast("R", found)

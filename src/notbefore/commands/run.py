@@ -11,12 +11,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the configuration, and the second switch for approvals."""
     add_configuration(parser)
     parser.add_argument(
-        "--allow-approval", action="store_true", help="permit approvals; approval.enabled must be true as well"
+        "--allow-approval",
+        action="store_true",
+        help="permit approvals; approval.enabled must be true as well",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Watch until SIGTERM or SIGINT; return the exit code. Raises ``NotBeforeError`` if it cannot start."""
+    """Watch until SIGTERM or SIGINT; return the exit code.
+
+    Raises ``NotBeforeError`` if it cannot start.
+    """
     config = begin(options)
     read_config = partial(load_configuration, options)
     agent = Agent(config, read_config, allow_approval=options.allow_approval)

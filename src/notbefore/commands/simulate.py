@@ -18,10 +18,17 @@ SPEEDS: Final = (0.01, 100_000.0)  # within these limits, every year has four di
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the VMs, their events, and the faults."""
     parser.add_argument(
-        "--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help=f"where to serve (default {DEFAULT_LISTEN})"
+        "--listen",
+        default=DEFAULT_LISTEN,
+        metavar="HOST:PORT",
+        help=f"where to serve (default {DEFAULT_LISTEN})",
     )
     parser.add_argument(
-        "--vm", action="extend", nargs="+", metavar="NAME", help="the VMs of the group; each one's endpoint is /vm/NAME"
+        "--vm",
+        action="extend",
+        nargs="+",
+        metavar="NAME",
+        help="the VMs of the group; each one's endpoint is /vm/NAME",
     )
     parser.add_argument(
         "--scenario",
@@ -33,9 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"play these at the same time: {', '.join(SCENARIOS)}",
     )
     parser.add_argument(
-        "--speed", type=float, default=1.0, metavar="FACTOR", help="60 is an hour in a minute (default 1, real time)"
+        "--speed",
+        type=float,
+        default=1.0,
+        metavar="FACTOR",
+        help="60 is an hour in a minute (default 1, real time)",
     )
-    parser.add_argument("--cancel", action="store_true", help="the events are canceled halfway to NotBefore")
+    parser.add_argument(
+        "--cancel", action="store_true", help="the events are canceled halfway to NotBefore"
+    )
     parser.add_argument(
         "--fault",
         action="append",
@@ -54,7 +67,9 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--speed: expected {SPEEDS[0]:g} to {SPEEDS[1]:g}")
     try:
         host, port = host_and_port(options.listen)
-        simulator = Simulator(options.vm or ("WestNO_0",), listen=(host or "127.0.0.1", port), speed=options.speed)
+        simulator = Simulator(
+            options.vm or ("WestNO_0",), listen=(host or "127.0.0.1", port), speed=options.speed
+        )
     except ValueError as error:
         raise ConfigError(f"--listen: {error}") from None
     except OSError as error:
@@ -65,11 +80,18 @@ def run(options: argparse.Namespace) -> int:
             try:
                 simulator.fault(kind, float(value) if value else None)
             except ValueError:
-                expected = f"KIND is {', '.join(FAULTS)}, and VALUE a status from 300 to 599, or seconds up to a day"
-                raise ConfigError(f"--fault {spec}: expected KIND or KIND:VALUE: {expected}") from None
+                expected = (
+                    f"KIND is {', '.join(FAULTS)}, and VALUE a status from 300 to 599, or seconds"
+                    " up to a day"
+                )
+                raise ConfigError(
+                    f"--fault {spec}: expected KIND or KIND:VALUE: {expected}"
+                ) from None
         for name in options.scenario:
             simulator.start(name, cancel=options.cancel)
-        sys.stdout.write(f"IMDS at {simulator.endpoint}: notbefore run --imds {simulator.endpoint}\n")
+        sys.stdout.write(
+            f"IMDS at {simulator.endpoint}: notbefore run --imds {simulator.endpoint}\n"
+        )
         if len(simulator.vms) > 1:
             sys.stdout.writelines(f"  {vm}: {simulator.endpoint_of(vm)}\n" for vm in simulator.vms)
         sys.stdout.flush()

@@ -1,4 +1,7 @@
-"""Constraints on values beyond their type, as annotations of the fields; ``config.reading`` applies them."""
+"""Constraints on values beyond their type, as annotations of the fields.
+
+``config.reading`` applies them.
+"""
 
 import re
 from collections.abc import Callable
@@ -12,13 +15,17 @@ from notbefore.config.secret import Secret
 from notbefore.core.duration import Duration
 
 MAX_PORT: Final = 65_535
-NO_URL: Final = "not a URL: a port is at most 65535, and special characters in a password are written as %XX"
+NO_URL: Final = (
+    "not a URL: a port is at most 65535, and special characters in a password are written as %XX"
+)
 
 
 class Constraint(Struct, frozen=True):
-    """An annotation: ``check`` raises a ``ValueError`` that says what was expected, and never shows a secret.
+    """An annotation: ``check`` raises a ``ValueError`` that says what was expected, and never shows
+    a secret.
 
-    For a ``Secret`` it gets the revealed text. ``looks``: it reads files, so it is skipped if nothing will be sent.
+    For a ``Secret`` it gets the revealed text. ``looks``: it reads files, so it is skipped if
+    nothing will be sent.
     """
 
     check: Callable[[Any], object]
@@ -44,12 +51,16 @@ def between(least: str, most: str = "", why: str = "") -> Constraint:
     """Return the constraint that a duration is from ``least`` to ``most``."""
     low, high = Duration(least).seconds, Duration(most).seconds if most else float("inf")
     return expect(
-        lambda given: low <= given.seconds <= high, (f"{least} to {most}" if most else f"{least} or more") + why
+        lambda given: low <= given.seconds <= high,
+        (f"{least} to {most}" if most else f"{least} or more") + why,
     )
 
 
 def check_address(text: str) -> None:
-    """Raise ``ValueError`` unless it is an HTTP address without a password. Never shows it: it may contain a key."""
+    """Raise ``ValueError`` unless it is an HTTP address without a password.
+
+    Never shows it: it may contain a key.
+    """
     try:
         url = urlsplit(text)
         _ = url.port
@@ -74,9 +85,14 @@ Port = Annotated[int, expect(lambda port: 1 <= port <= MAX_PORT, f"a port from 1
 LinkUrl = Annotated[  # Alertmanager refuses every alert with a link that has a bare %
     str,
     Constraint(check_address),
-    matching("(?:[^%]|%[0-9A-Fa-f]{2})*", "two hexadecimal digits after each %: a % itself is written as %25"),
+    matching(
+        "(?:[^%]|%[0-9A-Fa-f]{2})*",
+        "two hexadecimal digits after each %: a % itself is written as %25",
+    ),
 ]
-HttpUrl = Annotated[LinkUrl, expect(lambda url: "?" not in url, "the address alone: what follows `?` may be a key")]
+HttpUrl = Annotated[
+    LinkUrl, expect(lambda url: "?" not in url, "the address alone: what follows `?` may be a key")
+]
 HostName = Annotated[
     str,
     matching(
@@ -85,16 +101,28 @@ HostName = Annotated[
     ),
 ]
 ReadableFile = Annotated[str, Constraint(_readable, looks=True)]
-MailAddress = Annotated[str, matching(r'[^\s@<>,;:"\\]+@[^\s@<>,;:"\\]+', "a mail address such as ops@example.org")]
-Password = Annotated[Secret, expect(lambda text: len(text.splitlines()) == 1, "one line: this secret has several")]
-_LOGIN: Final = matching("[ -~]+", "one line of ASCII characters: Python's SMTP client sends no others as a login")
+MailAddress = Annotated[
+    str, matching(r'[^\s@<>,;:"\\]+@[^\s@<>,;:"\\]+', "a mail address such as ops@example.org")
+]
+Password = Annotated[
+    Secret, expect(lambda text: len(text.splitlines()) == 1, "one line: this secret has several")
+]
+_LOGIN: Final = matching(
+    "[ -~]+", "one line of ASCII characters: Python's SMTP client sends no others as a login"
+)
 MailUser = Annotated[str, _LOGIN]
 MailPassword = Annotated[Secret, _LOGIN]
 SecretUrl = Annotated[Secret, Constraint(check_address)]
 HeaderValue = Annotated[
-    Secret, matching(r"(?! )[ -~\xa0-\xff]*(?<! )", "one line of text that a header can hold, without space around it")
+    Secret,
+    matching(
+        r"(?! )[ -~\xa0-\xff]*(?<! )",
+        "one line of text that a header can hold, without space around it",
+    ),
 ]
-HeaderName = Annotated[str, matching(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", "the name of a header")]  # RFC 9110's token
+HeaderName = Annotated[
+    str, matching(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", "the name of a header")
+]  # RFC 9110's token
 Headers = dict[HeaderName, HeaderValue]
 HubConnection = Annotated[
     Secret,
@@ -107,14 +135,17 @@ StorageConnection = Annotated[
     Secret,
     matching(
         r"(?is)(?=.*accountname=)(?=.*accountkey=).*|(?=.*blobendpoint=)(?=.*sharedaccesssignature=).*",
-        "AccountName=NAME;AccountKey=KEY;EndpointSuffix=core.windows.net, as the storage account shows it",
+        "AccountName=NAME;AccountKey=KEY;EndpointSuffix=core.windows.net, as the storage account"
+        " shows it",
     ),
 ]
 SendTimeout = Annotated[Duration, between("100ms", "5m")]
 
 
 def refuse(*rules: tuple[object, str]) -> None:
-    """Raise ``ValueError`` with the texts of the broken rules, one per line; for rules about several keys.
+    """Raise ``ValueError`` with the texts of the broken rules, one per line.
+
+    For rules about several keys.
 
     ``rules``: (broken, text). A text may begin with the name of a key and ``: ``.
     """

@@ -1,9 +1,13 @@
-"""YAML, environment and command line -> ``Config``, frozen and complete. Mistakes name file, line, column and key.
+"""YAML, environment and command line -> ``Config``, frozen and complete.
 
-A secret is given under its key, or by reference: ``url_file``, ``url_env``, ``url_credential``. It is never printed.
+Mistakes name file, line, column and key.
 
-The order is: defaults, the file, ``NOTBEFORE_SECTION__KEY`` in the environment, the command line; later ones win. An
-empty file gives a working agent. ``warnings`` reports values that are valid, but probably not intended.
+A secret is given under its key, or by reference: ``url_file``, ``url_env``, ``url_credential``. It
+is never printed.
+
+The order is: defaults, the file, ``NOTBEFORE_SECTION__KEY`` in the environment, the command line;
+later ones win. An empty file gives a working agent. ``warnings`` reports values that are valid, but
+probably not intended.
 """
 
 import os
@@ -28,16 +32,23 @@ from notbefore.errors import ConfigError, Mistake, Place
 
 ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
 Finding = tuple[str, str]  # the path of a key, and a warning about it
-NO_KEY: Final = re.compile(r"https?://[^/?#@]+(?:/[^/?#]{0,16})*")  # an address without a part that could be a key
+NO_KEY: Final = re.compile(
+    r"https?://[^/?#@]+(?:/[^/?#]{0,16})*"
+)  # an address without a part that could be a key
 
 
 def load(
-    path: Path | None, environment: Mapping[str, str], overrides: Mapping[str, str | None], *, sending: bool = True
+    path: Path | None,
+    environment: Mapping[str, str],
+    overrides: Mapping[str, str | None],
+    *,
+    sending: bool = True,
 ) -> Config:
     """Read the configuration; raises ``ConfigError`` with all its mistakes.
 
-    ``overrides``: values of the command line by dotted path (``imds.endpoint``); ``None`` means "not given". A caller
-    that is not ``sending`` needs neither the libraries nor the secrets of the sinks.
+    ``overrides``: values of the command line by dotted path (``imds.endpoint``); ``None`` means
+    "not given". A caller that is not ``sending`` needs neither the libraries nor the secrets of the
+    sinks.
     """
     config, _, mistakes = examine(path, environment, overrides, sending=sending)
     if mistakes:
@@ -46,15 +57,22 @@ def load(
 
 
 def examine(
-    path: Path | None, environment: Mapping[str, str], overrides: Mapping[str, str | None], *, sending: bool = True
+    path: Path | None,
+    environment: Mapping[str, str],
+    overrides: Mapping[str, str | None],
+    *,
+    sending: bool = True,
 ) -> tuple[Config, Places, list[Mistake]]:
-    """Return the valid part of the configuration, the place of each key, and the mistakes; raises if it is not YAML.
+    """Return the valid part of the configuration, the place of each key, and the mistakes.
+
+    Raises if it is not YAML.
 
     The parameters are those of ``load``.
     """
     base = path.absolute().parent if path is not None else Path.cwd()
     values, places = _given(path, environment, overrides)
-    sinks = list(values["sinks"]) if isinstance(values.get("sinks"), dict) else []  # also those with mistakes
+    # also those with mistakes
+    sinks = list(values["sinks"]) if isinstance(values.get("sinks"), dict) else []
 
     def wrong(at: str, made: Any) -> Iterator[str]:
         if isinstance(made, Route):
@@ -115,12 +133,22 @@ def warnings(config: Config, places: Places) -> list[str]:
     """Return one text for each finding. ``places``: where each key was given."""
     found = [*_of_sinks(config), *_plain_secrets(config, places)]
     for number, route in enumerate(config.routes):
-        found += [(f"routes[{number}].{key}", text) for key, text in _of_route(route, fleet=bool(config.fleet))]
+        found += [
+            (f"routes[{number}].{key}", text)
+            for key, text in _of_route(route, fleet=bool(config.fleet))
+        ]
     for word in config.messages.advice:
         texts = unknown_words(EventMatch(event_type=(word,)))
-        found += [(f"messages.advice.{word}", f"{text}. No message contains this text") for _, text in texts]
+        found += [
+            (f"messages.advice.{word}", f"{text}. No message contains this text")
+            for _, text in texts
+        ]
     if config.fleet is not None:
-        found += [(key, "only the agent uses this") for key in ("approval", "heartbeat", "otlp") if key in places]
+        found += [
+            (key, "only the agent uses this")
+            for key in ("approval", "heartbeat", "otlp")
+            if key in places
+        ]
     return [
         *_misspelt_variables(os.environ),
         *_writable(places[""].origin if "" in places else None, config.server.web_config_file),
@@ -133,22 +161,36 @@ def _of_sinks(config: Config) -> Iterator[Finding]:
     for name, sink in config.sinks.items():
         heartbeats = sink.event_hub is not None and sink.event_hub.heartbeat
         if config.routes and name not in used and not heartbeats:
-            text = f"no route leads to the sink {name}, so nothing is sent there: name it under `routes`"
+            text = (
+                f"no route leads to the sink {name}, so nothing is sent there: name it under"
+                " `routes`"
+            )
             yield f"sinks.{name}", text
         if sink.email is not None and sink.email.tls == "none" and sink.email.password is not None:
-            yield f"sinks.{name}.email.tls", "the password is sent unencrypted: write `tls: starttls` or `tls: tls`"
+            yield (
+                f"sinks.{name}.email.tls",
+                "the password is sent unencrypted: write `tls: starttls` or `tls: tls`",
+            )
         program = sink.command.command[0] if sink.command is not None else None
         # ``shutil.which`` does the same, but its import costs every agent 0.5 MiB
         if program is not None and not (Path(program).is_file() and os.access(program, os.X_OK)):
-            hint = "write a list, [PROGRAM, ARGUMENT]" if " " in program else "install it, or chmod +x"
-            yield f"sinks.{name}.command.command", f"{program} is no program that can be run: {hint}"
+            hint = (
+                "write a list, [PROGRAM, ARGUMENT]" if " " in program else "install it, or chmod +x"
+            )
+            yield (
+                f"sinks.{name}.command.command",
+                f"{program} is no program that can be run: {hint}",
+            )
 
 
 def _plain_secrets(config: Config, places: Places) -> Iterator[Finding]:
-    """Yield each key whose secret is plain text in the file, except webhook addresses that contain no key."""
+    """Yield each key whose secret is plain text in the file, except webhook addresses that contain
+    no key.
+    """
     text = (
-        "this secret is plain text in the file: write it to /etc/notbefore/credentials/NAME, which only root can read,"
-        " and refer to it: KEY_credential: NAME (for a header {credential: NAME}), or KEY_file"
+        "this secret is plain text in the file: write it to /etc/notbefore/credentials/NAME, which"
+        " only root can read, and refer to it: KEY_credential: NAME (for a header {credential:"
+        " NAME}), or KEY_file"
     )
     for key, secret in secrets_in(config).items():
         no_key = key.endswith(".webhook.url") and NO_KEY.fullmatch(secret.reveal())
@@ -166,7 +208,10 @@ def _of_route(route: Route, *, fleet: bool) -> Iterator[Finding]:
         yield f"match.{key}", f"{text}. No event matches it"
     approvals = set(match.change) & set(APPROVAL_KINDS)
     if match.scope == ("peer",) and route.announce_by != "all" and not approvals and not fleet:
-        text = f"with `announce_by: {route.announce_by}` a VM notifies only of events that affect it, and these do not"
+        text = (
+            f"with `announce_by: {route.announce_by}` a VM notifies only of events that affect it,"
+            " and these do not"
+        )
         yield "match.scope", f"{text}: write `announce_by: all`"
     if route.fallback and set(route.fallback) <= set(route.sinks):
         yield "fallback", "these sinks get the change in any case: name one that is not in `sinks`"
@@ -175,17 +220,27 @@ def _of_route(route: Route, *, fleet: bool) -> Iterator[Finding]:
 def _misspelt_variables(environment: Mapping[str, str]) -> Iterator[str]:
     for name in sorted(environment):
         section, _, key = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("_")
-        kind = next((field.type for field in msgspec.structs.fields(Config) if field.name == section), None)
+        kind = next(
+            (field.type for field in msgspec.structs.fields(Config) if field.name == section), None
+        )
         if name.startswith(ENVIRONMENT_PREFIX) and key in getattr(kind, "__struct_fields__", ()):
             meant = f"{ENVIRONMENT_PREFIX}{section}__{key}".upper()
-            yield f"{name}: this variable is ignored: two underscores stand after the section, {meant}"
+            yield (
+                f"{name}: this variable is ignored: two underscores stand after the section,"
+                f" {meant}"
+            )
 
 
 def _writable(*paths: str | None) -> Iterator[str]:
-    """Yield a warning for each file that every user may write; a missing file is an error elsewhere."""
-    for file in [Path(one) for one in paths if one] if hasattr(os, "geteuid") else ():  # Windows has access lists
+    """Yield a warning for each file that every user may write.
+
+    A missing file is an error elsewhere.
+    """
+    for file in (
+        [Path(one) for one in paths if one] if hasattr(os, "geteuid") else ()
+    ):  # Windows has access lists
         if file.exists() and file.stat().st_mode & stat.S_IWOTH:
             yield (
-                f"{file} can be written by every user of this machine: who writes it decides which commands the agent"
-                f" runs, and who may read from it: chmod o-w {file}"
+                f"{file} can be written by every user of this machine: who writes it decides which"
+                f" commands the agent runs, and who may read from it: chmod o-w {file}"
             )

@@ -30,31 +30,58 @@ from notbefore.core.routing import Route
 from notbefore.core.text import one_of
 
 GROUP_LABELS: Final = (
-    *("event_id", "event_type", "event_source", "region", "zone", "subscription", "resource_group", "scale_set"),
+    *(
+        "event_id",
+        "event_type",
+        "event_source",
+        "region",
+        "zone",
+        "subscription",
+        "resource_group",
+        "scale_set",
+    ),
     "tags.NAME",
 )
 Labels = Annotated[tuple[str, ...], Meta(min_length=1)]
-ONE_WAVE: Final = ("subscription", "resource_group", "event_type")  # what all events of a wave share
-ConsumerGroup = Annotated[str, matching(r"\$?[A-Za-z0-9._-]{1,50}", "the name of a consumer group, such as $Default")]
-BlobUrl = Annotated[  # the SDK sends no token over HTTP, not even to loopback
-    HttpUrl, matching("https://[^/]+(?:/[^/]+)+/?", "https://ACCOUNT.blob.core.windows.net/CONTAINER")
+ONE_WAVE: Final = (
+    "subscription",
+    "resource_group",
+    "event_type",
+)  # what all events of a wave share
+ConsumerGroup = Annotated[
+    str, matching(r"\$?[A-Za-z0-9._-]{1,50}", "the name of a consumer group, such as $Default")
 ]
-ApiVersion = Literal["2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"]
+BlobUrl = Annotated[  # the SDK sends no token over HTTP, not even to loopback
+    HttpUrl,
+    matching("https://[^/]+(?:/[^/]+)+/?", "https://ACCOUNT.blob.core.windows.net/CONTAINER"),
+]
+ApiVersion = Literal[
+    "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"
+]
 _LISTEN: Final = re.compile(  # the labels of a host name have at most 63 characters
-    r"(?:(?P<host>(?:[A-Za-z0-9_-]{1,63}(?:\.|(?=:)))*)|\[(?P<v6>[0-9A-Fa-f:.%a-z]+)\]):(?P<port>\d{1,5})", re.ASCII
+    r"(?:(?P<host>(?:[A-Za-z0-9_-]{1,63}(?:\.|(?=:)))*)|\[(?P<v6>[0-9A-Fa-f:.%a-z]+)\]):(?P<port>\d{1,5})",
+    re.ASCII,
 )
 
 
 class Checkpoints(Struct, frozen=True, forbid_unknown_fields=True):
-    """Blob Storage for several instances that share a hub: ``container_url`` or ``connection_string``."""
+    """Blob Storage for several instances that share a hub: ``container_url`` or
+    ``connection_string``.
+    """
 
-    container_url: BlobUrl | None = None  # https://ACCOUNT.blob.core.windows.net/CONTAINER, with the identity of `hub`
-    connection_string: StorageConnection | None = None  # of the storage account, instead of an identity
+    # https://ACCOUNT.blob.core.windows.net/CONTAINER, with the identity of `hub`
+    container_url: BlobUrl | None = None
+    # of the storage account, instead of an identity
+    connection_string: StorageConnection | None = None
     container: str | None = None  # beside `connection_string`
 
     def __post_init__(self) -> None:
-        if (self.container_url is not None) == (self.connection_string is not None and bool(self.container)):
-            raise ValueError("expected either `container_url`, or `connection_string` and `container`")
+        if (self.container_url is not None) == (
+            self.connection_string is not None and bool(self.container)
+        ):
+            raise ValueError(
+                "expected either `container_url`, or `connection_string` and `container`"
+            )
 
 
 class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,31 +89,69 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     hub: EventHub  # the hub and the identity to read it with; `expire_...` is for sinks
     consumer_group: ConsumerGroup = "$Default"
-    checkpoints: Checkpoints | None = None  # without it, one instance reads alone, with checkpoints in `state.dir`
-    window: Duration = Duration("2h")  # how far back to read at the first start, or if a snapshot is lost
-    group_by: Labels = ("event_id",)  # `event_id`: each event alone; else events with equal values form a wave
-    group_wait: Duration = Duration("10s")  # before the first notification of a wave; at most a third of the notice
-    group_interval: Annotated[Duration, between("1s")] = Duration("5m")  # between two digests of a wave
-    over_after: Annotated[Duration, between("1m")] = Duration("1h")  # after NotBefore or the start it counts as over
-    rebalance: Annotated[Duration, between("1s")] = Duration("10s")  # between two looks at who reads which partition
-    takeover: Duration = Duration("60s")  # others take over the partitions of an instance silent this long
-    history_keep: Annotated[Duration, between("1d")] | None = None  # at least 1d: delete older events; else never
-    metrics_by: tuple[Literal["subscription", "resource_group"], ...] = ()  # additional labels of the metrics
+    # without it, one instance reads alone, with checkpoints in `state.dir`
+    checkpoints: Checkpoints | None = None
+    window: Duration = Duration(
+        "2h"
+    )  # how far back to read at the first start, or if a snapshot is lost
+    # `event_id`: each event alone; else events with equal values form a wave
+    group_by: Labels = ("event_id",)
+    group_wait: Duration = Duration(
+        "10s"
+    )  # before the first notification of a wave; at most a third of the notice
+    group_interval: Annotated[Duration, between("1s")] = Duration(
+        "5m"
+    )  # between two digests of a wave
+    over_after: Annotated[Duration, between("1m")] = Duration(
+        "1h"
+    )  # after NotBefore or the start it counts as over
+    rebalance: Annotated[Duration, between("1s")] = Duration(
+        "10s"
+    )  # between two looks at who reads which partition
+    takeover: Duration = Duration(
+        "60s"
+    )  # others take over the partitions of an instance silent this long
+    history_keep: Annotated[Duration, between("1d")] | None = (
+        None  # at least 1d: delete older events; else never
+    )
+    metrics_by: tuple[
+        Literal["subscription", "resource_group"], ...
+    ] = ()  # additional labels of the metrics
     inventory_file: str | None = None  # the expected VMs, one per line
-    missing_after: Duration = Duration("15m")  # a VM of the inventory that is silent for this long is missing
+    missing_after: Duration = Duration(
+        "15m"
+    )  # a VM of the inventory that is silent for this long is missing
 
     def __post_init__(self) -> None:
         known = GROUP_LABELS[:-1]
-        odd = [one for one in self.group_by if one not in known and not (one.startswith("tags.") and one != "tags.")]
+        odd = [
+            one
+            for one in self.group_by
+            if one not in known and not (one.startswith("tags.") and one != "tags.")
+        ]
         lacking = [one for one in ONE_WAVE if not {one, "event_id"} & set(self.group_by)]
         alone = "else events of unrelated VMs, or of several types, would be one wave"
-        anonymous = self.hub.connection_string and self.checkpoints and self.checkpoints.container_url
+        anonymous = (
+            self.hub.connection_string and self.checkpoints and self.checkpoints.container_url
+        )
         refuse(
-            (anonymous, "checkpoints.container_url: the hub has no identity: use a connection_string and container"),
+            (
+                anonymous,
+                (
+                    "checkpoints.container_url: the hub has no identity: use a connection_string"
+                    " and container"
+                ),
+            ),
             (self.hub.heartbeat, "hub.heartbeat: agents send heartbeats, the fleet only reads"),
             (lacking, f"group_by: add {', '.join(lacking)}: {alone}"),
-            *((label, f"group_by: there is no {label!r} here{one_of(label, GROUP_LABELS)}") for label in odd),
-            (self.takeover.seconds < 2 * self.rebalance.seconds, "takeover: expected twice `rebalance` or more"),
+            *(
+                (label, f"group_by: there is no {label!r} here{one_of(label, GROUP_LABELS)}")
+                for label in odd
+            ),
+            (
+                self.takeover.seconds < 2 * self.rebalance.seconds,
+                "takeover: expected twice `rebalance` or more",
+            ),
         )
 
 
@@ -95,14 +160,21 @@ def _imds(url: str) -> None:
         raise ValueError("expected http://ADDRESS[:PORT]: IMDS has no TLS")
     check_address(url)
     if "/metadata" in url or not set("?#").isdisjoint(url):
-        raise ValueError("expected the address alone, http://169.254.169.254: the agent adds the path")
+        raise ValueError(
+            "expected the address alone, http://169.254.169.254: the agent adds the path"
+        )
 
 
 def host_and_port(listen: str) -> tuple[str, int]:
-    """Return the parts of ``host:port``, ``[v6]:port`` or ``:port`` (every address); raises ``ValueError``."""
+    """Return the parts of ``host:port``, ``[v6]:port`` or ``:port`` (every address).
+
+    Raises ``ValueError``.
+    """
     found = _LISTEN.fullmatch(listen)
     if found is None or int(found["port"]) > MAX_PORT:
-        raise ValueError(f"expected HOST:PORT such as 127.0.0.1:10169 or [::1]:10169, got {listen!r}")
+        raise ValueError(
+            f"expected HOST:PORT such as 127.0.0.1:10169 or [::1]:10169, got {listen!r}"
+        )
     return found["v6"] or found["host"] or "", int(found["port"])
 
 
@@ -113,13 +185,15 @@ def local_url(host: str, port: int, *, tls: bool) -> str:
 
 
 PollInterval = Annotated[
-    Duration, between("100ms", "10s", ": a Preempt has 30 s of notice, and Azure asks for a poll a second")
+    Duration,
+    between("100ms", "10s", ": a Preempt has 30 s of notice, and Azure asks for a poll a second"),
 ]
 TagNames = Annotated[
     tuple[str, ...],
     expect(
         lambda names: len(names) <= MAX_TAGS and all(len(one) <= MAX_TAG_NAME for one in names),
-        f"{MAX_TAGS} names or less, each of {MAX_TAG_NAME} characters or less: records go to every sink",
+        f"{MAX_TAGS} names or less, each of {MAX_TAG_NAME} characters or less: records go to every"
+        " sink",
     ),
 ]
 StateDir = Annotated[
@@ -129,7 +203,9 @@ StateDir = Annotated[
         r"a path: in double quotes a backslash begins an escape: write C:\... in single quotes",
     ),
 ]
-SinkName = Annotated[str, matching(r"[A-Za-z0-9_-]{1,60}", "a name of at most 60 letters, digits, - and _")]
+SinkName = Annotated[
+    str, matching(r"[A-Za-z0-9_-]{1,60}", "a name of at most 60 letters, digits, - and _")
+]
 
 
 class _Section(Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,7 +216,8 @@ class Imds(_Section, frozen=True):
     """Where IMDS is, and how often it is polled."""
 
     endpoint: Annotated[str, Constraint(_imds)] = ENDPOINT
-    discover: bool = True  # if the usual endpoint does not answer, look for another (DHCP option 245)
+    # if the usual endpoint does not answer, look for another (DHCP option 245)
+    discover: bool = True
     api_version: ApiVersion = "2020-07-01"
     interval: PollInterval = Duration("1s")  # 100ms to 10s; Azure asks for one poll a second
 
@@ -154,20 +231,26 @@ class VmName(_Section, frozen=True):
 class Records(_Section, frozen=True):
     """Additional attributes of records and heartbeats."""
 
-    tags: TagNames = ()  # names of this VM's tags, at most ten: `team` becomes the attribute `azure.tag.team`
+    # names of this VM's tags, at most ten: `team` becomes the attribute `azure.tag.team`
+    tags: TagNames = ()
 
 
 class Server(_Section, frozen=True):
     """Where metrics, page and API are served, ``host:port``, and who may read them."""
 
     listen: Annotated[str, Constraint(host_and_port)] = "127.0.0.1:10169"
-    web_config_file: str | None = None  # TLS and passwords, in the format of Prometheus's exporter-toolkit
+    # TLS and passwords, in the format of Prometheus's exporter-toolkit
+    web_config_file: str | None = None
     insecure: bool = False  # listen beyond loopback without TLS and passwords: everybody may read
-    allowed_hosts: tuple[str, ...] = ()  # the names that requests may have as Host; `*.example.org`: all names below it
+    allowed_hosts: tuple[
+        str, ...
+    ] = ()  # the names that requests may have as Host; `*.example.org`: all names below it
 
 
 def default_state_dir() -> Path:
-    """Return systemd's ``STATE_DIRECTORY``, or the platform's usual directory for the state of a service."""
+    """Return systemd's ``STATE_DIRECTORY``, or the platform's usual directory for the state of a
+    service.
+    """
     given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
     if given:
         return Path(given)
@@ -179,7 +262,9 @@ def default_state_dir() -> Path:
 class State(_Section, frozen=True):
     """The directory of the state."""
 
-    dir: StateDir = field(default_factory=lambda: str(default_state_dir()))  # at most 94 bytes: it has a socket
+    dir: StateDir = field(
+        default_factory=lambda: str(default_state_dir())
+    )  # at most 94 bytes: it has a socket
 
 
 class Log(_Section, frozen=True):
@@ -193,11 +278,15 @@ class HeartbeatConfig(_Section, frozen=True, kw_only=True):
     """Requests to a URL while the agent works, for a dead man's switch."""
 
     every: Annotated[Duration, between("10s", "1h")] = Duration("60s")  # 10s to 1h
-    ping_url: SecretUrl  # POST with the status as text; plus `/start` at the start, plus `/fail` while not ready
+    # POST with the status as text; plus `/start` at the start, plus `/fail` while not ready
+    ping_url: SecretUrl
 
 
 class Otlp(OtlpConnection, frozen=True, kw_only=True):
-    """The metrics over OTLP. `expire_after` and `expire_on_end` are for OTLP sinks and have no effect here."""
+    """The metrics over OTLP.
+
+    `expire_after` and `expire_on_end` are for OTLP sinks and have no effect here.
+    """
 
     interval: Annotated[Duration, between("1s", "1h")] = Duration("60s")  # between two exports
 
@@ -212,7 +301,9 @@ class Config(_Section, frozen=True):
     state: State = field(default_factory=State)
     log: Log = Log()
     sinks: dict[SinkName, SinkConfig] = {}
-    routes: tuple[Route, ...] = ()  # without any, changes of events that affect this VM go to every sink
+    routes: tuple[
+        Route, ...
+    ] = ()  # without any, changes of events that affect this VM go to every sink
     messages: Messages = Messages()
     heartbeat: HeartbeatConfig | None = None  # a dead man's switch
     approval: Policy = Policy()

@@ -1,7 +1,9 @@
-"""Makes structs from the values of a file, of variables and of arguments, by field types; finds all mistakes at once.
+"""Makes structs from the values of a file, of variables and of arguments, by field types.
 
-It accepts several ways of writing: ``KEY_file``, ``KEY_env`` and ``KEY_credential`` for a secret, one text for a list
-with one item, and a path relative to the file that contains it.
+Finds all mistakes at once.
+
+It accepts several ways of writing: ``KEY_file``, ``KEY_env`` and ``KEY_credential`` for a secret,
+one text for a list with one item, and a path relative to the file that contains it.
 """
 
 import re
@@ -74,7 +76,10 @@ class Reader(Struct, frozen=True):
         return found
 
     def _mistake(self, path: str, text: str) -> Any:
-        """Add a mistake at a path; ``text`` may begin with the name of a key below the path and ``: ``."""
+        """Add a mistake at a path.
+
+        ``text`` may begin with the name of a key below the path and ``: ``.
+        """
         name, colon, rest = text.partition(": ")
         if colon and re.fullmatch(r"[a-z]\w*(?:\.\w+)*", name, re.ASCII):
             path, text = _below(path, name), rest
@@ -113,7 +118,11 @@ class Reader(Struct, frozen=True):
             raise _unlike(values, SECTION)
         fields = fields_of(kind)
         found: dict[str, Any] = {}
-        set_after = {self._named(key, value, fields)[0] for key, value in values.items() if isinstance(value, Variable)}
+        set_after = {
+            self._named(key, value, fields)[0]
+            for key, value in values.items()
+            if isinstance(value, Variable)
+        }
         for key, value in values.items():
             name, given = self._named(key, value, fields)
             if name in set_after and not isinstance(value, Variable):
@@ -121,19 +130,28 @@ class Reader(Struct, frozen=True):
             if name not in fields:
                 found[key] = self._mistake(_below(path, key), _unknown(key, kind, path))
             elif name in found:
-                found[name] = self._mistake(_below(path, key), f"{name} is given twice: leave one of the two out")
+                found[name] = self._mistake(
+                    _below(path, key), f"{name} is given twice: leave one of the two out"
+                )
             else:
                 found[name] = self.read(given, fields[name].type, _below(path, key))
         for name, one in fields.items():
-            if one.required and name not in found and found.keys() <= fields.keys():  # else a key may be misspelt
+            if (
+                one.required and name not in found and found.keys() <= fields.keys()
+            ):  # else a key may be misspelt
                 found[name] = self._mistake(path, f"the key `{name}` is missing")
         if path and WRONG in found.values():
             return WRONG
         # at the top level, the struct is made from the valid values
-        return self._make(kind, {fields[name].name: one for name, one in found.items() if one is not WRONG}, path)
+        return self._make(
+            kind, {fields[name].name: one for name, one in found.items() if one is not WRONG}, path
+        )
 
     def _named(self, key: str, value: Any, fields: Mapping[str, Any]) -> tuple[str, Any]:
-        """Return the field that a key is for, and its value; the path of a file is made relative to ``base``."""
+        """Return the field that a key is for, and its value.
+
+        The path of a file is made relative to ``base``.
+        """
         name, _, source = key.rpartition("_")
         if source in SOURCES and name in fields and kind_of(fields[name].type).of is Secret:
             return name, {source: value}
@@ -190,7 +208,9 @@ def kind_of(annotation: Any) -> Kind:
         of, *notes = get_args(of)
     constraints = tuple(one for one in notes if isinstance(one, Constraint))
     least = max((getattr(one, "min_length", 0) for one in notes), default=0)
-    struct = next((one for one in (of, *parts) if isinstance(one, type) and issubclass(one, Struct)), None)
+    struct = next(
+        (one for one in (of, *parts) if isinstance(one, type) and issubclass(one, Struct)), None
+    )
     choices = next((get_args(one) for one in parts if get_origin(one) is Literal), ())
     return Kind(of, constraints, least, struct, choices)
 
@@ -221,16 +241,24 @@ def _unknown(key: str, kind: type[Struct], path: str) -> str:
         return f"the kind needs a name of your choice before it: `sinks: {{NAME: {{{own}: ...}}}}`"
     secrets = [name for name, one in fields.items() if kind_of(one.type).of is Secret]
     return (
-        f"there is no such key here{one_of(key, [*fields, *(f'{name}_{one}' for name in secrets for one in SOURCES)])}"
+        "there is no such key"
+        f" here{one_of(key, [*fields, *(f'{name}_{one}' for name in secrets for one in SOURCES)])}"
     )
 
 
 def _unlike(value: Any, expected: str) -> ValueError:
-    """Return the error for a value of another form; a long text may be a secret, so it is not shown."""
+    """Return the error for a value of another form.
+
+    A long text may be a secret, so it is not shown.
+    """
     if value is None:
         return ValueError(NOTHING)
     if isinstance(value, str):
-        got = repr(str(value)) if expected in WORDS.values() and len(value) <= LONGEST_SHOWN else "text"
+        got = (
+            repr(str(value))
+            if expected in WORDS.values() and len(value) <= LONGEST_SHOWN
+            else "text"
+        )
     else:
         got = "a list" if isinstance(value, list) else "keys with values"
     return ValueError(f"expected {expected}, got {got}")

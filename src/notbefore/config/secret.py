@@ -1,4 +1,7 @@
-"""``Secret``: a password, a token, or a URL that grants access. It is never printed; only ``reveal()`` returns it."""
+"""``Secret``: a password, a token, or a URL that grants access. It is never printed.
+
+Only ``reveal()`` returns it.
+"""
 
 import os
 import re
@@ -11,15 +14,20 @@ import msgspec
 from notbefore.errors import ConfigError
 
 MAX_SECRET: Final = 64 * 1024  # bytes
-ADDRESS: Final = re.compile("[A-Za-z]{2,}:/")  # of a resolved path one slash is left; C:/ is a drive
+ADDRESS: Final = re.compile(
+    "[A-Za-z]{2,}:/"
+)  # of a resolved path one slash is left; C:/ is a drive
 HIDDEN: Final = "***"
-INSTALLED: Final = "/etc/notbefore/credentials"  # systemd loads them from here for the service; only root may read it
+# systemd loads them from here for the service; only root may read it
+INSTALLED: Final = "/etc/notbefore/credentials"
 Source = Literal["inline", "file", "env", "credential"]
 SOURCES: Final[tuple[Source, ...]] = get_args(Source)[1:]
 
 
 class Secret:
-    """The place of a secret: a file, an environment variable, a systemd credential, or the configuration itself."""
+    """The place of a secret: a file, an environment variable, a systemd credential, or the
+    configuration itself.
+    """
 
     __slots__ = ("_reference", "source")
 
@@ -29,7 +37,10 @@ class Secret:
 
     @classmethod
     def read(cls, value: object) -> "Secret":
-        """Make one from text, ``{file: ...}``, ``{env: ...}`` or ``{credential: ...}``; raises ``ValueError``."""
+        """Make one from text, ``{file: ...}``, ``{env: ...}`` or ``{credential: ...}``.
+
+        Raises ``ValueError``.
+        """
         if isinstance(value, str) and value:
             return cls(value)
         if isinstance(value, Mapping) and len(value) == 1:
@@ -43,26 +54,42 @@ class Secret:
                 if source == "file" and ADDRESS.search(reference):
                     raise ValueError("expected the path of a file, not an address")
                 return cls(reference, source)
-        raise ValueError("expected a text that is not empty, or one of file, env and credential with its value")
+        raise ValueError(
+            "expected a text that is not empty, or one of file, env and credential with its value"
+        )
 
     def reveal(self, environment: Mapping[str, str] = os.environ) -> str:
-        """Return the secret itself, without the line end of a file; raises ``ConfigError`` if it cannot be read."""
+        """Return the secret itself, without the line end of a file.
+
+        Raises ``ConfigError`` if it cannot be read.
+        """
         if self.source == "inline":
             return self._reference
         if self.source == "env":
             text = environment.get(self._reference, "")
             if not text:
-                raise ConfigError(f"the environment variable {self._reference} is not set, or empty")
+                raise ConfigError(
+                    f"the environment variable {self._reference} is not set, or empty"
+                )
             return text
-        directory = (environment.get("CREDENTIALS_DIRECTORY") or INSTALLED) if self.source == "credential" else ""
+        directory = (
+            (environment.get("CREDENTIALS_DIRECTORY") or INSTALLED)
+            if self.source == "credential"
+            else ""
+        )
         return _read(Path(directory, self._reference))
 
     def sealed(self, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-        """Return the secret for the pipe to the courier: a file as its path, everything else revealed.
+        """Return the secret for the pipe to the courier: a file as its path, everything else
+        revealed.
 
         The environment of the courier holds no secrets.
         """
-        return {"file": self._reference} if self.source == "file" else {"inline": self.reveal(environment)}
+        return (
+            {"file": self._reference}
+            if self.source == "file"
+            else {"inline": self.reveal(environment)}
+        )
 
     def __repr__(self) -> str:
         return f"Secret({HIDDEN})"
@@ -71,7 +98,10 @@ class Secret:
         return HIDDEN
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Secret) and (self.source, self._reference) == (other.source, other._reference)
+        return isinstance(other, Secret) and (self.source, self._reference) == (
+            other.source,
+            other._reference,
+        )
 
     def __hash__(self) -> int:
         return hash((self.source, self._reference))

@@ -1,4 +1,7 @@
-"""The settings of each kind of sink. Secrets are ``Secret``; every key has a default, except addresses and secrets."""
+"""The settings of each kind of sink. Secrets are ``Secret``.
+
+Every key has a default, except addresses and secrets.
+"""
 
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, get_args
@@ -35,7 +38,10 @@ Advice = Annotated[str, matching(r"[\s\S]{0,2000}", "a text of 2000 characters o
 
 
 class Links(Struct, frozen=True, forbid_unknown_fields=True):
-    """Links in a message. `{vm}` is replaced by the name of the sending VM, `{event_type}` by Azure's type."""
+    """Links in a message.
+
+    `{vm}` is replaced by the name of the sending VM, `{event_type}` by Azure's type.
+    """
 
     dashboard: LinkUrl | None = None
     runbook: LinkUrl | None = None
@@ -45,7 +51,9 @@ class Links(Struct, frozen=True, forbid_unknown_fields=True):
 class Messages(Struct, frozen=True, forbid_unknown_fields=True):
     """Additional texts in the messages of all sinks."""
 
-    advice: dict[str, Advice] = {}  # what to do, by event type (Reboot: text); replaces the built-in text
+    advice: dict[
+        str, Advice
+    ] = {}  # what to do, by event type (Reboot: text); replaces the built-in text
     links: Links = Links()
 
 
@@ -58,12 +66,19 @@ MODULES: Final = {  # extra of the package -> the module that it installs
     "web": "bcrypt",
 }
 ExpireAfter = Annotated[Duration, between("1s")]
-LabelName = Annotated[str, matching(r"[a-zA-Z_][a-zA-Z0-9_]*", "the name of a label: letters, digits and _")]
-Namespace = Annotated[str, matching(r"[A-Za-z0-9.-]+", "its name alone, such as fleet.servicebus.windows.net")]
-HubAddress = Annotated[str, matching(r"sb://[A-Za-z0-9.:\[\]-]+/?", "sb://HOST:PORT alone: a key is no part of it")]
+LabelName = Annotated[
+    str, matching(r"[a-zA-Z_][a-zA-Z0-9_]*", "the name of a label: letters, digits and _")
+]
+Namespace = Annotated[
+    str, matching(r"[A-Za-z0-9.-]+", "its name alone, such as fleet.servicebus.windows.net")
+]
+HubAddress = Annotated[
+    str, matching(r"sb://[A-Za-z0-9.:\[\]-]+/?", "sb://HOST:PORT alone: a key is no part of it")
+]
 ResolveTimeout = Annotated[Duration, between("1s", "1d")]
 RoutingKey = Annotated[  # PagerDuty answers 400 to any other length
-    Secret, matching(r"[A-Za-z0-9]{32}", "the 32 letters and digits of an integration of Events API v2")
+    Secret,
+    matching(r"[A-Za-z0-9]{32}", "the 32 letters and digits of an integration of Events API v2"),
 ]
 Arguments = Annotated[
     tuple[str, ...],
@@ -82,7 +97,9 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ONCE: ClassVar[bool] = False  # an attempt whose result is unknown is not repeated
 
     timeout: SendTimeout = Duration("10s")  # for one attempt
-    expire_after: ExpireAfter = Duration("24h")  # older deliveries are not sent, and counted as expired
+    expire_after: ExpireAfter = Duration(
+        "24h"
+    )  # older deliveries are not sent, and counted as expired
     expire_on_end: bool = True  # announcements are not sent once the event is over
 
     @property
@@ -116,7 +133,10 @@ class Email(SinkSettings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         refuse(
-            ((self.user is None) != (self.password is None), "expected `user` and `password`, or none of them"),
+            (
+                (self.user is None) != (self.password is None),
+                "expected `user` and `password`, or none of them",
+            ),
             (
                 (self.port, self.tls) == (465, "starttls"),
                 "port: at 465 a mail server expects TLS from the first byte on: `tls: tls`",
@@ -125,12 +145,16 @@ class Email(SinkSettings, frozen=True, kw_only=True):
 
 
 class PagerDuty(SinkSettings, frozen=True, kw_only=True):
-    """An integration of PagerDuty's Events API v2: one incident per event, resolved when the event is over."""
+    """An integration of PagerDuty's Events API v2: one incident per event, resolved when the event
+    is over.
+    """
 
-    APPROVALS: ClassVar[bool] = False  # an incident shows the event's state, which an approval does not change
+    # an incident shows the event's state, which an approval does not change
+    APPROVALS: ClassVar[bool] = False
 
     routing_key: RoutingKey  # the integration key: 32 letters and digits
-    url: HttpUrl = "https://events.pagerduty.com/v2/enqueue"  # in the EU: https://events.eu.pagerduty.com/v2/enqueue
+    # in the EU: https://events.eu.pagerduty.com/v2/enqueue
+    url: HttpUrl = "https://events.pagerduty.com/v2/enqueue"
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
     expire_after: ExpireAfter = Duration("7d")  # an open incident has to be closed
 
@@ -161,14 +185,17 @@ class Webhook(SinkSettings, frozen=True, kw_only=True):
 class Alertmanager(SinkSettings, frozen=True, kw_only=True):
     """The members of an Alertmanager cluster; it is enough that one accepts."""
 
-    APPROVALS: ClassVar[bool] = False  # an alert shows the event's state, which an approval does not change
+    # an alert shows the event's state, which an approval does not change
+    APPROVALS: ClassVar[bool] = False
 
     urls: Annotated[tuple[HttpUrl, ...], Meta(min_length=1)]  # of every member of the cluster
     username: str | None = None  # of basic authentication, together with `password`
     password: Password | None = None  # together with `username`
     token: HeaderValue | None = None  # a bearer token
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
-    resolve_timeout: ResolveTimeout = Duration("5m")  # Alertmanager's own; alerts are sent again after a third of it
+    resolve_timeout: ResolveTimeout = Duration(
+        "5m"
+    )  # Alertmanager's own; alerts are sent again after a third of it
     labels: dict[LabelName, str] = {}  # additional labels, the same on every VM
 
     def __post_init__(self) -> None:
@@ -177,19 +204,25 @@ class Alertmanager(SinkSettings, frozen=True, kw_only=True):
 
 
 class EventHub(SinkSettings, frozen=True, kw_only=True):
-    """An Azure Event Hub: a ``connection_string``, or ``namespace`` and ``hub`` with the VM's identity."""
+    """An Azure Event Hub: a ``connection_string``, or ``namespace`` and ``hub`` with the VM's
+    identity.
+    """
 
     EXTRA: ClassVar[str] = "eventhub"
 
     connection_string: HubConnection | None = None  # contains a key; replaces an identity
     namespace: Namespace | None = None  # such as fleet.servicebus.windows.net
     hub: str | None = None  # the name of the hub
-    auth: Literal["managed_identity", "default"] = "managed_identity"  # default: azure-identity's chain
+    auth: Literal["managed_identity", "default"] = (
+        "managed_identity"  # default: azure-identity's chain
+    )
     client_id: str | None = None  # of a user-assigned identity
     transport: Literal["amqp", "websockets"] = "amqp"  # port 5671, or 443
     endpoint: HubAddress | None = None  # connect to another address: sb://HOST:PORT
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
-    heartbeat: Annotated[Duration, between("5m")] | None = None  # 5m or more: how often each VM sends a heartbeat
+    heartbeat: Annotated[Duration, between("5m")] | None = (
+        None  # 5m or more: how often each VM sends a heartbeat
+    )
     timeout: SendTimeout = Duration("15s")
     expire_after: ExpireAfter = Duration("7d")  # a stream should be complete
     expire_on_end: bool = False
@@ -210,11 +243,15 @@ class Command(SinkSettings, frozen=True, kw_only=True):
 
 
 class OtlpConnection(SinkSettings, frozen=True, kw_only=True):
-    """The endpoint of OTLP and how to reach it. The sink ``otlp_logs`` sends each change as a log record."""
+    """The endpoint of OTLP and how to reach it.
+
+    The sink ``otlp_logs`` sends each change as a log record.
+    """
 
     EXTRA: ClassVar[str] = "otlp"
 
-    endpoint: HttpUrl | None = None  # /v1/metrics or /v1/logs is added; without one, the OTEL_* variables decide
+    # /v1/metrics or /v1/logs is added; without one, the OTEL_* variables decide
+    endpoint: HttpUrl | None = None
     protocol: Literal["http/protobuf", "grpc"] = "http/protobuf"
     headers: Headers = {}
     ca_file: ReadableFile | None = None
@@ -243,7 +280,12 @@ class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
-        refuse((len(given) != 1, f"expected exactly one of {', '.join(self.__struct_fields__)}, got {len(given)}"))
+        refuse(
+            (
+                len(given) != 1,
+                f"expected exactly one of {', '.join(self.__struct_fields__)}, got {len(given)}",
+            )
+        )
 
     @property
     def kind(self) -> str:
@@ -261,7 +303,10 @@ KINDS: Final = {one.name: get_args(one.type)[0] for one in msgspec.structs.field
 
 
 def check_extra(extra: str) -> None:
-    """Raise ``ConfigError`` if the library of an extra is not installed; imports at most its parent packages."""
+    """Raise ``ConfigError`` if the library of an extra is not installed.
+
+    Imports at most its parent packages.
+    """
     from importlib.util import find_spec  # noqa: PLC0415 - 0.03 MiB, only if an extra is needed
 
     try:
@@ -269,11 +314,15 @@ def check_extra(extra: str) -> None:
     except ModuleNotFoundError:  # its parent package is missing
         found = None
     if found is None:
-        raise ConfigError(f"{MODULES[extra]} is not installed: pip install 'azure-notbefore[{extra}]'")
+        raise ConfigError(
+            f"{MODULES[extra]} is not installed: pip install 'azure-notbefore[{extra}]'"
+        )
 
 
 def check_installed(settings: SinkSettings) -> None:
-    """Raise ``ConfigError`` if the library that a sink or the export over OTLP needs is not installed."""
+    """Raise ``ConfigError`` if the library that a sink or the export over OTLP needs is not
+    installed.
+    """
     grpc = isinstance(settings, OtlpConnection) and settings.protocol == "grpc"
     if extra := "otlp-grpc" if grpc else settings.EXTRA:
         check_extra(extra)

@@ -1,7 +1,7 @@
 """Reads a YAML file: its values, and the place of each. Every mistake names line and column.
 
-Every value is a text or ``None``; the type of its key decides whether it is a number or a boolean. So `name: no` is a
-name, and `api_version: 2020-07-01` is not a date.
+Every value is a text or ``None``; the type of its key decides whether it is a number or a boolean.
+So `name: no` is a name, and `api_version: 2020-07-01` is not a date.
 """
 
 import re
@@ -28,7 +28,9 @@ class Places(dict[str, Place]):
     """The place of each dotted path; "" is the path of the whole configuration."""
 
     def nearest(self, path: str) -> Place:
-        """Return the place of a path, else of the nearest section around it, else of the whole configuration."""
+        """Return the place of a path, else of the nearest section around it, else of the whole
+        configuration.
+        """
         while path and path not in self:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
         return self.get(path) or self.get("") or Place("the configuration")
@@ -55,8 +57,14 @@ def read(path: Path) -> tuple[dict[str, Any], Places]:
     if document.mistakes:
         raise ConfigError.of(document.mistakes)
     if values is not None and not isinstance(values, dict):
-        kind = "a list: leave out the `- ` before them" if isinstance(values, list) else "text: write `key: value`"
-        raise ConfigError.of([Mistake(Place(str(path), 1, 1), "", f"expected sections such as `imds:`, got {kind}")])
+        kind = (
+            "a list: leave out the `- ` before them"
+            if isinstance(values, list)
+            else "text: write `key: value`"
+        )
+        raise ConfigError.of(
+            [Mistake(Place(str(path), 1, 1), "", f"expected sections such as `imds:`, got {kind}")]
+        )
     return values or {}, document.places
 
 
@@ -71,8 +79,8 @@ class _Document:
     def check(self, events: Iterable[Any]) -> None:
         """Raise ``ConfigError`` for a document that must not be composed.
 
-        libyaml's composer crashes the process on a stack overflow. Aliases and merge keys can make gigabytes from a few
-        hundred bytes, and tags can create objects.
+        libyaml's composer crashes the process on a stack overflow. Aliases and merge keys can make
+        gigabytes from a few hundred bytes, and tags can create objects.
         """
         depth = -2  # the stream and the document are not values
         for number, event in enumerate(events):
@@ -86,9 +94,12 @@ class _Document:
             elif kind == "DocumentStartEvent" and number > 1:
                 wrong = "one file holds one configuration: remove the line `---`"
             elif kind == "AliasEvent" or getattr(event, "value", "") == "<<":
-                wrong = "aliases (*name) and merge keys (<<) are not supported: write the values out"
+                wrong = (
+                    "aliases (*name) and merge keys (<<) are not supported: write the values out"
+                )
             elif getattr(event, "tag", None) is not None:
-                wrong = "tags (!name) are not supported: quote the value if it is a text"  # it may be a password
+                # it may be a password
+                wrong = "tags (!name) are not supported: quote the value if it is a text"
             if wrong:
                 raise ConfigError.of([Mistake(self._place(event), "", wrong)])
 
@@ -99,7 +110,9 @@ class _Document:
                 self.mistakes.append(Mistake(self._place(node), path, "it holds a NUL byte"))
             return None if node.value in NOTHING and not node.style else node.value
         if node.id == "sequence":
-            return [self._below(f"{path}[{number}]", one, one) for number, one in enumerate(node.value)]
+            return [
+                self._below(f"{path}[{number}]", one, one) for number, one in enumerate(node.value)
+            ]
         found: dict[str, Any] = {}
         for key, one in node.value:
             name = str(key.value)
@@ -109,7 +122,9 @@ class _Document:
                 self.mistakes.append(Mistake(self._place(key), "", text))
             elif name in found:
                 self.mistakes.append(
-                    Mistake(self._place(key), below, f"it is given twice: first at {self.places[below]}")
+                    Mistake(
+                        self._place(key), below, f"it is given twice: first at {self.places[below]}"
+                    )
                 )
             else:
                 found[name] = self._below(below, key, one)
@@ -125,7 +140,9 @@ class _Document:
 
 def _not_yaml(error: Any, content: bytes, path: Path) -> Mistake:
     """Return PyYAML's error as a mistake with its place."""
-    said = str(getattr(error, "problem", None) or getattr(error, "reason", None) or error).removeprefix("but ")
+    said = str(
+        getattr(error, "problem", None) or getattr(error, "reason", None) or error
+    ).removeprefix("but ")
     mark = getattr(error, "problem_mark", None)
     if mark is not None:
         place = Place(str(path), mark.line + 1, mark.column + 1)

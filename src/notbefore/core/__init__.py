@@ -1,1 +1,4 @@
-"""The core: documents of IMDS to changes, records, deliveries and approvals. Pure: no I/O, no clock, no logging."""
+"""The core: documents of IMDS to changes, records, deliveries and approvals.
+
+Pure: no I/O, no clock, no logging.
+"""

@@ -1,7 +1,9 @@
-"""``judge(policy, tracked, vm)`` decides whether an event is approved, by which rule, and when. Pure.
+"""``judge(policy, tracked, vm)`` decides whether an event is approved, by which rule, and when.
+Pure.
 
-An approval lets Azure start an event at once, for all VMs in its ``Resources``. Therefore only the first matching
-rule decides, no match means no, and an unknown value (this VM's name, the expected interruption) never matches.
+An approval lets Azure start an event at once, for all VMs in its ``Resources``. Therefore only the
+first matching rule decides, no match means no, and an unknown value (this VM's name, the expected
+interruption) never matches.
 """
 
 from collections.abc import Iterator
@@ -12,7 +14,15 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from notbefore.core.change import BY_RULE, OPERATOR, Approval, ApprovalKind, Change, Reason, change_id
+from notbefore.core.change import (
+    BY_RULE,
+    OPERATOR,
+    Approval,
+    ApprovalKind,
+    Change,
+    Reason,
+    change_id,
+)
 from notbefore.core.clock import Instant
 from notbefore.core.document import EVENT_SOURCES, SCHEDULED
 from notbefore.core.duration import Duration
@@ -21,12 +31,16 @@ from notbefore.core.routing import EventMatch
 from notbefore.core.text import one_of, sha256
 from notbefore.core.tracked import Tracked, TrackedEvent
 
-KEPT_ATTEMPTS: Final = 20  # finished attempts kept for events that are gone: a list that flaps may show them again
+# finished attempts kept for events that are gone: a list that flaps may show them again
+KEPT_ATTEMPTS: Final = 20
 MAX_DECISIONS: Final = 100  # remembered decisions per event
 
 
 class RuleMatch(EventMatch, frozen=True, forbid_unknown_fields=True):
-    """The events that a rule applies to. Events of other VMs match only if ``scope`` contains ``peer``."""
+    """The events that a rule applies to.
+
+    Events of other VMs match only if ``scope`` contains ``peer``.
+    """
 
     scope: Annotated[tuple[Literal["self", "peer"], ...], Meta(min_length=1)] = ("self",)
 
@@ -36,7 +50,9 @@ class RuleMatch(EventMatch, frozen=True, forbid_unknown_fields=True):
 
 
 def unknown_words(match: EventMatch) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) for each event type or source that Azure does not document: it matches no event today."""
+    """Yield (key, text) for each event type or source that Azure does not document: it matches no
+    event today.
+    """
     for key, given, known in (
         ("event_type", match.event_type, EVENT_TYPES),
         ("event_source", match.event_source, EVENT_SOURCES),
@@ -53,7 +69,9 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     action: Literal["approve", "leave"] = "approve"
     name: str = ""  # in metrics and records; default: `rules[0]` and so on
     approve_after: Duration = Duration("0s")  # wait this long after the event was first seen
-    for_all_resources: Literal["leader", "each"] | None = None  # required for an event with several resources
+    for_all_resources: Literal["leader", "each"] | None = (
+        None  # required for an event with several resources
+    )
 
     def __post_init__(self) -> None:
         match = self.match
@@ -61,7 +79,10 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("action: leave accepts neither approve_after nor for_all_resources")
         chosen = match == "all" or match.event_type or match.event_source or match.duration
         if self.action == "approve" and not chosen:
-            raise ValueError("match: expected event_type, event_source or duration; `match: all` approves every event")
+            raise ValueError(
+                "match: expected event_type, event_source or duration; `match: all` approves every"
+                " event"
+            )
         if self.name == OPERATOR:
             raise ValueError(f"name: {OPERATOR!r} is reserved for approvals by hand")
 
@@ -76,7 +97,9 @@ class Policy(Struct, frozen=True, forbid_unknown_fields=True):
 
     enabled: bool = False  # needs `notbefore run --allow-approval` as well
     dry_run: bool = True  # record what would be approved, and send nothing
-    rules: tuple[Rule, ...] = ()  # the first one that matches decides; without a match nothing is approved
+    rules: tuple[
+        Rule, ...
+    ] = ()  # the first one that matches decides; without a match nothing is approved
 
     def __post_init__(self) -> None:
         if len(dict(self.named_rules)) < len(self.rules):
@@ -96,31 +119,44 @@ class Decision(Struct, frozen=True):
     rule: str = ""  # the name of the first one that matches
     step: str = ""  # identifies the decision: the content of the event and the text of the rule
     at: datetime | None = None  # for ``approve``: the earliest time
-    skipped: Reason | None = None  # for ``leave``: why a matching ``approve`` rule does not approve it
+    # for ``leave``: why a matching ``approve`` rule does not approve it
+    skipped: Reason | None = None
 
 
 def content_of(tracked: TrackedEvent) -> str:
-    """Return a text that identifies an event together with its content: everything that Azure can change.
+    """Return a text that identifies an event together with its content: everything that Azure can
+    change.
 
-    An event that disappears and comes back with the same NotBefore has the same text; without a NotBefore, another.
+    An event that disappears and comes back with the same NotBefore has the same text; without a
+    NotBefore, another.
     """
-    return f"{tracked.event.digest()} {(tracked.event.not_before or tracked.first_seen).isoformat()}"
+    return (
+        f"{tracked.event.digest()} {(tracked.event.not_before or tracked.first_seen).isoformat()}"
+    )
 
 
 def unreadable(tracked: TrackedEvent, *, flawed: bool) -> str:
-    """Return what is unknown about an event, in words, or "". Such an event is never approved, not even by hand."""
+    """Return what is unknown about an event, in words, or "".
+
+    Such an event is never approved, not even by hand.
+    """
     if flawed:
         return "a part of it could not be read"
     return "it has no NotBefore" if tracked.event.not_before is None else ""
 
 
-def judge(policy: Policy, tracked: TrackedEvent, vm: str | None, *, flawed: bool = False) -> Decision:
-    """Return what the rules say about an event on the VM named ``vm``, regardless of the switches and the time.
+def judge(
+    policy: Policy, tracked: TrackedEvent, vm: str | None, *, flawed: bool = False
+) -> Decision:
+    """Return what the rules say about an event on the VM named ``vm``, regardless of the switches
+    and the time.
 
     ``flawed``: a part of the event could not be read.
     """
     if tracked.event.event_status != SCHEDULED:
-        return Decision("leave", f"it is {tracked.event.event_status}: only a Scheduled event can be approved")
+        return Decision(
+            "leave", f"it is {tracked.event.event_status}: only a Scheduled event can be approved"
+        )
     if objection := unreadable(tracked, flawed=flawed):
         return Decision("leave", objection)
     for name, rule in policy.named_rules:
@@ -128,7 +164,11 @@ def judge(policy: Policy, tracked: TrackedEvent, vm: str | None, *, flawed: bool
             if rule.action == "leave":
                 return Decision("leave", "the rule says so", name)
             written = sha256(msgspec.json.encode(rule, enc_hook=str))[:16]
-            return replace(_approve(rule, tracked, vm), rule=name, step=f"{content_of(tracked)} {name} {written}")
+            return replace(
+                _approve(rule, tracked, vm),
+                rule=name,
+                step=f"{content_of(tracked)} {name} {written}",
+            )
     return Decision("leave", "no rule matches")
 
 
@@ -168,31 +208,62 @@ class ApprovalAttempt(Struct, frozen=True):
     def ended(self, outcome: str) -> "ApprovalAttempt":
         """Return the attempt as done, with one more record counted."""
         carried_out = (*self.carried_out, self.step) if self.step else self.carried_out
-        return replace(self, state="done", outcome=outcome, carried_out=carried_out, records=self.records + 1)
+        return replace(
+            self, state="done", outcome=outcome, carried_out=carried_out, records=self.records + 1
+        )
 
     def change(
-        self, step: tuple[ApprovalKind, Reason], detail: str, at: Instant, vm: str | None, incarnation: int
+        self,
+        step: tuple[ApprovalKind, Reason],
+        detail: str,
+        at: Instant,
+        vm: str | None,
+        incarnation: int,
     ) -> Change:
-        """Return the change to record. Its id is that of this ``vm`` alone: no other VM reports the same change."""
+        """Return the change to record.
+
+        Its id is that of this ``vm`` alone: no other VM reports the same change.
+        """
         tracked = self.tracked
-        identity = change_id(tracked.event.key, step[0], f"{vm} {tracked.first_seen.isoformat()}", self.records)
+        identity = change_id(
+            tracked.event.key, step[0], f"{vm} {tracked.first_seen.isoformat()}", self.records
+        )
         made = tracked.change(identity, step, at, incarnation)
-        return replace(made, approval=Approval(self.rule, self.by, detail, self.requests, self.reason))
+        return replace(
+            made, approval=Approval(self.rule, self.by, detail, self.requests, self.reason)
+        )
 
 
 def next_attempt(
-    before: ApprovalAttempt | None, tracked: TrackedEvent, rule: str, step: str = "", by: str = BY_RULE
+    before: ApprovalAttempt | None,
+    tracked: TrackedEvent,
+    rule: str,
+    step: str = "",
+    by: str = BY_RULE,
 ) -> ApprovalAttempt:
-    """Return the attempt for a new decision; it keeps what the attempt ``before`` did about this event."""
+    """Return the attempt for a new decision.
+
+    It keeps what the attempt ``before`` did about this event.
+    """
     done = before or ApprovalAttempt(tracked, rule)
     carried_out = done.carried_out[-MAX_DECISIONS:]
     return ApprovalAttempt(
-        tracked, rule, step, by=by, carried_out=carried_out, approved=done.approved, records=done.records
+        tracked,
+        rule,
+        step,
+        by=by,
+        carried_out=carried_out,
+        approved=done.approved,
+        records=done.records,
     )
 
 
-def without_old(attempts: dict[str, ApprovalAttempt], tracked: Tracked) -> dict[str, ApprovalAttempt]:
+def without_old(
+    attempts: dict[str, ApprovalAttempt], tracked: Tracked
+) -> dict[str, ApprovalAttempt]:
     """Return the attempts without the oldest done ones whose events are gone."""
-    over = [key for key, one in attempts.items() if one.state == "done" and key not in tracked.events]
+    over = [
+        key for key, one in attempts.items() if one.state == "done" and key not in tracked.events
+    ]
     old = set(over[:-KEPT_ATTEMPTS])
     return {key: one for key, one in attempts.items() if key not in old}

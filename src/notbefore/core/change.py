@@ -1,4 +1,6 @@
-"""``Change``: one step in the life of an event, a frozen fact that metrics, records and deliveries are made from."""
+"""``Change``: one step in the life of an event, a frozen fact that metrics, records and deliveries
+are made from.
+"""
 
 from datetime import datetime
 from typing import Final, Literal, get_args
@@ -15,13 +17,14 @@ ApprovalKind = Literal["approved", "approval_failed", "approval_skipped"]
 APPROVAL_KINDS: tuple[ApprovalKind, ...] = get_args(ApprovalKind)
 
 ChangeKind = Literal[LifecycleKind, ApprovalKind]
-"""A step in the event's life that Azure's document shows, or the result of an approval on this VM."""
+"""A step in the event's life that IMDS's document shows, or the result of an approval here."""
 
 Scope = Literal["self", "peer", "unknown"]
 
 Outcome = Literal["canceled", "finished", "unknown"]
 
-Reason = str  # why it is this kind: docs/how-it-works.md and docs/approval.md say more; ``WORDS`` has some
+# why it is this kind: docs/how-it-works.md and docs/approval.md say more; ``WORDS`` has some
+Reason = str
 
 SILENT: Final = "Silent"
 """An event type that Azure does not have: VMs of a fleet have stopped sending heartbeats."""
@@ -35,10 +38,14 @@ AS_FAR_AS_KNOWN: Final = "as_far_as_known"
 WORDS: Final[dict[str, str]] = {  # the reasons of endings, and the results of approvals
     "gone_before_start": "no longer listed, and it had not started",
     "gone_after_start": "it was Started, and is no longer listed",
-    "gone_after_start_unwatched": "it was Started, and is no longer listed; nobody saw when it ended",
+    "gone_after_start_unwatched": (
+        "it was Started, and is no longer listed; nobody saw when it ended"
+    ),
     "start_may_be_missed": "no longer listed, and NotBefore passed while IMDS gave no answer",
     "gone_from_other_status": "no longer listed, after a status that is not known",
-    "not_watched": "no longer listed after a time in which the agent was down, or IMDS gave no answer",
+    "not_watched": (
+        "no longer listed after a time in which the agent was down, or IMDS gave no answer"
+    ),
     "not_readable": "no longer listed after a time in which it could not be read",
     "machine_rebooted": "no longer listed after a boot of this VM",
     AS_FAR_AS_KNOWN: "over as far as is known: not every VM has reported it",
@@ -78,7 +85,10 @@ class Step:
 
 
 class Change(Struct, Step, frozen=True):
-    """One step in an event's life. Times are UTC; durations are seconds and ``None`` where they were not observed."""
+    """One step in an event's life. Times are UTC.
+
+    Durations are seconds and ``None`` where they were not observed.
+    """
 
     id: str  # the same on every VM that sees the same step; see ``change_id``
     kind: ChangeKind
@@ -91,13 +101,18 @@ class Change(Struct, Step, frozen=True):
     previous: Event | None = None  # as listed before, for ``updated`` and ``started``
     previous_scope: Scope | None = None  # the scope before, if a change of Resources changed it
     outcome: Outcome | None = None  # for ``canceled``, ``finished``, ``ended``
-    not_before: datetime | None = None  # the last one known: Azure empties it once the event is started
-    ahead_seconds: float | None = None  # from ``time`` to NotBefore; ``None`` without a NotBefore, and once Started
-    notice_seconds: float | None = None  # from ``first_seen`` to NotBefore; 0 if it began without notice
+    # the last one known: Azure empties it once the event is started
+    not_before: datetime | None = None
+    # from ``time`` to NotBefore; ``None`` without a NotBefore, and once Started
+    ahead_seconds: float | None = None
+    # from ``first_seen`` to NotBefore; 0 if it began without notice
+    notice_seconds: float | None = None
     scheduled_seconds: float | None = None  # from ``first_seen`` to the start (or the cancellation)
     started_seconds: float | None = None  # from the start to the end
-    interruption: float | None = None  # measured on this VM; only for ``self`` events that have started
-    over_since: datetime | None = None  # when it ended, if that is known to be earlier than ``time``
+    # measured on this VM; only for ``self`` events that have started
+    interruption: float | None = None
+    # when it ended, if that is known to be earlier than ``time``
+    over_since: datetime | None = None
     approval: "Approval | None" = None  # for each ``ApprovalKind``
 
     @property
@@ -113,7 +128,9 @@ BY_RULE: Final = "rule"  # ``approval_by`` if a rule decided
 class Approval(Struct, frozen=True):
     """Who decided on an approval, and its result."""
 
-    approval_rule: str  # the rule's name in the configuration; ``OPERATOR`` for ``notbefore approve``
+    approval_rule: (
+        str  # the rule's name in the configuration; ``OPERATOR`` for ``notbefore approve``
+    )
     approval_by: str  # ``BY_RULE``, or the name of the user on this VM who approved it by hand
     approval_detail: str = ""  # what IMDS answered, or why nothing was sent; in words
     approval_requests: int = 0  # start requests sent for it
@@ -123,7 +140,8 @@ class Approval(Struct, frozen=True):
 def change_id(event_key: str, kind: ChangeKind, digest: str, nth: int) -> str:
     """32 hex digits: the same for the same step on every VM, after every restart.
 
-    ``digest`` distinguishes steps of one kind (``updated``: the event's content; approvals: the VM and the time).
-    ``nth``: how often the same step happened before; an EventId can come back, a NotBefore can move back and forth.
+    ``digest`` distinguishes steps of one kind (``updated``: the event's content; approvals: the VM
+    and the time). ``nth``: how often the same step happened before; an EventId can come back, a
+    NotBefore can move back and forth.
     """
     return sha256("\n".join((event_key, kind, digest, str(nth))).encode())[:32]

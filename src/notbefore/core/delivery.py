@@ -15,7 +15,9 @@ from notbefore.core.routing import NEAR, Route, route, severity_at_once, severit
 from notbefore.core.text import sha256
 
 MessageKind = ChangeKind | Literal["reminder", "heartbeat"]
-EXPIRING_KINDS: Final = frozenset({"announced", "updated", "reminder"})  # of no use once the event has ended
+EXPIRING_KINDS: Final = frozenset(
+    {"announced", "updated", "reminder"}
+)  # of no use once the event has ended
 SETTLING: Final = 5.0  # seconds; ``_settling`` says why
 REMINDER_GRACE: Final = 60.0  # seconds after NotBefore during which a late reminder is still sent
 A_DAY: Final = 86_400.0  # seconds
@@ -25,9 +27,13 @@ Lane = tuple[str, str]  # a sink and an event key: the deliveries of one lane ar
 
 
 class Delivery(Struct, frozen=True, omit_defaults=True):
-    """One change to be sent to one sink. Times are Unix seconds; in an outbox they are on the outbox's clock."""
+    """One change to be sent to one sink. Times are Unix seconds.
 
-    delivery_id: str  # the same on every VM for the same step of the same event; the receiver may deduplicate by it
+    In an outbox they are on the outbox's clock.
+    """
+
+    # the same on every VM for the same step of the same event; the receiver may deduplicate by it
+    delivery_id: str
     event_key: str
     sink: str
     kind: MessageKind
@@ -38,9 +44,13 @@ class Delivery(Struct, frozen=True, omit_defaults=True):
     record: bytes  # the change as JSON
     change_id: str = ""  # the change's id, of a reminder with its time; empty for heartbeats
     expires_with_event: bool = False  # it expires when the event ends
-    not_before: float = 0.0  # the event's, in Unix seconds, 0 if unknown; the smallest is sent first
-    fallback: tuple[str, ...] = ()  # sinks that it also goes to at ``fallback_at``, or once it is dead
-    fallback_at: float | None = None  # only for critical changes; sinks that got a start also get the end
+    # the event's, in Unix seconds, 0 if unknown; the smallest is sent first
+    not_before: float = 0.0
+    fallback: tuple[
+        str, ...
+    ] = ()  # sinks that it also goes to at ``fallback_at``, or once it is dead
+    # only for critical changes; sinks that got a start also get the end
+    fallback_at: float | None = None
     others: tuple[str, ...] = ()  # the other sinks that the change goes to
     note: str = ""  # why it goes to this sink, if not by its route
     once: bool = False  # it may be attempted only once, such as a command
@@ -51,7 +61,8 @@ class Delivery(Struct, frozen=True, omit_defaults=True):
     error: str = ""  # why the last attempt failed
     begun: bool = False  # for ``once``: it may have been given to a courier
     final: bool = False  # its event is over, so it is not repeated
-    thread: str | None = None  # set for a courier: what the sink returned for this event's first message
+    # set for a courier: what the sink returned for this event's first message
+    thread: str | None = None
 
     @property
     def lane(self) -> Lane:
@@ -60,7 +71,9 @@ class Delivery(Struct, frozen=True, omit_defaults=True):
 
     @property
     def is_reminder(self) -> bool:
-        """Whether it is a reminder: it has its own due time, and is of use only until the event starts."""
+        """Whether it is a reminder: it has its own due time, and is of use only until the event
+        starts.
+        """
         return self.kind == "reminder"
 
     @property
@@ -69,7 +82,10 @@ class Delivery(Struct, frozen=True, omit_defaults=True):
         return self.state == "pending" and not self.is_reminder
 
     def stays_open(self, ended: Collection[Lane]) -> bool:
-        """Whether it opens what no later message closes, once its event is over; ``ended``: lanes that hold an end."""
+        """Whether it opens what no later message closes, once its event is over.
+
+        ``ended``: lanes that hold an end.
+        """
         return self.expires_with_event or (self.kind == "started" and self.lane not in ended)
 
     def shifted(self, seconds: float) -> "Delivery":
@@ -104,11 +120,19 @@ def delivery_id(change_id: str, sink: str) -> str:
     return sha256(f"{change_id}\n{sink}".encode())[:32]
 
 
-def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -> tuple[Delivery, ...]:
-    """The deliveries of a change. ``record``: the change as JSON, UTF-8; ``vm``: this VM, as far as it is known."""
+def deliveries(
+    change: Change, record: bytes, routing: Routing, vm: Vm | None
+) -> tuple[Delivery, ...]:
+    """The deliveries of a change. ``record``: the change as JSON, UTF-8.
+
+    ``vm``: this VM, as far as it is known.
+    """
     found: list[Delivery] = []
     targets = _targets(change, routing, vm)
-    created, not_before = change.time.timestamp(), change.not_before.timestamp() if change.not_before else 0.0
+    created, not_before = (
+        change.time.timestamp(),
+        change.not_before.timestamp() if change.not_before else 0.0,
+    )
     for sink, way in targets.items():
         terms, severity = routing.sinks[sink], way.severity or severity_at_once(change)
         fallback = _fallback(change, way, targets, routing)
@@ -126,7 +150,9 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
             expires_with_event=terms.expire_on_end and change.kind in EXPIRING_KINDS,
             not_before=not_before,
             fallback=fallback,
-            fallback_at=created + way.fallback_after.seconds if fallback and severity == "critical" else None,
+            fallback_at=created + way.fallback_after.seconds
+            if fallback and severity == "critical"
+            else None,
             others=tuple(sorted(targets.keys() - {sink})),
             once=terms.once,
         )
@@ -135,14 +161,18 @@ def deliveries(change: Change, record: bytes, routing: Routing, vm: Vm | None) -
 
 
 class Targets(NamedTuple):
-    """The sinks that the routes give for a change, and the ``fallback`` sinks for when one of these fails."""
+    """The sinks that the routes give for a change, and the ``fallback`` sinks for when one of these
+    fails.
+    """
 
     sinks: tuple[str, ...] = ()
     fallback: tuple[str, ...] = ()
 
 
 def targets_of(record: bytes, routing: Routing, vm: Vm | None) -> Targets:
-    """Return where the routes send a change, as far as its ``record`` has the values that the routes match."""
+    """Return where the routes send a change, as far as its ``record`` has the values that the
+    routes match.
+    """
     try:
         read = Record.read(record)
     except msgspec.MsgspecError:  # a heartbeat
@@ -160,9 +190,13 @@ def _targets(change: Change, routing: Routing, vm: Vm | None) -> dict[str, Route
     return {sink: way for sink, way in found.items() if _takes(routing.sinks[sink], change)}
 
 
-def _fallback(change: Change, way: Route, targets: Collection[str], routing: Routing) -> tuple[str, ...]:
+def _fallback(
+    change: Change, way: Route, targets: Collection[str], routing: Routing
+) -> tuple[str, ...]:
     """The fallback sinks of a route, without those that get the change by their own routes."""
-    return tuple(name for name in way.fallback if name not in targets and _takes(routing.sinks[name], change))
+    return tuple(
+        name for name in way.fallback if name not in targets and _takes(routing.sinks[name], change)
+    )
 
 
 def _takes(terms: Terms, change: Change) -> bool:
@@ -170,7 +204,9 @@ def _takes(terms: Terms, change: Change) -> bool:
 
 
 def _settling(change: Change, terms: Terms) -> float:
-    """Seconds to wait after an event stopped affecting another VM: that VM closes the alert, this one reopens it."""
+    """Seconds to wait after an event stopped affecting another VM: that VM closes the alert, this
+    one reopens it.
+    """
     before = change.previous if change.kind == "updated" and change.scope == "self" else None
     left = before is not None and set(before.vms) - set(change.event.vms)
     return SETTLING if left and not terms.approvals else 0.0
@@ -191,8 +227,14 @@ def _reminders(change: Change, way: Route, message: Delivery) -> Iterator[Delive
     near = way.severity or severity_of(event.event_type, None, event.duration)
     start = message.created + ahead  # by the clock of ``created``, however wrong it is
     # if the notice is shorter than that, the message of the change itself is enough
-    befores = sorted({one.seconds for one in way.remind_before if start - one.seconds > message.created}, reverse=True)
-    ends = [*(start - before for before in befores[1:]), start + REMINDER_GRACE]  # the next reminder replaces it
+    befores = sorted(
+        {one.seconds for one in way.remind_before if start - one.seconds > message.created},
+        reverse=True,
+    )
+    ends = [
+        *(start - before for before in befores[1:]),
+        start + REMINDER_GRACE,
+    ]  # the next reminder replaces it
     for before, expires in zip(befores, ends, strict=False):
         due, identity = start - before, f"{change.id} reminder {before:g}"
         yield replace(

@@ -1,9 +1,9 @@
 """Bytes of an IMDS answer -> ``Document``: bounded, tolerant of what is new, strict about shape.
 
-Microsoft's "Scheduled Events for Linux/Windows VMs" explains the fields. A document that cannot be read as a whole
-raises ``DocumentError``. A single event that cannot be read is left out, and a ``Flaw`` reports it. If only an optional
-field is unreadable, the event is kept and the field is unknown: somebody has to be notified of a reboot even if its
-description is broken.
+Microsoft's "Scheduled Events for Linux/Windows VMs" explains the fields. A document that cannot be
+read as a whole raises ``DocumentError``. A single event that cannot be read is left out, and a
+``Flaw`` reports it. If only an optional field is unreadable, the event is kept and the field is
+unknown: somebody has to be notified of a reboot even if its description is broken.
 """
 
 from datetime import UTC, datetime
@@ -15,7 +15,8 @@ from msgspec import Meta, Raw, Struct
 from notbefore.core.text import sha256
 from notbefore.errors import DocumentError
 
-ENDPOINT: Final = "http://169.254.169.254"  # of IMDS, unless the configuration or `imds.elsewhere` finds another one
+# of IMDS, unless the configuration or `imds.elsewhere` finds another one
+ENDPOINT: Final = "http://169.254.169.254"
 MAX_BYTES: Final = 1024 * 1024  # a document of 1,000 events is about 400 KB
 MAX_EVENTS: Final = 10_000
 MAX_ID: Final = 128  # characters; a GUID has 36
@@ -24,8 +25,23 @@ MAX_NAME: Final = 256  # a resource; Azure's own limit for a VM name is 64
 MAX_RESOURCES: Final = 2_000  # a scale set has at most 1,000 VMs
 MAX_DESCRIPTION: Final = 4_096
 MAX_DURATION: Final = 10 * 365 * 86_400  # seconds
-MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")  # of RFC 1123
-YEARS: Final = range(2016, 9999)  # from the first year of the service; .NET writes the years 1 and 9999 for "no time"
+MONTHS: Final = (
+    "Jan",
+    "Feb",
+    "Mar",
+    "Apr",
+    "May",
+    "Jun",
+    "Jul",
+    "Aug",
+    "Sep",
+    "Oct",
+    "Nov",
+    "Dec",
+)  # of RFC 1123
+YEARS: Final = range(
+    2016, 9999
+)  # from the first year of the service; .NET writes the years 1 and 9999 for "no time"
 
 PLATFORM: Final = "Platform"
 USER: Final = "User"
@@ -51,7 +67,9 @@ class Event(Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """The EventId in one case: IMDS was seen to send upper case, Azure's examples have lower case."""
+        """The EventId in one case: IMDS was seen to send upper case, Azure's examples have lower
+        case.
+        """
         return self.event_id.casefold()
 
     @property
@@ -60,7 +78,9 @@ class Event(Struct, frozen=True):
         return tuple(name.casefold() for name in self.resources)
 
     def digest(self) -> str:
-        """32 hex digits over everything that Azure can change; equal on every VM that reads the same content.
+        """32 hex digits over everything that Azure can change.
+
+        Equal on every VM that reads the same content.
 
         The order and the case of ``resources`` do not count.
         """
@@ -79,8 +99,9 @@ class Event(Struct, frozen=True):
 class Flaw(Struct, frozen=True):
     """A part of a document that could not be read in full.
 
-    ``reason``: ``not_an_event`` (not a readable JSON object), ``duplicate_event_id`` (the Started one is kept, else the
-    first one), or the field of ``Event`` that is missing, unreadable, or cut at a bound.
+    ``reason``: ``not_an_event`` (not a readable JSON object), ``duplicate_event_id`` (the Started
+    one is kept, else the first one), or the field of ``Event`` that is missing, unreadable, or cut
+    at a bound.
     """
 
     reason: str
@@ -102,7 +123,9 @@ class Document(Struct, frozen=True):
 
 
 class _Envelope(Struct):
-    DocumentIncarnation: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # it is stored and shown as 64 bits
+    DocumentIncarnation: Annotated[
+        int, Meta(ge=-(2**63), le=2**63 - 1)
+    ]  # it is stored and shown as 64 bits
     Events: list[Raw]
 
 
@@ -126,7 +149,10 @@ _item = msgspec.json.Decoder(_Item)
 
 
 def parse(body: bytes) -> Document:
-    """Read an answer of ``/metadata/scheduledevents``; raises ``DocumentError`` and nothing else."""
+    """Read an answer of ``/metadata/scheduledevents``.
+
+    Raises ``DocumentError`` and nothing else.
+    """
     envelope = _open(body)
     events: dict[str, Event] = {}
     flaws: list[Flaw] = []
@@ -156,7 +182,9 @@ def _open(body: bytes) -> _Envelope:
     except RecursionError:
         raise DocumentError("too_deep") from None
     if len(envelope.Events) > MAX_EVENTS:
-        raise DocumentError("too_many_events", f"{len(envelope.Events)}; at most {MAX_EVENTS} are read")
+        raise DocumentError(
+            "too_many_events", f"{len(envelope.Events)}; at most {MAX_EVENTS} are read"
+        )
     return envelope
 
 
@@ -183,14 +211,21 @@ def _read(raw: Raw, flaws: list[Flaw]) -> Event | None:
         "duration": (item.DurationInSeconds, _seconds(item.DurationInSeconds)),
     }
     values = {name: value for name, (_, value) in read.items() if value is not None}
-    cut = [one for one in ("resources", "description") if one in values and list(values[one]) != list(read[one][0])]
+    cut = [
+        one
+        for one in ("resources", "description")
+        if one in values and list(values[one]) != list(read[one][0])
+    ]
     lost = [name for name, (given, value) in read.items() if value is None and given not in UNKNOWN]
     flaws += [Flaw(name, event_id) for name in (*lost, *cut)]
     return Event(event_id, event_type, event_status, resources_cut="resources" in cut, **values)
 
 
 def _text(value: object, most: int) -> str | None:
-    """The text without blanks around it; ``None`` if the value is no text, is blank, or is longer than ``most``."""
+    """The text without blanks around it.
+
+    ``None`` if the value is no text, is blank, or is longer than ``most``.
+    """
     if not isinstance(value, str) or len(value) > most:
         return None
     return value.strip() or None
@@ -211,9 +246,12 @@ def _names(value: object) -> tuple[str, ...] | None:
 
 
 def read_time(text: object) -> datetime | None:
-    """RFC 1123 or ISO 8601 -> UTC; ``None`` for anything else. A time without a zone is UTC, as all of Azure's times.
+    """RFC 1123 or ISO 8601 -> UTC; ``None`` for anything else.
 
-    A wrong weekday is ignored: one was seen in the field. A date without a time of day is not accepted.
+    A time without a zone is UTC, as all of Azure's times.
+
+    A wrong weekday is ignored: one was seen in the field. A date without a time of day is not
+    accepted.
     """
     if not isinstance(text, str) or len(text) > MAX_WORD or ":" not in text:
         return None

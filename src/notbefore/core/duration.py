@@ -1,4 +1,6 @@
-"""``Duration``: a time span in Prometheus's notation; texts for tables (``span``) and for sentences (``words``).
+"""``Duration``: a time span in Prometheus's notation.
+
+Texts for tables (``span``) and for sentences (``words``).
 
 ``back_off``: how long to wait before the next attempt.
 """
@@ -12,7 +14,10 @@ _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d)", re.ASCII)
 
 
 class Duration(str):
-    """A span of time, written as in Prometheus: ``500ms``, ``1s``, ``1m30s``, ``1h``. Raises ``ValueError``."""
+    """A span of time, written as in Prometheus: ``500ms``, ``1s``, ``1m30s``, ``1h``.
+
+    Raises ``ValueError``.
+    """
 
     __slots__ = ("seconds",)
 
@@ -23,16 +28,24 @@ class Duration(str):
 
 
 def back_off(attempt: int, first: float, longest: float) -> float:
-    """Seconds to wait after failure number ``attempt`` in a row (from 1): ``first``, doubled up to ``longest``."""
+    """Seconds to wait after failure number ``attempt`` in a row (from 1): ``first``, doubled up to
+    ``longest``.
+    """
     return min(first * 2.0 ** min(attempt - 1, 30), longest)
 
 
 def span(seconds: float | None) -> str:
-    """Seconds for a column of a table: ``-`` when unknown, ``7.2s``, ``14m05s``, ``3h10m``, ``6d04h``."""
+    """Seconds for a column of a table: ``-`` when unknown, ``7.2s``, ``14m05s``, ``3h10m``,
+    ``6d04h``.
+    """
     if seconds is None:
         return "-"
     sign, whole = ("-" if seconds < 0 else ""), round(abs(seconds))
-    for unit, size, below, part in (("d", 86_400, "h", 3_600), ("h", 3_600, "m", 60), ("m", 60, "s", 1)):
+    for unit, size, below, part in (
+        ("d", 86_400, "h", 3_600),
+        ("h", 3_600, "m", 60),
+        ("m", 60, "s", 1),
+    ):
         if whole >= size:
             return f"{sign}{whole // size}{unit}{whole % size // part:02d}{below}"
     return f"{seconds:.1f}s"

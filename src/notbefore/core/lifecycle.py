@@ -1,7 +1,8 @@
 """``diff(tracked, document, now)``: what happened to each event between two documents.
 
-The table ``TRANSITIONS`` is the life of an event. Only what was observed is reported: an event that is gone after a
-time without answers has ``ended``, unless Azure's rules leave only one explanation. Each change has a reason.
+The table ``TRANSITIONS`` is the life of an event. Only what was observed is reported: an event that
+is gone after a time without answers has ``ended``, unless Azure's rules leave only one explanation.
+Each change has a reason.
 """
 
 from datetime import timedelta
@@ -17,15 +18,21 @@ from notbefore.core.event_types import event_type_of
 from notbefore.core.tracked import Observation, Tracked, TrackedEvent, scope_of
 
 MISSED_POLLS: Final = 3
-"""No event starts and ends within so few unanswered polls, because Azure lists a started event for minutes. An event
-that is gone after them was canceled, even if NotBefore has passed."""
+"""No event starts and ends within so few unanswered polls, because Azure lists a started
+event for minutes. An event that is gone after them was canceled, even if NotBefore has passed."""
 
-LATE_ANSWER: Final = 1.0  # seconds beyond the interval after which an answer may still come without a missed poll
+# seconds beyond the interval after which an answer may still come without a missed poll
+LATE_ANSWER: Final = 1.0
 
 NOT_BEFORE_MARGIN: Final = timedelta(seconds=1)  # NotBefore and ``Date`` count whole seconds
 
-VERSIONED: Final = ("description", "event_source", "duration")  # the fields that older api-versions do not have
-MAX_DEPARTED: Final = 1_000  # events remembered after they are gone, to recognize them if they come back
+VERSIONED: Final = (
+    "description",
+    "event_source",
+    "duration",
+)  # the fields that older api-versions do not have
+# events remembered after they are gone, to recognize them if they come back
+MAX_DEPARTED: Final = 1_000
 MAX_STEPS: Final = 64  # steps remembered per event, to recognize their repetitions
 
 ABSENT: Final = "absent"
@@ -49,7 +56,11 @@ TRANSITIONS: Final[dict[tuple[str, str], tuple[ChangeKind, Reason]]] = {
     (STARTED, ABSENT): ("finished", "gone_after_start"),
     (OTHER, ABSENT): ("ended", "gone_from_other_status"),
 }
-OUTCOMES: Final[dict[ChangeKind, Outcome]] = {"canceled": "canceled", "finished": "finished", "ended": "unknown"}
+OUTCOMES: Final[dict[ChangeKind, Outcome]] = {
+    "canceled": "canceled",
+    "finished": "finished",
+    "ended": "unknown",
+}
 
 
 class DiffResult(Struct, frozen=True):
@@ -62,9 +73,10 @@ class DiffResult(Struct, frozen=True):
 def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
     """Compare the tracked events with those of a new document, by content.
 
-    An event that cannot be read keeps its last known state, and no change is reported. If even the EventId cannot be
-    read, the same holds for every missing event, because it may be the unreadable one. It also holds for every missing
-    event in the first answer of another endpoint or api-version: the next answer decides.
+    An event that cannot be read keeps its last known state, and no change is reported. If even the
+    EventId cannot be read, the same holds for every missing event, because it may be the unreadable
+    one. It also holds for every missing event in the first answer of another endpoint or
+    api-version: the next answer decides.
     """
     comparison = _Comparison(tracked, document, now)
     departed = dict(tracked.departed)
@@ -84,17 +96,27 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
             departed[key], change = comparison.gone(known)
             changes.append(change)
     departed = _bounded({key: steps for key, steps in departed.items() if key not in events})
-    return DiffResult(Tracked(events, departed, document.incarnation, frozenset(unread)), tuple(changes))
+    return DiffResult(
+        Tracked(events, departed, document.incarnation, frozenset(unread)), tuple(changes)
+    )
 
 
 def with_scopes(tracked: Tracked, vm: str | None) -> Tracked:
-    """Return the tracked events with the scopes for the VM's name. No answer was read, so there is no change."""
-    events = {key: replace(known, scope=scope_of(known.event, vm)) for key, known in tracked.events.items()}
+    """Return the tracked events with the scopes for the VM's name.
+
+    No answer was read, so there is no change.
+    """
+    events = {
+        key: replace(known, scope=scope_of(known.event, vm))
+        for key, known in tracked.events.items()
+    }
     return replace(tracked, events=events)
 
 
 def as_another_vm(tracked: Tracked) -> Tracked:
-    """Keep only the step counts of another VM's state: this VM sees each event anew, and its changes get other ids."""
+    """Keep only the step counts of another VM's state: this VM sees each event anew, and its
+    changes get other ids.
+    """
     departed = {**tracked.departed, **{key: known.steps for key, known in tracked.events.items()}}
     return Tracked(departed=_bounded(departed), unread=frozenset(departed))
 
@@ -123,7 +145,8 @@ class _Comparison(Struct, frozen=True):
             old = replace(old, event=_in_both_versions(old.event, event))
         phase = _phase(event)
         starts = old.start is None and phase == STARTED
-        noticed = old.not_before if phase == STARTED else None  # the NotBefore of a started event is not ahead
+        # the NotBefore of a started event is not ahead
+        noticed = old.not_before if phase == STARTED else None
         advanced = replace(
             old,
             event=event,
@@ -133,13 +156,21 @@ class _Comparison(Struct, frozen=True):
             not_before=noticed or event.not_before or old.not_before,
         )
         known = self.measured(advanced)
-        if old.event == event or old.event.digest() == event.digest():  # only the order or case of resources
+        if (
+            old.event == event or old.event.digest() == event.digest()
+        ):  # only the order or case of resources
             return known, None
         known, change = self._step(known, *TRANSITIONS[_phase(old.event), phase])
-        if change.kind == "started" and old.start is not None:  # for the second time: the first one reported it
+        if (
+            change.kind == "started" and old.start is not None
+        ):  # for the second time: the first one reported it
             change = replace(change, scheduled_seconds=None)
         # a scope also changes when IMDS names this VM: Resources are then the same
-        scope = old.scope if old.scope != known.scope and old.event.resources != event.resources else None
+        scope = (
+            old.scope
+            if old.scope != known.scope and old.event.resources != event.resources
+            else None
+        )
         return known, replace(change, previous=old.event, previous_scope=scope)
 
     def _new(self, event: Event) -> tuple[TrackedEvent, Change]:
@@ -164,11 +195,15 @@ class _Comparison(Struct, frozen=True):
     # ---- how well an event was watched
 
     def _watched(self, key: str) -> bool:
-        """Whether nothing can have happened to this event unseen: IMDS answered, and the event was readable."""
+        """Whether nothing can have happened to this event unseen: IMDS answered, and the event was
+        readable.
+        """
         return self.now.watched and key not in self.tracked.unread
 
     def measured(self, known: TrackedEvent) -> TrackedEvent:
-        """Return the event with its longest gap so far as interruption, if it may affect this VM."""
+        """Return the event with its longest gap so far as interruption, if it may affect
+        this VM.
+        """
         if known.start is None or not known.may_be_ours or known.interruption is None:
             return known
         gap = None if self.now.gap is None else max(known.interruption, self.now.gap)
@@ -179,24 +214,34 @@ class _Comparison(Struct, frozen=True):
     def gone(self, known: TrackedEvent) -> tuple[dict[str, int], Change]:
         """Return the steps to remember of an event that is gone, and its change."""
         known, now = self.measured(known), self.now
-        if now.rebooted or now.vm is not None:  # the scope may have been stored before the name was known
+        if (
+            now.rebooted or now.vm is not None
+        ):  # the scope may have been stored before the name was known
             known = replace(known, scope=scope_of(known.event, now.vm))
         watched, proven = self._watched(known.event.key), self._proven_by_reboot(known)
         known, change = self._step(known, *self._ending(known, watched=watched, proven=proven))
         kind, interruption = change.kind, known.interruption
         begin = known.seen if kind == "canceled" else known.start
         duration = elapsed(begin, now.at) if begin is not None and watched else None
-        if known.start is None:  # not seen Started before the boot: the gap over the boot is the interruption
+        if (
+            known.start is None
+        ):  # not seen Started before the boot: the gap over the boot is the interruption
             interruption = now.gap if now.rebooted else None
         return known.steps, replace(
             change,
             outcome="finished" if proven else OUTCOMES[kind],
-            scheduled_seconds=duration if kind == "canceled" and known.beginning_seen else change.scheduled_seconds,
+            scheduled_seconds=(
+                duration
+                if kind == "canceled" and known.beginning_seen
+                else change.scheduled_seconds
+            ),
             started_seconds=duration if kind == "finished" and known.start_seen else None,
             interruption=interruption if known.scope == "self" and (watched or proven) else None,
         )
 
-    def _ending(self, known: TrackedEvent, *, watched: bool, proven: bool) -> tuple[ChangeKind, Reason]:
+    def _ending(
+        self, known: TrackedEvent, *, watched: bool, proven: bool
+    ) -> tuple[ChangeKind, Reason]:
         """How the event ended, as far as that is certain, and the reason."""
         phase = _phase(known.event)
         if phase == STARTED:  # it can only finish
@@ -207,13 +252,18 @@ class _Comparison(Struct, frozen=True):
         if known.start is not None:  # it had started, whatever status was listed after that
             return "ended", "status_went_back"
         if not watched:
-            return "ended", "not_readable" if known.event.key in self.tracked.unread else "not_watched"
+            return (
+                "ended",
+                "not_readable" if known.event.key in self.tracked.unread else "not_watched",
+            )
         if phase == OTHER or self._cannot_have_started(known):
             return TRANSITIONS[phase, ABSENT]
         return "ended", "start_may_be_missed"
 
     def _cannot_have_started(self, known: TrackedEvent) -> bool:
-        """Whether an event, if watched, cannot have started: few polls were missed, or NotBefore is still ahead."""
+        """Whether an event, if watched, cannot have started: few polls were missed, or NotBefore is
+        still ahead.
+        """
         now = self.now
         if now.silence is not None and now.silence <= _few_polls(now):
             return True
@@ -222,9 +272,11 @@ class _Comparison(Struct, frozen=True):
         return now.at.date < known.not_before - NOT_BEFORE_MARGIN
 
     def _proven_by_reboot(self, known: TrackedEvent) -> bool:
-        """Whether a boot proves that the event happened: it reboots this VM, and it had started or was due.
+        """Whether a boot proves that the event happened: it reboots this VM, and it had started or
+        was due.
 
-        It was due if it was listed as Scheduled until NotBefore (less a few polls), and the machine went down later.
+        It was due if it was listed as Scheduled until NotBefore (less a few polls), and the machine
+        went down later.
         """
         now, due = self.now, known.not_before
         if not now.rebooted or known.scope != "self":
@@ -233,19 +285,28 @@ class _Comparison(Struct, frozen=True):
             return False
         if known.start is not None:
             return True
-        if known.event.event_status != SCHEDULED or due is None or now.down is None or now.last is None:
+        if (
+            known.event.event_status != SCHEDULED
+            or due is None
+            or now.down is None
+            or now.last is None
+        ):
             return False
         return now.last + timedelta(seconds=_few_polls(now)) >= due and now.down >= due
 
     # ---- changes
 
-    def _step(self, known: TrackedEvent, kind: ChangeKind, reason: Reason) -> tuple[TrackedEvent, Change]:
+    def _step(
+        self, known: TrackedEvent, kind: ChangeKind, reason: Reason
+    ) -> tuple[TrackedEvent, Change]:
         """Return the event with this step counted, and the change."""
         digest = known.event.digest() if kind == "updated" else ""
         name = f"{kind} {digest}".rstrip()
         nth = known.steps.get(name, 0)
         steps = {**known.steps, name: nth + 1}
-        if len(steps) > MAX_STEPS:  # the other kinds have one each, needed if the EventId comes back
+        if (
+            len(steps) > MAX_STEPS
+        ):  # the other kinds have one each, needed if the EventId comes back
             del steps[next(name for name in steps if name.startswith("updated "))]
         known, identity = replace(known, steps=steps), change_id(known.event.key, kind, digest, nth)
         return known, known.change(identity, (kind, reason), self.now.at, self.document.incarnation)
@@ -257,7 +318,9 @@ def _phase(event: Event) -> str:
 
 
 def _last_known(old: Event, event: Event, flaws: tuple[Flaw, ...]) -> Event:
-    """The event as listed, with the last known value of each field that could not be read this time."""
+    """The event as listed, with the last known value of each field that could not be read this
+    time.
+    """
     mine = [flaw.reason for flaw in flaws if flaw.key == event.key]
     lost: list[str] = [name for name in mine if getattr(event, name, "") in (None, ())]
     if "resources" in lost:
@@ -266,11 +329,17 @@ def _last_known(old: Event, event: Event, flaws: tuple[Flaw, ...]) -> Event:
 
 
 def _in_both_versions(old: Event, event: Event) -> Event:
-    """Return the old event with the new values of the fields that only one of the two api-versions has."""
-    lacking = [name for name in VERSIONED if getattr(old, name) is None or getattr(event, name) is None]
+    """Return the old event with the new values of the fields that only one of the two api-versions
+    has.
+    """
+    lacking = [
+        name for name in VERSIONED if getattr(old, name) is None or getattr(event, name) is None
+    ]
     return replace(old, **{name: getattr(event, name) for name in lacking})
 
 
 def _few_polls(now: Observation) -> float:
-    """Seconds without an answer in which no event starts and ends, or is canceled right before NotBefore."""
+    """Seconds without an answer in which no event starts and ends, or is canceled right before
+    NotBefore.
+    """
     return (MISSED_POLLS + 1) * now.interval + LATE_ANSWER

@@ -1,8 +1,10 @@
-"""``Record``: a change as flat data for log lines, OTLP, the page and notifications; as a sentence; as a CloudEvent.
+"""``Record``: a change as flat data for log lines, OTLP, the page and notifications.
 
-Its fields are typed; ``flat`` returns the attributes as they are written. Attribute names are those of OpenTelemetry's
-semantic conventions (``cloud.*``, ``host.*``, ``azure.*`` resource attributes); the other names begin with
-``azure.scheduled_event.``. Unknown values are left out.
+As a sentence; as a CloudEvent.
+
+Its fields are typed; ``flat`` returns the attributes as they are written. Attribute names are those
+of OpenTelemetry's semantic conventions (``cloud.*``, ``host.*``, ``azure.*`` resource attributes);
+the other names begin with ``azure.scheduled_event.``. Unknown values are left out.
 """
 
 import re
@@ -19,25 +21,34 @@ from notbefore.core.change import BY_RULE, MISSING, OPERATOR, SILENT, WORDS, App
 from notbefore.core.text import escaped, natural, rfc3339
 
 PREFIX: Final = "azure.scheduled_event."  # of the attributes that OpenTelemetry does not define
-CHANGE_TYPE: Final = "notbefore.scheduled_event.{}.v1"  # the ``type`` of a CloudEvent, with the kind of change
+# the ``type`` of a CloudEvent, with the kind of change
+CHANGE_TYPE: Final = "notbefore.scheduled_event.{}.v1"
 HEARTBEAT_TYPE: Final = "notbefore.heartbeat.v1"
-HISTORY_RECORDS: Final = 10_000  # that an agent keeps in its history; one answer has as many at most
+# that an agent keeps in its history; one answer has as many at most
+HISTORY_RECORDS: Final = 10_000
 Value = str | int | float | bool | tuple[str, ...]
 Viewed = TypeVar("Viewed", bound=Struct)
 
 
 def view(kind: type[Viewed], /, *sources: object, **fields: Any) -> Viewed:
-    """Make a ``kind``: each field is from ``fields``, else from the first source that has it as anything but ""."""
+    """Make a ``kind``: each field is from ``fields``, else from the first source that has it as
+    anything but "".
+    """
     for name in kind.__struct_fields__:
         if name not in fields:
-            found = next((getattr(one, name) for one in sources if getattr(one, name, "") != ""), "")
+            found = next(
+                (getattr(one, name) for one in sources if getattr(one, name, "") != ""), ""
+            )
             if found != "":
                 fields[name] = found
     return kind(**fields)
 
 
 class Vm(Struct, frozen=True):
-    """The identity of this VM from ``/metadata/instance`` (``compute.*``); a field that IMDS does not give is empty."""
+    """The identity of this VM from ``/metadata/instance`` (``compute.*``).
+
+    A field that IMDS does not give is empty.
+    """
 
     name: str = ""
     vm_id: str = ""
@@ -72,23 +83,30 @@ _AFFECTED: Final = {  # by scope
     "peer": "another VM",
     "unknown": "a VM of this group",
 }
-WAVE: Final = "wave-"  # the start of an id of several events that `notbefore fleet` reports together
+# the start of an id of several events that `notbefore fleet` reports together
+WAVE: Final = "wave-"
 EXERCISE: Final = "[EXERCISE] "  # the start of the sentence of an exercise: nothing has happened
 AZURE: Final = "azure"  # the cloud, and its kind of machine, with OpenTelemetry's names
 AZURE_VM: Final = "azure.vm"
 TAG: Final = "azure.tag."
-"""The start of a tag's attribute name, in lower case: `azure.tag.team`, as in OpenTelemetry's Collector."""
-TAG_BYTES: Final = TAG.encode()  # a record without it is not decoded again for its tags: few have any
+"""The start of a tag's attribute name, as OpenTelemetry's Collector has it: `azure.tag.team`."""
+# a record without it is not decoded again for its tags: few have any
+TAG_BYTES: Final = TAG.encode()
 MAX_TAGS: Final = 10  # per record
 MAX_TAG_NAME: Final = 512  # characters; this and the next one are Azure's own limits
 MAX_TAG: Final = 256  # characters of a value
 MAX_LISTED: Final = 100  # EventIds in a heartbeat
-DATA_SCHEMA: Final = "https://github.com/notbefore/notbefore/blob/main/src/notbefore/core/record.v1.json"
+DATA_SCHEMA: Final = (
+    "https://github.com/notbefore/notbefore/blob/main/src/notbefore/core/record.v1.json"
+)
 _NOT_IN_URI: Final = re.compile("[^A-Za-z0-9._~/-]")
 
 
 class BaseRecord(Struct, frozen=True, kw_only=True):
-    """The attributes of every record: the time, a sentence, the VM that reports it. ``name``: as it is written."""
+    """The attributes of every record: the time, a sentence, the VM that reports it.
+
+    ``name``: as it is written.
+    """
 
     time: datetime
     event_name: str = field(name="event.name")
@@ -111,7 +129,9 @@ class BaseRecord(Struct, frozen=True, kw_only=True):
         values: dict[str, Any] = msgspec.to_builtins(self, builtin_types=(datetime,))
         tags = {TAG + name: value for name, value in values.pop(TAG).items()}
         found = {name: value for name, value in values.items() if value not in (None, "")}
-        return {name: rfc3339(one) if isinstance(one, datetime) else one for name, one in found.items()} | tags
+        return {
+            name: rfc3339(one) if isinstance(one, datetime) else one for name, one in found.items()
+        } | tags
 
     def line(self) -> bytes:
         """The attributes as one line of JSON, as it is stored."""
@@ -128,11 +148,15 @@ def tags_in(line: bytes) -> dict[str, str]:
     if TAG_BYTES not in line:
         return {}
     values = msgspec.json.decode(line, type=dict[str, Any])
-    return _bounded((name[len(TAG) :], value) for name, value in values.items() if name.startswith(TAG))
+    return _bounded(
+        (name[len(TAG) :], value) for name, value in values.items() if name.startswith(TAG)
+    )
 
 
 def _bounded(tags: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    """The tags within the bounds, names in lower case: Azure compares the names without regard to case."""
+    """The tags within the bounds, names in lower case: Azure compares the names without regard to
+    case.
+    """
     texts = ((name.casefold(), value) for name, value in tags if name and isinstance(value, str))
     return {name[:MAX_TAG_NAME]: value[:MAX_TAG] for name, value in islice(texts, MAX_TAGS)}
 
@@ -142,7 +166,10 @@ def _attribute(name: str) -> str:
 
 
 class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
-    """One change. Durations are seconds. A field is plain text if a newer version may add values to it."""
+    """One change. Durations are seconds.
+
+    A field is plain text if a newer version may add values to it.
+    """
 
     change_id: str
     change: str
@@ -183,10 +210,19 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
     truncated: tuple[str, ...] | None = field(default=None, name="notbefore.truncated")
 
     @classmethod
-    def of(cls, change: Change, vm: Vm | None, *, exercise: bool = False, fleet: FleetFacts | None = None) -> Self:
-        """The record of a change that was seen on ``vm`` (``None``: it is not known which VM this is).
+    def of(
+        cls,
+        change: Change,
+        vm: Vm | None,
+        *,
+        exercise: bool = False,
+        fleet: FleetFacts | None = None,
+    ) -> Self:
+        """The record of a change that was seen on ``vm`` (``None``: it is not known which VM this
+        is).
 
-        ``fleet``: what many VMs say about it together; ``vm`` then has what these VMs have in common.
+        ``fleet``: what many VMs say about it together; ``vm`` then has what these VMs have in
+        common.
         """
         event, before, seconds = change.event, change.previous, change.interruption
         return view(
@@ -202,7 +238,9 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
             tags=_recorded(vm),
             change_id=change.id,
             change=change.kind,
-            previous_not_before=before.not_before if before and before.not_before != event.not_before else None,
+            previous_not_before=(
+                before.not_before if before and before.not_before != event.not_before else None
+            ),
             exercise=exercise or None,
             expected_duration_seconds=event.duration,
             interruption_seconds=round(seconds, 3) if seconds is not None else None,
@@ -211,15 +249,24 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
 
     @property
     def many(self) -> str:
-        """The affected VMs in words, if there are several: ``48 VMs of the scale set web``; empty otherwise."""
+        """The affected VMs in words, if there are several: ``48 VMs of the scale set web``.
+
+        Empty otherwise.
+        """
         if self.fleet_vms is None or self.fleet_vms == 1:
             return ""
         return _vms_in_words(self.fleet_vms, self)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The affected VMs as they are listed: for a wave of several events as it has them, else in natural order."""
-        return self.resources if (self.fleet_events or 0) > 1 else tuple(sorted(self.resources, key=natural))
+        """The affected VMs as they are listed: for a wave of several events as it has them, else in
+        natural order.
+        """
+        return (
+            self.resources
+            if (self.fleet_events or 0) > 1
+            else tuple(sorted(self.resources, key=natural))
+        )
 
     @property
     def of_one_vm(self) -> bool:
@@ -233,7 +280,9 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
 
     @property
     def has_begun(self) -> bool:
-        """Whether some of a wave's events have started or are over, and others are still to come."""
+        """Whether some of a wave's events have started or are over, and others are still
+        to come.
+        """
         return self.events_to_come > 0 and self.events_to_come != self.fleet_events
 
     @property
@@ -243,7 +292,10 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
 
     @property
     def approval_result(self) -> str:
-        """The result of an approval, and who decided: ``Azure accepted it (rule drained)``; empty without one."""
+        """The result of an approval, and who decided: ``Azure accepted it (rule drained)``.
+
+        Empty without one.
+        """
         if self.approval_rule is None:
             return ""
 
@@ -260,12 +312,15 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
     def shared(self) -> Self:
         """The record without the fields that differ between the VMs that report it.
 
-        Unchanged if the event affects only the reporting VM, or if it is a record of `notbefore fleet`.
+        Unchanged if the event affects only the reporting VM, or if it is a record of `notbefore
+        fleet`.
         """
         alone = [name.casefold() for name in self.resources] == [(self.vm_name or "").casefold()]
         if self.fleet_vms is not None or alone:
             return self
-        return replace(self, scope="self", previous_scope=None, tags={}, **dict.fromkeys(_OF_ONE_VM))
+        return replace(
+            self, scope="self", previous_scope=None, tags={}, **dict.fromkeys(_OF_ONE_VM)
+        )
 
 
 _OF_ONE_VM: Final = (
@@ -275,18 +330,32 @@ _OF_ONE_VM: Final = (
 
 
 class Heartbeat(BaseRecord, frozen=True, kw_only=True):
-    """A record at regular intervals, which distinguishes a VM without events from one without an agent."""
+    """A record at regular intervals, which distinguishes a VM without events from one without an
+    agent.
+    """
 
     pending: int = field(name="azure.scheduled_events.pending")
-    listed: tuple[str, ...] = field(default=(), name="azure.scheduled_events.listed")  # their EventIds
-    interval: float | None = field(default=None, name="notbefore.heartbeat.interval_seconds")  # until the next one
+    listed: tuple[str, ...] = field(
+        default=(), name="azure.scheduled_events.listed"
+    )  # their EventIds
+    interval: float | None = field(
+        default=None, name="notbefore.heartbeat.interval_seconds"
+    )  # until the next one
     service_version: str = field(name="service.version")
 
     @classmethod
     def of(
-        cls, vm: Vm | None, listed: tuple[str, ...], version: str, now: datetime, interval: float | None = None
+        cls,
+        vm: Vm | None,
+        listed: tuple[str, ...],
+        version: str,
+        now: datetime,
+        interval: float | None = None,
     ) -> Self:
-        """The heartbeat at ``now``; ``listed``: the EventIds of the scheduled events; ``interval`` in seconds."""
+        """The heartbeat at ``now``; ``listed``: the EventIds of the scheduled events.
+
+        ``interval`` in seconds.
+        """
         return view(
             cls,
             vm,
@@ -311,9 +380,14 @@ def _recorded(vm: Vm | None) -> dict[str, str]:
 
 
 def identity(vm: Vm) -> dict[str, str]:
-    """The attributes that identify a VM, with OpenTelemetry's names; a value that IMDS does not give is empty."""
+    """The attributes that identify a VM, with OpenTelemetry's names.
+
+    A value that IMDS does not give is empty.
+    """
     fields = zip(BaseRecord.__struct_fields__, BaseRecord.__struct_encode_fields__, strict=True)
-    found = {name: getattr(vm, field) for field, name in fields if hasattr(vm, field) and name != TAG}
+    found = {
+        name: getattr(vm, field) for field, name in fields if hasattr(vm, field) and name != TAG
+    }
     known = {"cloud.provider": AZURE, "cloud.platform": AZURE_VM, "host.name": vm.name}
     return known | found | {TAG + name: value for name, value in _recorded(vm).items()}
 
@@ -322,12 +396,18 @@ _RESOURCE_ATTRIBUTES: Final = frozenset(identity(Vm()))
 
 
 def is_of_resource(name: str) -> bool:
-    """Whether an attribute identifies the VM that reports; in OpenTelemetry these are resource attributes."""
+    """Whether an attribute identifies the VM that reports.
+
+    In OpenTelemetry these are resource attributes.
+    """
     return name in _RESOURCE_ATTRIBUTES or name.startswith(TAG)
 
 
 def json_line(values: object) -> bytes:
-    r"""JSON in UTF-8 on one line; characters that are not safe to show are escaped as ``\uXXXX``."""
+    r"""JSON in UTF-8 on one line.
+
+    Characters that are not safe to show are escaped as ``\uXXXX``.
+    """
     return escaped(msgspec.json.encode(values).decode()).encode()
 
 
@@ -394,7 +474,9 @@ def _announced(change: Change) -> str:
 
 
 def _updated(change: Change, fleet: FleetFacts | None) -> str:
-    """Return ``changed: it was a Freeze: 1 of 5 events is under way``, or as much of it as applies."""
+    """Return ``changed: it was a Freeze: 1 of 5 events is under way``, or as much of it
+    as applies.
+    """
     parts = ["changed"]
     if change.previous is not None and change.previous.event_type != change.event.event_type:
         parts.append(f"it was a {change.previous.event_type}")
@@ -457,26 +539,38 @@ def _vms_in_words(count: int, place: Vm | Record) -> str:
 
 
 def partition_key(record: BaseRecord, event_key: str) -> str:
-    """Return the key of a record's partition in a stream: one for all records and heartbeats of a group of VMs.
+    """Return the key of a record's partition in a stream: one for all records and heartbeats of a
+    group of VMs.
 
-    VMs see each other's events within a scale set or an availability set. IMDS names the scale set, but not the
-    availability set, which always lies within one resource group. So the key is the scale set, else the resource
-    group. If IMDS has not identified the VM, it is ``event_key``.
+    VMs see each other's events within a scale set or an availability set. IMDS names the scale set,
+    but not the availability set, which always lies within one resource group. So the key is the
+    scale set, else the resource group. If IMDS has not identified the VM, it is ``event_key``.
     """
     if record.subscription_id is None or record.resource_group is None:
         return event_key
-    group = (record.subscription_id, record.resource_group, *((record.scale_set,) if record.scale_set else ()))
+    group = (
+        record.subscription_id,
+        record.resource_group,
+        *((record.scale_set,) if record.scale_set else ()),
+    )
     return "/".join(group).casefold()
 
 
-def cloud_event(record: Record | Heartbeat, delivery_id: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a CloudEvents 1.0 envelope (JSON format) around ``data``; its id is the change's or the heartbeat's."""
+def cloud_event(
+    record: Record | Heartbeat, delivery_id: str, data: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a CloudEvents 1.0 envelope (JSON format) around ``data``.
+
+    Its id is the change's or the heartbeat's.
+    """
     change = record if isinstance(record, Record) else None
     source = record.resource_id or f"/{record.vm_name or 'unknown'}"
     return {
         "specversion": "1.0",
         "id": change.change_id if change else delivery_id,
-        "source": _NOT_IN_URI.sub("-", source),  # a URI reference: the VM's resource id, else its name
+        "source": _NOT_IN_URI.sub(
+            "-", source
+        ),  # a URI reference: the VM's resource id, else its name
         "type": CHANGE_TYPE.format(change.change) if change else HEARTBEAT_TYPE,
         **({"subject": change.event_id} if change and change.event_id else {}),
         "time": rfc3339(record.time),

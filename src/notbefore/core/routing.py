@@ -1,7 +1,9 @@
-"""Which sinks a change goes to, how severe it is, and which VM notifies. Pure, in the manner of Alertmanager.
+"""Which sinks a change goes to, how severe it is, and which VM notifies.
 
-Routes are tried in order; the first match wins unless it has ``continue``. Without any route, the changes of events
-that affect this VM go to every sink.
+Pure, in the manner of Alertmanager.
+
+Routes are tried in order; the first match wins unless it has ``continue``. Without any route, the
+changes of events that affect this VM go to every sink.
 """
 
 from typing import Annotated, Final, Literal
@@ -17,13 +19,17 @@ from notbefore.core.record import Vm
 AnnounceBy = Literal["affected", "all"]
 Words = Annotated[tuple[str, ...], Meta(min_length=1)]  # an empty list would match everything
 
-NEAR: Final = 3600.0  # seconds before NotBefore from which an event that takes a VM down is critical
+# seconds before NotBefore from which an event that takes a VM down is critical
+NEAR: Final = 3600.0
 LONG_FREEZE: Final = 9  # seconds of expected interruption from which a Freeze is worth a warning
 MAX_REMINDERS: Final = 12  # of one event to one sink
 
 
 class DurationRange(Struct, frozen=True, forbid_unknown_fields=True):
-    """A range of expected interruptions, in seconds, ends included. An unknown interruption is in no range."""
+    """A range of expected interruptions, in seconds, ends included.
+
+    An unknown interruption is in no range.
+    """
 
     min: int | None = None  # seconds
     max: int | None = None  # seconds
@@ -38,7 +44,9 @@ class DurationRange(Struct, frozen=True, forbid_unknown_fields=True):
         """Whether the expected interruption is within the range."""
         if duration is None:
             return False
-        return (self.min is None or duration >= self.min) and (self.max is None or duration <= self.max)
+        return (self.min is None or duration >= self.min) and (
+            self.max is None or duration <= self.max
+        )
 
 
 class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,7 +58,9 @@ class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
     duration: DurationRange | None = None
 
     def holds(self, event: Event) -> bool:
-        """Whether every matcher that is set matches, except ``scope``: the caller checks it, as it may be unknown."""
+        """Whether every matcher that is set matches, except ``scope``: the caller checks it, as it
+        may be unknown.
+        """
         return (
             _one_of(event.event_type, self.event_type)
             and _one_of(event.event_source or "", self.event_source)
@@ -68,11 +78,17 @@ class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
     subscription: Words = ()  # the id of this VM's subscription
     location: Words = ()  # of this VM, such as westeurope
     zone: Words = ()  # of this VM, such as 1
-    tags: dict[str, tuple[str, ...]] = {}  # of this VM: a value or a list of values for each; an empty list: any
+    tags: dict[
+        str, tuple[str, ...]
+    ] = {}  # of this VM: a value or a list of values for each; an empty list: any
 
     def accepts(self, change: Change, vm: Vm | None) -> bool:
-        """Whether every matcher that is set matches. ``self`` also matches an event that may be, or was, this VM's."""
-        ours = change.scope == "unknown" or change.no_longer_affected  # may be, or was: too many messages do less harm
+        """Whether every matcher that is set matches.
+
+        ``self`` also matches an event that may be, or was, this VM's.
+        """
+        # may be, or was: too many messages do less harm
+        ours = change.scope == "unknown" or change.no_longer_affected
         return (
             self.is_here(vm)
             and _one_of(change.kind, self.change)
@@ -81,25 +97,41 @@ class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
         )
 
     def is_here(self, vm: Vm | None) -> bool:
-        """Whether no known value of this VM contradicts the matchers; if one does, the route never matches on this VM.
+        """Whether no known value of this VM contradicts the matchers.
 
-        A value that IMDS has not given yet contradicts nothing: too many messages do less harm. Azure
-        compares names without regard to case, but not the values of tags.
+        If one does, the route never matches on this VM.
+
+        A value that IMDS has not given yet contradicts nothing: too many messages do less harm.
+        Azure compares names without regard to case, but not the values of tags.
         """
         vm = vm or Vm()
         known = bool(vm.vm_id)  # IMDS has identified this VM: it has no value for an empty fact
-        asked = (self.vm, self.scale_set, self.resource_group, self.subscription, self.location, self.zone)
+        asked = (
+            self.vm,
+            self.scale_set,
+            self.resource_group,
+            self.subscription,
+            self.location,
+            self.zone,
+        )
         facts = (vm.name, vm.scale_set, vm.resource_group, vm.subscription_id, vm.location, vm.zone)
         for names, fact in zip(asked, facts, strict=True):
             if names and (known or fact) and _compared(fact) not in map(_compared, names):
                 return False
         tags = {name.casefold(): value for name, value in vm.tags.items()}
-        found = [(tags.get(name.casefold()), values) for name, values in self.tags.items()] if known else []
+        found = (
+            [(tags.get(name.casefold()), values) for name, values in self.tags.items()]
+            if known
+            else []
+        )
         return all(value is not None and (not values or value in values) for value, values in found)
 
 
 def _compared(name: str) -> str:
-    """A name in the form in which it is compared; some write a location with spaces (`West Europe`)."""
+    """A name in the form in which it is compared.
+
+    Some write a location with spaces (`West Europe`).
+    """
     return name.casefold().replace(" ", "")
 
 
@@ -109,18 +141,27 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
     match: Match = Match()
     sinks: tuple[str, ...] = ()  # where the change goes; without any, nobody is notified
     go_on: bool = False  # try the routes after this one as well
-    announce_by: AnnounceBy = "affected"  # who notifies: only the affected VMs, or all VMs that see the event
+    # who notifies: only the affected VMs, or all VMs that see the event
+    announce_by: AnnounceBy = "affected"
     severity: Severity | None = None  # replaces the severity that follows from type and notice
     remind_before: tuple[Duration, ...] = ()  # how long before NotBefore reminders are sent
-    fallback: tuple[str, ...] = ()  # sinks for critical changes if one of `sinks` refuses or is too slow
-    fallback_after: Duration = Duration("60s")  # a sink that has not accepted the change within this time is too slow
+    fallback: tuple[
+        str, ...
+    ] = ()  # sinks for critical changes if one of `sinks` refuses or is too slow
+    fallback_after: Duration = Duration(
+        "60s"
+    )  # a sink that has not accepted the change within this time is too slow
 
     def __post_init__(self) -> None:
         if len(self.remind_before) > MAX_REMINDERS:
-            raise ValueError(f"remind_before: expected {MAX_REMINDERS} or less, got {len(self.remind_before)}")
+            raise ValueError(
+                f"remind_before: expected {MAX_REMINDERS} or less, got {len(self.remind_before)}"
+            )
         self._check_reminders_of_preempts()
         if not self.fallback and self.fallback_after != Duration("60s"):
-            raise ValueError("fallback_after: expected `fallback` with the sinks to use after that time")
+            raise ValueError(
+                "fallback_after: expected `fallback` with the sinks to use after that time"
+            )
 
     def _check_reminders_of_preempts(self) -> None:
         """Raise ``ValueError`` if a route for Preempts alone has a reminder that is always late."""
@@ -133,10 +174,12 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
 
 
 def severity_of(event_type: str, ahead: float | None, duration: int | None) -> Severity:
-    """Return the severity from values that are the same on every VM; the Prometheus rules do the same.
+    """Return the severity from values that are the same on every VM.
 
-    ``ahead``: seconds to NotBefore; ``None`` if the event is started or has none. ``duration``: the interruption that
-    Azure expects, in seconds; ``None`` if unknown.
+    The Prometheus rules do the same.
+
+    ``ahead``: seconds to NotBefore; ``None`` if the event is started or has none. ``duration``: the
+    interruption that Azure expects, in seconds; ``None`` if unknown.
     """
     if event_type_of(event_type).severity == "critical":
         is_near = ahead is None or ahead <= NEAR
@@ -151,8 +194,12 @@ def severity_at_once(change: Change) -> Severity:
     return severity_of(change.event.event_type, change.ahead_seconds, change.event.duration)
 
 
-def route(change: Change, routes: tuple[Route, ...], vm: Vm | None, sinks: tuple[str, ...]) -> dict[str, Route]:
-    """Return the sinks that this VM sends a change to, each with the first route that leads there."""
+def route(
+    change: Change, routes: tuple[Route, ...], vm: Vm | None, sinks: tuple[str, ...]
+) -> dict[str, Route]:
+    """Return the sinks that this VM sends a change to, each with the first route that
+    leads there.
+    """
     found: dict[str, Route] = {}
     for one in routes or (Route(Match(scope=("self",)), sinks),):
         if one.match.accepts(change, vm):
@@ -168,7 +215,10 @@ def _one_of(value: str, wanted: tuple[str, ...]) -> bool:
 
 
 def _notifies(change: Change, announce_by: AnnounceBy, vm: Vm | None) -> bool:
-    """Whether this VM notifies. ``affected``: if it is one of Resources, and once more when it no longer is."""
+    """Whether this VM notifies.
+
+    ``affected``: if it is one of Resources, and once more when it no longer is.
+    """
     if change.approval is not None:  # only the VM that did it knows of it
         return True
     if announce_by == "all" or vm is None or not vm.name or not change.event.vms:

@@ -1,4 +1,7 @@
-"""Text from outside made safe to show; times as text; digests; suggestions for unknown words. Pure."""
+"""Text from outside made safe to show; times as text; digests.
+
+Suggestions for unknown words. Pure.
+"""
 
 import re
 from collections.abc import Collection, Sequence
@@ -6,7 +9,10 @@ from datetime import UTC, datetime
 
 
 def escaped(text: str) -> str:
-    r"""Return the text on one line; characters that could fake a line or reorder the display become ``\uXXXX``."""
+    r"""Return the text on one line.
+
+    Characters that could fake a line or reorder the display become ``\uXXXX``.
+    """
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() else _code_of(letter) for letter in text)
@@ -19,12 +25,17 @@ def _code_of(letter: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text as one line for people: without line ends, control characters, or marks that change direction."""
+    """Return the text as one line for people: without line ends, control characters, or marks that
+    change direction.
+    """
     return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
 
 
 def shortened(text: str, most: int) -> str:
-    """The beginning of a text, at most ``most`` characters; an ellipsis ends a text that was cut."""
+    """The beginning of a text, at most ``most`` characters.
+
+    An ellipsis ends a text that was cut.
+    """
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
@@ -40,12 +51,16 @@ def natural(name: str) -> tuple[list[str | int], str]:
 
 
 def one_of(word: str, known: Collection[str]) -> str:
-    """Return the end of a sentence about an unknown word: ``: did you mean 'Reboot'? Expected one of Reboot``."""
+    """Return the end of a sentence about an unknown word: ``: did you mean 'Reboot'? Expected one
+    of Reboot``.
+    """
     from difflib import get_close_matches  # noqa: PLC0415 - only after a typing error
 
     folded = {one.casefold(): one for one in known}
     near = get_close_matches(word.casefold(), folded, n=1)
-    return (f": did you mean {folded[near[0]]!r}? Expected" if near else ": expected") + f" one of {', '.join(known)}"
+    return (
+        f": did you mean {folded[near[0]]!r}? Expected" if near else ": expected"
+    ) + f" one of {', '.join(known)}"
 
 
 def rfc3339(time: datetime) -> str:
@@ -54,7 +69,9 @@ def rfc3339(time: datetime) -> str:
 
 
 def sha256(content: bytes) -> str:
-    """A digest that identifies a change, a delivery or an event's content: 64 hexadecimal digits."""
+    """A digest that identifies a change, a delivery or an event's content: 64 hexadecimal
+    digits.
+    """
     import hashlib  # noqa: PLC0415 - it loads OpenSSL, 3.5 MB: an agent that has seen no event does not need it
 
     return hashlib.sha256(content).hexdigest()

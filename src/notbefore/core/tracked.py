@@ -1,6 +1,9 @@
-"""The events that the agent tracks: ``TrackedEvent``, ``Tracked``; how well they were watched: ``Observation``. Pure.
+"""The events that the agent tracks: ``TrackedEvent``, ``Tracked``.
 
-``PendingView``: the events in the form that ``/api/v1/events`` returns to the page and the commands.
+How well they were watched: ``Observation``. Pure.
+
+``PendingView``: the events in the form that ``/api/v1/events`` returns to the page and the
+commands.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -14,10 +17,12 @@ from notbefore.core.document import STARTED, Event
 from notbefore.core.record import Vm, view
 
 WATCHED: Final = 15.0
-"""The most seconds between two good answers for which the time between them counts as watched: more than one late
-answer (10 s), and less than the shortest event that was seen (a Preempt has 30 s of notice)."""
+"""The most seconds between two good answers for which the time between them counts as watched:
+more than one late answer (10 s), and less than the shortest event that was seen (a Preempt has
+30 s of notice)."""
 
-IMMINENT: Final = 15.0  # an event may start so many seconds before its NotBefore: clocks differ, Date is in seconds
+# an event may start so many seconds before its NotBefore: clocks differ, Date is in seconds
+IMMINENT: Final = 15.0
 ALWAYS: Final = datetime.min.replace(tzinfo=UTC)  # a moment before any other
 
 
@@ -29,8 +34,10 @@ class Observation(Struct, frozen=True):
     silence: float | None = 0.0  # seconds since the last good answer; None if unknown
     rebooted: bool = False  # the machine was booted since the last good answer
     last: datetime | None = None  # the time of the last good answer, by IMDS's clock
-    down: datetime | None = None  # when the machine was down at the latest, by IMDS's clock; None: unknown
-    gap: float | None = 0.0  # the longest delay since the last good answer, in seconds; None: not measured
+    # when the machine was down at the latest, by IMDS's clock; None: unknown
+    down: datetime | None = None
+    # the longest delay since the last good answer, in seconds; None: not measured
+    gap: float | None = 0.0
     interval: float = 1.0  # seconds between polls
     elsewhere: bool = False  # the first answer of another endpoint or api-version, after a reload
 
@@ -50,8 +57,11 @@ class TrackedEvent(Struct, frozen=True):
     start: Instant | None = None  # when it was first seen Started
     start_seen: bool = False  # the poll before did not list it as Started
     not_before: datetime | None = None  # the last known one
-    interruption: float | None = 0.0  # the longest delay while Started, in seconds; None: a part was not measured
-    steps: dict[str, int] = {}  # how often each step happened: this distinguishes a change from its repetition
+    # the longest delay while Started, in seconds; None: a part was not measured
+    interruption: float | None = 0.0
+    steps: dict[
+        str, int
+    ] = {}  # how often each step happened: this distinguishes a change from its repetition
 
     @property
     def first_seen(self) -> datetime:
@@ -65,7 +75,10 @@ class TrackedEvent(Struct, frozen=True):
 
     @property
     def notice(self) -> float | None:
-        """Seconds from the first sight to NotBefore; 0 without notice; ``None`` if the beginning was not seen."""
+        """Seconds from the first sight to NotBefore; 0 without notice.
+
+        ``None`` if the beginning was not seen.
+        """
         if not self.beginning_seen:
             return None
         if self.start == self.seen:
@@ -76,18 +89,28 @@ class TrackedEvent(Struct, frozen=True):
         return max(0.0, (self.not_before - self.seen.date).total_seconds())
 
     def seconds_to(self, now: datetime) -> float | None:
-        """Seconds from ``now`` to NotBefore, negative after it; ``None`` without one, and for a started event."""
+        """Seconds from ``now`` to NotBefore, negative after it.
+
+        ``None`` without one, and for a started event.
+        """
         if self.event.event_status == STARTED or self.event.not_before is None:
             return None
         return (self.event.not_before - now).total_seconds()
 
-    def change(self, identity: str, step: tuple[ChangeKind, Reason], at: Instant, incarnation: int) -> Change:
-        """Return the change that led to this state. ``identity``: its id; ``at``: when it was seen."""
+    def change(
+        self, identity: str, step: tuple[ChangeKind, Reason], at: Instant, incarnation: int
+    ) -> Change:
+        """Return the change that led to this state. ``identity``: its id.
+
+        ``at``: when it was seen.
+        """
         kind, reason = step
         start = self.start if self.beginning_seen and self.start_seen else None
         ahead = None
         if self.event.event_status != STARTED and self.not_before is not None:
-            ahead = (self.not_before - at.time).total_seconds()  # the wall clock of a VM may be hours off
+            ahead = (
+                self.not_before - at.time
+            ).total_seconds()  # the wall clock of a VM may be hours off
         return Change(
             id=identity,
             kind=kind,
@@ -105,17 +128,22 @@ class TrackedEvent(Struct, frozen=True):
 
     @property
     def may_be_ours(self) -> bool:
-        """Whether it affects this VM, or may: while that is unknown, freezes are measured as if it did."""
+        """Whether it affects this VM, or may: while that is unknown, freezes are measured as if it
+        did.
+        """
         return self.scope != "peer"
 
 
 class Tracked(Struct, frozen=True):
-    """What the agent remembers of the document: the listed events, and the steps of events that are gone."""
+    """What the agent remembers of the document: the listed events, and the steps of events that are
+    gone.
+    """
 
     events: dict[str, TrackedEvent] = {}
     departed: dict[str, dict[str, int]] = {}
     incarnation: int | None = None
-    unread: frozenset[str] = frozenset()  # keys of unreadable events in the last document; "": it may be any event
+    # keys of unreadable events in the last document; "": it may be any event
+    unread: frozenset[str] = frozenset()
 
     @property
     def by_urgency(self) -> list[TrackedEvent]:
@@ -131,21 +159,31 @@ class Tracked(Struct, frozen=True):
     @property
     def interrupting(self) -> bool:
         """Whether an event that affects this VM, or may, is Started: delays have to be measured."""
-        return any(known.event.event_status == STARTED and known.may_be_ours for known in self.events.values())
+        return any(
+            known.event.event_status == STARTED and known.may_be_ours
+            for known in self.events.values()
+        )
 
     @property
     def imminent_from(self) -> datetime | None:
-        """When an event that affects this VM, or may, can start at the earliest: ``IMMINENT`` seconds before NotBefore.
+        """When an event that affects this VM, or may, can start at the earliest: ``IMMINENT``
+        seconds before NotBefore.
 
         ``ALWAYS`` if one is Started, or has no NotBefore; ``None`` if none is listed.
         """
         ours = [known.event for known in self.events.values() if known.may_be_ours]
         begins = [None if event.event_status == STARTED else event.not_before for event in ours]
-        return min((time - timedelta(seconds=IMMINENT) if time else ALWAYS for time in begins), default=None)
+        return min(
+            (time - timedelta(seconds=IMMINENT) if time else ALWAYS for time in begins),
+            default=None,
+        )
 
 
 def scope_of(event: Event, vm: str | None) -> Scope:
-    """``self`` if the VM is in ``Resources``, else ``peer``; ``unknown`` if the name or a resource is not known."""
+    """``self`` if the VM is in ``Resources``, else ``peer``.
+
+    ``unknown`` if the name or a resource is not known.
+    """
     if vm is None or not event.resources:
         return "unknown"
     if vm.casefold() in event.vms:

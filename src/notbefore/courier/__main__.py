@@ -1,7 +1,8 @@
-"""The courier's process: ``python -m notbefore.courier``, started by the agent with the socket to it as file 0.
+"""The courier's process: ``python -m notbefore.courier``, started by the agent with the socket to
+it as file 0.
 
-It keeps no file: all that it needs to know comes over the socket (``courier.orders``). Its agent ends it; it also ends
-when the agent ends.
+It keeps no file: all that it needs to know comes over the socket (``courier.orders``). Its agent
+ends it; it also ends when the agent ends.
 """
 
 import gc
@@ -39,8 +40,9 @@ def _channel() -> Channel:
 
 def _check(orders: Orders) -> None:
     """Raise an error if this version cannot work in place of the agent's."""
-    from notbefore.config.load import load  # noqa: PLC0415 - a courier of the same version does not need it
-    from notbefore.config.sinks import check_installed  # noqa: PLC0415 - as above
+    # A courier of the same version does not need these.
+    from notbefore.config.load import load  # noqa: PLC0415
+    from notbefore.config.sinks import check_installed  # noqa: PLC0415
 
     for config in orders.sinks.values():
         import_module(f"notbefore.courier.sinks.{config.kind}")
@@ -52,7 +54,9 @@ def _check(orders: Orders) -> None:
 
 def main() -> None:
     """Send the deliveries of the agent. Raises ``ConnectionError`` once the agent has ended."""
-    gc.set_threshold(50_000)  # what a sink imports stays: to look for garbage in it takes 5 of 100 ms
+    gc.set_threshold(
+        50_000
+    )  # what a sink imports stays: to look for garbage in it takes 5 of 100 ms
     channel = _channel()
     while not (frames := list(channel.receive())):
         wait(60.0, channel)
@@ -68,15 +72,21 @@ def main() -> None:
     channel.send(Hello(__version__, SCHEMA_VERSION, problem))
     if another:
         return
-    if sys.platform == "linux":  # the kernel kills it when the agent ends; elsewhere only the closed socket ends it
+    if (
+        sys.platform == "linux"
+    ):  # the kernel kills it when the agent ends; elsewhere only the closed socket ends it
         import ctypes  # noqa: PLC0415 - only on Linux
 
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (signal.SIGTERM, signal.SIGINT):  # only the agent handles them, and ends its courier
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+    ):  # only the agent handles them, and ends its courier
         signal.signal(number, lambda *_: None)
     redact = Redactor()
     set_up(orders.log_format, orders.log_level, redact)
-    # apprise logs each failure: the sink makes an error of these lines, which the worker logs once a minute at most
+    # apprise logs each failure: the sink makes an error of these lines, which the worker logs once
+    # a minute at most
     logging.getLogger("apprise").propagate = orders.log_level == "debug"
     Courier(channel, orders, redact).run()
 
@@ -88,7 +98,9 @@ if __name__ == "__main__":
     except ConnectionError:  # the agent has ended
         pass
     except Exception as error:  # noqa: BLE001 - a bug; its text may contain a secret
-        sys.stderr.write(f"notbefore courier: unforeseen error ({type(error).__name__}): please report it\n")
+        sys.stderr.write(
+            f"notbefore courier: unforeseen error ({type(error).__name__}): please report it\n"
+        )
         code = 1
     sys.stderr.flush()
     os._exit(code)  # without waiting for threads that hang in a sink

@@ -16,22 +16,29 @@ if TYPE_CHECKING:
     import subprocess
 
 REAP_SECONDS: Final = 1.0  # to wait for the end of a killed process
-_OTLP_HEADERS: Final = re.compile("OTEL_EXPORTER_OTLP_(.*_)?HEADERS")  # secrets, even if notbefore does not use them
+_OTLP_HEADERS: Final = re.compile(
+    "OTEL_EXPORTER_OTLP_(.*_)?HEADERS"
+)  # secrets, even if notbefore does not use them
 
 
 def environment(orders: Orders) -> dict[str, str]:
-    """Return the agent's variables without those that may be secret: the courier gets secrets through the socket."""
+    """Return the agent's variables without those that may be secret: the courier gets secrets
+    through the socket.
+    """
     return {
         name: value
         for name, value in os.environ.items()
-        if name not in orders.hidden and not name.startswith("NOTBEFORE_") and not _OTLP_HEADERS.fullmatch(name)
+        if name not in orders.hidden
+        and not name.startswith("NOTBEFORE_")
+        and not _OTLP_HEADERS.fullmatch(name)
     }
 
 
 class CourierProcess:
     """A courier that is started and gets ``frame``, its orders. Only ``end`` waits.
 
-    ``lock``: the file descriptor of the agent's lock, which the courier holds as well. Raises ``OSError``.
+    ``lock``: the file descriptor of the agent's lock, which the courier holds as well. Raises
+    ``OSError``.
     """
 
     def __init__(self, frame: bytes, variables: Mapping[str, str], lock: int | None = None) -> None:
@@ -57,7 +64,8 @@ class CourierProcess:
         for frame in self.channel.receive():
             self.silent = 0
             yield frame
-        # count at most one second per call: during a freeze of the machine, the courier is not to blame
+        # count at most one second per call: during a freeze of the machine, the courier is not to
+        # blame
         if time.monotonic() - self._counted >= TURN_INTERVAL:
             self._counted = time.monotonic()
             self.silent += 1
@@ -82,16 +90,19 @@ class CourierProcess:
         return -9  # a thread hangs in a disk: the process ends when the disk answers
 
 
-def _started(end: socket.socket, variables: Mapping[str, str], lock: int | None) -> "subprocess.Popen[bytes]":
+def _started(
+    end: socket.socket, variables: Mapping[str, str], lock: int | None
+) -> "subprocess.Popen[bytes]":
     import subprocess  # noqa: PLC0415 - not needed if there is nothing to deliver
 
     # -P: no module is imported from the working directory
     command, own = [sys.executable, "-P", "-m", "notbefore.courier"], dict(variables)
     if sys.platform != "win32":
-        passed = [] if lock is None else [lock]  # the courier holds it, but no program that it starts
+        # the courier holds it, but no program that it starts
+        passed = [] if lock is None else [lock]
         return subprocess.Popen(command, env=own, stdin=end.fileno(), pass_fds=passed)  # noqa: S603 - our own module
-    # on Windows a socket cannot be the standard input: its data goes through a pipe. The courier has its own console,
-    # so that Ctrl-C reaches only the agent, which ends the courier
+    # on Windows a socket cannot be the standard input: its data goes through a pipe. The courier
+    # has its own console, so that Ctrl-C reaches only the agent, which ends the courier
     flags = subprocess.CREATE_NO_WINDOW
     own["PYTHONIOENCODING"] = "utf-8"  # of its log, as that of the agent
     process = subprocess.Popen(command, env=own, stdin=subprocess.PIPE, creationflags=flags)  # noqa: S603 - as above

@@ -1,7 +1,9 @@
-"""``Http``: the requests of all sinks: no redirects, bounded answers, errors that tell whether to try again.
+"""``Http``: the requests of all sinks: no redirects, bounded answers, errors that tell whether to
+try again.
 
-Proxies and CA bundles come from the environment (``HTTPS_PROXY``, ``NO_PROXY``, ``REQUESTS_CA_BUNDLE``), as in
-requests; a ``.netrc`` file, and a user and password in an address, are not used.
+Proxies and CA bundles come from the environment (``HTTPS_PROXY``, ``NO_PROXY``,
+``REQUESTS_CA_BUNDLE``), as in requests; a ``.netrc`` file, and a user and password in an address,
+are not used.
 """
 
 import io
@@ -28,16 +30,26 @@ from notbefore.config.sinks import Messages
 from notbefore.courier.message import Sink
 from notbefore.errors import SendError
 
-MAX_ANSWER: Final = 1024 * 1024  # bytes of an answer that are read: that of OTLP contains what was rejected
-CONNECT_SHARE: Final = 4  # a host name may have several addresses: each gets this part of the timeout
+# bytes of an answer that are read: that of OTLP contains what was rejected
+MAX_ANSWER: Final = 1024 * 1024
+# a host name may have several addresses: each gets this part of the timeout
+CONNECT_SHARE: Final = 4
 MAX_EXCERPT: Final = 2_000  # characters of an answer in an error
-BY_HAND: Final = frozenset({401, 403, 404})  # a wrong token or address: try again, somebody may correct it
+BY_HAND: Final = frozenset(
+    {401, 403, 404}
+)  # a wrong token or address: try again, somebody may correct it
 PASSING: Final = BY_HAND | {408, 409, 421, 423, 425, 429}  # the 4xx after which to try again
-INTERIM: Final = range(102, 200)  # such as 103 (Early Hints); Python skips 100 itself, and 101 is never requested
-NAT64: Final = ipaddress.ip_network("64:ff9b::/96")  # the last 32 bits are the IPv4 address that is reached
+INTERIM: Final = range(
+    102, 200
+)  # such as 103 (Early Hints); Python skips 100 itself, and 101 is never requested
+NAT64: Final = ipaddress.ip_network(
+    "64:ff9b::/96"
+)  # the last 32 bits are the IPv4 address that is reached
 NOT_PUBLIC: Final = (
     ipaddress.ip_network("168.63.129.16/32"),  # Azure's host agent: as private as IMDS
-    ipaddress.ip_network("192.0.0.0/24"),  # IETF protocol assignments; one of them is another cloud's IMDS
+    ipaddress.ip_network(
+        "192.0.0.0/24"
+    ),  # IETF protocol assignments; one of them is another cloud's IMDS
     ipaddress.ip_network("::/96"),  # IPv4-compatible IPv6 addresses, deprecated
     ipaddress.ip_network("64:ff9b:1::/48"),  # NAT64 with a local prefix
     ipaddress.ip_network("2002::/16"),  # 6to4, which contains an IPv4 address
@@ -46,14 +58,18 @@ NOT_PUBLIC: Final = (
 
 
 def error_of_status(status: int, cause: str, retry_after: float | None = None) -> SendError | None:
-    """Return the error for an HTTP status, with the text ``cause``; ``None``: the receiver accepted the delivery.
+    """Return the error for an HTTP status, with the text ``cause``.
+
+    ``None``: the receiver accepted the delivery.
 
     It is permanent if a later attempt cannot succeed, and for a redirect, which is never followed.
     """
     if 200 <= status < 300:  # noqa: PLR2004 - the class of a status is its first digit
         return None
     passing = 500 <= status < 600 or status in PASSING  # noqa: PLR2004 - as above
-    return SendError(cause, permanent=not passing, by_hand=status in BY_HAND, retry_after=retry_after)
+    return SendError(
+        cause, permanent=not passing, by_hand=status in BY_HAND, retry_after=retry_after
+    )
 
 
 class HttpResponse(Struct, frozen=True):
@@ -65,8 +81,15 @@ class HttpResponse(Struct, frozen=True):
 
     @property
     def cause(self) -> str:
-        """The status and the ASCII part of the body, for an error. It may contain secrets: redact, then shorten it."""
-        seen = bytes(octet for octet in self.body[: 4 * MAX_EXCERPT] if 0x20 <= octet < 0x7F or octet in b"\n\t")  # noqa: PLR2004 - ASCII
+        """The status and the ASCII part of the body, for an error.
+
+        It may contain secrets: redact, then shorten it.
+        """
+        seen = bytes(
+            octet
+            for octet in self.body[: 4 * MAX_EXCERPT]
+            if (bytes([octet]).isascii() and chr(octet).isprintable()) or octet in b"\n\t"
+        )
         text = " ".join(seen.decode().split())[:MAX_EXCERPT]
         return f"{self.status}: {text}" if text else str(self.status)
 
@@ -77,7 +100,9 @@ class HttpResponse(Struct, frozen=True):
         return None
 
     def check(self, accepted: bool = True, of: str = "") -> None:  # noqa: FBT001, FBT002 - reads well
-        """Raise ``SendError`` unless it is 2xx and ``accepted``: from the service ``of``, not from a captive portal."""
+        """Raise ``SendError`` unless it is 2xx and ``accepted``: from the service ``of``, not from
+        a captive portal.
+        """
         error = error_of_status(self.status, self.cause, self.retry_after)
         if error is not None:
             raise error
@@ -88,7 +113,8 @@ class HttpResponse(Struct, frozen=True):
 class Http:
     """Connections that are kept for the next message.
 
-    ``timeout``: seconds for a request and its answer. ``guarded``: connect only to public addresses.
+    ``timeout``: seconds for a request and its answer. ``guarded``: connect only to public
+    addresses.
     """
 
     def __init__(
@@ -101,30 +127,50 @@ class Http:
     ) -> None:
         self._timeout = timeout
         self._guarded = guarded
-        self._adapter = _Adapter(guarded=guarded)  # without a session: no cookies, no redirects, nothing of a .netrc
-        # the environment may name proxies, and a CA bundle: it does not change, so it is read once for an address
+        self._adapter = _Adapter(
+            guarded=guarded
+        )  # without a session: no cookies, no redirects, nothing of a .netrc
+        # the environment may name proxies, and a CA bundle: it does not change, so it is read once
+        # for an address
         merge: Any = partial(requests.Session().merge_environment_settings, stream=True)
-        self._settings = lru_cache(lambda url: merge(url, proxies={}, verify=ca_file or True, cert=cert))
+        self._settings = lru_cache(
+            lambda url: merge(url, proxies={}, verify=ca_file or True, cert=cert)
+        )
 
     def post(self, url: str, headers: Mapping[str, str], body: bytes = b"") -> HttpResponse:
         """Send, and return the answer with any status; raises ``SendError`` if there is none."""
         try:
-            request = requests.Request("POST", url, {"User-Agent": "notbefore", **headers}, data=body)
-            request.auth = lambda prepared: prepared  # a user and password in the address replace no header
+            request = requests.Request(
+                "POST", url, {"User-Agent": "notbefore", **headers}, data=body
+            )
+            request.auth = lambda prepared: (
+                prepared
+            )  # a user and password in the address replace no header
             settings = self._settings(url)
             if self._guarded and select_proxy(url, settings["proxies"]) is not None:
                 check_host(url)
-            timeout: Any = urllib3.Timeout(self._timeout, connect=self._timeout / CONNECT_SHARE)  # not in its stubs
+            timeout: Any = urllib3.Timeout(
+                self._timeout, connect=self._timeout / CONNECT_SHARE
+            )  # not in its stubs
             with self._adapter.send(request.prepare(), timeout=timeout, **settings) as response:
                 content = bytearray()  # only the beginning of a long answer is needed
-                while len(content) < MAX_ANSWER and (chunk := response.raw.read1(4096, decode_content=True)):
+                while len(content) < MAX_ANSWER and (
+                    chunk := response.raw.read1(4096, decode_content=True)
+                ):
                     content += chunk
                 retry_after = _retry_after(response.headers.get("Retry-After"))
                 return HttpResponse(response.status_code, bytes(content[:MAX_ANSWER]), retry_after)
-        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+        except (
+            requests.RequestException,
+            urllib3.exceptions.HTTPError,
+            OSError,
+            ValueError,
+        ) as error:
             proxy = "the proxy: " if isinstance(error, requests.exceptions.ProxyError) else ""
             # only host and port: the rest of the address may be secret
-            raise SendError(f"{urlsplit(url).netloc.rpartition('@')[2]}: {proxy}{_reason(error)}") from None
+            raise SendError(
+                f"{urlsplit(url).netloc.rpartition('@')[2]}: {proxy}{_reason(error)}"
+            ) from None
 
     def close(self) -> None:
         """Close the connections."""
@@ -167,7 +213,8 @@ class HttpSink(Sink):
 class _Answer(client.HTTPResponse):
     """An answer that must end within the timeout. Interim answers (1xx) before it are skipped.
 
-    The timeout of a socket is only for the next bytes: with it alone, an answer that drips would never end.
+    The timeout of a socket is only for the next bytes: with it alone, an answer that drips would
+    never end.
     """
 
     def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
@@ -244,12 +291,15 @@ def check_address(address: str) -> None:
         ip = inner or ip
     if not ip.is_global or ip.is_multicast or any(ip in network for network in NOT_PUBLIC):
         raise SendError(
-            f"{ip} is not a public address: set `allow_private: true` if it is the right one", permanent=True
+            f"{ip} is not a public address: set `allow_private: true` if it is the right one",
+            permanent=True,
         )
 
 
 def check_host(url: str) -> None:
-    """Raise as ``check_address`` for the host to which a proxy is to connect, and if it has no address here."""
+    """Raise as ``check_address`` for the host to which a proxy is to connect, and if it has no
+    address here.
+    """
     host = urlsplit(url).hostname or ""
     try:
         found = socket.getaddrinfo(host, None)

@@ -1,8 +1,9 @@
-"""``Courier``: lets its sinks send the deliveries that its agent gives, and reports the results. It owns nothing.
+"""``Courier``: lets its sinks send the deliveries that its agent gives, and reports the results. It
+owns nothing.
 
-It is a separate process (``notbefore.courier``): imports of its sinks cost the agent no memory, and it can be killed if
-they hang. Its main thread talks to the agent; each sink has one thread. An attempt without an end is reported after its
-deadline, and the agent replaces the courier.
+It is a separate process (``notbefore.courier``): imports of its sinks cost the agent no memory, and
+it can be killed if they hang. Its main thread talks to the agent; each sink has one thread. An
+attempt without an end is reported after its deadline, and the agent replaces the courier.
 """
 
 import socket
@@ -37,12 +38,15 @@ class Courier:
         make: Callable[[str, SinkConfig, Messages], Sink] = sinks.make,
     ) -> None:
         self._channel = channel
-        self._reader, self._writer = socket.socketpair()  # not a pipe: not every system can wait for one
+        # not a pipe: not every system can wait for one
+        self._reader, self._writer = socket.socketpair()
         for end in (self._reader, self._writer):
             end.settimeout(0)
         self._results: deque[SendResult] = deque()  # for the next turn
         self._workers = {
-            name: Worker(name, config, partial(make, name, config, orders.messages), self._report, redact)
+            name: Worker(
+                name, config, partial(make, name, config, orders.messages), self._report, redact
+            )
             for name, config in orders.sinks.items()
         }
         self._last_turn = 0.0  # monotonic seconds
@@ -55,7 +59,9 @@ class Courier:
                     given = msgspec.msgpack.decode(frame, type=Given)
                     for delivery in given.deliveries:
                         self._workers[delivery.sink].give(delivery, time.time() - given.time)
-                self._results.extend(filter(None, [worker.overdue() for worker in self._workers.values()]))
+                self._results.extend(
+                    filter(None, [worker.overdue() for worker in self._workers.values()])
+                )
                 self._turn()
                 self._wait()
 
@@ -64,7 +70,9 @@ class Courier:
         if time.monotonic() - self._last_turn < (GATHER if self._results else TURN_INTERVAL):
             return
         results = [self._results.popleft() for _ in range(len(self._results))]
-        self._channel.send(Turn(results, {name: worker.limit for name, worker in self._workers.items()}))
+        self._channel.send(
+            Turn(results, {name: worker.limit for name, worker in self._workers.items()})
+        )
         self._last_turn = time.monotonic()
 
     def _report(self, result: SendResult) -> None:

@@ -15,7 +15,8 @@ from notbefore.core.record import Heartbeat, Record, view
 from notbefore.core.text import escaped, sha256
 from notbefore.errors import SendError
 
-MAX_KEY: Final = 255  # characters of an alert's key: PagerDuty's limit; others accept as many or more
+# characters of an alert's key: PagerDuty's limit; others accept as many or more
+MAX_KEY: Final = 255
 
 
 class Message(Struct, frozen=True):
@@ -34,13 +35,19 @@ class Message(Struct, frozen=True):
 
     @classmethod
     def of(cls, delivery: Delivery, now: datetime) -> "Message":
-        """Decode a delivery that is sent ``now``; raises ``msgspec.DecodeError`` if its record cannot be read."""
+        """Decode a delivery that is sent ``now``.
+
+        Raises ``msgspec.DecodeError`` if its record cannot be read.
+        """
         content = (Heartbeat if delivery.kind == "heartbeat" else Record).read(delivery.record)
         return view(cls, delivery, content=content, line=delivery.record, now=now)
 
     @property
     def record(self) -> Record:
-        """The record of the change; raises ``SendError`` for a heartbeat, which not every sink can send."""
+        """The record of the change.
+
+        Raises ``SendError`` for a heartbeat, which not every sink can send.
+        """
         if isinstance(self.content, Heartbeat):
             raise SendError("this sink cannot send a heartbeat", permanent=True)
         return self.content
@@ -74,12 +81,16 @@ class Message(Struct, frozen=True):
     @property
     def is_good_news(self) -> bool:
         """Whether it is the last message, and the outcome of the event is known."""
-        unknown = (self.kind == "ended" and self.record.outcome == "unknown") or self.record.reason == AS_FAR_AS_KNOWN
+        unknown = (
+            self.kind == "ended" and self.record.outcome == "unknown"
+        ) or self.record.reason == AS_FAR_AS_KNOWN
         return self.settled and not unknown
 
     @property
     def shown_severity(self) -> Severity:
-        """The severity that the message shows: ``info`` for good news, ``warning`` for an unknown end, else its own."""
+        """The severity that the message shows: ``info`` for good news, ``warning`` for an unknown
+        end, else its own.
+        """
         return "info" if self.is_good_news else "warning" if self.settled else self.severity
 
 
@@ -91,10 +102,16 @@ class Receipt(Struct, frozen=True):
 
 
 class Sink:
-    """One receiver of messages. One thread creates it, as ``Sink(name, settings, messages)``, and uses it."""
+    """One receiver of messages.
+
+    One thread creates it, as ``Sink(name, settings, messages)``, and uses it.
+    """
 
     def send(self, message: Message) -> Receipt:
-        """Send a message; return once the receiver has accepted it. Raises ``errors.SendError`` if it has not."""
+        """Send a message; return once the receiver has accepted it.
+
+        Raises ``errors.SendError`` if it has not.
+        """
         raise NotImplementedError
 
     def close(self) -> None:

@@ -1,7 +1,9 @@
-"""The messages between an agent and its courier, as frames of a ``Channel``: a length, then MessagePack.
+"""The messages between an agent and its courier, as frames of a ``Channel``: a length, then
+MessagePack.
 
-The agent sends ``Orders``, and the courier answers ``Hello``: each version can read these two from any other version.
-Then the courier reports (``Turn``) and the agent gives deliveries (``Given``), each at any time.
+The agent sends ``Orders``, and the courier answers ``Hello``: each version can read these two from
+any other version. Then the courier reports (``Turn``) and the agent gives deliveries (``Given``),
+each at any time.
 """
 
 import socket
@@ -33,14 +35,18 @@ class Orders(Struct, frozen=True):
     log_format: Literal["auto", "json", "text"] = "auto"
     log_level: str = "info"
     hidden: tuple[str, ...] = ()  # names of environment variables that contain secrets
-    # the arguments of the agent and its variables NOTBEFORE_*: a courier of another version checks that they are valid
+    # the arguments of the agent and its variables NOTBEFORE_*: a courier of another version checks
+    # that they are valid
     command: tuple[str, ...] = ("run",)
     variables: dict[str, str] = {}
     version: str = __version__
 
 
 class Hello(Struct, frozen=True):
-    """A courier has started. ``problem``: why its version cannot replace that of the agent, in words; else empty."""
+    """A courier has started.
+
+    ``problem``: why its version cannot replace that of the agent, in words; else empty.
+    """
 
     version: str
     schema: int
@@ -48,7 +54,10 @@ class Hello(Struct, frozen=True):
 
 
 class Turn(Struct, frozen=True):
-    """The results of deliveries. ``limits``: sink -> how many it may have at a time; 0: an attempt hangs."""
+    """The results of deliveries. ``limits``: sink -> how many it may have at a time.
+
+    0: an attempt hangs.
+    """
 
     results: Sequence[SendResult]
     limits: Mapping[str, int]
@@ -62,7 +71,10 @@ class Given(Struct, frozen=True):
 
 
 def seal(orders: Orders, environment: Mapping[str, str]) -> bytes:
-    """Return orders as a frame, with their secrets; raises ``ConfigError`` if a secret cannot be read."""
+    """Return orders as a frame, with their secrets.
+
+    Raises ``ConfigError`` if a secret cannot be read.
+    """
 
     def encode(value: object) -> Any:
         return value.sealed(environment) if isinstance(value, Secret) else str(value)
@@ -80,7 +92,9 @@ def unseal(frame: bytes) -> Orders:
 
 
 class Channel:
-    """One end of the connection. It never waits, and accepts at most ``MAX_FRAME`` bytes per frame. For one thread.
+    """One end of the connection.
+
+    It never waits, and accepts at most ``MAX_FRAME`` bytes per frame. For one thread.
 
     Every method raises ``ConnectionError`` if the other end is closed.
     """
@@ -129,5 +143,8 @@ class Channel:
 
 
 def wait(seconds: float, channel: Channel, *readers: Any) -> None:
-    """Wait until there may be a frame, one of ``readers`` is readable, or more can be sent; at most ``seconds``."""
+    """Wait until there may be a frame, one of ``readers`` is readable, or more can be sent.
+
+    At most ``seconds``.
+    """
     wait_for(seconds, [channel, *readers], [channel] if channel.unsent else [])

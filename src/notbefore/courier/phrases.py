@@ -27,13 +27,19 @@ class KindPhrases(NamedTuple):
 
 
 _WAIT: Final = (
-    "Wait until {the_vm} is back. If that takes more than half an hour, open a support ticket with Azure and {name_it}."
+    "Wait until {the_vm} is back. If that takes more than half an hour, open a support ticket with"
+    " Azure and {name_it}."
 )
 TYPES: Final = {
     FREEZE: TypePhrases(
-        effect="paused for some seconds. CPU and network stop for that time. Memory and open files are kept.",
-        ahead="Nothing in most cases. If an application does not tolerate a pause (a cluster, a database), fail it over"
-        " now.",
+        effect=(
+            "paused for some seconds. CPU and network stop for that time. Memory and open files are"
+            " kept."
+        ),
+        ahead=(
+            "Nothing in most cases. If an application does not tolerate a pause (a cluster, a"
+            " database), fail it over now."
+        ),
         started="Nothing. The pause takes seconds, but the event usually lasts about ten minutes.",
         over="Nothing, if the applications on {the_vm} are healthy.",
     ),
@@ -45,15 +51,19 @@ TYPES: Final = {
     ),
     REDEPLOY: TypePhrases(
         effect="moved to another host. This is a reboot, and the temporary disk is lost.",
-        ahead="Move or stop applications that must not be killed. Save what is on the temporary disk. {The_vm} comes"
-        " back by itself.",
+        ahead=(
+            "Move or stop applications that must not be killed. Save what is on the temporary disk."
+            " {The_vm} comes back by itself."
+        ),
         started=_WAIT,
         over="Check that all applications on {the_vm} run again. The temporary disk is empty now.",
     ),
     PREEMPT: TypePhrases(
         effect="evicted. A Spot VM that is evicted is deleted or deallocated.",
-        ahead="You may have only 30 seconds: only automation can react in time. Replace {the_vm} if you need it: it"
-        " does not come back by itself.",
+        ahead=(
+            "You may have only 30 seconds: only automation can react in time. Replace {the_vm} if"
+            " you need it: it does not come back by itself."
+        ),
         started="Do not wait. Replace {the_vm} if you need it: it does not come back by itself.",
         over="Replace {the_vm} if you need it.",
     ),
@@ -65,16 +75,21 @@ TYPES: Final = {
     ),
 }
 UNKNOWN_TYPE: Final = TYPES[REBOOT]._replace(
-    ahead="notbefore does not know this type of event. Read Azure's description below. Prepare as for a reboot."
+    ahead=(
+        "notbefore does not know this type of event. Read Azure's description below. Prepare as for"
+        " a reboot."
+    )
 )
 
 UNDO: Final = "Nothing. If you moved or stopped something for this event, bring it back."
 _NOT_APPROVED: Final = (
-    "If {the_vm} is ready, and the event has not started, run `notbefore approve {event}` on {vm}. Otherwise do"
-    " nothing."
+    "If {the_vm} is ready, and the event has not started, run `notbefore approve {event}` on {vm}."
+    " Otherwise do nothing."
 )
 KINDS: Final = {
-    "canceled": KindPhrases("canceled", "Azure canceled the event before it started. Nothing happened.", UNDO),
+    "canceled": KindPhrases(
+        "canceled", "Azure canceled the event before it started. Nothing happened.", UNDO
+    ),
     "ended": KindPhrases(
         "may have happened: Azure no longer lists it",
         "It is not known whether the event happened.",
@@ -87,7 +102,8 @@ KINDS: Final = {
     ),
     "approval_failed": KindPhrases(
         "could not be approved",
-        "{vm} tried to approve the event, without success. Without an approval, Azure starts it after NotBefore.",
+        "{vm} tried to approve the event, without success. Without an approval, Azure starts it"
+        " after NotBefore.",
         _NOT_APPROVED,
     ),
     "approval_skipped": KindPhrases(
@@ -100,12 +116,14 @@ CRASHED: Final = "Treat {the_vm} as crashed: what was not written to disk is los
 
 SOURCES: Final = {PLATFORM: "Azure (Platform)", USER: "a user of your subscription (User)"}
 EXERCISE_NOTE: Final = "This is an exercise: nothing has happened, and nothing will."
-CORRECTION: Final = "This corrects an earlier message: VMs that could not report it before have now reported it."
+CORRECTION: Final = (
+    "This corrects an earlier message: VMs that could not report it before have now reported it."
+)
 
 # about the VMs of a fleet that send no heartbeats
 SILENT: Final = "No heartbeat came for three intervals, and no event explains it."
 HEARD: Final = "All of these VMs send heartbeats again, or are no longer expected."
 SILENT_ADVICE: Final = (
-    "Check in the portal whether the VMs run. On one that runs, check `systemctl status notbefore`, and with"
-    " `notbefore outbox list` whether it reaches the hub."
+    "Check in the portal whether the VMs run. On one that runs, check `systemctl status notbefore`,"
+    " and with `notbefore outbox list` whether it reaches the hub."
 )

@@ -1,8 +1,8 @@
 """``Redactor``: replaces secrets by ``***`` before a text goes to a log, an error or a terminal.
 
-A library may log an address, or a part of it, in its own words and its own quoting, and a receiver may repeat the
-request that it refuses. So it looks for pieces of a secret in the text itself, and in the text without any quoting
-(``plain``): that of addresses, JSON, HTML and Python.
+A library may log an address, or a part of it, in its own words and its own quoting, and a receiver
+may repeat the request that it refuses. So it looks for pieces of a secret in the text itself, and
+in the text without any quoting (``plain``): that of addresses, JSON, HTML and Python.
 """
 
 import base64
@@ -18,22 +18,38 @@ from notbefore.config.secret import HIDDEN, secrets_in
 from notbefore.config.sinks import SinkConfig
 from notbefore.errors import ConfigError
 
-SHORTEST: Final = 3  # characters; to hide a shorter one would hide most of the log, and protect nothing
+# characters; to hide a shorter one would hide most of the log, and protect nothing
+SHORTEST: Final = 3
 SHORTEST_PART: Final = 6  # characters; a part of an address counts as secret from this length
 PIECE: Final = 8  # characters; so much of a secret is recognised without the rest
 _SIZES: Final = range(PIECE, SHORTEST - 1, -1)
 QUOTED: Final = 5  # the most levels of quoting that are removed
-_PLAIN_SCHEMES: Final = ("http", "https", "mailto", "mailtos")  # their host names are not secret; others may be
-# tokens that are made from a secret, and secret while they are valid: of Event Hubs, and of a managed identity
-_TOKEN: Final = re.compile(r"(?<=SharedAccessSignature )\S+|\beyJ[\w-]{10,}\.[\w-]+\.?[\w-]*", re.IGNORECASE)
+_PLAIN_SCHEMES: Final = (
+    "http",
+    "https",
+    "mailto",
+    "mailtos",
+)  # their host names are not secret; others may be
+# tokens that are made from a secret, and secret while they are valid: of Event Hubs, and of a
+# managed identity
+_TOKEN: Final = re.compile(
+    r"(?<=SharedAccessSignature )\S+|\beyJ[\w-]{10,}\.[\w-]+\.?[\w-]*", re.IGNORECASE
+)
 _SECRET_NAME: Final = re.compile("(key|signature|password|secret)$", re.IGNORECASE)
-_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)  # starts an address; a connection string contains some
-_ESCAPE: Final = re.compile(r"((?:\\x[0-9a-f]{2})+)|\\u([0-9a-f]{4})|\\(.)", re.IGNORECASE | re.DOTALL)
-_LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)  # keeps the position of each letter
+_URL: Final = re.compile(
+    r"[a-z][a-z0-9+.-]*://", re.IGNORECASE
+)  # starts an address; a connection string contains some
+_ESCAPE: Final = re.compile(
+    r"((?:\\x[0-9a-f]{2})+)|\\u([0-9a-f]{4})|\\(.)", re.IGNORECASE | re.DOTALL
+)
+_LOWER: Final = str.maketrans(
+    string.ascii_uppercase, string.ascii_lowercase
+)  # keeps the position of each letter
 
 
 class Redactor:
-    """Called with a text, it returns the text without the secrets that were added, in upper or lower case.
+    """Called with a text, it returns the text without the secrets that were added, in upper or
+    lower case.
 
     Safe to call from several threads: secrets are only added.
     """
@@ -48,7 +64,9 @@ class Redactor:
         for form in (form for part in _parts(secret) for form in _forms(part)):
             low = form.translate(_LOWER)
             if len(low) >= SHORTEST:
-                self._pieces.update([low[at : at + PIECE] for at in range(max(1, len(low) - PIECE + 1))])
+                self._pieces.update(
+                    [low[at : at + PIECE] for at in range(max(1, len(low) - PIECE + 1))]
+                )
 
     def __call__(self, text: str) -> str:
         """Return the text without secrets; if a quoted one is found, without any quoting."""
@@ -68,7 +86,10 @@ class Redactor:
 
 
 def known_secrets(sink: SinkConfig) -> list[str]:
-    """Return the secrets of a sink, also as they are sent; one that cannot be read now cannot leak either."""
+    """Return the secrets of a sink, also as they are sent.
+
+    One that cannot be read now cannot leak either.
+    """
     found: list[str] = []
     user = getattr(sink.settings, "username", None) or getattr(sink.settings, "user", None) or ""
     for name, secret in secrets_in(sink.settings).items():
@@ -86,20 +107,29 @@ def _authorizations(user: str, password: str) -> Iterator[str]:
 
 
 def _parts(secret: str) -> list[str]:
-    """Return the parts that are secret by themselves: an address or a connection string is not secret as a whole."""
+    """Return the parts that are secret by themselves: an address or a connection string is not
+    secret as a whole.
+    """
     scheme, _, token = secret.partition(" ")
     found = [secret]
     if _URL.match(secret):
         found = list(_parts_of_url(secret))
     elif "sharedaccess" in secret.lower():  # a connection string: KEY=VALUE;...
         pairs = (pair.partition("=") for pair in secret.split(";"))
-        found = [value for name, _, value in pairs if len(value) >= SHORTEST and _SECRET_NAME.search(name)]
-    elif scheme.isalpha() and len(token) >= SHORTEST_PART:  # an Authorization header: Bearer ..., Basic ...
+        found = [
+            value
+            for name, _, value in pairs
+            if len(value) >= SHORTEST and _SECRET_NAME.search(name)
+        ]
+    elif (
+        scheme.isalpha() and len(token) >= SHORTEST_PART
+    ):  # an Authorization header: Bearer ..., Basic ...
         found = [token]
         with suppress(ValueError):  # user and password, and the password by itself
             text = base64.b64decode(token, validate=True).decode()
             found += [text, text.partition(":")[2]] if ":" in text and text.isprintable() else []
-    # without secret parts: a web address has no secret; any other text only looked like one of these
+    # without secret parts: a web address has no secret; any other text only looked like one of
+    # these
     return found or ([] if secret.startswith(("http://", "https://")) else [secret])
 
 
@@ -124,7 +154,9 @@ def _forms(part: str) -> Iterator[str]:
 
 
 def plain(text: str) -> str:
-    """Return a text without the quoting of addresses, JSON, HTML and Python, and without invisible characters."""
+    """Return a text without the quoting of addresses, JSON, HTML and Python, and without invisible
+    characters.
+    """
     for _ in range(QUOTED):
         seen = "".join(letter for letter in text if letter.isprintable() or letter == "\n")
         unquoted = unquote_plus(_ESCAPE.sub(_letter, unescape(seen)))

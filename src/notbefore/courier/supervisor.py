@@ -1,7 +1,9 @@
-"""``Supervisor`` starts a courier when something is due, gives it deliveries, and kills it if it hangs.
+"""``Supervisor`` starts a courier when something is due, gives it deliveries, and kills it if it
+hangs.
 
-Only the main thread calls it. Only ``stop`` waits for the courier. A courier runs the package that is installed now.
-If that is another version and its courier works, the agent ends in order, and its service manager starts the new one.
+Only the main thread calls it. Only ``stop`` waits for the courier. A courier runs the package that
+is installed now. If that is another version and its courier works, the agent ends in order, and its
+service manager starts the new one.
 """
 
 import logging
@@ -31,9 +33,11 @@ from notbefore.store.lock import OwnerLock, inode_of
 from notbefore.store.store import StoredOutbox
 
 OVERDUE: Final = 15  # seconds; a courier that has sent nothing for so long counts as hanging
-START_AHEAD: Final = 1.0  # seconds before something is due: the courier needs time to start, the disk to write
+# seconds before something is due: the courier needs time to start, the disk to write
+START_AHEAD: Final = 1.0
 LINGER: Final = 10.0  # seconds without work after which a courier leaves
-LEAVE_SECONDS: Final = 2.0  # for the attempts under way when it is to leave; the next courier sends the rest again
+# for the attempts under way when it is to leave; the next courier sends the rest again
+LEAVE_SECONDS: Final = 2.0
 STOP_SECONDS: Final = 10.0  # to send what is due before the agent ends
 LONGEST_PAUSE: Final = 60.0  # seconds between starts of couriers that end unexpectedly
 
@@ -49,7 +53,9 @@ def make_orders(config: Config) -> Orders:
         log_format=config.log.format,
         log_level=config.log.level,
         command=tuple(sys.argv[1:]),
-        variables={name: value for name, value in os.environ.items() if name.startswith("NOTBEFORE_")},
+        variables={
+            name: value for name, value in os.environ.items() if name.startswith("NOTBEFORE_")
+        },
     )
 
 
@@ -76,7 +82,8 @@ class Supervisor:
         self.figures = CourierFigures()
         self.trouble = ""  # why no courier works now, in words
         self.successor = ""  # the installed version, if it works and is to be started instead
-        self.replaced = False  # the package on disk was replaced, and none of its couriers has worked yet
+        # the package on disk was replaced, and none of its couriers has worked yet
+        self.replaced = False
         self._orders = orders
         self._outbox = outbox
         self._lock = lock
@@ -104,14 +111,21 @@ class Supervisor:
         return max(0.0, due - START_AHEAD, self._not_before - time.monotonic())
 
     def tick(self) -> None:
-        """Give the courier what is due, or end it if it hangs or is to leave; start one if something is due."""
+        """Give the courier what is due, or end it if it hangs or is to leave.
+
+        Start one if something is due.
+        """
         if (found := inode_of(notbefore.__file__)) != self._package:
             # a late import would be of another version: its courier tells whether it works
             self._package, self.replaced, self._not_before = found, True, 0.0
             self._let_go("upgrade")
         if self._courier is not None:
             self._attend(self._courier)
-        if self._courier is None and not self.successor and (self.replaced or self._outbox.next_due() <= START_AHEAD):
+        if (
+            self._courier is None
+            and not self.successor
+            and (self.replaced or self._outbox.next_due() <= START_AHEAD)
+        ):
             self._start()
 
     def reconfigure(self, orders: Orders) -> None:
@@ -121,9 +135,16 @@ class Supervisor:
             self._let_go("reload")
 
     def stop(self, interrupted: Callable[[float], bool]) -> None:
-        """Give the courier time to send what is due, then end it; at once if ``interrupted(seconds)`` is true."""
+        """Give the courier time to send what is due, then end it.
+
+        At once if ``interrupted(seconds)`` is true.
+        """
         deadline = time.monotonic() + STOP_SECONDS
-        while (courier := self._courier) is not None and time.monotonic() < deadline and not interrupted(0.0):
+        while (
+            (courier := self._courier) is not None
+            and time.monotonic() < deadline
+            and not interrupted(0.0)
+        ):
             if self._outbox.next_due() > 0.0:
                 courier.leave(deadline - time.monotonic())
             wait(TURN_INTERVAL / 4, courier.channel)
@@ -143,7 +164,9 @@ class Supervisor:
         except (OSError, ConfigError) as error:
             self._pause(f"the courier cannot be started ({error})")
             return
-        self.figures = CourierFigures(running=True, starts=increased(self.figures.starts, self._reason))
+        self.figures = CourierFigures(
+            running=True, starts=increased(self.figures.starts, self._reason)
+        )
         log.debug("courier %d started: %s", self._courier.pid, self._reason)
         self._reason = "due"
 
@@ -160,7 +183,9 @@ class Supervisor:
             self._talk(courier)
             if self._courier is None or courier.silent < OVERDUE:
                 return
-            log.error("the courier has sent nothing for %d s: it is killed and replaced", courier.silent)
+            log.error(
+                "the courier has sent nothing for %d s: it is killed and replaced", courier.silent
+            )
             reason = "hung"
         except ConnectionError:  # it has ended
             pass
@@ -192,9 +217,13 @@ class Supervisor:
         self._end_if_idle(courier)
 
     def _greet(self, courier: CourierProcess, hello: Hello) -> bool:
-        """Return whether the courier is of this version and works. If another version works, the agent is to end."""
+        """Return whether the courier is of this version and works.
+
+        If another version works, the agent is to end.
+        """
         if hello == Hello(__version__, SCHEMA_VERSION):
-            # if it leaves, the package was perhaps replaced again while it started: the next one tells
+            # if it leaves, the package was perhaps replaced again while it started: the next one
+            # tells
             courier.works, self.replaced, self.trouble = True, self.replaced and courier.leaves, ""
             return True
         self._reap(courier)
@@ -202,14 +231,27 @@ class Supervisor:
         if hello.schema < SCHEMA_VERSION:
             problem = f"it cannot read what {__version__} has written"
         if problem:
-            self._pause(f"notbefore {__version__} has a courier of {hello.version}, which cannot work: {problem}")
-        elif not courier.leaves:  # else the package was replaced again while this courier started: the next one tells
-            self.successor, self.trouble = hello.version, f"notbefore {hello.version} is installed: {__version__} ends"
-            log.warning("notbefore %s is installed, and works: this one (%s) ends for it", hello.version, __version__)
+            self._pause(
+                f"notbefore {__version__} has a courier of {hello.version}, which cannot work:"
+                f" {problem}"
+            )
+        elif (
+            not courier.leaves
+        ):  # else the package was replaced again while this courier started: the next one tells
+            self.successor, self.trouble = (
+                hello.version,
+                f"notbefore {hello.version} is installed: {__version__} ends",
+            )
+            log.warning(
+                "notbefore %s is installed, and works: this one (%s) ends for it",
+                hello.version,
+                __version__,
+            )
         return False
 
     def _end_if_idle(self, courier: CourierProcess) -> None:
-        """End a courier that had nothing to do for long, or that leaves: after the attempts under way, or its time.
+        """End a courier that had nothing to do for long, or that leaves: after the attempts under
+        way, or its time.
 
         It leaves if a sink hangs. What may run only once is always waited for.
         """
@@ -231,9 +273,16 @@ class Supervisor:
         return code
 
     def _pause(self, why: str = "") -> None:
-        """Start the next courier at once after the first failure, later after growing pauses. ``why``: in words."""
+        """Start the next courier at once after the first failure, later after growing pauses.
+
+        ``why``: in words.
+        """
         if why:
-            replaced = f"the package of this agent ({__version__}) was replaced or removed: " if self.replaced else ""
+            replaced = (
+                f"the package of this agent ({__version__}) was replaced or removed: "
+                if self.replaced
+                else ""
+            )
             self.trouble = f"{replaced}{why}: notifications wait"
             log.error("%s", self.trouble)
         pause = back_off(self._failures, 1.0, LONGEST_PAUSE) if self._failures else 0.0

@@ -1,4 +1,7 @@
-"""``Worker``: the one thread of a sink. It makes the sink on first use, sends deliveries, and reports each result."""
+"""``Worker``: the one thread of a sink.
+
+It makes the sink on first use, sends deliveries, and reports each result.
+"""
 
 import logging
 import queue
@@ -65,7 +68,10 @@ class Worker:
         return 0 if self._hangs else BATCH if several else 1
 
     def give(self, delivery: Delivery, ahead: float) -> None:
-        """Queue a delivery. ``ahead``: seconds by which this machine's clock is ahead of the agent's time."""
+        """Queue a delivery.
+
+        ``ahead``: seconds by which this machine's clock is ahead of the agent's time.
+        """
         self._ahead = ahead
         self._jobs.put(delivery)
 
@@ -75,10 +81,16 @@ class Worker:
         What may be attempted only once is refused: nobody knows how far it came.
         """
         limit = self._config.settings.timeout.seconds + GRACE
-        if self._hangs or (under_way := self._under_way) is None or time.monotonic() - under_way[0] <= limit:
+        if (
+            self._hangs
+            or (under_way := self._under_way) is None
+            or time.monotonic() - under_way[0] <= limit
+        ):
             return None
         self._hangs = True
-        error = SendError(f"no result after {limit:g} s: given up", permanent=self._config.settings.ONCE)
+        error = SendError(
+            f"no result after {limit:g} s: given up", permanent=self._config.settings.ONCE
+        )
         return self._failed(under_way[1], error)
 
     # ---- in its own thread
@@ -87,7 +99,9 @@ class Worker:
         while True:
             result = self._result_of(self._jobs.get())
             self._report(result)
-            while result.retry_after and not self._jobs.empty():  # return the others: the receiver wants a pause
+            while (
+                result.retry_after and not self._jobs.empty()
+            ):  # return the others: the receiver wants a pause
                 self._report(SendResult(self._jobs.get().delivery_id, "returned"))
 
     def _result_of(self, delivery: Delivery) -> SendResult:
@@ -97,7 +111,9 @@ class Worker:
             return self._accepted(delivery, self._send(delivery))
         except SendError as error:
             return self._failed(delivery, error)
-        except NotBeforeError as error:  # such as a secret that cannot be read, which can be corrected
+        except (
+            NotBeforeError
+        ) as error:  # such as a secret that cannot be read, which can be corrected
             return self._failed(delivery, SendError(str(error)))
         except Exception as error:  # noqa: BLE001 - a library may raise anything; the worker must continue
             said = SendError(f"unforeseen error, please report it: {type(error).__name__}: {error}")
@@ -129,21 +145,35 @@ class Worker:
             self._logged = {}
             log.info("sink %s accepts messages again", self._name)
         log.debug("sink %s accepted %s (%s)", self._name, _what(delivery), delivery.delivery_id[:8])
-        return SendResult(delivery.delivery_id, "accepted", thread=receipt.thread, repeat=receipt.repeat)
+        return SendResult(
+            delivery.delivery_id, "accepted", thread=receipt.thread, repeat=receipt.repeat
+        )
 
-    def _failed(self, delivery: Delivery, error: SendError, unforeseen: Exception | None = None) -> SendResult:
+    def _failed(
+        self, delivery: Delivery, error: SendError, unforeseen: Exception | None = None
+    ) -> SendResult:
         cause = shortened(self._redact(str(error)[:MAX_CAUSE]), MAX_ERROR)
         again = not error.permanent
-        level, text = logging.WARNING, f"did not accept {_what(delivery)} ({cause}): it will be tried again"
+        level, text = (
+            logging.WARNING,
+            f"did not accept {_what(delivery)} ({cause}): it will be tried again",
+        )
         if not (again or delivery.state == "repeating"):
             level = logging.ERROR
-            way_out = f"correct the cause, then, on an agent, `notbefore outbox retry {delivery.delivery_id[:8]}`"
+            way_out = (
+                "correct the cause, then, on an agent, `notbefore outbox retry"
+                f" {delivery.delivery_id[:8]}`"
+            )
             text = f"refused {_what(delivery)} for good ({cause}): {way_out}"
         if time.monotonic() - self._logged.get(level, -LOG_EVERY) >= LOG_EVERY:
             self._logged[level] = time.monotonic()
             log.log(level, "sink %s %s", self._name, text, exc_info=unforeseen)
         return SendResult(
-            delivery.delivery_id, "failed" if again else "refused", cause, error.retry_after, by_hand=error.by_hand
+            delivery.delivery_id,
+            "failed" if again else "refused",
+            cause,
+            error.retry_after,
+            by_hand=error.by_hand,
         )
 
 

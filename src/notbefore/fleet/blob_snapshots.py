@@ -1,7 +1,8 @@
 """``BlobSnapshots``: snapshots in Blob Storage, for any number of instances.
 
-Each snapshot is the content of a blob. The blob's metadata is the checkpoint, in the form of the SDK and other tools.
-One write replaces both. Imported only if it is configured: the SDK of Blob Storage takes 27 MB.
+Each snapshot is the content of a blob. The blob's metadata is the checkpoint, in the form of the
+SDK and other tools. One write replaces both. Imported only if it is configured: the SDK of Blob
+Storage takes 27 MB.
 """
 
 import asyncio
@@ -11,7 +12,12 @@ from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
-from azure.core.exceptions import AzureError, ResourceExistsError, ResourceModifiedError, ResourceNotFoundError
+from azure.core.exceptions import (
+    AzureError,
+    ResourceExistsError,
+    ResourceModifiedError,
+    ResourceNotFoundError,
+)
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 
 from notbefore.config.model import Checkpoints
@@ -19,17 +25,23 @@ from notbefore.fleet.snapshot import Position
 from notbefore.fleet.snapshot_store import LostPartitionError, Snapshots, Stored
 
 STORE_SECONDS: Final = 15.0  # for one read, write or listing
-NO_OFFSET: Final = "-1"  # metadata may not be empty; the checkpoint is not used: its sequence number is -1
+# metadata may not be empty; the checkpoint is not used: its sequence number is -1
+NO_OFFSET: Final = "-1"
 HOLD_SECONDS: Final = 15.0  # without claims of partitions, after the checkpoints were deleted
-_CHANGED: Final = (ResourceModifiedError, ResourceExistsError)  # the blob is not as we last read or wrote it
+_CHANGED: Final = (
+    ResourceModifiedError,
+    ResourceExistsError,
+)  # the blob is not as we last read or wrote it
 
 
 class BlobSnapshots(Snapshots, BlobCheckpointStore):
-    """A container of Blob Storage; it is also the checkpoint store by which the SDK balances the partitions.
+    """A container of Blob Storage.
 
-    An instance that takes a partition over writes the blob once more. The previous owner can then no longer write,
-    because every write requires the ETag of the instance's own last write (``If-Match``). All methods may raise
-    ``AzureError`` or ``TimeoutError``.
+    It is also the checkpoint store by which the SDK balances the partitions.
+
+    An instance that takes a partition over writes the blob once more. The previous owner can then
+    no longer write, because every write requires the ETag of the instance's own last write
+    (``If-Match``). All methods may raise ``AzureError`` or ``TimeoutError``.
     """
 
     _hold_until = 0.0  # monotonic seconds: until then this instance claims no partition
@@ -40,34 +52,53 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         self._etags: dict[str, str] = {}  # partition -> ETag of this instance's last write
 
     async def take(self, partition: str) -> bytes:
-        """See ``Snapshots``. It fails if the store returned an old snapshot; the SDK's next balancing repeats it."""
+        """See ``Snapshots``. It fails if the store returned an old snapshot.
+
+        The SDK's next balancing repeats it.
+        """
         self._etags.pop(partition, None)
         body, properties = await self._download(partition)
         if properties is not None:
-            self._etags[partition] = await self._upload(partition, body, properties.etag, properties.metadata)
+            self._etags[partition] = await self._upload(
+                partition, body, properties.etag, properties.metadata
+            )
         return body
 
     async def write(self, partition: str, body: bytes, position: Position) -> None:
-        """See ``Snapshots``. A deleted snapshot is written again, unless another instance has already done so."""
-        metadata = {"offset": position.offset or NO_OFFSET, "sequencenumber": str(position.sequence)}
+        """See ``Snapshots``.
+
+        A deleted snapshot is written again, unless another instance has already done so.
+        """
+        metadata = {
+            "offset": position.offset or NO_OFFSET,
+            "sequencenumber": str(position.sequence),
+        }
         metadata["enqueued"] = repr(position.enqueued)
-        for etag in (self._etags.get(partition), None):  # if it was deleted, the second one succeeds
+        for etag in (
+            self._etags.get(partition),
+            None,
+        ):  # if it was deleted, the second one succeeds
             with suppress(*_CHANGED):
                 self._etags[partition] = await self._upload(partition, body, etag, metadata)
                 return
         raise LostPartitionError(partition)
 
     async def list_ownership(self, *names: Any, **options: Any) -> Iterable[dict[str, Any]]:
-        """For the SDK: the owners of partitions, with times by this machine's clock, because the SDK compares with it.
+        """For the SDK: the owners of partitions, with times by this machine's clock, because the
+        SDK compares with it.
 
-        If there are none, although this instance has partitions, the checkpoints were deleted: it claims nothing for a
-        while, so that all can write theirs again. After a failure of the store, all owners get ``takeover`` once more.
+        If there are none, although this instance has partitions, the checkpoints were deleted: it
+        claims nothing for a while, so that all can write theirs again. After a failure of the
+        store, all owners get ``takeover`` once more.
         """
         ahead = 0.0
 
         def note(response: Any) -> None:
             nonlocal ahead
-            ahead = time.time() - parsedate_to_datetime(response.http_response.headers["Date"]).timestamp()
+            ahead = (
+                time.time()
+                - parsedate_to_datetime(response.http_response.headers["Date"]).timestamp()
+            )
 
         try:
             found = list(await super().list_ownership(*names, raw_response_hook=note, **options))
@@ -90,7 +121,9 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
             async for blob in self._container_client.list_blobs(prefix, include=["metadata"]):
                 data, position = blob.metadata or {}, Position()
                 with suppress(ValueError, KeyError):
-                    position = Position(data["offset"], int(data["sequencenumber"]), float(data["enqueued"]))
+                    position = Position(
+                        data["offset"], int(data["sequencenumber"]), float(data["enqueued"])
+                    )
                 found[blob.name.removeprefix(prefix)] = Stored(position, blob.etag)
         return {name: one for name, one in found.items() if name not in without}
 
@@ -107,10 +140,15 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
             raise AzureError(f"somebody else has just changed the {note}: try again") from None
 
     def _blob(self, name: str) -> Any:
-        return self._get_blob_client(f"{self._prefix}{'checkpoint/' if name.isdigit() else ''}{name}")
+        return self._get_blob_client(
+            f"{self._prefix}{'checkpoint/' if name.isdigit() else ''}{name}"
+        )
 
     async def _download(self, name: str) -> tuple[bytes, Any]:
-        """Return the content and the properties of a partition's or a note's blob; ``None`` if there is no blob."""
+        """Return the content and the properties of a partition's or a note's blob.
+
+        ``None`` if there is no blob.
+        """
         try:
             async with asyncio.timeout(STORE_SECONDS):
                 found = await self._blob(name).download_blob()
@@ -118,11 +156,18 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         except ResourceNotFoundError:
             return b"", None
 
-    async def _upload(self, name: str, body: bytes, etag: str | None, metadata: Mapping[str, str] | None = None) -> str:
-        """Replace the blob if it has this ETag, or create it if ``etag`` is empty; return its new ETag."""
+    async def _upload(
+        self, name: str, body: bytes, etag: str | None, metadata: Mapping[str, str] | None = None
+    ) -> str:
+        """Replace the blob if it has this ETag, or create it if ``etag`` is empty.
+
+        Return its new ETag.
+        """
         unchanged = {"if_match": etag} if etag else {"if_none_match": "*"}
         async with asyncio.timeout(STORE_SECONDS):
-            written = await self._blob(name).upload_blob(body, overwrite=True, metadata=metadata, **unchanged)
+            written = await self._blob(name).upload_blob(
+                body, overwrite=True, metadata=metadata, **unchanged
+            )
         return str(written["etag"])
 
     async def close(self) -> None:
@@ -131,9 +176,19 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
 
 
 def make_blob_snapshots(settings: Checkpoints, credential: Any) -> BlobSnapshots:
-    """Return the container that the settings name. ``credential``: the identity for ``container_url``."""
-    options: dict[str, Any] = {"retry_total": 1, "connection_timeout": 5, "read_timeout": STORE_SECONDS}
-    options |= {"initial_backoff": 1, "random_jitter_range": 1}  # seconds; by default the only retry comes after 15
+    """Return the container that the settings name.
+
+    ``credential``: the identity for ``container_url``.
+    """
+    options: dict[str, Any] = {
+        "retry_total": 1,
+        "connection_timeout": 5,
+        "read_timeout": STORE_SECONDS,
+    }
+    options |= {
+        "initial_backoff": 1,
+        "random_jitter_range": 1,
+    }  # seconds; by default the only retry comes after 15
     if settings.connection_string is not None:
         made = BlobSnapshots.from_connection_string(
             settings.connection_string.reveal(), settings.container or "", **options

@@ -1,8 +1,10 @@
-"""``Consumer``: the thread of ``notbefore fleet`` that reads the hub, with one client of the SDK after another.
+"""``Consumer``: the thread of ``notbefore fleet`` that reads the hub, with one client of the SDK
+after another.
 
-It uses the SDK's aio client with ``receive_batch``; the other methods are thirty times slower. The SDK's retries are
-off: with them, consumers open a thousand connections a second while the hub is unavailable, and report no error. When
-reading a partition fails, the client is closed, and after a pause a new one is made. The ``Keeper`` stores the state.
+It uses the SDK's aio client with ``receive_batch``; the other methods are thirty times slower. The
+SDK's retries are off: with them, consumers open a thousand connections a second while the hub is
+unavailable, and report no error. When reading a partition fails, the client is closed, and after a
+pause a new one is made. The ``Keeper`` stores the state.
 """
 
 import asyncio
@@ -32,21 +34,29 @@ from notbefore.fleet.snapshot_store import LostPartitionError, Others
 from notbefore.fleet.waves import Notification
 
 BATCH: Final = 300  # the most records of one partition in a batch
-BUFFERED: Final = 3_000  # the most records of all partitions that the SDK prefetches; it needs some 5 KB for each
+# the most records of all partitions that the SDK prefetches; it needs some 5 KB for each
+BUFFERED: Final = 3_000
 STEP: Final = 0.02  # seconds after which other tasks get a turn, even within a batch
 WAIT: Final = 0.5  # seconds without records after which a partition's fold advances by the clock
-LOOK_EVERY: Final = 10.0  # seconds between two checks of the hub, of the mutes, and of the inventory
+# seconds between two checks of the hub, of the mutes, and of the inventory
+LOOK_EVERY: Final = 10.0
 MARGIN: Final = 2.0  # seconds by which one partition's clock may be behind another's
 HISTORY_EVERY: Final = 1.0  # seconds between two writes of new events to the history
 ASK_SECONDS: Final = 3.0  # to wait for the snapshots of other instances
 CLOSE_SECONDS: Final = 5.0  # to wait when something is closed
-FIRST_PAUSE, LONGEST_PAUSE = 2.0, 30.0  # seconds between two clients; the longest also before a failed task is repeated
-HEALTHY: Final = 60.0  # seconds that a client must last so that the pauses begin again at the first one
+FIRST_PAUSE, LONGEST_PAUSE = (
+    2.0,
+    30.0,
+)  # seconds between two clients; the longest also before a failed task is repeated
+# seconds that a client must last so that the pauses begin again at the first one
+HEALTHY: Final = 60.0
 OTHER_READER: Final = (
-    "another reader uses the consumer group {} of this hub: give each its own `consumer_group`, or all instances of one"
-    " fleet the same `checkpoints`"
+    "another reader uses the consumer group {} of this hub: give each its own `consumer_group`, or"
+    " all instances of one fleet the same `checkpoints`"
 )
-UNKNOWN_OFFSET: Final = re.compile("supplied (offset|sequence number) .* is invalid")  # an error of Event Hubs
+UNKNOWN_OFFSET: Final = re.compile(
+    "supplied (offset|sequence number) .* is invalid"
+)  # an error of Event Hubs
 
 log = logging.getLogger("notbefore.fleet.consumer")
 
@@ -58,7 +68,9 @@ class Consumer:
         self._config = config
         self._parts = parts
         self.connected = False
-        self.lag: dict[str, tuple[int, float]] = {}  # partition -> records and seconds behind the hub
+        self.lag: dict[
+            str, tuple[int, float]
+        ] = {}  # partition -> records and seconds behind the hub
         self.mutes: list[Mute] = []
         self.client: Any = None
         self.keeper = Keeper(config, parts)
@@ -75,7 +87,9 @@ class Consumer:
         if self._loop is not None and self._loop.is_running():
             # if the loop ends, or the store is slow: return the known snapshots
             with suppress(RuntimeError, TimeoutError, concurrent.futures.CancelledError):
-                asyncio.run_coroutine_threadsafe(self._others.look(), self._loop).result(ASK_SECONDS)
+                asyncio.run_coroutine_threadsafe(self._others.look(), self._loop).result(
+                    ASK_SECONDS
+                )
         return self._others.found
 
     def stop(self) -> None:
@@ -126,9 +140,14 @@ class Consumer:
                 await _finish(self._parts.credential.close())
 
     async def _read(self) -> None:
-        """Read with one client, until it fails or ``stop`` is called. Raises the hub's errors, and unforeseen ones."""
+        """Read with one client, until it fails or ``stop`` is called.
+
+        Raises the hub's errors, and unforeseen ones.
+        """
         self._taken, self._over = set(), asyncio.Event()
-        client = self.client = make_consumer(self._config, self._parts.credential, self._parts.snapshots)
+        client = self.client = make_consumer(
+            self._config, self._parts.credential, self._parts.snapshots
+        )
         try:
             positions = await self._look_at_hub(client)
             batch = min(BATCH, BUFFERED // len(positions) + 1)
@@ -152,12 +171,19 @@ class Consumer:
             await _finish(client.close())  # this ends ``receiving``
 
     async def _look_at_hub(self, client: Any) -> dict[str, Any]:
-        """Return where to begin partitions without a checkpoint: ``window`` before the last record."""
+        """Return where to begin partitions without a checkpoint: ``window`` before the
+        last record.
+        """
         async with asyncio.timeout(self._config.hub.timeout.seconds):
             hub = await client.get_eventhub_properties()
-            found = await asyncio.gather(*map(client.get_partition_properties, hub["partition_ids"]))
+            found = await asyncio.gather(
+                *map(client.get_partition_properties, hub["partition_ids"])
+            )
         self._parts.snapshots.hub_was_made(hub["created_at"].timestamp())
-        ends = {one["id"]: -1 if one["is_empty"] else int(one["last_enqueued_sequence_number"]) for one in found}
+        ends = {
+            one["id"]: -1 if one["is_empty"] else int(one["last_enqueued_sequence_number"])
+            for one in found
+        }
         self.keeper.ends = ends
         await _tried(self.keeper, "store", self._read_mutes)  # on failure the known ones stay
         window = timedelta(seconds=self._config.window.seconds)
@@ -172,9 +198,12 @@ class Consumer:
         self.mutes = read_mutes(await self._parts.snapshots.read(NOTE))
 
     async def _watch(self) -> None:
-        """Measure the lag; end this client once the hub has more partitions: the SDK asks for them only at a start.
+        """Measure the lag.
 
-        A hub that does not answer is not connected, although the SDK does not notice, until a record comes.
+        End this client once the hub has more partitions: the SDK asks for them only at a start.
+
+        A hub that does not answer is not connected, although the SDK does not notice, until a
+        record comes.
         """
         client, folds = self.client, self.keeper.folds
         if not self._taken:
@@ -182,23 +211,32 @@ class Consumer:
         try:
             async with asyncio.timeout(self._config.hub.timeout.seconds):
                 names = await client.get_partition_ids()
-                found = await asyncio.gather(*(client.get_partition_properties(fold.name) for fold in folds))
+                found = await asyncio.gather(
+                    *(client.get_partition_properties(fold.name) for fold in folds)
+                )
         except TimeoutError:
             self.connected = False
             raise
         self.connected = not self._over.is_set()
         if len(names) != len(self.keeper.ends):
-            log.warning("the hub now has %d partitions, and had %d", len(names), len(self.keeper.ends))
+            log.warning(
+                "the hub now has %d partitions, and had %d", len(names), len(self.keeper.ends)
+            )
             self._over.set()
         lag, now = {}, self._parts.clock.now()
         for fold, one in zip(folds, found, strict=True):
-            records = max(0, int(one["last_enqueued_sequence_number"]) - fold.state.position.sequence)
+            records = max(
+                0, int(one["last_enqueued_sequence_number"]) - fold.state.position.sequence
+            )
             heard = fold.state.position.enqueued
             lag[fold.name] = records, max(0.0, now - heard) if records and heard else 0.0
         self.lag = lag
 
     async def _compare(self) -> None:
-        """Find the VMs of the inventory that are not heard from. The instance with the first partition does this."""
+        """Find the VMs of the inventory that are not heard from.
+
+        The instance with the first partition does this.
+        """
         inventory = self._parts.inventory
         if inventory is None or not self.connected:
             return
@@ -218,7 +256,9 @@ class Consumer:
     async def _on_close(self, context: PartitionContext, reason: CloseReason) -> None:
         self._taken.discard(context.partition_id)
         # if the hub is unavailable, the partition stays ours until another instance takes it
-        if self._stop.is_set() or (reason is CloseReason.OWNERSHIP_LOST and not self._over.is_set()):
+        if self._stop.is_set() or (
+            reason is CloseReason.OWNERSHIP_LOST and not self._over.is_set()
+        ):
             await self.keeper.let_go(context.partition_id)
 
     async def _on_batch(self, context: PartitionContext, events: list[EventData]) -> None:
@@ -234,8 +274,11 @@ class Consumer:
         held = self.keeper.partitions.get(name)
         if held is None:  # another instance has it, and the SDK has not noticed yet
             raise LostPartitionError
-        if not events and not (self.connected and held.fold.state.position.sequence >= self.keeper.ends.get(name, -1)):
-            return  # records may be on their way: what is due is decided by their times, not by the clock
+        if not events and not (
+            self.connected and held.fold.state.position.sequence >= self.keeper.ends.get(name, -1)
+        ):
+            # records may be on their way: what is due is decided by their times, not by the clock
+            return
         began = time.monotonic()
         for notifications in _chunks(held.fold, events, self._parts.clock):
             for notification in notifications:
@@ -248,7 +291,10 @@ class Consumer:
         await asyncio.sleep(0)
 
     def _commit(self, fold: Partition, made: Notification) -> None:
-        """Queue a notification, unless it is muted, and write its record. A failure does not stop the others."""
+        """Queue a notification, unless it is muted, and write its record.
+
+        A failure does not stop the others.
+        """
         try:
             sent = not is_muted(self.mutes, self._parts.clock.now(), made, fold.state.muted)
             line = self._parts.outbox.commit(fold.name, made, sent=sent)
@@ -258,7 +304,10 @@ class Consumer:
         self._parts.write_record(line + b"\n")
 
     async def _on_error(self, context: PartitionContext | None, error: Exception) -> None:
-        """Handle an error of the hub or the store. After one of a partition, the SDK lets it go and balances again."""
+        """Handle an error of the hub or the store.
+
+        After one of a partition, the SDK lets it go and balances again.
+        """
         stolen, alone = "link:stolen" in str(error), self._config.checkpoints is None
         if isinstance(error, LostPartitionError) or (stolen and not alone):
             return  # the keeper has said why it was not taken, or another instance has it
@@ -267,8 +316,13 @@ class Consumer:
         of_store = isinstance(error, AzureError)
         self.keeper.failed("store" if of_store else "hub", error)
         if context is not None and UNKNOWN_OFFSET.search(str(error)):
-            self._parts.snapshots.hub_was_made(self._parts.clock.now())  # the stored offsets are of an earlier one
-            log.error("the hub does not know a stored offset: partitions that are taken now are read from `window` on")
+            self._parts.snapshots.hub_was_made(
+                self._parts.clock.now()
+            )  # the stored offsets are of an earlier one
+            log.error(
+                "the hub does not know a stored offset: partitions that are taken now are read from"
+                " `window` on"
+            )
         elif context is not None and not of_store:
             self._over.set()
 
@@ -307,7 +361,9 @@ def _chunks(
         yield fold.advance_chunk(now)
 
 
-async def _regularly(keeper: Keeper, every: float, part: str, do: Callable[[], Awaitable[None]]) -> None:
+async def _regularly(
+    keeper: Keeper, every: float, part: str, do: Callable[[], Awaitable[None]]
+) -> None:
     """Call ``do`` every ``every`` seconds, less often while it fails."""
     failures = 0
     while True:

@@ -1,4 +1,6 @@
-"""``FleetView``: the metrics of an instance, and the page and the JSON interface of the whole fleet."""
+"""``FleetView``: the metrics of an instance, and the page and the JSON interface of the whole
+fleet.
+"""
 
 import time
 from collections import Counter
@@ -59,7 +61,9 @@ MONTH_EVERY: Final = 60.0  # seconds between two computations of that table
 class FleetView:
     """Reads the data of the consumer's thread; a change during a read is shown at the next one."""
 
-    def __init__(self, config: Config, consumer: Consumer, parts: Parts, supervisor: Supervisor) -> None:
+    def __init__(
+        self, config: Config, consumer: Consumer, parts: Parts, supervisor: Supervisor
+    ) -> None:
         self._config = config
         self._consumer = consumer
         self._parts = parts
@@ -76,8 +80,12 @@ class FleetView:
             lambda _: self.ready(),
             {
                 "/": lambda environ: html(self.page(_filters(environ))),
-                "/api/v1/fleet/events": lambda environ: Response(json_line(self.fleet(_filters(environ)))),
-                "/api/v1/fleet/history": lambda environ: Response(self.past(since_of(query_of(environ, "since")))),
+                "/api/v1/fleet/events": lambda environ: Response(
+                    json_line(self.fleet(_filters(environ)))
+                ),
+                "/api/v1/fleet/history": lambda environ: Response(
+                    self.past(since_of(query_of(environ, "since")))
+                ),
                 "/api/v1/calendar.ics": lambda environ: self.calendar(_filters(environ)),
             },
         )
@@ -87,7 +95,10 @@ class FleetView:
         return rendered(self._families(), accept)
 
     def ready(self) -> CheckResult:
-        """Whether the hub is being read; the reasons also name problems with snapshots and the courier."""
+        """Whether the hub is being read.
+
+        The reasons also name problems with snapshots and the courier.
+        """
         keeper, read = self._consumer.keeper, self._consumer.connected
         reasons = (
             "" if read else ": ".join(filter(None, ("the hub is not being read", keeper.said))),
@@ -103,8 +114,12 @@ class FleetView:
         return "; ".join((f"{len(folds)} partitions, {events} events", *self.ready().reasons))
 
     def past(self, since: datetime | None) -> bytes:
-        """Return the body of ``/api/v1/fleet/history``: the events of this instance's history that ended since then."""
-        return b'{"events":[%b]}' % b",".join(self._parts.history.past(since.timestamp() if since else 0.0))
+        """Return the body of ``/api/v1/fleet/history``: the events of this instance's history that
+        ended since then.
+        """
+        return b'{"events":[%b]}' % b",".join(
+            self._parts.history.past(since.timestamp() if since else 0.0)
+        )
 
     def _month(self, _moment: int) -> tuple[list[Row], str]:
         """Return the page's table of past events, and why it is not known."""
@@ -114,11 +129,16 @@ class FleetView:
             return [], str(unknown)
 
     def fleet(self, wanted: Mapping[str, str]) -> FleetEvents:
-        """Return the events of the whole fleet that are not over, the most urgent first; ``wanted``: the filters."""
+        """Return the events of the whole fleet that are not over, the most urgent first.
+
+        ``wanted``: the filters.
+        """
         now = datetime.now(UTC)
         folds, others = self._consumer.keeper.folds, self._consumer.others()
         partitions = [ShownPartition(fold.name, None) for fold in folds]
-        partitions += [ShownPartition(name, max(0.0, now.timestamp() - one.at)) for name, one in others.items()]
+        partitions += [
+            ShownPartition(name, max(0.0, now.timestamp() - one.at)) for name, one in others.items()
+        ]
         states = [*(fold.state for fold in folds), *others.values()]
         waves = [wave for state in states for wave in list(state.waves.values())]
         heard = wanted_vms((one for state in states for one in list(state.heard.values())), wanted)
@@ -133,20 +153,30 @@ class FleetView:
         )
 
     def calendar(self, wanted: Mapping[str, str]) -> Response:
-        """Answer with the feed of coming events; with an error if they are not known: who subscribes keeps the old."""
+        """Answer with the feed of coming events.
+
+        With an error if they are not known: who subscribes keeps the old.
+        """
         fleet = self.fleet(wanted)
         if fleet.trouble and not fleet.waves:
             return error(UNAVAILABLE, f"what is coming is not known: {fleet.trouble}")
         return Response(calendar(fleet.waves, datetime.now(UTC)), CALENDAR)
 
     def _unknown(self, known: set[str]) -> str:
-        """Return ``FleetEvents.trouble``: why coming events may be unknown. ``known``: the shown partitions."""
+        """Return ``FleetEvents.trouble``: why coming events may be unknown.
+
+        ``known``: the shown partitions.
+        """
         ready = self.ready()
         if not ready.ok:
             return ready.reasons[0]
         partitions = self._consumer.keeper.ends.keys()
         unread = len(partitions - known)
-        return f"{unread} of the hub's {len(partitions)} partitions could not be read yet" if unread else ""
+        return (
+            f"{unread} of the hub's {len(partitions)} partitions could not be read yet"
+            if unread
+            else ""
+        )
 
     def page(self, wanted: Mapping[str, str]) -> bytes:
         """Return the page of the fleet, as HTML in UTF-8; ``wanted``: the filters."""
@@ -187,7 +217,13 @@ class FleetView:
             for story in list(fold.events.open.values()):
                 if story.standing not in OVER:
                     place = story.place
-                    labels = (story.event.event_type, place.region, place.scale_set, place.zone, *_owner(place, by))
+                    labels = (
+                        story.event.event_type,
+                        place.region,
+                        place.scale_set,
+                        place.zone,
+                        *_owner(place, by),
+                    )
                     events[(*labels, story.standing.name.lower())] += 1
                     vms[labels] += len(story.event.resources)
             for one in list(fold.state.heard.values()):
@@ -216,7 +252,9 @@ class FleetView:
         process = Snapshot(
             tracked=Tracked(),
             totals=parts.outbox.totals,
-            figures=Figures(version=__version__, courier=self._supervisor.figures, since=self._began),
+            figures=Figures(
+                version=__version__, courier=self._supervisor.figures, since=self._began
+            ),
             now=datetime.now(UTC),
             outbox=parts.outbox.view(time.time()),
             sinks=tuple(self._config.sinks),
@@ -230,6 +268,9 @@ def _filters(environ: Environ) -> dict[str, str]:
 
 
 def _owner(place: Place, by: Collection[str]) -> tuple[str, str]:
-    """Return the labels subscription and resource_group; empty unless ``by`` (``metrics_by``) has them."""
+    """Return the labels subscription and resource_group.
+
+    Empty unless ``by`` (``metrics_by``) has them.
+    """
     subscription = place.subscription if "subscription" in by else ""
     return subscription, place.resource_group if "resource_group" in by else ""

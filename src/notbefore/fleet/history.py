@@ -1,7 +1,10 @@
-"""The history of an instance: the events that are over, in one SQLite file; and the report about them.
+"""The history of an instance: the events that are over, in one SQLite file.
 
-An event that is over stays in its partition's snapshot until it is in this file, so that a kill loses none. Writing an
-event again replaces it: a takeover may repeat it, and late reports may change its outcome.
+And the report about them.
+
+An event that is over stays in its partition's snapshot until it is in this file, so that a kill
+loses none. Writing an event again replaces it: a takeover may repeat it, and late reports may
+change its outcome.
 """
 
 import logging
@@ -27,8 +30,17 @@ FILE_NAME: Final = "fleet-history.db"
 MAX_ANSWER: Final = 100_000  # events in one answer
 BUSY_SECONDS: Final = 2.0  # to wait while another connection uses the file
 
-KEPT: Final = 0.9  # the least share of a promise that keeps it: an agent sees an event up to a second late
-COLUMNS: Final = ("event_type", "region", "subscription", "resource_group", "scale_set", "zone", "event_source")
+# the least share of a promise that keeps it: an agent sees an event up to a second late
+KEPT: Final = 0.9
+COLUMNS: Final = (
+    "event_type",
+    "region",
+    "subscription",
+    "resource_group",
+    "scale_set",
+    "zone",
+    "event_source",
+)
 """What a report may be grouped by, besides ``tags.NAME``."""
 USUAL: Final = ("event_type", "region")
 
@@ -88,7 +100,9 @@ class History:
         self.path.parent.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
         prepare_file(self.path)  # SQLite would create it with the umask's mode
         with closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS)) as db, db:
-            db.execute("CREATE TABLE IF NOT EXISTS past (key TEXT PRIMARY KEY, closed REAL, event BLOB)")
+            db.execute(
+                "CREATE TABLE IF NOT EXISTS past (key TEXT PRIMARY KEY, closed REAL, event BLOB)"
+            )
             db.execute("CREATE INDEX IF NOT EXISTS past_closed ON past (closed)")
             rows = [(one.key, one.closed.timestamp(), msgspec.json.encode(one)) for one in past]
             db.executemany("INSERT OR REPLACE INTO past VALUES (?, ?, ?)", rows)
@@ -96,7 +110,8 @@ class History:
                 db.execute("DELETE FROM past WHERE closed < ?", (now - self._keep,))
 
     def past(self, since: float) -> list[bytes]:
-        """Return the newest ``MAX_ANSWER`` events that were closed since then (Unix seconds) as JSON, oldest first.
+        """Return the newest ``MAX_ANSWER`` events that were closed since then (Unix seconds) as
+        JSON, oldest first.
 
         Raises ``StoreError`` if one of them cannot be read: then what is past is not known.
         """
@@ -109,11 +124,16 @@ class History:
             return [bytes(msgspec.json.decode(event, type=msgspec.Raw)) for event in found]
         except (sqlite3.Error, OSError, msgspec.MsgspecError, TypeError) as error:
             advice = "if it stays so, move the file away: a new one is begun"
-            raise StoreError(f"the history {self.path} cannot be read ({error}): {advice}") from None
+            raise StoreError(
+                f"the history {self.path} cannot be read ({error}): {advice}"
+            ) from None
 
 
 def read_past(found: Iterable[bytes]) -> list[PastEvent]:
-    """Read the events of instances' histories, oldest first: the newest entry of each. Unreadable ones are left out."""
+    """Read the events of instances' histories, oldest first: the newest entry of each.
+
+    Unreadable ones are left out.
+    """
     newest: dict[str, PastEvent] = {}
     for data in found:
         try:
@@ -128,7 +148,7 @@ def read_past(found: Iterable[bytes]) -> list[PastEvent]:
 
 
 Row = dict[str, Any]
-"""A row of a report: its columns and figures. Notice and interruption are per affected VM, in seconds."""
+"""A row of a report. Notice and interruption are per affected VM, in seconds."""
 
 
 def report(past: Iterable[PastEvent], by: tuple[str, ...] = USUAL) -> list[Row]:
@@ -137,7 +157,9 @@ def report(past: Iterable[PastEvent], by: tuple[str, ...] = USUAL) -> list[Row]:
     for one in past:
         if not one.exercise:
             groups.setdefault(tuple(_value(one, name) for name in by), []).append(one)
-    return [dict(zip(by, key, strict=True)) | _counted(group) for key, group in sorted(groups.items())]
+    return [
+        dict(zip(by, key, strict=True)) | _counted(group) for key, group in sorted(groups.items())
+    ]
 
 
 def _counted(events: list[PastEvent]) -> Row:
@@ -145,7 +167,8 @@ def _counted(events: list[PastEvent]) -> Row:
     notices = [one.notice for one in measured if one.notice is not None]
     interruptions = [one.interruption for one in measured if one.interruption is not None]
     promises = {_promised_notice(event.event_type) for event in events}
-    promised = promises.pop() if len(promises) == 1 else None  # several types have no common promise
+    # several types have no common promise
+    promised = promises.pop() if len(promises) == 1 else None
     outcomes = Counter(event.outcome for event in events)
     return {
         "events": len(events),
@@ -153,10 +176,14 @@ def _counted(events: list[PastEvent]) -> Row:
         "finished": outcomes["finished"],
         "canceled": outcomes["canceled"],
         "unknown": outcomes["unknown"],
-        "as_far_as_known": sum(event.as_far_as_known for event in events),  # not every VM has reported the end
+        "as_far_as_known": sum(
+            event.as_far_as_known for event in events
+        ),  # not every VM has reported the end
         "promised": promised,
         "measured_notice": len(notices),  # VMs
-        "short_notice": sum(one < KEPT * promised for one in notices) if promised is not None else None,
+        "short_notice": (
+            sum(one < KEPT * promised for one in notices) if promised is not None else None
+        ),
         **_spread("notice", notices),
         "measured_interruption": len(interruptions),  # VMs
         **_spread("interruption", interruptions),

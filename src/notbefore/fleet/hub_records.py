@@ -1,4 +1,5 @@
-"""Bytes from the hub -> ``Report`` (a change that a VM reports) or ``Beat`` (a VM's heartbeat). Pure.
+"""Bytes from the hub -> ``Report`` (a change that a VM reports) or ``Beat`` (a VM's heartbeat).
+Pure.
 
 Only the fields that the fleet needs are decoded.
 """
@@ -12,12 +13,21 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from notbefore.core.change import APPROVAL_KINDS, LIFECYCLE_KINDS, LifecycleKind
-from notbefore.core.document import MAX_DESCRIPTION, MAX_DURATION, MAX_ID, MAX_NAME, MAX_RESOURCES, MAX_WORD
+from notbefore.core.document import (
+    MAX_DESCRIPTION,
+    MAX_DURATION,
+    MAX_ID,
+    MAX_NAME,
+    MAX_RESOURCES,
+    MAX_WORD,
+)
 from notbefore.core.record import CHANGE_TYPE, HEARTBEAT_TYPE, MAX_TAGS, Heartbeat, Record, tags_in
 
 MAX_BYTES: Final = 1024 * 1024  # of one record, as many as a hub accepts by default
 
-PoisonReason = Literal["too_large", "not_json", "foreign", "newer", "wrong_shape", "failed", "too_many"]
+PoisonReason = Literal[
+    "too_large", "not_json", "foreign", "newer", "wrong_shape", "failed", "too_many"
+]
 
 Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID)]
 Word = Annotated[str, Meta(max_length=MAX_WORD)]
@@ -41,7 +51,10 @@ class Place(NamedTuple):
     tags: Tags = ()
 
     def shared(self, other: "Place") -> "Place":
-        """Return what both have in common. Azure writes one name in several cases: of these, the first by order."""
+        """Return what both have in common.
+
+        Azure writes one name in several cases: of these, the first by order.
+        """
         if self == other:
             return self
         pairs = zip(self[:-1], other[:-1], strict=True)
@@ -50,12 +63,16 @@ class Place(NamedTuple):
 
     @property
     def group(self) -> str:
-        """``SUBSCRIPTION/RESOURCE GROUP/`` in one case: with this prefix, the name of a VM is unique.
+        """``SUBSCRIPTION/RESOURCE GROUP/`` in one case: with this prefix, the name of a VM is
+        unique.
 
-        VMs see each other's events within a scale set or an availability set, which lies within one resource group. So
-        the names in ``Resources`` belong to the group of the VM that reports them.
+        VMs see each other's events within a scale set or an availability set, which lies within one
+        resource group. So the names in ``Resources`` belong to the group of the VM that reports
+        them.
         """
-        return f"{self.subscription.replace('/', '_')}/{self.resource_group.replace('/', '_')}/".casefold()
+        subscription = self.subscription.replace("/", "_")
+        resource_group = self.resource_group.replace("/", "_")
+        return f"{subscription}/{resource_group}/".casefold()
 
 
 @lru_cache(maxsize=16_384)
@@ -112,7 +129,9 @@ class Report(_Reporter, frozen=True, kw_only=True):
     description: Annotated[str, Meta(max_length=MAX_DESCRIPTION + 1)] | None = None
     first_seen: datetime
     not_before: datetime | None = None
-    duration: Duration | None = field(default=None, name=_WRITTEN["expected_duration_seconds"])  # as in ``Event``
+    duration: Duration | None = field(
+        default=None, name=_WRITTEN["expected_duration_seconds"]
+    )  # as in ``Event``
     notice_seconds: Seconds | None = None
     interruption_seconds: Seconds | None = None
     exercise: bool = False
@@ -140,11 +159,16 @@ class PartitionFigures(Struct):
     In ``records``: `news` changed a story, `known` did not, `late` is about an event that is over.
     """
 
-    records: Counter[str] = field(default_factory=Counter)  # news, known, late, beat, skipped (of no use here), poison
+    records: Counter[str] = field(
+        default_factory=Counter
+    )  # news, known, late, beat, skipped (of no use here), poison
     poison: Counter[str] = field(default_factory=Counter)  # by reason
-    errors: Counter[str] = field(default_factory=Counter)  # by part: hub, store, inventory, history, fold
+    errors: Counter[str] = field(
+        default_factory=Counter
+    )  # by part: hub, store, inventory, history, fold
     missing: int = 0  # records that were gone before they were read
-    said: set[tuple[str, str]] = set()  # partition and reason of the unused records that were logged
+    # partition and reason of the unused records that were logged
+    said: set[tuple[str, str]] = set()
 
 
 class _Envelope(Struct):
@@ -164,7 +188,10 @@ _DECODERS: Final[dict[str, msgspec.json.Decoder[Report] | msgspec.json.Decoder[B
 
 
 def read(body: bytes) -> Report | Beat | None:
-    """Decode a record of the hub; ``None`` if it is of no use, such as an approval. Raises ``PoisonError``."""
+    """Decode a record of the hub; ``None`` if it is of no use, such as an approval.
+
+    Raises ``PoisonError``.
+    """
     if len(body) > MAX_BYTES:
         raise PoisonError("too_large", f"{len(body)} bytes")
     try:
@@ -174,8 +201,13 @@ def read(body: bytes) -> Report | Beat | None:
         decoder = _DECODERS[kind]
         return None if decoder is None else _complete(decoder.decode(envelope.data), envelope.data)
     except msgspec.ValidationError as error:
-        raise PoisonError("wrong_shape" if b"notbefore." in body[:2000] else "foreign", str(error)) from None
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and msgspec.DecodeError are ValueErrors
+        raise PoisonError(
+            "wrong_shape" if b"notbefore." in body[:2000] else "foreign", str(error)
+        ) from None
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # UnicodeDecodeError and msgspec.DecodeError are ValueErrors
         raise PoisonError("not_json", str(error)) from None
 
 

@@ -1,7 +1,9 @@
-"""``FleetInstance``: the process of ``notbefore fleet``. It creates its parts, connects them, and supervises them.
+"""``FleetInstance``: the process of ``notbefore fleet``.
 
-Threads: main (signals, the courier, systemd), consumer (the hub, the fold, the snapshots), stdout (records), and those
-of the HTTP server.
+It creates its parts, connects them, and supervises them.
+
+Threads: main (signals, the courier, systemd), consumer (the hub, the fold, the snapshots), stdout
+(records), and those of the HTTP server.
 """
 
 import logging
@@ -27,18 +29,24 @@ from notbefore.process.systemd import SystemdNotifier
 from notbefore.store.lock import OwnerLock
 from notbefore.web.server import HttpServer
 
-STOP_PATIENCE: Final = 20.0  # seconds for the consumer to write its snapshots and let go of its partitions
+# seconds for the consumer to write its snapshots and let go of its partitions
+STOP_PATIENCE: Final = 20.0
 
 log = logging.getLogger("notbefore.fleet")
 
 
 class FleetInstance:
-    """Runs until SIGTERM or SIGINT. Raises ``StoreError``, ``ListenError`` or ``ConfigError`` if it cannot start."""
+    """Runs until SIGTERM or SIGINT.
+
+    Raises ``StoreError``, ``ListenError`` or ``ConfigError`` if it cannot start.
+    """
 
     def __init__(self, config: Config) -> None:
         fleet = config.fleet
         if fleet is None:
-            raise ConfigError("the configuration has no section `fleet`, which names the hub to read")
+            raise ConfigError(
+                "the configuration has no section `fleet`, which names the hub to read"
+            )
         directory = Path(config.state.dir)
         self._main = MainThread()
         self._lock = OwnerLock(directory)  # the courier inherits it
@@ -55,9 +63,13 @@ class FleetInstance:
             snapshots=snapshots,
             outbox=outbox,
             clock=clock,
-            history=History(directory, fleet.history_keep.seconds if fleet.history_keep is not None else None),
+            history=History(
+                directory, fleet.history_keep.seconds if fleet.history_keep is not None else None
+            ),
             write_record=self._stdout.write,
-            inventory=Inventory(Path(fleet.inventory_file)) if fleet.inventory_file is not None else None,
+            inventory=(
+                Inventory(Path(fleet.inventory_file)) if fleet.inventory_file is not None else None
+            ),
             credential=credential,
         )
         self._consumer = Consumer(fleet, parts)
@@ -71,7 +83,8 @@ class FleetInstance:
         with self._main:
             try:
                 self._start()
-                ended_by_itself = not self._supervise()  # an unforeseen error has ended the consumer
+                # an unforeseen error has ended the consumer
+                ended_by_itself = not self._supervise()
             finally:
                 self._stop()
         if self._thread.is_alive():
@@ -80,13 +93,16 @@ class FleetInstance:
 
     def _start(self) -> None:
         self._server.start()
-        log.info("notbefore %s: reading the fleet's changes, serving %s", __version__, self._server.url)
+        log.info(
+            "notbefore %s: reading the fleet's changes, serving %s", __version__, self._server.url
+        )
         self._stdout.start()
         self._thread.start()
         self._systemd.ready()
 
     def _supervise(self) -> bool:
-        """Do the main thread's work until a signal, a new version of the package, or the end of the consumer's thread.
+        """Do the main thread's work until a signal, a new version of the package, or the end of the
+        consumer's thread.
 
         Return whether a signal or a new version ends the process.
         """
@@ -95,12 +111,16 @@ class FleetInstance:
             self._supervisor.tick()
             self._systemd.notify(self._view.status_line(), alive=True)
             patience = min(self._supervisor.patience, self._systemd.patience, 5.0)
-            stop = bool(self._supervisor.successor) or self._main.wait(patience, *self._supervisor.watched)
+            stop = bool(self._supervisor.successor) or self._main.wait(
+                patience, *self._supervisor.watched
+            )
         return stop
 
     def _stop(self) -> None:
         self._systemd.stopping()
-        self._supervisor.stop(self._main.wait)  # first: the consumer still writes what is accepted meanwhile
+        self._supervisor.stop(
+            self._main.wait
+        )  # first: the consumer still writes what is accepted meanwhile
         self._consumer.stop()
         if self._thread.is_alive():
             self._thread.join(STOP_PATIENCE)
@@ -110,10 +130,14 @@ class FleetInstance:
 
 
 def make_snapshots(fleet: FleetConfig, state: Path) -> tuple[Snapshots, Any]:
-    """Return the store of the snapshots, and the identity for it and the hub; ``None`` if the hub has a key."""
+    """Return the store of the snapshots, and the identity for it and the hub.
+
+    ``None`` if the hub has a key.
+    """
     credential = make_credential(fleet.hub)
     if fleet.checkpoints is None:
         return FileSnapshots(state / "partitions"), credential
-    from notbefore.fleet.blob_snapshots import make_blob_snapshots  # noqa: PLC0415 - 27 MB, not needed for files
+    # 27 MB, which snapshots in files do not need
+    from notbefore.fleet.blob_snapshots import make_blob_snapshots  # noqa: PLC0415
 
     return make_blob_snapshots(fleet.checkpoints, credential), credential

@@ -21,8 +21,8 @@ log = logging.getLogger("notbefore.fleet.inventory")
 def read_inventory(data: bytes) -> Expected:
     """Read the VMs of a file; raises a ``ValueError`` that names the mistake.
 
-    A line has up to three columns, separated by tabs: SUBSCRIPTION/RESOURCE_GROUP/NAME; the region; the scale set.
-    ``#`` begins a comment.
+    A line has up to three columns, separated by tabs: SUBSCRIPTION/RESOURCE_GROUP/NAME; the region;
+    the scale set. ``#`` begins a comment.
     """
     if len(data) > MAX_BYTES:
         raise ValueError(f"{len(data)} bytes, expected {MAX_BYTES} at most")
@@ -34,7 +34,9 @@ def read_inventory(data: bytes) -> Expected:
         vm, region, scale_set, *more = [*text.split("\t"), "", ""]
         parts = VM.fullmatch(vm)
         if any(more) or len(text) > MAX_LINE or parts is None or not vm.isprintable():
-            raise ValueError(f"line {number}: expected SUBSCRIPTION/RESOURCE_GROUP/NAME, got {text[:40]!r}")
+            raise ValueError(
+                f"line {number}: expected SUBSCRIPTION/RESOURCE_GROUP/NAME, got {text[:40]!r}"
+            )
         subscription, group, name = parts.groups()
         found[vm.casefold()] = name, one_place(Place(subscription, group, region, scale_set))
     if not 0 < len(found) <= MAX_VMS:
@@ -51,7 +53,10 @@ class Inventory:
         self.vms: Expected | None = None  # None until the file was read once
 
     def look(self) -> None:
-        """Read the file if it has changed since the last call. Raises ``OSError`` or ``ValueError``."""
+        """Read the file if it has changed since the last call.
+
+        Raises ``OSError`` or ``ValueError``.
+        """
         seen = signature(self._path)
         if seen == self._seen:
             return

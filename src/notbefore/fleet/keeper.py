@@ -1,8 +1,9 @@
 """``Keeper``: the partitions of this instance; it writes their snapshots.
 
-A snapshot contains the fold's state, the waiting deliveries, and the position in the log. It is written soon after
-something was notified or accepted, every few seconds otherwise, and before a partition is let go. If another instance
-has written it meanwhile, the partition belongs to that instance, and this one sends nothing more of it.
+A snapshot contains the fold's state, the waiting deliveries, and the position in the log. It is
+written soon after something was notified or accepted, every few seconds otherwise, and before a
+partition is let go. If another instance has written it meanwhile, the partition belongs to that
+instance, and this one sends nothing more of it.
 """
 
 import asyncio
@@ -27,7 +28,8 @@ from notbefore.fleet.snapshot_store import FAILURES, STORE_ERRORS, LostPartition
 from notbefore.fleet.waves import Grouping
 
 SOON: Final = 0.2  # seconds after something was notified or accepted
-EVERY: Final = 5.0  # seconds between two snapshots otherwise, even without news: one may have been deleted
+# seconds between two snapshots otherwise, even without news: one may have been deleted
+EVERY: Final = 5.0
 SHARE: Final = 5  # the pause after a snapshot, as a multiple of the time that it took
 LONGEST_PAUSE: Final = 30.0  # seconds between two snapshots at most
 MAX_WORDS: Final = 300  # characters of an error in words
@@ -42,15 +44,18 @@ def in_words(error: BaseException) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return what an error says, once: the SDK repeats the text after `Error:`, the store as XML after `Content:`."""
+    """Return what an error says, once: the SDK repeats the text after `Error:`, the store as XML
+    after `Content:`.
+    """
     return re.split(" (?:Error|Content): ", one_line(str(error)), maxsplit=1)[0]
 
 
 class HubClock:
     """The hub's time, independent of this machine's clock; ``monotonic`` returns seconds.
 
-    For a partition without new records, the time is that of the newest record of any partition, plus the seconds since
-    that record came. So if the machine's clock is an hour ahead, or is set, no VM becomes silent and no event ends.
+    For a partition without new records, the time is that of the newest record of any partition,
+    plus the seconds since that record came. So if the machine's clock is an hour ahead, or is set,
+    no VM becomes silent and no event ends.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -59,19 +64,26 @@ class HubClock:
         self._heard = 0.0  # monotonic seconds at which ``_ahead`` was set
 
     def hear(self, enqueued: float) -> None:
-        """Note that a record has just come, which the hub accepted at ``enqueued``, in Unix seconds."""
+        """Note that a record has just come, which the hub accepted at ``enqueued``, in Unix
+        seconds.
+        """
         if self._monotonic() - self._heard > TRUSTED:
             self._ahead = None
         self.advance_to(enqueued)
 
     def advance_to(self, known: float) -> None:
-        """Note that it is ``known`` or later, in Unix seconds by the hub: an old record came then, for example."""
+        """Note that it is ``known`` or later, in Unix seconds by the hub: an old record came then,
+        for example.
+        """
         now = self._monotonic()
         if self._ahead is None or known - now >= self._ahead:
             self._ahead, self._heard = known - now, now
 
     def now(self) -> float:
-        """Return the hub's time in Unix seconds, or somewhat less; this machine's as long as nothing is known."""
+        """Return the hub's time in Unix seconds, or somewhat less.
+
+        This machine's as long as nothing is known.
+        """
         return time.time() if self._ahead is None else self._ahead + self._monotonic()
 
 
@@ -84,7 +96,8 @@ class Parts(Struct, frozen=True):
     history: History
     write_record: Callable[[bytes], None]
     inventory: Inventory | None = None
-    credential: Any = None  # for the hub, and perhaps for the snapshots; ``None`` if the hub has a key
+    # for the hub, and perhaps for the snapshots; ``None`` if the hub has a key
+    credential: Any = None
 
 
 class Held:
@@ -106,9 +119,12 @@ class Keeper:
         self._grouping = Grouping(config.group_by, *times, routes=parts.outbox.routing.routes)
         self._parts = parts
         self.figures = PartitionFigures()
-        self.said = ""  # the last error of the hub or the store: without the store no partition is taken
+        # the last error of the hub or the store: without the store no partition is taken
+        self.said = ""
         self.partitions: dict[str, Held] = {}
-        self.ends: dict[str, int] = {}  # partition of the hub -> its last record when this client began; -1: none
+        self.ends: dict[
+            str, int
+        ] = {}  # partition of the hub -> its last record when this client began; -1: none
 
     @property
     def folds(self) -> list[Partition]:
@@ -121,7 +137,9 @@ class Keeper:
         return next((held.trouble for held in list(self.partitions.values()) if held.trouble), "")
 
     def failed(self, part: str, error: BaseException) -> None:
-        """Count and log an error of the hub, store, history, or inventory, or an unforeseen one (`fold`)."""
+        """Count and log an error of the hub, store, history, or inventory, or an unforeseen one
+        (`fold`).
+        """
         self.figures.errors[part] += 1
         text = in_words(error)
         if part in ("hub", "store"):
@@ -133,9 +151,11 @@ class Keeper:
     # ---- taking over and letting go
 
     async def take(self, name: str) -> Partition:
-        """Continue a partition: from memory if no other instance has had it since, else from the snapshot.
+        """Continue a partition: from memory if no other instance has had it since, else from the
+        snapshot.
 
-        Raises ``LostPartitionError`` if another instance was faster, or the snapshot cannot be read or written.
+        Raises ``LostPartitionError`` if another instance was faster, or the snapshot cannot be read
+        or written.
         """
         try:
             held = self.partitions.get(name)
@@ -150,11 +170,17 @@ class Keeper:
             raise LostPartitionError(name) from None
         fold = self.partitions[name].fold
         fold.hub_has(len(self.ends))
-        log.info("partition %s: reading from sequence number %d on", name, fold.state.position.sequence + 1)
+        log.info(
+            "partition %s: reading from sequence number %d on",
+            name,
+            fold.state.position.sequence + 1,
+        )
         return fold
 
     async def let_go(self, *names: str) -> None:
-        """Write the snapshots of these partitions, and leave them to other instances: send nothing more of them."""
+        """Write the snapshots of these partitions, and leave them to other instances: send nothing
+        more of them.
+        """
 
         async def leave(name: str) -> None:
             with suppress(*STORE_ERRORS, LostPartitionError):  # the hub's log has what is missing
@@ -170,7 +196,10 @@ class Keeper:
             self._parts.outbox.leave(name)
 
     async def _restored(self, name: str) -> Held:
-        """Read the snapshot, or begin. Raises the store's errors, ``LostPartitionError``, or ``ValueError``."""
+        """Read the snapshot, or begin.
+
+        Raises the store's errors, ``LostPartitionError``, or ``ValueError``.
+        """
         body = await self._parts.snapshots.take(name)
         try:
             found = read_snapshot(body) if body else Snapshot(backlog=self.ends.get(name, -1))
@@ -178,7 +207,10 @@ class Keeper:
             await self._parts.snapshots.change(f"{name}.unreadable", lambda _: body)
             # without a ``backlog``: what is over by now may not have been notified yet
             await self._write(Held(Partition(name, self._grouping)))
-            text = f"partition {name} is read from `window` on: its snapshot cannot be read, see {name}.unreadable"
+            text = (
+                f"partition {name} is read from `window` on: its snapshot cannot be read, see"
+                f" {name}.unreadable"
+            )
             raise ValueError(f"{text} ({error})") from None
         held = Held(Partition(name, self._grouping, found, self.figures))
         if not body:
@@ -193,9 +225,12 @@ class Keeper:
     # ---- writing
 
     async def write_history(self) -> None:
-        """Write the events that are not in the history yet; after a failure they wait for the next call.
+        """Write the events that are not in the history yet.
 
-        Raises ``OSError``, ``StoreError`` and ``sqlite3.Error``. It must not be called again before it has returned.
+        After a failure they wait for the next call.
+
+        Raises ``OSError``, ``StoreError`` and ``sqlite3.Error``. It must not be called again before
+        it has returned.
         """
         for waiting in [fold.state.past for fold in self.folds if fold.state.past]:
             past = list(waiting)  # meanwhile events are only appended
@@ -203,7 +238,9 @@ class Keeper:
             del waiting[: len(past)]
 
     async def _keep(self, held: Held) -> None:
-        """Write a partition's snapshot whenever it is due, as long as this instance has the partition."""
+        """Write a partition's snapshot whenever it is due, as long as this instance has the
+        partition.
+        """
         name = held.fold.name
         while self.partitions.get(name) is held:
             began = time.monotonic()
@@ -213,23 +250,35 @@ class Keeper:
                     await self._write(held)
                     held.trouble = ""
                 except LostPartitionError:
-                    log.warning("partition %s: another instance has written its snapshot, so it is let go", name)
+                    log.warning(
+                        "partition %s: another instance has written its snapshot, so it is let go",
+                        name,
+                    )
                 except Exception as error:  # noqa: BLE001 - of the store, or unforeseen: it is tried again
                     held.trouble = in_words(error)
                     self.failed("store" if isinstance(error, STORE_ERRORS) else "fold", error)
-                pause = max(SOON, SHARE * (time.monotonic() - began) + (EVERY if held.trouble else 0.0))
+                pause = max(
+                    SOON, SHARE * (time.monotonic() - began) + (EVERY if held.trouble else 0.0)
+                )
             await asyncio.sleep(min(pause, LONGEST_PAUSE))
 
     async def _write(self, held: Held) -> None:
-        """Write a snapshot. Raises the store's errors; on ``LostPartitionError`` the partition is forgotten as well."""
+        """Write a snapshot. Raises the store's errors.
+
+        On ``LostPartitionError`` the partition is forgotten as well.
+        """
         fold = held.fold
         async with held.lock:
             keys = fold.event_keys()
             fold.state.muted &= keys
-            snapshot = fold.snapshot(self._parts.clock.now(), self._parts.outbox.part(fold.name, keys))
+            snapshot = fold.snapshot(
+                self._parts.clock.now(), self._parts.outbox.part(fold.name, keys)
+            )
             position = fold.state.position
             try:
-                await self._parts.snapshots.write(fold.name, await asyncio.to_thread(compressed, snapshot), position)
+                await self._parts.snapshots.write(
+                    fold.name, await asyncio.to_thread(compressed, snapshot), position
+                )
             except LostPartitionError:
                 if self.partitions.get(fold.name) is held:
                     self.forget(fold.name)

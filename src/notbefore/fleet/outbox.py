@@ -1,7 +1,8 @@
 """``FleetOutbox``: the deliveries of all partitions of this instance, for its courier.
 
-All partitions share one outbox, so that the most severe delivery is sent first, whichever partition it is of. A
-partition's deliveries are stored in its snapshot (``part``), and come and go with the partition (``adopt``, ``leave``).
+All partitions share one outbox, so that the most severe delivery is sent first, whichever partition
+it is of. A partition's deliveries are stored in its snapshot (``part``), and come and go with the
+partition (``adopt``, ``leave``).
 """
 
 import random
@@ -17,16 +18,26 @@ from notbefore.metrics.totals import Totals
 from notbefore.process.clock import Clock
 from notbefore.store.store import StoredOutbox, log_overflowed
 
-PLACE: Final = ("subscription_id", "resource_group", "location", "zone", "scale_set")  # the fields that routes match
+PLACE: Final = (
+    "subscription_id",
+    "resource_group",
+    "location",
+    "zone",
+    "scale_set",
+)  # the fields that routes match
 
 
 class FleetOutbox(StoredOutbox):
-    """May be used from several threads. ``wake`` is called when there is something to deliver; it must not wait.
+    """May be used from several threads. ``wake`` is called when there is something to deliver.
+
+    It must not wait.
 
     ``hub_time`` returns the hub's time in Unix seconds, which is the clock of notifications.
     """
 
-    def __init__(self, routing: Routing, wake: Callable[[], None], hub_time: Callable[[], float]) -> None:
+    def __init__(
+        self, routing: Routing, wake: Callable[[], None], hub_time: Callable[[], float]
+    ) -> None:
         outbox = Outbox(random.random, OF_A_FLEET, patience=0.0, overflowed=log_overflowed)
         super().__init__(outbox, Clock(), wake)
         self.routing = routing
@@ -38,12 +49,17 @@ class FleetOutbox(StoredOutbox):
     # ---- for the partitions
 
     def commit(self, partition: str, made: Notification, *, sent: bool) -> bytes:
-        """Queue the deliveries of a partition's notification; return its record. ``sent``: false if it is muted."""
+        """Queue the deliveries of a partition's notification; return its record.
+
+        ``sent``: false if it is muted.
+        """
         change = made.change
         line = Record.of(change, made.vm, exercise=made.exercise, fleet=made.facts).line()
         # routed by each of its places; one delivery for each sink and step
         vms = map(routable, made.routed) if sent else ()
-        new = {one.delivery_id: one for vm in vms for one in deliveries(change, line, self.routing, vm)}
+        new = {
+            one.delivery_id: one for vm in vms for one in deliveries(change, line, self.routing, vm)
+        }
         with self.opened() as (outbox, now):
             self._partition_of[change.event.key] = partition
             outbox.take(change, list(new.values()), now, self._hub_time())
@@ -53,16 +69,23 @@ class FleetOutbox(StoredOutbox):
     def has_news(self, partition: str) -> bool:
         """Whether a delivery of a partition has come, gone or changed since its last ``part``."""
         with self._memory:
-            return any(self._partition_of.get(event_key) == partition for _, event_key in self._outbox.rows.changed)
+            return any(
+                self._partition_of.get(event_key) == partition
+                for _, event_key in self._outbox.rows.changed
+            )
 
     def part(self, partition: str, open_keys: Collection[str]) -> OutboxImage:
-        """Return the waiting deliveries of a partition, and what sinks returned for open events (``open_keys``)."""
+        """Return the waiting deliveries of a partition, and what sinks returned for open events
+        (``open_keys``).
+        """
         with self.opened() as (outbox, now):
             keys = self._keys(partition)
             image = outbox.rows.image(now, keys)
             self._leave(keys.difference(open_keys, (row.event_key for row in image.rows)))
             changed = outbox.rows.changed  # also of events that no partition here has any more
-            changed -= {lane for lane in changed if self._partition_of.get(lane[1], partition) == partition}
+            changed -= {
+                lane for lane in changed if self._partition_of.get(lane[1], partition) == partition
+            }
             return image
 
     def adopt(self, partition: str, image: OutboxImage, passed: float) -> None:

@@ -397,7 +397,8 @@ class Partition:
             level = logging.DEBUG
         log.log(
             level,
-            "partition %s, sequence number %d: a record is not used (%s: %s); more of them are only counted",
+            "partition %s, sequence number %d: a record is not used (%s: %s); more of them are only"
+            " counted",
             self.name,
             self.state.position.sequence,
             poison.reason,

@@ -1,9 +1,11 @@
-"""``Silence``: the VMs that were heard from, and those that fell silent without an event that explains it. Pure.
+"""``Silence``: the VMs that were heard from, and those that fell silent without an event that
+explains it. Pure.
 
-A VM is known from its first heartbeat on. It is silent after three of its intervals without a record from it. The
-silent VMs of one scale set or resource group are one wave, of the type ``Silent``: it starts with the first of them,
-and is over once all are heard from again. The VMs of an inventory that are not heard from at all are missing, by the
-same rules. Times are Unix seconds of the hub's clock.
+A VM is known from its first heartbeat on. It is silent after three of its intervals without a
+record from it. The silent VMs of one scale set or resource group are one wave, of the type
+``Silent``: it starts with the first of them, and is over once all are heard from again. The VMs of
+an inventory that are not heard from at all are missing, by the same rules. Times are Unix seconds
+of the hub's clock.
 """
 
 from collections import Counter, deque
@@ -26,7 +28,8 @@ INTERVALS: Final = 3  # of its heartbeats: after so many without a record a VM i
 FORGET_SECONDS: Final = 86_400.0  # after which a silent VM is forgotten: it was probably deleted
 SHORTEST, LONGEST = 10.0, 86_400.0  # seconds between heartbeats: other intervals are cut to these
 MAX_HEARD: Final = 50_000  # VMs of one partition
-MAX_HEARD_OF_GROUP: Final = 20_000  # of them in one resource group: its VMs can report under any name
+# of them in one resource group: its VMs can report under any name
+MAX_HEARD_OF_GROUP: Final = 20_000
 _TOGETHER: Final = ("subscription", "resource_group", "scale_set")
 
 
@@ -53,13 +56,22 @@ class ChangedPlace(NamedTuple):
 
 
 class Silence:
-    """The VMs of one partition; ``waves`` and ``heard``: the state of the previous owner, changed in place.
+    """The VMs of one partition.
 
-    A VM's key is its resource group and name (``Place.group``). ``missing``: the VMs are those of an inventory, which
-    ``expect`` sets, not those that were heard from.
+    ``waves`` and ``heard``: the state of the previous owner, changed in place.
+
+    A VM's key is its resource group and name (``Place.group``). ``missing``: the VMs are those of
+    an inventory, which ``expect`` sets, not those that were heard from.
     """
 
-    def __init__(self, grouping: Grouping, waves: OpenWaves, heard: dict[str, Heard], *, missing: bool = False) -> None:
+    def __init__(
+        self,
+        grouping: Grouping,
+        waves: OpenWaves,
+        heard: dict[str, Heard],
+        *,
+        missing: bool = False,
+    ) -> None:
         self.heard = heard
         self.waves = Waves(replace(grouping, group_by=_TOGETHER), waves)
         self._groups = Counter(one.place.group for one in heard.values())
@@ -69,7 +81,8 @@ class Silence:
             one.place = one_place(one.place)
 
     def expect(self, vms: Expected, now: float, patience: float) -> None:
-        """Expect exactly these VMs, which are not heard from: in ``patience`` seconds they are missing.
+        """Expect exactly these VMs, which are not heard from: in ``patience`` seconds they are
+        missing.
 
         For VMs that were expected before, the time continues.
         """
@@ -80,7 +93,10 @@ class Silence:
             self._forget(key)
 
     def hear(self, found: Beat | Report, now: float) -> None:
-        """Note a record of a VM: it is alive. Raises ``PoisonError`` if too many VMs are known to add this one."""
+        """Note a record of a VM: it is alive.
+
+        Raises ``PoisonError`` if too many VMs are known to add this one.
+        """
         group = found.place.group
         key = group + found.vm
         known = self.heard.get(key)
@@ -93,7 +109,10 @@ class Silence:
         if known is not None:
             known.at = max(known.at, now)
             if isinstance(found, Beat):
-                known.interval, known.place = min(max(found.interval, SHORTEST), LONGEST), found.place
+                known.interval, known.place = (
+                    min(max(found.interval, SHORTEST), LONGEST),
+                    found.place,
+                )
 
     def _add(self, key: str, one: Heard) -> None:
         self.heard[key] = one
@@ -135,7 +154,8 @@ class Silence:
 
         stories = self._stories()
         self._changed = deque(
-            ChangedPlace(place, stories.get(place), silent.get(place, [])) for place in {**stories, **silent}
+            ChangedPlace(place, stories.get(place), silent.get(place, []))
+            for place in {**stories, **silent}
         )
 
     @property
@@ -157,13 +177,24 @@ class Silence:
         return stories
 
     def _note(self, story: Story | None, place: Place, silent: list[Heard], now: float) -> None:
-        """Update the story of a place, and its wave, if its silent VMs are not the same as before."""
+        """Update the story of a place, and its wave, if its silent VMs are not the same
+        as before.
+        """
         names = tuple(sorted(one.name for one in silent))
         if story is None:
             began = from_unix(min(one.at for one in silent))
             kind, why = ("missing", MISSING) if self._missing else ("silent", None)
-            where = sha256(repr(place).encode())[:8]  # several places of one wave may fall silent at once
-            event = Event(f"{kind}-{now:.0f}-{where}", SILENT, STATUS_STARTED, "VirtualMachine", (), description=why)
+            where = sha256(repr(place).encode())[
+                :8
+            ]  # several places of one wave may fall silent at once
+            event = Event(
+                f"{kind}-{now:.0f}-{where}",
+                SILENT,
+                STATUS_STARTED,
+                "VirtualMachine",
+                (),
+                description=why,
+            )
             mark = (began, "", "")
             story = Story(event, place, began, place.group, "", mark, mark, started=began)
         elif names == (story.event.resources if story.standing is STARTED else ()):

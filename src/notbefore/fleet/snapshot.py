@@ -36,13 +36,17 @@ class Closed(Struct, array_like=True):
 
 
 class Snapshot(Struct, array_like=True):
-    """The state of a partition's fold. While the partition is read, the fold changes it in place."""
+    """The state of a partition's fold.
+
+    While the partition is read, the fold changes it in place.
+    """
 
     form: int = FORM
     at: float = 0.0  # when it was taken; all times here are Unix seconds of the hub's clock
     position: Position = Position()
     partitions: int = 0  # how many the hub has
-    backlog: int = -1  # the last record when the first read began: nobody is notified of what is over by then
+    # the last record when the first read began: nobody is notified of what is over by then
+    backlog: int = -1
     waves: OpenWaves = {}
     silent: OpenWaves = {}
     missing: OpenWaves = {}
@@ -53,16 +57,23 @@ class Snapshot(Struct, array_like=True):
     outbox: OutboxImage = OutboxImage()  # as it was at ``at``
     past: list[PastEvent] = []  # events that are over and not in the history yet
     muted: set[str] = set()  # event keys of open waves that nobody was notified of
-    looked: float = 0.0  # when it was last looked for VMs that are silent: the hub was read until then
+    # when it was last looked for VMs that are silent: the hub was read until then
+    looked: float = 0.0
 
 
 def compressed(snapshot: bytes) -> bytes:
-    """Compress a snapshot for the store. It may take some 10 ms: do not call it in an event loop."""
+    """Compress a snapshot for the store.
+
+    It may take some 10 ms: do not call it in an event loop.
+    """
     return zlib.compress(snapshot, 1)
 
 
 def read_snapshot(body: bytes) -> Snapshot:
-    """Read a stored snapshot; raises ``ValueError`` if the bytes are no snapshot, or one of another form."""
+    """Read a stored snapshot.
+
+    Raises ``ValueError`` if the bytes are no snapshot, or one of another form.
+    """
     try:
         expanded = zlib.decompressobj()
         data = expanded.decompress(body, MAX_SNAPSHOT)

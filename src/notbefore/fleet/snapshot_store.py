@@ -1,7 +1,8 @@
-"""``Snapshots``: the store of the partitions' snapshots, with their positions in the log: files, or Blob Storage.
+"""``Snapshots``: the store of the partitions' snapshots, with their positions in the log: files, or
+Blob Storage.
 
-``FileSnapshots`` is for a single instance; ``fleet.blob_snapshots`` is for several. ``Others`` reads the snapshots of
-the other instances, so that any instance can show the whole fleet.
+``FileSnapshots`` is for a single instance; ``fleet.blob_snapshots`` is for several. ``Others``
+reads the snapshots of the other instances, so that any instance can show the whole fleet.
 """
 
 import asyncio
@@ -28,7 +29,9 @@ log = logging.getLogger("notbefore.fleet.snapshot_store")
 
 
 class LostPartitionError(Exception):
-    """The partition is not this instance's: another one has written its snapshot, or it could not be taken."""
+    """The partition is not this instance's: another one has written its snapshot, or it could not
+    be taken.
+    """
 
 
 class Stored(NamedTuple):
@@ -39,7 +42,10 @@ class Stored(NamedTuple):
 
 
 class Snapshots(CheckpointStore):
-    """A store of snapshots. It is also the SDK's checkpoint store, by which the SDK balances the partitions."""
+    """A store of snapshots.
+
+    It is also the SDK's checkpoint store, by which the SDK balances the partitions.
+    """
 
     _prefix = ""  # NAMESPACE/HUB/GROUP/
     _created = 0.0  # Unix seconds: see ``hub_was_made``
@@ -49,11 +55,16 @@ class Snapshots(CheckpointStore):
         self._prefix = f"{namespace}/{hub}/{group}/".lower()
 
     def hub_was_made(self, at: float) -> None:
-        """Note the hub's creation (Unix seconds, hub's clock): older positions are of an earlier hub of this name."""
+        """Note the hub's creation (Unix seconds, hub's clock): older positions are of an earlier
+        hub of this name.
+        """
         self._created = at
 
     async def list_checkpoints(self, *_names: str, **_: Any) -> Iterable[dict[str, Any]]:
-        """For the SDK: where to continue. Partitions without a position in this hub are read from ``window`` on."""
+        """For the SDK: where to continue.
+
+        Partitions without a position in this hub are read from ``window`` on.
+        """
         return [
             {"partition_id": name, "offset": one.offset, "sequence_number": one.sequence}
             for name, (one, _) in (await self.listed()).items()
@@ -64,12 +75,18 @@ class Snapshots(CheckpointStore):
         """For the SDK: do nothing, because ``write`` also writes the checkpoint."""
 
     async def take(self, partition: str) -> bytes:
-        """Return a partition's last snapshot; empty if there is none. Its previous owner can then no longer write."""
+        """Return a partition's last snapshot; empty if there is none.
+
+        Its previous owner can then no longer write.
+        """
         return await self.read(partition)
 
     @abstractmethod
     async def write(self, partition: str, body: bytes, position: Position) -> None:
-        """Replace the snapshot and the checkpoint. Raises ``LostPartitionError`` if another instance has it."""
+        """Replace the snapshot and the checkpoint.
+
+        Raises ``LostPartitionError`` if another instance has it.
+        """
 
     @abstractmethod
     async def listed(self, without: Collection[str] = ()) -> dict[str, Stored]:
@@ -77,18 +94,26 @@ class Snapshots(CheckpointStore):
 
     @abstractmethod
     async def read(self, name: str) -> bytes:
-        """Return the snapshot of any partition, or a note that all instances share; empty if there is none."""
+        """Return the snapshot of any partition, or a note that all instances share.
+
+        Empty if there is none.
+        """
 
     @abstractmethod
     async def change(self, note: str, change: Callable[[bytes], bytes]) -> None:
-        """Replace a note with the result of ``change``, unless somebody else changes it meanwhile."""
+        """Replace a note with the result of ``change``, unless somebody else changes it
+        meanwhile.
+        """
 
     async def close(self) -> None:
         """Close the connections."""
 
 
 class FileSnapshots(Snapshots):
-    """One file per partition, for a single instance: others cannot read them. All methods may raise ``OSError``."""
+    """One file per partition, for a single instance: others cannot read them.
+
+    All methods may raise ``OSError``.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -97,7 +122,9 @@ class FileSnapshots(Snapshots):
         """For the SDK: no other instance has a partition."""
         return []
 
-    async def claim_ownership(self, ownership_list: Iterable[dict[str, Any]], **_: Any) -> Iterable[dict[str, Any]]:
+    async def claim_ownership(
+        self, ownership_list: Iterable[dict[str, Any]], **_: Any
+    ) -> Iterable[dict[str, Any]]:
         """For the SDK: this instance gets every partition that it claims."""
         return [one | {"last_modified_time": 0.0} for one in ownership_list]
 
@@ -127,10 +154,12 @@ class FileSnapshots(Snapshots):
         """See ``Snapshots``."""
 
         def change_it() -> None:
-            # only the instance creates the directory: if a command of root did, the service could not use it
+            # only the instance creates the directory: if a command of root did, the service could
+            # not use it
             if not self._directory.is_dir():
                 raise FileNotFoundError(
-                    f"there is no {self._directory}: start the instance first, or name its --state-dir"
+                    f"there is no {self._directory}: start the instance first, or name its"
+                    " --state-dir"
                 )
             lock = OwnerLock(self._directory)
             lock.acquire()
@@ -142,7 +171,10 @@ class FileSnapshots(Snapshots):
         await asyncio.to_thread(change_it)
 
     def _read(self, name: str) -> bytes:
-        with suppress(FileNotFoundError), open(self._directory / name, "rb", opener=private) as file:
+        with (
+            suppress(FileNotFoundError),
+            open(self._directory / name, "rb", opener=private) as file,
+        ):
             return file.read()
         return b""
 
@@ -150,7 +182,9 @@ class FileSnapshots(Snapshots):
         self._directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
         new = self._directory / f"{name}.new"
         with open(new, "wb", opener=private) as file:
-            if hasattr(os, "geteuid") and os.geteuid() == 0:  # a command of root, for an instance of another user
+            if (
+                hasattr(os, "geteuid") and os.geteuid() == 0
+            ):  # a command of root, for an instance of another user
                 owner = self._directory.stat()
                 os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
             file.write(body)
@@ -160,22 +194,33 @@ class FileSnapshots(Snapshots):
 
 
 class Others:
-    """The snapshots of other instances, read in the consumer's event loop. ``own``: this instance's partitions."""
+    """The snapshots of other instances, read in the consumer's event loop.
+
+    ``own``: this instance's partitions.
+    """
 
     def __init__(self, snapshots: Snapshots, own: Collection[str]) -> None:
         self._snapshots = snapshots
         self._own = own
         self._lock = asyncio.Lock()  # they are read once at a time
         self._looked = float("-inf")
-        self._found: dict[str, tuple[str, Snapshot]] = {}  # with their ETags; replaced, never changed
+        self._found: dict[
+            str, tuple[str, Snapshot]
+        ] = {}  # with their ETags; replaced, never changed
 
     @property
     def found(self) -> dict[str, Snapshot]:
-        """Partition -> snapshot, without the partitions that this instance has taken since. From any thread."""
+        """Partition -> snapshot, without the partitions that this instance has taken since.
+
+        From any thread.
+        """
         return {name: one for name, (_, one) in self._found.items() if name not in self._own}
 
     async def look(self) -> None:
-        """Read the snapshots, if ``EVERY`` seconds have passed. Raises nothing: on failure the known ones stay."""
+        """Read the snapshots, if ``EVERY`` seconds have passed.
+
+        Raises nothing: on failure the known ones stay.
+        """
         async with self._lock:
             if time.monotonic() - self._looked < EVERY:
                 return
@@ -188,12 +233,17 @@ class Others:
             self._looked = time.monotonic()
 
     async def _read(self, name: str, etag: str) -> tuple[str, Snapshot] | None:
-        """Return a snapshot with its ETag; the known one if it has not changed, or cannot be read."""
+        """Return a snapshot with its ETag.
+
+        The known one if it has not changed, or cannot be read.
+        """
         known = self._found.get(name)
         if known is not None and etag and known[0] == etag:
             return known
         try:
             return etag, await asyncio.to_thread(read_snapshot, await self._snapshots.read(name))
         except FAILURES as error:
-            log.warning("another instance's snapshot of partition %s cannot be read: %s", name, error)
+            log.warning(
+                "another instance's snapshot of partition %s cannot be read: %s", name, error
+            )
             return known

@@ -1,8 +1,8 @@
 """``ImdsClient``: one kept-alive HTTP connection to the instance metadata service.
 
-llhttp (``httptools``) parses the answers: it is only a parser, so there are no proxies, redirects, cookies or netrc to
-switch off. The request is the same few lines each second, written as text.
-Each exchange has one deadline for all of it, and bounds on its size.
+llhttp (``httptools``) parses the answers: it is only a parser, so there are no proxies, redirects,
+cookies or netrc to switch off. The request is the same few lines each second, written as text. Each
+exchange has one deadline for all of it, and bounds on its size.
 """
 
 import re
@@ -18,7 +18,8 @@ from msgspec import Struct
 from notbefore.core.document import MAX_BYTES
 from notbefore.errors import ConfigError, ImdsError, ImdsReason
 
-FIRST_TIMEOUT: Final = 120.0  # seconds: the first request enables the feature, which may take two minutes
+# seconds: the first request enables the feature, which may take two minutes
+FIRST_TIMEOUT: Final = 120.0
 CONNECT_TIMEOUT: Final = 10.0  # seconds; only the answer may take longer
 TIMEOUT: Final = 10.0  # seconds; answers slower than 1 s occur in normal operation
 TOLERANCE: Final = 0.2  # seconds by which a deadline may be missed
@@ -65,15 +66,18 @@ class _Connection:
     def _begin(self) -> None:
         self.status = 0  # 0 until the header is complete
         self.keep_alive = False
-        self._headers: dict[bytes, bytes] = {}  # by the name in lower case; the first one of each name
+        self._headers: dict[
+            bytes, bytes
+        ] = {}  # by the name in lower case; the first one of each name
         self._parts: list[bytes] = []
         self._complete = False
 
     def exchange(self, request: bytes, deadline: float) -> ImdsAnswer:
-        """Send a request and read its answer until ``deadline`` (monotonic seconds), however slowly it arrives.
+        """Send a request and read its answer until ``deadline`` (monotonic seconds), however slowly
+        it arrives.
 
-        Raises ``ImdsError`` for any status but 200, and ``OSError``; ``ConnectionError`` if the connection was closed
-        without an answer.
+        Raises ``ImdsError`` for any status but 200, and ``OSError``; ``ConnectionError`` if the
+        connection was closed without an answer.
         """
         self._begin()
         self._arm(deadline)
@@ -94,15 +98,22 @@ class _Connection:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
-        # setting a timeout is a system call; usually the answer comes at once, and the previous timeout is close enough
+        # setting a timeout is a system call; usually the answer comes at once, and the previous
+        # timeout is close enough
         if not 0 <= left - self._timeout <= TOLERANCE:
             self._timeout = max(left - TOLERANCE / 2, MINIMUM)
             self.socket.settimeout(self._timeout)
 
     def _feed(self, data: bytes) -> None:
         if not data:  # the connection was closed: the end of a body without a length
-            if not self.status or b"content-length" in self._headers or b"transfer-encoding" in self._headers:
-                raise ImdsError("incomplete", "the connection was closed before the end of the answer")
+            if (
+                not self.status
+                or b"content-length" in self._headers
+                or b"transfer-encoding" in self._headers
+            ):
+                raise ImdsError(
+                    "incomplete", "the connection was closed before the end of the answer"
+                )
             self._complete = True
             return
         try:
@@ -118,12 +129,16 @@ class _Connection:
             return ImdsAnswer(body, self._headers.get(b"date", b"")[:MAX_DATE].decode("latin-1"))
         header = {name: value.decode("latin-1") for name, value in self._headers.items()}
         if 300 <= status < 400:  # noqa: PLR2004 - the class of an HTTP status is its first digit
-            raise ImdsError("redirect", f"HTTP {status} to {header.get(b'location', '')!r}, not followed")
+            raise ImdsError(
+                "redirect", f"HTTP {status} to {header.get(b'location', '')!r}, not followed"
+            )
         reason = _BY_STATUS.get(status, "server_error" if status >= 500 else "status")  # noqa: PLR2004 - as above
         # IMDS sends seconds, not a date
         seconds = re.fullmatch("[0-9]{1,6}", header.get(b"retry-after", ""))
         said = body[:200].decode("utf-8", "replace").strip()
-        raise ImdsError(reason, f"HTTP {status}: {said!r}", retry_after=float(seconds[0]) if seconds else None)
+        raise ImdsError(
+            reason, f"HTTP {status}: {said!r}", retry_after=float(seconds[0]) if seconds else None
+        )
 
     # ---- called by the parser
 
@@ -153,7 +168,9 @@ class _Connection:
 
 
 class ImdsClient:
-    """Asks one endpoint (``http://host[:port][/prefix]``). Only ``abort`` may be called from other threads.
+    """Asks one endpoint (``http://host[:port][/prefix]``).
+
+    Only ``abort`` may be called from other threads.
 
     Raises ``ConfigError`` for an endpoint that is not a plain ``http`` address.
     """
@@ -174,7 +191,10 @@ class ImdsClient:
         return self._request(request.encode("ascii"), timeout, again=self._connection is not None)
 
     def post(self, path: str, body: bytes, *, timeout: float = TIMEOUT) -> ImdsAnswer:
-        """POST JSON to ``path`` within ``timeout`` seconds, once; raises ``ImdsError`` for any status but 200."""
+        """POST JSON to ``path`` within ``timeout`` seconds, once.
+
+        Raises ``ImdsError`` for any status but 200.
+        """
         what = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         request = f"POST {self._prefix}{path} HTTP/1.1\r\n{self._headers}{what}\r\n"
         return self._request(request.encode("ascii") + body, timeout, again=False)
@@ -200,7 +220,8 @@ class ImdsClient:
             try:
                 answer = connection.exchange(request, deadline)
             except ConnectionError:
-                # IMDS may have closed the kept connection meanwhile: this is not a failure of the request
+                # IMDS may have closed the kept connection meanwhile: this is not a failure of the
+                # request
                 if not again or self._aborted:
                     raise
                 self.close()
@@ -221,7 +242,9 @@ class ImdsClient:
         if self._connection is None and not self._aborted:
             timeout = max(MINIMUM, min(CONNECT_TIMEOUT, deadline - time.monotonic()))
             self._connection = _Connection(socket.create_connection(self._address, timeout))
-        if self._connection is None or self._aborted:  # `abort` may have found no connection to shut down
+        if (
+            self._connection is None or self._aborted
+        ):  # `abort` may have found no connection to shut down
             raise ImdsError("reset", "the agent is stopping")
         return self._connection
 

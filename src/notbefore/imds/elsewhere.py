@@ -1,7 +1,9 @@
-"""Find IMDS for a VM without 169.254.169.254: places that may contain its address, and whether IMDS answers there.
+"""Find IMDS for a VM without 169.254.169.254: places that may contain its address, and whether IMDS
+answers there.
 
-An address from a lease or the environment is only a candidate. It is used if it answers with a Scheduled Events
-document. In a lease it is DHCP option 245; a value that is not an IPv4 address is ignored.
+An address from a lease or the environment is only a candidate. It is used if it answers with a
+Scheduled Events document. In a lease it is DHCP option 245; a value that is not an IPv4 address is
+ignored.
 """
 
 import ipaddress
@@ -22,21 +24,31 @@ MAX_FILES: Final = 32
 MAX_LEASE: Final = 256 * 1024  # bytes; dhclient appends to its file for ever
 
 # of systemd-networkd (Azure Linux, Ubuntu, Debian), NetworkManager (RHEL) and dhclient (Debian)
-LEASES: Final = ("run/systemd/netif/leases/*", "run/NetworkManager/devices/*", "var/lib/dhcp/dhclient*.lease*")
-# as these three write it: OPTION_245=a83f8110, private_245=a8:3f:81:10, option unknown-245 a8:3f:81:10;
+LEASES: Final = (
+    "run/systemd/netif/leases/*",
+    "run/NetworkManager/devices/*",
+    "var/lib/dhcp/dhclient*.lease*",
+)
+# as these three write it: OPTION_245=a83f8110, private_245=a8:3f:81:10, option unknown-245
+# a8:3f:81:10;
 _OPTION: Final = re.compile(
-    rb"^\s*(?:OPTION_245=|private_245=|unknown_245=|option unknown-245 )([0-9a-fA-F:]{1,60});?\s*$", re.MULTILINE
+    rb"^\s*(?:OPTION_245=|private_245=|unknown_245=|option unknown-245 )([0-9a-fA-F:]{1,60});?\s*$",
+    re.MULTILINE,
 )
 
 
-def candidates(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Iterator[tuple[str, str]]:
+def candidates(
+    environment: Mapping[str, str] = os.environ, root: Path = Path("/")
+) -> Iterator[tuple[str, str]]:
     """Yield the endpoints where IMDS may be, as (place, endpoint), in the order to try them."""
     yield "the usual address", ENDPOINT
     if address := environment.get(VARIABLE, ""):
         yield VARIABLE, address if "://" in address else f"http://{address}"
     for pattern in LEASES:
         with suppress(OSError):  # a file is gone, or cannot be read
-            files = sorted(filter(Path.is_file, root.glob(pattern)), key=lambda path: -path.stat().st_mtime)
+            files = sorted(
+                filter(Path.is_file, root.glob(pattern)), key=lambda path: -path.stat().st_mtime
+            )
             for path in files[:MAX_FILES]:
                 if address := address_in(_tail(path)):
                     yield str(path), f"http://{address}"
@@ -59,11 +71,20 @@ def address_in(lease: bytes) -> str:
     """Return the IPv4 address in the last, newest option 245 that has one; empty without one."""
     for written in reversed(_OPTION.findall(lease)):
         try:  # a83f8110, or a8:3f:81:10
-            parts = written.split(b":") if b":" in written else [written[i : i + 2] for i in range(0, len(written), 2)]
+            parts = (
+                written.split(b":")
+                if b":" in written
+                else [written[i : i + 2] for i in range(0, len(written), 2)]
+            )
             address = ipaddress.IPv4Address(bytes(int(part, 16) for part in parts))
         except ValueError:
             continue
-        if not (address.is_unspecified or address.is_multicast or address.is_loopback or address.is_reserved):
+        if not (
+            address.is_unspecified
+            or address.is_multicast
+            or address.is_loopback
+            or address.is_reserved
+        ):
             return str(address)
     return ""
 

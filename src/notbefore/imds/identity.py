@@ -10,7 +10,8 @@ from notbefore.errors import ImdsError
 from notbefore.imds.client import TIMEOUT, ImdsClient
 
 PATH: Final = "/metadata/instance?api-version=2021-02-01"
-MAX_TEXT: Final = 512  # characters of a field; a resource id has about 200, the name of a tag at most 512
+# characters of a field; a resource id has about 200, the name of a tag at most 512
+MAX_TEXT: Final = 512
 MAX_TAGS: Final = 50  # Azure's own limit
 
 
@@ -19,7 +20,10 @@ class _Instance(Struct):
 
 
 def fetch_vm(client: ImdsClient, timeout: float = TIMEOUT) -> Vm:
-    """Ask IMDS for this VM's identity, within ``timeout`` seconds. Raises ``ImdsError`` (``rejected``: no name)."""
+    """Ask IMDS for this VM's identity, within ``timeout`` seconds.
+
+    Raises ``ImdsError`` (``rejected``: no name).
+    """
     answer = client.get(PATH, timeout=timeout)
     try:
         compute = msgspec.json.decode(answer.body, type=_Instance).compute

@@ -61,17 +61,20 @@ PENDING: Final = gauge(
 )
 STATUS: Final = gauge(
     "azure_scheduled_event_status",
-    f"1 for each listed event, with its present status. The description is cut at {MAX_DESCRIPTION_LABEL} characters.",
+    "1 for each listed event, with its present status. The description is cut at"
+    f" {MAX_DESCRIPTION_LABEL} characters.",
     labels=("event_id", "event_type", "event_status", "event_source", "scope", "description"),
 )
 NOT_BEFORE: Final = gauge(
     "azure_scheduled_event_not_before_timestamp_seconds",
-    "NotBefore as Unix time: the event does not start before it. Keeps its last known value once the event is started.",
+    "NotBefore as Unix time: the event does not start before it. Keeps its last known value once"
+    " the event is started.",
     labels=("event_id",),
 )
 SECONDS_TO_NOT_BEFORE: Final = gauge(
     "azure_scheduled_event_seconds_to_not_before",
-    "Seconds from this scrape to NotBefore; negative after NotBefore, absent once the event is started.",
+    "Seconds from this scrape to NotBefore; negative after NotBefore, absent once the event is"
+    " started.",
     labels=("event_id",),
 )
 STARTED_AT: Final = gauge(
@@ -86,7 +89,8 @@ EXPECTED: Final = gauge(
 )
 CURRENT_NOTICE: Final = gauge(
     "azure_scheduled_event_current_notice_seconds",
-    "NotBefore, as it stands now, minus the time when the event was first seen; 0 if it started without notice.",
+    "NotBefore, as it stands now, minus the time when the event was first seen; 0 if it started"
+    " without notice.",
     labels=("event_id",),
 )
 RESOURCES: Final = gauge(
@@ -105,12 +109,14 @@ INCARNATION: Final = gauge(
 )
 CHANGES: Final = counter(
     "azure_scheduled_event_changes",
-    "Changes in the life of events that affect this VM, or may. `ended`: the event is gone, and nobody saw how.",
+    "Changes in the life of events that affect this VM, or may. `ended`: the event is gone, and"
+    " nobody saw how.",
     labels=("change", "event_type"),
 )
 NOTICE: Final = histogram(
     "azure_scheduled_event_initial_notice_seconds",
-    "Notice of each event when it was first seen: NotBefore minus that time; 0 if it started without notice.",
+    "Notice of each event when it was first seen: NotBefore minus that time; 0 if it started"
+    " without notice.",
     labels=("event_type",),
 )
 INTERRUPTION: Final = histogram(
@@ -208,7 +214,8 @@ LATENCY: Final = histogram(
 )
 OUTBOX: Final = gauge(
     "notbefore_outbox_deliveries",
-    "Deliveries: `pending`, `dead` (refused for good), `repeating` (delivered, and sent again while the event lasts).",
+    "Deliveries: `pending`, `dead` (refused for good), `repeating` (delivered, and sent again while"
+    " the event lasts).",
     labels=("sink", "state"),
 )
 OLDEST_PENDING: Final = gauge(

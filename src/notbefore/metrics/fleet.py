@@ -56,7 +56,8 @@ MISSING: Final = counter(
 )
 ERRORS: Final = counter(
     "notbefore_fleet_errors",
-    "Errors of the hub, of the checkpoint store, of the history, of the inventory, and of the program (`fold`).",
+    "Errors of the hub, of the checkpoint store, of the history, of the inventory, and of the"
+    " program (`fold`).",
     labels=("part",),
 )
 PARTITIONS: Final = gauge(

@@ -1,7 +1,7 @@
 """The counts and measurements.
 
-Those of changes begin at the agent's first start and survive a restart. Those of polls, store, courier, configuration
-and OTLP begin with this process. Those of deliveries come from the outbox.
+Those of changes begin at the agent's first start and survive a restart. Those of polls, store,
+courier, configuration and OTLP begin with this process. Those of deliveries come from the outbox.
 """
 
 from bisect import bisect_left
@@ -22,15 +22,23 @@ _COUNTED_TYPES: Final = frozenset((*EVENT_TYPES, SILENT))
 
 MAX_SERIES: Final = 200  # per metric family: the texts of its labels come from outside
 
-Labels = tuple[str, ...]  # the names of a metric's labels, or the values of a sample's, in the same order
-Named = tuple[tuple[str, str], ...]  # names and values, in the stored form: a metric may gain a label
+Labels = tuple[
+    str, ...
+]  # the names of a metric's labels, or the values of a sample's, in the same order
+Named = tuple[
+    tuple[str, str], ...
+]  # names and values, in the stored form: a metric may gain a label
 Key = TypeVar("Key")
-# seconds of a poll: the usual durations of IMDS, and durations that are slow for one poll per second
+# seconds of a poll: the usual durations of IMDS, and durations that are slow for one poll per
+# second
 POLL_BOUNDS: Final = (0.01, 0.1, 1.0, 5.0)
 
 
 class Histogram(Struct, frozen=True):
-    """Observations in seconds, by bucket; ``counts`` has one item more than ``bounds``: the last bucket is +Inf."""
+    """Observations in seconds, by bucket.
+
+    ``counts`` has one item more than ``bounds``: the last bucket is +Inf.
+    """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -43,22 +51,44 @@ class Histogram(Struct, frozen=True):
         return cls(bounds, (0,) * (len(bounds) + 1))
 
     def plus(self, value: float) -> "Histogram":
-        """Add an observation; a value on a bound belongs to the bucket below it, as in Prometheus."""
+        """Add an observation.
+
+        A value on a bound belongs to the bucket below it, as in Prometheus.
+        """
         counts = list(self.counts)
         counts[bisect_left(self.bounds, value)] += 1
         return Histogram(self.bounds, tuple(counts), self.sum + value, self.created)
 
 
-# Seconds. Each bucket is a series on each VM that had such an event, so only bounds of interest for a fleet.
-NOTICE_BOUNDS: Final = (0.0, 30.0, 60.0, 300.0, 600.0, 900.0, 3_600.0, 86_400.0)  # Azure's promises, by type
-INTERRUPTION_BOUNDS: Final = (1.0, 5.0, 10.0, 30.0, 120.0, 600.0)  # a freeze takes some seconds, a reboot minutes
+# Seconds. Each bucket is a series on each VM that had such an event, so only bounds of interest for
+# a fleet.
+NOTICE_BOUNDS: Final = (
+    0.0,
+    30.0,
+    60.0,
+    300.0,
+    600.0,
+    900.0,
+    3_600.0,
+    86_400.0,
+)  # Azure's promises, by type
+INTERRUPTION_BOUNDS: Final = (
+    1.0,
+    5.0,
+    10.0,
+    30.0,
+    120.0,
+    600.0,
+)  # a freeze takes some seconds, a reboot minutes
 
 
 class Totals(Struct, frozen=True):
     """Counters and histograms over all changes since ``since``."""
 
     since: datetime | None = None  # when counting began; the start time of the cumulative series
-    changes: dict[Named, int] = {}  # by change and event_type, for events that affect this VM, or may
+    changes: dict[
+        Named, int
+    ] = {}  # by change and event_type, for events that affect this VM, or may
     notice: dict[Named, Histogram] = {}  # the histograms: by event_type
     interruption: dict[Named, Histogram] = {}
     approvals: dict[Named, int] = {}  # by rule and result
@@ -68,16 +98,24 @@ class Totals(Struct, frozen=True):
         """Add a change, and the durations that it completes."""
         event_type = known_type(change.event.event_type)
         if change.approval is not None:
-            result = "dry_run" if change.reason == "dry_run" else change.kind.removeprefix("approval_")
-            return self._counted("approvals", named(rule=change.approval.approval_rule, result=result), change)
+            result = (
+                "dry_run" if change.reason == "dry_run" else change.kind.removeprefix("approval_")
+            )
+            return self._counted(
+                "approvals", named(rule=change.approval.approval_rule, result=result), change
+            )
         totals = self
         if change.scope != "peer":
-            totals = self._counted("changes", named(change=change.kind, event_type=event_type), change)
+            totals = self._counted(
+                "changes", named(change=change.kind, event_type=event_type), change
+            )
         by_type = named(event_type=event_type)
         if change.notice_seconds is not None and (
             change.kind == "announced" or (change.kind == "started" and change.previous is None)
         ):
-            notice = _observed(totals.notice, by_type, NOTICE_BOUNDS, change.notice_seconds, change.time)
+            notice = _observed(
+                totals.notice, by_type, NOTICE_BOUNDS, change.notice_seconds, change.time
+            )
             totals = replace(totals, notice=notice)
         if change.interruption is not None:
             interruption = _observed(
@@ -92,7 +130,10 @@ class Totals(Struct, frozen=True):
 
 
 def known_type(event_type: str) -> str:
-    """Return the event type as a label; `other` if Azure does not document it, so that series are few."""
+    """Return the event type as a label.
+
+    `other` if Azure does not document it, so that series are few.
+    """
     return event_type if event_type in _COUNTED_TYPES else OTHER
 
 
@@ -102,7 +143,11 @@ def named(**labels: str) -> Named:
 
 
 def _observed(
-    family: dict[Named, Histogram], labels: Named, bounds: tuple[float, ...], value: float, time: datetime
+    family: dict[Named, Histogram],
+    labels: Named,
+    bounds: tuple[float, ...],
+    value: float,
+    time: datetime,
 ) -> dict[Named, Histogram]:
     histogram = family.get(labels) or replace(Histogram.empty(bounds), created=time.timestamp())
     return {**family, labels: histogram.plus(value)}
@@ -127,7 +172,10 @@ class PollFigures(Struct, frozen=True):
     def plus(self, result: str, delay: float, duration: float) -> "PollFigures":
         """Add a poll; ``delay`` and ``duration`` in seconds."""
         return replace(
-            self, results=increased(self.results, result), duration=self.duration.plus(duration), delay=delay
+            self,
+            results=increased(self.results, result),
+            duration=self.duration.plus(duration),
+            delay=delay,
         )
 
 
@@ -158,8 +206,10 @@ class Figures(Struct, frozen=True):
     store_damaged: int = 0  # files and rows set aside
     otlp_exports: dict[tuple[str, str], int] = {}  # (signal, result)
     unforeseen: int = 0  # unforeseen errors
-    restart_needed: bool = False  # another version is installed, and it does not work: notifications wait
-    auth_failures: int | None = None  # requests with a wrong user or password; None if no password is needed
+    # another version is installed, and it does not work: notifications wait
+    restart_needed: bool = False
+    # requests with a wrong user or password; None if no password is needed
+    auth_failures: int | None = None
     vm: dict[str, str] = {}  # label -> value; empty until the identity is known
     since: datetime | None = None  # when this process began to count
 
@@ -168,14 +218,21 @@ class OutboxView(Struct, frozen=True):
     """The numbers of deliveries in the outbox, and the counts of their results."""
 
     rows: dict[tuple[str, str], int] = {}  # (sink, state)
-    oldest: dict[tuple[str, str], float] = {}  # (sink, severity) -> Unix time when the oldest pending change was seen
+    oldest: dict[
+        tuple[str, str], float
+    ] = {}  # (sink, severity) -> Unix time when the oldest pending change was seen
     counts: dict[tuple[str, str], int] = {}  # (sink, result)
-    latency: dict[str, Histogram] = {}  # sink -> seconds from when a change was seen to its acceptance
+    latency: dict[
+        str, Histogram
+    ] = {}  # sink -> seconds from when a change was seen to its acceptance
     errors: dict[str, str] = {}  # sink -> the error of its newest delivery that has one
 
 
 def view_of(outbox: Outbox, now: float, wall: float) -> OutboxView:
-    """The numbers of an outbox. ``now``: seconds on the outbox's clock; ``wall``: the same moment as Unix time."""
+    """The numbers of an outbox. ``now``: seconds on the outbox's clock.
+
+    ``wall``: the same moment as Unix time.
+    """
     rows: dict[tuple[str, str], int] = {}
     oldest: dict[tuple[str, str], float] = {}
     errors: dict[str, str] = {}

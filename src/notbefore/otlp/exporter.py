@@ -1,7 +1,8 @@
 """``Exporter``: sends the agent's metrics over OTLP, in its own thread.
 
-Nothing waits for it, and nothing is stored: each export contains the values of its moment, and after a failure the next
-one has newer values. OpenTelemetry is imported in the thread, only if ``otlp`` is configured.
+Nothing waits for it, and nothing is stored: each export contains the values of its moment, and
+after a failure the next one has newer values. OpenTelemetry is imported in the thread, only if
+``otlp`` is configured.
 """
 
 import logging
@@ -35,8 +36,9 @@ log = logging.getLogger("notbefore.otlp")
 class Exporter:
     """The exports of one configuration, in the thread ``otlp``.
 
-    ``read`` returns the present values and is called in that thread. The results are counted in ``counts``, by signal
-    and result. ``redactor`` is a ``courier.redact.Redactor``, ``http`` makes a ``courier.http.Http``.
+    ``read`` returns the present values and is called in that thread. The results are counted in
+    ``counts``, by signal and result. ``redactor`` is a ``courier.redact.Redactor``, ``http`` makes
+    a ``courier.http.Http``.
     """
 
     def __init__(
@@ -47,7 +49,13 @@ class Exporter:
         redactor: Any,
         http: Callable[..., Any],
     ) -> None:
-        self._config, self._read, self._counts, self._redactor, self._http = config, read, counts, redactor, http
+        self._config, self._read, self._counts, self._redactor, self._http = (
+            config,
+            read,
+            counts,
+            redactor,
+            http,
+        )
         self._woken, self._stopped = threading.Event(), threading.Event()
         self._sender: Any = None  # otlp.sender.Sender
         self._failed = False  # the last attempt
@@ -62,7 +70,10 @@ class Exporter:
         self._woken.set()
 
     def stop(self, patience: float) -> None:
-        """Export once more and end; do not wait longer than ``patience`` seconds for a receiver that hangs."""
+        """Export once more and end.
+
+        Do not wait longer than ``patience`` seconds for a receiver that hangs.
+        """
         self._stopped.set()
         self._woken.set()
         self._thread.join(patience)
@@ -75,7 +86,10 @@ class Exporter:
         while not self._stopped.is_set():
             self._woken.clear()
             self._export()
-            if not self._stopped.wait(min(RETRY, interval) if self._failed else SPACING) and not self._failed:
+            if (
+                not self._stopped.wait(min(RETRY, interval) if self._failed else SPACING)
+                and not self._failed
+            ):
                 self._woken.wait(interval - SPACING)
         if not self._failed:
             self._export()
@@ -93,7 +107,10 @@ class Exporter:
             data = metrics_data(families, resource, __version__, datetime.now(UTC))
             self._sender = self._sender or Sender(self._config, "metrics", self._http)
             partial = self._sender.send(data)
-        except (SendError, ConfigError) as error:  # also for a secret that cannot be read: somebody may repair it
+        except (
+            SendError,
+            ConfigError,
+        ) as error:  # also for a secret that cannot be read: somebody may repair it
             self._ended("failure", str(error))
         except Exception as error:  # noqa: BLE001 - a library may raise anything; the next export may work
             self._ended("failure", f"{type(error).__name__}: {error}")

@@ -1,6 +1,9 @@
-"""``Sender`` sends one signal to its receiver with OpenTelemetry's exporters. Imported only if OTLP is configured.
+"""``Sender`` sends one signal to its receiver with OpenTelemetry's exporters.
 
-If the configuration has no ``endpoint``, the exporters take address, headers and certificates from ``OTEL_*``.
+Imported only if OTLP is configured.
+
+If the configuration has no ``endpoint``, the exporters take address, headers and certificates from
+``OTEL_*``.
 """
 
 import logging
@@ -24,20 +27,33 @@ from notbefore.errors import SendError
 
 Signal = Literal["metrics", "logs"]
 MAX_ANSWER: Final = 1024 * 1024  # bytes: as many ``courier.http`` reads
-PLAIN: Final = (b"", b"{}", b"ok", b"success", b'{"partialsuccess":{}}')  # from receivers that do not send protobuf
+PLAIN: Final = (
+    b"",
+    b"{}",
+    b"ok",
+    b"success",
+    b'{"partialsuccess":{}}',
+)  # from receivers that do not send protobuf
 OF_THE_BODY: Final = ("content-type", "content-encoding")
-NO_HEADERS: Final = {"x-sender": "notbefore"}  # without any, the gRPC exporter takes those of the environment
+NO_HEADERS: Final = {
+    "x-sender": "notbefore"
+}  # without any, the gRPC exporter takes those of the environment
 
 
 class PartialSuccess(Struct, frozen=True):
-    """How many data points or records of an accepted request the receiver rejected, and why. It does not say which."""
+    """How many data points or records of an accepted request the receiver rejected, and why.
+
+    It does not say which.
+    """
 
     rejected: int = 0
     reason: str = ""
 
 
 class _Said(logging.Filter):
-    """Keeps the exporters' last log line of each thread: it becomes the text of an error, which is logged once."""
+    """Keeps the exporters' last log line of each thread: it becomes the text of an error, which is
+    logged once.
+    """
 
     last: Final = threading.local()
 
@@ -51,9 +67,14 @@ for _name in ("http._common", "http.metric_exporter", "http._log_exporter", "grp
 
 
 class Sender:
-    """Exports one signal. It tries once; the caller decides when to try again. Not for several threads at once."""
+    """Exports one signal. It tries once; the caller decides when to try again.
 
-    def __init__(self, connection: OtlpConnection, signal: Signal, http: Callable[..., Any]) -> None:
+    Not for several threads at once.
+    """
+
+    def __init__(
+        self, connection: OtlpConnection, signal: Signal, http: Callable[..., Any]
+    ) -> None:
         """``http`` is ``courier.http.Http``."""
         self._connection = connection
         self._signal: Signal = signal
@@ -64,11 +85,16 @@ class Sender:
     def send(self, data: Any) -> PartialSuccess:
         """Export ``MetricsData``, or a list of ``ReadableLogRecord``.
 
-        Raises ``SendError`` if it was not accepted, and ``ConfigError`` if a header's secret cannot be read. Their
-        texts may contain secrets. Over gRPC the exporter reports neither what was rejected nor whether to try again.
+        Raises ``SendError`` if it was not accepted, and ``ConfigError`` if a header's secret cannot
+        be read. Their texts may contain secrets. Over gRPC the exporter reports neither what was
+        rejected nor whether to try again.
         """
         if self._exporter is None:
-            self._exporter = self._grpc_exporter() if self._connection.protocol == "grpc" else self._http_exporter()
+            self._exporter = (
+                self._grpc_exporter()
+                if self._connection.protocol == "grpc"
+                else self._http_exporter()
+            )
         _Said.last.text = "OpenTelemetry's exporter failed and does not say why"
         accepted = self._exporter.export(data).name == "SUCCESS"
         outcome = self._session.outcome if self._session is not None else None
@@ -99,18 +125,31 @@ class Sender:
         )
 
     def _grpc_exporter(self) -> Any:
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else gRPC writes to standard error directly
+        os.environ.setdefault(
+            "GRPC_VERBOSITY", "NONE"
+        )  # else gRPC writes to standard error directly
         import grpc  # noqa: PLC0415 - some 10 MB, an extra
-        from opentelemetry.exporter.otlp.proto.grpc import _log_exporter, metric_exporter  # noqa: PLC0415 - as above
+        from opentelemetry.exporter.otlp.proto.grpc import (  # noqa: PLC0415 - as above
+            _log_exporter,
+            metric_exporter,
+        )
 
         own = self._connection
         files = (own.ca_file, own.key_file or own.cert_file, own.cert_file)
         headers = {name.lower(): secret.reveal() for name, secret in own.headers.items()}
-        make = metric_exporter.OTLPMetricExporter if self._signal == "metrics" else _log_exporter.OTLPLogExporter
+        make = (
+            metric_exporter.OTLPMetricExporter
+            if self._signal == "metrics"
+            else _log_exporter.OTLPLogExporter
+        )
         return make(
             endpoint=own.endpoint,
             insecure=own.endpoint.startswith("http:") if own.endpoint else None,
-            credentials=grpc.ssl_channel_credentials(*map(_read, files)) if own.endpoint or any(files) else None,
+            credentials=(
+                grpc.ssl_channel_credentials(*map(_read, files))
+                if own.endpoint or any(files)
+                else None
+            ),
             headers=headers or (NO_HEADERS if own.endpoint else None),
             timeout=own.timeout.seconds,
             compression=grpc.Compression.Gzip,
@@ -119,9 +158,13 @@ class Sender:
 
 
 class _Session(requests.Session):
-    """The session of the HTTP exporter: like a sink, it has no redirects, and bounds on size and time."""
+    """The session of the HTTP exporter: like a sink, it has no redirects, and bounds on size and
+    time.
+    """
 
-    def __init__(self, connection: OtlpConnection, http: Callable[..., Any], signal: Signal) -> None:
+    def __init__(
+        self, connection: OtlpConnection, http: Callable[..., Any], signal: Signal
+    ) -> None:
         super().__init__()
         self.outcome: PartialSuccess | Exception | None = None
         self._connection = connection
@@ -160,11 +203,15 @@ class _Session(requests.Session):
                 ca_file, cert = None if self.verify is True else self.verify, self.cert
             self._http = self._make(own.timeout.seconds, ca_file=ca_file, cert=cert)
         if own.endpoint is not None:  # the headers in the environment are for another receiver
-            headers = {name: value for name, value in headers.items() if name.lower() in OF_THE_BODY}
+            headers = {
+                name: value for name, value in headers.items() if name.lower() in OF_THE_BODY
+            }
         # read again: a file may have changed
         headers = {**headers, **{name: secret.reveal() for name, secret in own.headers.items()}}
         answer = self._http.post(url, headers, body)
-        if self._signal == "metrics":  # at intervals: the receiver may close a kept connection at the next export
+        if (
+            self._signal == "metrics"
+        ):  # at intervals: the receiver may close a kept connection at the next export
             self._http.close()
         answer.check()
         if len(answer.body) >= MAX_ANSWER:  # the number of rejected items may be in the rest
@@ -173,13 +220,19 @@ class _Session(requests.Session):
 
 
 def partial_success(body: bytes) -> PartialSuccess:
-    """Read the body of the answer to an accepted request; raises ``SendError`` if it is not OTLP (a web page)."""
-    answer = ExportLogsServiceResponse()  # the answer for metrics has the same fields, under other names
+    """Read the body of the answer to an accepted request.
+
+    Raises ``SendError`` if it is not OTLP (a web page).
+    """
+    # the answer for metrics has the same fields, under other names
+    answer = ExportLogsServiceResponse()
     try:
         if b"".join(body.split()).lower() not in PLAIN:
             answer.ParseFromString(body)
     except DecodeError:
-        raise SendError("the answer is not OTLP: does the address lead to an OTLP receiver?") from None
+        raise SendError(
+            "the answer is not OTLP: does the address lead to an OTLP receiver?"
+        ) from None
     partial = answer.partial_success
     return PartialSuccess(max(0, partial.rejected_log_records), one_line(partial.error_message))
 

@@ -1,8 +1,11 @@
-"""Families and log records -> the values that OpenTelemetry's SDK exports. Imported only if OTLP is configured.
+"""Families and log records -> the values that OpenTelemetry's SDK exports.
 
-They are made here, and not by the SDK's instruments, so that ``metrics.families`` is the only definition of a metric.
-Names and labels are those of ``/metrics``, also after OTLP is translated for Prometheus. Each export contains the
-series of its moment; it has no series for an event that is gone.
+Imported only if OTLP is configured.
+
+They are made here, and not by the SDK's instruments, so that ``metrics.families`` is the only
+definition of a metric. Names and labels are those of ``/metrics``, also after OTLP is translated
+for Prometheus. Each export contains the series of its moment; it has no series for an event that is
+gone.
 """
 
 import socket
@@ -32,8 +35,11 @@ from notbefore.metrics.families import Family
 from notbefore.metrics.totals import Histogram, Labels
 
 CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
-SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"  # the semantic conventions whose names are used
-SCOPE: Final = InstrumentationScope("notbefore", schema_url=SCHEMA_URL)  # of records, which the courier sends too
+# the semantic conventions whose names are used
+SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
+SCOPE: Final = InstrumentationScope(
+    "notbefore", schema_url=SCHEMA_URL
+)  # of records, which the courier sends too
 SEVERITIES: Final = {  # from the examples of the log data model: syslog's critical is ERROR2
     "critical": SeverityNumber.ERROR2,
     "warning": SeverityNumber.WARN,
@@ -42,17 +48,28 @@ SEVERITIES: Final = {  # from the examples of the log data model: syslog's criti
 INT64: Final = range(-(2**63), 2**63)  # the integers of protobuf
 
 
-def metrics_data(families: Iterable[Family], resource: Resource, version: str, now: datetime) -> MetricsData:
+def metrics_data(
+    families: Iterable[Family], resource: Resource, version: str, now: datetime
+) -> MetricsData:
     """All families at ``now``. ``resource``: who reports them; ``version``: the agent's version."""
     scope = InstrumentationScope("notbefore", version, SCHEMA_URL)
     metrics = [_metric(family, _nanoseconds(now)) for family in families]
-    return MetricsData([ResourceMetrics(resource, [ScopeMetrics(scope, metrics, SCHEMA_URL)], SCHEMA_URL)])
+    return MetricsData(
+        [ResourceMetrics(resource, [ScopeMetrics(scope, metrics, SCHEMA_URL)], SCHEMA_URL)]
+    )
 
 
-def log_record(  # noqa: PLR0913, PLR0917 - the fields of a record
-    resource: Resource, time: datetime, severity: str, body: str, attributes: Mapping[str, Any], event_name: str
+def log_record(  # noqa: PLR0917 - the fields of a record
+    resource: Resource,
+    time: datetime,
+    severity: str,
+    body: str,
+    attributes: Mapping[str, Any],
+    event_name: str,
 ) -> ReadableLogRecord:
-    """A log record without a trace. It is observed at its own time, because the agent that reports it has seen it.
+    """A log record without a trace.
+
+    It is observed at its own time, because the agent that reports it has seen it.
 
     ``severity``: info, warning or critical.
     """
@@ -70,7 +87,9 @@ def log_record(  # noqa: PLR0913, PLR0917 - the fields of a record
 
 def _metric(family: Family, now: int) -> Metric:
     since = _nanoseconds(family.since) if family.since is not None else 0
-    points: list[Any] = [_point(family, labels, since, now) for labels in family.samples]  # one kind per family
+    points: list[Any] = [
+        _point(family, labels, since, now) for labels in family.samples
+    ]  # one kind per family
     data: HistogramData | Gauge | Sum
     metric = family.metric
     if metric.kind == "histogram":
@@ -79,14 +98,20 @@ def _metric(family: Family, now: int) -> Metric:
         data = Sum(points, CUMULATIVE, is_monotonic=True)
     else:
         data = Gauge(points)
-    return Metric(metric.name, metric.help, "s" if "seconds" in metric.name.split("_") else "", data)
+    return Metric(
+        metric.name, metric.help, "s" if "seconds" in metric.name.split("_") else "", data
+    )
 
 
-def _point(family: Family, labels: Labels, since: int, now: int) -> NumberDataPoint | HistogramDataPoint:
+def _point(
+    family: Family, labels: Labels, since: int, now: int
+) -> NumberDataPoint | HistogramDataPoint:
     attributes = _attributes(dict(zip(family.metric.labels, labels, strict=True)))
     value = family.samples[labels]
     created = value.created if isinstance(value, Histogram) else family.created.get(labels)
-    since = min(round(created * 1e9) if created is not None else since, now)  # the clock may have been set back
+    since = min(
+        round(created * 1e9) if created is not None else since, now
+    )  # the clock may have been set back
     if not isinstance(value, Histogram):
         return NumberDataPoint(attributes, since, now, value)
     counts = list(value.counts)  # copied once: it may be counted on meanwhile
@@ -104,7 +129,10 @@ def _point(family: Family, labels: Labels, since: int, now: int) -> NumberDataPo
 
 
 def agent_resource(vm: Vm | None, version: str, own: Mapping[str, str]) -> Resource:
-    """The agent as the resource that reports metrics. ``own``: attributes from the configuration."""
+    """The agent as the resource that reports metrics.
+
+    ``own``: attributes from the configuration.
+    """
     # becomes `instance` in Prometheus: without it, all VMs of a fleet would share one series
     instance = (vm.vm_id or vm.name if vm is not None else "") or socket.gethostname()
     known = {name: value for name, value in identity(vm).items() if value} if vm is not None else {}
@@ -112,7 +140,9 @@ def agent_resource(vm: Vm | None, version: str, own: Mapping[str, str]) -> Resou
 
 
 def resource_of(attributes: Mapping[str, Any], own: Mapping[str, str]) -> Resource:
-    """The resource: ``attributes``, then the ``OTEL_*`` variables, then the configuration's ``own``; later ones win."""
+    """The resource: ``attributes``, then the ``OTEL_*`` variables, then the configuration's
+    ``own``; later ones win.
+    """
     found = Resource(_attributes({"service.name": "notbefore", **attributes}), SCHEMA_URL)
     return found.merge(OTELResourceDetector().detect()).merge(Resource(_attributes(own)))
 

@@ -12,12 +12,14 @@ from typing import Final
 from notbefore.core.clock import Instant
 
 SAME_BOOT: Final = 120.0
-"""Seconds by which two computed times of the same boot may differ, on a system without boot ids: they are computed
-from the wall clock, which drifts and may be set."""
+"""Seconds by which two computed times of the same boot may differ, on a system without boot ids:
+they are computed from the wall clock, which drifts and may be set."""
 
 
 def _clock_since_boot() -> Callable[[], float]:
-    """Return the clock that counts seconds since the boot, with suspended time if the system counts it."""
+    """Return the clock that counts seconds since the boot, with suspended time if the system counts
+    it.
+    """
     if hasattr(time, "CLOCK_BOOTTIME"):
         return partial(time.clock_gettime, time.CLOCK_BOOTTIME)
     if sys.platform == "win32":
@@ -30,7 +32,8 @@ def _clock_since_boot() -> Callable[[], float]:
 class Clock:
     """The real clocks. ``boot_id`` distinguishes this boot of the machine from others.
 
-    ``time`` returns Unix seconds of the wall clock, and ``boot_time`` seconds since the boot, which cannot be set.
+    ``time`` returns Unix seconds of the wall clock, and ``boot_time`` seconds since the boot, which
+    cannot be set.
     """
 
     # not wrapped: a poll calls them eight times
@@ -41,7 +44,9 @@ class Clock:
         # without the kernel's it is computed from the boot's time by the wall clock
         self.boot_id = f"booted-{round(self.time() - self.boot_time())}"
         with suppress(OSError):
-            self.boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+            self.boot_id = (
+                Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+            )
 
     def now(self) -> datetime:
         """The wall clock, in UTC."""
@@ -52,7 +57,10 @@ class Clock:
         return Instant(self.now(), self.boot_id, self.boot_time())
 
     def recognize(self, earlier: Instant) -> None:
-        """Use the computed boot id of ``earlier``, if it is of the same boot; ids from the kernel stay as they are."""
+        """Use the computed boot id of ``earlier``, if it is of the same boot.
+
+        Ids from the kernel stay as they are.
+        """
         then, now = _computed(earlier.boot), _computed(self.boot_id)
         if then is None or now is None or self.boot_time() < earlier.uptime:
             return

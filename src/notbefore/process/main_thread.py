@@ -1,4 +1,6 @@
-"""``MainThread``: the main thread of an always-on process waits here for signals, other threads, and its courier."""
+"""``MainThread``: the main thread of an always-on process waits here for signals, other threads,
+and its courier.
+"""
 
 import logging
 import os
@@ -18,7 +20,10 @@ def _not_reloaded() -> None:
 
 
 class MainThread:
-    """While it is entered, SIGTERM and SIGINT end ``wait``; SIGHUP calls ``on_hangup``, and ends it too."""
+    """While it is entered, SIGTERM and SIGINT end ``wait``.
+
+    SIGHUP calls ``on_hangup``, and ends it too.
+    """
 
     def __init__(self, on_hangup: Callable[[], None] = _not_reloaded) -> None:
         self._on_hangup = on_hangup
@@ -45,15 +50,21 @@ class MainThread:
         with suppress(OSError):
             self._writer.send(b"\0")  # no signal has the number 0
 
-    def wait(self, seconds: float, descriptors: Iterable[Any] = (), unsent: Collection[Any] = ()) -> bool:
-        """Wait for a signal, for ``wake``, or until one of ``descriptors`` is readable, at most ``seconds``.
+    def wait(
+        self, seconds: float, descriptors: Iterable[Any] = (), unsent: Collection[Any] = ()
+    ) -> bool:
+        """Wait for a signal, for ``wake``, or until one of ``descriptors`` is readable, at most
+        ``seconds``.
 
-        A writable one of ``unsent`` ends it as well. Returns whether a signal asks the process to stop.
+        A writable one of ``unsent`` ends it as well. Returns whether a signal asks the process to
+        stop.
         """
         if self._reader not in wait_for(seconds, [self._reader, *descriptors], unsent):
             return False
         with suppress(BlockingIOError):
-            numbers = {*self._reader.recv(4096)}  # many SIGHUPs are one, and none is before a signal to stop
+            numbers = {
+                *self._reader.recv(4096)
+            }  # many SIGHUPs are one, and none is before a signal to stop
             for number in numbers.intersection(_STOPS):
                 log.info("%s: stopping", signal.Signals(number).name)
                 return True
@@ -62,19 +73,27 @@ class MainThread:
         return False
 
     def _exchange_handlers(self) -> None:
-        self._handlers = {number: signal.signal(number, handler) for number, handler in self._handlers.items()}
+        self._handlers = {
+            number: signal.signal(number, handler) for number, handler in self._handlers.items()
+        }
 
 
 def wait_for(seconds: float, readers: Iterable[Any], unsent: Collection[Any] = ()) -> list[Any]:
-    """Wait until one of ``readers`` is readable, or writable if it is ``unsent``, at most ``seconds``; return those."""
+    """Wait until one of ``readers`` is readable, or writable if it is ``unsent``, at most
+    ``seconds``; return those.
+    """
     with _Selector() as selector:
         for one in readers:
-            selector.register(one, selectors.EVENT_READ | (selectors.EVENT_WRITE if one in unsent else 0))
+            selector.register(
+                one, selectors.EVENT_READ | (selectors.EVENT_WRITE if one in unsent else 0)
+            )
         return [key.fileobj for key, _ in selector.select(seconds)]
 
 
 def exit_at_once(code: int) -> NoReturn:
-    """End the process while a disk hangs: a normal exit would close files, and SQLite would wait for the disk."""
+    """End the process while a disk hangs: a normal exit would close files, and SQLite would wait
+    for the disk.
+    """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -84,5 +103,6 @@ def exit_at_once(code: int) -> NoReturn:
 
 _SIGHUP: Final[int | None] = getattr(signal, "SIGHUP", None)  # not on Windows
 _STOPS: Final = (signal.SIGTERM, signal.SIGINT)
-# not `select`: it takes no descriptor above 1,023, and the listener may have more connections. Windows has no `poll`
+# not `select`: it takes no descriptor above 1,023, and the listener may have more connections.
+# Windows has no `poll`
 _Selector: Final = getattr(selectors, "PollSelector", selectors.SelectSelector)

@@ -1,4 +1,6 @@
-"""``StdoutWriter`` writes records to standard output in its own thread, so that nobody waits for a slow reader."""
+"""``StdoutWriter`` writes records to standard output in its own thread, so that nobody waits for a
+slow reader.
+"""
 
 import logging
 import os
@@ -59,5 +61,7 @@ class StdoutWriter:
 
     def _warn(self, why: str) -> None:
         if not self._missing:
-            log.warning("standard output: %s: records are missing there, and kept in the history", why)
+            log.warning(
+                "standard output: %s: records are missing there, and kept in the history", why
+            )
         self._missing = True

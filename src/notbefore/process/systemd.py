@@ -1,6 +1,8 @@
-"""``SystemdNotifier`` sends the agent's state to systemd, like ``sd_notify``: ready, reloading, stopping, alive.
+"""``SystemdNotifier`` sends the agent's state to systemd, like ``sd_notify``: ready, reloading,
+stopping, alive.
 
-Without ``NOTIFY_SOCKET`` in the environment nothing is sent. Nothing here raises, or waits longer than a second.
+Without ``NOTIFY_SOCKET`` in the environment nothing is sent. Nothing here raises, or waits longer
+than a second.
 """
 
 import logging
@@ -18,11 +20,14 @@ log = logging.getLogger("notbefore.process.systemd")
 
 
 class SystemdNotifier:
-    """Call ``ready`` once, then ``notify`` from the supervising thread, within ``patience`` seconds each time."""
+    """Call ``ready`` once, then ``notify`` from the supervising thread, within ``patience`` seconds
+    each time.
+    """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         given = environment.get("NOTIFY_SOCKET", "")
-        self._address = f"\0{given[1:]}" if given.startswith("@") else given  # ``@``: an abstract name
+        # ``@``: an abstract name
+        self._address = f"\0{given[1:]}" if given.startswith("@") else given
         self._every = _watchdog_seconds(environment) / PINGS
         self._pinged = time.monotonic()
         self._status = ""
@@ -67,7 +72,10 @@ class SystemdNotifier:
 
 
 def _watchdog_seconds(environment: Mapping[str, str]) -> float:
-    """Seconds without a ping after which systemd considers this process dead; infinite without a watchdog."""
+    """Seconds without a ping after which systemd considers this process dead.
+
+    Infinite without a watchdog.
+    """
     if environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
         with suppress(ValueError):
             seconds = int(environment.get("WATCHDOG_USEC", "")) / 1_000_000

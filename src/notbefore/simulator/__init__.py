@@ -1,1 +1,3 @@
-"""A simulated IMDS for trials and tests: the scenarios of real VMs, in real or fast time, and faults."""
+"""A simulated IMDS for trials and tests: the scenarios of real VMs, in real or fast time, and
+faults.
+"""

@@ -1,7 +1,8 @@
-"""``Simulator``: an IMDS on loopback, as strict as the real one about header and api-version, with faults on request.
+"""``Simulator``: an IMDS on loopback, as strict as the real one about header and api-version, with
+faults on request.
 
-With several VMs, ``http://HOST:PORT/vm/NAME`` is the endpoint of each, and ``http://HOST:PORT`` that of the first. All
-VMs see the same events.
+With several VMs, ``http://HOST:PORT/vm/NAME`` is the endpoint of each, and ``http://HOST:PORT``
+that of the first. All VMs see the same events.
 """
 
 import socketserver
@@ -27,14 +28,23 @@ MAX_BODY: Final = 1024 * 1024  # bytes of a start request
 
 
 class Simulator(SimulatorState):
-    """The state, and the server around it. ``with Simulator() as sim:`` serves at ``sim.endpoint``."""
+    """The state, and the server around it.
+
+    ``with Simulator() as sim:`` serves at ``sim.endpoint``.
+    """
 
     def __init__(
-        self, vms: Sequence[str] = ("WestNO_0",), *, listen: tuple[str, int] = ("127.0.0.1", 0), speed: float = 1.0
+        self,
+        vms: Sequence[str] = ("WestNO_0",),
+        *,
+        listen: tuple[str, int] = ("127.0.0.1", 0),
+        speed: float = 1.0,
     ) -> None:
         super().__init__(vms, speed)
         self._server = _Server(listen, self)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="simulator", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), name="simulator", daemon=True
+        )
 
     @property
     def endpoint(self) -> str:
@@ -47,7 +57,9 @@ class Simulator(SimulatorState):
         return f"{self.endpoint}/vm/{quote(vm, safe='')}"
 
     def close(self) -> None:
-        """Stop serving: free the port, release clients that a fault holds, and answer no more on kept connections."""
+        """Stop serving: free the port, release clients that a fault holds, and answer no more on
+        kept connections.
+        """
         self._server.closed = True
         if self._thread.is_alive():
             self._server.shutdown()
@@ -174,9 +186,14 @@ class _Server(ThreadingHTTPServer):
         super().__init__(listen, _Handler)
 
     def server_bind(self) -> None:
-        """Bind without the DNS query of HTTPServer for this machine's name, which can take many seconds."""
+        """Bind without the DNS query of HTTPServer for this machine's name, which can take many
+        seconds.
+        """
         socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.server_name, self.server_port = (
+            str(self.server_address[0]),
+            int(self.server_address[1]),
+        )
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing for clients that went away: many faults cause it."""

@@ -1,7 +1,8 @@
 """The simulator's state: the events, the faults, the start requests. No HTTP.
 
-The scenarios are in scenarios.json. Their times and texts follow Microsoft's documentation and captures from real VMs:
-minimum notice by type, some seconds of impact, about ten minutes from Started to gone.
+The scenarios are in scenarios.json. Their times and texts follow Microsoft's documentation and
+captures from real VMs: minimum notice by type, some seconds of impact, about ten minutes from
+Started to gone.
 """
 
 import threading
@@ -15,7 +16,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
-APPROVED_AFTER: Final = 2.0  # seconds from a start request to Started; real delays were seen from none to longer
+# seconds from a start request to Started; real delays were seen from none to longer
+APPROVED_AFTER: Final = 2.0
 FAULTS: Final = {  # kind -> default VALUE, a status or seconds
     "status": 500.0,
     "garbage": 0.0,  # 200 with a body that is not JSON
@@ -47,14 +49,18 @@ SCENARIOS: Final = {
 
 
 class Play(Struct, frozen=True):
-    """A scenario in play for one event. ``begun`` and ``approved`` are Unix seconds of the wall clock."""
+    """A scenario in play for one event.
+
+    ``begun`` and ``approved`` are Unix seconds of the wall clock.
+    """
 
     scenario: Scenario
     event_id: str
     resources: tuple[str, ...]
     begun: float
     speed: float = 1.0  # 60 plays an hour in a minute
-    cancel: bool = False  # canceled after half of the notice, if it has notice and was not approved by then
+    # canceled after half of the notice, if it has notice and was not approved by then
+    cancel: bool = False
     approved: float | None = None
 
     @property
@@ -101,7 +107,10 @@ class Fault(NamedTuple):
 
     @property
     def status(self) -> int | None:
-        """The HTTP status of the answer, for faults that are only a status; it may be one without a name."""
+        """The HTTP status of the answer, for faults that are only a status.
+
+        It may be one without a name.
+        """
         return int(self.value) if self.kind.endswith("status") else None
 
 
@@ -122,7 +131,12 @@ class SimulatorState:
         self._release = threading.Event()  # set to release the clients that faults hold
 
     def start(
-        self, scenario: str, *, resources: Sequence[str] = (), cancel: bool = False, speed: float | None = None
+        self,
+        scenario: str,
+        *,
+        resources: Sequence[str] = (),
+        cancel: bool = False,
+        speed: float | None = None,
     ) -> str:
         """Start a scenario; returns its EventId."""
         event_id, vms = str(uuid.uuid4()).upper(), tuple(resources) or self.vms[:1]
@@ -146,7 +160,9 @@ class SimulatorState:
             raise ValueError(f"no fault {kind!r}; there are {', '.join(FAULTS)}")
         fault = Fault(kind, FAULTS[kind] if value is None else value)
         if not 0 <= fault.value <= MAX_VALUE or fault.status not in (None, *range(300, 600)):
-            raise ValueError(f"{kind}: VALUE is 0 to {MAX_VALUE:g} seconds, or a status of 300 to 599")
+            raise ValueError(
+                f"{kind}: VALUE is 0 to {MAX_VALUE:g} seconds, or a status of 300 to 599"
+            )
         with self._lock:
             self._faults += [fault] * times
 
@@ -164,9 +180,12 @@ class SimulatorState:
         release.wait(seconds)
 
     def approve(self, event_ids: Sequence[str]) -> bool:
-        """Accept start requests; returns False, and accepts none, if one names an event that never existed.
+        """Accept start requests.
 
-        An event that has started or is over does not change: its id is still valid, as after another VM's approval.
+        Returns False, and accepts none, if one names an event that never existed.
+
+        An event that has started or is over does not change: its id is still valid, as after
+        another VM's approval.
         """
         now = time.time()
         with self._lock:
@@ -185,7 +204,10 @@ class SimulatorState:
         """Remove and return the fault for this answer, if there is one."""
         with self._lock:
             self.requests += not start_request
-            fault = next((one for one in self._faults if one.kind.startswith("start-") == start_request), None)
+            fault = next(
+                (one for one in self._faults if one.kind.startswith("start-") == start_request),
+                None,
+            )
             if fault is not None:
                 self._faults.remove(fault)
             return fault

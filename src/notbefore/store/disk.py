@@ -1,7 +1,9 @@
-"""``DiskThread``: the one thread that uses the disk. It writes what is behind, and no other thread waits for that.
+"""``DiskThread``: the one thread that uses the disk.
 
-A failing disk raises an error; a hanging one does not: ``fsync`` returns after minutes or never, and cannot be
-interrupted. After any doubt, all of memory is written again.
+It writes what is behind, and no other thread waits for that.
+
+A failing disk raises an error; a hanging one does not: ``fsync`` returns after minutes or never,
+and cannot be interrupted. After any doubt, all of memory is written again.
 """
 
 import logging
@@ -19,7 +21,8 @@ from notbefore.errors import StoreError
 from notbefore.store.file import FILE_NAME, Content, StateFile, StoredChange
 from notbefore.store.lock import OwnerLock
 
-START_PATIENCE: Final = 12.0  # seconds to read the file at the start; without it, every listed event would be new
+# seconds to read the file at the start; without it, every listed event would be new
+START_PATIENCE: Final = 12.0
 SLOW: Final = 1.0  # seconds; the disk counts as sick if a transaction takes as long
 RETRY_INTERVAL: Final = 1.0  # seconds between attempts to write to a sick disk
 LOOK_INTERVAL: Final = 10.0  # seconds between checks that the file is still ours
@@ -31,10 +34,12 @@ T = TypeVar("T")
 
 
 class DiskThread:
-    """Writes the memory of its owner. ``memory``: the lock of that memory; never held while the disk is used.
+    """Writes the memory of its owner. ``memory``: the lock of that memory.
 
-    It is held for calls of ``collect``, which returns what is to be in the file and the news for its history, and of
-    ``written``, which gets these news after that is on disk.
+    Never held while the disk is used.
+
+    It is held for calls of ``collect``, which returns what is to be in the file and the news for
+    its history, and of ``written``, which gets these news after that is on disk.
     """
 
     def __init__(
@@ -49,7 +54,8 @@ class DiskThread:
         self._memory = memory
         self._collect = collect
         self._written = written
-        self._jobs: deque[tuple[Callable[[], Any], SimpleQueue[Any]]] = deque()  # actions, and where their results go
+        # actions, and where their results go
+        self._jobs: deque[tuple[Callable[[], Any], SimpleQueue[Any]]] = deque()
         self._step = self._written_step = 0
         self._unread = True  # the content of the file is not in memory
         self._trouble: str | None = None  # why the last transaction failed
@@ -70,12 +76,17 @@ class DiskThread:
     @property
     def degraded(self) -> str | None:
         """Why memory is not on disk, in words; ``None``: it is, or will be in a moment."""
-        return self._trouble or (f"the disk has not answered for {SLOW:g} s" if self.hangs else None)
+        return self._trouble or (
+            f"the disk has not answered for {SLOW:g} s" if self.hangs else None
+        )
 
     # ---- for the owner of the memory
 
     def load(self) -> Content:
-        """Return the content of the file; empty if it cannot be read: it will be set aside. Raises ``StoreError``."""
+        """Return the content of the file; empty if it cannot be read: it will be set aside.
+
+        Raises ``StoreError``.
+        """
 
         def read() -> Content:
             self.lock.hold()
@@ -105,21 +116,30 @@ class DiskThread:
         deadline = time.monotonic() + seconds
         with self._memory:
             step = self._step
-            while self._written_step < step and self.degraded is None and time.monotonic() < deadline:
+            while (
+                self._written_step < step and self.degraded is None and time.monotonic() < deadline
+            ):
                 self._memory.wait(min(SLOW / 4, seconds))
             return self._written_step >= step
 
     def do(self, action: Callable[[], T], patience: float) -> T:
-        """Return the result of ``action``, or raise its error; ``TimeoutError`` after ``patience`` seconds.
+        """Return the result of ``action``, or raise its error.
 
-        Then it is not known what it has done, and it may go on later. While the thread hangs, no action begins.
+        ``TimeoutError`` after ``patience`` seconds.
+
+        Then it is not known what it has done, and it may go on later. While the thread hangs, no
+        action begins.
         """
         if not self.hangs:
             answer = SimpleQueue[tuple[T] | Exception]()
             with self._memory:
                 self._jobs.append((action, answer))
                 self._memory.notify_all()
-            for _ in range(2):  # if the machine was frozen for longer than ``patience``, the thread has half of it left
+            for _ in range(
+                2
+                # if the machine was frozen for longer than ``patience``, the thread has half of it
+                # left
+            ):
                 with suppress(Empty):
                     result = answer.get(timeout=patience / 2)
                     if isinstance(result, Exception):
@@ -130,14 +150,19 @@ class DiskThread:
         raise TimeoutError(f"the disk has not answered for {patience:g} s")
 
     def close(self) -> None:
-        """Write what is behind, close the file, and release the directory; does not wait for a sick disk."""
+        """Write what is behind, close the file, and release the directory.
+
+        Does not wait for a sick disk.
+        """
         for _ in range(2):  # the first attempt may find that the file was deleted or replaced
             with suppress(sqlite3.Error, OSError, StoreError):
                 self.do(self._write_or_look, SLOW)
         with self._memory:
             self._ends = True
             self._memory.notify_all()
-        self._thread.join(0.0 if self.hangs else CLOSE_PATIENCE)  # a hanging thread ends with the process
+        self._thread.join(
+            0.0 if self.hangs else CLOSE_PATIENCE
+        )  # a hanging thread ends with the process
         self.lock.release()
 
     # ---- in the thread
@@ -147,7 +172,8 @@ class DiskThread:
             with self._memory:
                 pause = max(0.0, self._next - time.monotonic())
                 self._memory.wait_for(lambda: self._jobs or self._ends or self._is_behind(), pause)
-                first = self._is_behind() or time.monotonic() >= self._next  # then the history has the news
+                # then the history has the news
+                first = self._is_behind() or time.monotonic() >= self._next
                 job = None if first or not self._jobs else self._jobs.popleft()
                 if self._ends and not (self._jobs or job or self._is_behind()):
                     break
@@ -183,8 +209,13 @@ class DiskThread:
         took = time.monotonic() - begun
         with self._memory:
             self._unread, self._written_step = False, step
-            before, self._trouble = self._trouble, f"writing took {took:.1f} s" if took >= SLOW else None
-            self._next = time.monotonic() + (LOOK_INTERVAL if self._trouble is None else RETRY_INTERVAL)
+            before, self._trouble = (
+                self._trouble,
+                f"writing took {took:.1f} s" if took >= SLOW else None,
+            )
+            self._next = time.monotonic() + (
+                LOOK_INTERVAL if self._trouble is None else RETRY_INTERVAL
+            )
             self._written(news)
             self._memory.notify_all()
         if before is not None and self._trouble is None:
@@ -196,4 +227,8 @@ class DiskThread:
             self._next = time.monotonic() + RETRY_INTERVAL
             self._memory.notify_all()
         if first:
-            log.error("the state file cannot be written (%s): everything is written again as soon as possible", error)
+            log.error(
+                "the state file cannot be written (%s): everything is written again as soon as"
+                " possible",
+                error,
+            )

@@ -1,8 +1,11 @@
-"""``StateFile``: the one SQLite file that follows what the agent remembers. All its SQL statements are here.
+"""``StateFile``: the one SQLite file that follows what the agent remembers.
 
-One process reads and writes it, in one thread. So there is no write-ahead log: ``journal_mode=TRUNCATE``, and
-``synchronous=EXTRA``. Each transaction asks SQLite whether another connection wrote to the file (``data_version``), and
-compares the inode at its path. So it notices a restored or overwritten file, and everything is written again.
+All its SQL statements are here.
+
+One process reads and writes it, in one thread. So there is no write-ahead log:
+``journal_mode=TRUNCATE``, and ``synchronous=EXTRA``. Each transaction asks SQLite whether another
+connection wrote to the file (``data_version``), and compares the inode at its path. So it notices a
+restored or overwritten file, and everything is written again.
 """
 
 import logging
@@ -29,7 +32,8 @@ from notbefore.store.lock import Inode, inode_of, prepare_file
 
 FILE_NAME: Final = "notbefore.db"
 BUSY_SECONDS: Final = 0.5  # to wait for a transaction of another process, such as a backup
-OPENING_SECONDS: Final = 10.0  # the same while the file is opened: at the start, only the file has the state
+# the same while the file is opened: at the start, only the file has the state
+OPENING_SECONDS: Final = 10.0
 HISTORY_BYTES: Final = 64 * 1024 * 1024  # of its records; the oldest are deleted
 _SCHEMA: Final = f"""
 BEGIN IMMEDIATE;
@@ -51,7 +55,8 @@ COMMIT;
 _ROWS: Final = "SELECT kind, key, body FROM rows"
 _TOO_MANY_BYTES: Final = """
     DELETE FROM history WHERE seq <= (SELECT max(seq) FROM (
-        SELECT seq, sum(length(record)) OVER (ORDER BY seq DESC) AS bytes FROM history) WHERE bytes > ?)
+        SELECT seq, sum(length(record)) OVER (ORDER BY seq DESC) AS bytes FROM history
+        ) WHERE bytes > ?)
 """
 
 log = logging.getLogger("notbefore.store")
@@ -64,7 +69,8 @@ class StoredState(Struct, frozen=True):
     totals: Totals = Totals()
     vm: Vm | None = None
     seen: Instant | None = None  # the last valid answer of IMDS, up to this state
-    seen_by: Vm | None = None  # the identity of this VM then, if known: a disk may move to another VM
+    # the identity of this VM then, if known: a disk may move to another VM
+    seen_by: Vm | None = None
     last_running: Instant | None = None  # when the machine was last known to be running
     clean: bool = False  # the agent stopped in order, at ``last_running``
     approvals: dict[str, ApprovalAttempt] = {}  # by the event's key
@@ -80,7 +86,10 @@ class FileReplacedError(OSError):
 
 
 class StoredChange(Struct, frozen=True):
-    """One change to be stored. ``record``: the change as JSON, UTF-8. ``deliveries``: the messages about it."""
+    """One change to be stored. ``record``: the change as JSON, UTF-8.
+
+    ``deliveries``: the messages about it.
+    """
 
     change: Change
     record: bytes
@@ -113,19 +122,28 @@ _TYPES: Final[dict[str, Any]] = {  # by the kind of a row
 
 
 class StateFile:
-    """For one thread at a time. After an error (``sqlite3.Error``, ``OSError``, ``StoreError``) call ``forget``."""
+    """For one thread at a time.
+
+    After an error (``sqlite3.Error``, ``OSError``, ``StoreError``) call ``forget``.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.damaged = 0  # damaged files that were set aside, and rows that were left out at the start
+        # damaged files that were set aside, and rows that were left out at the start
+        self.damaged = 0
         self._db: sqlite3.Connection | None = None
         self._inode: Inode | None = None  # of the open file
-        # SQLite's ``data_version``, which changes if another connection writes; None: the content is not known
+        # SQLite's ``data_version``, which changes if another connection writes; None: the content
+        # is not known
         self._version: int | None = None
-        self._rows: dict[tuple[str, str], Any] = {}  # in the file, if its content is known, by kind and key
+        self._rows: dict[
+            tuple[str, str], Any
+        ] = {}  # in the file, if its content is known, by kind and key
 
     def load(self) -> Content:
-        """Return the content; empty without a file. A damaged file is set aside, and read up to the damage.
+        """Return the content; empty without a file.
+
+        A damaged file is set aside, and read up to the damage.
 
         Raises ``StoreError`` if a newer version of notbefore wrote it.
         """
@@ -147,26 +165,46 @@ class StateFile:
                 self.damaged += 1
         clock = found["file"].get("", FileClock())
         # the key of a thread is a sink and an event
-        threads = tuple((key.partition("\n")[::2], thread) for key, thread in found["thread"].items())
-        image = OutboxImage(clock.clock, tuple(found["delivery"].values()), threads, found["ledger"].get("", Ledger()))
+        threads = tuple(
+            (key.partition("\n")[::2], thread) for key, thread in found["thread"].items()
+        )
+        image = OutboxImage(
+            clock.clock,
+            tuple(found["delivery"].values()),
+            threads,
+            found["ledger"].get("", Ledger()),
+        )
         return Content(found["state"].get("", StoredState()), image, clock)
 
     def write(self, content: Content, news: Sequence[StoredChange]) -> None:
-        """Write all that differs from the file, and add ``news`` to the history, in one transaction.
+        """Write all that differs from the file, and add ``news`` to the history, in one
+        transaction.
 
         Raises ``FileReplacedError`` if the file was replaced, overwritten or damaged.
         """
-        rows: dict[tuple[str, str], Any] = {("delivery", row.delivery_id): row for row in content.outbox.rows}
+        rows: dict[tuple[str, str], Any] = {
+            ("delivery", row.delivery_id): row for row in content.outbox.rows
+        }
         rows |= {("thread", "\n".join(lane)): thread for lane, thread in content.outbox.threads}
-        rows |= {("ledger", ""): content.outbox.ledger, ("file", ""): content.clock, ("state", ""): content.state}
-        changed = [(*key, msgspec.msgpack.encode(row)) for key, row in rows.items() if self._rows.get(key) is not row]
+        rows |= {
+            ("ledger", ""): content.outbox.ledger,
+            ("file", ""): content.clock,
+            ("state", ""): content.state,
+        }
+        changed = [
+            (*key, msgspec.msgpack.encode(row))
+            for key, row in rows.items()
+            if self._rows.get(key) is not row
+        ]
         with self._damage_noticed():
             db = self._open()
             db.execute("BEGIN IMMEDIATE")
             version = self.check()
             if self._version is None:
                 db.execute("DELETE FROM rows")
-            db.executemany("DELETE FROM rows WHERE kind = ? AND key = ?", self._rows.keys() - rows.keys())
+            db.executemany(
+                "DELETE FROM rows WHERE kind = ? AND key = ?", self._rows.keys() - rows.keys()
+            )
             db.executemany("REPLACE INTO rows VALUES (?, ?, ?)", changed)
             if news:
                 self._add_history(db, news)
@@ -176,11 +214,15 @@ class StateFile:
 
     @contextmanager
     def _damage_noticed(self) -> Iterator[None]:
-        """Set a damaged file aside, and raise ``FileReplacedError``; raise any other error again."""
+        """Set a damaged file aside, and raise ``FileReplacedError``.
+
+        Raise any other error again.
+        """
         try:
             yield
         except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # errors of the sqlite3 module itself have none
+            # errors of the sqlite3 module itself have none
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
                 raise
             self.damaged += 1
@@ -189,13 +231,19 @@ class StateFile:
 
     def _add_history(self, db: sqlite3.Connection, changes: Sequence[StoredChange]) -> None:
         records = [(one.change.id, one.change.time.timestamp(), one.record) for one in changes]
-        db.executemany("INSERT OR IGNORE INTO history (change_id, time, record) VALUES (?, ?, ?)", records)
-        db.execute("DELETE FROM history WHERE seq <= (SELECT max(seq) FROM history) - ?", (HISTORY_RECORDS,))
+        db.executemany(
+            "INSERT OR IGNORE INTO history (change_id, time, record) VALUES (?, ?, ?)", records
+        )
+        db.execute(
+            "DELETE FROM history WHERE seq <= (SELECT max(seq) FROM history) - ?",
+            (HISTORY_RECORDS,),
+        )
         if db.execute("SELECT sum(length(record)) FROM history").fetchone()[0] > HISTORY_BYTES:
             db.execute(_TOO_MANY_BYTES, (HISTORY_BYTES,))
 
     def history(self, since: float, limit: int, max_bytes: int) -> tuple[list[bytes], bool]:
-        """Return the newest records since a Unix time, newest first, and whether ``max_bytes`` left out older ones.
+        """Return the newest records since a Unix time, newest first, and whether ``max_bytes`` left
+        out older ones.
 
         Raises ``FileReplacedError`` if the file is damaged.
         """
@@ -212,20 +260,26 @@ class StateFile:
     def check(self) -> int | None:
         """Return SQLite's ``data_version``; ``None`` if the file is not open.
 
-        Raises ``FileReplacedError`` if the file at the path is not the open one, or was overwritten or damaged.
+        Raises ``FileReplacedError`` if the file at the path is not the open one, or was overwritten
+        or damaged.
         """
         if self._db is None:
             return None
         if inode_of(self.path) != self._inode:
             raise FileReplacedError(f"{self.path} was deleted or replaced")
         with self._damage_noticed():
-            version: int = self._db.execute("PRAGMA data_version").fetchone()[0]  # its own writes do not change it
+            version: int = self._db.execute("PRAGMA data_version").fetchone()[
+                0
+            ]  # its own writes do not change it
         if self._version not in (None, version):
             raise FileReplacedError(f"{self.path} was overwritten")
         return version
 
     def forget(self) -> None:
-        """Close the file after a failure, and roll back; the next ``write`` opens it again, and writes everything."""
+        """Close the file after a failure, and roll back.
+
+        The next ``write`` opens it again, and writes everything.
+        """
         db, self._db, self._version, self._rows = self._db, None, None, {}
         if db is not None:
             with suppress(sqlite3.Error):
@@ -251,7 +305,9 @@ class StateFile:
             kept.unlink(missing_ok=True)
             if there.exists():
                 there.replace(kept)
-        log.error("the state file is set aside: %s. It is kept as %s, and a new one is used", why, aside)
+        log.error(
+            "the state file is set aside: %s. It is kept as %s, and a new one is used", why, aside
+        )
 
     def _aside(self, mark: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{mark}")
@@ -263,8 +319,9 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     if version > SCHEMA_VERSION:
         raise StoreError(
-            f"{path} was written by a newer notbefore (schema {version}, this one knows {SCHEMA_VERSION}):"
-            " install that version again, or move the file away to start without it"
+            f"{path} was written by a newer notbefore (schema {version}, this one knows"
+            f" {SCHEMA_VERSION}): install that version again, or move the file away to start"
+            " without it"
         )
     result = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if 0 < version < SCHEMA_VERSION:
@@ -283,7 +340,10 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
 def _salvaged(path: Path) -> list[tuple[str, str, bytes]]:
     """Return the rows of a damaged file, up to one that cannot be read."""
     rows: list[tuple[str, str, bytes]] = []
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db, suppress(sqlite3.Error):
+    with (
+        closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db,
+        suppress(sqlite3.Error),
+    ):
         for row in db.execute(_ROWS):
             rows.append(row)  # noqa: PERF402 - `extend` would lose those before the damage
     return rows

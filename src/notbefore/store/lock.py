@@ -1,6 +1,8 @@
-"""``OwnerLock``: one owner per state directory, by an advisory lock that ends with the processes that hold it.
+"""``OwnerLock``: one owner per state directory, by an advisory lock that ends with the processes
+that hold it.
 
-The directory and its files belong to the agent's user alone: nobody else can write there or create a link.
+The directory and its files belong to the agent's user alone: nobody else can write there or create
+a link.
 """
 
 import os
@@ -23,7 +25,10 @@ Inode = tuple[int, int]  # device and number
 
 
 def inode_of(path: str | Path | int) -> Inode | None:
-    """Return the inode of a path or a descriptor; ``None`` if there is none, or if it cannot be read."""
+    """Return the inode of a path or a descriptor.
+
+    ``None`` if there is none, or if it cannot be read.
+    """
     try:
         found = os.stat(path)  # noqa: PTH116 - ten times cheaper than a Path, and called in each turn of the main loop
     except OSError:
@@ -32,27 +37,33 @@ def inode_of(path: str | Path | int) -> Inode | None:
 
 
 def check_directory(directory: Path) -> None:
-    """Raise ``StoreError`` for a directory in which another user could write, ``OSError`` if it cannot be read."""
+    """Raise ``StoreError`` for a directory in which another user could write, ``OSError`` if it
+    cannot be read.
+    """
     if not hasattr(os, "geteuid"):  # Windows has access lists instead, which are not checked
         return
     found = directory.stat()
     if found.st_uid != os.geteuid():
         raise StoreError(
-            f"{directory} belongs to user {found.st_uid}, but this is user {os.geteuid()}: change its owner (chown), or"
-            " choose another directory with --state-dir"
+            f"{directory} belongs to user {found.st_uid}, but this is user {os.geteuid()}: change"
+            " its owner (chown), or choose another directory with --state-dir"
         )
     if found.st_mode & OTHERS_WRITE:
         raise StoreError(f"other users can write to {directory}: chmod go-w {directory}")
 
 
 def prepare_file(path: Path) -> None:
-    """Create a file with mode 0600, or set that mode. SQLite gives its ``-journal`` the mode of the database.
+    """Create a file with mode 0600, or set that mode.
 
-    An existing file is not opened: closing it would release the locks that SQLite holds on it in this process. Raises
-    ``StoreError`` for a symbolic link.
+    SQLite gives its ``-journal`` the mode of the database.
+
+    An existing file is not opened: closing it would release the locks that SQLite holds on it in
+    this process. Raises ``StoreError`` for a symbolic link.
     """
     if path.is_symlink():
-        raise StoreError(f"{path} is a symbolic link, which is not followed: replace it by the file")
+        raise StoreError(
+            f"{path} is a symbolic link, which is not followed: replace it by the file"
+        )
     if not path.exists():
         path.touch(PRIVATE)
     elif hasattr(os, "geteuid") and stat.S_IMODE(path.stat().st_mode) != PRIVATE:
@@ -60,7 +71,10 @@ def prepare_file(path: Path) -> None:
 
 
 def private(path: str, flags: int) -> int:
-    """Open a file with mode 0600, as the ``opener`` of ``open``; raises ``OSError``, also for a symbolic link."""
+    """Open a file with mode 0600, as the ``opener`` of ``open``.
+
+    Raises ``OSError``, also for a symbolic link.
+    """
     descriptor = os.open(path, flags | NO_FOLLOW, PRIVATE)
     if flags & (os.O_WRONLY | os.O_RDWR) and hasattr(os, "fchmod"):
         os.fchmod(descriptor, PRIVATE)  # it may exist already, with another mode
@@ -68,7 +82,9 @@ def private(path: str, flags: int) -> int:
 
 
 class OwnerLock:
-    """The lock on the state directory: only its holder writes there and sends. The courier inherits it.
+    """The lock on the state directory: only its holder writes there and sends.
+
+    The courier inherits it.
 
     ``descriptor``: the file descriptor of the lock, for the courier; ``None`` while it is not held.
     """
@@ -96,9 +112,12 @@ class OwnerLock:
         self.acquire()
 
     def acquire(self, patience: float = LOCK_PATIENCE) -> None:
-        """Take the lock; wait ``patience`` seconds, as the courier of a killed agent ends within a moment.
+        """Take the lock.
 
-        Raises ``StoreError`` if another process still holds it, ``OSError`` without a directory or without locks.
+        Wait ``patience`` seconds, as the courier of a killed agent ends within a moment.
+
+        Raises ``StoreError`` if another process still holds it, ``OSError`` without a directory or
+        without locks.
         """
         descriptor = os.open(self._path, _FLAGS)
         deadline = time.monotonic() + patience
@@ -109,8 +128,8 @@ class OwnerLock:
                     break
                 if time.monotonic() >= deadline:
                     raise StoreError(  # noqa: TRY301 - the descriptor is closed as after any error
-                        f"another notbefore is running with {self._directory}: stop it, or give this one its own"
-                        " --state-dir"
+                        f"another notbefore is running with {self._directory}: stop it, or give"
+                        " this one its own --state-dir"
                     )
                 time.sleep(0.01)
         except BaseException:
@@ -136,11 +155,13 @@ if sys.platform == "win32":  # pragma: no cover - the tests run on POSIX
     def _lock(descriptor: int) -> None:
         os.lseek(descriptor, _BEYOND, os.SEEK_SET)
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+
 else:
     import fcntl
 
     _LOCKED: Final = ""  # the directory itself
-    _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY  # may be a link: systemd makes one for a dynamic user
+    # may be a link: systemd makes one for a dynamic user
+    _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY
 
     def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

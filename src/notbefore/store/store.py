@@ -1,9 +1,12 @@
-"""``Store``: the one owner of all that the agent remembers, with its outbox. Memory is the truth, one file follows it.
+"""``Store``: the one owner of all that the agent remembers, with its outbox.
 
-A step is applied to memory at once, and is *behind* until one transaction has written it, in the one thread that uses
-the disk. No other thread waits for it. If the disk is sick (full, hanging, read-only), or the file was deleted or
-replaced, deliveries are sent from memory after ``core.outbox.DISK_PATIENCE``, and ``disk.degraded`` tells the cause.
-If the agent is killed meanwhile, the steps that are only in memory are lost.
+Memory is the truth, one file follows it.
+
+A step is applied to memory at once, and is *behind* until one transaction has written it, in the
+one thread that uses the disk. No other thread waits for it. If the disk is sick (full, hanging,
+read-only), or the file was deleted or replaced, deliveries are sent from memory after
+``core.outbox.DISK_PATIENCE``, and ``disk.degraded`` tells the cause. If the agent is killed
+meanwhile, the steps that are only in memory are lost.
 """
 
 import logging
@@ -24,9 +27,11 @@ from notbefore.store.disk import DiskThread
 from notbefore.store.file import FILE_NAME, Content, FileClock, StoredChange, StoredState
 
 READ_PATIENCE: Final = 5.0  # seconds to read the history
-WRITE_PATIENCE: Final = 10.0  # seconds for what must be on disk: an approval, an orderly end, a command's change
+# seconds for what must be on disk: an approval, an orderly end, a command's change
+WRITE_PATIENCE: Final = 10.0
 ANSWER_BYTES: Final = 4 * 1024 * 1024  # of records in one answer; the file holds more
-MAX_RECORDS: Final = 1_000  # that wait for the disk; older ones are dropped, and the log says how many
+# that wait for the disk; older ones are dropped, and the log says how many
+MAX_RECORDS: Final = 1_000
 
 log = logging.getLogger("notbefore.store")
 
@@ -44,7 +49,10 @@ class StoreClock(Protocol):
 
 
 class StoredOutbox:
-    """An outbox for several threads. ``to_deliver``: called if there may be something to deliver; it must not wait."""
+    """An outbox for several threads.
+
+    ``to_deliver``: called if there may be something to deliver; it must not wait.
+    """
 
     def __init__(self, outbox: Outbox, clock: StoreClock, to_deliver: Callable[[], None]) -> None:
         self._outbox = outbox
@@ -57,7 +65,9 @@ class StoredOutbox:
 
     @contextmanager
     def opened(self, *, by_courier: bool = False) -> Iterator[tuple[Outbox, float]]:
-        """Give the outbox and the time on its clock, with the lock held: the caller must not wait meanwhile."""
+        """Give the outbox and the time on its clock, with the lock held: the caller must not wait
+        meanwhile.
+        """
         with self._memory:
             yield self._outbox, self._clock.boot_time()
             changed = bool(self._outbox.rows.changed)
@@ -71,14 +81,22 @@ class StoredOutbox:
             outbox.put(deliveries, now, self._clock.time())
 
     def view(self, now: float) -> OutboxView:
-        """Return the present numbers of the outbox. ``now``: this moment in Unix seconds, by the reader's clock."""
+        """Return the present numbers of the outbox.
+
+        ``now``: this moment in Unix seconds, by the reader's clock.
+        """
         with self._memory:
             return view_of(self._outbox, self._clock.boot_time(), now)
 
     # ---- the courier: see ``courier.supervisor``
 
-    def exchange(self, results: Iterable[SendResult], limits: Mapping[str, int]) -> Sequence[Delivery]:
-        """Record results, and return due deliveries; ``limits``: sink -> how many it may have at a time."""
+    def exchange(
+        self, results: Iterable[SendResult], limits: Mapping[str, int]
+    ) -> Sequence[Delivery]:
+        """Record results, and return due deliveries.
+
+        ``limits``: sink -> how many it may have at a time.
+        """
         with self.opened(by_courier=True) as (outbox, now):
             return outbox.exchange(list(results), limits, now)
 
@@ -88,19 +106,30 @@ class StoredOutbox:
             return self._outbox.rows.under_way
 
     def courier_ended(self) -> None:
-        """Make the deliveries of the ended courier due again; those that may be attempted only once are dead."""
+        """Make the deliveries of the ended courier due again.
+
+        Those that may be attempted only once are dead.
+        """
         with self.opened(by_courier=True) as (outbox, now):
             for row in outbox.release(now):
-                log.error("sink %s: `%s` of event %s: %s", row.sink, row.kind, row.event_key, row.error)
+                log.error(
+                    "sink %s: `%s` of event %s: %s", row.sink, row.kind, row.event_key, row.error
+                )
             _log_redirected(outbox.redirect(now))
 
     def next_due(self) -> float:
-        """Return the seconds until a courier is needed; 0 or less: now; infinite if nothing waits."""
+        """Return the seconds until a courier is needed; 0 or less: now.
+
+        Infinite if nothing waits.
+        """
         with self._memory:
             return self._outbox.rows.next_due() - self._clock.boot_time()
 
     def use_sinks(self, terms: Mapping[str, Terms], targets: Callable[[Delivery], Targets]) -> None:
-        """Set the configured sinks; ``targets``: where the routes send a delivery whose sink was removed."""
+        """Set the configured sinks.
+
+        ``targets``: where the routes send a delivery whose sink was removed.
+        """
         with self.opened(by_courier=True) as (outbox, now):
             _log_redirected(outbox.use_sinks(terms, targets, now))
 
@@ -108,27 +137,40 @@ class StoredOutbox:
 def _log_redirected(left: Iterable[Delivery]) -> None:
     for sink, count in Counter(row.sink for row in left).items():
         log.warning(
-            "sink %s is no longer configured: %d waiting deliveries go to the sinks of the present routes, and"
-            " are dead if no route gives another sink (`notbefore outbox list`)", sink, count,
-        )  # fmt: skip
+            "sink %s is no longer configured: %d waiting deliveries go to the sinks of"
+            " the present routes, and are dead if no route gives another sink (`notbefore outbox"
+            " list`)",
+            sink,
+            count,
+        )
 
 
 def log_overflowed(rows: Iterable[Delivery]) -> None:
     """Log that deliveries were removed from a full outbox."""
     for sink, count in Counter(row.sink for row in rows).items():
-        log.error("sink %s: the outbox is full: deliveries that are removed, and not sent: %d", sink, count)
+        log.error(
+            "sink %s: the outbox is full: deliveries that are removed, and not sent: %d",
+            sink,
+            count,
+        )
 
 
 class Store(StoredOutbox):
-    """Safe to call from several threads. ``to_deliver``: see ``StoredOutbox``; it is also called with the lock held.
+    """Safe to call from several threads. ``to_deliver``: see ``StoredOutbox``.
 
-    Raises ``StoreError`` if the directory cannot be used (``OwnerLock.hold``), or if a newer version wrote the file.
-    After any other failure it works from memory. Its methods do not raise.
+    It is also called with the lock held.
+
+    Raises ``StoreError`` if the directory cannot be used (``OwnerLock.hold``), or if a newer
+    version wrote the file. After any other failure it works from memory. Its methods do not raise.
     """
 
-    def __init__(self, directory: Path, clock: StoreClock, to_deliver: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, directory: Path, clock: StoreClock, to_deliver: Callable[[], None] = lambda: None
+    ) -> None:
         self.path = directory / FILE_NAME
-        outbox = Outbox(lambda: os.urandom(1)[0] / 255, overflowed=log_overflowed)  # `random` costs 0.2 MiB
+        outbox = Outbox(
+            lambda: os.urandom(1)[0] / 255, overflowed=log_overflowed
+        )  # `random` costs 0.2 MiB
         super().__init__(outbox, clock, to_deliver)
         self.state = StoredState()  # at the start, that of the file
         self._records: list[StoredChange] = []  # not in the history of the file yet, oldest first
@@ -138,11 +180,16 @@ class Store(StoredOutbox):
         with self._memory:
             self.state = loaded.state
             now = self._clock.boot_time()
-            # a clock that has gone back is that of another boot, whatever its id: a checkpoint was restored
+            # a clock that has gone back is that of another boot, whatever its id: a checkpoint was
+            # restored
             same_boot = loaded.clock.boot == self._clock.boot_id and now >= loaded.clock.clock
             passed = now - loaded.clock.clock if same_boot else 0.0
-            self._epoch = loaded.clock.date + passed - now if loaded.clock.date is not None else None
-            self._outbox.restore(loaded.outbox, now, passed, time_known=same_boot or not loaded.outbox.rows)
+            self._epoch = (
+                loaded.clock.date + passed - now if loaded.clock.date is not None else None
+            )
+            self._outbox.restore(
+                loaded.outbox, now, passed, time_known=same_boot or not loaded.outbox.rows
+            )
             self._stepped()
 
     # ---- the state
@@ -159,24 +206,38 @@ class Store(StoredOutbox):
             del self._records[:too_many]
             self._stepped(news=news)
         if too_many:
-            log.warning("%d records are missing in the history: too many wait for the disk", too_many)
+            log.warning(
+                "%d records are missing in the history: too many wait for the disk", too_many
+            )
         if any(one.deliveries for one in changes):
             self._to_deliver()
 
     def know_time(self, date: float | None) -> None:
-        """Note that IMDS answered at ``date`` by its clock, in Unix seconds; ``None``: its answer has no date."""
+        """Note that IMDS answered at ``date`` by its clock, in Unix seconds.
+
+        ``None``: its answer has no date.
+        """
         with self._memory:
-            counted, epoch = self._epoch, date - self._clock.boot_time() if date is not None else None
-            if not self._outbox.rows.time_known:  # then ``counted`` is without the time between two boots
+            counted, epoch = (
+                self._epoch,
+                date - self._clock.boot_time() if date is not None else None,
+            )
+            if (
+                not self._outbox.rows.time_known
+            ):  # then ``counted`` is without the time between two boots
                 self._epoch = epoch
-                self._outbox.advance(max(0.0, epoch - counted) if epoch is not None and counted is not None else 0.0)
+                self._outbox.advance(
+                    max(0.0, epoch - counted) if epoch is not None and counted is not None else 0.0
+                )
                 self._stepped()
             elif epoch is not None:
                 self._epoch = epoch
 
     # ---- readers
 
-    def history(self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES) -> tuple[list[bytes], bool]:
+    def history(
+        self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES
+    ) -> tuple[list[bytes], bool]:
         """Return the newest records since a Unix time as JSON, oldest first: at most ``limit``.
 
         At most ``max_bytes`` come from the file. Also returns whether this left out older ones.
@@ -184,9 +245,14 @@ class Store(StoredOutbox):
         start = since or 0.0
         with self._memory:
             waiting = [one.record for one in self._records if one.change.time.timestamp() >= start]
-        known, cut = dict.fromkeys(waiting[::-1]), False  # newest first; the file may have some of them as well
+        known, cut = (
+            dict.fromkeys(waiting[::-1]),
+            False,
+        )  # newest first; the file may have some of them as well
         with suppress(sqlite3.Error, OSError, StoreError):  # then only those in memory
-            read, cut = self.disk.do(lambda: self.disk.file.history(start, limit, max_bytes), READ_PATIENCE)
+            read, cut = self.disk.do(
+                lambda: self.disk.file.history(start, limit, max_bytes), READ_PATIENCE
+            )
             known |= dict.fromkeys(read)
         return list(known)[:limit][::-1], cut
 

@@ -1,1 +1,3 @@
-"""The agent's HTTP listener: metrics in Prometheus's formats, the JSON API, the page, and who may read them."""
+"""The agent's HTTP listener: metrics in Prometheus's formats, the JSON API, the page, and who may
+read them.
+"""

@@ -1,7 +1,9 @@
-"""Who may read: ``Access`` has the web configuration in use, ``AccessControl`` checks each request against it.
+"""Who may read: ``Access`` has the web configuration in use, ``AccessControl`` checks each request
+against it.
 
-The file has the format of Prometheus's exporter-toolkit. The file and the certificates that it names are checked for
-changes at each handshake and each request. A new version that is wrong, or that would remove a protection, is not used.
+The file has the format of Prometheus's exporter-toolkit. The file and the certificates that it
+names are checked for changes at each handshake and each request. A new version that is wrong, or
+that would remove a protection, is not used.
 """
 
 import ipaddress
@@ -38,11 +40,15 @@ MAX_COST: Final = 14  # of a bcrypt hash: it takes one second to check a passwor
 MAX_PASSWORD: Final = 72  # bytes; bcrypt ignores the rest
 # the 22nd character of the salt carries only two bits
 _HASH: Final = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{21}[.Oeu][./A-Za-z0-9]{31}", re.ASCII)
-_DECOY: Final = "$2b${:02d}$" + "notbeforenotbeforenote" + "." * 31  # a well-formed hash that no password matches
+# a well-formed hash that no password matches
+_DECOY: Final = "$2b${:02d}$" + "notbeforenotbeforenote" + "." * 31
 
 
 class TlsServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """``tls_server_config``. A client's certificate is either not requested, or required and verified."""
+    """``tls_server_config``.
+
+    A client's certificate is either not requested, or required and verified.
+    """
 
     cert_file: str
     key_file: str
@@ -52,14 +58,18 @@ class TlsServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if (self.client_ca_file is None) != (self.client_auth_type == "NoClientCert"):
-            raise ValueError("client_ca_file and client_auth_type: RequireAndVerifyClientCert need each other")
+            raise ValueError(
+                "client_ca_file and client_auth_type: RequireAndVerifyClientCert need each other"
+            )
 
     def context(self) -> "ssl.SSLContext":
         """Return the context for a server; raises ``ConfigError`` with the key of the section."""
         import ssl  # noqa: PLC0415 - a megabyte, only with TLS
 
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3 if self.min_version == "TLS13" else ssl.TLSVersion.TLSv1_2
+        context.minimum_version = (
+            ssl.TLSVersion.TLSv1_3 if self.min_version == "TLS13" else ssl.TLSVersion.TLSv1_2
+        )
         context.options |= ssl.OP_NO_RENEGOTIATION
         try:
             key = f"cert_file, key_file: {self.cert_file}, {self.key_file}"
@@ -74,7 +84,9 @@ class TlsServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _no_password() -> str:
-    raise ValueError("the key is encrypted, and the agent cannot ask for its password: store it unencrypted")
+    raise ValueError(
+        "the key is encrypted, and the agent cannot ask for its password: store it unencrypted"
+    )
 
 
 class WebConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,13 +100,18 @@ class WebConfig(Struct, frozen=True, forbid_unknown_fields=True):
             found = _HASH.fullmatch(hashed)
             if not found or not 4 <= int(found[1]) <= MAX_COST:  # noqa: PLR2004 - bcrypt's own lower bound
                 # do not show the value: it may be the password itself
-                raise ValueError(f"basic_auth_users.{user}: expected a bcrypt hash ($2b$...) of cost 4 to {MAX_COST}")
+                raise ValueError(
+                    f"basic_auth_users.{user}: expected a bcrypt hash ($2b$...) of cost 4 to"
+                    f" {MAX_COST}"
+                )
             if not user or ":" in user:
                 raise ValueError(f"basic_auth_users: {user!r} is not a valid user name")
 
     @property
     def protections(self) -> frozenset[str]:
-        """The protections that the file configures: ``TLS``, ``client certificates``, ``passwords``."""
+        """The protections that the file configures: ``TLS``, ``client certificates``,
+        ``passwords``.
+        """
         tls = self.tls_server_config
         found = {"TLS"} if tls else set()
         if tls and tls.client_ca_file:
@@ -107,32 +124,52 @@ class WebConfig(Struct, frozen=True, forbid_unknown_fields=True):
     def files(self) -> tuple[str, ...]:
         """The other files that are read: the certificates and the key."""
         tls = self.tls_server_config
-        return tuple(filter(None, (tls.cert_file, tls.key_file, tls.client_ca_file))) if tls is not None else ()
+        return (
+            tuple(filter(None, (tls.cert_file, tls.key_file, tls.client_ca_file)))
+            if tls is not None
+            else ()
+        )
 
     def context(self) -> "ssl.SSLContext | None":
-        """The TLS settings; ``None`` without TLS. Raises ``ConfigError``, also if bcrypt is missing."""
+        """The TLS settings; ``None`` without TLS.
+
+        Raises ``ConfigError``, also if bcrypt is missing.
+        """
         if self.basic_auth_users:
             check_extra("web")
         return self.tls_server_config.context() if self.tls_server_config is not None else None
 
     def password_fits(self, user: str, password: bytes) -> bool:
-        """Whether the password is the user's. An unknown user takes as long to check as the most expensive hash."""
+        """Whether the password is the user's.
+
+        An unknown user takes as long to check as the most expensive hash.
+        """
         import bcrypt  # 1 MiB that only an agent with passwords needs
 
         decoy = _DECOY.format(max(int(hashed[4:6]) for hashed in self.basic_auth_users.values()))
         hashed = self.basic_auth_users.get(user, decoy)
-        return bcrypt.checkpw(password[:MAX_PASSWORD], hashed.encode("ascii")) and user in self.basic_auth_users
+        return (
+            bcrypt.checkpw(password[:MAX_PASSWORD], hashed.encode("ascii"))
+            and user in self.basic_auth_users
+        )
 
 
 def load_web_config(path: Path) -> WebConfig:
-    """Read ``server.web_config_file``; raises ``ConfigError``. Paths in the file are relative to its directory."""
-    from notbefore.config.reading import read_struct  # noqa: PLC0415 - most agents have no such file
+    """Read ``server.web_config_file``; raises ``ConfigError``.
+
+    Paths in the file are relative to its directory.
+    """
+    # Most agents have no such file.
+    from notbefore.config.reading import read_struct  # noqa: PLC0415
 
     return read_struct(path, WebConfig)
 
 
 class Loaded(Struct, frozen=True):
-    """The configuration in use. It is replaced as a whole, so that two threads that load it cannot mix their values."""
+    """The configuration in use.
+
+    It is replaced as a whole, so that two threads that load it cannot mix their values.
+    """
 
     seen: dict[str, Signature] = {}  # of the file and the files that it names, when they were read
     config: WebConfig = WebConfig()
@@ -147,7 +184,12 @@ class Access:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        names = (*server.allowed_hosts, "localhost", socket.gethostname(), host_and_port(server.listen)[0])
+        names = (
+            *server.allowed_hosts,
+            "localhost",
+            socket.gethostname(),
+            host_and_port(server.listen)[0],
+        )
         self._hosts = {_bare(name) for name in names if name.strip("[]")}
         self._loaded = Loaded()
         self.failures = 0  # logins with a wrong user or password
@@ -156,7 +198,10 @@ class Access:
 
     @property
     def auth_failures(self) -> int | None:
-        """Requests with a wrong user or password since the start; ``None`` if no password is needed."""
+        """Requests with a wrong user or password since the start.
+
+        ``None`` if no password is needed.
+        """
         if "passwords" not in self.protections:
             return None
         return self.failures
@@ -167,59 +212,90 @@ class Access:
         return self._loaded.config.protections
 
     def check_listen(self) -> list[str]:
-        """As ``check_address``, for the configured ``server.listen``; a host name is checked when the server binds."""
+        """As ``check_address``, for the configured ``server.listen``.
+
+        A host name is checked when the server binds.
+        """
         host, _ = host_and_port(self._server.listen)
         return self.check_address(host) if not host or _is_address(host) else []
 
     def check_address(self, address: str) -> list[str]:
-        """Return warnings; raise ``ConfigError`` if others reach it without TLS, a password or ``insecure``."""
+        """Return warnings.
+
+        Raise ``ConfigError`` if others reach it without TLS, a password or ``insecure``.
+        """
         if _is_address(address) and ipaddress.ip_address(address).is_loopback:
             return []
         if not self._server.insecure and not self.protections:
-            what = f"{address} is not loopback" if address else "without a host the agent listens on every address"
+            what = (
+                f"{address} is not loopback"
+                if address
+                else "without a host the agent listens on every address"
+            )
             raise ConfigError(
-                f"server.listen: {what}, so others can reach it: set "
-                "server.web_config_file (TLS, passwords), or server.insecure: true to let everybody read"
+                f"server.listen: {what}, so others can reach it: set server.web_config_file (TLS,"
+                " passwords), or server.insecure: true to let everybody read"
             )
         who = f"everybody who reaches {address or 'this machine'} can read the agent"
         if not self.protections:
             return [f"{who}: server.insecure is true"]
         if "TLS" not in self.protections:
-            return ["passwords are sent unencrypted: add tls_server_config to server.web_config_file"]
+            return [
+                "passwords are sent unencrypted: add tls_server_config to server.web_config_file"
+            ]
         if self.protections == {"TLS"}:
-            return [f"{who} over TLS: add basic_auth_users or a client_ca_file to server.web_config_file"]
+            advice = "add basic_auth_users or a client_ca_file to server.web_config_file"
+            return [f"{who} over TLS: {advice}"]
         return []
 
     def accepts_host(self, host: str) -> bool:
-        """Whether the header ``Host`` names this agent. With TLS or passwords every name is accepted.
+        """Whether the header ``Host`` names this agent.
 
-        A foreign web page can make a browser on this machine send requests here under the page's own name (DNS
-        rebinding). The browser has no password for that name, and our certificate does not match it.
+        With TLS or passwords every name is accepted.
+
+        A foreign web page can make a browser on this machine send requests here under the page's
+        own name (DNS rebinding). The browser has no password for that name, and our certificate
+        does not match it.
         """
         if self.protections or not host:
             return True
         before, _, port = host.rpartition(":")
         name = _bare(before if port.isdigit() else host)
-        if name in self._hosts or "*" in self._hosts or name.endswith(".localhost") or _is_address(name.strip("[]")):
+        if (
+            name in self._hosts
+            or "*" in self._hosts
+            or name.endswith(".localhost")
+            or _is_address(name.strip("[]"))
+        ):
             return True
-        return any(pattern.startswith("*.") and name.endswith(pattern[1:]) for pattern in self._hosts)
+        return any(
+            pattern.startswith("*.") and name.endswith(pattern[1:]) for pattern in self._hosts
+        )
 
     # ---- the file
 
     def present(self) -> Loaded:
         """The configuration in use, after a look at the files."""
         path = self._server.web_config_file
-        if path is not None and any(signature(file) != seen for file, seen in self._loaded.seen.items()):
+        if path is not None and any(
+            signature(file) != seen for file, seen in self._loaded.seen.items()
+        ):
             try:
                 self._load(path)
             except ConfigError as error:
                 log.warning("the new web configuration is not used, the old one stays: %s", error)
             else:
-                log.info("web configuration reloaded: %s", ", ".join(sorted(self.protections)) or "no protection")
+                log.info(
+                    "web configuration reloaded: %s",
+                    ", ".join(sorted(self.protections)) or "no protection",
+                )
         return self._loaded
 
     def _load(self, path: str) -> None:
-        """Read the file and its certificates. Signatures are taken first, so that a later change is found next time."""
+        """Read the file and its certificates.
+
+        Signatures are taken first, so that a later change is found next time.
+        """
         seen = {path: signature(path)}
         self._loaded = replace(self._loaded, seen=seen)  # an unusable file is logged once
         config = load_web_config(Path(path))
@@ -227,7 +303,9 @@ class Access:
         self._loaded = replace(self._loaded, seen=seen)
         lost = self.protections - config.protections
         if lost:  # a file that is being written may be empty
-            raise ConfigError(f"{path}: it would remove {', '.join(sorted(lost))}: restart the agent to do that")
+            raise ConfigError(
+                f"{path}: it would remove {', '.join(sorted(lost))}: restart the agent to do that"
+            )
         try:
             self._loaded = Loaded(seen, config, config.context())
         except ConfigError as error:
@@ -258,10 +336,10 @@ def _bare(host: str) -> str:
 class AccessControl:
     """A WSGI application that passes permitted requests to ``app``.
 
-    Passwords are compared with the hashes of the web configuration one at a time, and the last correct logins are
-    remembered. A hash of cost 10 takes 70 ms of a core. While one is computed, other logins are refused (429), except
-    remembered ones. So a flood of wrong passwords may delay a first login, but not a scrape or a person who has logged
-    in before.
+    Passwords are compared with the hashes of the web configuration one at a time, and the last
+    correct logins are remembered. A hash of cost 10 takes 70 ms of a core. While one is computed,
+    other logins are refused (429), except remembered ones. So a flood of wrong passwords may delay
+    a first login, but not a scrape or a person who has logged in before.
     """
 
     def __init__(self, app: App, access: Access) -> None:
@@ -274,16 +352,25 @@ class AccessControl:
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request."""
         refused = self._refusal(environ)
-        return self._app(environ, start_response) if refused is None else send(refused, environ, start_response)
+        return (
+            self._app(environ, start_response)
+            if refused is None
+            else send(refused, environ, start_response)
+        )
 
     def close(self) -> None:
-        """Stop comparing: a thread that computes a hash while the interpreter ends would abort the process."""
+        """Stop comparing: a thread that computes a hash while the interpreter ends would abort the
+        process.
+        """
         self._comparing.acquire(timeout=LONGEST_COMPARISON)
 
     def _refusal(self, environ: Environ) -> Response | None:
         config, host = self._access.present().config, environ.get("HTTP_HOST", "")
         if not self._access.accepts_host(host):
-            text = f"{host[:100]!r} is not a name of this agent: if it should be, add it to server.allowed_hosts"
+            text = (
+                f"{host[:100]!r} is not a name of this agent: if it should be, add it to"
+                " server.allowed_hosts"
+            )
             return error("421 Misdirected Request", text)
         if not config.basic_auth_users:
             return None
@@ -294,10 +381,17 @@ class AccessControl:
         right = self._check(config, given, environ.get("REMOTE_ADDR", "")) if given else False
         if right is None:
             return error("429 Too Many Requests", "another password is being checked", BUSY)
-        return None if right else error("401 Unauthorized", "a user and a password are required", CHALLENGE)
+        return (
+            None
+            if right
+            else error("401 Unauthorized", "a user and a password are required", CHALLENGE)
+        )
 
     def _check(self, config: WebConfig, authorization: str, address: str) -> bool | None:
-        """Whether the header's login is correct; ``None``: not checked, because another one is being checked."""
+        """Whether the header's login is correct.
+
+        ``None``: not checked, because another one is being checked.
+        """
         import hashlib  # noqa: PLC0415 - only with passwords: it loads OpenSSL
 
         login = _user_and_password(authorization)

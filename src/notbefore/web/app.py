@@ -1,6 +1,8 @@
-"""The HTTP interface as a WSGI application: ``/metrics``, ``/healthz``, ``/readyz``, and the paths of the process.
+"""The HTTP interface as a WSGI application: ``/metrics``, ``/healthz``, ``/readyz``, and the paths
+of the process.
 
-It is read-only: no request changes anything. Nothing is compressed: that would be most of the work of a scrape.
+It is read-only: no request changes anything. Nothing is compressed: that would be most of the work
+of a scrape.
 """
 
 import logging
@@ -36,7 +38,11 @@ PAGE_POLICY: Final = (
 )
 PAGE_HEADERS: Final = (("Content-Security-Policy", PAGE_POLICY), ("Referrer-Policy", "no-referrer"))
 VARY: Final = (("Vary", "Accept"),)
-PAGE_FILES: Final = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
+PAGE_FILES: Final = {
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
 ANONYMOUS: Final = "notbefore.anonymous"  # set in the environ of a probe without a password
 
 log = logging.getLogger("notbefore.http")
@@ -84,11 +90,14 @@ def application(
 ) -> App:
     """Return the application with the paths of every process and those of ``more``.
 
-    ``metrics``: the ``Accept`` header -> body and content type. ``health``: is the process alive? ``ready``: does it
-    receive the data that it watches? They are called from several threads; none may wait for the network.
+    ``metrics``: the ``Accept`` header -> body and content type. ``health``: is the process alive?
+    ``ready``: does it receive the data that it watches? They are called from several threads; none
+    may wait for the network.
     """
     routes: dict[str, Route] = {
-        "/metrics": lambda environ: Response(*metrics(environ.get("HTTP_ACCEPT", "")), headers=VARY),
+        "/metrics": lambda environ: Response(
+            *metrics(environ.get("HTTP_ACCEPT", "")), headers=VARY
+        ),
         "/healthz": lambda environ: _check(health(), "unhealthy", environ),
         "/readyz": lambda environ: _check(ready(environ), "not ready", environ),
         **{f"/page/{name}": partial(_page_file, name) for name in PAGE_FILES},
@@ -140,27 +149,37 @@ def html(body: bytes) -> Response:
 
 
 def _page_file(name: str, _environ: Environ) -> Response:
-    return Response(Path(__file__).with_name("page").joinpath(name).read_bytes(), f"{PAGE_FILES[name]}; charset=utf-8")
+    return Response(
+        Path(__file__).with_name("page").joinpath(name).read_bytes(),
+        f"{PAGE_FILES[name]}; charset=utf-8",
+    )
 
 
 def _check(result: CheckResult, otherwise: str, environ: Environ) -> Response:
-    reasons = () if environ.get(ANONYMOUS) else result.reasons  # they may contain paths and addresses
+    # they may contain paths and addresses
+    reasons = () if environ.get(ANONYMOUS) else result.reasons
     body = {"status": "ok" if result.ok else otherwise, "reasons": reasons}
     status = "200 OK" if result.ok else UNAVAILABLE
     return Response(msgspec.json.encode(body), status=status)
 
 
-def readiness(ready: CheckResult, events: Callable[[], PendingView], environ: Environ) -> CheckResult:
-    """Whether it is ready and, with ``pending=Reboot,Redeploy``, no event of these types is listed for this VM.
+def readiness(
+    ready: CheckResult, events: Callable[[], PendingView], environ: Environ
+) -> CheckResult:
+    """Whether it is ready and, with ``pending=Reboot,Redeploy``, no event of these types is listed
+    for this VM.
 
-    An event of unknown scope counts as this VM's, and an unreadable event counts as one of these types.
+    An event of unknown scope counts as this VM's, and an unreadable event counts as one of these
+    types.
     """
     query = query_of(environ, "pending")
     if not query:
         return ready
     types = {name.strip().capitalize() for name in ",".join(query["pending"]).split(",")}
     for name in types.difference(EVENT_TYPES):
-        raise _BadRequestError(f"pending: expected a list of {', '.join(EVENT_TYPES)}, got {name[:40]!r}")
+        raise _BadRequestError(
+            f"pending: expected a list of {', '.join(EVENT_TYPES)}, got {name[:40]!r}"
+        )
     pending = events()
     listed = tuple(
         f"{event.event_type} {event.event_id} of this VM is {event.event_status.lower()}"
@@ -184,9 +203,15 @@ def history_query(environ: Environ) -> tuple[datetime | None, int]:
     """The start and the most changes that a query for the history gives."""
     query = query_of(environ, "limit", "since")
     limit = query.get("limit", [str(DEFAULT_LIMIT)])[-1]
-    number = int(limit) if limit.isascii() and limit.isdigit() and len(limit) <= len(str(HISTORY_RECORDS)) else 0
+    number = (
+        int(limit)
+        if limit.isascii() and limit.isdigit() and len(limit) <= len(str(HISTORY_RECORDS))
+        else 0
+    )
     if not 1 <= number <= HISTORY_RECORDS:
-        raise _BadRequestError(f"limit: expected a number from 1 to {HISTORY_RECORDS}, got {limit[:40]!r}")
+        raise _BadRequestError(
+            f"limit: expected a number from 1 to {HISTORY_RECORDS}, got {limit[:40]!r}"
+        )
     return since_of(query), number
 
 
@@ -201,5 +226,7 @@ def since_of(query: dict[str, list[str]]) -> datetime | None:
         # a plus that was not encoded arrives as a space
         time = datetime.fromisoformat(text.replace(" ", "+"))
     except (ValueError, OverflowError, OSError):
-        raise _BadRequestError(f"since: expected RFC 3339 or Unix seconds, got {text[:40]!r}") from None
+        raise _BadRequestError(
+            f"since: expected RFC 3339 or Unix seconds, got {text[:40]!r}"
+        ) from None
     return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -7,22 +7,28 @@ from typing import Any, Final
 
 from waitress.channel import HTTPChannel
 
-REQUEST_PATIENCE: Final = 10.0  # seconds for a request to arrive, from its first byte or the connection's opening
+# seconds for a request to arrive, from its first byte or the connection's opening
+REQUEST_PATIENCE: Final = 10.0
 ANSWER_PATIENCE: Final = 60.0  # seconds for an answer to be made and read completely
-IDLE_PATIENCE: Final = 120.0  # seconds between two requests of one connection; scrapes come each minute or more often
+# seconds between two requests of one connection; scrapes come each minute or more often
+IDLE_PATIENCE: Final = 120.0
 
 log = logging.getLogger("notbefore.http")
 
 
 class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
-    """A connection with deadlines. waitress counts from the last byte, so a client that drips could stay for ever."""
+    """A connection with deadlines.
+
+    Waitress counts from the last byte, so a client that drips could stay for ever.
+    """
 
     requests: list[Any]  # requests that have arrived; the first is being answered
     socket: Any  # a plain one, or an ``SSLSocket``
     served: bool = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.since = time.monotonic()  # when the connection opened, or its last request began or arrived
+        # when the connection opened, or its last request began or arrived
+        self.since = time.monotonic()
         super().__init__(*args, **kwargs)
 
     def received(self, data: bytes) -> bool:
@@ -36,7 +42,10 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
         return result
 
     def service(self) -> None:
-        """Answer one request. The connection closes after it if more have arrived: they wait ahead of other clients."""
+        """Answer one request.
+
+        The connection closes after it if more have arrived: they wait ahead of other clients.
+        """
         if len(self.requests) > 1:  # pipelining, which clients of this server do not use
             self.requests[0].headers["CONNECTION"] = "close"
         super().service()
@@ -52,7 +61,9 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
         self.handle_close()
 
     def overdue(self, now: float) -> bool:
-        """Whether it has used up its time to send a request, to read the answer, or to send the next request."""
+        """Whether it has used up its time to send a request, to read the answer, or to send the
+        next request.
+        """
         if self.requests or self.total_outbufs_len:
             return now - self.since > ANSWER_PATIENCE
         idle = self.served and self.request is None

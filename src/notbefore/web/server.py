@@ -1,6 +1,8 @@
-"""``HttpServer``: waitress, with limits for clients that connect and then send or read little or nothing.
+"""``HttpServer``: waitress, with limits for clients that connect and then send or read little or
+nothing.
 
-One thread polls all connections and makes TLS handshakes. Only a complete request occupies one of a few workers.
+One thread polls all connections and makes TLS handshakes. Only a complete request occupies one of a
+few workers.
 """
 
 import errno
@@ -28,28 +30,34 @@ except ImportError:  # Windows  # pragma: no cover - the tests run on POSIX
     resource = None  # type: ignore[assignment]  # Windows has no such limit
 
 WORKERS: Final = 4  # threads that answer requests; one of them may be checking a password
-MAX_CONNECTIONS: Final = 1_200 if hasattr(select, "poll") else 300  # Windows' select accepts 512 sockets
+# Windows' select accepts 512 sockets
+MAX_CONNECTIONS: Final = 1_200 if hasattr(select, "poll") else 300
 MIN_CONNECTIONS: Final = 10  # even if fewer files may be open
 OTHER_FILES: Final = 256  # open files that are not connections
 FEW: Final = 0.9  # of the most connections; above that, the oldest silent ones are closed
 MAX_HEADER: Final = 8 * 1024  # bytes per connection
 MAX_BODY: Final = 1  # bytes: no request here has a body, whatever its Content-Length
-MAX_UNREAD: Final = 16 * 1024 * 1024  # bytes of answers that clients have not read, all connections together
+# bytes of answers that clients have not read, all connections together
+MAX_UNREAD: Final = 16 * 1024 * 1024
 ACCEPTS: Final = 20  # connections accepted at once
-GRACE: Final = 0.1  # seconds for a new connection to send a request before a newer one may replace it
-# between two polls of all connections, which take a millisecond of 1,000, workers get time, and new ones are accepted
+# seconds for a new connection to send a request before a newer one may replace it
+GRACE: Final = 0.1
+# between two polls of all connections, which take a millisecond of 1,000, workers get time, and new
+# ones are accepted
 PAUSE: Final = 3e-6  # seconds per connection
 SHORTEST_PAUSE: Final = 0.001  # seconds, because a poll counts milliseconds
-LOOK: Final = 2.0  # seconds between two checks of the connections, while there are any and nothing arrives
+# seconds between two checks of the connections, while there are any and nothing arrives
+LOOK: Final = 2.0
 
 log = logging.getLogger("notbefore.http")
 
 
 class HttpServer:
-    """Serves a WSGI application at ``settings.listen``: ``host:port``, ``[v6]:port``, or ``:port`` (every address).
+    """Serves a WSGI application at ``settings.listen``: ``host:port``, ``[v6]:port``, or ``:port``
+    (every address).
 
-    ``access``: who may read; by default, those whom ``settings`` name. The constructor binds. It raises
-    ``ListenError``, or ``ConfigError`` if the address needs protection.
+    ``access``: who may read; by default, those whom ``settings`` name. The constructor binds. It
+    raises ``ListenError``, or ``ConfigError`` if the address needs protection.
     """
 
     def __init__(self, settings: Server, app: Any, access: Access | None = None) -> None:
@@ -57,7 +65,9 @@ class HttpServer:
             access = Access(settings)
         self._access = access
         self._control = AccessControl(app, access)
-        logging.getLogger("waitress").setLevel(logging.ERROR)  # it warns about the behaviour of clients
+        logging.getLogger("waitress").setLevel(
+            logging.ERROR
+        )  # it warns about the behaviour of clients
         bound = _bind(settings.listen)
         self.address: tuple[str, int] = bound.getsockname()[:2]
         try:
@@ -67,11 +77,13 @@ class HttpServer:
             bound.close()
             raise
         adjustments = Adjustments(
-            listen="*:0",  # not used, because it gets a socket; the default would be resolved, see ``_bind``
+            # not used, because it gets a socket; the default would be resolved, see ``_bind``
+            listen="*:0",
             threads=WORKERS,
             connection_limit=_connection_limit(),
             cleanup_interval=0,  # ``maintenance`` is called before each poll
-            # workers do not wait for readers, and nothing is buffered on disk: ``maintenance`` sets the bound
+            # workers do not wait for readers, and nothing is buffered on disk: ``maintenance`` sets
+            # the bound
             outbuf_high_watermark=sys.maxsize,
             outbuf_overflow=sys.maxsize,
             max_request_header_size=MAX_HEADER,
@@ -82,14 +94,23 @@ class HttpServer:
         self._map: dict[int, Any] = {}
         sockinfo = (bound.family, bound.type, bound.proto, bound.getsockname())
         self._server = _Server(
-            self._control, access, map=self._map, _sock=bound, adj=adjustments, sockinfo=sockinfo, bind_socket=False
+            self._control,
+            access,
+            map=self._map,
+            _sock=bound,
+            adj=adjustments,
+            sockinfo=sockinfo,
+            bind_socket=False,
         )
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
     @property
     def auth_failures(self) -> int | None:
-        """Requests with a wrong user or password since the start; ``None`` if no password is needed."""
+        """Requests with a wrong user or password since the start.
+
+        ``None`` if no password is needed.
+        """
         return self._access.auth_failures
 
     @property
@@ -102,7 +123,10 @@ class HttpServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop within a second, whatever the connections do; if a password is being checked, after that."""
+        """Stop within a second, whatever the connections do.
+
+        If a password is being checked, after that.
+        """
         self._stopping = True
         with suppress(OSError):  # it may be closed already
             self._server.pull_trigger()
@@ -115,7 +139,8 @@ class HttpServer:
     def _run(self) -> None:
         listener = {self._server.socket.fileno(): self._server}
         while not self._stopping:
-            # without connections there is nothing to check; a new one wakes the poll, except near the limit
+            # without connections there is nothing to check; a new one wakes the poll, except near
+            # the limit
             count = len(self._server.active_channels)
             timeout = GRACE if self._server.excess > 0 else LOOK if count else 3600.0
             wasyncore.loop(timeout=timeout, use_poll=True, map=self._map, count=1)
@@ -141,7 +166,9 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         return TlsChannel(context, *args, **kwargs)
 
     def handle_accept(self) -> None:
-        """Accept several at once, because a scrape may wait behind others, and read what they have sent."""
+        """Accept several at once, because a scrape may wait behind others, and read what they have
+        sent.
+        """
         for _ in range(ACCEPTS):
             before = len(self._map)
             with suppress(OSError):  # the client has gone again
@@ -157,10 +184,13 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         return len(self.active_channels) - int(FEW * self.adj.connection_limit)
 
     def maintenance(self, _now: float) -> None:
-        """Shut down overdue connections; near a limit also the oldest idle ones, or the oldest with unread answers.
+        """Shut down overdue connections.
 
-        The next poll closes them. They are not closed here: a connection that is closed while a poll is prepared would
-        still be polled, and its file descriptor may belong to another connection by then.
+        Near a limit also the oldest idle ones, or the oldest with unread answers.
+
+        The next poll closes them. They are not closed here: a connection that is closed while a
+        poll is prepared would still be polled, and its file descriptor may belong to another
+        connection by then.
         """
         now, channels = time.monotonic(), list(self.active_channels.values())
         ended = [channel for channel in channels if channel.overdue(now)]
@@ -173,9 +203,12 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
                     ended.append(channel)
                     excess, unread = excess - 1, unread - channel.total_outbufs_len
         for channel in ended:
-            channel.will_close = True  # when it is writable: on Windows, what was shut down here is never readable
+            # when it is writable: on Windows, what was shut down here is never readable
+            channel.will_close = True
             with suppress(OSError):  # the client has gone
-                socket.socket.shutdown(channel.socket, socket.SHUT_RDWR)  # an ``SSLSocket`` would go on in plain text
+                socket.socket.shutdown(
+                    channel.socket, socket.SHUT_RDWR
+                )  # an ``SSLSocket`` would go on in plain text
 
     def handle_error(self) -> None:
         """Log the error and go on listening: waitress would close the listener for good."""
@@ -183,7 +216,9 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
 
 
 def _bind(listen: str) -> socket.socket:
-    """Return a listening socket: if two processes bind at the same moment, only listening decides who has the port."""
+    """Return a listening socket: if two processes bind at the same moment, only listening decides
+    who has the port.
+    """
     host, port = host_and_port(listen)
     try:
         if not host and socket.has_dualstack_ipv6():
@@ -193,11 +228,20 @@ def _bind(listen: str) -> socket.socket:
         family, *_, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address, family=family)
     except (OSError, UnicodeError) as error:
-        hint = ": is another notbefore running?" if getattr(error, "errno", None) == errno.EADDRINUSE else ""
+        hint = (
+            ": is another notbefore running?"
+            if getattr(error, "errno", None) == errno.EADDRINUSE
+            else ""
+        )
         raise ListenError(f"cannot listen at {listen}: {error}{hint}") from error
 
 
 def _connection_limit() -> int:
     """The most connections: each one is an open file."""
-    soft = -1 if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # -1 is no limit
-    return MAX_CONNECTIONS if soft < 0 else max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, soft - OTHER_FILES))
+    # -1 is no limit
+    soft = -1 if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (
+        MAX_CONNECTIONS
+        if soft < 0
+        else max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, soft - OTHER_FILES))
+    )

@@ -1,4 +1,7 @@
-"""``TlsChannel``: a client's connection over TLS. Imported only if configured: `ssl` takes a megabyte."""
+"""``TlsChannel``: a client's connection over TLS.
+
+Imported only if configured: `ssl` takes a megabyte.
+"""
 
 import socket
 import ssl
@@ -14,8 +17,8 @@ HANDSHAKES: Final = 100  # unfinished at a time: OpenSSL needs 45 to 70 KiB for 
 class TlsChannel(Channel):
     """A ``Channel`` over TLS; the handshake has the same deadline as a request.
 
-    A worker may write an answer while the poll thread reads, but OpenSSL does not allow both at once. Workers write
-    under waitress's ``outbuf_lock``, so the poll thread reads under it too.
+    A worker may write an answer while the poll thread reads, but OpenSSL does not allow both at
+    once. Workers write under waitress's ``outbuf_lock``, so the poll thread reads under it too.
     """
 
     established: bool = False  # its handshake is complete
@@ -23,7 +26,8 @@ class TlsChannel(Channel):
     def __init__(self, context: ssl.SSLContext, *args: Any, **kwargs: Any) -> None:
         self._context = context
         super().__init__(*args, **kwargs)
-        self.sendbuf_len = RECORD  # one record at a time: OpenSSL wants the same bytes when a write is tried again
+        # one record at a time: OpenSSL wants the same bytes when a write is tried again
+        self.sendbuf_len = RECORD
 
     def handle_read(self) -> None:
         """Read a whole record: no bytes may stay inside OpenSSL, where no poll would find them."""
@@ -42,14 +46,25 @@ class TlsChannel(Channel):
             self.handle_close()
 
     def _begin(self) -> None:
-        """Begin the handshake. Of too many the oldest is forgotten; if its client goes on, it begins anew and fails."""
-        self.socket.recv(1, socket.MSG_PEEK)  # raises if the client has gone; ``wrap_socket`` might leave it open
+        """Begin the handshake. Of too many the oldest is forgotten.
+
+        If its client goes on, it begins anew and fails.
+        """
+        self.socket.recv(
+            1, socket.MSG_PEEK
+        )  # raises if the client has gone; ``wrap_socket`` might leave it open
         connections = self.server.active_channels.values()
-        begun = [one for one in connections if isinstance(one.socket, ssl.SSLSocket) and not one.established]
+        begun = [
+            one
+            for one in connections
+            if isinstance(one.socket, ssl.SSLSocket) and not one.established
+        ]
         if len(begun) >= HANDSHAKES:  # not closed: a client that is told would come again at once
             begun[0].socket = socket.socket(fileno=begun[0].socket.detach())
             begun[0].socket.settimeout(0.0)
-        self.socket = self._context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+        self.socket = self._context.wrap_socket(
+            self.socket, server_side=True, do_handshake_on_connect=False
+        )
 
     def send(self, data: bytes, do_close: bool = True) -> int:  # noqa: FBT001, FBT002 - waitress's signature
         """Write as much as there is room for; return the number of bytes."""

@@ -1,7 +1,9 @@
-"""What of AMQP 1.0 Proton does not show or does not write, and the Azure SDK needs of a peer; Proton has the types.
+"""What of AMQP 1.0 Proton does not show or does not write, and the Azure SDK needs of a peer;
+Proton has the types.
 
-The SDK's engine reads every field of a performative, where Proton (as the standard allows) leaves out trailing nulls;
-and the message format alone shows a batch, which Proton hides. Section numbers: OASIS AMQP 1.0, parts 1 to 3.
+The SDK's engine reads every field of a performative, where Proton (as the standard allows) leaves
+out trailing nulls; and the message format alone shows a batch, which Proton hides. Section numbers:
+OASIS AMQP 1.0, parts 1 to 3.
 """
 
 import struct
@@ -12,7 +14,11 @@ from proton import Data, Described, symbol, timestamp, ulong
 
 BATCH_FORMAT = 0x80013700  # Azure's: a message whose data sections are messages
 MESSAGE_ANNOTATIONS, DATA = 0x72, 0x75
-NOT_BARE = (0x70, 0x71, 0x72)  # header, delivery annotations, message annotations: not the sender's message (3.2)
+NOT_BARE = (
+    0x70,
+    0x71,
+    0x72,
+)  # header, delivery annotations, message annotations: not the sender's message (3.2)
 
 # performative -> how many fields it has in the standard (2.7)
 FIELDS = {0x10: 10, 0x11: 8, 0x12: 14, 0x13: 11, 0x14: 11, 0x15: 6, 0x16: 3, 0x17: 1, 0x18: 1}
@@ -55,11 +61,17 @@ def sections(message: bytes) -> list[Section]:
 def _performative(frame: bytes) -> Section | None:
     """``None`` for protocol headers, SASL frames and empty ones."""
     start = frame[4] * 4
-    return section_at(frame, start) if not frame.startswith(b"AMQP") and frame[5] == 0 and len(frame) > start else None
+    return (
+        section_at(frame, start)
+        if not frame.startswith(b"AMQP") and frame[5] == 0 and len(frame) > start
+        else None
+    )
 
 
 def padded(frame: bytes) -> bytes:
-    """The frame with all the fields that its performative has, those that were left out as nulls."""
+    """The frame with all the fields that its performative has, those that were left out
+    as nulls.
+    """
     found = _performative(frame)
     if found is None or len(found.value) == FIELDS[found.code]:
         return frame
@@ -70,7 +82,9 @@ def padded(frame: bytes) -> bytes:
 
 
 def transfer_of(frame: bytes) -> tuple[tuple[int, int], int | None] | None:
-    """Of a transfer its channel and handle, and its message format, which the first of several frames has (2.7.5)."""
+    """Of a transfer its channel and handle, and its message format, which the first of several
+    frames has (2.7.5).
+    """
     found = _performative(frame)
     if found is None or found.code != TRANSFER:
         return None

@@ -1,4 +1,6 @@
-"""``ClientConnection``: one connection to the simulated Event Hub: AMQP by the Qpid Proton engine."""
+"""``ClientConnection``: one connection to the simulated Event Hub: AMQP by the Qpid
+Proton engine.
+"""
 
 import asyncio
 import time
@@ -44,7 +46,11 @@ class ClientConnection(asyncio.Protocol, Handler):
         self.message_format = 0
         self.received, self.to_send = bytearray(), bytearray()
         self.lost = False
-        self.engine, self.connection, self.events = Transport(Transport.SERVER), Connection(), Collector()
+        self.engine, self.connection, self.events = (
+            Transport(Transport.SERVER),
+            Connection(),
+            Collector(),
+        )
         self.engine.idle_timeout = 240
         self.engine.max_frame_size = 65_536
         self.engine.sasl().allowed_mechs("ANONYMOUS")
@@ -110,14 +116,18 @@ class ClientConnection(asyncio.Protocol, Handler):
         if abruptly:
             self.transport.abort()
             return
-        self.connection.condition = condition("amqp:connection:forced", "The connection was closed by the service.")
+        self.connection.condition = condition(
+            "amqp:connection:forced", "The connection was closed by the service."
+        )
         self.connection.close()
         self.flush()
 
     def connection_lost(self, _error: Exception | None) -> None:
         self.lost = True
         self.server.clients.discard(self)
-        self.server.readers = [reader for reader in self.server.readers if reader.client is not self]
+        self.server.readers = [
+            reader for reader in self.server.readers if reader.client is not self
+        ]
 
     # ---- what the engine makes of them
 
@@ -168,12 +178,20 @@ class ClientConnection(asyncio.Protocol, Handler):
         if why := self._why_not(address, group, partition, selector):
             self._refuse(link, *why)
             return
-        others = [one for one in self.server.readers if (one.group, one.partition) == (group, partition)]
-        self.server.end(others, "amqp:link:stolen", "New receiver with epoch '0' is created")  # as all have
+        others = [
+            one for one in self.server.readers if (one.group, one.partition) == (group, partition)
+        ]
+        self.server.end(
+            others, "amqp:link:stolen", "New receiver with epoch '0' is created"
+        )  # as all have
         link.open()
-        self.server.readers.append(Reader(link, self, group, partition, self.server.hub.first(partition, selector)))
+        self.server.readers.append(
+            Reader(link, self, group, partition, self.server.hub.first(partition, selector))
+        )
 
-    def _why_not(self, address: str, group: str, partition: int, selector: str) -> tuple[str, str] | None:
+    def _why_not(
+        self, address: str, group: str, partition: int, selector: str
+    ) -> tuple[str, str] | None:
         """The condition and its text, if that partition cannot be read."""
         if not self.allowed:
             return DENIED
@@ -190,7 +208,9 @@ class ClientConnection(asyncio.Protocol, Handler):
         link.close()
 
     def on_link_remote_close(self, event: Any) -> None:
-        self.server.readers = [reader for reader in self.server.readers if reader.link != event.link]
+        self.server.readers = [
+            reader for reader in self.server.readers if reader.link != event.link
+        ]
         event.link.close()
 
     on_link_remote_detach = on_link_remote_close
@@ -230,7 +250,11 @@ class ClientConnection(asyncio.Protocol, Handler):
             _reject(delivery, server.fault.removeprefix("reject:"), "a fault was ordered")
             return
         if len(payload) > server.options.max_message:
-            _reject(delivery, "amqp:link:message-size-exceeded", f"The message of {len(payload)} bytes is too large.")
+            _reject(
+                delivery,
+                "amqp:link:message-size-exceeded",
+                f"The message of {len(payload)} bytes is too large.",
+            )
             return
         key, messages = events_of(payload, self.message_format)
         partition = server.hub.append(key, messages)
@@ -307,7 +331,9 @@ def _selector(source: Any) -> str:
 
 
 def _key_of(parts: list[amqp.Section]) -> str:
-    noted: dict[Any, Any] = next((part.value for part in parts if part.code == amqp.MESSAGE_ANNOTATIONS), {})
+    noted: dict[Any, Any] = next(
+        (part.value for part in parts if part.code == amqp.MESSAGE_ANNOTATIONS), {}
+    )
     return text_of(noted.get("x-opt-partition-key", ""))
 
 

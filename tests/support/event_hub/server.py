@@ -1,4 +1,6 @@
-"""``HubServer``: a simulated hub, whose partitions are logs on disk, its keys and faults, and who reads what."""
+"""``HubServer``: a simulated hub, whose partitions are logs on disk, its keys and faults, and who
+reads what.
+"""
 
 import argparse
 import base64
@@ -58,12 +60,17 @@ class Hub:
         self.logs += [[] for _ in range(partitions - len(self.logs))]
 
     def refusal(self, partition: int, selector: str) -> str | None:
-        """Why a receiver is refused: its offset is beyond the last one; the words are Event Hubs'."""
+        """Why a receiver is refused: its offset is beyond the last one.
+
+        The words are Event Hubs'.
+        """
         log, (kind, bound) = self.logs[partition], _bound(selector)
         last = log[-1].offset if log else -1
         if kind != "offset" or bound <= last:
             return None
-        return f"The supplied offset '{bound}' is invalid. The last offset in the system is '{last}'"
+        return (
+            f"The supplied offset '{bound}' is invalid. The last offset in the system is '{last}'"
+        )
 
     def _put(self, partition: int, enqueued: int, key: str, message: bytes) -> None:
         log = self.logs[partition]
@@ -116,8 +123,14 @@ class HubServer:
 
     @staticmethod
     def path(address: str) -> list[str]:
-        """The parts of an address such as ``amqps://host/hub/ConsumerGroups/g/Partitions/0``, without the host."""
-        return [part for part in (urlsplit(address).path if "://" in address else address).split("/") if part]
+        """The parts of an address such as ``amqps://host/hub/ConsumerGroups/g/Partitions/0``,
+        without the host.
+        """
+        return [
+            part
+            for part in (urlsplit(address).path if "://" in address else address).split("/")
+            if part
+        ]
 
     def check_token(self, token: str, audience: str) -> tuple[int, str]:
         """Status and text: of a SAS the signature is checked; the token of an identity is taken."""
@@ -125,11 +138,15 @@ class HubServer:
             return 404, f"The messaging entity '{audience}' could not be found."
         if not token.startswith("SharedAccessSignature "):
             return 202, "Accepted"
-        fields = dict(part.split("=", 1) for part in token.partition(" ")[2].split("&") if "=" in part)
+        fields = dict(
+            part.split("=", 1) for part in token.partition(" ")[2].split("&") if "=" in part
+        )
         key = self.keys.get(unquote(fields.get("skn", "")))
         if key is None:
             return 401, "InvalidSignature: the name of the key is not known"
-        digest = hmac.new(key.encode(), f"{fields['sr']}\n{fields['se']}".encode(), hashlib.sha256).digest()
+        digest = hmac.new(
+            key.encode(), f"{fields['sr']}\n{fields['se']}".encode(), hashlib.sha256
+        ).digest()
         if not hmac.compare_digest(base64.b64encode(digest).decode(), unquote(fields["sig"])):
             return 401, "InvalidSignature: The token has an invalid signature."
         return 202, "Accepted"

@@ -1,4 +1,6 @@
-"""The kinds of sinks: one module per kind, with its name in the configuration. Imported on first use.
+"""The kinds of sinks: one module per kind, with its name in the configuration.
+
+Imported on first use.
 
 CONTRIBUTING.md explains how to add one.
 """
@@ -13,7 +15,10 @@ from notbefore.errors import ConfigError
 
 
 def try_out(name: str, config: SinkConfig) -> None:
-    """Make a sink as the courier does, with its imports, but send nothing. Raises ``ConfigError`` if it cannot."""
+    """Make a sink as the courier does, with its imports, but send nothing.
+
+    Raises ``ConfigError`` if it cannot.
+    """
     try:
         make(name, config, Messages()).close()
     except (ConfigError, OSError, ValueError) as error:  # such as a file without a certificate
@@ -21,7 +26,10 @@ def try_out(name: str, config: SinkConfig) -> None:
 
 
 def make(name: str, config: SinkConfig, messages: Messages) -> Sink:
-    """Make the sink of that name. Raises ``ConfigError`` if it cannot, for example if a secret cannot be read."""
+    """Make the sink of that name.
+
+    Raises ``ConfigError`` if it cannot, for example if a secret cannot be read.
+    """
     try:
         module: Any = import_module(f"{__name__}.{config.kind}")
         sink: Sink = module.Sink(name, config.settings, messages)

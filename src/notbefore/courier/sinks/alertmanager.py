@@ -1,10 +1,11 @@
 """Alertmanager: each event is one alert, the same from every VM, sent to every member of a cluster.
 
-Labels and annotations are the same on all VMs, so that the cluster has one alert for all. All messages of an event have
-the labels of the first one: other labels would be another alert. Only if the event becomes more severe, there is a
-second alert, and the same request ends the first.
-While the event lasts, the alert is repeated before Alertmanager would resolve it. ``notbefore fleet`` does not repeat
-its alerts, as each takeover would have to continue that: their ``endsAt`` is later than any end in the fleet.
+Labels and annotations are the same on all VMs, so that the cluster has one alert for all. All
+messages of an event have the labels of the first one: other labels would be another alert. Only if
+the event becomes more severe, there is a second alert, and the same request ends the first. While
+the event lasts, the alert is repeated before Alertmanager would resolve it. ``notbefore fleet``
+does not repeat its alerts, as each takeover would have to continue that: their ``endsAt`` is later
+than any end in the fleet.
 """
 
 import base64
@@ -27,8 +28,12 @@ from notbefore.errors import SendError
 ALERT_NAME: Final = "AzureScheduledEvent"
 REPEATS: Final = 3  # per resolve_timeout
 MAX_NAMES: Final = 10  # of VMs in the annotation `resources`
-FLEET_LASTS: Final = timedelta(days=1)  # after NotBefore: long after `over_after` has ended the event
-SILENT_LASTS: Final = timedelta(days=30)  # a VM may be missing for weeks; the fleet sends the end as soon as it is not
+FLEET_LASTS: Final = timedelta(
+    days=1
+)  # after NotBefore: long after `over_after` has ended the event
+SILENT_LASTS: Final = timedelta(
+    days=30
+)  # a VM may be missing for weeks; the fleet sends the end as soon as it is not
 
 
 class Sink(HttpSink):
@@ -38,7 +43,9 @@ class Sink(HttpSink):
         self._settings = settings
         self._urls = [url.rstrip("/") for url in dict.fromkeys(settings.urls)]
         # the timeout is for all members together
-        super().__init__(messages, Http(settings.timeout.seconds / len(self._urls), ca_file=settings.ca_file))
+        super().__init__(
+            messages, Http(settings.timeout.seconds / len(self._urls), ca_file=settings.ca_file)
+        )
         self._headers = {"Content-Type": "application/json"}
         if settings.token is not None:
             self._headers["Authorization"] = f"Bearer {settings.token.reveal()}"
@@ -47,7 +54,10 @@ class Sink(HttpSink):
             self._headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
 
     def send(self, message: Message) -> Receipt:
-        """POST the alert to every member. One that accepts is enough: each member notifies of its alerts."""
+        """POST the alert to every member.
+
+        One that accepts is enough: each member notifies of its alerts.
+        """
         text = text_of(message.shared, self._messages)
         sent = alerts(message, text, self._settings)
         body = json_line(sent)
@@ -56,7 +66,9 @@ class Sink(HttpSink):
             try:
                 answer = self._http.post(f"{url}/api/v2/alerts", self._headers, body)
                 # Alertmanager's answer is empty; that of a proxy before it may be JSON
-                answer.check(not answer.body.strip() or answer.said() is not None, of="Alertmanager")
+                answer.check(
+                    not answer.body.strip() or answer.said() is not None, of="Alertmanager"
+                )
             except SendError as error:
                 failures.append(error)
         if len(failures) == len(self._urls):
@@ -67,7 +79,11 @@ class Sink(HttpSink):
                 retry_after=max(error.retry_after or 0.0 for error in failures) or None,
             )
         # if the event no longer affects this VM, the VMs that it still affects repeat the alert
-        lasts = not (message.over or message.record.no_longer_affected or message.record.fleet_events is not None)
+        lasts = not (
+            message.over
+            or message.record.no_longer_affected
+            or message.record.fleet_events is not None
+        )
         repeat = self._settings.resolve_timeout.seconds / REPEATS if lasts else None
         return Receipt(json_line(sent[0]["labels"]).decode(), repeat=repeat)
 
@@ -81,7 +97,9 @@ def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[st
     first = labels = _labels(message, settings)
     with suppress(msgspec.DecodeError):  # the thread of the event has its labels so far
         first = msgspec.json.decode(message.thread or "", type=dict[str, str])
-        severity = next(one for one in SEVERITIES if one in (message.severity, first.get("severity")))
+        severity = next(
+            one for one in SEVERITIES if one in (message.severity, first.get("severity"))
+        )
         labels = first | {"severity": severity}
     links = {link.name: link.value for link in text.links}
     annotations = {

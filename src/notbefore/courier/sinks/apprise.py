@@ -1,7 +1,8 @@
 """Any service that apprise supports: Opsgenie, Teams, Telegram, ...
 
-apprise returns only whether it worked; the cause of a failure, and whether it is permanent, come from its log lines. If
-a plugin has a key for alerts that belong together, each event has its own key.
+apprise returns only whether it worked; the cause of a failure, and whether it is permanent, come
+from its log lines. If a plugin has a key for alerts that belong together, each event has its own
+key.
 """
 
 import logging
@@ -19,14 +20,23 @@ from notbefore.courier.wording import Text, text_of
 from notbefore.errors import ConfigError, SendError
 
 _STATUS: Final = re.compile(r"error[ =:]*\(?(\d{3})\b|\bstatus[ =:]*(\d{3})\b", re.IGNORECASE)
-KEYS: Final = ("dedup", "alias", "entity_id", "external_id", "thirdparty")  # the names of that key in plugins
+KEYS: Final = (
+    "dedup",
+    "alias",
+    "entity_id",
+    "external_id",
+    "thirdparty",
+)  # the names of that key in plugins
 _NOTHING_SENT: Final = "(nothing to "  # the plugins of Opsgenie and Jira log this as a success
 _LOGGER: Final = logging.getLogger("apprise")
 _TYPES: Final = {"critical": "failure", "warning": "warning", "info": "info"}
 
 
 class _Said(logging.Handler):
-    """Collects the log of apprise in this thread inside a ``with``; other sinks may log at the same time."""
+    """Collects the log of apprise in this thread inside a ``with``.
+
+    Other sinks may log at the same time.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -61,15 +71,20 @@ class Sink(BaseSink):
         # else its plugins would send the login of a .netrc file instead of the token in the address
         os.environ["NETRC"] = os.devnull
         self._messages = messages
-        asset = apprise.AppriseAsset(app_id="notbefore", app_desc="Azure Scheduled Events", http_redirects=False)
+        asset = apprise.AppriseAsset(
+            app_id="notbefore", app_desc="Azure Scheduled Events", http_redirects=False
+        )
         with _Said() as said:
             # the service itself, not an `Apprise` object, which sends in its own threads
             service = apprise.Apprise.instantiate(settings.url.reveal(), asset=asset)
         if not isinstance(service, apprise.NotifyBase):
-            raise ConfigError(f"apprise does not know this address: {' '.join(said.lines) or 'no reason given'}")
+            raise ConfigError(
+                f"apprise does not know this address: {' '.join(said.lines) or 'no reason given'}"
+            )
         self._service = service
         self._key = _prepare(service, settings.url.reveal())
-        service.request_rate_per_sec = 0  # seconds between messages: the receiver asks for a pause if it needs one
+        # seconds between messages: the receiver asks for a pause if it needs one
+        service.request_rate_per_sec = 0
         service.socket_connect_timeout = service.socket_read_timeout = settings.timeout.seconds
 
     def send(self, message: Message) -> Receipt:
@@ -84,7 +99,10 @@ class Sink(BaseSink):
         if any(_NOTHING_SENT in one.getMessage() for one in logged.records):
             opens = "to let it open an alert, add `&:info=new` to the url"
             todo = "close the alert by hand" if message.settled else opens
-            raise SendError(f"apprise has sent nothing: it found no open alert of this event; {todo}", permanent=True)
+            raise SendError(
+                f"apprise has sent nothing: it found no open alert of this event; {todo}",
+                permanent=True,
+            )
         return Receipt()
 
 
@@ -95,7 +113,9 @@ def notification(message: Message, text: Text) -> dict[str, str]:
 
 
 def _prepare(service: Any, url: str) -> str | None:
-    """Let the plugin close the alerts that it opens, if it can; return its attribute for the event's key, or ``None``.
+    """Let the plugin close the alerts that it opens, if it can.
+
+    Return its attribute for the event's key, or ``None``.
 
     Settings in the user's address are not changed.
     """

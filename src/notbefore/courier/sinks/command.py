@@ -1,8 +1,10 @@
-"""A command of the user: gets the record as JSON on standard input, and in ``NOTBEFORE_*`` variables; no shell.
+"""A command of the user: gets the record as JSON on standard input, and in ``NOTBEFORE_*``
+variables; no shell.
 
-Exit codes: 0 delivered, 75 (``EX_TEMPFAIL``) try again, anything else refused for good; ended by a signal: try again.
-It is the leader of a process group, which is killed after the timeout and if the command fails. After exit code 0, its
-background processes keep running. A command that was running when its courier ended is not run again.
+Exit codes: 0 delivered, 75 (``EX_TEMPFAIL``) try again, anything else refused for good; ended by a
+signal: try again. It is the leader of a process group, which is killed after the timeout and if the
+command fails. After exit code 0, its background processes keep running. A command that was running
+when its courier ended is not run again.
 """
 
 import errno
@@ -28,7 +30,12 @@ TAIL: Final = 4 * MAX_OUTPUT  # bytes of its output that are kept
 DRAIN_SECONDS: Final = 1.0  # to read the rest of its output, once it has ended
 INHERITED: Final = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER"),
-    *("SYSTEMROOT", "PATHEXT", "TEMP", "USERPROFILE"),  # Windows: without the first, no PowerShell and no socket
+    *(
+        "SYSTEMROOT",
+        "PATHEXT",
+        "TEMP",
+        "USERPROFILE",
+    ),  # Windows: without the first, no PowerShell and no socket
 )
 
 
@@ -47,16 +54,25 @@ class Sink(BaseSink):
             "SEVERITY": message.severity,
             "VM": message.content.vm_name or "",
         }
-        code, output = run(self._command, message.line, variables(message.content.flat(), own), self._timeout)
+        code, output = run(
+            self._command, message.line, variables(message.content.flat(), own), self._timeout
+        )
         if code != 0:
             what = f"signal {-code}" if code < 0 else f"exit code {code}"
             # a signal comes from outside: the machine shuts down, or is out of memory
-            raise SendError(f"{what}: {output}" if output else what, permanent=code > 0 and code != EX_TEMPFAIL)
+            raise SendError(
+                f"{what}: {output}" if output else what, permanent=code > 0 and code != EX_TEMPFAIL
+            )
         return Receipt()
 
 
-def run(command: list[str], line: bytes, environment: dict[str, str], timeout: float) -> tuple[int, str]:
-    """Run a command; return its exit code (negative: a signal) and the end of its output. Raises ``SendError``."""
+def run(
+    command: list[str], line: bytes, environment: dict[str, str], timeout: float
+) -> tuple[int, str]:
+    """Run a command; return its exit code (negative: a signal) and the end of its output.
+
+    Raises ``SendError``.
+    """
     read, write = os.pipe()
     kept = bytearray()
     # its background processes may continue to write: the thread reads that until this process ends
@@ -64,7 +80,12 @@ def run(command: list[str], line: bytes, environment: dict[str, str], timeout: f
     drain.start()
     try:
         process = subprocess.Popen(  # noqa: S603 - the user's own command, without a shell
-            command, stdin=subprocess.PIPE, stdout=write, stderr=write, env=environment, process_group=0
+            command,
+            stdin=subprocess.PIPE,
+            stdout=write,
+            stderr=write,
+            env=environment,
+            process_group=0,
         )
     except OSError as error:
         permanent = error.errno in NOT_RUNNABLE
@@ -103,15 +124,21 @@ def _drain(end: int, kept: bytearray) -> None:
 def variables(record: Mapping[str, Any], own: dict[str, str]) -> dict[str, str]:
     """Return the environment of a command: ``INHERITED``, ``own``, and the values of the record.
 
-    A value of more than ``MAX_VARIABLE`` characters is left out: half a list of VMs is worse than none.
+    A value of more than ``MAX_VARIABLE`` characters is left out: half a list of VMs is worse than
+    none.
     """
     passed = {name: os.environ[name] for name in INHERITED if name in os.environ}
     found = dict(own)
     for name, value in record.items():
         if name.startswith(PREFIX):
             key = name.removeprefix(PREFIX).upper().replace(".", "_")
-            found.setdefault(f"EVENT_{key}", ",".join(value) if isinstance(value, tuple) else str(value))
-    # a variable cannot contain a NUL, and no useful value does; the whole record is on standard input
+            found.setdefault(
+                f"EVENT_{key}", ",".join(value) if isinstance(value, tuple) else str(value)
+            )
+    # a variable cannot contain a NUL, and no useful value does; the whole record is on standard
+    # input
     return passed | {
-        f"NOTBEFORE_{name}": value.replace("\0", "") for name, value in found.items() if len(value) <= MAX_VARIABLE
+        f"NOTBEFORE_{name}": value.replace("\0", "")
+        for name, value in found.items()
+        if len(value) <= MAX_VARIABLE
     }

@@ -44,9 +44,16 @@ class Sink(BaseSink):
 
     @contextmanager
     def _session(self) -> Iterator[smtplib.SMTP]:
-        """Connect and log in; errors of SMTP and of the network, also inside the block, are raised as ``SendError``."""
+        """Connect and log in.
+
+        Errors of SMTP and of the network, also inside the block, are raised as ``SendError``.
+        """
         account = self._account
-        host, port, timeout = account.host, account.port or PORTS[account.tls], account.timeout.seconds
+        host, port, timeout = (
+            account.host,
+            account.port or PORTS[account.tls],
+            account.timeout.seconds,
+        )
         try:
             server: smtplib.SMTP
             if account.tls == "tls":
@@ -59,19 +66,29 @@ class Sink(BaseSink):
                 if account.user and account.password is not None:
                     server.login(account.user, account.password.reveal())
                 yield server
-                with suppress(OSError, smtplib.SMTPException):  # the answer to QUIT does not matter for the mail
+                with suppress(
+                    OSError, smtplib.SMTPException
+                ):  # the answer to QUIT does not matter for the mail
                     server.quit()
             finally:
                 server.close()
         except smtplib.SMTPResponseException as error:
             said = f"{error.smtp_code} {_words(error.smtp_error)}"
-            login = isinstance(error, smtplib.SMTPAuthenticationError)  # the password may be corrected
+            login = isinstance(
+                error, smtplib.SMTPAuthenticationError
+            )  # the password may be corrected
             permanent = error.smtp_code in PERMANENT and not login
-            raise SendError(f"the mail server answered {said}", permanent=permanent, by_hand=login) from None
+            raise SendError(
+                f"the mail server answered {said}", permanent=permanent, by_hand=login
+            ) from None
         except smtplib.SMTPNotSupportedError as error:
-            raise SendError(f"the mail server does not support this: {error}", permanent=True) from None
+            raise SendError(
+                f"the mail server does not support this: {error}", permanent=True
+            ) from None
         except (smtplib.SMTPException, OSError) as error:
-            raise SendError(f"{host}: {error.strerror or f'{type(error).__name__}: {error}'}") from None
+            raise SendError(
+                f"{host}: {error.strerror or f'{type(error).__name__}: {error}'}"
+            ) from None
 
 
 def _transfer(server: smtplib.SMTP, mail: EmailMessage, account: Email, name: str) -> None:
@@ -80,11 +97,17 @@ def _transfer(server: smtplib.SMTP, mail: EmailMessage, account: Email, name: st
         refused = server.send_message(mail, from_addr=account.sender, to_addrs=recipients)
     except smtplib.SMTPRecipientsRefused as answer:
         refused = answer.recipients
-    said = "; ".join(f"{address}: {code} {_words(text)}" for address, (code, text) in sorted(refused.items()))
+    said = "; ".join(
+        f"{address}: {code} {_words(text)}" for address, (code, text) in sorted(refused.items())
+    )
     if len(refused) == len(recipients):
-        raise SendError(f"refused: {said}", permanent=all(code in PERMANENT for code, _ in refused.values()))
+        raise SendError(
+            f"refused: {said}", permanent=all(code in PERMANENT for code, _ in refused.values())
+        )
     if refused:  # the others have the mail, and must not get it again or wait for these
-        log.error("sink %s: some recipients were refused, and do not get this mail (%s)", name, said)
+        log.error(
+            "sink %s: some recipients were refused, and do not get this mail (%s)", name, said
+        )
 
 
 def _words(text: bytes | str) -> str:
@@ -92,9 +115,13 @@ def _words(text: bytes | str) -> str:
 
 
 def compose(message: Message, text: Text, account: Email) -> EmailMessage:
-    """Return the mail. All mails of one event refer to the same root, so that they are one thread."""
+    """Return the mail.
+
+    All mails of one event refer to the same root, so that they are one thread.
+    """
     mail = EmailMessage()
-    # a title is one line; EmailMessage decodes what follows "=?", and a line end in it could start another header
+    # a title is one line; EmailMessage decodes what follows "=?", and a line end in it could start
+    # another header
     mail["Subject"] = text.title[:200].replace("=?", "= ?")
     mail["From"] = f"notbefore <{account.sender}>"
     mail["To"] = ", ".join(account.to)

@@ -1,9 +1,12 @@
-"""Azure Event Hubs: each change as a CloudEvent; all reports of one group of VMs are in one partition, in order.
+"""Azure Event Hubs: each change as a CloudEvent.
 
-It uses the aio client, with a deadline for every step: the sync client has no reliable deadline, and its buffered mode
-has lost messages. The SDK's retries are off, as the outbox repeats attempts. After any failure of the connection, the
-client is closed, and the next attempt makes a new one. If an answer is lost, the change is sent again under the same
-id. A refused change is also tried again until it expires, so that nothing is missing once the key or hub is corrected.
+All reports of one group of VMs are in one partition, in order.
+
+It uses the aio client, with a deadline for every step: the sync client has no reliable deadline,
+and its buffered mode has lost messages. The SDK's retries are off, as the outbox repeats attempts.
+After any failure of the connection, the client is closed, and the next attempt makes a new one. If
+an answer is lost, the change is sent again under the same id. A refused change is also tried again
+until it expires, so that nothing is missing once the key or hub is corrected.
 """
 
 import asyncio
@@ -36,7 +39,10 @@ class Sink(BaseSink):
         self._credential: Any = None  # without a connection string
 
     def send(self, message: Message) -> Receipt:
-        """Send one change. Raises ``SendError``, a permanent one if the change is too large for the hub."""
+        """Send one change.
+
+        Raises ``SendError``, a permanent one if the change is too large for the hub.
+        """
         self._runner.run(self._send(message))
         return Receipt()
 
@@ -48,7 +54,10 @@ class Sink(BaseSink):
     # ---- inside the loop
 
     async def _send(self, message: Message) -> None:
-        """Send within the timeout. Raises ``SendError``; then the next attempt makes a new connection."""
+        """Send within the timeout. Raises ``SendError``.
+
+        Then the next attempt makes a new connection.
+        """
         try:
             async with asyncio.timeout(self._settings.timeout.seconds):
                 await self._put(message)
@@ -64,9 +73,13 @@ class Sink(BaseSink):
     async def _put(self, message: Message) -> None:
         if self._client is None:
             self._credential = make_credential(self._settings)
-            self._client = make_client(EventHubProducerClient, self._settings, credential=self._credential)
+            self._client = make_client(
+                EventHubProducerClient, self._settings, credential=self._credential
+            )
         client: Any = self._client
-        batch = await client.create_batch(partition_key=partition_key(message.content, message.event_key))
+        batch = await client.create_batch(
+            partition_key=partition_key(message.content, message.event_key)
+        )
         try:
             batch.add(event_data(message, message.content))
         except ValueError:
@@ -91,17 +104,25 @@ def event_data(message: Message, record: Record | Heartbeat) -> EventData:
 
 
 def make_client(kind: Any, settings: EventHub, *group: str, credential: Any, **options: Any) -> Any:
-    """Make a client of the SDK, of the class ``kind``, without retries. ``group``: the consumer group of a reader."""
+    """Make a client of the SDK, of the class ``kind``, without retries.
+
+    ``group``: the consumer group of a reader.
+    """
     options |= {
         "retry_total": 0,
         "retry_backoff_factor": 0,
         "auth_timeout": settings.timeout.seconds,
         "user_agent": "notbefore",
-        "transport_type": TransportType.AmqpOverWebsocket if settings.transport == "websockets" else TransportType.Amqp,
+        "transport_type": (
+            TransportType.AmqpOverWebsocket
+            if settings.transport == "websockets"
+            else TransportType.Amqp
+        ),
         "connection_verify": settings.ca_file,
         "custom_endpoint_address": settings.endpoint,
     }
-    # without None: with `connection_verify=None` each connection would load all certificate authorities, 0.6 MiB
+    # without None: with `connection_verify=None` each connection would load all certificate
+    # authorities, 0.6 MiB
     options = {name: value for name, value in options.items() if value is not None}
     if settings.connection_string is not None:
         text = settings.connection_string.reveal()
@@ -110,7 +131,10 @@ def make_client(kind: Any, settings: EventHub, *group: str, credential: Any, **o
 
 
 def make_credential(settings: EventHub) -> Any:
-    """Return the SDK's credential of the configured identity, which the caller must close; ``None`` for a key."""
+    """Return the SDK's credential of the configured identity, which the caller must close.
+
+    ``None`` for a key.
+    """
     if settings.connection_string is not None:
         return None
     # else the SDK asks IMDS for the token through `HTTP_PROXY`, without encryption

@@ -1,6 +1,9 @@
-"""OTLP logs: each change as a log record with the attributes of ``record.py``; those of the VM are in its resource.
+"""OTLP logs: each change as a log record with the attributes of ``record.py``.
 
-Each record is a separate request: the answer to a batch may tell that a part was rejected, but not which part.
+Those of the VM are in its resource.
+
+Each record is a separate request: the answer to a batch may tell that a part was rejected, but not
+which part.
 """
 
 import logging
@@ -35,9 +38,15 @@ class Sink(BaseSink):
         """Send one record."""
         partial = self._sender.send([self._log_record(message)])
         if partial.rejected:
-            raise SendError(f"rejected: {partial.reason or 'the receiver gives no reason'}", permanent=True)
+            raise SendError(
+                f"rejected: {partial.reason or 'the receiver gives no reason'}", permanent=True
+            )
         if partial.reason:
-            log.warning("sink %s: the receiver accepted the record, and warns: %s", self._name, partial.reason)
+            log.warning(
+                "sink %s: the receiver accepted the record, and warns: %s",
+                self._name,
+                partial.reason,
+            )
         return Receipt()
 
     def close(self) -> None:
@@ -46,11 +55,20 @@ class Sink(BaseSink):
 
     def _log_record(self, message: Message) -> ReadableLogRecord:
         content, values = message.content, message.content.flat()
-        resource: dict[str, Any] = {name: value for name, value in values.items() if is_of_resource(name)}
-        attributes = {name: value for name, value in values.items() if name not in {*resource, *OWN_FIELDS}}
-        attributes |= {"notbefore.delivery.id": message.delivery_id, "notbefore.delivery.kind": message.kind}
+        resource: dict[str, Any] = {
+            name: value for name, value in values.items() if is_of_resource(name)
+        }
+        attributes = {
+            name: value for name, value in values.items() if name not in {*resource, *OWN_FIELDS}
+        }
+        attributes |= {
+            "notbefore.delivery.id": message.delivery_id,
+            "notbefore.delivery.kind": message.kind,
+        }
         resource["service.version"] = __version__
         if instance := values.get("host.id") or values.get("host.name"):
             resource["service.instance.id"] = instance
         made = resource_of(resource, self._own)
-        return log_record(made, content.time, message.severity, content.body, attributes, content.event_name)
+        return log_record(
+            made, content.time, message.severity, content.body, attributes, content.event_name
+        )

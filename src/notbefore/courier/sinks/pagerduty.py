@@ -1,7 +1,7 @@
 """PagerDuty, Events API v2: one incident per event, which is resolved when the event is over.
 
-The API: https://developer.pagerduty.com/docs/events-api-v2-overview. It accepts an event with 202 and
-``"status": "success"``; after 429 and 5xx it is to be sent again; other answers are final.
+The API: https://developer.pagerduty.com/docs/events-api-v2-overview. It accepts an event with 202
+and ``"status": "success"``; after 429 and 5xx it is to be sent again; other answers are final.
 """
 
 from typing import Any, Final
@@ -27,14 +27,17 @@ class Sink(HttpSink):
 
     def send(self, message: Message) -> Receipt:
         """Trigger the incident of the event, add to it, or resolve it."""
-        # the same text from every affected VM, except in the last message of a VM that is no longer affected
+        # the same text from every affected VM, except in the last message of a VM that is no longer
+        # affected
         message = message if message.record.no_longer_affected else message.shared
         text = text_of(message, self._messages)
         # the key is last: an error that quotes the request quotes its beginning
         body = json_line(event(message, text) | {"routing_key": self._key})
         answer = self._http.post(self._url, {"Content-Type": "application/json"}, body)
         said = answer.said()
-        accepted = answer.status == ACCEPTED and isinstance(said, dict) and said.get("status") == "success"
+        accepted = (
+            answer.status == ACCEPTED and isinstance(said, dict) and said.get("status") == "success"
+        )
         answer.check(accepted, of="PagerDuty")
         return Receipt(thread=message.alert_key)
 
@@ -42,22 +45,31 @@ class Sink(HttpSink):
 def event(message: Message, text: Text) -> dict[str, Any]:
     """Return the body of the request without the routing key."""
     record = message.record
-    details = {"What happens": text.summary, "What to do": text.advice, **{one.name: one.value for one in text.facts}}
+    details = {
+        "What happens": text.summary,
+        "What to do": text.advice,
+        **{one.name: one.value for one in text.facts},
+    }
     payload = {
         "summary": text.title[:MAX_SUMMARY],
-        "source": next(iter(record.resources), None) or record.vm_name or "unknown",  # the first of several VMs
+        "source": next(iter(record.resources), None)
+        or record.vm_name
+        or "unknown",  # the first of several VMs
         "severity": message.shown_severity,
         "timestamp": rfc3339(record.time),
         "component": record.event_source or "Azure",  # what caused the event
         "group": record.scale_set or record.resource_group or "",
         "class": record.event_type,
-        "custom_details": {name: value for name, value in details.items() if value} | {"Delivery": message.delivery_id},
+        "custom_details": {name: value for name, value in details.items() if value}
+        | {"Delivery": message.delivery_id},
     }
     given = [(name, value) for name, value in payload.items() if value]
     return {
         "event_action": "resolve" if message.over or record.no_longer_affected else "trigger",
         "dedup_key": message.alert_key,
-        "payload": {name: one_line(value) if isinstance(value, str) else value for name, value in given},
+        "payload": {
+            name: one_line(value) if isinstance(value, str) else value for name, value in given
+        },
         "links": [{"href": link.value, "text": link.name} for link in text.links],
         "client": "notbefore",
     }

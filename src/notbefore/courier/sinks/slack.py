@@ -1,4 +1,5 @@
-"""Slack, by an incoming webhook: Block Kit, and times in the reader's time zone by Slack's date markup.
+"""Slack, by an incoming webhook: Block Kit, and times in the reader's time zone by Slack's date
+markup.
 
 Texts from Azure cannot mention anybody.
 """
@@ -38,15 +39,27 @@ class Sink(HttpSink):
 
 
 def content(message: Message, text: Text) -> dict[str, Any]:
-    """Return the message in the form of the Slack API: plain text for notifications, blocks for the channel.
+    """Return the message in the form of the Slack API: plain text for notifications, blocks for the
+    channel.
 
-    The header is above the attachment, which has the colour: Slack does not show the text of a message with blocks.
+    The header is above the attachment, which has the colour: Slack does not show the text of a
+    message with blocks.
     """
-    header = {"type": "header", "text": {"type": "plain_text", "text": text.title[:MAX_HEADER], "emoji": False}}
+    header = {
+        "type": "header",
+        "text": {"type": "plain_text", "text": text.title[:MAX_HEADER], "emoji": False},
+    }
     blocks = list(_blocks(message, text))
-    footer = [f"<{link.value.replace('>', '%3E').replace('|', '%7C')}|{link.name}>" for link in text.links]
+    footer = [
+        f"<{link.value.replace('>', '%3E').replace('|', '%7C')}|{link.name}>" for link in text.links
+    ]
     footer.append(f"Delivery {message.delivery_id}")
-    blocks.append({"type": "context", "elements": [{"type": "mrkdwn", "text": " · ".join(footer)[:MAX_SECTION]}]})
+    blocks.append(
+        {
+            "type": "context",
+            "elements": [{"type": "mrkdwn", "text": " · ".join(footer)[:MAX_SECTION]}],
+        }
+    )
     color = OVER if message.is_good_news else COLORS[message.shown_severity]
     return {
         "text": inert(text.title[:MAX_HEADER]),
@@ -67,7 +80,10 @@ def _blocks(message: Message, text: Text) -> Iterator[dict[str, Any]]:
         yield _section(f"*What to do*\n{inert(text.advice)}")
     for start in range(0, len(text.facts), MAX_FIELDS):
         facts = text.facts[start : start + MAX_FIELDS]
-        yield {"type": "section", "fields": [_text(f"*{one.name}*\n{inert(one.value)}", MAX_FIELD) for one in facts]}
+        yield {
+            "type": "section",
+            "fields": [_text(f"*{one.name}*\n{inert(one.value)}", MAX_FIELD) for one in facts],
+        }
 
 
 def inert(text: str) -> str:

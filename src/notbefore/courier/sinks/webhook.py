@@ -1,7 +1,8 @@
 """POST of the record as JSON, signed if a secret is configured.
 
 ``X-Notbefore-Delivery-Id`` is the same from every VM that sends the delivery, and for each attempt.
-``X-Notbefore-Signature: t=<Unix seconds>,v1=<hex>``: HMAC-SHA256, keyed with the secret, over ``<t>.`` and the body.
+``X-Notbefore-Signature: t=<Unix seconds>,v1=<hex>``: HMAC-SHA256, keyed with the secret, over
+``<t>.`` and the body.
 """
 
 import hashlib
@@ -23,11 +24,19 @@ class Sink(HttpSink):
         self._secret = settings.secret.reveal().encode() if settings.secret is not None else None
         cert = (settings.cert_file, settings.key_file) if settings.cert_file else None
         guarded = not settings.allow_private
-        super().__init__(messages, Http(settings.timeout.seconds, ca_file=settings.ca_file, cert=cert, guarded=guarded))
+        super().__init__(
+            messages,
+            Http(settings.timeout.seconds, ca_file=settings.ca_file, cert=cert, guarded=guarded),
+        )
 
     def send(self, message: Message) -> Receipt:
         """POST the record; a 2xx answer accepts it."""
-        delivery = {"id": message.delivery_id, "kind": message.kind, "severity": message.severity, "note": message.note}
+        delivery = {
+            "id": message.delivery_id,
+            "kind": message.kind,
+            "severity": message.severity,
+            "note": message.note,
+        }
         named = {f"notbefore.delivery.{name}": value for name, value in delivery.items() if value}
         values = message.content.flat() | named
         body = json_line(values)

@@ -18,7 +18,8 @@ from notbefore.web.app import CheckResult
 
 MAX_PENDING: Final = 100  # events; /api/v1/events has all of them
 MAX_ENDED: Final = 10
-STUCK: Final = 300.0  # seconds that a delivery may wait until it is a problem, as for NotbeforeNotificationsStuck
+# seconds that a delivery may wait until it is a problem, as for NotbeforeNotificationsStuck
+STUCK: Final = 300.0
 
 
 class TimelineEvent(Struct, frozen=True):
@@ -39,7 +40,9 @@ class TimelineEvent(Struct, frozen=True):
 
     @property
     def anchor(self) -> datetime:
-        """The time from which the others are measured: NotBefore, else the start, else the first sight."""
+        """The time from which the others are measured: NotBefore, else the start, else the first
+        sight.
+        """
         return self.not_before or self.started or self.first_seen
 
     @property
@@ -69,7 +72,9 @@ class PageModel(Struct, frozen=True):
         """The listed events: this VM's first, then by severity, then by the time that is left."""
 
         def rank(event: PendingEvent) -> tuple[bool, int]:
-            severity = severity_of(event.event_type, event.seconds_to_not_before, event.expected_duration_seconds)
+            severity = severity_of(
+                event.event_type, event.seconds_to_not_before, event.expected_duration_seconds
+            )
             return event.scope == "peer", SEVERITIES.index(severity)
 
         return sorted(self.listed.events, key=rank)
@@ -91,12 +96,18 @@ class PageModel(Struct, frozen=True):
 
     def oldest(self, sink: str | None = None) -> float | None:
         """Seconds that the oldest pending delivery has waited, of one sink or of all."""
-        since = min((time for (name, _), time in self.outbox.oldest.items() if sink in (None, name)), default=None)
+        since = min(
+            (time for (name, _), time in self.outbox.oldest.items() if sink in (None, name)),
+            default=None,
+        )
         return self.seconds_since(since) if since is not None else None
 
     @property
     def deliveries_ok(self) -> bool | None:
-        """Whether no delivery is dead or has waited too long; ``None`` without sinks and deliveries."""
+        """Whether no delivery is dead or has waited too long.
+
+        ``None`` without sinks and deliveries.
+        """
         waiting, dead = self.count("pending"), self.count("dead")
         if not (self.kinds or waiting or dead):
             return None
@@ -110,7 +121,9 @@ class PageModel(Struct, frozen=True):
 def newest_ended(history: Iterable[bytes]) -> tuple[TimelineEvent, ...]:
     """The last events that ended, from records. Each return of an EventId is an event."""
     changes = [msgspec.json.decode(line, type=Record) for line in history]
-    return tuple(_ended(change) for change in changes if change.change in OUTCOMES)[: -MAX_ENDED - 1 : -1]
+    return tuple(_ended(change) for change in changes if change.change in OUTCOMES)[
+        : -MAX_ENDED - 1 : -1
+    ]
 
 
 def _ended(change: Record) -> TimelineEvent:

@@ -1,7 +1,8 @@
 """``render`` makes HTML from a ``PageModel`` with the Jinja2 templates beside this file.
 
-The whole page is rendered each time; ``page.js`` replaces the parts that differ. It recognizes rows by their
-``data-key`` and leaves elements with ``data-keep`` alone. ``Scale`` gives the positions on each event's timeline.
+The whole page is rendered each time; ``page.js`` replaces the parts that differ. It recognizes rows
+by their ``data-key`` and leaves elements with ``data-keep`` alone. ``Scale`` gives the positions on
+each event's timeline.
 """
 
 import math
@@ -23,7 +24,10 @@ from notbefore.web.page.model import PageModel, TimelineEvent
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 LINEAR: Final = 20.0  # seconds around NotBefore within which the scale is linear
-TICKS: Final = tuple((int(Duration(text).seconds), text) for text in ("1m", "5m", "15m", "1h", "6h", "1d", "7d", "30d"))
+TICKS: Final = tuple(
+    (int(Duration(text).seconds), text)
+    for text in ("1m", "5m", "15m", "1h", "6h", "1d", "7d", "30d")
+)
 APART: Final = 9.0  # percent between two labels
 MARGIN: Final = 2.0  # percent left free at both ends
 
@@ -32,13 +36,18 @@ def render(model: PageModel) -> bytes:
     """The whole page, in UTF-8."""
     lives = [*(view(TimelineEvent, event) for event in model.shown), *model.ended]
     scale = Scale.over(lives, model.now)
-    page = template("page.html").render(model=model, now=model.now, lives=lives, scale=scale, STARTED=STARTED)
+    page = template("page.html").render(
+        model=model, now=model.now, lives=lives, scale=scale, STARTED=STARTED
+    )
     return page.encode(errors="replace")  # a file name may contain bytes that are not text
 
 
 @cache
 def template(name: str, *directories: Path) -> Template:
-    """A template from these directories or from those beside this file; all values are made safe for HTML."""
+    """A template from these directories or from those beside this file.
+
+    All values are made safe for HTML.
+    """
     made = Environment(
         loader=FileSystemLoader([*directories, TEMPLATES]),
         autoescape=True,
@@ -69,7 +78,11 @@ def timer(seconds: float) -> str:
 def time_of_day(time: datetime, now: datetime) -> str:
     """A time in UTC, without the date if it is today."""
     utc = time.astimezone(UTC)
-    return f"{utc:%H:%M:%S}" if utc.date() == now.astimezone(UTC).date() else f"{utc:%Y-%m-%d %H:%M:%S}"
+    return (
+        f"{utc:%H:%M:%S}"
+        if utc.date() == now.astimezone(UTC).date()
+        else f"{utc:%Y-%m-%d %H:%M:%S}"
+    )
 
 
 def _utc(time: datetime, form: str) -> str:
@@ -77,10 +90,12 @@ def _utc(time: datetime, form: str) -> str:
 
 
 class Scale(Struct, frozen=True):
-    """A scale from ``before`` seconds before NotBefore to ``after`` seconds after it; positions are percents of width.
+    """A scale from ``before`` seconds before NotBefore to ``after`` seconds after it.
 
-    The half minute of a Preempt and a week of failing hardware share one scale, so it is linear near NotBefore and
-    logarithmic further away.
+    Positions are percents of width.
+
+    The half minute of a Preempt and a week of failing hardware share one scale, so it is linear
+    near NotBefore and logarithmic further away.
     """
 
     before: int
@@ -88,7 +103,10 @@ class Scale(Struct, frozen=True):
 
     @classmethod
     def over(cls, events: Iterable[TimelineEvent], now: datetime) -> "Scale":
-        """The scale that has room for all these events. Its ends are ticks, so that it seldom changes."""
+        """The scale that has room for all these events.
+
+        Its ends are ticks, so that it seldom changes.
+        """
         offsets = [
             (time - event.anchor).total_seconds()
             for event in events
@@ -112,7 +130,8 @@ class Scale(Struct, frozen=True):
         """The labels above the lines: position in percent, and text."""
         labels = [(self.x(0), "NotBefore")]
         for sign, end in ((-1, self.before), (1, self.after)):
-            last = self.x(0) + sign * APART  # the label in the middle is twice as wide as the others
+            # the label in the middle is twice as wide as the others
+            last = self.x(0) + sign * APART
             for seconds, text in TICKS:
                 x = self.x(sign * seconds)
                 if seconds <= end and abs(x - last) >= APART and (x - last) * sign > 0:
