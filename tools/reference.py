@@ -249,7 +249,7 @@ def _comments(struct: type) -> dict[str, str]:
     for line in inspect.getsource(struct).splitlines()[1:]:
         if field := re.match(r"    (\w+)(: |\Z)", line):
             name, own[field[1]], above = field[1], above, ""
-        elif re.match(r"    [^ )]", line):  # something else than a field begins
+        elif re.match(r"    [^ )\]}]", line):  # something else than a field begins
             name = ""
         _, mark, text = line.partition("# ")
         text = re.sub(r"\s*(noqa|type:|pragma)\b.*", "", text).strip()
