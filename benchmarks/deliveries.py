@@ -107,9 +107,8 @@ def size() -> None:
         for step in range(1, 101):
             show(imds, 10 if step % 2 else 0)
             eventually(lambda: len(receiver.taken) >= 10 * step)  # noqa: B023 - of this round
-            before = before or resident(
-                agent.process.pid
-            )  # with OpenSSL, which is loaded at the first change
+            # with OpenSSL, which is loaded at the first change
+            before = before or resident(agent.process.pid)
         time.sleep(3)
         after = resident(agent.process.pid)
         print(

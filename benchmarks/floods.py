@@ -200,9 +200,8 @@ async def slow_reader(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     for path in ("/", "/metrics", "/", "/metrics"):
         writer.write((REQUEST % (path, "")).encode())
-    while (
-        True
-    ):  # a byte each three seconds, which is not often enough to matter and too often to be silent
+    # a byte each three seconds, which is not often enough to matter and too often to be silent
+    while True:
         await asyncio.sleep(3)
         if not await reader.read(1):
             return

@@ -307,9 +307,8 @@ def drain(state: Path) -> bool:
     ]:
         if time.monotonic() > deadline:
             return False
-        notbefore(
-            "outbox", "retry", *waiting, "--state-dir", state
-        )  # it refuses where one was delivered meanwhile
+        # it refuses where one was delivered meanwhile
+        notbefore("outbox", "retry", *waiting, "--state-dir", state)
         time.sleep(3)
     return True
 

@@ -81,11 +81,12 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     """Where nothing may be missing (``.ci/run`` sets NOTBEFORE_NO_SKIPS) a skip is a failure."""
     report = yield
     if report.skipped and isinstance(report.longrepr, tuple) and "needs " in report.longrepr[2]:
+        # said once, and not for each place
         report.longrepr = (
             "tests/support/needs.py",
             1,
             report.longrepr[2],
-        )  # said once, and not for each place
+        )
     if report.skipped and os.environ.get("NOTBEFORE_NO_SKIPS") and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"skipped, but nothing may be skipped here: {report.longrepr}"

@@ -71,7 +71,6 @@ def set_up(form: Literal["auto", "json", "text"], level: str, redact: Redact = s
     root.setLevel(level.upper())
     if level == "info":  # Azure's libraries log several lines for each request
         logging.getLogger("azure").setLevel(logging.WARNING)
-    handler.setLevel(
-        level.upper()
-    )  # a library's own logger may have a lower level, for another handler
+    # a library's own logger may have a lower level, for another handler
+    handler.setLevel(level.upper())
     logging.raiseExceptions = False  # if stderr is closed, logging would print a traceback to it

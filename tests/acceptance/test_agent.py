@@ -143,9 +143,8 @@ def test_sighup_takes_a_good_configuration_over_and_refuses_a_bad_one(
         config.write_text("vm: {name: [5]}\n", encoding="utf-8")
         agent.process.send_signal(signal.SIGHUP)
         eventually(lambda: agent.metric('notbefore_config_reloads_total{result="failure"}') == 1)
-        eventually(
-            lambda: f"{config}:1:6: vm.name" in agent.log
-        )  # it is logged after it is counted
+        # it is logged after it is counted
+        eventually(lambda: f"{config}:1:6: vm.name" in agent.log)
         assert agent.metric("notbefore_config_last_reload_successful") == 0
         imds.set_document(scheduled())
         eventually(lambda: agent.count("delivered", "old") == 1)
@@ -222,12 +221,10 @@ def test_while_imds_is_silent_nobody_says_that_nothing_is_scheduled(
 
     config = {"heartbeat": {"every": "10s", "ping_url": f"{hook.url}/uuid"}}
     with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
-        eventually(
-            lambda: asked(agent) == (0, "Nothing is scheduled.\n", "")
-        )  # a late poll is a silence, too
-        eventually(
-            lambda: {one.path for one in hook.requests} & {"/uuid/start", "/uuid"}
-        )  # IMDS may have been faster
+        # a late poll is a silence, too
+        eventually(lambda: asked(agent) == (0, "Nothing is scheduled.\n", ""))
+        # IMDS may have been faster
+        eventually(lambda: {one.path for one in hook.requests} & {"/uuid/start", "/uuid"})
         imds.fault("status", times=100_000)
         eventually(lambda: get(agent.port, "/readyz")[0] == 503)
         for words in ((), ("--json",)):

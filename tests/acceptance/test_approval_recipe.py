@@ -101,9 +101,8 @@ def test_three_agents_approve_and_not_before_the_last_is_prepared(
         for agent in agents:
             eventually(lambda: "started" in agent.kinds)
         polled(imds, 30)
-        assert set(imds.start_requests) == {
-            event_id
-        }  # the deputies may have asked in the same moment
+        # the deputies may have asked in the same moment
+        assert set(imds.start_requests) == {event_id}
         by = [
             one
             for agent in agents

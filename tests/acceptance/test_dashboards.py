@@ -91,9 +91,8 @@ def test_what_is_chosen_is_all_that_is_shown(prometheus: Prometheus) -> None:
     for _, panel in PANELS:
         for target in panel["targets"]:
             for one in series(prometheus, target, ONE):
-                assert one["labels"].get("name", LIVE[0]) == LIVE[0], panel[
-                    "title"
-                ]  # sums: see the next test
+                # sums: see the next test
+                assert one["labels"].get("name", LIVE[0]) == LIVE[0], panel["title"]
                 assert not one["labels"].get("event_id", "").startswith(("EASTUS", "DB-")), panel[
                     "title"
                 ]
@@ -181,12 +180,13 @@ def test_an_event_that_keeps_its_vm_down_is_shown_while_others_see_it(
         ("vm", "Events that hit it", 1),
         ("vm", "Started now", 1),
     )
+    # last reported as Scheduled
     lost = {
         "name": SILENT,
         "event_id": LOST,
         "event_status": "Started",
         "scope": "self",
-    }  # last reported as Scheduled
+    }
     for name, title in (("fleet", "What is coming"), ("vm", "Listed now")):
         target = target_of(name, title, "table")
         becomes(
@@ -222,7 +222,6 @@ def test_events_are_counted_once_however_many_vms_report_them(prometheus: Promet
         )
         return highest
 
-    eventually(
-        lambda: reported("EastUS_.*") == pytest.approx(reported("EastUS_0"))
-    )  # each is of its own moment
+    # each is of its own moment
+    eventually(lambda: reported("EastUS_.*") == pytest.approx(reported("EastUS_0")))
     assert reported("EastUS_0") >= 1

@@ -95,9 +95,8 @@ def test_what_a_receiver_that_was_down_missed_comes_after_a_kill_and_a_restart(
         imds.set_document(listed("e"))
         eventually(lambda: len(hook.requests) >= 1)
         imds.set_document(body(BEGUN, incarnation=2))
-        eventually(
-            lambda: len(read_records(place.state)) == 2
-        )  # what is not on the disk yet is lost
+        # what is not on the disk yet is lost
+        eventually(lambda: len(read_records(place.state)) == 2)
         agent.stop(signal.SIGKILL)
     failed = len(hook.requests)
     assert set(hook.kinds) == {"announced"}
@@ -158,9 +157,8 @@ def test_a_drill_says_who_was_reached(imds: Simulator, hook: HttpPeer, place: Pl
                 "azure.scheduled_event.type": "Preempt",
                 "host.name": ME,
             }
-            assert (
-                json.loads(hook.requests[0].body).items() >= told.items()
-            )  # the name as the agent knows it
+            # the name as the agent knows it
+            assert json.loads(hook.requests[0].body).items() >= told.items()
             report = json.loads(place.drill(config, "--json").stdout)
             assert (report["reached"], report["not_reached"], report["still_open"]) == (
                 ["chat", "hook"],
@@ -223,9 +221,8 @@ def test_a_drill_closes_what_it_opens_and_says_what_is_left_open(
                 ["opened", "added", "resolved"],
                 [],
             )
-            routes = [
-                {"match": {"change": "announced"}, "sinks": ["pager"]}
-            ]  # with which the agent need not run
+            # with which the agent need not run
+            routes = [{"match": {"change": "announced"}, "sinks": ["pager"]}]
             done = place.drill(place.write({"pager": pager(found)}, routes))
             assert (done.returncode, found.effects[-2:]) == (0, ["opened", "resolved"])
             assert "No route sends the end of an event to pager" in done.stdout

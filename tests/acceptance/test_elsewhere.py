@@ -58,9 +58,8 @@ def test_every_module_is_imported_and_a_state_has_one_owner_where_posix_is_not(
 
 
 def test_what_is_written_is_utf_8_where_posix_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(
-        "PYTHONIOENCODING", "latin-1"
-    )  # as the code page of Windows, for files and pipes
+    # as the code page of Windows, for files and pipes
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
     assert "0 done · 1 it failed" in without_posix(CHECK, "--help").stdout
 
 
@@ -77,9 +76,8 @@ def starts(agent: RunningAgent, reason: str) -> float:
 def test_a_courier_delivers_is_replaced_and_stops_where_posix_is_not(
     imds: Simulator, hook: HttpPeer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        RunningAgent, "python", python_elsewhere(tmp_path)
-    )  # its courier runs so, too
+    # its courier runs so, too
+    monkeypatch.setattr(RunningAgent, "python", python_elsewhere(tmp_path))
     hook.default = Say(how="hang")
     config = {
         "sinks": {"hook": {"webhook": {"url": hook.url, "allow_private": True, "timeout": "60s"}}}
@@ -95,9 +93,8 @@ def test_a_courier_delivers_is_replaced_and_stops_where_posix_is_not(
         eventually(lambda: agent.count("delivered") == 1)
         imds.set_document(body(item("e", EventStatus="Started", NotBefore=""), incarnation=2))
         eventually(lambda: hook.kinds[2:] == ["started"])
-        eventually(
-            lambda: agent.count("delivered") == 2
-        )  # what is not written down yet would be sent again
+        # what is not written down yet would be sent again
+        eventually(lambda: agent.count("delivered") == 2)
         imds.set_document(body(*(item(str(number)) for number in range(10)), incarnation=4))
         eventually(lambda: len(agent.records) == 13)
         courier = agent.courier()
@@ -114,7 +111,6 @@ def test_a_command_says_that_it_can_ask_no_agent_where_posix_is_not(tmp_path: Pa
         1,
         "notbefore: commands cannot ask an agent here: this system has no Unix sockets\n",
     )
-    done = without_posix(
-        CHECK, "outbox", "list", "--state-dir", str(tmp_path)
-    )  # works, while no agent runs
+    # works, while no agent runs
+    done = without_posix(CHECK, "outbox", "list", "--state-dir", str(tmp_path))
     assert "has `notbefore run` been started here?" in done.stderr

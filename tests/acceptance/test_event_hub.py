@@ -42,7 +42,6 @@ def test_changes_and_signs_of_life_are_in_the_stream_whatever_is_killed(
     ]
     assert {one.envelope["data"].get("azure.tag.role") for one in hub.stored} == {"simulated"}
     assert "absent" not in str(hub.stored)
-    keys = {
-        one.key for one in hub.stored
-    }  # all that the group of this VM reports, signs of life included
+    # all that the group of this VM reports, signs of life included
+    keys = {one.key for one in hub.stored}
     assert [key.rpartition("/")[2] for key in keys if key] == ["westno"]

@@ -106,10 +106,11 @@ def test_what_is_muted_is_notified_to_nobody_and_its_end_neither(
     mute = ("fleet", "mute", config, "--state-dir", state)
     muted = (*mute, "--match", "scale_set=data", "--for", "1h", "--comment", "moves today")
     refused = notbefore(*muted)
+    # made by root it would be of no use to the service
     assert (refused.returncode, state.exists()) == (
         1,
         False,
-    )  # made by root it would be of no use to the service
+    )
     assert "start the instance first" in refused.stderr
     with RunningFleet(config, state) as fleet:
         eventually((state / "partitions").exists)
@@ -144,13 +145,11 @@ def test_what_no_receiver_has_accepted_is_sent_by_the_instance_that_takes_over(
             )
             hook.default = Say()
             eventually(lambda: len(set(accepted(hook))) == len(SETS))
-            eventually(
-                lambda: not [one for one in blobs.snapshots() if one.outbox.rows]
-            )  # all is accepted
+            # all is accepted
+            eventually(lambda: not [one for one in blobs.snapshots() if one.outbox.rows])
             found = accepted(hook)
-            assert (
-                max(Counter(found).values()) <= 2
-            )  # twice at most: what the first one was just sending
+            # twice at most: what the first one was just sending
+            assert max(Counter(found).values()) <= 2
             assert one.stop() == 0
             eventually(lambda: two.metric("notbefore_fleet_partitions") == 4)
             assert two.stop() == 0

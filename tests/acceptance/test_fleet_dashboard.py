@@ -70,9 +70,8 @@ def shown(
 @pytest.mark.long
 def test_each_query_finds_what_is_in_the_hub(hub: Hub, hook: HttpPeer, tmp_path: Path) -> None:
     needs("prometheus", "promtool")
-    config = configured(
-        tmp_path, hub, hook.url, inventory_file="missing.txt"
-    )  # an error that is counted
+    # an error that is counted
+    config = configured(tmp_path, hub, hook.url, inventory_file="missing.txt")
     with RunningFleet(config, tmp_path / "state") as fleet:
         targets = [{"targets": [f"127.0.0.1:{fleet.port}"]}]
         with Prometheus(tmp_path, targets, job=JOB) as prometheus:
@@ -91,9 +90,8 @@ def test_each_query_finds_what_is_in_the_hub(hub: Hub, hook: HttpPeer, tmp_path:
 
 def check(prometheus: Prometheus) -> None:
     """Each panel, annotation and variable has what it shows."""
-    becomes(
-        lambda: faults(prometheus, BOARD, EVERYTHING), []
-    )  # a scrape that is answered late finds nothing
+    # a scrape that is answered late finds nothing
+    becomes(lambda: faults(prometheus, BOARD, EVERYTHING), [])
     for variable in BOARD["templating"]["list"][1:]:
         query, label = (
             variable["query"]["query"]

@@ -55,9 +55,8 @@ def test_an_event_is_kept_once_through_a_disk_trouble_a_kill_and_a_replay_and_th
         (state / FILE_NAME).rmdir()
         eventually(lambda: len(events(fleet)) == 1)
         fleet.stop(signal.SIGKILL)
-    shutil.rmtree(
-        state / "partitions", ignore_errors=True
-    )  # nothing is remembered: all is read again
+    # nothing is remembered: all is read again
+    shutil.rmtree(state / "partitions", ignore_errors=True)
     with RunningFleet(config, state) as fleet:
         happen(hub, "E-2", "announced", "canceled")
         eventually(lambda: len(events(fleet)) == 2)

@@ -75,9 +75,8 @@ def test_the_page_shows_what_is_coming_by_wave_and_how_the_month_went_to_everyon
             "Reboot of 12 VMs in web is next, not before"
         )
         month = page.locator("#month")
-        expect(month.locator("tbody tr")).to_have_count(
-            1
-        )  # what is older than 30 days is the report's
+        # what is older than 30 days is the report's
+        expect(month.locator("tbody tr")).to_have_count(1)
         expect(month).to_contain_text("1 of 2")
         expect(page.locator(".sinks tbody tr")).to_have_count(1)
         expect(row.locator("[role=timer]")).not_to_have_text(
@@ -91,7 +90,6 @@ def test_the_page_shows_what_is_coming_by_wave_and_how_the_month_went_to_everyon
             found = Axe().run(page)
             assert found.violations_count == 0, found.generate_report()
         page.goto(f"{url}?event_type=Freeze")
-        with page.expect_request(
-            lambda one: one.url == f"{url}?event_type=Freeze"
-        ):  # what is loaded again
+        # what is loaded again
+        with page.expect_request(lambda one: one.url == f"{url}?event_type=Freeze"):
             expect(row).to_have_count(0)

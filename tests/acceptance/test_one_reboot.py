@@ -86,6 +86,5 @@ def test_on_call_is_notified_once_of_a_reboot_of_five_vms_and_the_incident_is_cl
     assert [step for step in routed.effects if step != "added"] == ["opened", "resolved"]
     assert not direct.wrong
     assert not routed.wrong
-    assert all(
-        "web_0 " in json.loads(request.body)["text"] for request in chat.requests
-    )  # all say the same, of all five
+    # all say the same, of all five
+    assert all("web_0 " in json.loads(request.body)["text"] for request in chat.requests)

@@ -72,9 +72,8 @@ def test_without_it_nothing_of_it_is_loaded_and_a_reload_brings_it_and_takes_it(
                 polled(imds, 10)  # two intervals
                 return len(receiver.metrics) == before
 
-            eventually(
-                quiet
-            )  # the reload does not wait for a last export that takes longer than a second
+            # the reload does not wait for a last export that takes longer than a second
+            eventually(quiet)
 
 
 def test_the_standard_variables_say_what_the_file_does_not(
@@ -103,6 +102,5 @@ def test_the_standard_variables_say_what_the_file_does_not(
         "a",
     ]
     assert (resource["host.name"], resource["cloud.platform"]) == (ME, "azure.vm")
-    assert (
-        resource["service.instance.id"] == resource["host.id"]
-    )  # else the VMs of a fleet would be one series
+    # else the VMs of a fleet would be one series
+    assert resource["service.instance.id"] == resource["host.id"]

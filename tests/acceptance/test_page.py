@@ -100,9 +100,8 @@ def test_a_change_appears_by_itself_and_its_countdown_counts(
     begun = time.monotonic()
     imds.set_document(pending("appears"))
     expect(page.locator("#pending tbody tr")).to_have_count(1)
-    record_property(
-        "seconds_to_appear", time.monotonic() - begun
-    )  # a beat (of 0.2 s here) and a refresh (0.5 s)
+    # a beat (of 0.2 s here) and a refresh (0.5 s)
+    record_property("seconds_to_appear", time.monotonic() - begun)
     expect(page).to_have_title(f"1 pending - {ME} - notbefore")
     expect(page.locator("#pending .approval")).to_contain_text("Approval is off: ")
     expect(page.get_by_role("link", name="Documents")).to_have_count(1)
@@ -160,9 +159,8 @@ def test_a_refresh_takes_nothing_from_the_reader(visit: Open, imds: Simulator) -
     assert chosen.strip() in ("to", "be", "selected")
     again, place = page.evaluate(seen)
     assert again == chosen
-    assert (
-        abs(place - top) <= 1
-    )  # pixels: in the same place, also if a line above needs more room now
+    # pixels: in the same place, also if a line above needs more room now
+    assert abs(place - top) <= 1
     assert page.evaluate("document.activeElement.textContent") == "/metrics"
 
 

@@ -31,9 +31,8 @@ HTTP_FAILURES = {
 }
 
 
-ENCODED = b64encode(f"oper:{CANARY}".encode())[
-    :12
-]  # how the Basic authentication of Alertmanager begins
+# how the Basic authentication of Alertmanager begins
+ENCODED = b64encode(f"oper:{CANARY}".encode())[:12]
 
 
 class Echo(HttpPeer):
@@ -157,9 +156,8 @@ def zoo_of(directory: Path, stack: ExitStack) -> Zoo:
 
 @pytest.mark.timeout(600)
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "part", range(2)
-)  # each sink is a thread of the courier, which has to begin
+# each sink is a thread of the courier, which has to begin
+@pytest.mark.parametrize("part", range(2))
 def test_no_secret_is_printed_whatever_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:

@@ -53,9 +53,8 @@ def test_for_a_version_that_refuses_the_configuration_no_agent_ends(
     with Simulator((ME,)) as imds:
         imds.set_document(listed())
         with agent_of(tmp_path, imds, hook) as agent:
-            assert (
-                agent.metric("notbefore_restart_needed") == 0
-            )  # what a scrape imports is imported
+            # what a scrape imports is imported
+            assert agent.metric("notbefore_restart_needed") == 0
             with (tmp_path / "state.yaml").open("a", encoding="utf-8") as config:
                 config.write("records: {tags: [team]}\n")
             install(tmp_path / "opt", newer)

@@ -48,9 +48,8 @@ class World:
 
     def __init__(self, imds: Simulator, directory: Path) -> None:
         self.imds = imds
-        self.after_write: Callable[[], None] = lambda: (
-            None
-        )  # right after the next thing is written down
+        # right after the next thing is written down
+        self.after_write: Callable[[], None] = lambda: None
         self.clock = SteppedClock()
         self.agent = Tracking(directory, self.clock, Config(approval=ON))
         self.runtime = self.agent.runtime

@@ -87,9 +87,8 @@ def installed(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """Another system's root, where the bundle was installed by the script that is in it."""
     place = tmp_path_factory.mktemp("system")
     with tarfile.open(bundle) as tar:
-        tar.extraction_filter = getattr(
-            tarfile, "data_filter", None
-        )  # Python 3.11.2, which is Debian's, has none
+        # Python 3.11.2, which is Debian's, has none
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)
         tar.extractall(place)  # noqa: S202 - it was made by us
     (script,) = place.glob("*/install.sh")
     root = place / "root"
@@ -218,9 +217,8 @@ def test_a_vm_of_the_fleet_installs_the_bundle_of_that_hash_and_no_other(
     root.mkdir()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "apt-get").write_text(
-        "#!/bin/sh\n", encoding="utf-8"
-    )  # it has nothing to do
+    # it has nothing to do
+    (tmp_path / "bin" / "apt-get").write_text("#!/bin/sh\n", encoding="utf-8")
     (tmp_path / "bin" / "apt-get").chmod(0o755)
 
     def install(words: str) -> subprocess.CompletedProcess[str]:

@@ -99,9 +99,8 @@ def test_a_socket_whose_directory_is_deleted_is_made_again_once_that_is(
     control = ControlSocket(directory, Desk(approve_all), NO_STORE)
     control.start()
     eventually(lambda: listens(directory))
-    directory.rename(
-        tmp_path / "deleted"
-    )  # in one step: else the socket may be made again before its end
+    # in one step: else the socket may be made again before its end
+    directory.rename(tmp_path / "deleted")
     eventually(lambda: not listens(directory))
     directory.mkdir()
     eventually(lambda: listens(directory))

@@ -162,9 +162,8 @@ def test_prometheus_takes_the_example_with_its_rules_and_targets() -> None:
     said = check("promtool", "check", "config", "--lint=all", "--lint-fatal", PROMETHEUS)
     rules = yaml.safe_load((CONFIG / "prometheus/notbefore.rules.yml").read_text(encoding="utf-8"))
     assert f"SUCCESS: {sum(len(group['rules']) for group in rules['groups'])} rules found" in said
-    (targets,) = (CONFIG / "prometheus/targets").glob(
-        "*.yml"
-    )  # a file that is not found is no error to promtool
+    # a file that is not found is no error to promtool
+    (targets,) = (CONFIG / "prometheus/targets").glob("*.yml")
     assert yaml.safe_load(targets.read_text(encoding="utf-8"))[0]["targets"]
 
 

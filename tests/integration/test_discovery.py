@@ -140,9 +140,8 @@ def test_who_is_only_late_is_not_looked_for_elsewhere(
     monkeypatch.setattr(
         elsewhere, "candidates", lambda: pytest.fail("it answers at the third poll")
     )
-    monkeypatch.setattr(
-        polling, "FIRST_SILENCE", PATIENCE
-    )  # two polls, and not the seconds in which nothing runs here
+    # two polls, and not the seconds in which nothing runs here
+    monkeypatch.setattr(polling, "FIRST_SILENCE", PATIENCE)
     with Simulator(vms=("late",)) as imds:
         usual_is(imds.endpoint, monkeypatch)
         imds.fault("status", times=2)

@@ -72,9 +72,8 @@ def test_the_mails_of_one_event_are_one_thread(peer: MailPeer) -> None:
     assert f"Delivery: {one.delivery_id}" in text
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Requiring AUTH while not requiring TLS"
-)  # the whole connection is TLS
+# the whole connection is TLS
+@pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")
 @pytest.mark.parametrize(("peer_tls", "tls"), [("starttls", "starttls"), ("smtps", "tls")])
 def test_mail_over_tls_with_a_password(
     tmp_path: Path, authority: trustme.CA, peer_tls: str, tls: str

@@ -114,9 +114,8 @@ def test_end_after_first_read_is_news_when_reader_was_killed_before_writing(
 ) -> None:
     with consuming(tmp_path, hub) as _:
         eventually(lambda: len(list((tmp_path / "partitions").glob("?"))) == 2, patience=60)
-    begun = {
-        path: path.read_bytes() for path in (tmp_path / "partitions").glob("?")
-    }  # as a kill leaves it
+    # as a kill leaves it
+    begun = {path: path.read_bytes() for path in (tmp_path / "partitions").glob("?")}
     send(hub, [report(A, kind) for kind in ("announced", "started", "finished")])
     for path, body in begun.items():
         path.write_bytes(body)
@@ -132,9 +131,8 @@ def test_what_waits_in_the_hub_is_read_before_an_event_is_over_by_the_clock(
         eventually(lambda: len(written) == 1, patience=60)
     send(hub, [report(A, kind) for kind in ("started", "finished")])
     monkeypatch.setattr(consumer_module, "WAIT", 0.01)  # it takes longer to connect
-    monkeypatch.setattr(
-        HubClock, "now", lambda _: time.time() + 7200
-    )  # nothing was read for two hours
+    # nothing was read for two hours
+    monkeypatch.setattr(HubClock, "now", lambda _: time.time() + 7200)
     with consuming(tmp_path, hub) as (_, written):
         eventually(lambda: len(written) == 2, patience=60)
     assert not any(b"as_far_as_known" in one for one in written)
@@ -219,19 +217,16 @@ def test_messages_without_octets_are_of_another_product(hub: Hub, tmp_path: Path
 def test_the_sdk_keeps_nothing_of_the_records_that_were_read_by_the_attributes_of_its_version(
     hub: Hub, tmp_path: Path
 ) -> None:
-    assert (
-        importlib.metadata.version("azure-eventhub") == READ_IN
-    )  # another one: see that the lines below still hold
+    # another one: see that the lines below still hold
+    assert importlib.metadata.version("azure-eventhub") == READ_IN
     with consuming(tmp_path, hub) as (consumer, _):
-        eventually(
-            lambda: len(consumer.keeper.folds) == 2, patience=60
-        )  # the SDK has opened the links of both
+        # the SDK has opened the links of both
+        eventually(lambda: len(consumer.keeper.folds) == 2, patience=60)
         assert consumer.client._address.hostname.startswith("127.0.0.1")
         send(hub, [report(A, "announced")] * 500)
         eventually(lambda: consumer.keeper.figures.records.total() == 500, patience=60)
-        eventually(
-            lambda: kept_tags(consumer.client) == 0, patience=60
-        )  # else some 100 bytes of each one, for ever
+        # else some 100 bytes of each one, for ever
+        eventually(lambda: kept_tags(consumer.client) == 0, patience=60)
 
 
 def test_more_partitions_are_read_and_how_far_the_hub_is_ahead_is_known_of_each(
@@ -270,9 +265,8 @@ def test_the_first_news_after_a_quiet_time_is_due_at_once(hub: Hub, tmp_path: Pa
     hub.start()
     with consuming(tmp_path, hub) as (consumer, written):
         eventually(lambda: len(written) == 1 and len(consumer.keeper.folds) == 2, patience=60)
-        send(
-            hub, [report(who, "announced", "NEW", resources=[A.name]) for who in (A, vm("web_1"))]
-        )  # one batch
+        # one batch
+        send(hub, [report(who, "announced", "NEW", resources=[A.name]) for who in (A, vm("web_1"))])
         eventually(lambda: len(written) == 2, patience=60)
         assert len(consumer._parts.outbox.exchange([], {"hook": 2})) == 2
 

@@ -108,9 +108,8 @@ def test_the_tags_of_the_affected_vms_count_whoever_reports_first(tmp_path: Path
     assert notified(
         tmp_path / "one", Heartbeat.of(PAYMENTS, (), "1", first.time, 300.0), first
     ) == {"payments", "rest"}
-    assert notified(tmp_path / "two", first) == {
-        "rest"
-    }  # nothing was heard from the one that it affects
+    # nothing was heard from the one that it affects
+    assert notified(tmp_path / "two", first) == {"rest"}
     both = report(SEARCH, "announced", resources=[PAYMENTS.name, SEARCH.name])
     assert notified(tmp_path / "three", report(PAYMENTS, "announced"), both) == {"payments", "rest"}
 

@@ -16,9 +16,8 @@ def test_each_clock_is_measured_for_itself_and_what_was_before_it_was_switched_o
     clock = SteppedClock()
     meter = FreezeMeter(clock)
     meter.switch(on=True)
-    clock.go(
-        6.1, booted=0.0
-    )  # put right after a freeze in which the clock since the boot stood still
+    # put right after a freeze in which the clock since the boot stood still
+    clock.go(6.1, booted=0.0)
     gap = meter.take()
     assert gap.wall == pytest.approx(6.0)
     assert gap.uptime == 0.0

@@ -266,9 +266,8 @@ def test_the_probes_ask_the_agent_of_the_chart_and_prometheus_gets_in(
     text = text.replace("/run/notbefore-web", str(web)).replace(":10169", f":{port}")
     config = tmp_path / "notbefore.yml"
     values = yaml.safe_load(text) or {}
-    values.setdefault("server", {}).setdefault(
-        "listen", f"127.0.0.1:{port}"
-    )  # not the usual one: others may have it
+    # not the usual one: others may have it
+    values.setdefault("server", {}).setdefault("listen", f"127.0.0.1:{port}")
     config.write_text(yaml.safe_dump(values), encoding="utf-8")
     web.mkdir(parents=True)
     secrets = yaml.safe_load_all(

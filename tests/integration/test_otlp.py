@@ -383,9 +383,8 @@ def test_a_certificate_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert f"{missing} cannot be read" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("signal", "connections"), [("metrics", 2), ("logs", 1)]
-)  # a kept one may be closed meanwhile
+# a kept one may be closed meanwhile
+@pytest.mark.parametrize(("signal", "connections"), [("metrics", 2), ("logs", 1)])
 def test_a_header_is_read_anew_and_metrics_keep_no_connection(
     tmp_path: Path, signal: str, connections: int
 ) -> None:

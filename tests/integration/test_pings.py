@@ -39,9 +39,8 @@ def test_a_ping_says_that_the_agent_begins_and_is_well_and_fail_that_it_is_not(
         "/uuid/fail?rid=1",
     ]
     assert b"no valid answer yet" in begins.body
-    assert (
-        len({one.client for one in peer.requests}) == 3
-    )  # none waits in a connection that the receiver may close
+    # none waits in a connection that the receiver may close
+    assert len({one.client for one in peer.requests}) == 3
     assert well.body.decode().endswith(f" on {ME}: 1 event listed\n")
     assert ill.body.decode().endswith(
         " on unknown VM: the last good answer of IMDS is 99.0 s old\n"

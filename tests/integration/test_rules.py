@@ -33,9 +33,10 @@ GROUPS: Final[list[dict[str, Any]]] = yaml.safe_load(RULES.read_text(encoding="u
 ALERTS: Final = {
     rule["alert"]: rule for group in GROUPS for rule in group["rules"] if "alert" in rule
 }
+# metrics
 WANTED: Final = frozenset(
     re.findall(r"\b(?:notbefore|azure)_\w+|\bup\b", RULES.read_text(encoding="utf-8"))
-)  # metrics
+)
 
 
 class Look(NamedTuple):
@@ -700,18 +701,16 @@ CASES: Final = [*OF_EVENTS, *OF_AGENTS, *OF_FLEETS]
 
 def promtool(*words: str | Path) -> None:
     needs("promtool")
-    done = run(
-        "promtool", *words, GOGC="400", GOMAXPROCS="1"
-    )  # the collector takes a third of its time, else
+    # the collector takes a third of its time, else
+    done = run("promtool", *words, GOGC="400", GOMAXPROCS="1")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def checked(directory: Path, *tests: dict[str, Any], rules: Path = RULES, **options: Any) -> None:
     file = directory / "tests.yml"
     options = {"rule_files": [str(rules)], "evaluation_interval": "15s", **options}
-    file.write_text(
-        json.dumps({**options, "tests": tests}), encoding="utf-8"
-    )  # JSON is YAML, and twenty times as fast
+    # JSON is YAML, and twenty times as fast
+    file.write_text(json.dumps({**options, "tests": tests}), encoding="utf-8")
     promtool("test", "rules", file)
 
 

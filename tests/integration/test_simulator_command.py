@@ -65,9 +65,8 @@ def test_each_fault_is_of_one_answer_and_an_event_can_be_canceled() -> None:
     )
     with simulating(*words) as (_, address):
         assert [ask(address) for _ in range(2)] == [599, 500]  # the first has no name
-        assert [event["EventStatus"] for event in ask(address)["Events"]] == [
-            "Scheduled"
-        ]  # for six seconds
+        # for six seconds
+        assert [event["EventStatus"] for event in ask(address)["Events"]] == ["Scheduled"]
         eventually(lambda: not ask(address)["Events"])
 
 

@@ -328,9 +328,8 @@ def test_a_command_gets_the_record_and_plain_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PAGER_TOKEN", "not for commands")
-    monkeypatch.setenv(
-        "SYSTEMROOT", r"C:\Windows"
-    )  # without it, hardly a program of Windows starts
+    # without it, hardly a program of Windows starts
+    monkeypatch.setenv("SYSTEMROOT", r"C:\Windows")
     out = tmp_path / "out"
     script = (
         "import json, os, sys; json.dump([json.load(sys.stdin), dict(os.environ)],"
@@ -373,11 +372,12 @@ def test_a_command_s_last_words_are_the_cause() -> None:
 
 def test_a_command_and_its_children_end_with_their_time(tmp_path: Path) -> None:
     out = tmp_path / "pid"
+    # a shell starts in less than its time
     command = (
         "/bin/sh",
         "-c",
         f"sleep 60 & echo $! > {out}; wait",
-    )  # a shell starts in less than its time
+    )
     with pytest.raises(SendError, match="not done after 2 s") as raised:
         sent(SinkConfig(command=Command(command=command, timeout=Duration("2s"))))
     assert not raised.value.permanent

@@ -298,6 +298,5 @@ def test_an_endless_answer_is_not_read_to_its_end(http: HttpReceiver, status: in
     else:  # what they answer is known, and this is not it
         assert failure(sink_of(http.config)).permanent == (status == 302)
     assert len(http.got()) == 1
-    assert (
-        http.config.kind == "apprise" or not http.peer.read_whole
-    )  # the library of apprise reads it
+    # the library of apprise reads it
+    assert http.config.kind == "apprise" or not http.peer.read_whole

@@ -45,9 +45,8 @@ def test_each_step_is_a_message(slack: SlackServer) -> None:
         "#2e9e5b",
     ]
     for one, title, content in zip(steps, titles, slack.messages, strict=True):
-        shown = json.dumps(
-            [content["blocks"], content["attachments"]]
-        )  # beside blocks the text is for notifications
+        # beside blocks the text is for notifications
+        shown = json.dumps([content["blocks"], content["attachments"]])
         assert f"Delivery {one.delivery_id}" in shown
         assert shown.count("Reboot of WestNO_0") == 1
         assert content["text"] == title

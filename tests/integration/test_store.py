@@ -167,9 +167,8 @@ def test_a_file_that_is_changed_while_nothing_happens_is_noticed(
     with store_in(tmp_path) as store:
         write(store)
         harm(store.path)
-        eventually(
-            lambda: "the state file cannot be written" in caplog.text
-        )  # a second later it is again
+        # a second later it is again
+        eventually(lambda: "the state file cannot be written" in caplog.text)
         settle(store)
     with store_in(tmp_path) as store:
         assert store.state == ME
@@ -426,9 +425,8 @@ def test_a_damaged_page_that_only_a_reader_finds_is_noticed_and_one_file_of_a_ba
         for _ in range(3):
             with store.path.open("r+b") as file:
                 file.seek(24)
-                file.write(
-                    b"\xff\xff"
-                )  # SQLite's counter of changes: else it reads what it has read before
+                # SQLite's counter of changes: else it reads what it has read before
+                file.write(b"\xff\xff")
                 file.seek(4096)
                 file.write(b"\xff" * (store.path.stat().st_size - 4096))
             store.history(None, 10)

@@ -86,9 +86,8 @@ def test_a_courier_takes_its_orders_delivers_each_time_it_is_woken_and_leaves_wh
     begun = time.monotonic()
     for one in "bcdefg":
         delivered(couriers, owner, one)
-    assert (
-        time.monotonic() - begun < 3.0
-    )  # nobody waited for a turn, of which there is one a second
+    # nobody waited for a turn, of which there is one a second
+    assert time.monotonic() - begun < 3.0
     assert got.read_bytes() == 7 * (RECORD + b"\n")
     owner.add("h", sink="hook")
     couriers.tick()
@@ -188,9 +187,8 @@ def test_a_courier_that_cannot_be_started_is_tried_again_later(
             couriers.tick()
             waits.append(couriers.patience)
             now += waits[-1]
-    assert waits == pytest.approx(
-        [0.0, 1.0, 2.0, 4.0, 8.0]
-    )  # at once, and then after pauses that grow
+    # at once, and then after pauses that grow
+    assert waits == pytest.approx([0.0, 1.0, 2.0, 4.0, 8.0])
     assert couriers.trouble.startswith("the courier cannot be started (")
     assert couriers.trouble in caplog.messages
     assert couriers.figures == CourierFigures()
@@ -456,11 +454,12 @@ def test_half_an_installation_is_waited_for(installed: Path, owner: Owner, start
 
 @pytest.mark.parametrize(("kind", "works"), [("command", True), ("telepathy", False)])
 def test_a_courier_of_another_version_says_whether_it_works(kind: str, works: bool) -> None:
+    # of an older agent
     orders = {
         "version": "0.0.1",
         "sinks": {"a": {kind: {"command": ["true"]}}},
         "new": "field",
-    }  # of an older agent
+    }
     courier = CourierProcess(msgspec.msgpack.encode(orders), environment(Orders()))
     frame = eventually(lambda: next(iter(courier.frames()), b""))
     hello = msgspec.msgpack.decode(frame, type=Hello)

@@ -358,9 +358,8 @@ def test_a_freeze_is_measured_after_a_restart_with_an_unchanged_list(agents: Age
     agents.restart(0)
     agents.sees_again()
     assert agents.now.freeze_meter.running
-    agents.sees(
-        BEGUN, after=31
-    )  # a freeze in one step: between two of them the thread that measures may wake
+    # a freeze in one step: between two of them the thread that measures may wake
+    agents.sees(BEGUN, after=31)
     agents.sees()
     assert agents.last("change", "interruption_seconds") == ("finished", pytest.approx(30.9))
 
@@ -386,9 +385,8 @@ def test_a_freeze_that_nobody_announced_for_now_is_how_late_the_beat_was_by_any_
     agents: Agents, booted: float, wall_lag: float, lag: float
 ) -> None:
     agents.sees_each([], [MINE])
-    agents.clock.go(
-        wall_lag or 0.01, booted=booted
-    )  # approved by another VM, it starts long before NotBefore
+    # approved by another VM, it starts long before NotBefore
+    agents.clock.go(wall_lag or 0.01, booted=booted)
     document = body(BEGUN, incarnation=9)
     agents.now.tracker.handle(
         Poll(lag, 0.01, body=document, date=agents.clock.date, wall_lag=wall_lag)
@@ -639,9 +637,8 @@ def test_a_moved_disk_is_known_to_be_moved_also_after_a_boot_without_an_answer(
     agents.identify(Vm(name=ME, vm_id="0-1"))
     agents.sees_each([], [MINE])
     agents.die()
-    agents.boot(
-        "second", vm=Vm(name=PEER, vm_id="0-2")
-    )  # named, and killed before the first answer
+    # named, and killed before the first answer
+    agents.boot("second", vm=Vm(name=PEER, vm_id="0-2"))
     agents.restart(0, "third", vm=None)
     reported = len(agents.said)
     agents.sees(BEGUN)

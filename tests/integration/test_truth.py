@@ -167,9 +167,8 @@ class Machine(RuleBasedStateMachine):
             assert self.observer.account.timid == []
 
 
-WORLDS = int(
-    os.environ.get("NOTBEFORE_WORLDS", "0")
-)  # 0: the few of an everyday run, the same ones each time
+# 0: the few of an everyday run, the same ones each time
+WORLDS = int(os.environ.get("NOTBEFORE_WORLDS", "0"))
 TestTruth = pytest.mark.long(Machine.TestCase)
 TestTruth.settings = settings(
     max_examples=WORLDS or 40,

@@ -213,9 +213,8 @@ def test_a_thousand_unfinished_handshakes_do_not_keep_a_scrape_waiting(
                 asked = time.monotonic()
                 assert ask(server, "/metrics", scraper)[2] == METRICS
                 assert time.monotonic() - asked < 1.0
-            assert (
-                sum(isinstance(one, ssl.SSLSocket) for one in gc.get_objects()) < 300
-            )  # each holds 45 KiB or more
+            # each holds 45 KiB or more
+            assert sum(isinstance(one, ssl.SSLSocket) for one in gc.get_objects()) < 300
 
 
 def served_name(server: HttpServer, place: Place) -> list[str]:
@@ -344,9 +343,8 @@ def test_without_bcrypt_it_is_said_what_to_install(
 
 def test_the_right_password_opens_and_each_wrong_one_is_counted(place: Place) -> None:
     with serving(place.write(users=HASHES, tls=None)) as server:
-        assert (
-            ask(server, "/metrics", Host="fleet.example.org", Authorization=GOOD)[0] == 200
-        )  # a name does not matter
+        # a name does not matter
+        assert ask(server, "/metrics", Host="fleet.example.org", Authorization=GOOD)[0] == 200
         for given, status in (
             (GOOD, 200),
             (basic("browser", "größer"), 200),
@@ -365,9 +363,8 @@ def test_the_right_password_opens_and_each_wrong_one_is_counted(place: Place) ->
             assert got == status, given
             assert ("WWW-Authenticate" in said) == (status == 401)
             assert (body == json_line(NOTHING_PENDING)) == (status == 200)
-        assert (
-            server.auth_failures == 8
-        )  # a browser asks without a password first: that is no failed login
+        # a browser asks without a password first: that is no failed login
+        assert server.auth_failures == 8
 
 
 def test_probes_need_no_password_and_get_no_reasons(place: Place) -> None:
@@ -418,9 +415,8 @@ def test_wrong_passwords_keep_nobody_waiting_whose_own_is_known(
             assert ask(server, path, Authorization=GOOD)[0] == 200
         assert ask(server, "/healthz")[0] == 200
         assert ask(server, "/metrics", Authorization="Basic !!!")[0] == 401
-        eventually(
-            lambda: sum(one.done() for one in asking) == 7
-        )  # one is being compared, the others are sent away
+        # one is being compared, the others are sent away
+        eventually(lambda: sum(one.done() for one in asking) == 7)
         refused = [one.result()[:2] for one in asking if one.done()]
         assert {(status, headers["Retry-After"]) for status, headers in refused} == {(429, "1")}
 

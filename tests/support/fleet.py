@@ -22,10 +22,11 @@ LIVE = ("WestNO_0", "WestNO_1")
 STOPPED = "WestNO_2"
 SILENT, NEVER = "db-c", "db-d"  # in the scrape still, and not answering: for hours, and ever
 LOST = "DB-LOST"  # the event that SILENT was told of last, and that its neighbour sees started
+# of another job, beside agents that are well
 EXPORTERS = {
     "eastus-0:10169": False,
     "db-a:10169": True,
-}  # of another job, beside agents that are well
+}
 HOUR = 3600.0
 
 
@@ -95,10 +96,11 @@ def watched_fleet(
         hooks = {
             name: {"webhook": {"url": url, "allow_private": True}} for name, url in sinks.items()
         }
+        # a rehearsal
         approval = {
             "enabled": True,
             "rules": [{"name": "users", "match": {"event_source": "User"}}],
-        }  # a rehearsal
+        }
         simulator = stack.enter_context(Simulator((*LIVE, STOPPED)))
         words = ({"sinks": hooks, "approval": approval}, "--allow-approval")
         agents = [
@@ -146,9 +148,8 @@ def _play(
     simulator.set_document(body(item(EventStatus="Started", NotBefore="")))
     _told(agents, "started")
     polls = agents[0].metric_sum("notbefore_polls_total")
-    eventually(
-        lambda: agents[0].metric_sum("notbefore_polls_total") > polls
-    )  # it measures from the next one on
+    # it measures from the next one on
+    eventually(lambda: agents[0].metric_sum("notbefore_polls_total") > polls)
     agents[0].process.send_signal(signal.SIGSTOP)
     time.sleep(1.0)  # this is the interruption
     agents[0].process.send_signal(signal.SIGCONT)

@@ -310,9 +310,8 @@ def container_deleted(directory: Path) -> tuple[Account, str]:
         at.blobs.delete_container()
         eventually(lambda: at.metric(STORE))
         at.blobs.make_container()
-        time.sleep(
-            12
-        )  # each instance has written what it has: before that, only its memory knows it
+        # each instance has written what it has: before that, only its memory knows it
+        time.sleep(12)
         at.add(at.kill())
         at.progress(12)
         eventually(lambda: at.metric("notbefore_fleet_partitions") == 8)

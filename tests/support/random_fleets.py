@@ -40,9 +40,8 @@ class Planned:
     group: Group
     vm: str
     type: str
-    steps: list[tuple[float, str, float]] = field(
-        default_factory=list
-    )  # seconds, kind, NotBefore in seconds
+    # seconds, kind, NotBefore in seconds
+    steps: list[tuple[float, str, float]] = field(default_factory=list)
 
     def at(self, *kinds: str) -> float | None:
         return next((time for time, kind, _ in self.steps if kind in kinds), None)

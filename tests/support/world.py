@@ -72,9 +72,8 @@ class World:
     dated: bool = True  # IMDS's answers have a ``Date``
     incarnation: int = 1
     happenings: dict[str, Happening] = field(default_factory=dict)
-    pauses: list[tuple[float, float, bool]] = field(
-        default_factory=list
-    )  # begin, end, was the wall clock put right?
+    # begin, end, was the wall clock put right?
+    pauses: list[tuple[float, float, bool]] = field(default_factory=list)
     asked: float = 0.0  # when IMDS was last asked
 
     # ---- clocks
@@ -222,9 +221,8 @@ class Sight:
     at: float
     item: dict[str, Any]
     first: float  # when it was shown first
-    looked_before: (
-        float | None
-    )  # when the observer had looked before that; None: not, or it could not read it then
+    # when the observer had looked before that; None: not, or it could not read it then
+    looked_before: float | None
     first_started: float | None = None  # when it was first shown Started
     looked_before_start: float | None = None
     partial: bool = False  # a part of it could not be read yet

@@ -43,10 +43,11 @@ def test_an_event_of_several_is_skipped_unless_the_rule_says_who_speaks() -> Non
     assert judge(leader, one, PEER.upper()).at == at(60)
     for another in (ME, None):
         found = judge(leader, one, another)
+        # another VM speaks, and this one is not asked
         assert (found.action, found.skipped) == (
             "leave",
             None,
-        )  # another VM speaks, and this one is not asked
+        )
     peers = Policy(
         rules=(
             Rule(
@@ -200,9 +201,8 @@ def test_a_step_is_the_event_as_it_is_under_the_rule_as_it_is() -> None:
         step(Rule("all"), tracked(DurationInSeconds=6)),
     }
     assert len(known) == 4
-    assert (
-        step(Rule("all"), msgspec.structs.replace(tracked(), seen=instant(1))) in known
-    )  # the list flapped
+    # the list flapped
+    assert step(Rule("all"), msgspec.structs.replace(tracked(), seen=instant(1))) in known
     assert step(Rule("all"), tracked(Resources=[ME.upper()])) in known
 
 

@@ -110,20 +110,20 @@ def test_who_tells_of_all_is_reminded_of_what_left_this_vm() -> None:
 
 
 def test_there_may_be_several_reminders_each_with_its_time() -> None:
+    # the notice is 15 min
     times = (
         Duration("5m"),
         Duration("10m"),
         Duration("1h"),
         Duration("600s"),
-    )  # the notice is 15 min
+    )
     chat, *reminders = made(change({}), Route(sinks=("chat",), remind_before=times))
     start = chat.not_before
     found = [(one.kind, start - one.due, one.expires_with_event) for one in reminders]
     assert found == [("reminder", 600, True), ("reminder", 300, True)]
     assert [one.expires for one in reminders] == [reminders[1].due, start + REMINDER_GRACE]
-    own = {
-        one.delivery_id: delivery_id(one.change_id, "chat") for one in (chat, *reminders)
-    }  # or if a sink is renamed
+    # or if a sink is renamed
+    own = {one.delivery_id: delivery_id(one.change_id, "chat") for one in (chat, *reminders)}
     assert (len(own), [*own]) == (3, [*own.values()])
     assert {
         one.others for one in made(change({}), Route(sinks=("chat", "hub"), remind_before=times))
@@ -148,10 +148,11 @@ def test_what_is_critical_has_a_fallback() -> None:
     (critical,) = made(change({"EventType": "Reboot"}), route)
     (info,) = made(change({}), route)
     assert (critical.fallback, critical.fallback_at) == (("hub",), critical.created + 30)
+    # an end of it follows to whom its beginning was sent
     assert (info.fallback, info.fallback_at) == (
         ("hub",),
         None,
-    )  # an end of it follows to whom its beginning was sent
+    )
 
 
 def test_a_sign_of_life_is_worth_nothing_once_the_next_one_is_due() -> None:

@@ -149,9 +149,8 @@ def test_every_command_can_be_typed() -> None:
     for name, line in found:
         words = [word.rstrip(",") for word in shlex.split(line, posix=False)][1:]
         try:
-            parsed(
-                words if len(words) > 1 else [*words, "--help"]
-            )  # only its name: there must be one of that name
+            # only its name: there must be one of that name
+            parsed(words if len(words) > 1 else [*words, "--help"])
         except SystemExit as end:
             assert end.code == 0, f"{name}: {line}"
     table = TEXTS[ROOT / "README.md"].partition("## The commands")[2].partition("\n## ")[0]

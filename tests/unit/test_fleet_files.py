@@ -59,9 +59,8 @@ def test_a_disk_that_hangs_under_a_snapshot_keeps_no_other_waiting(tmp_path: Pat
         (tmp_path / "0").write_bytes(b"late")
         return await hanging
 
-    unblock = threading.Timer(
-        20, (tmp_path / "0").write_bytes, [b"never"]
-    )  # else this test would hang, too
+    # else this test would hang, too
+    unblock = threading.Timer(20, (tmp_path / "0").write_bytes, [b"never"])
     unblock.start()
     assert asyncio.run(read()) == b"late"
     unblock.cancel()

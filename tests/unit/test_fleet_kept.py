@@ -154,9 +154,8 @@ def test_before_partitions_are_let_go_their_snapshots_are_written_at_once(tmp_pa
         kept = Kept(tmp_path, snapshots := Slow(tmp_path))
         await asyncio.gather(*map(kept.keeper.take, ("0", "1")))
         kept.parts.clock.hear(1000.0)
-        assert (
-            kept.parts.clock.now() < 2000.0
-        )  # what was written before the first record sets no time
+        # what was written before the first record sets no time
+        assert kept.parts.clock.now() < 2000.0
         await asyncio.wait_for(kept.keeper.let_go("0", "1"), 20)
         assert await snapshots.read("0")
 

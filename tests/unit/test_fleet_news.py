@@ -109,11 +109,12 @@ def test_a_worse_type_names_the_wave_and_does_not_wait() -> None:
     log.add(
         B, "updated", "E1", event_type="Terminate", not_before=at(310), resources=[B.name, C.name]
     )
+    # one more VM does not wait for the digest either
     assert log.wait(100) == [
         "announced",
         "updated",
         "updated",
-    ]  # one more VM does not wait for the digest either
+    ]
     log.add(
         B,
         "updated",
@@ -161,9 +162,8 @@ def test_the_messages_of_a_wave_say_whose_it_is_and_once_it_has_begun_what_comes
     log.wait(900)
     log.add(vms[2], "updated", "E2", not_before=at(2000))
     log.wait(10)
-    assert log.last.change.event.not_before == at(
-        900
-    )  # it is overdue, and not hidden by the one after it
+    # it is overdue, and not hidden by the one after it
+    assert log.last.change.event.not_before == at(900)
     log.add(vms[1], "started", "E1")
     log.wait(300)
     goes_on = texts(log)[-1]

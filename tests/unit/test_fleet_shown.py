@@ -69,11 +69,12 @@ def test_a_wave_that_has_begun_is_under_way_and_still_to_come() -> None:
         0,
         "rg",
     )
+    # the first names are those of VMs that one can still prepare
     assert wave.vms == (
         "web_1",
         "web_2",
         "web_0",
-    )  # the first names are those of VMs that one can still prepare
+    )
     assert all(wave.matches({"status": one}) for one in ("scheduled", "started"))
     log.add(vm("web_1"), "canceled", "E1")
     assert waves_of(log)[0].vms == ("web_2", "web_0")

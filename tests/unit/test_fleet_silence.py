@@ -17,9 +17,8 @@ BEAT = 300.0
 
 def test_a_vm_that_is_silent_for_three_intervals_is_notified_once() -> None:
     log = Log()
-    assert not any(
-        log.fold.advance(log.now + 86_400)
-    )  # a clock that was ahead before the first record
+    # a clock that was ahead before the first record
+    assert not any(log.fold.advance(log.now + 86_400))
     log.pass_time(600, A, B, C)
     assert log.pass_time(3 * BEAT - 60, A, B) == []
     assert log.pass_time(180, A, B) == ["started"]

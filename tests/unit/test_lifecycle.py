@@ -346,10 +346,11 @@ def test_durations_are_left_out_where_the_clocks_do_not_agree() -> None:
         Story().sees(0).sees(1, item(), **stepped(1, -86_400)).sees(900, item(**STARTED)).sees(1500)
     )
     assert story.changes[0].notice_seconds == 899  # by IMDS's clock
+    # by the clock since the boot
     assert (story.changes[1].scheduled_seconds, story.last.started_seconds) == (
         899,
         600,
-    )  # by the clock since the boot
+    )
     frozen = {"at": Instant(at(900), "boot", 900, at(1500))}
     story = Story().sees(0).sees(1, item()).sees(900, item(**STARTED), **frozen).sees(1500)
     assert story.changes[1].scheduled_seconds is None
@@ -523,10 +524,11 @@ def test_the_interruption_of_what_is_started_at_first_sight(
 def test_gaps_while_another_vms_event_runs_are_not_measured() -> None:
     story = Story().sees(0).sees(1, item(Resources=[PEER], **STARTED), gap=4.0)
     story.sees(2, item(Resources=[PEER, ME], **STARTED)).sees(3)
+    # none of the time before it was ours
     assert (story.last.scope, story.last.interruption) == (
         "self",
         0.0,
-    )  # none of the time before it was ours
+    )
     story = (
         Story()
         .sees(0)

@@ -50,12 +50,13 @@ def _email(one: Message, text: Text) -> Any:
     return dict(mail.items()), mail.get_content()
 
 
+# controls, format characters, separators of lines and paragraphs
 CATEGORIES = (
     "Cc",
     "Cf",
     "Zl",
     "Zp",
-)  # controls, format characters, separators of lines and paragraphs
+)
 SINKS: dict[str, Callable[[Message, Text], Any]] = {
     "slack": slack.content,
     "email": _email,

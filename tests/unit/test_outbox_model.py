@@ -65,9 +65,8 @@ class Account(RuleBasedStateMachine):
         self._excuse(key, kind)
         if kind == "reminder":
             self.outbox.put([one], self.now, self.now)
-            self.excused.add(
-                one.delivery_id
-            )  # whoever knows that the event moved or ended needs none
+            # whoever knows that the event moved or ended needs none
+            self.excused.add(one.delivery_id)
         else:
             self.outbox.take(change(kind, key), [one], self.now, self.now)
             self.queued.setdefault(lane_of(one), []).append(one.delivery_id)

@@ -107,10 +107,11 @@ def test_of_the_tags_those_are_recorded_that_were_asked_for() -> None:
     assert identity(asked)["azure.tag.env"] == "prod"
     assert TAG not in identity(VM)
     both = Record.of(changes((0, (item(Resources=[ME, PEER]),), {}))[0], asked)
+    # VMs may differ in them
     assert (both.tags, both.shared.tags) == (
         {"team": "Payments", "env": "prod"},
         {},
-    )  # VMs may differ in them
+    )
 
 
 def test_whatever_a_tag_holds_the_record_is_one_safe_line_with_a_bound() -> None:

@@ -61,9 +61,8 @@ def test_a_courier_is_given_the_text_of_a_secret_or_its_file(tmp_path: Path) -> 
     environment = {"CREDENTIALS_DIRECTORY": str(tmp_path), "KEY": "from-environment"}
     texts = {"file": "from-file", "credential": "from-credential", "env": environment["KEY"]}
     for source in ("file", "credential"):
-        (tmp_path / source).write_text(
-            texts[source], encoding="utf-8-sig"
-        )  # as an editor on Windows may
+        # as an editor on Windows may
+        (tmp_path / source).write_text(texts[source], encoding="utf-8-sig")
     headers = {
         "file": Secret(str(tmp_path / "file"), "file"),
         "credential": Secret("credential", "credential"),

@@ -14,9 +14,8 @@ def test_what_waits_is_written_before_it_stops_and_each_line_in_full(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     reading, writing = os.pipe()
-    os.set_blocking(
-        writing, False
-    )  # so that it takes a part of a line, as when the process is paused meanwhile
+    # so that it takes a part of a line, as when the process is paused meanwhile
+    os.set_blocking(writing, False)
     teller = StdoutWriter(writing)
     teller.write(b"x" * 100_000 + b"\n")
     teller.start()

@@ -195,10 +195,11 @@ UNKNOWN: dict[str, Any] = dict.fromkeys(("Description", "NotBefore", "EventSourc
     "Resources": []
 }
 PREEMPT = {"EventType": "Preempt", "DurationInSeconds": -1}
+# announced after it
 LATE = REBOOT | {
     "EventSource": "User",
     "NotBefore": "Sun, 01 Mar 2026 11:59:00 GMT",
-}  # announced after it
+}
 
 
 @pytest.mark.parametrize(

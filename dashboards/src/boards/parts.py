@@ -52,9 +52,8 @@ COLORS: Final = {
     "ended": "purple",
 }
 
-Steps = Sequence[
-    tuple[float | None, str]
-]  # from this value on, this colour; the first has no value
+# from this value on, this colour; the first has no value
+Steps = Sequence[tuple[float | None, str]]
 PLAIN: Final[Steps] = ((None, "text"),)
 GOOD: Final[Steps] = ((None, "green"),)
 NONE_IS_GOOD: Final[Steps] = ((None, "green"), (1, "red"))
@@ -85,9 +84,8 @@ class Column:
 
     def properties(self) -> list[board.DynamicConfigValue]:
         """What is particular to it, as Grafana's overrides."""
-        found: dict[str, object] = {
-            "noValue": "-"
-        }  # in a cell; what the panel says is for when there is no row
+        # in a cell; what the panel says is for when there is no row
+        found: dict[str, object] = {"noValue": "-"}
         if self.unit:
             found["unit"] = self.unit
         if self.decimals is not None:

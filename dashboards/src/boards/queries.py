@@ -20,10 +20,11 @@ UP: Final = 'up{job="notbefore"}'  # the job that the rules know as well
 EVENT: Final = "6h"
 RANGE: Final = "$__range"
 INTERVAL: Final = "$__rate_interval"
+# a window -> the same in seconds
 WINDOWS: Final = {
     RANGE: "$__range_s",
     INTERVAL: "$__rate_interval_ms / 1000",
-}  # a window -> the same in seconds
+}
 # for this long it is known who an agent was that is silent, whatever the time range
 LONG: Final = "7d"
 

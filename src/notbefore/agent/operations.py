@@ -122,9 +122,8 @@ def _outbox(store: Store, request: OutboxRequest) -> OutboxReply:
                 raise NotBeforeError(
                     f"{words} with {prefix!r}. `notbefore outbox list` shows the ids."
                 )
-            rows += [
-                row for row in matching if row not in rows
-            ]  # two ids may begin the same delivery id
+            # two ids may begin the same delivery id
+            rows += [row for row in matching if row not in rows]
         done = left_out = 0
         if request.action == "retry" and not request.ids:
             # these could alarm somebody, and no later message would correct them

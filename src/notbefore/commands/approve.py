@@ -26,10 +26,11 @@ from notbefore.core.tracked import PendingEvent
 from notbefore.courier.wording import effect
 from notbefore.errors import ConfigError, NotBeforeError
 
+# by scope
 WHOSE: Final = {
     "self": ("this", ""),
     "peer": ("ANOTHER", ", and this VM is none of them"),
-}  # by scope
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,9 +124,8 @@ def describe(event: PendingEvent) -> str:
 def _all_of(names: list[str], scope: str) -> str:
     if not names:
         return "VMs that Azure does not name"
-    one, several = WHOSE.get(
-        scope, ("perhaps this", ", perhaps this one")
-    )  # this VM's name is not known yet
+    # this VM's name is not known yet
+    one, several = WHOSE.get(scope, ("perhaps this", ", perhaps this one"))
     return (
         f"{one} VM: {names[0]}"
         if len(names) == 1

@@ -33,13 +33,14 @@ FAILED: Final = 1
 WRONG: Final = 2
 # what a closed pipe gives
 NOBODY_READS: Final = errno.EINVAL if sys.platform == "win32" else errno.EPIPE
+# of standard output
 UNWRITABLE: Final = (
     NOBODY_READS,
     errno.ENOSPC,
     errno.EDQUOT,
     errno.EFBIG,
     errno.EIO,
-)  # of standard output
+)
 
 # without a width, argparse imports 0.4 MiB to find one
 HELP: Final = partial(argparse.RawDescriptionHelpFormatter, width=80)
@@ -90,9 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in UNWRITABLE or error.filename is not None:
             raise
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # so that the final flush cannot fail
+        # so that the final flush cannot fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno != NOBODY_READS:  # `notbefore history | head` is not worth a message
             sys.stderr.write(f"notbefore: standard output cannot be written: {error.strerror}\n")
         return FAILED

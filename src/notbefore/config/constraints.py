@@ -120,9 +120,8 @@ HeaderValue = Annotated[
         "one line of text that a header can hold, without space around it",
     ),
 ]
-HeaderName = Annotated[
-    str, matching(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", "the name of a header")
-]  # RFC 9110's token
+# RFC 9110's token
+HeaderName = Annotated[str, matching(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", "the name of a header")]
 Headers = dict[HeaderName, HeaderValue]
 HubConnection = Annotated[
     Secret,

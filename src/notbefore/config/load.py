@@ -32,9 +32,8 @@ from notbefore.errors import ConfigError, Mistake, Place
 
 ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
 Finding = tuple[str, str]  # the path of a key, and a warning about it
-NO_KEY: Final = re.compile(
-    r"https?://[^/?#@]+(?:/[^/?#]{0,16})*"
-)  # an address without a part that could be a key
+# an address without a part that could be a key
+NO_KEY: Final = re.compile(r"https?://[^/?#@]+(?:/[^/?#]{0,16})*")
 
 
 def load(

@@ -43,11 +43,12 @@ GROUP_LABELS: Final = (
     "tags.NAME",
 )
 Labels = Annotated[tuple[str, ...], Meta(min_length=1)]
+# what all events of a wave share
 ONE_WAVE: Final = (
     "subscription",
     "resource_group",
     "event_type",
-)  # what all events of a wave share
+)
 ConsumerGroup = Annotated[
     str, matching(r"\$?[A-Za-z0-9._-]{1,50}", "the name of a consumer group, such as $Default")
 ]
@@ -91,26 +92,20 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     consumer_group: ConsumerGroup = "$Default"
     # without it, one instance reads alone, with checkpoints in `state.dir`
     checkpoints: Checkpoints | None = None
-    window: Duration = Duration(
-        "2h"
-    )  # how far back to read at the first start, or if a snapshot is lost
+    # how far back to read at the first start, or if a snapshot is lost
+    window: Duration = Duration("2h")
     # `event_id`: each event alone; else events with equal values form a wave
     group_by: Labels = ("event_id",)
-    group_wait: Duration = Duration(
-        "10s"
-    )  # before the first notification of a wave; at most a third of the notice
-    group_interval: Annotated[Duration, between("1s")] = Duration(
-        "5m"
-    )  # between two digests of a wave
-    over_after: Annotated[Duration, between("1m")] = Duration(
-        "1h"
-    )  # after NotBefore or the start it counts as over
-    rebalance: Annotated[Duration, between("1s")] = Duration(
-        "10s"
-    )  # between two looks at who reads which partition
-    takeover: Duration = Duration(
-        "60s"
-    )  # others take over the partitions of an instance silent this long
+    # before the first notification of a wave; at most a third of the notice
+    group_wait: Duration = Duration("10s")
+    # between two digests of a wave
+    group_interval: Annotated[Duration, between("1s")] = Duration("5m")
+    # after NotBefore or the start it counts as over
+    over_after: Annotated[Duration, between("1m")] = Duration("1h")
+    # between two looks at who reads which partition
+    rebalance: Annotated[Duration, between("1s")] = Duration("10s")
+    # others take over the partitions of an instance silent this long
+    takeover: Duration = Duration("60s")
     history_keep: Annotated[Duration, between("1d")] | None = (
         None  # at least 1d: delete older events; else never
     )
@@ -118,9 +113,8 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
         Literal["subscription", "resource_group"], ...
     ] = ()  # additional labels of the metrics
     inventory_file: str | None = None  # the expected VMs, one per line
-    missing_after: Duration = Duration(
-        "15m"
-    )  # a VM of the inventory that is silent for this long is missing
+    # a VM of the inventory that is silent for this long is missing
+    missing_after: Duration = Duration("15m")
 
     def __post_init__(self) -> None:
         known = GROUP_LABELS[:-1]
@@ -262,9 +256,8 @@ def default_state_dir() -> Path:
 class State(_Section, frozen=True):
     """The directory of the state."""
 
-    dir: StateDir = field(
-        default_factory=lambda: str(default_state_dir())
-    )  # at most 94 bytes: it has a socket
+    # at most 94 bytes: it has a socket
+    dir: StateDir = field(default_factory=lambda: str(default_state_dir()))
 
 
 class Log(_Section, frozen=True):

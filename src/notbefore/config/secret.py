@@ -14,9 +14,8 @@ import msgspec
 from notbefore.errors import ConfigError
 
 MAX_SECRET: Final = 64 * 1024  # bytes
-ADDRESS: Final = re.compile(
-    "[A-Za-z]{2,}:/"
-)  # of a resolved path one slash is left; C:/ is a drive
+# of a resolved path one slash is left; C:/ is a drive
+ADDRESS: Final = re.compile("[A-Za-z]{2,}:/")
 HIDDEN: Final = "***"
 # systemd loads them from here for the service; only root may read it
 INSTALLED: Final = "/etc/notbefore/credentials"

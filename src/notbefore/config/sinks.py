@@ -97,9 +97,8 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     ONCE: ClassVar[bool] = False  # an attempt whose result is unknown is not repeated
 
     timeout: SendTimeout = Duration("10s")  # for one attempt
-    expire_after: ExpireAfter = Duration(
-        "24h"
-    )  # older deliveries are not sent, and counted as expired
+    # older deliveries are not sent, and counted as expired
+    expire_after: ExpireAfter = Duration("24h")
     expire_on_end: bool = True  # announcements are not sent once the event is over
 
     @property
@@ -193,9 +192,8 @@ class Alertmanager(SinkSettings, frozen=True, kw_only=True):
     password: Password | None = None  # together with `username`
     token: HeaderValue | None = None  # a bearer token
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
-    resolve_timeout: ResolveTimeout = Duration(
-        "5m"
-    )  # Alertmanager's own; alerts are sent again after a third of it
+    # Alertmanager's own; alerts are sent again after a third of it
+    resolve_timeout: ResolveTimeout = Duration("5m")
     labels: dict[LabelName, str] = {}  # additional labels, the same on every VM
 
     def __post_init__(self) -> None:

@@ -15,9 +15,8 @@ from notbefore.core.routing import NEAR, Route, route, severity_at_once, severit
 from notbefore.core.text import sha256
 
 MessageKind = ChangeKind | Literal["reminder", "heartbeat"]
-EXPIRING_KINDS: Final = frozenset(
-    {"announced", "updated", "reminder"}
-)  # of no use once the event has ended
+# of no use once the event has ended
+EXPIRING_KINDS: Final = frozenset({"announced", "updated", "reminder"})
 SETTLING: Final = 5.0  # seconds; ``_settling`` says why
 REMINDER_GRACE: Final = 60.0  # seconds after NotBefore during which a late reminder is still sent
 A_DAY: Final = 86_400.0  # seconds
@@ -231,10 +230,11 @@ def _reminders(change: Change, way: Route, message: Delivery) -> Iterator[Delive
         {one.seconds for one in way.remind_before if start - one.seconds > message.created},
         reverse=True,
     )
+    # the next reminder replaces it
     ends = [
         *(start - before for before in befores[1:]),
         start + REMINDER_GRACE,
-    ]  # the next reminder replaces it
+    ]
     for before, expires in zip(befores, ends, strict=False):
         due, identity = start - before, f"{change.id} reminder {before:g}"
         yield replace(

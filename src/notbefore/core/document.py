@@ -39,9 +39,8 @@ MONTHS: Final = (
     "Nov",
     "Dec",
 )  # of RFC 1123
-YEARS: Final = range(
-    2016, 9999
-)  # from the first year of the service; .NET writes the years 1 and 9999 for "no time"
+# from the first year of the service; .NET writes the years 1 and 9999 for "no time"
+YEARS: Final = range(2016, 9999)
 
 PLATFORM: Final = "Platform"
 USER: Final = "User"
@@ -123,9 +122,8 @@ class Document(Struct, frozen=True):
 
 
 class _Envelope(Struct):
-    DocumentIncarnation: Annotated[
-        int, Meta(ge=-(2**63), le=2**63 - 1)
-    ]  # it is stored and shown as 64 bits
+    # it is stored and shown as 64 bits
+    DocumentIncarnation: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
     Events: list[Raw]
 
 

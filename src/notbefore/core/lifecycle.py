@@ -26,11 +26,12 @@ LATE_ANSWER: Final = 1.0
 
 NOT_BEFORE_MARGIN: Final = timedelta(seconds=1)  # NotBefore and ``Date`` count whole seconds
 
+# the fields that older api-versions do not have
 VERSIONED: Final = (
     "description",
     "event_source",
     "duration",
-)  # the fields that older api-versions do not have
+)
 # events remembered after they are gone, to recognize them if they come back
 MAX_DEPARTED: Final = 1_000
 MAX_STEPS: Final = 64  # steps remembered per event, to recognize their repetitions

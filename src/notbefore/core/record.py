@@ -335,12 +335,10 @@ class Heartbeat(BaseRecord, frozen=True, kw_only=True):
     """
 
     pending: int = field(name="azure.scheduled_events.pending")
-    listed: tuple[str, ...] = field(
-        default=(), name="azure.scheduled_events.listed"
-    )  # their EventIds
-    interval: float | None = field(
-        default=None, name="notbefore.heartbeat.interval_seconds"
-    )  # until the next one
+    # their EventIds
+    listed: tuple[str, ...] = field(default=(), name="azure.scheduled_events.listed")
+    # until the next one
+    interval: float | None = field(default=None, name="notbefore.heartbeat.interval_seconds")
     service_version: str = field(name="service.version")
 
     @classmethod

@@ -148,9 +148,8 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
     fallback: tuple[
         str, ...
     ] = ()  # sinks for critical changes if one of `sinks` refuses or is too slow
-    fallback_after: Duration = Duration(
-        "60s"
-    )  # a sink that has not accepted the change within this time is too slow
+    # a sink that has not accepted the change within this time is too slow
+    fallback_after: Duration = Duration("60s")
 
     def __post_init__(self) -> None:
         if len(self.remind_before) > MAX_REMINDERS:

@@ -54,9 +54,8 @@ def _check(orders: Orders) -> None:
 
 def main() -> None:
     """Send the deliveries of the agent. Raises ``ConnectionError`` once the agent has ended."""
-    gc.set_threshold(
-        50_000
-    )  # what a sink imports stays: to look for garbage in it takes 5 of 100 ms
+    # what a sink imports stays: to look for garbage in it takes 5 of 100 ms
+    gc.set_threshold(50_000)
     channel = _channel()
     while not (frames := list(channel.receive())):
         wait(60.0, channel)

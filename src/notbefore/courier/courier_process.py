@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     import subprocess
 
 REAP_SECONDS: Final = 1.0  # to wait for the end of a killed process
-_OTLP_HEADERS: Final = re.compile(
-    "OTEL_EXPORTER_OTLP_(.*_)?HEADERS"
-)  # secrets, even if notbefore does not use them
+# secrets, even if notbefore does not use them
+_OTLP_HEADERS: Final = re.compile("OTEL_EXPORTER_OTLP_(.*_)?HEADERS")
 
 
 def environment(orders: Orders) -> dict[str, str]:

@@ -35,16 +35,13 @@ MAX_ANSWER: Final = 1024 * 1024
 # a host name may have several addresses: each gets this part of the timeout
 CONNECT_SHARE: Final = 4
 MAX_EXCERPT: Final = 2_000  # characters of an answer in an error
-BY_HAND: Final = frozenset(
-    {401, 403, 404}
-)  # a wrong token or address: try again, somebody may correct it
+# a wrong token or address: try again, somebody may correct it
+BY_HAND: Final = frozenset({401, 403, 404})
 PASSING: Final = BY_HAND | {408, 409, 421, 423, 425, 429}  # the 4xx after which to try again
-INTERIM: Final = range(
-    102, 200
-)  # such as 103 (Early Hints); Python skips 100 itself, and 101 is never requested
-NAT64: Final = ipaddress.ip_network(
-    "64:ff9b::/96"
-)  # the last 32 bits are the IPv4 address that is reached
+# such as 103 (Early Hints); Python skips 100 itself, and 101 is never requested
+INTERIM: Final = range(102, 200)
+# the last 32 bits are the IPv4 address that is reached
+NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 NOT_PUBLIC: Final = (
     ipaddress.ip_network("168.63.129.16/32"),  # Azure's host agent: as private as IMDS
     ipaddress.ip_network(
@@ -127,9 +124,8 @@ class Http:
     ) -> None:
         self._timeout = timeout
         self._guarded = guarded
-        self._adapter = _Adapter(
-            guarded=guarded
-        )  # without a session: no cookies, no redirects, nothing of a .netrc
+        # without a session: no cookies, no redirects, nothing of a .netrc
+        self._adapter = _Adapter(guarded=guarded)
         # the environment may name proxies, and a CA bundle: it does not change, so it is read once
         # for an address
         merge: Any = partial(requests.Session().merge_environment_settings, stream=True)
@@ -143,15 +139,13 @@ class Http:
             request = requests.Request(
                 "POST", url, {"User-Agent": "notbefore", **headers}, data=body
             )
-            request.auth = lambda prepared: (
-                prepared
-            )  # a user and password in the address replace no header
+            # a user and password in the address replace no header
+            request.auth = lambda prepared: prepared
             settings = self._settings(url)
             if self._guarded and select_proxy(url, settings["proxies"]) is not None:
                 check_host(url)
-            timeout: Any = urllib3.Timeout(
-                self._timeout, connect=self._timeout / CONNECT_SHARE
-            )  # not in its stubs
+            # not in its stubs
+            timeout: Any = urllib3.Timeout(self._timeout, connect=self._timeout / CONNECT_SHARE)
             with self._adapter.send(request.prepare(), timeout=timeout, **settings) as response:
                 content = bytearray()  # only the beginning of a long answer is needed
                 while len(content) < MAX_ANSWER and (

@@ -24,27 +24,26 @@ SHORTEST_PART: Final = 6  # characters; a part of an address counts as secret fr
 PIECE: Final = 8  # characters; so much of a secret is recognised without the rest
 _SIZES: Final = range(PIECE, SHORTEST - 1, -1)
 QUOTED: Final = 5  # the most levels of quoting that are removed
+# their host names are not secret; others may be
 _PLAIN_SCHEMES: Final = (
     "http",
     "https",
     "mailto",
     "mailtos",
-)  # their host names are not secret; others may be
+)
 # tokens that are made from a secret, and secret while they are valid: of Event Hubs, and of a
 # managed identity
 _TOKEN: Final = re.compile(
     r"(?<=SharedAccessSignature )\S+|\beyJ[\w-]{10,}\.[\w-]+\.?[\w-]*", re.IGNORECASE
 )
 _SECRET_NAME: Final = re.compile("(key|signature|password|secret)$", re.IGNORECASE)
-_URL: Final = re.compile(
-    r"[a-z][a-z0-9+.-]*://", re.IGNORECASE
-)  # starts an address; a connection string contains some
+# starts an address; a connection string contains some
+_URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _ESCAPE: Final = re.compile(
     r"((?:\\x[0-9a-f]{2})+)|\\u([0-9a-f]{4})|\\(.)", re.IGNORECASE | re.DOTALL
 )
-_LOWER: Final = str.maketrans(
-    string.ascii_uppercase, string.ascii_lowercase
-)  # keeps the position of each letter
+# keeps the position of each letter
+_LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
 class Redactor:

@@ -99,9 +99,8 @@ class Worker:
         while True:
             result = self._result_of(self._jobs.get())
             self._report(result)
-            while (
-                result.retry_after and not self._jobs.empty()
-            ):  # return the others: the receiver wants a pause
+            # return the others: the receiver wants a pause
+            while result.retry_after and not self._jobs.empty():
                 self._report(SendResult(self._jobs.get().delivery_id, "returned"))
 
     def _result_of(self, delivery: Delivery) -> SendResult:

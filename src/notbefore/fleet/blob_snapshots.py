@@ -28,10 +28,11 @@ STORE_SECONDS: Final = 15.0  # for one read, write or listing
 # metadata may not be empty; the checkpoint is not used: its sequence number is -1
 NO_OFFSET: Final = "-1"
 HOLD_SECONDS: Final = 15.0  # without claims of partitions, after the checkpoints were deleted
+# the blob is not as we last read or wrote it
 _CHANGED: Final = (
     ResourceModifiedError,
     ResourceExistsError,
-)  # the blob is not as we last read or wrote it
+)
 
 
 class BlobSnapshots(Snapshots, BlobCheckpointStore):
@@ -185,10 +186,11 @@ def make_blob_snapshots(settings: Checkpoints, credential: Any) -> BlobSnapshots
         "connection_timeout": 5,
         "read_timeout": STORE_SECONDS,
     }
+    # seconds; by default the only retry comes after 15
     options |= {
         "initial_backoff": 1,
         "random_jitter_range": 1,
-    }  # seconds; by default the only retry comes after 15
+    }
     if settings.connection_string is not None:
         made = BlobSnapshots.from_connection_string(
             settings.connection_string.reveal(), settings.container or "", **options

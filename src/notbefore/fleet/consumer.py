@@ -44,19 +44,19 @@ MARGIN: Final = 2.0  # seconds by which one partition's clock may be behind anot
 HISTORY_EVERY: Final = 1.0  # seconds between two writes of new events to the history
 ASK_SECONDS: Final = 3.0  # to wait for the snapshots of other instances
 CLOSE_SECONDS: Final = 5.0  # to wait when something is closed
+# seconds between two clients; the longest also before a failed task is repeated
 FIRST_PAUSE, LONGEST_PAUSE = (
     2.0,
     30.0,
-)  # seconds between two clients; the longest also before a failed task is repeated
+)
 # seconds that a client must last so that the pauses begin again at the first one
 HEALTHY: Final = 60.0
 OTHER_READER: Final = (
     "another reader uses the consumer group {} of this hub: give each its own `consumer_group`, or"
     " all instances of one fleet the same `checkpoints`"
 )
-UNKNOWN_OFFSET: Final = re.compile(
-    "supplied (offset|sequence number) .* is invalid"
-)  # an error of Event Hubs
+# an error of Event Hubs
+UNKNOWN_OFFSET: Final = re.compile("supplied (offset|sequence number) .* is invalid")
 
 log = logging.getLogger("notbefore.fleet.consumer")
 
@@ -316,9 +316,8 @@ class Consumer:
         of_store = isinstance(error, AzureError)
         self.keeper.failed("store" if of_store else "hub", error)
         if context is not None and UNKNOWN_OFFSET.search(str(error)):
-            self._parts.snapshots.hub_was_made(
-                self._parts.clock.now()
-            )  # the stored offsets are of an earlier one
+            # the stored offsets are of an earlier one
+            self._parts.snapshots.hub_was_made(self._parts.clock.now())
             log.error(
                 "the hub does not know a stored offset: partitions that are taken now are read from"
                 " `window` on"

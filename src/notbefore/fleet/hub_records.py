@@ -129,9 +129,8 @@ class Report(_Reporter, frozen=True, kw_only=True):
     description: Annotated[str, Meta(max_length=MAX_DESCRIPTION + 1)] | None = None
     first_seen: datetime
     not_before: datetime | None = None
-    duration: Duration | None = field(
-        default=None, name=_WRITTEN["expected_duration_seconds"]
-    )  # as in ``Event``
+    # as in ``Event``
+    duration: Duration | None = field(default=None, name=_WRITTEN["expected_duration_seconds"])
     notice_seconds: Seconds | None = None
     interruption_seconds: Seconds | None = None
     exercise: bool = False
@@ -159,13 +158,11 @@ class PartitionFigures(Struct):
     In ``records``: `news` changed a story, `known` did not, `late` is about an event that is over.
     """
 
-    records: Counter[str] = field(
-        default_factory=Counter
-    )  # news, known, late, beat, skipped (of no use here), poison
+    # news, known, late, beat, skipped (of no use here), poison
+    records: Counter[str] = field(default_factory=Counter)
     poison: Counter[str] = field(default_factory=Counter)  # by reason
-    errors: Counter[str] = field(
-        default_factory=Counter
-    )  # by part: hub, store, inventory, history, fold
+    # by part: hub, store, inventory, history, fold
+    errors: Counter[str] = field(default_factory=Counter)
     missing: int = 0  # records that were gone before they were read
     # partition and reason of the unused records that were logged
     said: set[tuple[str, str]] = set()

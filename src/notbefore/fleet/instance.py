@@ -118,9 +118,8 @@ class FleetInstance:
 
     def _stop(self) -> None:
         self._systemd.stopping()
-        self._supervisor.stop(
-            self._main.wait
-        )  # first: the consumer still writes what is accepted meanwhile
+        # first: the consumer still writes what is accepted meanwhile
+        self._supervisor.stop(self._main.wait)
         self._consumer.stop()
         if self._thread.is_alive():
             self._thread.join(STOP_PATIENCE)

@@ -28,9 +28,8 @@ class Mute(Struct, frozen=True):
     """What is muted, by whom, why and until when."""
 
     id: str
-    match: Annotated[
-        dict[str, Text], Meta(min_length=1)
-    ]  # names are from ``MATCHERS``; all of them must match
+    # names are from ``MATCHERS``; all of them must match
+    match: Annotated[dict[str, Text], Meta(min_length=1)]
     by: str
     comment: str
     until: Annotated[float, Meta(ge=0.0, le=LATEST)]  # Unix seconds

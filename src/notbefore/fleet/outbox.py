@@ -18,13 +18,14 @@ from notbefore.metrics.totals import Totals
 from notbefore.process.clock import Clock
 from notbefore.store.store import StoredOutbox, log_overflowed
 
+# the fields that routes match
 PLACE: Final = (
     "subscription_id",
     "resource_group",
     "location",
     "zone",
     "scale_set",
-)  # the fields that routes match
+)
 
 
 class FleetOutbox(StoredOutbox):

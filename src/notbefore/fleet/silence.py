@@ -184,9 +184,8 @@ class Silence:
         if story is None:
             began = from_unix(min(one.at for one in silent))
             kind, why = ("missing", MISSING) if self._missing else ("silent", None)
-            where = sha256(repr(place).encode())[
-                :8
-            ]  # several places of one wave may fall silent at once
+            # several places of one wave may fall silent at once
+            where = sha256(repr(place).encode())[:8]
             event = Event(
                 f"{kind}-{now:.0f}-{where}",
                 SILENT,

@@ -22,12 +22,10 @@ _COUNTED_TYPES: Final = frozenset((*EVENT_TYPES, SILENT))
 
 MAX_SERIES: Final = 200  # per metric family: the texts of its labels come from outside
 
-Labels = tuple[
-    str, ...
-]  # the names of a metric's labels, or the values of a sample's, in the same order
-Named = tuple[
-    tuple[str, str], ...
-]  # names and values, in the stored form: a metric may gain a label
+# the names of a metric's labels, or the values of a sample's, in the same order
+Labels = tuple[str, ...]
+# names and values, in the stored form: a metric may gain a label
+Named = tuple[tuple[str, str], ...]
 Key = TypeVar("Key")
 # seconds of a poll: the usual durations of IMDS, and durations that are slow for one poll per
 # second
@@ -62,6 +60,7 @@ class Histogram(Struct, frozen=True):
 
 # Seconds. Each bucket is a series on each VM that had such an event, so only bounds of interest for
 # a fleet.
+# Azure's promises, by type
 NOTICE_BOUNDS: Final = (
     0.0,
     30.0,
@@ -71,7 +70,8 @@ NOTICE_BOUNDS: Final = (
     900.0,
     3_600.0,
     86_400.0,
-)  # Azure's promises, by type
+)
+# a freeze takes some seconds, a reboot minutes
 INTERRUPTION_BOUNDS: Final = (
     1.0,
     5.0,
@@ -79,7 +79,7 @@ INTERRUPTION_BOUNDS: Final = (
     30.0,
     120.0,
     600.0,
-)  # a freeze takes some seconds, a reboot minutes
+)
 
 
 class Totals(Struct, frozen=True):

@@ -27,17 +27,17 @@ from notbefore.errors import SendError
 
 Signal = Literal["metrics", "logs"]
 MAX_ANSWER: Final = 1024 * 1024  # bytes: as many ``courier.http`` reads
+# from receivers that do not send protobuf
 PLAIN: Final = (
     b"",
     b"{}",
     b"ok",
     b"success",
     b'{"partialsuccess":{}}',
-)  # from receivers that do not send protobuf
+)
 OF_THE_BODY: Final = ("content-type", "content-encoding")
-NO_HEADERS: Final = {
-    "x-sender": "notbefore"
-}  # without any, the gRPC exporter takes those of the environment
+# without any, the gRPC exporter takes those of the environment
+NO_HEADERS: Final = {"x-sender": "notbefore"}
 
 
 class PartialSuccess(Struct, frozen=True):
@@ -125,9 +125,8 @@ class Sender:
         )
 
     def _grpc_exporter(self) -> Any:
-        os.environ.setdefault(
-            "GRPC_VERBOSITY", "NONE"
-        )  # else gRPC writes to standard error directly
+        # else gRPC writes to standard error directly
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         import grpc  # noqa: PLC0415 - some 10 MB, an extra
         from opentelemetry.exporter.otlp.proto.grpc import (  # noqa: PLC0415 - as above
             _log_exporter,

@@ -37,9 +37,8 @@ from notbefore.metrics.totals import Histogram, Labels
 CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 # the semantic conventions whose names are used
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
-SCOPE: Final = InstrumentationScope(
-    "notbefore", schema_url=SCHEMA_URL
-)  # of records, which the courier sends too
+# of records, which the courier sends too
+SCOPE: Final = InstrumentationScope("notbefore", schema_url=SCHEMA_URL)
 SEVERITIES: Final = {  # from the examples of the log data model: syslog's critical is ERROR2
     "critical": SeverityNumber.ERROR2,
     "warning": SeverityNumber.WARN,
@@ -87,9 +86,8 @@ def log_record(  # noqa: PLR0917 - the fields of a record
 
 def _metric(family: Family, now: int) -> Metric:
     since = _nanoseconds(family.since) if family.since is not None else 0
-    points: list[Any] = [
-        _point(family, labels, since, now) for labels in family.samples
-    ]  # one kind per family
+    # one kind per family
+    points: list[Any] = [_point(family, labels, since, now) for labels in family.samples]
     data: HistogramData | Gauge | Sum
     metric = family.metric
     if metric.kind == "histogram":
@@ -109,9 +107,8 @@ def _point(
     attributes = _attributes(dict(zip(family.metric.labels, labels, strict=True)))
     value = family.samples[labels]
     created = value.created if isinstance(value, Histogram) else family.created.get(labels)
-    since = min(
-        round(created * 1e9) if created is not None else since, now
-    )  # the clock may have been set back
+    # the clock may have been set back
+    since = min(round(created * 1e9) if created is not None else since, now)
     if not isinstance(value, Histogram):
         return NumberDataPoint(attributes, since, now, value)
     counts = list(value.counts)  # copied once: it may be counted on meanwhile

@@ -62,9 +62,8 @@ class MainThread:
         if self._reader not in wait_for(seconds, [self._reader, *descriptors], unsent):
             return False
         with suppress(BlockingIOError):
-            numbers = {
-                *self._reader.recv(4096)
-            }  # many SIGHUPs are one, and none is before a signal to stop
+            # many SIGHUPs are one, and none is before a signal to stop
+            numbers = {*self._reader.recv(4096)}
             for number in numbers.intersection(_STOPS):
                 log.info("%s: stopping", signal.Signals(number).name)
                 return True

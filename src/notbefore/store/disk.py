@@ -160,9 +160,8 @@ class DiskThread:
         with self._memory:
             self._ends = True
             self._memory.notify_all()
-        self._thread.join(
-            0.0 if self.hangs else CLOSE_PATIENCE
-        )  # a hanging thread ends with the process
+        # a hanging thread ends with the process
+        self._thread.join(0.0 if self.hangs else CLOSE_PATIENCE)
         self.lock.release()
 
     # ---- in the thread

@@ -268,9 +268,8 @@ class StateFile:
         if inode_of(self.path) != self._inode:
             raise FileReplacedError(f"{self.path} was deleted or replaced")
         with self._damage_noticed():
-            version: int = self._db.execute("PRAGMA data_version").fetchone()[
-                0
-            ]  # its own writes do not change it
+            # its own writes do not change it
+            version: int = self._db.execute("PRAGMA data_version").fetchone()[0]
         if self._version not in (None, version):
             raise FileReplacedError(f"{self.path} was overwritten")
         return version

@@ -168,9 +168,8 @@ class Store(StoredOutbox):
         self, directory: Path, clock: StoreClock, to_deliver: Callable[[], None] = lambda: None
     ) -> None:
         self.path = directory / FILE_NAME
-        outbox = Outbox(
-            lambda: os.urandom(1)[0] / 255, overflowed=log_overflowed
-        )  # `random` costs 0.2 MiB
+        # `random` costs 0.2 MiB
+        outbox = Outbox(lambda: os.urandom(1)[0] / 255, overflowed=log_overflowed)
         super().__init__(outbox, clock, to_deliver)
         self.state = StoredState()  # at the start, that of the file
         self._records: list[StoredChange] = []  # not in the history of the file yet, oldest first
@@ -245,10 +244,11 @@ class Store(StoredOutbox):
         start = since or 0.0
         with self._memory:
             waiting = [one.record for one in self._records if one.change.time.timestamp() >= start]
+        # newest first; the file may have some of them as well
         known, cut = (
             dict.fromkeys(waiting[::-1]),
             False,
-        )  # newest first; the file may have some of them as well
+        )
         with suppress(sqlite3.Error, OSError, StoreError):  # then only those in memory
             read, cut = self.disk.do(
                 lambda: self.disk.file.history(start, limit, max_bytes), READ_PATIENCE

@@ -65,9 +65,8 @@ class HttpServer:
             access = Access(settings)
         self._access = access
         self._control = AccessControl(app, access)
-        logging.getLogger("waitress").setLevel(
-            logging.ERROR
-        )  # it warns about the behaviour of clients
+        # it warns about the behaviour of clients
+        logging.getLogger("waitress").setLevel(logging.ERROR)
         bound = _bind(settings.listen)
         self.address: tuple[str, int] = bound.getsockname()[:2]
         try:
@@ -206,9 +205,8 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
             # when it is writable: on Windows, what was shut down here is never readable
             channel.will_close = True
             with suppress(OSError):  # the client has gone
-                socket.socket.shutdown(
-                    channel.socket, socket.SHUT_RDWR
-                )  # an ``SSLSocket`` would go on in plain text
+                # an ``SSLSocket`` would go on in plain text
+                socket.socket.shutdown(channel.socket, socket.SHUT_RDWR)
 
     def handle_error(self) -> None:
         """Log the error and go on listening: waitress would close the listener for good."""

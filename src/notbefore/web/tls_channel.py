@@ -50,9 +50,8 @@ class TlsChannel(Channel):
 
         If its client goes on, it begins anew and fails.
         """
-        self.socket.recv(
-            1, socket.MSG_PEEK
-        )  # raises if the client has gone; ``wrap_socket`` might leave it open
+        # raises if the client has gone; ``wrap_socket`` might leave it open
+        self.socket.recv(1, socket.MSG_PEEK)
         connections = self.server.active_channels.values()
         begun = [
             one

@@ -14,11 +14,12 @@ from proton import Data, Described, symbol, timestamp, ulong
 
 BATCH_FORMAT = 0x80013700  # Azure's: a message whose data sections are messages
 MESSAGE_ANNOTATIONS, DATA = 0x72, 0x75
+# header, delivery annotations, message annotations: not the sender's message (3.2)
 NOT_BARE = (
     0x70,
     0x71,
     0x72,
-)  # header, delivery annotations, message annotations: not the sender's message (3.2)
+)
 
 # performative -> how many fields it has in the standard (2.7)
 FIELDS = {0x10: 10, 0x11: 8, 0x12: 14, 0x13: 11, 0x14: 11, 0x15: 6, 0x16: 3, 0x17: 1, 0x18: 1}

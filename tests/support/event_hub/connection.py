@@ -181,9 +181,8 @@ class ClientConnection(asyncio.Protocol, Handler):
         others = [
             one for one in self.server.readers if (one.group, one.partition) == (group, partition)
         ]
-        self.server.end(
-            others, "amqp:link:stolen", "New receiver with epoch '0' is created"
-        )  # as all have
+        # as all have
+        self.server.end(others, "amqp:link:stolen", "New receiver with epoch '0' is created")
         link.open()
         self.server.readers.append(
             Reader(link, self, group, partition, self.server.hub.first(partition, selector))

@@ -28,12 +28,10 @@ from notbefore.errors import SendError
 ALERT_NAME: Final = "AzureScheduledEvent"
 REPEATS: Final = 3  # per resolve_timeout
 MAX_NAMES: Final = 10  # of VMs in the annotation `resources`
-FLEET_LASTS: Final = timedelta(
-    days=1
-)  # after NotBefore: long after `over_after` has ended the event
-SILENT_LASTS: Final = timedelta(
-    days=30
-)  # a VM may be missing for weeks; the fleet sends the end as soon as it is not
+# after NotBefore: long after `over_after` has ended the event
+FLEET_LASTS: Final = timedelta(days=1)
+# a VM may be missing for weeks; the fleet sends the end as soon as it is not
+SILENT_LASTS: Final = timedelta(days=30)
 
 
 class Sink(HttpSink):

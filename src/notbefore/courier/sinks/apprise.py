@@ -20,13 +20,14 @@ from notbefore.courier.wording import Text, text_of
 from notbefore.errors import ConfigError, SendError
 
 _STATUS: Final = re.compile(r"error[ =:]*\(?(\d{3})\b|\bstatus[ =:]*(\d{3})\b", re.IGNORECASE)
+# the names of that key in plugins
 KEYS: Final = (
     "dedup",
     "alias",
     "entity_id",
     "external_id",
     "thirdparty",
-)  # the names of that key in plugins
+)
 _NOTHING_SENT: Final = "(nothing to "  # the plugins of Opsgenie and Jira log this as a success
 _LOGGER: Final = logging.getLogger("apprise")
 _TYPES: Final = {"critical": "failure", "warning": "warning", "info": "info"}

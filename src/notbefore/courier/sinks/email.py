@@ -66,17 +66,15 @@ class Sink(BaseSink):
                 if account.user and account.password is not None:
                     server.login(account.user, account.password.reveal())
                 yield server
-                with suppress(
-                    OSError, smtplib.SMTPException
-                ):  # the answer to QUIT does not matter for the mail
+                # the answer to QUIT does not matter for the mail
+                with suppress(OSError, smtplib.SMTPException):
                     server.quit()
             finally:
                 server.close()
         except smtplib.SMTPResponseException as error:
             said = f"{error.smtp_code} {_words(error.smtp_error)}"
-            login = isinstance(
-                error, smtplib.SMTPAuthenticationError
-            )  # the password may be corrected
+            # the password may be corrected
+            login = isinstance(error, smtplib.SMTPAuthenticationError)
             permanent = error.smtp_code in PERMANENT and not login
             raise SendError(
                 f"the mail server answered {said}", permanent=permanent, by_hand=login
