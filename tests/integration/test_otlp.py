@@ -20,16 +20,16 @@ from notbefore.config.model import Otlp
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Messages, OtlpConnection
 from notbefore.core.duration import Duration
-from notbefore.courier.http import Http
 from notbefore.courier.message import Message, Receipt
-from notbefore.courier.redact import Redactor
 from notbefore.courier.sinks.otlp_logs import Sink
 from notbefore.errors import SendError
 from notbefore.metrics.families import Family
 from notbefore.metrics.samples import Snapshot, samples
 from notbefore.metrics.totals import Figures, PollFigures, Totals
+from notbefore.net.http import MAX_ANSWER
+from notbefore.net.redact import Redactor
 from notbefore.otlp.exporter import Exporter
-from notbefore.otlp.sender import MAX_ANSWER, PartialSuccess, Sender, partial_success
+from notbefore.otlp.sender import PartialSuccess, Sender, partial_success
 from notbefore.otlp.signals import log_record, metrics_data, resource_of
 from notbefore.web.exposition import render
 from peers.otlp import (
@@ -97,7 +97,7 @@ def exported(data: Any) -> Any:
 
 
 def sender_to(connection: OtlpConnection, signal: Any) -> Sender:
-    return Sender(connection, signal, Http)
+    return Sender(connection, signal)
 
 
 def to(url: str, **fields: Any) -> OtlpConnection:
@@ -173,7 +173,7 @@ def test_what_comes_of_exports_is_counted_and_said_once(
         receiver.default = rejecting(2, "too old for hunter2")
         headers = {"Api-Key": Secret(str(key), "file")}
         config = Otlp(endpoint=receiver.url, interval=Duration("1s"), headers=headers)
-        exporter = Exporter(config, read, counts, Redactor(), Http)
+        exporter = Exporter(config, read, counts, Redactor())
         eventually(lambda: counts["metrics", "rejected"] >= 2)
         key.unlink()
         eventually(lambda: counts["metrics", "failure"] >= 2)
@@ -204,7 +204,7 @@ def exporting(
         name: getattr(connection, name) for name in ("endpoint", "protocol", *CERTIFICATES)
     }
     return Exporter(
-        Otlp(interval=Duration(interval), **fields), lambda: ([], None), counts, Redactor(), Http
+        Otlp(interval=Duration(interval), **fields), lambda: ([], None), counts, Redactor()
     )
 
 

@@ -19,10 +19,10 @@ from notbefore.config.secret import Secret
 from notbefore.config.sinks import Alertmanager, Apprise, Command, SinkConfig, Webhook
 from notbefore.core.duration import Duration
 from notbefore.core.text import rfc3339
-from notbefore.courier.http import Http, check_address
 from notbefore.courier.message import Message
 from notbefore.courier.sinks.command import run
 from notbefore.errors import SendError
+from notbefore.net.http import Http, check_address
 from peers.pagerduty import ROUTING_KEY, PagerDuty
 from support.agent import eventually, has_ended
 from support.azure import ID, ME, STARTED, T0, at

@@ -30,8 +30,8 @@ from notbefore.config.sinks import (
 )
 from notbefore.core.duration import Duration
 from notbefore.courier.message import Sink
-from notbefore.courier.redact import Redactor
 from notbefore.errors import SendError
+from notbefore.net.redact import Redactor
 from peers.otlp import decoded
 from support.azure import ID, STARTED
 from support.hub import Hub

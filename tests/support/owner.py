@@ -18,8 +18,8 @@ from notbefore.core.outbox import OF_AN_AGENT, Bounds, Outbox, SendResult
 from notbefore.courier.main import Courier
 from notbefore.courier.message import Sink
 from notbefore.courier.orders import Channel, Hello, Orders, wait
-from notbefore.courier.redact import Redactor
 from notbefore.courier.supervisor import Supervisor
+from notbefore.net.redact import Redactor
 from notbefore.store import SCHEMA_VERSION
 from notbefore.store.store import StoredOutbox
 from support.agent import PATIENCE

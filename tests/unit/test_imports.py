@@ -15,8 +15,8 @@ AT_THE_ROOT = {"__init__", "__main__", "errors", "logs"}
 # other
 LAYERS = (
     {"core"},
-    {"metrics"},
-    {"config", "imds", "store", "simulator"},
+    {"metrics", "config"},
+    {"net", "imds", "store", "simulator"},
     {"web", "otlp", "process"},
     {"courier"},
     {"agent", "fleet"},

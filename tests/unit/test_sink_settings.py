@@ -16,8 +16,8 @@ from notbefore.config.load import examine, load, warnings
 from notbefore.config.secret import Secret, secrets_in
 from notbefore.config.sinks import Alertmanager, SinkConfig, Webhook
 from notbefore.courier.orders import Orders, seal, unseal
-from notbefore.courier.redact import Redactor, known_secrets, plain
 from notbefore.errors import ConfigError
+from notbefore.net.redact import Redactor, known_secrets, plain
 
 
 @pytest.mark.parametrize(

@@ -265,12 +265,11 @@ class Agent:
         if otlp is None:
             return
 
-        from notbefore.courier.http import Http  # noqa: PLC0415 - only if it is configured
-        from notbefore.courier.redact import Redactor  # noqa: PLC0415 - as above
+        from notbefore.net.redact import Redactor  # noqa: PLC0415 - only if it is configured
         from notbefore.otlp.exporter import Exporter  # noqa: PLC0415 - as above
 
         counts = self._figures.exports
-        self._exporter = Exporter(otlp, self._view.export, counts, Redactor(), Http)
+        self._exporter = Exporter(otlp, self._view.export, counts, Redactor())
         self._state.add_listener(self._exporter)
 
     def _restart_pings(self, heartbeat: HeartbeatConfig | None) -> None:

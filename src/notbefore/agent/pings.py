@@ -18,8 +18,8 @@ from notbefore import __version__
 from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.view import PingStatus
 from notbefore.config.model import HeartbeatConfig
-from notbefore.courier.http import Http
 from notbefore.errors import ConfigError, SendError
+from notbefore.net.http import Http
 
 PING_TIMEOUT: Final = 10.0  # seconds
 STOP_PATIENCE: Final = 0.5  # seconds for the thread to end

@@ -5,7 +5,6 @@ It keeps no file: all that it needs to know comes over the socket (``courier.ord
 ends it; it also ends when the agent ends.
 """
 
-import gc
 import logging
 import os
 import signal
@@ -17,9 +16,9 @@ from typing import Final
 from notbefore import __version__
 from notbefore.courier.main import Courier
 from notbefore.courier.orders import Channel, Hello, Orders, unseal, wait
-from notbefore.courier.redact import Redactor
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up
+from notbefore.net.redact import Redactor
 from notbefore.store import SCHEMA_VERSION
 
 PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
@@ -54,8 +53,6 @@ def _check(orders: Orders) -> None:
 
 def main() -> None:
     """Send the deliveries of the agent. Raises ``ConnectionError`` once the agent has ended."""
-    # what a sink imports stays: to look for garbage in it takes 5 of 100 ms
-    gc.set_threshold(50_000)
     channel = _channel()
     while not (frames := list(channel.receive())):
         wait(60.0, channel)

@@ -21,8 +21,8 @@ from notbefore.core.outbox import SendResult
 from notbefore.courier import sinks
 from notbefore.courier.message import Sink
 from notbefore.courier.orders import TURN_INTERVAL, Channel, Given, Orders, Turn, wait
-from notbefore.courier.redact import Redactor
 from notbefore.courier.worker import Worker
+from notbefore.net.redact import Redactor
 
 GATHER: Final = 0.005  # seconds between two turns with results
 

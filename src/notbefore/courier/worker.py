@@ -18,8 +18,8 @@ from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import SendResult
 from notbefore.core.text import shortened
 from notbefore.courier.message import Message, Receipt, Sink
-from notbefore.courier.redact import Redactor, known_secrets
 from notbefore.errors import NotBeforeError, SendError
+from notbefore.net.redact import Redactor, known_secrets
 
 GRACE: Final = 5.0  # seconds after a sink's timeout until an attempt counts as hanging
 BATCH: Final = 16  # deliveries that a worker has at a time at most, while its sink is quick

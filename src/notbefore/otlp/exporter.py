@@ -19,6 +19,7 @@ from notbefore.core.record import Vm
 from notbefore.core.text import shortened
 from notbefore.errors import ConfigError, SendError
 from notbefore.metrics.families import Family
+from notbefore.net.redact import Redactor
 
 FIRST: Final = 2.0  # seconds to the first export: by then IMDS has usually given this VM's identity
 SPACING: Final = 1.0  # seconds between two exports, even if changes come faster
@@ -37,8 +38,7 @@ class Exporter:
     """The exports of one configuration, in the thread ``otlp``.
 
     ``read`` returns the present values and is called in that thread. The results are counted in
-    ``counts``, by signal and result. ``redactor`` is a ``courier.redact.Redactor``, ``http`` makes
-    a ``courier.http.Http``.
+    ``counts``, by signal and result. ``redactor`` removes secrets from the log.
     """
 
     def __init__(
@@ -46,16 +46,12 @@ class Exporter:
         config: Otlp,
         read: Callable[[], tuple[list[Family], Vm | None]],
         counts: dict[tuple[str, str], int],
-        redactor: Any,
-        http: Callable[..., Any],
+        redactor: Redactor,
     ) -> None:
-        self._config, self._read, self._counts, self._redactor, self._http = (
-            config,
-            read,
-            counts,
-            redactor,
-            http,
-        )
+        self._config = config
+        self._read = read
+        self._counts = counts
+        self._redactor = redactor
         self._woken, self._stopped = threading.Event(), threading.Event()
         self._sender: Any = None  # otlp.sender.Sender
         self._failed = False  # the last attempt
@@ -105,7 +101,7 @@ class Exporter:
             self._learn()
             resource = agent_resource(vm, __version__, self._config.resource)
             data = metrics_data(families, resource, __version__, datetime.now(UTC))
-            self._sender = self._sender or Sender(self._config, "metrics", self._http)
+            self._sender = self._sender or Sender(self._config, "metrics")
             partial = self._sender.send(data)
         except (
             SendError,

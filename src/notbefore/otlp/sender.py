@@ -9,7 +9,7 @@ If the configuration has no ``endpoint``, the exporters take address, headers an
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -24,9 +24,9 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from notbefore.config.sinks import OtlpConnection
 from notbefore.core.text import one_line
 from notbefore.errors import SendError
+from notbefore.net.http import MAX_ANSWER, Http
 
 Signal = Literal["metrics", "logs"]
-MAX_ANSWER: Final = 1024 * 1024  # bytes: as many ``courier.http`` reads
 # from receivers that do not send protobuf
 PLAIN: Final = (
     b"",
@@ -72,13 +72,9 @@ class Sender:
     Not for several threads at once.
     """
 
-    def __init__(
-        self, connection: OtlpConnection, signal: Signal, http: Callable[..., Any]
-    ) -> None:
-        """``http`` is ``courier.http.Http``."""
+    def __init__(self, connection: OtlpConnection, signal: Signal) -> None:
         self._connection = connection
         self._signal: Signal = signal
-        self._http = http
         self._session: _Session | None = None
         self._exporter: Any = None
 
@@ -113,7 +109,7 @@ class Sender:
 
     def _http_exporter(self) -> Any:
         own = self._connection
-        self._session = _Session(own, self._http, self._signal)
+        self._session = _Session(own, self._signal)
         return (OTLPMetricExporter if self._signal == "metrics" else OTLPLogExporter)(
             endpoint=f"{own.endpoint.rstrip('/')}/v1/{self._signal}" if own.endpoint else None,
             certificate_file=own.ca_file,
@@ -161,15 +157,12 @@ class _Session(requests.Session):
     time.
     """
 
-    def __init__(
-        self, connection: OtlpConnection, http: Callable[..., Any], signal: Signal
-    ) -> None:
+    def __init__(self, connection: OtlpConnection, signal: Signal) -> None:
         super().__init__()
         self.outcome: PartialSuccess | Exception | None = None
         self._connection = connection
-        self._make = http
         self._signal = signal
-        self._http: Any = None
+        self._http: Http | None = None
 
     def request(
         self,
@@ -200,7 +193,7 @@ class _Session(requests.Session):
             cert: Any = (own.cert_file, own.key_file) if own.cert_file else None
             if own.endpoint is None:  # as the exporter found them in the environment
                 ca_file, cert = None if self.verify is True else self.verify, self.cert
-            self._http = self._make(own.timeout.seconds, ca_file=ca_file, cert=cert)
+            self._http = Http(own.timeout.seconds, ca_file=ca_file, cert=cert)
         if own.endpoint is not None:  # the headers in the environment are for another receiver
             headers = {
                 name: value for name, value in headers.items() if name.lower() in OF_THE_BODY

@@ -10,8 +10,8 @@ from typing import Any
 
 from notbefore.config.sinks import Messages, SinkConfig, check_installed
 from notbefore.courier.message import Sink
-from notbefore.courier.redact import Redactor, known_secrets
 from notbefore.errors import ConfigError
+from notbefore.net.redact import Redactor, known_secrets
 
 
 def try_out(name: str, config: SinkConfig) -> None:

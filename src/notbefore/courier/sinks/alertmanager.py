@@ -20,10 +20,11 @@ from notbefore.core.change import SILENT
 from notbefore.core.event_types import SEVERITIES
 from notbefore.core.record import json_line
 from notbefore.core.text import escaped, one_line, rfc3339, some_of
-from notbefore.courier.http import Http, HttpSink
+from notbefore.courier.http_sink import HttpSink
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.wording import Text, text_of
 from notbefore.errors import SendError
+from notbefore.net.http import Http
 
 ALERT_NAME: Final = "AzureScheduledEvent"
 REPEATS: Final = 3  # per resolve_timeout

@@ -14,7 +14,6 @@ from opentelemetry.sdk._logs import ReadableLogRecord
 from notbefore import __version__
 from notbefore.config.sinks import Messages, OtlpConnection
 from notbefore.core.record import is_of_resource
-from notbefore.courier.http import Http
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.message import Sink as BaseSink
 from notbefore.errors import SendError
@@ -32,7 +31,7 @@ class Sink(BaseSink):
     def __init__(self, name: str, settings: OtlpConnection, _messages: Messages) -> None:
         self._name = name
         self._own = settings.resource
-        self._sender = Sender(settings, "logs", Http)
+        self._sender = Sender(settings, "logs")
 
     def send(self, message: Message) -> Receipt:
         """Send one record."""

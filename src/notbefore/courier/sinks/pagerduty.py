@@ -9,9 +9,10 @@ from typing import Any, Final
 from notbefore.config.sinks import Messages, PagerDuty
 from notbefore.core.record import json_line
 from notbefore.core.text import one_line, rfc3339
-from notbefore.courier.http import Http, HttpSink
+from notbefore.courier.http_sink import HttpSink
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.wording import Text, text_of
+from notbefore.net.http import Http
 
 MAX_SUMMARY: Final = 1024  # characters
 ACCEPTED: Final = 202

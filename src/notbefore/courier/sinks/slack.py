@@ -10,9 +10,10 @@ from typing import Any, Final
 from notbefore.config.sinks import Messages, Slack
 from notbefore.core.duration import countdown
 from notbefore.core.record import json_line
-from notbefore.courier.http import Http, HttpSink
+from notbefore.courier.http_sink import HttpSink
 from notbefore.courier.message import Message, Receipt
 from notbefore.courier.wording import Text, clock, text_of
+from notbefore.net.http import Http
 
 HEADERS: Final = {"Content-Type": "application/json"}
 MAX_HEADER: Final = 150  # characters; Slack's limits

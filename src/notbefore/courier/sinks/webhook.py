@@ -11,8 +11,9 @@ import time
 
 from notbefore.config.sinks import Messages, Webhook
 from notbefore.core.record import json_line
-from notbefore.courier.http import Http, HttpSink
+from notbefore.courier.http_sink import HttpSink
 from notbefore.courier.message import Message, Receipt
+from notbefore.net.http import Http
 
 
 class Sink(HttpSink):

@@ -1,5 +1,6 @@
-"""``Http``: the requests of all sinks: no redirects, bounded answers, errors that tell whether to
-try again.
+"""``Http``: every request except those to IMDS.
+
+It follows no redirects and bounds what it reads. Its errors tell whether to try again.
 
 Proxies and CA bundles come from the environment (``HTTPS_PROXY``, ``NO_PROXY``,
 ``REQUESTS_CA_BUNDLE``), as in requests; a ``.netrc`` file, and a user and password in an address,
@@ -26,8 +27,6 @@ from requests.utils import select_proxy
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.util import Retry
 
-from notbefore.config.sinks import Messages
-from notbefore.courier.message import Sink
 from notbefore.errors import SendError
 
 # bytes of an answer that are read: that of OTLP contains what was rejected
@@ -187,18 +186,6 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, (requests.RequestException, urllib3.exceptions.HTTPError)):
         return type(error).__name__
     return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-
-
-class HttpSink(Sink):
-    """The common part of the sinks that send messages by HTTP."""
-
-    def __init__(self, messages: Messages, http: Http) -> None:
-        self._messages = messages
-        self._http = http
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
 
 
 # ---- connections
