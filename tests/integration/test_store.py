@@ -262,11 +262,24 @@ def test_records_and_deliveries_that_are_too_many_are_counted_in_the_log(
             == 2
         )
         assert len(store.history(None, 100)[0]) == 4
-        store.put([delivery(f"e{number}") for number in range(1_001)])
-        assert (
-            caplog.messages[-1]
-            == "sink chat: the outbox is full: deliveries that are removed, and not sent: 1"
-        )
+
+
+def test_full_outbox_makes_room_once_a_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with store_in(tmp_path) as store:
+        changes = [
+            stored(number, delivery(f"e{number}"), delivery(f"e{number}", sink="hub"))
+            for number in range(600)
+        ]
+
+        write(store, *changes)
+
+        assert len(rows_of(store)) == 1_000
+    full = [message for message in caplog.messages if "outbox is full" in message]
+    assert full == [
+        "the outbox is full: 200 deliveries are removed and not sent (chat: 100, hub: 100)"
+    ]
 
 
 def test_a_file_that_another_process_locks_is_waited_for_at_the_start(tmp_path: Path) -> None:

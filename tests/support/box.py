@@ -50,10 +50,11 @@ class Box:
 
     def __init__(self, bounds: Bounds = OF_AN_AGENT, patience: float = 0.0) -> None:
         self.removed: list[Delivery] = []
-        self.outbox = Outbox(lambda: 1.0, bounds, patience, self.removed.extend)
+        self.outbox = Outbox(lambda: 1.0, bounds, patience)
 
     def put(self, *deliveries: Delivery, now: float = 0.0) -> None:
         self.outbox.put(deliveries, now, now)
+        self.removed += self.outbox.make_room(now)
 
     def take(
         self,
@@ -64,6 +65,7 @@ class Box:
         **fields: Any,
     ) -> None:
         self.outbox.take(change(kind, event_key, **fields), made, now, now)
+        self.removed += self.outbox.make_room(now)
 
     def lease(self, now: float = 1.0, *results: SendResult, **room: int) -> list[Delivery]:
         return self.outbox.exchange(results, room or {"chat": 100, "hub": 100}, now)

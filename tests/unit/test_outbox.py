@@ -1397,6 +1397,27 @@ def test_moved_events_continue_in_the_other_outbox(box: Box) -> None:
     assert other_box.counts == {"accepted": 1}
 
 
+def test_moved_part_leaves_threads_of_other_events(box: Box) -> None:
+    sent = [delivery("a"), delivery("b")]
+    box.put(*sent)
+    box.lease(1)
+    box.lease(2, *[accepted(row, thread=row.event_key) for row in sent], chat=0)
+
+    part = box.outbox.rows.image(10, ["a"])
+
+    assert part.threads == ((("chat", "a"), "a"),)
+
+
+def test_courier_has_the_deliveries_that_were_given_to_it(box: Box) -> None:
+    waiting = delivery("b")
+    taken = delivery("a")
+    box.put(taken, waiting)
+
+    box.lease(1, chat=1)
+
+    assert ids(box.outbox.rows.under_way) == [taken.delivery_id]
+
+
 def test_moved_thread_continues_in_the_other_outbox(box: Box) -> None:
     sent = delivery("a")
     waiting = delivery("a")

@@ -70,6 +70,7 @@ class Account(RuleBasedStateMachine):
         else:
             self.outbox.take(change(kind, key), [one], self.now, self.now)
             self.queued.setdefault(lane_of(one), []).append(one.delivery_id)
+        self.outbox.make_room(self.now)
         if len(self.outbox.rows.chosen()) >= BOUNDS.rows:
             self.excused |= {row.delivery_id for row in self.outbox.rows.chosen()} | {
                 one.delivery_id
@@ -159,6 +160,7 @@ class Account(RuleBasedStateMachine):
         self.outbox.restore(
             image, self.now, 0.0 if boot else self.now - image.clock, time_known=not boot
         )
+        self.outbox.make_room(self.now)
         self.expired = sum(
             count for (_, name), count in image.ledger.counts.items() if name == "expired"
         )

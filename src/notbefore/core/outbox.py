@@ -72,19 +72,10 @@ class SendResult(Struct, frozen=True):
     by_hand: bool = False  # a person must act first: a critical delivery uses its fallback now
 
 
-def _ignore_overflow(_rows: list[Delivery]) -> None:
-    """Use this where no one needs to know which deliveries had no room."""
-
-
-def _no_targets(_row: Delivery) -> Targets:
-    return Targets()
-
-
 class Outbox:
-    """Use it in one thread at a time.
+    """Use it in one thread at a time. After each step, its owner calls ``make_room``.
 
-    ``dice`` gives random numbers from 0 to 1; ``patience``: see ``OutboxRows``. ``overflowed`` gets
-    the deliveries that are removed for lack of room; there may be none.
+    ``dice`` gives random numbers from 0 to 1; ``patience``: see ``OutboxRows``.
     """
 
     def __init__(
@@ -92,14 +83,12 @@ class Outbox:
         dice: Callable[[], float],
         bounds: Bounds = OF_AN_AGENT,
         patience: float = DISK_PATIENCE,
-        overflowed: Callable[[list[Delivery]], None] = _ignore_overflow,
     ) -> None:
         self.rows = OutboxRows(patience)
         self.terms: Mapping[str, Terms] | None = None  # by sink; None: the sinks are not known yet
         self._bounds = bounds
         self._dice = dice
-        self._overflowed = overflowed
-        self._targets: Callable[[Delivery], Targets] = _no_targets
+        self._targets: Callable[[Delivery], Targets] | None = None  # known together with ``terms``
         self._restored_seq = 0  # the highest ``seq`` of the restored deliveries
 
     # ---- from the disk
@@ -135,7 +124,6 @@ class Outbox:
             self.rows.put(row)
             if row.begun and row.state == "pending":
                 self._bury(row, INTERRUPTED, now)
-        self._make_room(now)
 
     def advance(self, seconds: float) -> None:
         """Correct the times of the restored deliveries. Now the time is known.
@@ -179,7 +167,20 @@ class Outbox:
         """Add deliveries, except those whose id is here already; ``wall``: as in ``take``."""
         for delivery in deliveries:
             self._add(delivery.shifted(now - wall), now)
-        self._make_room(now)
+
+    def make_room(self, now: float) -> list[Delivery]:
+        """Remove what has expired, then what exceeds the bounds; return the latter."""
+        self._expire(now)
+        removed: list[Delivery] = []
+        if not self._is_too_full():
+            return removed
+
+        for row in self._removal_order():
+            self.rows.remove(row, "overflowed")
+            removed.append(row)
+            if not self._is_too_full():
+                break
+        return removed
 
     def no_longer_affected(self, event_keys: Iterable[str], now: float) -> None:
         """Withdraw the reminders of events that no longer affect this VM.
@@ -502,25 +503,28 @@ class Outbox:
         another name; without a route it ends. A fallback that names a removed sink is replaced in
         the same way.
         """
-        if self.terms is None:
+        if self.terms is None or self._targets is None:
             return []
-        self._replace_removed_fallbacks(self.terms)
+        self._replace_removed_fallbacks(self.terms, self._targets)
 
         at_hand = self._at_hand(self.rows.by_id)
         without_sink = [row for row in at_hand if row.sink not in self.terms]
         redirected = [row for row in without_sink if row.state != "dead"]
         for row in redirected:
-            self._redirect(row, self.terms, now)
+            self._redirect(row, self.terms, self._targets(row), now)
         return redirected
 
-    def _replace_removed_fallbacks(self, terms: Mapping[str, Terms]) -> None:
+    def _replace_removed_fallbacks(
+        self, terms: Mapping[str, Terms], targets: Callable[[Delivery], Targets]
+    ) -> None:
         for row in self._at_hand(self.rows.by_id):
             if not set(row.fallback) <= terms.keys():
-                self.rows.put(replace(row, fallback=self._targets(row).fallback))
+                self.rows.put(replace(row, fallback=targets(row).fallback))
 
-    def _redirect(self, row: Delivery, terms: Mapping[str, Terms], now: float) -> None:
+    def _redirect(
+        self, row: Delivery, terms: Mapping[str, Terms], targets: Targets, now: float
+    ) -> None:
         """Move a delivery, whose sink was removed."""
-        targets = self._targets(row)
         candidates = targets.sinks
         if row.note:  # it came to its sink as a fallback
             candidates = targets.fallback
@@ -571,18 +575,6 @@ class Outbox:
             row = self.rows.by_id[expired_id]
             if not self.rows.is_given(row):
                 self.rows.remove(row, "expired")
-
-    def _make_room(self, now: float) -> None:
-        """Remove what has expired, then what exceeds the bounds."""
-        self._expire(now)
-        removed: list[Delivery] = []
-        if self._is_too_full():
-            for row in self._removal_order():
-                self.rows.remove(row, "overflowed")
-                removed.append(row)
-                if not self._is_too_full():
-                    break
-        self._overflowed(removed)
 
     def _is_too_full(self) -> bool:
         return len(self.rows.by_id) > self._bounds.rows or self.rows.size > self._bounds.size

@@ -16,7 +16,7 @@ from notbefore.core.record import Record, Vm
 from notbefore.fleet.waves import Notification, routable
 from notbefore.metrics.totals import Totals
 from notbefore.process.clock import Clock
-from notbefore.store.store import StoredOutbox, log_overflowed
+from notbefore.store.store import StoredOutbox
 
 # the fields that routes match
 PLACE: Final = (
@@ -39,7 +39,7 @@ class FleetOutbox(StoredOutbox):
     def __init__(
         self, routing: Routing, wake: Callable[[], None], hub_time: Callable[[], float]
     ) -> None:
-        outbox = Outbox(random.random, OF_A_FLEET, patience=0.0, overflowed=log_overflowed)
+        outbox = Outbox(random.random, OF_A_FLEET, patience=0.0)
         super().__init__(outbox, Clock(), wake)
         self.routing = routing
         self.totals = Totals()  # counts of what was notified since the start

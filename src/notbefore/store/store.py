@@ -10,7 +10,7 @@ meanwhile, the steps that are only in memory are lost.
 """
 
 import logging
-import os
+import random
 import sqlite3
 import threading
 from collections import Counter
@@ -69,9 +69,12 @@ class StoredOutbox:
         meanwhile.
         """
         with self._memory:
-            yield self._outbox, self._clock.boot_time()
+            now = self._clock.boot_time()
+            yield self._outbox, now
+            removed = self._outbox.make_room(now)
             changed = bool(self._outbox.rows.changed)
             self._stepped()
+        _log_overflowed(removed)
         if changed and not by_courier:
             self._to_deliver()
 
@@ -145,14 +148,12 @@ def _log_redirected(left: Iterable[Delivery]) -> None:
         )
 
 
-def log_overflowed(rows: Iterable[Delivery]) -> None:
-    """Log that deliveries were removed from a full outbox."""
-    for sink, count in Counter(row.sink for row in rows).items():
-        log.error(
-            "sink %s: the outbox is full: deliveries that are removed, and not sent: %d",
-            sink,
-            count,
-        )
+def _log_overflowed(rows: Sequence[Delivery]) -> None:
+    if not rows:
+        return
+    counts = Counter(row.sink for row in rows)
+    sinks = ", ".join(f"{sink}: {count}" for sink, count in sorted(counts.items()))
+    log.error("the outbox is full: %d deliveries are removed and not sent (%s)", len(rows), sinks)
 
 
 class Store(StoredOutbox):
@@ -168,9 +169,7 @@ class Store(StoredOutbox):
         self, directory: Path, clock: StoreClock, to_deliver: Callable[[], None] = lambda: None
     ) -> None:
         self.path = directory / FILE_NAME
-        # `random` costs 0.2 MiB
-        outbox = Outbox(lambda: os.urandom(1)[0] / 255, overflowed=log_overflowed)
-        super().__init__(outbox, clock, to_deliver)
+        super().__init__(Outbox(random.random), clock, to_deliver)
         self.state = StoredState()  # at the start, that of the file
         self._records: list[StoredChange] = []  # not in the history of the file yet, oldest first
         self._epoch: float | None = None  # IMDS's time in Unix seconds at the boot, if it is known
@@ -189,26 +188,33 @@ class Store(StoredOutbox):
             self._outbox.restore(
                 loaded.outbox, now, passed, time_known=same_boot or not loaded.outbox.rows
             )
+            removed = self._outbox.make_room(now)
             self._stepped()
+        _log_overflowed(removed)
 
     # ---- the state
 
     def commit(self, state: StoredState, changes: Sequence[StoredChange] = ()) -> None:
         """Remember a state, the changes that led to it, and their deliveries."""
-        now, wall = self._clock.boot_time(), self._clock.time()
+        now = self._clock.boot_time()
+        wall = self._clock.time()
         with self._memory:
-            news, self.state = state is not self.state, state
-            for one in changes:
-                self._outbox.take(one.change, one.deliveries, now, wall)
+            news = state is not self.state
+            self.state = state
+            for stored in changes:
+                self._outbox.take(stored.change, stored.deliveries, now, wall)
+            removed = self._outbox.make_room(now)
             self._records += changes
             too_many = max(0, len(self._records) - MAX_RECORDS)
             del self._records[:too_many]
             self._stepped(news=news)
+
+        _log_overflowed(removed)
         if too_many:
             log.warning(
                 "%d records are missing in the history: too many wait for the disk", too_many
             )
-        if any(one.deliveries for one in changes):
+        if any(stored.deliveries for stored in changes):
             self._to_deliver()
 
     def know_time(self, date: float | None) -> None:
