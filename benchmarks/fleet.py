@@ -19,7 +19,8 @@ from pathlib import Path
 from _machine import describe, resident
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from notbefore.core.record import Heartbeat, Record
+from notbefore.core.record import Record
+from notbefore.wording.records import heartbeat_of
 from support import fleet_faults
 from support.agent import eventually
 from support.fleet_instance import RunningFleet, configured, send
@@ -82,7 +83,7 @@ def figures(options: argparse.Namespace) -> None:
             f"an instance, by its CPU time: {len(records) / (cpu(process) - used):,.0f} changes/s"
         )
         beats = [
-            Heartbeat.of(
+            heartbeat_of(
                 vm(f"set{number}_{one}", scale_set=f"set{number}"),
                 (),
                 "1",

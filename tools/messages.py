@@ -7,9 +7,9 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from notbefore.config.sinks import Alertmanager, Email, Links, Messages
-from notbefore.courier.message import Message
+from notbefore.core.message import Message
 from notbefore.courier.sinks import alertmanager, email, pagerduty, slack
-from notbefore.courier.wording import text_of
+from notbefore.wording.texts import text_of
 from support.azure import ME, STARTED, at
 from support.messages import message, recording
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from notbefore.core.record import Heartbeat
+from notbefore.wording.records import heartbeat_of
 from support.agent import becomes
 from support.fleet_instance import RunningFleet, configured, send
 from support.fleet_records import report, vm
@@ -48,13 +48,13 @@ def tell(hub: Hub) -> None:
     records: list[Any] = []
     for name, members in vms.items():
         records += [report(one, "announced", f"E-{name}", resources=names[name]) for one in members]
-        records += [Heartbeat.of(one, (), "1", now, 3600.0) for one in members]
+        records += [heartbeat_of(one, (), "1", now, 3600.0) for one in members]
     records += [report(one, "started", "E-web", resources=names["web"]) for one in vms["web"]]
     records += [report(vms["web"][0], step, "E-over") for step in ("announced", "started")]
     records.append(report(vms["web"][0], "finished", "E-over", interruption=7.0))
     records.append(report(vms["data"][0], "announced", "E-freeze", event_type="Freeze"))
     quiet = [replace(vm(name, scale_set=name), zone="1") for name in ("gone", "lost")]
-    records += [Heartbeat.of(one, (), "1", now, 1.0) for one in quiet]
+    records += [heartbeat_of(one, (), "1", now, 1.0) for one in quiet]
     send(hub, [*records, b"{"])
 
 

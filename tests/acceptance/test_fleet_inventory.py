@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from notbefore.core.record import Heartbeat, Vm
+from notbefore.wording.records import heartbeat_of
 from support.agent import eventually, get, notbefore
 from support.fleet_instance import RunningFleet, configured, send
 from support.fleet_records import report, vm
@@ -20,7 +21,7 @@ A, B = vm("web_0"), vm("data_0", scale_set="data")  # in different partitions
 
 
 def beat(who: Vm) -> Heartbeat:
-    return Heartbeat.of(who, (), "1", datetime.now(UTC), 3600.0)
+    return heartbeat_of(who, (), "1", datetime.now(UTC), 3600.0)
 
 
 def notified(hook: HttpPeer) -> list[tuple[str, list[str]]]:

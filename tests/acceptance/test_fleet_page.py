@@ -6,8 +6,8 @@ from pathlib import Path
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import ViewportSize, expect
 
-from notbefore.core.record import Heartbeat
 from notbefore.fleet.history import History
+from notbefore.wording.records import heartbeat_of
 from support.agent import eventually
 from support.browser import Heard, chromium
 from support.fleet_instance import RunningFleet, configured, send
@@ -34,7 +34,7 @@ def remember(state: Path) -> None:
 def tell(hub: Hub) -> None:
     """Two events, which affect six VMs each, and are seen by all twelve."""
     now = datetime.now(UTC)
-    send(hub, [Heartbeat.of(one, (), "1", now, 3600.0) for one in VMS])
+    send(hub, [heartbeat_of(one, (), "1", now, 3600.0) for one in VMS])
     for number in (0, 1):
         hit = [one.name for one in VMS[number * 6 : number * 6 + 6]]
         due = now + timedelta(minutes=14)

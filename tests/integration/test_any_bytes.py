@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from notbefore.config.load import load
 from notbefore.core.document import MAX_BYTES, MAX_EVENTS, MAX_ID, MAX_RESOURCES, parse
 from notbefore.core.lifecycle import diff
-from notbefore.core.record import Record
 from notbefore.core.tracked import Tracked
 from notbefore.errors import ConfigError, DocumentError, DocumentReason, ImdsError
 from notbefore.imds.client import MAX_ANSWER, ImdsClient
 from notbefore.imds.identity import fetch_vm
 from notbefore.web.access import load_web_config
+from notbefore.wording.records import record_of
 from support.azure import item, now
 
 CORPUS: Final = Path(__file__).parents[1] / "corpus"
@@ -48,7 +48,7 @@ def document(data: bytes) -> None:
         assert event.not_before is None or event.not_before.tzinfo is UTC
         assert event.duration is None or event.duration >= 0
     for change in diff(Tracked(), found, now(0)).changes:
-        line = Record.of(change, None).line().decode()
+        line = record_of(change, None).line().decode()
         assert len(line.splitlines()) == 1
         assert not any(map(_rearranges, line.rstrip("\n")))
 

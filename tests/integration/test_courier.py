@@ -14,9 +14,10 @@ import pytest
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Command, SinkConfig, Slack, Webhook
 from notbefore.core.duration import Duration
+from notbefore.core.message import Message
 from notbefore.courier import supervisor, worker
-from notbefore.courier.message import Message, Receipt, Sink
 from notbefore.courier.orders import Orders
+from notbefore.courier.sink import Receipt, Sink
 from notbefore.courier.sinks import make
 from notbefore.errors import ConfigError, SendError
 from support.agent import PATIENCE, eventually

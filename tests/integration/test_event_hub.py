@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import EventHub, SinkConfig
 from notbefore.core.duration import Duration
-from notbefore.courier.message import Message, Receipt
+from notbefore.core.message import Message
+from notbefore.courier.sink import Receipt
 from notbefore.errors import SendError
 from support.azure import ID, STARTED
 from support.hub import Hub, Stored

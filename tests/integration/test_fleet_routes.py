@@ -18,6 +18,7 @@ from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Position
 from notbefore.fleet.waves import Grouping, Notification
+from notbefore.wording.records import heartbeat_of
 from support.fleet_log import EACH, grouped
 from support.fleet_records import body, report, vm
 
@@ -106,7 +107,7 @@ def test_an_event_goes_where_its_vms_are_or_where_their_tags_say(
 def test_the_tags_of_the_affected_vms_count_whoever_reports_first(tmp_path: Path) -> None:
     first = report(SEARCH, "announced", resources=[PAYMENTS.name])
     assert notified(
-        tmp_path / "one", Heartbeat.of(PAYMENTS, (), "1", first.time, 300.0), first
+        tmp_path / "one", heartbeat_of(PAYMENTS, (), "1", first.time, 300.0), first
     ) == {"payments", "rest"}
     # nothing was heard from the one that it affects
     assert notified(tmp_path / "two", first) == {"rest"}
@@ -129,5 +130,5 @@ def test_who_was_notified_of_a_wave_is_notified_of_its_end_whatever_joins_it(
 
 
 def test_silent_vms_are_a_type_that_routes_match(tmp_path: Path) -> None:
-    heartbeat = Heartbeat.of(WEB, (), "1", datetime.now(UTC), 10.0)
+    heartbeat = heartbeat_of(WEB, (), "1", datetime.now(UTC), 10.0)
     assert notified(tmp_path, heartbeat, after=100.0) == {"silent"}

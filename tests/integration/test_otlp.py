@@ -20,7 +20,8 @@ from notbefore.config.model import Otlp
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Messages, OtlpConnection
 from notbefore.core.duration import Duration
-from notbefore.courier.message import Message, Receipt
+from notbefore.core.message import Message
+from notbefore.courier.sink import Receipt
 from notbefore.courier.sinks.otlp_logs import Sink
 from notbefore.errors import SendError
 from notbefore.metrics.families import Family

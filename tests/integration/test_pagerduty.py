@@ -12,7 +12,7 @@ from notbefore.config.secret import Secret
 from notbefore.config.sinks import PagerDuty as Settings
 from notbefore.config.sinks import SinkConfig
 from notbefore.core.document import MAX_DESCRIPTION, MAX_ID, MAX_NAME, MAX_RESOURCES, MAX_WORD
-from notbefore.courier.message import Message
+from notbefore.core.message import Message
 from notbefore.errors import SendError
 from peers.pagerduty import ROUTING_KEY, PagerDuty
 from support.azure import ID, ME, PEER, STARTED

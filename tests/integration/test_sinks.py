@@ -18,8 +18,8 @@ import trustme
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Alertmanager, Apprise, Command, SinkConfig, Webhook
 from notbefore.core.duration import Duration
+from notbefore.core.message import Message
 from notbefore.core.text import rfc3339
-from notbefore.courier.message import Message
 from notbefore.courier.sinks.command import run
 from notbefore.errors import SendError
 from notbefore.net.http import Http, check_address

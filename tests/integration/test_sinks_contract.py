@@ -29,7 +29,7 @@ from notbefore.config.sinks import (
     Webhook,
 )
 from notbefore.core.duration import Duration
-from notbefore.courier.message import Sink
+from notbefore.courier.sink import Sink
 from notbefore.errors import SendError
 from notbefore.net.redact import Redactor
 from peers.otlp import decoded

@@ -18,11 +18,12 @@ import pytest
 from notbefore.core.change import Change
 from notbefore.core.delivery import Delivery, Targets, Terms
 from notbefore.core.outbox import SendResult
-from notbefore.core.record import Record, Vm
+from notbefore.core.record import Vm
 from notbefore.errors import StoreError
 from notbefore.process.clock import Clock
 from notbefore.store.file import FILE_NAME, StateFile, StoredChange, StoredState
 from notbefore.store.store import Store
+from notbefore.wording.records import record_of
 from support.agent import eventually
 from support.azure import T0
 from support.box import change, rows_of
@@ -52,7 +53,7 @@ def stored(number: int, *deliveries: Delivery, kind: Any = "announced") -> Store
         incarnation=1,
         first_seen=T0,
     )
-    return StoredChange(one, Record.of(one, None).line(), deliveries)
+    return StoredChange(one, record_of(one, None).line(), deliveries)
 
 
 def delivery(event_key: str = "e", **fields: Any) -> Delivery:

@@ -16,7 +16,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from notbefore.core.record import Heartbeat, Record, Vm
+from notbefore.core.record import Record, Vm
+from notbefore.wording.records import heartbeat_of
 from support.agent import eventually
 from support.fleet_instance import RunningFleet, configured, send
 from support.fleet_records import report, vm
@@ -48,7 +49,7 @@ def say(text: str) -> None:
 
 
 def beat(hub: Hub, vms: list[Vm], interval: float) -> None:
-    send(hub, [Heartbeat.of(one, (), "1", datetime.now(UTC), interval) for one in vms])
+    send(hub, [heartbeat_of(one, (), "1", datetime.now(UTC), interval) for one in vms])
 
 
 def reports(begin: datetime, kind: Any, number: int) -> list[Record]:

@@ -21,7 +21,7 @@ def import_all(names):
     return [importlib.import_module(name) for name in names]
 
 LIGHT = [
-    "commands.main", "commands.run", "courier.main", "courier.sinks.webhook", "courier.wording"
+    "commands.main", "commands.run", "courier.main", "courier.sinks.webhook", "wording.texts"
 ]
 EVERYTHING = [module.name for module in pkgutil.walk_packages(notbefore.__path__, "notbefore.")]
 names = EVERYTHING if everything else [f"notbefore.{name}" for name in LIGHT]

@@ -6,11 +6,12 @@ Pure: the clock is the log's.
 from datetime import UTC, datetime
 from typing import Any
 
-from notbefore.core.record import Heartbeat, Vm
+from notbefore.core.record import Vm
 from notbefore.core.routing import Route
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.snapshot import Position, Snapshot, compressed, read_snapshot
 from notbefore.fleet.waves import Grouping, Notification
+from notbefore.wording.records import heartbeat_of
 from support.azure import T0, at
 from support.fleet_records import body, report, vm
 
@@ -77,7 +78,7 @@ class Log:
         """A heartbeat of each of these VMs, now."""
         for who in vms:
             self.read(
-                body(Heartbeat.of(who, (), "1", datetime.fromtimestamp(self.now, UTC), interval))
+                body(heartbeat_of(who, (), "1", datetime.fromtimestamp(self.now, UTC), interval))
             )
 
     def pass_time(self, seconds: float, *alive: Vm) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 from notbefore.core.change import Change, ChangeKind, Outcome, change_id
 from notbefore.core.document import Event
 from notbefore.core.record import Heartbeat, Record, Vm, cloud_event, json_line
+from notbefore.wording.records import record_of
 
 OUTCOMES: dict[str, Outcome] = {"canceled": "canceled", "finished": "finished", "ended": "unknown"}
 
@@ -78,7 +79,7 @@ def report(
         interruption=changed.pop("interruption", None),
     )
     assert not changed, changed
-    return Record.of(change, who)
+    return record_of(change, who)
 
 
 def body(record: Record | Heartbeat, number: int = 0) -> bytes:

@@ -8,11 +8,13 @@ import msgspec
 
 from notbefore.config.sinks import Links, Messages, SinkConfig
 from notbefore.core.delivery import Routing, Terms, deliveries
-from notbefore.core.record import Record, Vm
+from notbefore.core.message import Message
+from notbefore.core.record import Vm
 from notbefore.core.routing import Route
-from notbefore.courier.message import Message, Receipt, Sink
+from notbefore.courier.sink import Receipt, Sink
 from notbefore.courier.sinks import make
 from notbefore.errors import SendError
+from notbefore.wording.records import record_of
 from support.azure import ME, last_change
 
 VM = Vm(
@@ -45,7 +47,7 @@ def message(
     ``seconds``: when it was listed so.
     """
     last = last_change(*(looks or ({},)), seconds=seconds)
-    line = Record.of(last, vm, exercise=exercise).line()
+    line = record_of(last, vm, exercise=exercise).line()
     (delivery,) = deliveries(
         last, line, Routing((Route(sinks=("it",), announce_by="all"),), {"it": Terms()}), vm
     )

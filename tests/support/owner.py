@@ -16,8 +16,8 @@ from notbefore import __version__
 from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import OF_AN_AGENT, Bounds, Outbox, SendResult
 from notbefore.courier.main import Courier
-from notbefore.courier.message import Sink
 from notbefore.courier.orders import Channel, Hello, Orders, wait
+from notbefore.courier.sink import Sink
 from notbefore.courier.supervisor import Supervisor
 from notbefore.net.redact import Redactor
 from notbefore.store import SCHEMA_VERSION

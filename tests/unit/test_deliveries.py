@@ -19,8 +19,9 @@ from notbefore.core.delivery import (
     targets_of,
 )
 from notbefore.core.duration import Duration
-from notbefore.core.record import Record, Vm
+from notbefore.core.record import Vm
 from notbefore.core.routing import Match, Route
+from notbefore.wording.records import record_of
 from support.azure import LEFT, ME, PEER, STARTED, at
 from support.azure import last_change as change
 
@@ -168,7 +169,7 @@ def test_a_sign_of_life_is_worth_nothing_once_the_next_one_is_due() -> None:
 
 def test_the_targets_of_a_record_are_those_that_the_routes_name_for_its_change() -> None:
     of = change({})
-    line = Record.of(of, VM).line()
+    line = record_of(of, VM).line()
     routes = (
         Route(match=Match(change=("announced",), scope=("self",)), sinks=("ops",)),
         Route(sinks=("rest",)),

@@ -3,7 +3,7 @@
 import pytest
 
 from notbefore.core.event_types import EVENT_TYPES, event_type_of
-from notbefore.courier import phrases
+from notbefore.wording import phrases
 
 
 @pytest.mark.parametrize("name", EVENT_TYPES)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from notbefore.core.change import LifecycleKind
 from notbefore.core.document import Event
-from notbefore.core.record import Heartbeat, Record, Vm
+from notbefore.core.record import Vm
 from notbefore.core.routing import Match, Route
 from notbefore.fleet import waves
 from notbefore.fleet.hub_records import Report, read
@@ -21,6 +21,7 @@ from notbefore.fleet.shown_waves import ShownWave, coming
 from notbefore.fleet.snapshot import FORM, compressed, read_snapshot
 from notbefore.fleet.story import Standing, Story
 from notbefore.fleet.waves import Grouping, Notification
+from notbefore.wording.records import heartbeat_of, record_of
 from support.azure import T0, at
 from support.fleet_log import EACH, LIMIT, VMS, WAVES, A, B, C, D, Log, grouped, written
 from support.fleet_records import body, report, vm
@@ -334,7 +335,7 @@ def test_fold_skips_records_of_a_fleet() -> None:
     log = Log()
     log.add(A, "announced")
 
-    log.read(body(Record.of(log.last.change, log.last.vm, fleet=log.last.facts)))
+    log.read(body(record_of(log.last.change, log.last.vm, fleet=log.last.facts)))
 
     assert log.fold.figures.records == {"news": 1, "skipped": 1}
 
@@ -345,7 +346,7 @@ def test_event_stays_open_while_heartbeats_list_it() -> None:
 
     for _ in range(4):
         log.wait(LIMIT / 2)
-        log.read(body(Heartbeat.of(A, ("Event-1",), "1", at(0), 300.0)))
+        log.read(body(heartbeat_of(A, ("Event-1",), "1", at(0), 300.0)))
 
     assert log.kinds == ["announced"]
 
@@ -354,7 +355,7 @@ def test_event_ends_when_heartbeats_no_longer_list_it() -> None:
     log = Log()
     log.add(A, "announced")
     log.wait(LIMIT / 2)
-    log.read(body(Heartbeat.of(A, ("Event-1",), "1", at(0), 300.0)))
+    log.read(body(heartbeat_of(A, ("Event-1",), "1", at(0), 300.0)))
 
     log.wait(900 + LIMIT + 60)
 

@@ -11,16 +11,16 @@ from msgspec.structs import replace
 
 from notbefore.config.sinks import Messages
 from notbefore.core.delivery import Routing, Terms, deliveries
-from notbefore.core.record import Record
+from notbefore.core.message import Message
 from notbefore.core.routing import Match, Route
-from notbefore.courier.message import Message
-from notbefore.courier.wording import Text, text_of
 from notbefore.fleet.mutes import Mute, is_muted
 from notbefore.fleet.partition import MAX_OPEN_OF_ONE, Partition
 from notbefore.fleet.silence import LONGEST
 from notbefore.fleet.snapshot import Snapshot
 from notbefore.fleet.story import MAX_REPORTERS
 from notbefore.fleet.waves import Grouping
+from notbefore.wording.records import record_of
+from notbefore.wording.texts import Text, text_of
 from support import random_fleets
 from support.azure import T0, at
 from support.fleet_log import LIMIT, WAVES, A, B, C, Log, grouped, written
@@ -140,7 +140,7 @@ def test_since_when_an_event_is_over_is_not_when_its_digest_was_sent() -> None:
 def texts(log: Log) -> list[Text]:
     """The messages in words."""
     routing = Routing((Route(sinks=("it",)),), {"it": Terms()})
-    made = [(one, Record.of(one.change, one.vm, fleet=one.facts).line()) for one in log.made]
+    made = [(one, record_of(one.change, one.vm, fleet=one.facts).line()) for one in log.made]
     found = [deliveries(one.change, line, routing, one.vm)[0] for one, line in made]
     sent = [Message.of(one, datetime.fromtimestamp(one.created, UTC)) for one in found]
     return [text_of(one, Messages()) for one in sent]

@@ -15,6 +15,7 @@ AT_THE_ROOT = {"__init__", "__main__", "errors", "logs"}
 # other
 LAYERS = (
     {"core"},
+    {"wording"},
     {"metrics", "config"},
     {"net", "imds", "store", "simulator"},
     {"web", "otlp", "process"},

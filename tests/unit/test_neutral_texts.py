@@ -14,11 +14,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from notbefore.config.sinks import Alertmanager, Email, Messages
+from notbefore.core.message import Message
 from notbefore.core.record import Vm
 from notbefore.core.text import escaped
-from notbefore.courier.message import Message
 from notbefore.courier.sinks import alertmanager, apprise, email, pagerduty, slack
-from notbefore.courier.wording import Text, text_of
+from notbefore.wording.texts import Text, text_of
 from support.azure import ME, STARTED
 from support.messages import message, recording
 

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from notbefore.core.record import Record, Vm
+from notbefore.core.record import Vm
 from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.metrics.totals import OutboxView
 from notbefore.web.app import CheckResult
 from notbefore.web.page.model import MAX_ENDED, PageModel, newest_ended
 from notbefore.web.page.render import Scale, render, timer
+from notbefore.wording.records import record_of
 from support.azure import ID, ME, PEER, STARTED, Story, at, item
 
 HEAD = {"html", "head", "meta", "title", "link", "script", "body"}
@@ -56,7 +57,7 @@ class Agent(Story):
                 PendingEvent.of(tracked, at(seconds)) for tracked in self.tracked.by_urgency
             ),
         )
-        history = [Record.of(one, self.vm).line() for one in self.changes]
+        history = [record_of(one, self.vm).line() for one in self.changes]
         ready = said.pop("ready", CheckResult(ok=True))
         return PageModel(at(seconds), ready, events, newest_ended(history), **said)
 

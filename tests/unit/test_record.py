@@ -13,17 +13,17 @@ from notbefore.core.record import (
     MAX_TAGS,
     TAG,
     FleetFacts,
-    Heartbeat,
     Record,
     Vm,
     cloud_event,
     identity,
     is_of_resource,
     partition_key,
-    sentence,
     tags_in,
 )
 from notbefore.core.tracked import Tracked
+from notbefore.wording.records import heartbeat_of, record_of
+from notbefore.wording.sentences import many, progress, sentence
 from support.azure import ID, ME, PEER, STARTED, Story, document, item, now
 from support.box import change
 
@@ -51,7 +51,7 @@ def test_a_finished_event_tells_everything_that_was_measured() -> None:
         (900, (item(**STARTED),), {"gap": 2.5}),
         (1500, (), {"gap": 0.0}),
     )
-    flat = Record.of(last, VM).flat()
+    flat = record_of(last, VM).flat()
     assert flat["event.name"] == "azure.scheduled_event.finished"
     assert flat["cloud.provider"] == "azure"
     assert flat["cloud.region"] == "westeurope"
@@ -65,7 +65,7 @@ def test_a_finished_event_tells_everything_that_was_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("vms", "vm", "many", "in_the_sentence"),
+    ("vms", "vm", "affected", "in_the_sentence"),
     [
         (48, Vm(scale_set="web"), "48 VMs of the scale set web", "48 VMs of the scale set web"),
         (0, None, "VMs that Azure does not name", "VMs that Azure does not name"),
@@ -79,11 +79,11 @@ def test_a_finished_event_tells_everything_that_was_measured() -> None:
     ],
 )
 def test_the_record_of_many_vms_says_which_ones(
-    vms: int, vm: Vm | None, many: str, in_the_sentence: str
+    vms: int, vm: Vm | None, affected: str, in_the_sentence: str
 ) -> None:
     *_, last = changes((0, (), {}), (1, (item(),), {}))
-    record = Record.of(last, vm, fleet=FleetFacts(1, vms, 1))
-    assert record.many == many
+    record = record_of(last, vm, fleet=FleetFacts(1, vms, 1))
+    assert many(record) == affected
     assert in_the_sentence in record.body
 
 
@@ -93,9 +93,9 @@ HOSTILE = "\u202e\x00\n" + "x" * 10_000
 def test_of_the_tags_those_are_recorded_that_were_asked_for() -> None:
     (only,) = changes((0, (item(),), {}))
     tagged = msgspec.structs.replace(VM, tags={"Team": "Payments", "env": "prod", "cost": "7"})
-    assert not any(name.startswith(TAG) for name in Record.of(only, tagged).flat())
+    assert not any(name.startswith(TAG) for name in record_of(only, tagged).flat())
     asked = msgspec.structs.replace(tagged, record_tags=("team", "ENV", "owner"))
-    for record in (Record.of(only, asked), Heartbeat.of(asked, (), "1", only.time)):
+    for record in (record_of(only, asked), heartbeat_of(asked, (), "1", only.time)):
         found = {name: value for name, value in record.flat().items() if name.startswith(TAG)}
         assert found == {"azure.tag.team": "Payments", "azure.tag.env": "prod"}
         assert type(record).read(record.line()) == record
@@ -106,7 +106,7 @@ def test_of_the_tags_those_are_recorded_that_were_asked_for() -> None:
         )
     assert identity(asked)["azure.tag.env"] == "prod"
     assert TAG not in identity(VM)
-    both = Record.of(changes((0, (item(Resources=[ME, PEER]),), {}))[0], asked)
+    both = record_of(changes((0, (item(Resources=[ME, PEER]),), {}))[0], asked)
     # VMs may differ in them
     assert (both.tags, both.shared.tags) == (
         {"team": "Payments", "env": "prod"},
@@ -117,7 +117,7 @@ def test_of_the_tags_those_are_recorded_that_were_asked_for() -> None:
 def test_whatever_a_tag_holds_the_record_is_one_safe_line_with_a_bound() -> None:
     (only,) = changes((0, (item(),), {}))
     tags = {f"tag {number}": HOSTILE for number in range(50)}
-    line = Record.of(only, msgspec.structs.replace(VM, tags=tags, record_tags=tuple(tags))).line()
+    line = record_of(only, msgspec.structs.replace(VM, tags=tags, record_tags=tuple(tags))).line()
     assert not set(line.decode()) & set(HOSTILE[:3])
     assert len(line) < MAX_TAGS * 2 * MAX_TAG + 2000
     assert Record.read(line).tags == {
@@ -131,7 +131,7 @@ def test_whatever_a_tag_holds_the_record_is_one_safe_line_with_a_bound() -> None
 
 
 @pytest.mark.parametrize(
-    ("events", "under_way", "over", "progress"),
+    ("events", "under_way", "over", "expected"),
     [
         (1, 1, 0, ""),
         (5, 0, 0, "none of 5 events has started"),
@@ -141,14 +141,14 @@ def test_whatever_a_tag_holds_the_record_is_one_safe_line_with_a_bound() -> None
     ],
 )
 def test_the_digest_of_a_wave_says_how_far_it_has_come(
-    events: int, under_way: int, over: int, progress: str
+    events: int, under_way: int, over: int, expected: str
 ) -> None:
     *_, last = changes((0, (), {}), (1, (item(),), {}), (2, (item(DurationInSeconds=7),), {}))
     facts = FleetFacts(events, 40, 40, under_way, over)
-    record = Record.of(last, Vm(scale_set="web"), fleet=facts)
-    assert record.progress == progress
+    record = record_of(last, Vm(scale_set="web"), fleet=facts)
+    assert progress(record) == expected
     assert record.body == "Freeze of 40 VMs of the scale set web changed" + (
-        f": {progress}" if progress else ""
+        f": {expected}" if expected else ""
     )
 
 
@@ -166,15 +166,15 @@ def test_of_vms_that_are_silent_or_missing_that_is_said(
 ) -> None:
     (only,) = changes((0, (item(EventType=SILENT, Description=description),), {}))
     one = msgspec.structs.replace(only, kind=kind)
-    record = Record.of(one, Vm(scale_set="web"), fleet=FleetFacts(1, 2, 1))
+    record = record_of(one, Vm(scale_set="web"), fleet=FleetFacts(1, 2, 1))
     assert record.body == f"2 VMs of the scale set web: {body}"
 
 
 def test_what_a_vm_reports_that_does_not_know_its_group_is_kept_together_by_event() -> None:
     (only,) = changes((0, (item(),), {}))
     place = msgspec.structs.replace(VM, resource_group="RG", scale_set="Web")
-    assert partition_key(Record.of(only, None), "e-1") == "e-1"
-    assert partition_key(Record.of(only, place), "e-1") == "8d10/rg/web"
+    assert partition_key(record_of(only, None), "e-1") == "e-1"
+    assert partition_key(record_of(only, place), "e-1") == "8d10/rg/web"
 
 
 @pytest.mark.parametrize(
@@ -212,10 +212,10 @@ def test_the_sentence_says_what_happens_to_whom(
 
 def test_a_cloud_event_s_source_is_a_uri_reference_whatever_the_vm_is_called() -> None:
     change = diff(Tracked(), document(item()), now(0)).changes[0]
-    odd = Record.of(change, Vm(name="a b\u202e"))
+    odd = record_of(change, Vm(name="a b\u202e"))
     assert cloud_event(odd, "d", {})["source"] == "/a-b-"
-    assert cloud_event(Record.of(change, None), "d", {})["source"] == "/unknown"
-    assert cloud_event(Record.of(change, VM), "d", {"x": 1})["data"] == {"x": 1}
+    assert cloud_event(record_of(change, None), "d", {})["source"] == "/unknown"
+    assert cloud_event(record_of(change, VM), "d", {"x": 1})["data"] == {"x": 1}
     assert "subject" not in cloud_event(msgspec.structs.replace(odd, event_id=""), "d", {})
 
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from notbefore.core.record import DATA_SCHEMA, Heartbeat, Record, Vm, cloud_event
+from notbefore.core.record import DATA_SCHEMA, Vm, cloud_event
+from notbefore.wording.records import heartbeat_of, record_of
 from support.azure import ME, PEER, T0, Story, item
 from support.messages import VM
 
@@ -51,7 +52,7 @@ def test_every_record_is_as_the_schema_says(
     for second, items in enumerate(documents):
         story.sees(second, *(item(**fields) for fields in items))
     for change in story.changes:
-        VALIDATOR.validate(json.loads(Record.of(change, vm).line()))
+        VALIDATOR.validate(json.loads(record_of(change, vm).line()))
 
 
 @pytest.mark.parametrize(
@@ -66,17 +67,17 @@ def test_every_record_is_as_the_schema_says(
 def test_the_schema_refuses_what_is_no_record(damage: dict[str, Any]) -> None:
     change = Story().sees(0, item()).last
     with pytest.raises(jsonschema.ValidationError):
-        VALIDATOR.validate(Record.of(change, VM).flat() | damage)
+        VALIDATOR.validate(record_of(change, VM).flat() | damage)
 
 
 def test_the_schema_is_named_in_the_envelope() -> None:
     assert SCHEMA["$id"] == DATA_SCHEMA
-    record = Record.of(Story().sees(0, item()).last, VM)
+    record = record_of(Story().sees(0, item()).last, VM)
     assert cloud_event(record, "d", {})["dataschema"] == DATA_SCHEMA
 
 
 def test_a_heartbeat_says_who_is_watched_and_how_much_is_pending() -> None:
-    heartbeat = Heartbeat.of(VM, ("a", "b", "c"), "1.2.3", T0, 300.0)
+    heartbeat = heartbeat_of(VM, ("a", "b", "c"), "1.2.3", T0, 300.0)
     values = heartbeat.flat()
     envelope = cloud_event(heartbeat, "d", values)
     assert (envelope["type"], envelope["id"], envelope["source"]) == (
@@ -86,7 +87,7 @@ def test_a_heartbeat_says_who_is_watched_and_how_much_is_pending() -> None:
     )
     assert (values["host.name"], values["azure.scheduled_events.pending"]) == (ME, 3)
     assert "dataschema" not in envelope
-    assert "host.name" not in Heartbeat.of(None, (), "1", T0).flat()
+    assert "host.name" not in heartbeat_of(None, (), "1", T0).flat()
 
 
 def test_the_queries_for_azure_monitor_ask_for_what_is_there() -> None:

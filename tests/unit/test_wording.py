@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from notbefore.config.sinks import Links, Messages
 from notbefore.core.change import ChangeKind
+from notbefore.core.message import Message
 from notbefore.core.record import Vm
-from notbefore.courier import wording
-from notbefore.courier.message import Message
 from notbefore.courier.sinks import apprise, slack
-from notbefore.courier.wording import Text
+from notbefore.wording import texts
+from notbefore.wording.texts import Text
 from support.azure import ME, PEER, STARTED, T0
 from support.messages import message, recording
 
@@ -22,7 +22,7 @@ LATER = {"NotBefore": "Sun, 01 Mar 2026 12:30:00 GMT"}
 
 
 def text_of(one: Message, **settings: Any) -> Text:
-    return wording.text_of(replace(one, now=EARLY), Messages(**settings))
+    return texts.text_of(replace(one, now=EARLY), Messages(**settings))
 
 
 # ---- the title

@@ -4,8 +4,8 @@ from notbefore import __version__
 from notbefore.agent.runtime import Published, Runtime
 from notbefore.agent.state import AgentState
 from notbefore.core.delivery import heartbeat_delivery
-from notbefore.core.record import Heartbeat
 from notbefore.store.store import Store
+from notbefore.wording.records import heartbeat_of
 
 
 class Heartbeats:
@@ -42,7 +42,7 @@ class Heartbeats:
         snapshot = self._state.snapshot
         now = self._state.clock.now()
         listed = tuple(tracked.event.event_id for tracked in snapshot.state.tracked.events.values())
-        line = Heartbeat.of(snapshot.vm, listed, __version__, now, interval).line()
+        line = heartbeat_of(snapshot.vm, listed, __version__, now, interval).line()
         created = now.timestamp()
         delivery = heartbeat_delivery(sink, vm_name, line, created, interval)
         self._store.put([delivery])

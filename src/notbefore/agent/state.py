@@ -20,12 +20,13 @@ from notbefore.core.change import Change
 from notbefore.core.clock import Instant
 from notbefore.core.delivery import deliveries
 from notbefore.core.document import Flaw
-from notbefore.core.record import Record, Vm
+from notbefore.core.record import Vm
 from notbefore.core.tracked import Tracked
 from notbefore.metrics.totals import PollFigures
 from notbefore.process.clock import Clock
 from notbefore.store.file import StoredChange, StoredState
 from notbefore.store.store import WRITE_PATIENCE, Store
+from notbefore.wording.records import record_of
 
 
 class PollStatus(Struct, frozen=True):
@@ -236,7 +237,7 @@ class AgentState:
         stored: list[StoredChange] = []
         for change in changes:
             state = replace(state, totals=state.totals.plus(change))
-            line = Record.of(change, vm).line()
+            line = record_of(change, vm).line()
             stored.append(StoredChange(change, line, deliveries(change, line, routing, vm)))
 
         if poll is not None and poll.seen is not None:

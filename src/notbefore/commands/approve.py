@@ -23,8 +23,8 @@ from notbefore.core.duration import span
 from notbefore.core.record import Record
 from notbefore.core.text import escaped, one_line
 from notbefore.core.tracked import PendingEvent
-from notbefore.courier.wording import effect
 from notbefore.errors import ConfigError, NotBeforeError
+from notbefore.wording.texts import effect
 
 # by scope
 WHOSE: Final = {

@@ -28,11 +28,12 @@ from notbefore.core.delivery import Delivery, Routing, deliveries
 from notbefore.core.document import SCHEDULED, STARTED, USER, Document, Event
 from notbefore.core.event_types import EVENT_TYPES
 from notbefore.core.lifecycle import diff
-from notbefore.core.record import Record, Vm
+from notbefore.core.record import Vm
 from notbefore.core.routing import Route
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.store.file import StoredChange
+from notbefore.wording.records import record_of
 
 LOOK_INTERVAL: Final = 0.1  # seconds between two checks of the exercise's deliveries
 # seconds after ``--wait`` until its deliveries expire, even if the drill was killed
@@ -196,7 +197,7 @@ def _send(state_dir: Path, steps: list[StoredChange], patience: float) -> list[D
 
 
 def _step(change: Change, routing: Routing, vm: Vm) -> StoredChange:
-    line = Record.of(change, vm, exercise=True).line()
+    line = record_of(change, vm, exercise=True).line()
     made = deliveries(change, line, routing, vm)
     # no reminders, and no fallback: a sink that fails is to be named, and nobody else to be woken
     # for it

@@ -15,11 +15,12 @@ from notbefore.agent.operations import HistoryReply, HistoryRequest
 from notbefore.commands.client import add_agent, agent_client
 from notbefore.commands.options import add_json, print_json, table
 from notbefore.commands.owner import ask_owner
-from notbefore.core.change import WORDS
 from notbefore.core.duration import Duration, span
 from notbefore.core.record import HISTORY_RECORDS, Record
 from notbefore.core.text import rfc3339, some_of
 from notbefore.errors import ConfigError
+from notbefore.wording.phrases import REASONS
+from notbefore.wording.sentences import approval_result
 
 NEWEST: Final = 100  # changes that are shown
 MAX_NAMES: Final = 3  # in a row; `--json` has all of them
@@ -118,5 +119,5 @@ def _row(change: Record) -> tuple[str, ...]:
         *map(span, measured),
         some_of(change.resources, MAX_NAMES),
         change.event_id,
-        change.approval_result or WORDS.get(change.reason, ""),
+        approval_result(change) or REASONS.get(change.reason, ""),
     )

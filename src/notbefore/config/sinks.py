@@ -33,11 +33,12 @@ from notbefore.config.secret import Secret
 from notbefore.core.delivery import Terms
 from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
+from notbefore.wording import texts
 
 Advice = Annotated[str, matching(r"[\s\S]{0,2000}", "a text of 2000 characters or less")]
 
 
-class Links(Struct, frozen=True, forbid_unknown_fields=True):
+class Links(texts.Links, frozen=True, forbid_unknown_fields=True):
     """Links in a message.
 
     `{vm}` is replaced by the name of the sending VM, `{event_type}` by Azure's type.
@@ -48,12 +49,11 @@ class Links(Struct, frozen=True, forbid_unknown_fields=True):
     page: LinkUrl | None = None  # the agent's page, such as https://{vm}.example.org:10169/
 
 
-class Messages(Struct, frozen=True, forbid_unknown_fields=True):
+class Messages(texts.Additions, frozen=True, forbid_unknown_fields=True):
     """Additional texts in the messages of all sinks."""
 
-    advice: dict[
-        str, Advice
-    ] = {}  # what to do, by event type (Reboot: text); replaces the built-in text
+    # what to do, by event type (Reboot: text); replaces the built-in text
+    advice: dict[str, Advice] = field(default_factory=dict)
     links: Links = Links()
 
 

@@ -23,7 +23,8 @@ Scope = Literal["self", "peer", "unknown"]
 
 Outcome = Literal["canceled", "finished", "unknown"]
 
-# why it is this kind: docs/how-it-works.md and docs/approval.md say more; ``WORDS`` has some
+# why it is this kind: ``wording.phrases.REASONS`` has some in words; docs/how-it-works.md and
+# docs/approval.md say more
 Reason = str
 
 SILENT: Final = "Silent"
@@ -34,34 +35,6 @@ MISSING: Final = "In the inventory, and never heard from, or not for a day."
 
 AS_FAR_AS_KNOWN: Final = "as_far_as_known"
 """The reason of an end that not every VM of a fleet has reported."""
-
-WORDS: Final[dict[str, str]] = {  # the reasons of endings, and the results of approvals
-    "gone_before_start": "no longer listed, and it had not started",
-    "gone_after_start": "it was Started, and is no longer listed",
-    "gone_after_start_unwatched": (
-        "it was Started, and is no longer listed; nobody saw when it ended"
-    ),
-    "start_may_be_missed": "no longer listed, and NotBefore passed while IMDS gave no answer",
-    "gone_from_other_status": "no longer listed, after a status that is not known",
-    "not_watched": (
-        "no longer listed after a time in which the agent was down, or IMDS gave no answer"
-    ),
-    "not_readable": "no longer listed after a time in which it could not be read",
-    "machine_rebooted": "no longer listed after a boot of this VM",
-    AS_FAR_AS_KNOWN: "over as far as is known: not every VM has reported it",
-    "corrected": "a correction: VMs that could not report it before have now reported it",
-    "status_went_back": "no longer listed, after it went from Started back to Scheduled",
-    "accepted": "Azure accepted it",
-    "refused": "Azure refused it",
-    "no_answer": "IMDS gave no usable answer in time",
-    "dry_run": "this is a dry run, so nothing was sent",
-    "several_resources": "the event affects other VMs as well, and the rule does not allow that",
-    "changed": "the event changed meanwhile",
-    "no_longer_scheduled": "the event started or disappeared before that",
-    "too_late": "NotBefore comes first",
-    "state_not_written": "the state could not be written to the disk",
-    "switched_off": "approval was disabled meanwhile",
-}
 
 
 class Step:

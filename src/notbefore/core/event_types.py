@@ -1,6 +1,6 @@
 """Azure's types of scheduled events: one row for each, with everything that differs between them.
 
-To add a type, add a row to ``EVENT_TYPES`` and its sentences to ``courier/phrases.py``; a test
+To add a type, add a row to ``EVENT_TYPES`` and its sentences to ``wording/phrases.py``; a test
 fails if they are missing. Metrics, filters, drills and the dashboards read this table. The
 Prometheus rules repeat its severities, and a test compares them.
 """

@@ -1,6 +1,5 @@
-"""``Record``: a change as flat data for log lines, OTLP, the page and notifications.
-
-As a sentence; as a CloudEvent.
+"""``Record``: a change as flat data for log lines, OTLP, the page and notifications; and as a
+CloudEvent.
 
 Its fields are typed; ``flat`` returns the attributes as they are written. Attribute names are those
 of OpenTelemetry's semantic conventions (``cloud.*``, ``host.*``, ``azure.*`` resource attributes);
@@ -17,7 +16,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from notbefore.core.change import BY_RULE, MISSING, OPERATOR, SILENT, WORDS, Approval, Change, Step
+from notbefore.core.change import Change, Step
 from notbefore.core.text import escaped, natural, rfc3339
 
 PREFIX: Final = "azure.scheduled_event."  # of the attributes that OpenTelemetry does not define
@@ -73,19 +72,8 @@ class FleetFacts(Struct, frozen=True):
     fleet_over: int = 0  # events that are over
 
 
-_OUTCOMES: Final = {
-    "canceled": "canceled",
-    "finished": "finished",
-    "unknown": "gone, and how it ended was not seen",
-}
-_AFFECTED: Final = {  # by scope
-    "self": "this VM",
-    "peer": "another VM",
-    "unknown": "a VM of this group",
-}
 # the start of an id of several events that `notbefore fleet` reports together
 WAVE: Final = "wave-"
-EXERCISE: Final = "[EXERCISE] "  # the start of the sentence of an exercise: nothing has happened
 AZURE: Final = "azure"  # the cloud, and its kind of machine, with OpenTelemetry's names
 AZURE_VM: Final = "azure.vm"
 TAG: Final = "azure.tag."
@@ -214,12 +202,15 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
         cls,
         change: Change,
         vm: Vm | None,
+        body: str,
         *,
         exercise: bool = False,
         fleet: FleetFacts | None = None,
     ) -> Self:
         """The record of a change that was seen on ``vm`` (``None``: it is not known which VM this
         is).
+
+        ``body``: the change in a sentence.
 
         ``fleet``: what many VMs say about it together; ``vm`` then has what these VMs have in
         common.
@@ -233,7 +224,7 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
             fleet,
             vm,
             event_name=_attribute(change.kind),
-            body=(EXERCISE if exercise else "") + sentence(change, vm, fleet),
+            body=body,
             vm_name=(vm and vm.name) or None,
             tags=_recorded(vm),
             change_id=change.id,
@@ -246,16 +237,6 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
             interruption_seconds=round(seconds, 3) if seconds is not None else None,
             truncated=("resources",) if event.resources_cut else None,
         )
-
-    @property
-    def many(self) -> str:
-        """The affected VMs in words, if there are several: ``48 VMs of the scale set web``.
-
-        Empty otherwise.
-        """
-        if self.fleet_vms is None or self.fleet_vms == 1:
-            return ""
-        return _vms_in_words(self.fleet_vms, self)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -271,12 +252,7 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
     @property
     def of_one_vm(self) -> bool:
         """Whether the event affects a single VM."""
-        return len(self.resources) == 1 and not self.many
-
-    @property
-    def progress(self) -> str:
-        """How far a wave of several events has come: see ``_progress``."""
-        return _progress(self)
+        return len(self.resources) == 1 and self.fleet_vms in (None, 1)
 
     @property
     def has_begun(self) -> bool:
@@ -289,24 +265,6 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
     def events_to_come(self) -> int:
         """Events of a wave that have neither started nor ended; 0 without a wave."""
         return (self.fleet_events or 0) - (self.fleet_under_way or 0) - (self.fleet_over or 0)
-
-    @property
-    def approval_result(self) -> str:
-        """The result of an approval, and who decided: ``Azure accepted it (rule drained)``.
-
-        Empty without one.
-        """
-        if self.approval_rule is None:
-            return ""
-
-        result = WORDS.get(self.reason, self.reason.replace("_", " "))
-        if self.approval_rule == OPERATOR:
-            decided = "by hand"
-        else:
-            decided = f"rule {self.approval_rule}"
-        if self.approval_by not in (None, BY_RULE):
-            decided += f", {self.approval_by}"
-        return f"{result} ({decided})"
 
     @property
     def shared(self) -> Self:
@@ -345,6 +303,8 @@ class Heartbeat(BaseRecord, frozen=True, kw_only=True):
     def of(
         cls,
         vm: Vm | None,
+        body: str,
+        *,
         listed: tuple[str, ...],
         version: str,
         now: datetime,
@@ -359,7 +319,7 @@ class Heartbeat(BaseRecord, frozen=True, kw_only=True):
             vm,
             time=now,
             event_name="notbefore.heartbeat",
-            body=f"notbefore watches this VM; {len(listed)} scheduled events are pending",
+            body=body,
             vm_name=(vm and vm.name) or None,
             tags=_recorded(vm),
             pending=len(listed),
@@ -407,130 +367,6 @@ def json_line(values: object) -> bytes:
     Characters that are not safe to show are escaped as ``\uXXXX``.
     """
     return escaped(msgspec.json.encode(values).decode()).encode()
-
-
-# ---- in words
-
-
-def sentence(change: Change, vm: Vm | None = None, fleet: FleetFacts | None = None) -> str:
-    """Return the change in a sentence: what happens to which VMs, and when.
-
-    ``fleet``: what many VMs say about it together; ``vm`` then has what these VMs have in common.
-    """
-    affected = _affected(change, vm, fleet)
-    if change.event.event_type == SILENT:
-        return f"{affected}: {_silence(change)}"
-    if change.no_longer_affected:
-        return _no_longer_affected(change)
-    return f"{change.event.event_type} of {affected} {_step(change, fleet)}"
-
-
-def _affected(change: Change, vm: Vm | None, fleet: FleetFacts | None) -> str:
-    """Return the affected VMs as this VM sees them, or as many VMs see them together."""
-    if fleet is None:
-        return _AFFECTED[change.scope]
-    if vm is None:
-        vm = Vm()
-    if fleet.fleet_vms == 1 and vm.name:
-        return vm.name
-    return _vms_in_words(fleet.fleet_vms, vm)
-
-
-def _silence(change: Change) -> str:
-    """Return the state of VMs of a fleet that send no heartbeats, or send them again."""
-    is_missing = change.event.description == MISSING
-    if change.kind != "finished":
-        return "missing" if is_missing else "silent"
-    if is_missing:
-        return "no longer missing"
-    return "heard from again, or no longer expected"
-
-
-def _no_longer_affected(change: Change) -> str:
-    if change.previous_scope == "self":
-        return f"{change.event.event_type} no longer affects this VM"
-    return f"{change.event.event_type} does not affect this VM"  # it was not known before
-
-
-def _step(change: Change, fleet: FleetFacts | None) -> str:
-    """Return the rest of the sentence, from its verb."""
-    if change.kind == "announced":
-        return _announced(change)
-    if change.kind == "updated":
-        return _updated(change, fleet)
-    if change.approval is not None:
-        return _decided(change, change.approval)
-    if change.kind == "started":
-        return "started without notice" if change.without_notice else "started"
-    return _OUTCOMES[change.outcome or "unknown"]
-
-
-def _announced(change: Change) -> str:
-    if change.not_before is None:
-        return "announced: at a time not given"
-    return f"announced: not before {rfc3339(change.not_before)}"
-
-
-def _updated(change: Change, fleet: FleetFacts | None) -> str:
-    """Return ``changed: it was a Freeze: 1 of 5 events is under way``, or as much of it
-    as applies.
-    """
-    parts = ["changed"]
-    if change.previous is not None and change.previous.event_type != change.event.event_type:
-        parts.append(f"it was a {change.previous.event_type}")
-    if fleet is not None and fleet.fleet_events > 1:
-        parts.append(_progress(fleet))
-    return ": ".join(parts)
-
-
-def _decided(change: Change, approval: Approval) -> str:
-    result = "approved" if change.kind == "approved" else "not approved"
-    reason = WORDS.get(change.reason, change.reason)
-    return f"{result}: {reason} ({approval.approval_rule})"
-
-
-def _progress(facts: FleetFacts | Record) -> str:
-    """Return the progress of a wave: ``2 of 5 events are over, 3 are to come``.
-
-    Empty for one event.
-    """
-    events = facts.fleet_events or 0
-    over = facts.fleet_over or 0
-    under_way = facts.fleet_under_way or 0
-    if events <= 1:
-        return ""
-    if not over and not under_way:
-        return f"none of {events} events has started"
-
-    counts = {"over": over, "under way": under_way, "to come": events - over - under_way}
-    parts: list[str] = []
-    for state, count in counts.items():
-        if not count:
-            continue
-        verb = "is" if count == 1 else "are"
-        if parts:
-            parts.append(f"{count} {verb} {state}")
-        else:
-            parts.append(f"{count} of {events} events {verb} {state}")
-    return ", ".join(parts)
-
-
-def _vms_in_words(count: int, place: Vm | Record) -> str:
-    """Return the number of VMs, and where they are: ``48 VMs of the scale set web``."""
-    if count == 0:
-        vms = "VMs that Azure does not name"
-    elif count == 1:
-        vms = "1 VM"
-    else:
-        vms = f"{count} VMs"
-
-    if place.scale_set:
-        return f"{vms} of the scale set {place.scale_set}"
-    if place.resource_group:
-        return f"{vms} of the resource group {place.resource_group}"
-    if place.location:
-        return f"{vms} in {place.location}"
-    return vms
 
 
 # ---- how a record is sent

@@ -1,7 +1,7 @@
 """``HttpSink``: the common part of the sinks that send messages by HTTP."""
 
 from notbefore.config.sinks import Messages
-from notbefore.courier.message import Sink
+from notbefore.courier.sink import Sink
 from notbefore.net.http import Http
 
 

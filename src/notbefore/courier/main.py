@@ -19,8 +19,8 @@ import msgspec
 from notbefore.config.sinks import Messages, SinkConfig
 from notbefore.core.outbox import SendResult
 from notbefore.courier import sinks
-from notbefore.courier.message import Sink
 from notbefore.courier.orders import TURN_INTERVAL, Channel, Given, Orders, Turn, wait
+from notbefore.courier.sink import Sink
 from notbefore.courier.worker import Worker
 from notbefore.net.redact import Redactor
 

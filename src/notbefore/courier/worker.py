@@ -15,9 +15,10 @@ import msgspec
 
 from notbefore.config.sinks import SinkConfig
 from notbefore.core.delivery import Delivery
+from notbefore.core.message import Message
 from notbefore.core.outbox import SendResult
 from notbefore.core.text import shortened
-from notbefore.courier.message import Message, Receipt, Sink
+from notbefore.courier.sink import Receipt, Sink
 from notbefore.errors import NotBeforeError, SendError
 from notbefore.net.redact import Redactor, known_secrets
 

@@ -17,6 +17,7 @@ from notbefore.fleet.waves import Notification, routable
 from notbefore.metrics.totals import Totals
 from notbefore.process.clock import Clock
 from notbefore.store.store import StoredOutbox
+from notbefore.wording.records import record_of
 
 # the fields that routes match
 PLACE: Final = (
@@ -55,7 +56,7 @@ class FleetOutbox(StoredOutbox):
         ``sent``: false if it is muted.
         """
         change = made.change
-        line = Record.of(change, made.vm, exercise=made.exercise, fleet=made.facts).line()
+        line = record_of(change, made.vm, exercise=made.exercise, fleet=made.facts).line()
         # routed by each of its places; one delivery for each sink and step
         vms = map(routable, made.routed) if sent else ()
         new = {

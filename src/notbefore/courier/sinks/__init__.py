@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from notbefore.config.sinks import Messages, SinkConfig, check_installed
-from notbefore.courier.message import Sink
+from notbefore.courier.sink import Sink
 from notbefore.errors import ConfigError
 from notbefore.net.redact import Redactor, known_secrets
 

@@ -18,13 +18,14 @@ import msgspec
 from notbefore.config.sinks import Alertmanager, Messages
 from notbefore.core.change import SILENT
 from notbefore.core.event_types import SEVERITIES
+from notbefore.core.message import Message
 from notbefore.core.record import json_line
 from notbefore.core.text import escaped, one_line, rfc3339, some_of
 from notbefore.courier.http_sink import HttpSink
-from notbefore.courier.message import Message, Receipt
-from notbefore.courier.wording import Text, text_of
+from notbefore.courier.sink import Receipt
 from notbefore.errors import SendError
 from notbefore.net.http import Http
+from notbefore.wording.texts import Text, text_of
 
 ALERT_NAME: Final = "AzureScheduledEvent"
 REPEATS: Final = 3  # per resolve_timeout

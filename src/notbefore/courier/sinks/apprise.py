@@ -13,11 +13,12 @@ from typing import Any, Final, Self
 from urllib.parse import parse_qs, urlsplit
 
 from notbefore.config.sinks import Apprise, Messages
-from notbefore.courier.message import Message, Receipt
-from notbefore.courier.message import Sink as BaseSink
-from notbefore.courier.wording import Text, text_of
+from notbefore.core.message import Message
+from notbefore.courier.sink import Receipt
+from notbefore.courier.sink import Sink as BaseSink
 from notbefore.errors import ConfigError, SendError
 from notbefore.net.http import error_of_status
+from notbefore.wording.texts import Text, text_of
 
 _STATUS: Final = re.compile(r"error[ =:]*\(?(\d{3})\b|\bstatus[ =:]*(\d{3})\b", re.IGNORECASE)
 # the names of that key in plugins

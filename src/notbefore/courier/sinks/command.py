@@ -17,9 +17,10 @@ from contextlib import suppress
 from typing import Any, Final
 
 from notbefore.config.sinks import Command, Messages
+from notbefore.core.message import Message
 from notbefore.core.record import PREFIX
-from notbefore.courier.message import Message, Receipt
-from notbefore.courier.message import Sink as BaseSink
+from notbefore.courier.sink import Receipt
+from notbefore.courier.sink import Sink as BaseSink
 from notbefore.errors import SendError
 
 EX_TEMPFAIL: Final = 75

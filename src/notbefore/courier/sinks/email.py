@@ -14,10 +14,11 @@ from email.utils import format_datetime
 from typing import Final
 
 from notbefore.config.sinks import Email, Messages
-from notbefore.courier.message import Message, Receipt
-from notbefore.courier.message import Sink as BaseSink
-from notbefore.courier.wording import Text, text_of
+from notbefore.core.message import Message
+from notbefore.courier.sink import Receipt
+from notbefore.courier.sink import Sink as BaseSink
 from notbefore.errors import SendError
+from notbefore.wording.texts import Text, text_of
 
 DOMAIN: Final = "notbefore.invalid"  # of message ids: a domain that cannot exist, RFC 2606
 PORTS: Final = {"starttls": 587, "tls": 465, "none": 25}

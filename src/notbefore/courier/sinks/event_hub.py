@@ -19,9 +19,10 @@ from azure.eventhub.aio import EventHubProducerClient
 from azure.eventhub.exceptions import OperationTimeoutError
 
 from notbefore.config.sinks import EventHub, Messages
+from notbefore.core.message import Message
 from notbefore.core.record import Heartbeat, Record, cloud_event, json_line, partition_key
-from notbefore.courier.message import Message, Receipt
-from notbefore.courier.message import Sink as BaseSink
+from notbefore.courier.sink import Receipt
+from notbefore.courier.sink import Sink as BaseSink
 from notbefore.errors import SendError
 
 CLOSE_SECONDS: Final = 3.0

@@ -13,9 +13,10 @@ from opentelemetry.sdk._logs import ReadableLogRecord
 
 from notbefore import __version__
 from notbefore.config.sinks import Messages, OtlpConnection
+from notbefore.core.message import Message
 from notbefore.core.record import is_of_resource
-from notbefore.courier.message import Message, Receipt
-from notbefore.courier.message import Sink as BaseSink
+from notbefore.courier.sink import Receipt
+from notbefore.courier.sink import Sink as BaseSink
 from notbefore.errors import SendError
 from notbefore.otlp.sender import Sender
 from notbefore.otlp.signals import log_record, resource_of

@@ -7,12 +7,13 @@ and ``"status": "success"``; after 429 and 5xx it is to be sent again; other ans
 from typing import Any, Final
 
 from notbefore.config.sinks import Messages, PagerDuty
+from notbefore.core.message import Message
 from notbefore.core.record import json_line
 from notbefore.core.text import one_line, rfc3339
 from notbefore.courier.http_sink import HttpSink
-from notbefore.courier.message import Message, Receipt
-from notbefore.courier.wording import Text, text_of
+from notbefore.courier.sink import Receipt
 from notbefore.net.http import Http
+from notbefore.wording.texts import Text, text_of
 
 MAX_SUMMARY: Final = 1024  # characters
 ACCEPTED: Final = 202

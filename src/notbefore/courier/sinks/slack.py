@@ -9,11 +9,12 @@ from typing import Any, Final
 
 from notbefore.config.sinks import Messages, Slack
 from notbefore.core.duration import countdown
+from notbefore.core.message import Message
 from notbefore.core.record import json_line
 from notbefore.courier.http_sink import HttpSink
-from notbefore.courier.message import Message, Receipt
-from notbefore.courier.wording import Text, clock, text_of
+from notbefore.courier.sink import Receipt
 from notbefore.net.http import Http
+from notbefore.wording.texts import Text, clock, text_of
 
 HEADERS: Final = {"Content-Type": "application/json"}
 MAX_HEADER: Final = 150  # characters; Slack's limits

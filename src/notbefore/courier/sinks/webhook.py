@@ -10,9 +10,10 @@ import hmac
 import time
 
 from notbefore.config.sinks import Messages, Webhook
+from notbefore.core.message import Message
 from notbefore.core.record import json_line
 from notbefore.courier.http_sink import HttpSink
-from notbefore.courier.message import Message, Receipt
+from notbefore.courier.sink import Receipt
 from notbefore.net.http import Http
 
 

@@ -7,7 +7,6 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from notbefore.core.change import WORDS
 from notbefore.core.event_types import SEVERITIES
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.record import Record, view
@@ -15,6 +14,7 @@ from notbefore.core.routing import severity_of
 from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.metrics.totals import OutboxView
 from notbefore.web.app import CheckResult
+from notbefore.wording.phrases import REASONS
 
 MAX_PENDING: Final = 100  # events; /api/v1/events has all of them
 MAX_ENDED: Final = 10
@@ -134,5 +134,5 @@ def _ended(change: Record) -> TimelineEvent:
         started=change.time - timedelta(seconds=lasted) if lasted is not None else None,
         ended=change.time,
         outcome=change.outcome or "unknown",
-        why=WORDS.get(change.reason, ""),
+        why=REASONS.get(change.reason, ""),
     )

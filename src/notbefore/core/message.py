@@ -1,4 +1,4 @@
-"""``Sink``: the base class of all sinks. It gets a ``Message``, and returns a ``Receipt``."""
+"""``Message``: a delivery, decoded, as a sink sends it. Pure."""
 
 from datetime import datetime
 from typing import Final
@@ -92,27 +92,3 @@ class Message(Struct, frozen=True):
         end, else its own.
         """
         return "info" if self.is_good_news else "warning" if self.settled else self.severity
-
-
-class Receipt(Struct, frozen=True):
-    """The receiver has accepted the message."""
-
-    thread: str | None = None  # the sink gets it back with later messages of the same event
-    repeat: float | None = None  # seconds until it is sent again, while the event lasts
-
-
-class Sink:
-    """One receiver of messages.
-
-    One thread creates it, as ``Sink(name, settings, messages)``, and uses it.
-    """
-
-    def send(self, message: Message) -> Receipt:
-        """Send a message; return once the receiver has accepted it.
-
-        Raises ``errors.SendError`` if it has not.
-        """
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Close the connections."""

@@ -1,10 +1,12 @@
-"""The sentences of messages about each type of event and each kind of change.
+"""The phrases about each type of event and each kind of change.
 
-``wording`` combines them. ``{the_vm}``: "the VM", or "each affected VM" if there are several.
+``texts`` and ``sentences`` combine them. ``{the_vm}``: "the VM", or "each affected VM"
+if there are several.
 """
 
 from typing import Final, NamedTuple
 
+from notbefore.core.change import AS_FAR_AS_KNOWN
 from notbefore.core.document import PLATFORM, USER
 from notbefore.core.event_types import FREEZE, PREEMPT, REBOOT, REDEPLOY, TERMINATE
 
@@ -127,3 +129,32 @@ SILENT_ADVICE: Final = (
     "Check in the portal whether the VMs run. On one that runs, check `systemctl status notbefore`,"
     " and with `notbefore outbox list` whether it reaches the hub."
 )
+
+# the reasons of endings, and the results of approvals
+REASONS: Final[dict[str, str]] = {
+    "gone_before_start": "no longer listed, and it had not started",
+    "gone_after_start": "it was Started, and is no longer listed",
+    "gone_after_start_unwatched": (
+        "it was Started, and is no longer listed; nobody saw when it ended"
+    ),
+    "start_may_be_missed": "no longer listed, and NotBefore passed while IMDS gave no answer",
+    "gone_from_other_status": "no longer listed, after a status that is not known",
+    "not_watched": (
+        "no longer listed after a time in which the agent was down, or IMDS gave no answer"
+    ),
+    "not_readable": "no longer listed after a time in which it could not be read",
+    "machine_rebooted": "no longer listed after a boot of this VM",
+    AS_FAR_AS_KNOWN: "over as far as is known: not every VM has reported it",
+    "corrected": "a correction: VMs that could not report it before have now reported it",
+    "status_went_back": "no longer listed, after it went from Started back to Scheduled",
+    "accepted": "Azure accepted it",
+    "refused": "Azure refused it",
+    "no_answer": "IMDS gave no usable answer in time",
+    "dry_run": "this is a dry run, so nothing was sent",
+    "several_resources": "the event affects other VMs as well, and the rule does not allow that",
+    "changed": "the event changed meanwhile",
+    "no_longer_scheduled": "the event started or disappeared before that",
+    "too_late": "NotBefore comes first",
+    "state_not_written": "the state could not be written to the disk",
+    "switched_off": "approval was disabled meanwhile",
+}

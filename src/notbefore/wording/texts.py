@@ -11,20 +11,38 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
-from notbefore.config.sinks import Links, Messages
-from notbefore.core.change import AS_FAR_AS_KNOWN, SILENT, WORDS
+from notbefore.core.change import AS_FAR_AS_KNOWN, SILENT
 from notbefore.core.document import STARTED
 from notbefore.core.duration import countdown, words
 from notbefore.core.event_types import event_type_of
-from notbefore.core.record import EXERCISE, WAVE, Record
+from notbefore.core.message import Message
+from notbefore.core.record import WAVE, Record
 from notbefore.core.text import one_line, some_of
-from notbefore.courier import phrases
-from notbefore.courier.message import Message
-from notbefore.courier.phrases import KINDS, TYPES, UNKNOWN_TYPE, TypePhrases
+from notbefore.wording import phrases
+from notbefore.wording.phrases import KINDS, REASONS, TYPES, UNKNOWN_TYPE, TypePhrases
+from notbefore.wording.sentences import EXERCISE, approval_result, many, progress
 
 MAX_NAMES: Final = 20  # VMs that are listed by name
 Facts = Iterator[tuple[str, str]]  # name and value; ``text_of`` leaves out those without a value
 _MARKS: Final = {"updated": " (changed)", "reminder": " (reminder)"}
+
+
+class Links(Struct, frozen=True):
+    """The addresses of the links in a message.
+
+    `{vm}` is replaced by the name of the sending VM, `{event_type}` by Azure's type.
+    """
+
+    dashboard: str | None = None
+    runbook: str | None = None
+    page: str | None = None  # the agent's page
+
+
+class Additions(Struct, frozen=True):
+    """The user's additions to the texts of messages."""
+
+    advice: dict[str, str] = {}  # what to do, by event type; replaces the built-in text
+    links: Links = Links()
 
 
 class Fact(NamedTuple):
@@ -74,14 +92,14 @@ def _lines(facts: Iterable[Fact]) -> str:
     return "\n".join(f"{fact.name}: {fact.value}" for fact in facts)
 
 
-def text_of(message: Message, settings: Messages) -> Text:
+def text_of(message: Message, additions: Additions) -> Text:
     """Return the message in words."""
     record = message.record
     if record.event_type == SILENT:
         sentences = _silence(message)
         facts = _facts_of_silence(message)
     else:
-        sentences = _event(message, settings.advice)
+        sentences = _event(message, additions.advice)
         facts = _facts_of_event(message)
     sentences = _labeled(sentences, record)
 
@@ -91,7 +109,7 @@ def text_of(message: Message, settings: Messages) -> Text:
         delivery_id=message.delivery_id,
         advice=sentences.advice,
         facts=tuple(_known(facts)),
-        links=tuple(_links(settings.links, record)),
+        links=tuple(_links(additions.links, record)),
     )
 
 
@@ -152,7 +170,7 @@ def _no_longer_affected(record: Record) -> _Sentences:
 
 def _finished(record: Record) -> _Sentences:
     if record.reason == AS_FAR_AS_KNOWN:
-        summary = f"The event is {WORDS[record.reason]}."
+        summary = f"The event is {REASONS[record.reason]}."
     else:
         summary = "The event is over. Nothing more will happen."
 
@@ -169,8 +187,8 @@ def _same_for_every_type(message: Message) -> _Sentences:
     kind = KINDS[message.kind]
 
     summary = kind.summary.format(vm=one_line(record.vm_name or "A VM"))
-    if message.kind == "ended" and record.reason in WORDS:
-        summary += f" The reason: {WORDS[record.reason]}."
+    if message.kind == "ended" and record.reason in REASONS:
+        summary += f" The reason: {REASONS[record.reason]}."
 
     return _Sentences(
         title=f"{_event_name(record)} {kind.title}",
@@ -185,7 +203,7 @@ def _ahead(message: Message) -> _Sentences:
     state = _time_left(record.not_before, message.now)
     affected = _capitalized(_affected(record))
     if record.has_begun:  # between two events of a wave
-        state = f"{state}: {record.progress}"
+        state = f"{state}: {progress(record)}"
         affected = "Each VM that is still to come"
 
     return _Sentences(
@@ -206,7 +224,7 @@ def _under_way(message: Message) -> _Sentences:
     if record.events_to_come:
         advice += f" For the VMs that follow: {type_phrases.ahead}"
 
-    if record.progress and record.fleet_under_way != record.fleet_events:
+    if progress(record) and record.fleet_under_way != record.fleet_events:
         # the events of a wave start in turn
         summary = effect(record.event_type, "are", "One after the other, the affected VMs")
     else:
@@ -222,9 +240,9 @@ def _under_way(message: Message) -> _Sentences:
 def _state_under_way(message: Message) -> str:
     record = message.record
     if message.kind == "updated":
-        return f"goes on: {record.progress}" if record.progress else "goes on"
-    if record.events_to_come and record.progress:
-        return f"has begun: {record.progress}"
+        return f"goes on: {progress(record)}" if progress(record) else "goes on"
+    if record.events_to_come and progress(record):
+        return f"has begun: {progress(record)}"
     if record.without_notice:
         return "has started without notice"
     return "has started"
@@ -248,7 +266,7 @@ def _silence(message: Message) -> _Sentences:
 
 def subject(record: Record) -> str:
     """Return the affected VMs in the same words on every VM: ``web_0``, ``web_0 and 4 more``."""
-    return record.many or some_of(record.names, 1) or "an unknown VM"
+    return many(record) or some_of(record.names, 1) or "an unknown VM"
 
 
 def effect(event_type: str, tense: str = "is", who: str = "The VM") -> str:
@@ -316,7 +334,7 @@ def _facts_of_event(message: Message) -> Facts:
     yield "Sent here because", message.note
     yield from _times(message)
     yield from _what_changed(message)
-    yield "Progress", record.progress
+    yield "Progress", progress(record)
     yield "Affected VMs", _names(record)
     if _is_interruption_of_interest(message):
         yield "Expected interruption", _seconds(record.expected_duration_seconds)
@@ -399,7 +417,7 @@ def _what_changed(message: Message) -> Facts:
 
     if record.previous_scope is not None:
         yield "What changed", f"{record.vm_name or 'this VM'} is affected now"
-    elif not record.progress:
+    elif not progress(record):
         yield "What changed", "the affected VMs, or what Azure says of the event"
 
 
@@ -442,7 +460,7 @@ def _cause(record: Record) -> str:
 
 
 def _approval(record: Record) -> str:
-    parts = (record.approval_result, record.approval_detail, record.approval_reason)
+    parts = (approval_result(record), record.approval_detail, record.approval_reason)
     return ": ".join(part for part in parts if part)
 
 

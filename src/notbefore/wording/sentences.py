@@ -1,0 +1,169 @@
+"""A change in one sentence, as the body of its record; and parts that longer texts share. Pure."""
+
+from typing import Final
+
+from notbefore.core.change import BY_RULE, MISSING, OPERATOR, SILENT, Approval, Change
+from notbefore.core.record import FleetFacts, Record, Vm
+from notbefore.core.text import rfc3339
+from notbefore.wording.phrases import REASONS
+
+EXERCISE: Final = "[EXERCISE] "  # the start of every text about an exercise: nothing has happened
+_OUTCOMES: Final = {
+    "canceled": "canceled",
+    "finished": "finished",
+    "unknown": "gone, and how it ended was not seen",
+}
+_AFFECTED: Final = {  # by scope
+    "self": "this VM",
+    "peer": "another VM",
+    "unknown": "a VM of this group",
+}
+
+
+def sentence(change: Change, vm: Vm | None = None, fleet: FleetFacts | None = None) -> str:
+    """Return the change in a sentence: what happens to which VMs, and when.
+
+    ``fleet``: what many VMs say about it together; ``vm`` then has what these VMs have in common.
+    """
+    affected = _affected(change, vm, fleet)
+    if change.event.event_type == SILENT:
+        return f"{affected}: {_silence(change)}"
+    if change.no_longer_affected:
+        return _no_longer_affected(change)
+    return f"{change.event.event_type} of {affected} {_step(change, fleet)}"
+
+
+def _affected(change: Change, vm: Vm | None, fleet: FleetFacts | None) -> str:
+    """Return the affected VMs as this VM sees them, or as many VMs see them together."""
+    if fleet is None:
+        return _AFFECTED[change.scope]
+    if vm is None:
+        vm = Vm()
+    if fleet.fleet_vms == 1 and vm.name:
+        return vm.name
+    return vms_in_words(fleet.fleet_vms, vm)
+
+
+def _silence(change: Change) -> str:
+    """Return the state of VMs of a fleet that send no heartbeats, or send them again."""
+    is_missing = change.event.description == MISSING
+    if change.kind != "finished":
+        return "missing" if is_missing else "silent"
+    if is_missing:
+        return "no longer missing"
+    return "heard from again, or no longer expected"
+
+
+def _no_longer_affected(change: Change) -> str:
+    if change.previous_scope == "self":
+        return f"{change.event.event_type} no longer affects this VM"
+    return f"{change.event.event_type} does not affect this VM"  # it was not known before
+
+
+def _step(change: Change, fleet: FleetFacts | None) -> str:
+    """Return the rest of the sentence, from its verb."""
+    if change.kind == "announced":
+        return _announced(change)
+    if change.kind == "updated":
+        return _updated(change, fleet)
+    if change.approval is not None:
+        return _decided(change, change.approval)
+    if change.kind == "started":
+        return "started without notice" if change.without_notice else "started"
+    return _OUTCOMES[change.outcome or "unknown"]
+
+
+def _announced(change: Change) -> str:
+    if change.not_before is None:
+        return "announced: at a time not given"
+    return f"announced: not before {rfc3339(change.not_before)}"
+
+
+def _updated(change: Change, fleet: FleetFacts | None) -> str:
+    """Return ``changed: it was a Freeze: 1 of 5 events is under way``, or as much of it
+    as applies.
+    """
+    parts = ["changed"]
+    if change.previous is not None and change.previous.event_type != change.event.event_type:
+        parts.append(f"it was a {change.previous.event_type}")
+    if fleet is not None and fleet.fleet_events > 1:
+        parts.append(progress(fleet))
+    return ": ".join(parts)
+
+
+def _decided(change: Change, approval: Approval) -> str:
+    result = "approved" if change.kind == "approved" else "not approved"
+    reason = REASONS.get(change.reason, change.reason)
+    return f"{result}: {reason} ({approval.approval_rule})"
+
+
+def progress(facts: FleetFacts | Record) -> str:
+    """Return the progress of a wave: ``2 of 5 events are over, 3 are to come``.
+
+    Empty for one event.
+    """
+    events = facts.fleet_events or 0
+    over = facts.fleet_over or 0
+    under_way = facts.fleet_under_way or 0
+    if events <= 1:
+        return ""
+    if not over and not under_way:
+        return f"none of {events} events has started"
+
+    counts = {"over": over, "under way": under_way, "to come": events - over - under_way}
+    parts: list[str] = []
+    for state, count in counts.items():
+        if not count:
+            continue
+        verb = "is" if count == 1 else "are"
+        if parts:
+            parts.append(f"{count} {verb} {state}")
+        else:
+            parts.append(f"{count} of {events} events {verb} {state}")
+    return ", ".join(parts)
+
+
+def vms_in_words(count: int, place: Vm | Record) -> str:
+    """Return the number of VMs, and where they are: ``48 VMs of the scale set web``."""
+    if count == 0:
+        vms = "VMs that Azure does not name"
+    elif count == 1:
+        vms = "1 VM"
+    else:
+        vms = f"{count} VMs"
+
+    if place.scale_set:
+        return f"{vms} of the scale set {place.scale_set}"
+    if place.resource_group:
+        return f"{vms} of the resource group {place.resource_group}"
+    if place.location:
+        return f"{vms} in {place.location}"
+    return vms
+
+
+def many(record: Record) -> str:
+    """Return the affected VMs in words, if there are several: ``48 VMs of the scale set web``.
+
+    Empty otherwise.
+    """
+    if record.fleet_vms is None or record.fleet_vms == 1:
+        return ""
+    return vms_in_words(record.fleet_vms, record)
+
+
+def approval_result(record: Record) -> str:
+    """Return the result of an approval, and who decided: ``Azure accepted it (rule drained)``.
+
+    Empty without one.
+    """
+    if record.approval_rule is None:
+        return ""
+
+    result = REASONS.get(record.reason, record.reason.replace("_", " "))
+    if record.approval_rule == OPERATOR:
+        decided = "by hand"
+    else:
+        decided = f"rule {record.approval_rule}"
+    if record.approval_by not in (None, BY_RULE):
+        decided += f", {record.approval_by}"
+    return f"{result} ({decided})"
