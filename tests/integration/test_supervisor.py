@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 import notbefore
 from notbefore.config.model import Config, FleetConfig, Log
@@ -25,7 +24,7 @@ from notbefore.config.secret import Secret
 from notbefore.config.sinks import Command, EventHub, Messages, SinkConfig, Webhook
 from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import SendResult
-from notbefore.courier import supervisor
+from notbefore.courier import supervisor, upgrade
 from notbefore.courier.courier_process import CourierProcess, environment
 from notbefore.courier.orders import Hello, Orders
 from notbefore.courier.supervisor import Supervisor, make_orders
@@ -324,14 +323,10 @@ def test_a_courier_is_given_no_secret_of_the_environment(monkeypatch: pytest.Mon
     )
     for name in (*names, "HTTPS_PROXY"):
         monkeypatch.setenv(name, "x")
-    monkeypatch.setattr(sys, "argv", ["notbefore", "run", "my.yml"])
     fleet = FleetConfig(EventHub(connection_string=Secret("TOKEN", "env")))
     told: Any = {"sinks": sinks(hook="true"), "messages": Messages(advice={"Reboot": "Run."})}
     orders = make_orders(Config(fleet=fleet, log=Log("json", "debug"), **told))
-    assert replace(orders, variables={}) == Orders(
-        **told, log_format="json", log_level="debug", hidden=("TOKEN",), command=("run", "my.yml")
-    )
-    assert {*orders.variables} == {name for name in os.environ if name.startswith("NOTBEFORE_")}
+    assert orders == Orders(**told, log_format="json", log_level="debug", hidden=("TOKEN",))
     found = environment(orders)
     assert not {*names} & found.keys()
     assert found["HTTPS_PROXY"] == "x"
@@ -349,14 +344,16 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (place / "notbefore").symlink_to(root)
     monkeypatch.setattr(notbefore, "__file__", str(place / "notbefore" / "__init__.py"))
     monkeypatch.setenv("PYTHONPATH", str(place))
+    monkeypatch.setattr(sys, "argv", ["__main__.py"])  # started by `python -m notbefore`
     return place / "notbefore"
 
 
-def another(package: Path, **files: str) -> None:
-    """Install this instead: modules by name, with their text."""
+def another(package: Path, check: str = "", **files: str) -> None:
+    """Install another package: ``check`` is its command, ``files`` are modules of its courier."""
     aside = package.with_name(f"notbefore-{time.monotonic_ns()}")
     (aside / "courier").mkdir(parents=True)
     (aside / "__init__.py").write_text(files.pop("init", ""), encoding="utf-8")
+    (aside / "__main__.py").write_text(check, encoding="utf-8")
     (aside / "courier" / "__init__.py").write_text("", encoding="utf-8")
     for name, text in files.items():
         (aside / "courier" / f"{name}.py").write_text(text, encoding="utf-8")
@@ -376,62 +373,117 @@ time.sleep(60)  # until it is killed
 
 
 def saying(**hello: object) -> str:
-    return HELLO.replace(
-        "{hello}", repr({"version": "99.0", "schema": 99, "problem": "", "new": "field"} | hello)
+    return HELLO.replace("{hello}", repr({"version": "99.0", "schema": 99, "new": "field"} | hello))
+
+
+def test_agent_ends_for_a_version_whose_check_succeeds(
+    installed: Path, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    couriers = start(Orders(), check_arguments=["--for", "run", "--", "my.yml"])
+    couriers.tick()
+    is_as_expected = "import sys; sys.exit(sys.argv[1:] != ['check-config', *{}])".format(
+        ["--for", "run", "--", "my.yml"]
     )
 
-
-def test_one_of_another_version_that_works_is_a_reason_to_end(
-    installed: Path, owner: Owner, caplog: pytest.LogCaptureFixture
-) -> None:
-    couriers = Supervisor(Orders(), owner)
-    couriers.tick()
-    assert not couriers.figures.running
-    another(installed, __main__=saying(schema=SCHEMA_VERSION))
+    another(installed, is_as_expected, __main__=saying(schema=SCHEMA_VERSION))
     serve([couriers], lambda: couriers.successor)  # though nothing is due
+
     assert couriers.successor == "99.0"
     assert couriers.figures.starts["upgrade"] == 1
-    assert (
-        f"notbefore 99.0 is installed, and works: this one ({notbefore.__version__}) ends for it"
-        in caplog.messages
-    )
+    version = notbefore.__version__
+    ends = f"notbefore 99.0 is installed, and works: this one ({version}) ends for it"
+    assert ends in caplog.messages
+
+
+def test_successor_gets_the_waiting_deliveries(installed: Path, owner: Owner, start: Start) -> None:
+    couriers = start(Orders())
+    another(installed, __main__=saying())
+    serve([couriers], lambda: couriers.successor)
     owner.add("a")
-    couriers.tick()  # it waits for the agent of that version
-    assert (couriers.figures.running, owner.left) == (False, {"a": "pending"})
+
+    couriers.tick()
+
+    assert not couriers.figures.running
+    assert owner.left == {"a": "pending"}
 
 
 @pytest.mark.parametrize(
-    ("hello", "why"),
+    ("check", "why"),
     [
         (
-            {"problem": "ImportError: no azure"},
-            "{} has a courier of 99.0, which cannot work: ImportError: no azure",
+            "raise SystemExit('notbefore: sinks.a: no such key')",
+            "`notbefore check-config` fails (exit code 1): notbefore: sinks.a: no such key",
         ),
         (
-            THIS | {"problem": "ValueError: no"},
-            "a courier of {}, which cannot work: ValueError: no",
+            "import notbefore.not_there_yet",
+            "ModuleNotFoundError: No module named 'notbefore.not_there_yet'",
         ),
-        ({"schema": 1}, "a courier of 99.0, which cannot work: it cannot read what {} has written"),
-        ({"schema": "?"}, "the courier does not start (exit code -9)"),
     ],
 )
-def test_one_of_another_version_that_does_not_work_is_none(
-    installed: Path,
-    owner: Owner,
-    hello: dict[str, object],
-    why: str,
-    caplog: pytest.LogCaptureFixture,
+def test_agent_continues_when_the_check_of_another_version_fails(
+    installed: Path, start: Start, check: str, why: str
 ) -> None:
-    couriers = Supervisor(Orders(), owner)
-    another(installed, __main__=saying(**hello))
+    couriers = start(Orders())
+
+    another(installed, check, __main__=saying())
     serve([couriers], lambda: couriers.trouble)
-    assert why.replace("{}", notbefore.__version__) in couriers.trouble
-    assert ("the courier sent a wrong message (Expected `int`, got `str`" in caplog.text) == (
-        hello == {"schema": "?"}
-    )
+
+    assert why in couriers.trouble
+    assert "notbefore 99.0 is installed, which cannot replace" in couriers.trouble
     assert couriers.successor == ""
-    another(installed, __main__=saying())  # somebody has installed it anew
+
+    another(installed, __main__=saying())  # the installation is complete now
     serve([couriers], lambda: couriers.successor)
+
+
+def test_agent_continues_when_the_check_of_another_version_hangs(
+    installed: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upgrade, "CHECK_SECONDS", 0.5)
+    couriers = start(Orders())
+
+    another(installed, "import time; time.sleep(600)", __main__=saying())
+    serve([couriers], lambda: couriers.trouble)
+
+    assert "`notbefore check-config` took more than" in couriers.trouble
+    assert couriers.successor == ""
+
+
+def test_agent_continues_when_the_installed_version_is_older(installed: Path, start: Start) -> None:
+    couriers = start(Orders())
+
+    another(installed, __main__=saying(schema=1))
+    serve([couriers], lambda: couriers.trouble)
+
+    assert f"it cannot read what {notbefore.__version__} has written" in couriers.trouble
+    assert couriers.successor == ""
+
+
+def test_courier_with_a_wrong_hello_is_replaced(
+    installed: Path, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    couriers = start(Orders())
+
+    another(installed, __main__=saying(schema="?"))
+    serve([couriers], lambda: couriers.trouble)
+
+    assert "the courier does not start (exit code -9)" in couriers.trouble
+    assert "the courier sent a wrong message (Expected `int`, got `str`" in caplog.text
+
+
+def test_package_with_a_reused_inode_is_noticed(installed: Path, start: Start) -> None:
+    another(installed, __main__=saying())
+    couriers = start(Orders())
+    couriers.tick()
+    assert not couriers.replaced
+    file = Path(notbefore.__file__)
+    inode = file.stat().st_ino
+
+    with file.open("w", encoding="utf-8") as package:
+        package.write("__version__ = '99.0'")
+    serve([couriers], lambda: couriers.successor)
+
+    assert file.stat().st_ino == inode
 
 
 def test_half_an_installation_is_waited_for(installed: Path, owner: Owner, start: Start) -> None:
@@ -452,17 +504,17 @@ def test_half_an_installation_is_waited_for(installed: Path, owner: Owner, start
     serve([couriers], lambda: couriers.figures.running and not couriers.trouble)
 
 
-@pytest.mark.parametrize(("kind", "works"), [("command", True), ("telepathy", False)])
-def test_a_courier_of_another_version_says_whether_it_works(kind: str, works: bool) -> None:
-    # of an older agent
+@pytest.mark.parametrize("kind", ["command", "telepathy"])
+def test_courier_for_another_version_says_its_own_and_ends(kind: str) -> None:
     orders = {
         "version": "0.0.1",
         "sinks": {"a": {kind: {"command": ["true"]}}},
         "new": "field",
     }
+
     courier = CourierProcess(msgspec.msgpack.encode(orders), environment(Orders()))
     frame = eventually(lambda: next(iter(courier.frames()), b""))
-    hello = msgspec.msgpack.decode(frame, type=Hello)
-    assert (hello.version, hello.problem == "") == (notbefore.__version__, works)
+
+    assert msgspec.msgpack.decode(frame, type=Hello) == Hello(notbefore.__version__, SCHEMA_VERSION)
     os.waitid(os.P_PID, courier.pid, os.WEXITED | os.WNOWAIT)
     assert courier.end() == 0

@@ -8,7 +8,7 @@ server. No thread waits for the network of another.
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -52,6 +52,8 @@ log = logging.getLogger("notbefore.agent")
 class Agent:
     """Runs until SIGTERM or SIGINT; SIGHUP reads the configuration again, with ``read_config``.
 
+    ``check_arguments``: see ``Supervisor``.
+
     Raises ``StoreError``, ``ListenError`` or ``ConfigError`` if it cannot start. Once it runs, it
     raises nothing.
     """
@@ -62,6 +64,7 @@ class Agent:
         read_config: Callable[[], Config],
         *,
         allow_approval: bool = False,
+        check_arguments: Sequence[str] = (),
     ) -> None:
         check_endpoint(config.imds.endpoint)
         runtime = Published(Runtime(config, config.imds.endpoint, allow_approval))
@@ -85,7 +88,13 @@ class Agent:
         # from the state to the receivers, and to IMDS
         self._heartbeats = Heartbeats(runtime, self._state, self._store)
         orders = make_orders(config)
-        self._supervisor = Supervisor(orders, self._store, self._store.disk.lock, self._state)
+        self._supervisor = Supervisor(
+            orders,
+            self._store,
+            lock=self._store.disk.lock,
+            clock=self._state,
+            check_arguments=check_arguments,
+        )
         self._approver = Approver(self._state, runtime, self._errors)
         self._state.add_listener(self._approver)
 

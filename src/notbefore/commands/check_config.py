@@ -6,11 +6,14 @@ It makes no connections: ``notbefore drill`` shows whether a receiver accepts a 
 import argparse
 import os
 import sys
+from importlib import import_module
+from typing import Final
 
 from notbefore.commands.main import OK, WRONG
 from notbefore.commands.options import add_configuration, add_json, overrides, print_json
 from notbefore.config.load import examine, warnings
 from notbefore.config.model import Config
+from notbefore.config.sinks import check_extra
 from notbefore.config.yaml_file import Places
 from notbefore.core.text import escaped
 from notbefore.courier.sinks import try_out
@@ -18,10 +21,20 @@ from notbefore.errors import ConfigError, Mistake
 from notbefore.logs import set_up
 from notbefore.web.access import Access
 
+# command -> the module that imports all that it needs
+STARTING: Final = {"run": "notbefore.agent.agent", "fleet": "notbefore.fleet.instance"}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the configuration, ``--strict`` and ``--json``."""
     add_configuration(parser)
+    parser.add_argument(
+        "--for",
+        dest="starting",
+        choices=STARTING,
+        default="run",
+        help="the command that is to start with it (default: run)",
+    )
     parser.add_argument("--strict", action="store_true", help="exit with 2 if there is a warning")
     add_json(parser, "one JSON object")
 
@@ -62,6 +75,17 @@ def _examined(options: argparse.Namespace) -> tuple[Config, Places]:
     Raises ``ConfigError`` with all mistakes.
     """
     config, places, mistakes = examine(options.config, os.environ, overrides(options))
+    if options.starting == "fleet":
+        if config.fleet is None:
+            text = "the section that names the hub to read is missing"
+            mistakes.append(Mistake(places.nearest("fleet"), "fleet", text))
+        check_extra("fleet")
+    try:
+        import_module(STARTING[options.starting])
+    except ImportError as error:
+        raise ConfigError(
+            f"this installation is not complete ({error}): install it again"
+        ) from None
     for name, sink in config.sinks.items():
         try:
             try_out(name, sink)

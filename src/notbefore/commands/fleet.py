@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from notbefore.commands.options import begin
+from notbefore.commands.options import begin, check_arguments
 from notbefore.config.sinks import check_extra
 
 
@@ -29,4 +29,4 @@ def run(options: argparse.Namespace) -> int:
     check_extra("fleet")
     from notbefore.fleet.instance import FleetInstance  # after the check above
 
-    return FleetInstance(config).run()
+    return FleetInstance(config, check_arguments(options, "fleet")).run()

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 from notbefore.config.load import examine, load, warnings
 from notbefore.config.model import Config, default_state_dir
@@ -16,6 +17,12 @@ from notbefore.core.record import json_line
 from notbefore.core.text import escaped
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up
+
+_OPTIONS: Final = {
+    "server.listen": "--listen",
+    "imds.endpoint": "--imds",
+    "state.dir": "--state-dir",
+}
 
 
 def add_configuration(parser: argparse.ArgumentParser) -> None:
@@ -70,8 +77,21 @@ def overrides(options: argparse.Namespace) -> dict[str, str | None]:
     """Return the command line's values that override the configuration, by the path of
     their keys.
     """
-    paths = {"listen": "server.listen", "imds": "imds.endpoint", "state_dir": "state.dir"}
-    return {path: getattr(options, name, None) for name, path in paths.items()}
+    return {
+        path: getattr(options, option.removeprefix("--").replace("-", "_"), None)
+        for path, option in _OPTIONS.items()
+    }
+
+
+def check_arguments(options: argparse.Namespace, command: str) -> list[str]:
+    """Return the arguments for ``check-config`` that say what ``command`` was started with."""
+    arguments = ["--for", command]
+    for path, value in overrides(options).items():
+        if value is not None:
+            arguments += [_OPTIONS[path], value]
+    if options.config is not None:
+        arguments += ["--", str(options.config)]
+    return arguments
 
 
 def add_state(parser: argparse.ArgumentParser) -> None:

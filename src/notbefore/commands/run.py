@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 
 from notbefore.agent.agent import Agent
-from notbefore.commands.options import add_configuration, begin, load_configuration
+from notbefore.commands.options import add_configuration, begin, check_arguments, load_configuration
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,5 +24,10 @@ def run(options: argparse.Namespace) -> int:
     """
     config = begin(options)
     read_config = partial(load_configuration, options)
-    agent = Agent(config, read_config, allow_approval=options.allow_approval)
+    agent = Agent(
+        config,
+        read_config,
+        allow_approval=options.allow_approval,
+        check_arguments=check_arguments(options, "run"),
+    )
     return agent.run()

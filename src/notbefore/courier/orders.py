@@ -35,22 +35,14 @@ class Orders(Struct, frozen=True):
     log_format: Literal["auto", "json", "text"] = "auto"
     log_level: str = "info"
     hidden: tuple[str, ...] = ()  # names of environment variables that contain secrets
-    # the arguments of the agent and its variables NOTBEFORE_*: a courier of another version checks
-    # that they are valid
-    command: tuple[str, ...] = ("run",)
-    variables: dict[str, str] = {}
     version: str = __version__
 
 
 class Hello(Struct, frozen=True):
-    """A courier has started.
-
-    ``problem``: why its version cannot replace that of the agent, in words; else empty.
-    """
+    """A courier has started. It can work for an agent of the same version."""
 
     version: str
     schema: int
-    problem: str = ""
 
 
 class Turn(Struct, frozen=True):

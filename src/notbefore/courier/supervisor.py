@@ -2,16 +2,16 @@
 hangs.
 
 Only the main thread calls it. Only ``stop`` waits for the courier. A courier runs the package that
-is installed now. If that is another version and its courier works, the agent ends in order, and its
-service manager starts the new one.
+is installed now. If that is another version and its ``check-config`` accepts the configuration, the
+agent ends in order, and its service manager starts the new one.
 """
 
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
@@ -25,11 +25,12 @@ from notbefore.core.duration import back_off
 from notbefore.core.outbox import SendResult
 from notbefore.courier.courier_process import CourierProcess, environment
 from notbefore.courier.orders import TURN_INTERVAL, Channel, Given, Hello, Orders, Turn, seal, wait
+from notbefore.courier.upgrade import UpgradeCheck
 from notbefore.errors import ConfigError
 from notbefore.metrics.totals import CourierFigures, increased
 from notbefore.process.clock import Clock
 from notbefore.store import SCHEMA_VERSION
-from notbefore.store.lock import OwnerLock, inode_of
+from notbefore.store.lock import OwnerLock
 from notbefore.store.store import StoredOutbox
 
 OVERDUE: Final = 15  # seconds; a courier that has sent nothing for so long counts as hanging
@@ -52,11 +53,19 @@ def make_orders(config: Config) -> Orders:
         hidden=tuple(one.variable for one in secrets_in(config).values() if one.variable),
         log_format=config.log.format,
         log_level=config.log.level,
-        command=tuple(sys.argv[1:]),
-        variables={
-            name: value for name, value in os.environ.items() if name.startswith("NOTBEFORE_")
-        },
     )
+
+
+def _package_on_disk() -> tuple[int, ...]:
+    """Return values that differ when another package is installed; none if there is no package.
+
+    A new file may have the inode of the one that it replaces, but not also its time of change.
+    """
+    try:
+        status = Path(notbefore.__file__).stat()
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
 class MessageClock(Protocol):
@@ -69,7 +78,8 @@ class MessageClock(Protocol):
 class Supervisor:
     """Starts, feeds and ends the courier. The main thread calls ``tick`` when the outbox has news.
 
-    ``lock``: the lock on the state directory, which the courier inherits.
+    ``lock``: the lock on the state directory, which the courier inherits. ``check_arguments``: for
+    ``notbefore check-config``, which examines what this process was started with.
     """
 
     def __init__(
@@ -78,6 +88,7 @@ class Supervisor:
         outbox: StoredOutbox,
         lock: OwnerLock | None = None,
         clock: MessageClock | None = None,
+        check_arguments: Sequence[str] = (),
     ) -> None:
         self.figures = CourierFigures()
         self.trouble = ""  # why no courier works now, in words
@@ -92,7 +103,10 @@ class Supervisor:
         self._reason = "due"  # why the next courier is started
         self._failures = 0
         self._not_before = 0.0  # monotonic seconds: no courier is started before
-        self._package = inode_of(notbefore.__file__)
+        self._package = _package_on_disk()
+        self._check_arguments = check_arguments
+        self._check: UpgradeCheck | None = None  # while one runs
+        self._checked_version = ""  # of the package that it examines
 
     # ---- for the main loop
 
@@ -105,7 +119,7 @@ class Supervisor:
     @property
     def patience(self) -> float:
         """Seconds until ``tick`` is needed at the latest."""
-        if self._courier is not None:
+        if self._courier is not None or self._check is not None:
             return TURN_INTERVAL
         due = 0.0 if self.replaced else self._outbox.next_due()
         return max(0.0, due - START_AHEAD, self._not_before - time.monotonic())
@@ -115,17 +129,21 @@ class Supervisor:
 
         Start one if something is due.
         """
-        if (found := inode_of(notbefore.__file__)) != self._package:
-            # a late import would be of another version: its courier tells whether it works
-            self._package, self.replaced, self._not_before = found, True, 0.0
+        package = _package_on_disk()
+        if package != self._package:
+            # a late import would be of another version: its courier tells which one it is
+            self._package = package
+            self.replaced = True
+            self._not_before = 0.0
+            self._end_check()
             self._let_go("upgrade")
         if self._courier is not None:
             self._attend(self._courier)
-        if (
-            self._courier is None
-            and not self.successor
-            and (self.replaced or self._outbox.next_due() <= START_AHEAD)
-        ):
+        if self._check is not None:
+            self._attend_check(self._check)
+        if self._courier is not None or self._check is not None or self.successor:
+            return
+        if self.replaced or self._outbox.next_due() <= START_AHEAD:
             self._start()
 
     def reconfigure(self, orders: Orders) -> None:
@@ -139,6 +157,7 @@ class Supervisor:
 
         At once if ``interrupted(seconds)`` is true.
         """
+        self._end_check()
         deadline = time.monotonic() + STOP_SECONDS
         while (
             (courier := self._courier) is not None
@@ -217,37 +236,54 @@ class Supervisor:
         self._end_if_idle(courier)
 
     def _greet(self, courier: CourierProcess, hello: Hello) -> bool:
-        """Return whether the courier is of this version and works.
-
-        If another version works, the agent is to end.
-        """
+        """Return whether the courier is of this version. If it is of another one, check that."""
         if hello == Hello(__version__, SCHEMA_VERSION):
+            courier.works = True
             # if it leaves, the package was perhaps replaced again while it started: the next one
             # tells
-            courier.works, self.replaced, self.trouble = True, self.replaced and courier.leaves, ""
+            self.replaced = self.replaced and courier.leaves
+            self.trouble = ""
             return True
+
+        was_replaced_again = courier.leaves  # then the next courier tells
         self._reap(courier)
-        problem = hello.problem
         if hello.schema < SCHEMA_VERSION:
-            problem = f"it cannot read what {__version__} has written"
-        if problem:
-            self._pause(
-                f"notbefore {__version__} has a courier of {hello.version}, which cannot work:"
-                f" {problem}"
-            )
-        elif (
-            not courier.leaves
-        ):  # else the package was replaced again while this courier started: the next one tells
-            self.successor, self.trouble = (
-                hello.version,
-                f"notbefore {hello.version} is installed: {__version__} ends",
-            )
-            log.warning(
-                "notbefore %s is installed, and works: this one (%s) ends for it",
-                hello.version,
-                __version__,
-            )
+            self._refuse(hello.version, f"it cannot read what {__version__} has written")
+        elif not was_replaced_again:
+            self._checked_version = hello.version
+            try:
+                self._check = UpgradeCheck(self._check_arguments)
+            except OSError as error:
+                self._refuse(hello.version, f"its command does not start ({error})")
         return False
+
+    # ---- another version is installed
+
+    def _attend_check(self, check: UpgradeCheck) -> None:
+        """End the agent for the installed version if its check has succeeded."""
+        if not check.is_done:
+            return
+        version = self._checked_version
+        problem = check.problem
+        self._end_check()
+        if problem:
+            self._refuse(version, problem)
+            return
+        self.successor = version
+        self.trouble = f"notbefore {version} is installed: {__version__} ends"
+        log.warning(
+            "notbefore %s is installed, and works: this one (%s) ends for it", version, __version__
+        )
+
+    def _refuse(self, version: str, problem: str) -> None:
+        self._pause(
+            f"notbefore {version} is installed, which cannot replace {__version__}: {problem}"
+        )
+
+    def _end_check(self) -> None:
+        if self._check is not None:
+            self._check.end()
+            self._check = None
 
     def _end_if_idle(self, courier: CourierProcess) -> None:
         """End a courier that had nothing to do for long, or that leaves: after the attempts under

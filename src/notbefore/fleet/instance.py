@@ -8,6 +8,7 @@ Threads: main (signals, the courier, systemd), consumer (the hub, the fold, the 
 
 import logging
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,12 +37,12 @@ log = logging.getLogger("notbefore.fleet")
 
 
 class FleetInstance:
-    """Runs until SIGTERM or SIGINT.
+    """Runs until SIGTERM or SIGINT. ``check_arguments``: see ``Supervisor``.
 
     Raises ``StoreError``, ``ListenError`` or ``ConfigError`` if it cannot start.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, check_arguments: Sequence[str] = ()) -> None:
         fleet = config.fleet
         if fleet is None:
             raise ConfigError(
@@ -56,7 +57,9 @@ class FleetInstance:
             raise StoreError(f"{directory} cannot be used: {error.strerror or error}") from None
         clock = HubClock()
         outbox = FleetOutbox(config.routing, self._main.wake, clock.now)
-        self._supervisor = Supervisor(make_orders(config), outbox, self._lock)
+        self._supervisor = Supervisor(
+            make_orders(config), outbox, lock=self._lock, check_arguments=check_arguments
+        )
         self._stdout = StdoutWriter()
         snapshots, credential = make_snapshots(fleet, directory)
         parts = Parts(
