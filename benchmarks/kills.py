@@ -520,7 +520,7 @@ def images(steps: list[Step], cuts: list[int], place: Path, *, synced: bool) -> 
 def broken(place: Path, accepted: set[str]) -> tuple[int, int]:
     """Whether something was accepted that the store forgot; and what of it cannot be read."""
     store = Store(place, Clock())
-    records = [msgspec.json.decode(record) for record in store.history(None, 1_000_000)[0]]
+    records = [msgspec.json.decode(record) for record in store.history(None, 1_000_000).records]
     known = {delivery_id(record["azure.scheduled_event.change_id"], "hook") for record in records}
     store.close()
     return bool(accepted - known), store.disk.file.damaged

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import trustme
 
 from notbefore.commands.main import main
 from notbefore.simulator.server import Simulator
+from notbefore.store.file import FILE_NAME
 from support.agent import RunningAgent, eventually, free_port, notbefore
 from support.azure import FUTURE, ID, body, item
 from support.file import read_records
@@ -107,6 +109,41 @@ def test_history_shows_the_changes_as_a_table_and_as_json(
             typed("history", "--url", url(agent), "--since", since)[1]
             == "No change has been seen.\n"
         )
+
+
+def test_history_fails_when_the_agent_cannot_read_its_file(
+    agent: RunningAgent, typed: Typed
+) -> None:
+    with sqlite3.connect(agent.state / FILE_NAME, isolation_level=None, timeout=60) as file:
+        file.execute("BEGIN EXCLUSIVE")
+
+        code, out, error = typed("history", "--json", "--url", url(agent))
+
+    assert code == 1
+    assert out == ""
+    assert "changes are missing here: the agent cannot read its state file now" in error
+
+
+def test_start_without_memory_for_its_threads_is_an_error_in_words(tmp_path: Path) -> None:
+    program = (
+        "import resource, sys, threading\n"
+        "from notbefore.commands.main import main\n"
+        "threading.stack_size(1 << 30)\n"  # of each thread: more than there is
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+        "raise SystemExit(main(['run', '--listen', '127.0.0.1:0', '--state-dir', sys.argv[1]]))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert done.returncode == 3
+    assert "the system refuses more memory or threads (can't start new thread)" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_history_reads_the_state_of_an_agent_that_has_stopped(

@@ -22,7 +22,7 @@ from notbefore.core.record import Vm
 from notbefore.errors import StoreError
 from notbefore.process.clock import Clock
 from notbefore.store.file import FILE_NAME, StateFile, StoredChange, StoredState
-from notbefore.store.store import Store
+from notbefore.store.store import History, Store
 from notbefore.wording.records import record_of
 from support.agent import eventually
 from support.azure import T0
@@ -121,7 +121,7 @@ def test_a_sick_disk_is_waited_for_no_longer_than_a_second(tmp_path: Path) -> No
             assert store.exchange([SendResult(given.delivery_id, "accepted")], {"chat": 9}) == []
             clock.go(1.0)
             assert len(store.exchange([], {"chat": 9})) == 1
-            assert len(store.history(None, 10)[0]) == 1
+            assert len(store.history(None, 10).records) == 1
             disk.heal()
         assert store.disk.wait_written(0)
     assert len(read_records(tmp_path)) == 1
@@ -152,7 +152,7 @@ def test_a_file_that_is_not_ours_any_more_is_written_anew(tmp_path: Path, how: s
     with store_in(path.parent) as store:  # the other was closed before it tried again
         assert events(store) == ["e1", "e2", "e3"]
         assert store.state == StoredState(vm=Vm(name="newer"))
-        assert stored(3).record in store.history(None, 10)[0]
+        assert stored(3).record in store.history(None, 10).records
 
 
 @pytest.mark.parametrize(
@@ -234,6 +234,21 @@ def test_a_directory_may_be_a_link_as_that_of_a_dynamic_user_is(tmp_path: Path) 
         assert events(store) == ["e1"]
 
 
+def test_history_says_what_it_lacks_when_the_disk_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notbefore.store.store.READ_PATIENCE", 0.1)
+    with store_in(tmp_path) as store:
+        write(store, stored(1))
+        with SickDisk(store):
+            store.commit(ME, [stored(2)])
+
+            history = store.history(None, 10)
+
+            assert history.records == [stored(2).record]
+            assert history.problem == "the disk has not answered for 0.1 s"
+
+
 @pytest.mark.parametrize("mode", [0o000, 0o400, 0o644])
 def test_a_file_of_ours_can_be_read_and_written_by_us_alone(tmp_path: Path, mode: int) -> None:
     with store_in(tmp_path) as store:
@@ -254,7 +269,7 @@ def test_records_and_deliveries_that_are_too_many_are_counted_in_the_log(
             for number in range(5):
                 store.commit(ME, [stored(number)])
             eventually(lambda: store.disk.degraded)
-            assert store.history(T0.timestamp(), 2) == ([stored(3).record, stored(4).record], False)
+            assert store.history(T0.timestamp(), 2).records == [stored(3).record, stored(4).record]
             disk.heal()
         write(store, stored(9))
         assert (
@@ -262,7 +277,7 @@ def test_records_and_deliveries_that_are_too_many_are_counted_in_the_log(
             == caplog.text.count("missing")
             == 2
         )
-        assert len(store.history(None, 100)[0]) == 4
+        assert len(store.history(None, 100).records) == 4
 
 
 def test_full_outbox_makes_room_once_a_step(
@@ -324,7 +339,7 @@ def test_after_a_reader_has_failed_everything_is_written_again(tmp_path: Path) -
     with store_in(tmp_path) as store:
         write(store)
         with SickDisk(store):
-            assert store.history(None, 9) == ([], False)
+            assert store.history(None, 9).problem
         store.path.unlink()
         eventually(lambda: store.path.exists() and store.disk.degraded is None)
         assert read_state(tmp_path, "vm")
@@ -418,17 +433,16 @@ def test_the_history_and_each_answer_are_bounded_in_bytes(
     with store_in(tmp_path) as store:
         for number in range(10):
             write(store, stored(number))
-        assert store.history(None, 2) == ([stored(8).record, stored(9).record], False)
+        assert store.history(None, 2) == History([stored(8).record, stored(9).record])
     with store_in(tmp_path) as store:
-        whole, cut = store.history(None, 100)
-        assert (whole, cut) == (
-            [stored(number).record for number in range(10 - len(whole), 10)],
-            False,
-        )
+        everything = store.history(None, 100)
+        whole = everything.records
+        assert whole == [stored(number).record for number in range(10 - len(whole), 10)]
+        assert not everything.was_cut
         size = len(stored(9).record)
         assert 2 * size < len(whole) * size <= 4_000
-        assert store.history(None, 100, 2 * size) == (whole[-2:], True)
-        assert store.history(None, 100, 1) == (whole[-1:], True)
+        assert store.history(None, 100, 2 * size) == History(whole[-2:], was_cut=True)
+        assert store.history(None, 100, 1) == History(whole[-1:], was_cut=True)
 
 
 def test_a_damaged_page_that_only_a_reader_finds_is_noticed_and_one_file_of_a_bad_disk_is_kept(

@@ -565,7 +565,7 @@ def test_what_two_threads_write_at_once_is_all_written_and_each_record_once(agen
     agents.restart(0)
     assert agents.now.known.state.totals == totals
     assert len(agents.now.known.state.approvals) == 30
-    written = agents.now.store.history(None, 1_000)[0]
+    written = agents.now.store.history(None, 1_000).records
     assert sorted(
         json.loads(line)["azure.scheduled_event.change_id"] for line in written
     ) == sorted(said)

@@ -227,10 +227,11 @@ class Observer:
 
     def judge(self) -> None:
         """Hold what was written since the last time against what happened."""
-        rows = Store.history(self.store, None, 1_000_000) if self.tracker is not None else None
-        if rows is None:
+        if self.tracker is None:
             return
-        records = [json.loads(record) for record in itertools.islice(rows[0], self.read, None)]
+        history = Store.history(self.store, None, 1_000_000)
+        unread = itertools.islice(history.records, self.read, None)
+        records = [json.loads(record) for record in unread]
         self.read += len(records)
         self.account.judge(records, self.world.vm if self.named else None)
 

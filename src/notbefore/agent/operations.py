@@ -62,11 +62,13 @@ class HistoryRequest(
 class HistoryReply(Struct, frozen=True):
     """Records, oldest first.
 
-    ``cut``: older ones were left out because one reply cannot hold them.
+    ``cut``: older ones were left out because one reply cannot hold them. ``problem``: why the state
+    file could not be read; then only those in memory are here.
     """
 
     records: tuple[Raw, ...]
     cut: bool = False
+    problem: str = ""
 
 
 class ExerciseRequest(
@@ -88,8 +90,9 @@ def answer(store: Store, request: Request) -> Reply:
     Raises ``NotBeforeError`` for an id that fits no delivery, or more than one.
     """
     if isinstance(request, HistoryRequest):
-        records, cut = store.history(request.since, request.limit)
-        return HistoryReply(tuple(map(Raw, records)), cut)
+        history = store.history(request.since, request.limit)
+        records = tuple(Raw(record) for record in history.records)
+        return HistoryReply(records, cut=history.was_cut, problem=history.problem)
     if isinstance(request, ExerciseRequest):
         _exercise(store, request)
         request = OutboxRequest("show", event_key=request.event_key)

@@ -9,7 +9,8 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Final, Literal
 
-from msgspec import Struct
+import msgspec
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from notbefore import __version__
@@ -40,6 +41,14 @@ PAGE_SECONDS: Final = 0.5  # during which the same page is returned again
 PAGE_CHANGES: Final = 300  # the newest ones of the history that the page reads
 # polling intervals without a good answer after which the agent is not ready
 READY_INTERVALS: Final = 3
+
+
+class HistoryAnswer(Struct, frozen=True):
+    """The body of ``/api/v1/history``; see ``store.History``."""
+
+    changes: list[Raw]  # oldest first
+    cut: bool
+    problem: str | None
 
 
 class PingStatus(Struct, frozen=True):
@@ -217,9 +226,13 @@ class AgentView:
     def history(self, since: datetime | None, limit: int) -> bytes:
         """The newest changes, as the JSON of ``/api/v1/history``."""
         start = since.timestamp() if since is not None else None
-        records, was_cut = self._store.history(start, limit)
-        cut = b"true" if was_cut else b"false"
-        return b'{"changes":[%b],"cut":%b}' % (b",".join(records), cut)
+        history = self._store.history(start, limit)
+        answer = HistoryAnswer(
+            changes=[Raw(record) for record in history.records],
+            cut=history.was_cut,
+            problem=history.problem or None,
+        )
+        return msgspec.json.encode(answer)
 
     def page(self) -> bytes:
         """The page for people, as HTML."""
@@ -229,13 +242,14 @@ class AgentView:
 
         runtime = self._runtime.current
         now = self._state.now()
-        records, _ = self._store.history(None, PAGE_CHANGES)
+        history = self._store.history(None, PAGE_CHANGES)
         return render(
             PageModel(
                 now=now,
                 ready=self.ready(),
                 listed=self.pending(),
-                ended=newest_ended(records),
+                ended=newest_ended(history.records),
+                history_problem=history.problem,
                 version=__version__,
                 endpoint=runtime.endpoint,
                 state_file=str(self._store.path),

@@ -13,11 +13,12 @@ import msgspec
 
 from notbefore.agent.operations import HistoryReply, HistoryRequest
 from notbefore.commands.client import add_agent, agent_client
+from notbefore.commands.main import FAILED, OK
 from notbefore.commands.options import add_json, print_json, table
 from notbefore.commands.owner import ask_owner
 from notbefore.core.duration import Duration, span
 from notbefore.core.record import HISTORY_RECORDS, Record
-from notbefore.core.text import rfc3339, some_of
+from notbefore.core.text import escaped, rfc3339, some_of
 from notbefore.errors import ConfigError
 from notbefore.wording.phrases import REASONS
 from notbefore.wording.sentences import approval_result
@@ -68,18 +69,28 @@ def run(options: argparse.Namespace) -> int:
             f"&since={quote(rfc3339(since))}" if since else ""
         )
         answer = agent_client(options).ask(path)
-        changes, cut = answer["changes"], answer.get("cut")
+        changes = answer["changes"]
+        cut = answer.get("cut")
+        problem = answer.get("problem")
     else:
         request = HistoryRequest(since.timestamp() if since else None, limit)
         reply = ask_owner(Path(options.state_dir), request, HistoryReply)
-        changes, cut = [msgspec.json.decode(bytes(record)) for record in reply.records], reply.cut
+        changes = [msgspec.json.decode(bytes(record)) for record in reply.records]
+        cut = reply.cut
+        problem = reply.problem
     if cut:
         sys.stderr.write("Older changes are left out: one answer cannot hold them.\n")
     if options.json:
         print_json(changes)
-    else:
+    elif changes or not problem:
         show_history(changes)
-    return 0
+    if problem:
+        sys.stderr.write(
+            "notbefore: changes are missing here: the agent cannot read its state file now"
+            f" ({escaped(problem)}). Try again.\n"
+        )
+        return FAILED
+    return OK
 
 
 def start_time(text: str, now: datetime) -> datetime:

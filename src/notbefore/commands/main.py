@@ -31,6 +31,7 @@ or the configuration is wrong · 3 it cannot start (address in use, state held b
 OK: Final = 0
 FAILED: Final = 1
 WRONG: Final = 2
+CANNOT_START: Final = 3
 # what a closed pipe gives
 NOBODY_READS: Final = errno.EINVAL if sys.platform == "win32" else errno.EPIPE
 # of standard output
@@ -112,6 +113,19 @@ def _run(words: Sequence[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return FAILED
+    except (MemoryError, RuntimeError) as error:
+        if not _is_short_of_resources(error):
+            raise
+        sys.stderr.write(
+            f"notbefore: the system refuses more memory or threads ({error or 'no memory'}). Raise"
+            " the limits: `ulimit -v` and `ulimit -u`, or MemoryMax= and TasksMax= of the unit.\n"
+        )
+        return CANNOT_START
+
+
+def _is_short_of_resources(error: Exception) -> bool:
+    """Whether the system refused memory, or a thread, for which Python has no error of its own."""
+    return isinstance(error, MemoryError) or "start new thread" in str(error)
 
 
 def parsed(words: Sequence[str]) -> argparse.Namespace:

@@ -15,9 +15,11 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from notbefore.core.delivery import Delivery, Targets, Terms
 from notbefore.core.outbox import Outbox, SendResult
@@ -156,6 +158,14 @@ def _log_overflowed(rows: Sequence[Delivery]) -> None:
     log.error("the outbox is full: %d deliveries are removed and not sent (%s)", len(rows), sinks)
 
 
+class History(Struct, frozen=True):
+    """The newest records as JSON, oldest first."""
+
+    records: Sequence[bytes]
+    was_cut: bool = False  # older ones were left out, because one answer cannot hold them
+    problem: str = ""  # why the file could not be read: then only those in memory are here
+
+
 class Store(StoredOutbox):
     """Safe to call from several threads. ``to_deliver``: see ``StoredOutbox``.
 
@@ -240,27 +250,30 @@ class Store(StoredOutbox):
 
     # ---- readers
 
-    def history(
-        self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES
-    ) -> tuple[list[bytes], bool]:
-        """Return the newest records since a Unix time as JSON, oldest first: at most ``limit``.
+    def history(self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES) -> History:
+        """Return the newest records since a Unix time: at most ``limit``.
 
-        At most ``max_bytes`` come from the file. Also returns whether this left out older ones.
+        At most ``max_bytes`` come from the file.
         """
         start = since or 0.0
         with self._memory:
             waiting = [one.record for one in self._records if one.change.time.timestamp() >= start]
-        # newest first; the file may have some of them as well
-        known, cut = (
-            dict.fromkeys(waiting[::-1]),
-            False,
-        )
-        with suppress(sqlite3.Error, OSError, StoreError):  # then only those in memory
-            read, cut = self.disk.do(
+
+        newest_first = dict.fromkeys(reversed(waiting))
+        was_cut = False
+        problem = ""
+        try:
+            stored, was_cut = self.disk.do(
                 lambda: self.disk.file.history(start, limit, max_bytes), READ_PATIENCE
             )
-            known |= dict.fromkeys(read)
-        return list(known)[:limit][::-1], cut
+        except (sqlite3.Error, OSError, StoreError) as error:
+            problem = str(error)
+        else:
+            newest_first |= dict.fromkeys(stored)  # the file may have some of them as well
+
+        records = list(newest_first)[:limit]
+        records.reverse()
+        return History(records, was_cut=was_cut, problem=problem)
 
     def close(self) -> None:
         """Write what is behind, and release the directory; does not wait for a sick disk."""

@@ -58,6 +58,7 @@ class PageModel(Struct, frozen=True):
     ready: CheckResult
     listed: PendingView = PendingView(None, None, None, 0, ())
     ended: tuple[TimelineEvent, ...] = ()
+    history_problem: str = ""  # why ``ended`` may lack events, in words
     version: str = ""
     endpoint: str = ""  # of IMDS
     state_file: str = ""
