@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from notbefore.core.document import (
     MAX_BYTES,
@@ -148,6 +149,39 @@ def test_of_two_events_with_one_id_the_started_one_counts_else_the_first() -> No
         read = document(item("A", EventType="Reboot"), item("a", EventType="Freeze", **second))
         assert [event.event_type for event in read.events] == [counts]
         assert [flaw.reason for flaw in read.flaws] == ["duplicate_event_id"]
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [{"Resources": 17}, {"NotBefore": 17}, {"EventStatus": 17}],
+    ids=["resources", "not_before", "rejected"],
+)
+@pytest.mark.parametrize("spoilt_first", [False, True])
+def test_dropped_copy_leaves_no_flaw_on_the_kept_one(
+    spoilt: dict[str, Any], *, spoilt_first: bool
+) -> None:
+    kept = item("A", **STARTED)
+    dropped = item("a", **spoilt)
+    copies = [kept, dropped]
+    if spoilt_first:
+        copies.reverse()
+
+    read = document(*copies)
+
+    assert read.events == document(kept).events
+    assert [(flaw.reason, flaw.rejected) for flaw in read.flaws] == [("duplicate_event_id", False)]
+
+
+@pytest.mark.parametrize("absent", ["", None])
+def test_empty_description_reads_like_an_absent_one(absent: str | None) -> None:
+    without = item("A")
+    del without["Description"]
+
+    (read,) = document(item("A", Description=absent)).events
+    (expected,) = document(without).events
+
+    assert read == expected
+    assert replace(read, description="").digest() == expected.digest()
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ class Event(Struct, frozen=True):
             self.event_status,
             sorted(self.vms),
             self.not_before,
-            self.description,
+            self.description or None,  # a stored event may have ""
             self.event_source,
             self.duration,
         )
@@ -98,9 +98,9 @@ class Event(Struct, frozen=True):
 class Flaw(Struct, frozen=True):
     """A part of a document that could not be read in full.
 
-    ``reason``: ``not_an_event`` (not a readable JSON object), ``duplicate_event_id`` (the Started
-    one is kept, else the first one), or the field of ``Event`` that is missing, unreadable, or cut
-    at a bound.
+    ``reason``: ``not_an_event`` (not a readable JSON object), ``duplicate_event_id`` (a readable
+    copy is kept, if possible a Started one, else the first one), or the field of ``Event`` that is
+    missing, unreadable, or cut at a bound. The flaws of a dropped copy are not reported.
     """
 
     reason: str
@@ -119,6 +119,26 @@ class Document(Struct, frozen=True):
     incarnation: int
     events: tuple[Event, ...]
     flaws: tuple[Flaw, ...] = ()
+
+
+class _Reading(Struct, frozen=True):
+    """One item of ``Events``: the event if it is readable, and what could not be read of it."""
+
+    event_id: str | None  # None: not even the id could be read
+    event: Event | None
+    flaws: tuple[Flaw, ...]
+
+    @property
+    def key(self) -> str:
+        """The EventId as in ``Event.key``; empty if it could not be read."""
+        return (self.event_id or "").casefold()
+
+    @property
+    def rank(self) -> int:
+        """Which copy of an event listed twice is kept: the one with the highest rank."""
+        if self.event is None:
+            return 0
+        return 2 if self.event.event_status == STARTED else 1
 
 
 class _Envelope(Struct):
@@ -152,18 +172,24 @@ def parse(body: bytes) -> Document:
     Raises ``DocumentError`` and nothing else.
     """
     envelope = _open(body)
-    events: dict[str, Event] = {}
-    flaws: list[Flaw] = []
+    copies: dict[str, _Reading] = {}  # by EventId, the copy that is kept
+    duplicates: list[Flaw] = []
+    unnamed: list[Flaw] = []  # of events whose EventId cannot be read
     for raw in envelope.Events:
-        event = _read(raw, flaws)
-        if event is None:
+        reading = _read(raw)
+        key = reading.key
+        if not key:
+            unnamed += reading.flaws
             continue
-        if event.key in events:
-            flaws.append(Flaw("duplicate_event_id", event.event_id))
-            if event.event_status != STARTED:
-                continue
-        events[event.key] = event
-    return Document(envelope.DocumentIncarnation, tuple(events.values()), tuple(flaws))
+        kept = copies.get(key)
+        if kept is not None:
+            duplicates.append(Flaw("duplicate_event_id", reading.event_id))
+        if kept is None or reading.rank > kept.rank:
+            copies[key] = reading
+
+    events = [reading.event for reading in copies.values() if reading.event is not None]
+    flaws = [flaw for reading in copies.values() for flaw in reading.flaws]
+    return Document(envelope.DocumentIncarnation, tuple(events), (*unnamed, *flaws, *duplicates))
 
 
 def _open(body: bytes) -> _Envelope:
@@ -186,25 +212,25 @@ def _open(body: bytes) -> _Envelope:
     return envelope
 
 
-def _read(raw: Raw, flaws: list[Flaw]) -> Event | None:
+def _read(raw: Raw) -> "_Reading":
     try:
         item = _item.decode(raw)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        flaws.append(Flaw("not_an_event", rejected=True))
-        return None
+        return _Reading(None, None, (Flaw("not_an_event", rejected=True),))
     event_id = _text(item.EventId, MAX_ID)
     event_type, event_status = _text(item.EventType, MAX_WORD), _text(item.EventStatus, MAX_WORD)
     if event_id is None or event_type is None or event_status is None:
         reason = "event_type" if event_type is None else "event_status"
-        flaws.append(Flaw("event_id" if event_id is None else reason, event_id, rejected=True))
-        return None
+        if event_id is None:
+            reason = "event_id"
+        return _Reading(event_id, None, (Flaw(reason, event_id, rejected=True),))
     text = item.Description
     # for each field that may be unknown: the given value, and what can be read of it
     read: dict[str, tuple[Any, Any]] = {
         "resource_type": (item.ResourceType, _text(item.ResourceType, MAX_WORD)),
         "resources": (item.Resources, _names(item.Resources)),
         "not_before": (item.NotBefore, read_time(item.NotBefore)),
-        "description": (text, text[:MAX_DESCRIPTION] if isinstance(text, str) else None),
+        "description": (text, _description(text)),
         "event_source": (item.EventSource, _text(item.EventSource, MAX_WORD)),
         "duration": (item.DurationInSeconds, _seconds(item.DurationInSeconds)),
     }
@@ -215,8 +241,17 @@ def _read(raw: Raw, flaws: list[Flaw]) -> Event | None:
         if one in values and list(values[one]) != list(read[one][0])
     ]
     lost = [name for name, (given, value) in read.items() if value is None and given not in UNKNOWN]
-    flaws += [Flaw(name, event_id) for name in (*lost, *cut)]
-    return Event(event_id, event_type, event_status, resources_cut="resources" in cut, **values)
+    flaws = tuple(Flaw(name, event_id) for name in (*lost, *cut))
+    resources_cut = "resources" in cut
+    event = Event(event_id, event_type, event_status, resources_cut=resources_cut, **values)
+    return _Reading(event_id, event, flaws)
+
+
+def _description(value: object) -> str | None:
+    """The text, cut at the bound; ``None`` if there is none: Azure also writes that as ``""``."""
+    if not isinstance(value, str):
+        return None
+    return value[:MAX_DESCRIPTION] or None
 
 
 def _text(value: object, most: int) -> str | None:
