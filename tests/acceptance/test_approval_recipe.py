@@ -140,6 +140,33 @@ def test_every_one_of_400_vms_is_asked_by_its_whole_name(tmp_path: Path) -> None
     )
 
 
+@pytest.mark.parametrize("named", [{"Resources": []}, {}])
+def test_recipe_approves_no_event_without_resources(
+    imds: Simulator, tmp_path: Path, named: dict[str, list[str]]
+) -> None:
+    event = item("a", NotBefore=FUTURE)
+    del event["Resources"]
+    with (
+        Prepared(tmp_path) as prepared,
+        RunningAgent(
+            imds.endpoint_of(VMS[0]), tmp_path / VMS[0], str(prepared.config), "--allow-approval"
+        ) as agent,
+    ):
+        prepared.vms.update(VMS)
+        imds.set_document(body({**event, **named}, incarnation=2))
+        eventually(lambda: "the event names no VM" in agent.log)
+        assert imds.start_requests == []
+
+        state = ("--state-dir", str(agent.state))
+        refused = notbefore("approve", "a", "--yes", *state)
+        assert (refused.returncode, "--without-resources" in refused.stdout) == (1, True)
+        assert imds.start_requests == []
+
+        approved = notbefore("approve", "a", "--yes", "--without-resources", *state)
+        assert approved.returncode == 0
+        assert imds.start_requests == ["a"]
+
+
 def test_an_event_that_is_another_one_by_then_is_not_approved(
     imds: Simulator, tmp_path: Path
 ) -> None:

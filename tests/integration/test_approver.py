@@ -97,11 +97,12 @@ class World:
             self.wait(wait)
         return found
 
-    def by_hand(self, reason: str = "") -> ControlReply:
+    def by_hand(self, reason: str = "", *, without_resources: bool = False) -> ControlReply:
         """What an operator is answered, who approves the event as it is listed."""
         content = self.approver.answer(ControlRequest(ID), "eve").content
+        request = ControlRequest(ID, content, reason, without_resources=without_resources)
         with ThreadPoolExecutor(1) as pool:
-            reply = pool.submit(self.approver.answer, ControlRequest(ID, content, reason), "eve")
+            reply = pool.submit(self.approver.answer, request, "eve")
             while not reply.done():
                 self.approver.decide()
         return reply.result()
@@ -443,6 +444,33 @@ def test_what_an_operator_approves_needs_no_rule_and_must_be_readable(world: Wor
     reply = world.by_hand()
     assert (reply.done, world.end[1:]) == (False, ("changed", "a part of it could not be read"))
     assert world.imds.start_requests == [ID]
+
+
+@pytest.mark.parametrize("resources", [[], None])
+def test_event_without_resources_is_approved_only_on_request(
+    world: World, resources: list[str] | None
+) -> None:
+    world.sees(listed(Resources=resources))
+    world.approver.decide()
+    assert (world.ends, world.imds.start_requests) == ([], [])
+
+    refused = world.by_hand()
+    assert not refused.done
+    assert "--without-resources" in refused.words
+    assert world.end[:2] == ("approval_skipped", "no_resources")
+    assert world.imds.start_requests == []
+
+    assert world.by_hand(without_resources=True).done
+    assert world.imds.start_requests == [ID]
+
+
+def test_resources_of_blanks_are_never_approved(world: World) -> None:
+    world.sees(listed(Resources=[" "]))
+
+    reply = world.by_hand(without_resources=True)
+
+    assert (reply.done, world.imds.start_requests) == (False, [])
+    assert world.decide() == "changed"
 
 
 def test_an_operator_is_told_at_once_that_imds_does_not_answer(world: World) -> None:

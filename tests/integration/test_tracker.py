@@ -342,11 +342,11 @@ def test_what_is_known_is_old_until_imds_has_answered_again(
 ) -> None:
     agents.sees(MINE)
     agents.clock.go(15)
-    assert agents.now.listed.certain(ID.casefold())
+    assert agents.now.certain(ID.casefold())
     make_old(agents)  # or one more second by any clock
-    assert not agents.now.listed.certain(ID.casefold())
+    assert not agents.now.certain(ID.casefold())
     agents.sees(MINE)
-    assert agents.now.listed.certain(ID.casefold())
+    assert agents.now.certain(ID.casefold())
 
 
 # ---- a restart
@@ -701,7 +701,7 @@ def test_what_another_endpoint_does_not_list_was_not_canceled(agents: Agents) ->
     agents.sees_each([], [MINE, OTHERS])
     agents.now.tracker.use("http://elsewhere", "2020-07-01")
     agents.sees()
-    assert not agents.now.listed.certain(ID.casefold())  # so it is not approved either
+    assert not agents.now.certain(ID.casefold())  # so it is not approved either
     agents.now.tracker.use("http://imds", "2020-07-01")
     agents.sees_each([MINE], [MINE])
     assert agents.kinds() == ["announced"]

@@ -92,6 +92,10 @@ class Tracking:
     def listed(self) -> ListedEvents:
         return ListedEvents(self.known, self.state.instant())
 
+    def certain(self, key: str) -> bool:
+        """Whether an event may be approved, as far as IMDS's answers go."""
+        return self.listed.certain(key, self.runtime.current)
+
     def close(self) -> None:
         self.freeze_meter.switch(on=False)
         self.store.close()

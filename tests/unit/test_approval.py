@@ -58,6 +58,16 @@ def test_an_event_of_several_is_skipped_unless_the_rule_says_who_speaks() -> Non
     assert judge(peers, msgspec.structs.replace(one, scope="peer"), "a third").action == "leave"
 
 
+def test_rules_leave_an_event_that_names_no_vm() -> None:
+    unnamed = msgspec.structs.replace(tracked(Resources=[]), scope="self")
+    policy = Policy(rules=(Rule("all", for_all_resources="each"),))
+
+    decision = judge(policy, unnamed, ME)
+
+    assert (decision.action, decision.rule) == ("leave", "")
+    assert decision.why.startswith("it names no VM")
+
+
 def test_what_has_started_is_left_alone_and_what_a_rule_does_not_match_is_the_next_ones() -> None:
     over = judge(Policy(rules=(Rule("all"),)), tracked(EventStatus="Started", NotBefore=""), ME)
     assert (over.action, over.why) == (

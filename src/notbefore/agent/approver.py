@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from notbefore.agent.control_socket import ControlReply, ControlRequest
 from notbefore.agent.runtime import Published, Runtime
-from notbefore.agent.state import AgentSnapshot, AgentState
+from notbefore.agent.state import AgentSnapshot, AgentState, identity, name_of
 from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.core.approval import (
     ApprovalAttempt,
@@ -44,6 +44,7 @@ OPERATOR_PATIENCE: Final = 45.0  # seconds after which an operator's request is 
 STOP_PATIENCE: Final = 0.5  # seconds for the thread to end
 CONFIRM_TIMEOUT: Final = 5.0  # seconds for IMDS's answer right before a start request
 PAUSE: Final = 5.0  # seconds after an unusable answer
+UNNAMED: Final = "it names no VM; `notbefore approve --without-resources` approves it all the same"
 UNDECIDED: Final = ControlReply(done=False, words="not decided yet: see `notbefore history`")
 
 log = logging.getLogger("notbefore.approval")
@@ -74,14 +75,17 @@ class ListedEvents(Struct, frozen=True):
         """Whether a part of an event could not be read."""
         return any(flaw.key == key for flaw in self.known.poll.flaws)
 
-    def certain(self, key: str) -> bool:
+    def certain(self, key: str, runtime: Runtime) -> bool:
         """Whether the IMDS in use has just listed an event in readable form.
 
-        Nothing is approved on old data.
+        Nothing is approved on old data, nor on events whose scopes belong to the VM's name in
+        another configuration than that of ``runtime``.
         """
         poll = self.known.poll
         tracked = self.known.state.tracked
         if poll.answered is None or poll.outdated or poll.failure is not None:
+            return False
+        if self.known.vm_name != name_of(identity(self.known.state.vm, runtime.config)):
             return False
 
         # one of the clocks may have stopped in a freeze, but none runs ahead
@@ -115,6 +119,7 @@ class OperatorOrder(Struct, frozen=True):
     tracked: TrackedEvent
     user: str
     reason: str
+    without_resources: bool  # even if the event names no VM
     deadline: float  # seconds since the boot; the approval does not begin later
     reply: queue.SimpleQueue[ControlReply]
 
@@ -230,7 +235,7 @@ class Approver:
         wait = 0.0
         if decision.at is not None:
             wait = (decision.at - listed.at.time).total_seconds()
-        if wait > 0 or not self._may_ask(key, listed):
+        if wait > 0 or not self._may_ask(key, runtime, listed):
             return min(max(wait, SHORT_WAIT), LONG_WAIT)
 
         attempt = next_attempt(before, tracked, decision.rule, step)
@@ -261,13 +266,13 @@ class Approver:
         if attempt.rule == OPERATOR:
             words = "the agent ended before the answer arrived: ask again"
             return self._end(attempt, "no_answer", words)
-        if not self._may_ask(key, listed):
+        if not self._may_ask(key, runtime, listed):
             return SHORT_WAIT
         return self._send(attempt, runtime)
 
-    def _may_ask(self, key: str, listed: ListedEvents) -> bool:
+    def _may_ask(self, key: str, runtime: Runtime, listed: ListedEvents) -> bool:
         """Whether IMDS may be asked: it has just listed the event, and no pause is left."""
-        if not listed.certain(key):
+        if not listed.certain(key, runtime):
             return False
         return key not in self._paused or self._clock.boot_time() >= self._paused[key].until
 
@@ -318,8 +323,9 @@ class Approver:
         if objection is not None:
             return self._end(attempt, objection.reason, objection.words)
 
-        is_same_imds = current.endpoint == runtime.endpoint
-        is_certain = is_same_imds and listed.certain(attempt.tracked.event.key)
+        is_certain = listed.certain(attempt.tracked.event.key, current)
+        if (current.endpoint, current.api_version) != (runtime.endpoint, runtime.api_version):
+            is_certain = False
         if not is_on_disk or not is_certain or self._stop.is_set():
             self._state.write_attempt(attempt)  # take back the count: nothing was sent
             return SHORT_WAIT
@@ -397,7 +403,15 @@ class Approver:
 
         deadline = self._clock.boot_time() + OPERATOR_PATIENCE
         reply = queue.SimpleQueue[ControlReply]()
-        self._orders.put(OperatorOrder(tracked, user, request.reason, deadline, reply))
+        order = OperatorOrder(
+            tracked=tracked,
+            user=user,
+            reason=request.reason,
+            without_resources=request.without_resources,
+            deadline=deadline,
+            reply=reply,
+        )
+        self._orders.put(order)
         self.wake()
         try:
             return reply.get(timeout=OPERATOR_PATIENCE)
@@ -422,11 +436,15 @@ class Approver:
             return ControlReply(done=False, words=words)
 
         attempt = next_attempt(before, order.tracked, OPERATOR, by=order.user)
-        attempt = replace(attempt, reason=order.reason)
+        attempt = replace(
+            attempt,
+            reason=order.reason,
+            without_resources=order.without_resources,
+        )
         objection = _objection(attempt, runtime, listed)
         if objection is not None:
             self._end(attempt, objection.reason, objection.words)
-        elif not listed.certain(key):
+        elif not listed.certain(key, runtime):
             self._end(attempt, "no_answer", "IMDS does not answer: nothing was sent")
         else:
             self._send(attempt, runtime)
@@ -457,16 +475,22 @@ def _objection(
     if content_of(tracked) != content_of(attempt.tracked):
         return Objection("changed", "the event has changed")
     if attempt.rule == OPERATOR:
-        return _objection_to_operator(tracked, listed)
+        return _objection_to_operator(attempt, tracked, listed)
     return _objection_of_rules(attempt, tracked, runtime, listed)
 
 
-def _objection_to_operator(tracked: TrackedEvent, listed: ListedEvents) -> Objection | None:
+def _objection_to_operator(
+    attempt: ApprovalAttempt,
+    tracked: TrackedEvent,
+    listed: ListedEvents,
+) -> Objection | None:
     """Return why an operator may not approve an event, although it has not changed."""
     words = unreadable(tracked, flawed=listed.flawed(tracked.event.key))
-    if not words:
-        return None
-    return Objection("changed", words)
+    if words:
+        return Objection("changed", words)
+    if not tracked.event.resources and not attempt.without_resources:
+        return Objection("no_resources", UNNAMED)
+    return None
 
 
 def _objection_of_rules(

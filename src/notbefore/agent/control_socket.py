@@ -39,7 +39,12 @@ log = logging.getLogger("notbefore.agent.control_socket")
 
 
 class ControlRequest(
-    Struct, frozen=True, forbid_unknown_fields=True, tag="approve", tag_field="ask"
+    Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,  # an older agent, before its restart, does not know new fields
+    tag="approve",
+    tag_field="ask",
 ):
     """Without ``content``: show the event.
 
@@ -51,6 +56,7 @@ class ControlRequest(
     reason: Annotated[str, Meta(max_length=MAX_REASON)] = ""  # why, for the record
     # who became root by sudo; used only if root asks
     sudo_user: Annotated[str, Meta(max_length=MAX_USER)] = ""
+    without_resources: bool = False  # approve the event even if it names no VM
 
 
 class ControlReply(Struct, frozen=True):

@@ -107,7 +107,8 @@ class PollThread:
         self._next_search = 0.0  # seconds since the boot
 
         self._stopped = False
-        self._stop_lock = threading.Lock()  # a stopped thread publishes no endpoint
+        # a stopped thread publishes no endpoint, and passes no answer on
+        self._stop_lock = threading.Lock()
         # an Event would create a lock for each wait, a tenth of a poll's cost
         self._ended = SimpleQueue[None]()
         self._thread = threading.Thread(target=self._run, name="poll", daemon=True)
@@ -169,7 +170,7 @@ class PollThread:
         try:
             answer = self._client.get(self._path, timeout=self._timeout)
         except ImdsError as error:
-            if not self._stopped:  # else ``stop`` aborted it, and the state may be closed
+            if not self._stopped:  # else ``stop`` has aborted it
                 self._handle_failure(Poll(lag, self._clock.boot_time() - started, error=error))
             return error
 
@@ -180,20 +181,26 @@ class PollThread:
         if now >= self._next_identity:
             self._ask_identity()
 
-        if self._stopped:  # the tracker may belong to another thread now
-            return None
-
         body = answer.body if answer.body != self._body else None
         self._body = None  # if handling it fails, an equal body counts as new
-        self._tracker.handle(Poll(lag, now - started, body, date=answer.date, wall_lag=wall_lag))
+        self._pass_on(Poll(lag, now - started, body, date=answer.date, wall_lag=wall_lag))
         self._body = answer.body
         return None
+
+    def _pass_on(self, poll: Poll) -> None:
+        """Let the tracker handle a poll, unless this thread is stopped.
+
+        By then the tracker may belong to another thread, and the state may be closed.
+        """
+        with self._stop_lock:
+            if not self._stopped:
+                self._tracker.handle(poll)
 
     def _handle_failure(self, poll: Poll) -> None:
         now = self._clock.boot_time()
         if now >= self._next_identity:
             self._ask_identity()
-        self._tracker.handle(poll)
+        self._pass_on(poll)
 
         patience = SILENCE if self._has_answered else FIRST_SILENCE
         is_silent = now - self._last_answer > patience
@@ -236,7 +243,9 @@ class PollThread:
                 text = "IMDS does not give the identity of this VM (%s); the agent asks again"
                 log.warning(text, error)
             return False
-        self._tracker.identify(vm)
+        with self._stop_lock:
+            if not self._stopped:  # else it may be the identity from another IMDS
+                self._tracker.identify(vm)
         return True
 
     # ---- the search for IMDS

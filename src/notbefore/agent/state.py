@@ -126,7 +126,7 @@ class AgentState:
 
     def vm_of(self, state: StoredState) -> Vm | None:
         """The identity of this VM from a state and the configuration; ``None`` without any."""
-        return _identity(state.vm, self._runtime.current.config)
+        return identity(state.vm, self._runtime.current.config)
 
     def now(self) -> datetime:
         """Return the present time: see ``Instant.time``."""
@@ -232,7 +232,7 @@ class AgentState:
         """
         config = self._runtime.current.config
         routing = config.routing
-        vm = _identity(state.vm, config)
+        vm = identity(state.vm, config)
 
         stored: list[StoredChange] = []
         for change in changes:
@@ -269,7 +269,7 @@ def name_of(vm: Vm | None) -> str | None:
     return vm.name or None
 
 
-def _identity(vm: Vm | None, config: Config) -> Vm | None:
+def identity(vm: Vm | None, config: Config) -> Vm | None:
     """The identity that IMDS gave, with the configured tags, and the configured name if needed."""
     if config.vm.name and name_of(vm) is None:
         vm = replace(vm or Vm(), name=config.vm.name)
@@ -284,5 +284,5 @@ def _with_times(state: StoredState, poll: PollStatus, config: Config) -> StoredS
     if seen is None:  # this process has learnt nothing new
         return state
     # while the identity is unknown, the owner stays
-    owner = _identity(state.vm, config) or state.seen_by
+    owner = identity(state.vm, config) or state.seen_by
     return replace(state, seen=seen, last_running=seen, seen_by=owner, clean=False)

@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--reason", default="", help="why, for the record")
     parser.add_argument(
+        "--without-resources",
+        action="store_true",
+        help="approve the event even if its Resources name no VM",
+    )
+    parser.add_argument(
         "--unchanged",
         metavar="FILE",
         help=(
@@ -70,7 +75,13 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.write("Nothing was sent.\n")
         return 1
     sudo_user = os.environ.get("SUDO_USER", "")[:MAX_USER]  # the agent uses it only if root asks
-    request = ControlRequest(options.event_id, shown.content, options.reason, sudo_user)
+    request = ControlRequest(
+        event_id=options.event_id,
+        content=shown.content,
+        reason=options.reason,
+        sudo_user=sudo_user,
+        without_resources=options.without_resources,
+    )
     reply = ask_agent(directory, request, ControlReply)
     sys.stdout.write(escaped(reply.words) + "\n")
     return 0 if reply.done else 1

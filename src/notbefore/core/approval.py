@@ -159,6 +159,8 @@ def judge(
         )
     if objection := unreadable(tracked, flawed=flawed):
         return Decision("leave", objection)
+    if not tracked.event.resources:
+        return Decision("leave", "it names no VM: nobody knows whom an approval affects")
     for name, rule in policy.named_rules:
         if tracked.scope in rule.matcher.scope and rule.matcher.holds(tracked.event):
             if rule.action == "leave":
@@ -195,6 +197,7 @@ class ApprovalAttempt(Struct, frozen=True):
     state: Literal["sending", "done"] = "sending"
     by: str = BY_RULE
     reason: str = ""  # why it is approved, given by the user who approves it by hand
+    without_resources: bool = False  # that user approves it even if it names no VM
     requests: int = 0  # start requests, counted before they are sent
     outcome: str = ""  # in words
     carried_out: tuple[str, ...] = ()  # the decisions that were carried out

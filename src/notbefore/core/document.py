@@ -273,7 +273,9 @@ def _seconds(value: object) -> int | None:
 
 def _names(value: object) -> tuple[str, ...] | None:
     """The names, cut at the bounds; ``None`` if the value is not a list of names."""
-    if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
+    if not isinstance(value, list):
+        return None
+    if not all(isinstance(name, str) and name.strip() for name in value):
         return None
     return tuple(name[:MAX_NAME] for name in value[:MAX_RESOURCES])
 

@@ -151,6 +151,7 @@ REASONS: Final[dict[str, str]] = {
     "refused": "Azure refused it",
     "no_answer": "IMDS gave no usable answer in time",
     "dry_run": "this is a dry run, so nothing was sent",
+    "no_resources": "the event names no VM",
     "several_resources": "the event affects other VMs as well, and the rule does not allow that",
     "changed": "the event changed meanwhile",
     "no_longer_scheduled": "the event started or disappeared before that",
