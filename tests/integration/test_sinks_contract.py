@@ -289,13 +289,49 @@ def test_the_pause_that_was_asked_for_is_passed_on(http: HttpReceiver) -> None:
     assert asked[2] is None
 
 
+PAGES = (
+    b"<!DOCTYPE html><title>Sign in</title>",
+    b"\xef\xbb\xbf\n <HTML><body>Sign in</body></HTML>",
+    b"<!-- portal -->\n<html lang='en'><title>Sign in</title>",
+    b"<?xml version='1.0'?>\n<!DOCTYPE html PUBLIC '-//W3C//DTD'><html><title>Sign in</title>",
+    b"<script>location.href = '/login'</script> Sign in",
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("make", [webhook, slack, alertmanager, pagerduty])
+def test_web_page_of_a_captive_portal_is_refused_for_good_and_named(
+    peer: HttpPeer, make: Callable[[str], SinkConfig], page: bytes
+) -> None:
+    peer.default = Say(body=page)
+
+    error = failure(sink_of(make(peer.url)))
+
+    assert error.permanent
+    assert "a web page answers in place of the receiver" in str(error)
+    assert "Sign in" in str(error)
+
+
+@pytest.mark.parametrize("body", [b"", b"ok", b"accepted <html>", b"<Response></Response>", b"{}"])
+@pytest.mark.parametrize("make", [webhook, slack, alertmanager, pagerduty])
+def test_any_success_that_is_no_web_page_accepts(
+    peer: HttpPeer, make: Callable[[str], SinkConfig], body: bytes
+) -> None:
+    peer.default = Say(body=body)
+
+    with closing(sink_of(make(peer.url))) as sink:
+        sink.send(message())
+
+    assert len(peer.requests) == 1
+
+
 @pytest.mark.parametrize("status", [200, 302])
 def test_an_endless_answer_is_not_read_to_its_end(http: HttpReceiver, status: int) -> None:
     http.peer.default = Say(status, (("Location", "/elsewhere"),), b"x" * 30_000_000)
-    if status == 200 and http.config.kind in ("webhook", "apprise"):
+    if status == 200 and http.config.kind != "otlp_logs":
         with closing(sink_of(http.config)) as sink:
             sink.send(message())
-    else:  # what they answer is known, and this is not it
+    else:  # an answer of OTLP has a known form, and this is not it
         assert failure(sink_of(http.config)).permanent == (status == 302)
     assert len(http.got()) == 1
     # the library of apprise reads it

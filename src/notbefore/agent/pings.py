@@ -72,6 +72,8 @@ class Pings:
             answer = self._http.post(urlunsplit(parts), HEADERS, body)
             if answer.status // 100 != 2:  # noqa: PLR2004 - 2xx
                 why = f"{parts.hostname} answers {answer.status}"
+            elif answer.is_page:
+                why = f"{parts.hostname} answers with a web page: a captive portal, or a proxy"
         except (
             ConfigError,
             SendError,

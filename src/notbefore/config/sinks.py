@@ -112,6 +112,15 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         )
 
 
+def refuse_two_authorizations(settings: "Webhook | Alertmanager") -> None:
+    """Refuse half a login, and more than one way to say who asks."""
+    has_half_a_login = (settings.username is None) != (settings.password is None)
+    ways = [settings.username is not None, settings.token is not None]
+    ways += [name.lower() == "authorization" for name in settings.headers]
+    expected = "expected one of `username` with `password`, `token` and the header Authorization"
+    refuse((has_half_a_login or sum(ways) > 1, expected))
+
+
 class Slack(SinkSettings, frozen=True, kw_only=True):
     """An incoming webhook."""
 
@@ -172,6 +181,9 @@ class Webhook(SinkSettings, frozen=True, kw_only=True):
     url: SecretUrl
     secret: Password | None = None  # the key of the signature
     headers: Headers = {}  # name: text, or {file: ...}, {env: ...}, {credential: ...}
+    username: str | None = None  # of basic authentication, together with `password`
+    password: Password | None = None  # together with `username`
+    token: HeaderValue | None = None  # a bearer token
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
     cert_file: ReadableFile | None = None  # the client's certificate
     key_file: ReadableFile | None = None  # the key of `cert_file`, if that file does not contain it
@@ -179,6 +191,7 @@ class Webhook(SinkSettings, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         refuse((self.key_file and not self.cert_file, "expected `cert_file` beside `key_file`"))
+        refuse_two_authorizations(self)
 
 
 class Alertmanager(SinkSettings, frozen=True, kw_only=True):
@@ -191,14 +204,14 @@ class Alertmanager(SinkSettings, frozen=True, kw_only=True):
     username: str | None = None  # of basic authentication, together with `password`
     password: Password | None = None  # together with `username`
     token: HeaderValue | None = None  # a bearer token
+    headers: Headers = {}  # such as X-Scope-OrgID, the tenant of Mimir; values as in `webhook`
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
     # Alertmanager's own; alerts are sent again after a third of it
     resolve_timeout: ResolveTimeout = Duration("5m")
     labels: dict[LabelName, str] = {}  # additional labels, the same on every VM
 
     def __post_init__(self) -> None:
-        one = (self.username is None) != (self.password is None) or (self.token and self.username)
-        refuse((one, "expected `username` and `password`, or `token`, or none of them"))
+        refuse_two_authorizations(self)
 
 
 class EventHub(SinkSettings, frozen=True, kw_only=True):

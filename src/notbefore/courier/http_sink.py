@@ -1,6 +1,8 @@
 """``HttpSink``: the common part of the sinks that send messages by HTTP."""
 
-from notbefore.config.sinks import Messages
+import base64
+
+from notbefore.config.sinks import Alertmanager, Messages, Webhook
 from notbefore.courier.sink import Sink
 from notbefore.net.http import Http
 
@@ -15,3 +17,14 @@ class HttpSink(Sink):
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
+
+
+def headers_of(settings: Webhook | Alertmanager) -> dict[str, str]:
+    """Return the configured headers, with the one that says who asks."""
+    headers = {name: value.reveal() for name, value in settings.headers.items()}
+    if settings.token is not None:
+        headers["Authorization"] = f"Bearer {settings.token.reveal()}"
+    elif settings.username is not None and settings.password is not None:
+        pair = f"{settings.username}:{settings.password.reveal()}"
+        headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+    return headers

@@ -7,14 +7,11 @@ Proxies and CA bundles come from the environment (``HTTPS_PROXY``, ``NO_PROXY``,
 are not used.
 """
 
-import io
-import ipaddress
-import socket
-import time
-from collections.abc import Mapping
+import re
+import traceback
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import lru_cache, partial
-from http import client
+from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -22,35 +19,30 @@ import msgspec
 import requests
 import urllib3
 from msgspec import Struct
-from requests.adapters import HTTPAdapter
 from requests.utils import select_proxy
-from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.util import Retry
 
 from notbefore.errors import SendError
+from notbefore.net.addresses import check_proxied
+from notbefore.net.connections import Adapter, Deadline
 
-# bytes of an answer that are read: that of OTLP contains what was rejected
-MAX_ANSWER: Final = 1024 * 1024
+MAX_ANSWER: Final = 1024 * 1024  # bytes of a 2xx answer that are read: OTLP says what it rejected
+MAX_REFUSAL: Final = 8 * 1024  # bytes of any other answer that are read
+CHUNK: Final = 4096  # bytes
 # a host name may have several addresses: each gets this part of the timeout
 CONNECT_SHARE: Final = 4
 MAX_EXCERPT: Final = 2_000  # characters of an answer in an error
 # a wrong token or address: try again, somebody may correct it
 BY_HAND: Final = frozenset({401, 403, 404})
 PASSING: Final = BY_HAND | {408, 409, 421, 423, 425, 429}  # the 4xx after which to try again
-# such as 103 (Early Hints); Python skips 100 itself, and 101 is never requested
-INTERIM: Final = range(102, 200)
-# the last 32 bits are the IPv4 address that is reached
-NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
-NOT_PUBLIC: Final = (
-    ipaddress.ip_network("168.63.129.16/32"),  # Azure's host agent: as private as IMDS
-    ipaddress.ip_network(
-        "192.0.0.0/24"
-    ),  # IETF protocol assignments; one of them is another cloud's IMDS
-    ipaddress.ip_network("::/96"),  # IPv4-compatible IPv6 addresses, deprecated
-    ipaddress.ip_network("64:ff9b:1::/48"),  # NAT64 with a local prefix
-    ipaddress.ip_network("2002::/16"),  # 6to4, which contains an IPv4 address
-    ipaddress.ip_network("fec0::/10"),  # site-local, deprecated
+_SUCCESSFUL: Final = range(200, 300)
+_REDIRECT_OR_REFUSAL: Final = range(300, 500)
+# how a web page begins, which a captive portal or a proxy answers in place of the receiver
+_PAGE: Final = re.compile(
+    rb"\s*(<!--.*?-->\s*|<\?xml.*?\?>\s*)*<(!doctype\s+html|html|head|body|title|meta|script)\b",
+    re.IGNORECASE | re.DOTALL,
 )
+_PAGE_START: Final = 4096  # bytes in which it begins
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 def error_of_status(status: int, cause: str, retry_after: float | None = None) -> SendError | None:
@@ -60,12 +52,11 @@ def error_of_status(status: int, cause: str, retry_after: float | None = None) -
 
     It is permanent if a later attempt cannot succeed, and for a redirect, which is never followed.
     """
-    if 200 <= status < 300:  # noqa: PLR2004 - the class of a status is its first digit
+    if status in _SUCCESSFUL:
         return None
-    passing = 500 <= status < 600 or status in PASSING  # noqa: PLR2004 - as above
-    return SendError(
-        cause, permanent=not passing, by_hand=status in BY_HAND, retry_after=retry_after
-    )
+    permanent = status in _REDIRECT_OR_REFUSAL and status not in PASSING
+    by_hand = status in BY_HAND
+    return SendError(cause, permanent=permanent, by_hand=by_hand, retry_after=retry_after)
 
 
 class HttpResponse(Struct, frozen=True):
@@ -87,7 +78,15 @@ class HttpResponse(Struct, frozen=True):
             if (bytes([octet]).isascii() and chr(octet).isprintable()) or octet in b"\n\t"
         )
         text = " ".join(seen.decode().split())[:MAX_EXCERPT]
-        return f"{self.status}: {text}" if text else str(self.status)
+        if not text:
+            return str(self.status)
+        return f"{self.status}: {text}"
+
+    @property
+    def is_page(self) -> bool:
+        """Whether the body is a web page."""
+        start = self.body[:_PAGE_START].removeprefix(_BYTE_ORDER_MARK)
+        return _PAGE.match(start) is not None
 
     def said(self) -> Any:
         """Return the decoded JSON of the body; ``None`` if it is not JSON."""
@@ -95,19 +94,28 @@ class HttpResponse(Struct, frozen=True):
             return msgspec.json.decode(self.body)
         return None
 
-    def check(self, accepted: bool = True, of: str = "") -> None:  # noqa: FBT001, FBT002 - reads well
-        """Raise ``SendError`` unless it is 2xx and ``accepted``: from the service ``of``, not from
-        a captive portal.
-        """
+    def check_status(self) -> None:
+        """Raise ``SendError`` unless the status is 2xx."""
         error = error_of_status(self.status, self.cause, self.retry_after)
         if error is not None:
             raise error
-        if not accepted:
-            raise SendError(f"this is not an answer of {of}: {self.cause}")
+
+    def check(self) -> None:
+        """Raise ``SendError`` unless the status is 2xx and the receiver itself answers.
+
+        A captive portal or a proxy answers any request with a web page, and would do so again.
+        """
+        self.check_status()
+        if self.is_page:
+            raise SendError(
+                "a web page answers in place of the receiver (a captive portal, a proxy, or a wrong"
+                f" address): {self.cause}",
+                permanent=True,
+            )
 
 
 class Http:
-    """Connections that are kept for the next message.
+    """Connections that are kept for the next message. For one thread at a time.
 
     ``timeout``: seconds for a request and its answer. ``guarded``: connect only to public
     addresses.
@@ -118,176 +126,145 @@ class Http:
         timeout: float,
         *,
         ca_file: str | None = None,
-        cert: tuple[str, str | None] | None = None,
+        cert: str | tuple[str, str] | None = None,
         guarded: bool = False,
     ) -> None:
         self._timeout = timeout
+        self._verify: str | bool = ca_file or True
+        self._cert = cert
         self._guarded = guarded
-        # without a session: no cookies, no redirects, nothing of a .netrc
-        self._adapter = _Adapter(guarded=guarded)
-        # the environment may name proxies, and a CA bundle: it does not change, so it is read once
-        # for an address
-        merge: Any = partial(requests.Session().merge_environment_settings, stream=True)
-        self._settings = lru_cache(
-            lambda url: merge(url, proxies={}, verify=ca_file or True, cert=cert)
-        )
+        self._deadline = Deadline()
+        # it sends without a session: no cookies, no redirects, nothing of a .netrc
+        self._adapter = Adapter(self._deadline, guarded=guarded)
+        self._environment = requests.Session()  # only to read proxies and a CA bundle
 
     def post(self, url: str, headers: Mapping[str, str], body: bytes = b"") -> HttpResponse:
         """Send, and return the answer with any status; raises ``SendError`` if there is none."""
         try:
-            request = requests.Request(
-                "POST", url, {"User-Agent": "notbefore", **headers}, data=body
-            )
-            # a user and password in the address replace no header
-            request.auth = lambda prepared: prepared
-            settings = self._settings(url)
-            if self._guarded and select_proxy(url, settings["proxies"]) is not None:
-                check_host(url)
-            # not in its stubs
-            timeout: Any = urllib3.Timeout(self._timeout, connect=self._timeout / CONNECT_SHARE)
-            with self._adapter.send(request.prepare(), timeout=timeout, **settings) as response:
-                content = bytearray()  # only the beginning of a long answer is needed
-                while len(content) < MAX_ANSWER and (
-                    chunk := response.raw.read1(4096, decode_content=True)
-                ):
-                    content += chunk
-                retry_after = _retry_after(response.headers.get("Retry-After"))
-                return HttpResponse(response.status_code, bytes(content[:MAX_ANSWER]), retry_after)
+            with self._deadline.after(self._timeout):
+                response = self._exchange(url, headers, body)
+                self._deadline.check()
         except (
             requests.RequestException,
             urllib3.exceptions.HTTPError,
             OSError,
             ValueError,
         ) as error:
-            proxy = "the proxy: " if isinstance(error, requests.exceptions.ProxyError) else ""
-            # only host and port: the rest of the address may be secret
-            raise SendError(
-                f"{urlsplit(url).netloc.rpartition('@')[2]}: {proxy}{_reason(error)}"
-            ) from None
+            failure = f"{_place(url)}: {self._reason(error)}"
+            forget_frames(error)
+            raise SendError(failure) from None
+
+        if response.status < min(_SUCCESSFUL):
+            self.close()  # the answer itself may still come, and must not answer the next request
+        return response
 
     def close(self) -> None:
         """Close the connections."""
         self._adapter.close()
 
+    def _exchange(self, url: str, headers: Mapping[str, str], body: bytes) -> HttpResponse:
+        request = requests.Request("POST", url, {"User-Agent": "notbefore", **headers}, data=body)
+        request.auth = _keep_headers
+        settings: Any = self._environment.merge_environment_settings(
+            url, proxies={}, stream=True, verify=self._verify, cert=self._cert
+        )
+        if self._guarded and select_proxy(url, settings["proxies"]) is not None:
+            check_proxied(url)
 
-def _retry_after(value: str | None) -> float | None:
-    if value is not None:
-        with suppress(urllib3.exceptions.InvalidHeader, ValueError, OverflowError):
-            return max(0.0, float(Retry().parse_retry_after(value)))
+        timeout = (self._timeout / CONNECT_SHARE, self._timeout)
+        with self._adapter.send(request.prepare(), timeout=timeout, **settings) as response:
+            most = MAX_REFUSAL
+            if response.status_code in _SUCCESSFUL:
+                most = MAX_ANSWER
+            return HttpResponse(
+                status=response.status_code,
+                body=_beginning(response, most),
+                retry_after=_retry_after(response.headers),
+            )
+
+    def _reason(self, error: Exception) -> str:
+        """Return what went wrong; without the address, of which only host and port are shown."""
+        if self._deadline.passed:
+            return f"no complete answer within {self._timeout:g} s"
+        reason = _innermost(error)
+        if isinstance(error, requests.exceptions.ProxyError):
+            return f"the proxy: {reason}"
+        return reason
+
+
+def forget_frames(error: BaseException) -> None:
+    """Free what the frames of an error hold, such as megabytes of headers.
+
+    urllib3 stores a caught error in a local variable: error, traceback and frame refer to each
+    other, and only the garbage collector would find them, much later.
+    """
+    for cause in _chain(error):
+        traceback.clear_frames(cause.__traceback__)
+        cause.__traceback__ = None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, those that it was raised from, and those that it contains; each once."""
+    waiting = [error]
+    seen: set[int] = set()
+    while waiting:
+        current = waiting.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        related = (current.__cause__, current.__context__, *_contained(current))
+        waiting += [other for other in related if isinstance(other, BaseException)]
+        yield current
+
+
+def _contained(error: BaseException) -> tuple[Any, ...]:
+    return (getattr(error, "reason", None), *error.args)
+
+
+def _keep_headers(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Let no user and password of the address replace a header."""
+    return request
+
+
+def _place(url: str) -> str:
+    """Return host and port: the rest of an address may be secret."""
+    with suppress(ValueError):
+        return urlsplit(url).netloc.rpartition("@")[2]
+    return "the address"
+
+
+def _beginning(response: requests.Response, most: int) -> bytes:
+    """Return the first bytes of the body."""
+    content = bytearray()
+    while len(content) < most:
+        chunk = response.raw.read1(CHUNK, decode_content=True)
+        if not chunk:
+            break
+        content += chunk
+    return bytes(content[:most])
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds of a ``Retry-After``.
+
+    A date is compared with the answer's own ``Date``: the clock of this machine may be wrong.
+    """
+    value = headers.get("Retry-After", "").strip()
+    if re.fullmatch("[0-9]{1,12}", value):
+        return float(value)
+    with suppress(ValueError, TypeError, OverflowError):
+        until = parsedate_to_datetime(value)
+        answered = parsedate_to_datetime(headers.get("Date", ""))
+        return max(0.0, (until - answered).total_seconds())
     return None
 
 
-def _reason(error: BaseException) -> str:
+def _innermost(error: BaseException) -> str:
     """Return the innermost cause that is useful: ``Connection refused``."""
     causes = (getattr(error, "reason", None), error.__cause__, error.__context__, *error.args[:1])
     for inner in causes:
         if isinstance(inner, BaseException):
-            return _reason(inner)
+            return _innermost(inner)
     if isinstance(error, (requests.RequestException, urllib3.exceptions.HTTPError)):
         return type(error).__name__
     return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-
-
-# ---- connections
-
-
-class _Answer(client.HTTPResponse):
-    """An answer that must end within the timeout. Interim answers (1xx) before it are skipped.
-
-    The timeout of a socket is only for the next bytes: with it alone, an answer that drips would
-    never end.
-    """
-
-    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
-        super().__init__(sock, *args, **options)
-        raw: Any = self.fp
-        self.fp = io.BufferedReader(_UntilDeadline(sock, raw.detach()))
-
-    def _read_status(self) -> tuple[str, int, str]:
-        while (found := super()._read_status())[1] in INTERIM:  # type: ignore[misc] # not in its stubs; urllib3 uses it
-            client.parse_headers(self.fp)
-        return found  # type: ignore[no-any-return] # as above
-
-
-class _UntilDeadline(io.RawIOBase):
-    """The bytes of a socket, whose timeout is the limit for all of them together."""
-
-    def __init__(self, sock: socket.socket, raw: socket.SocketIO) -> None:
-        self._sock, self._raw = sock, raw
-        self._deadline = time.monotonic() + (sock.gettimeout() or 0.0)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("no answer in time")
-        self._sock.settimeout(left)
-        return self._raw.readinto(buffer)
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-class _Guarded:
-    """A mixin for urllib3's connections: sends nothing to an address that is not public."""
-
-    def _new_conn(self) -> socket.socket:
-        sock: socket.socket = super()._new_conn()  # type: ignore[misc] # of the other base class
-        try:
-            check_address(sock.getpeername()[0])  # the real address: a name may have a new one
-        except BaseException:
-            sock.close()
-            raise
-        return sock
-
-
-def _pools(*mixins: type) -> dict[str, Any]:
-    """Return urllib3's classes of pools; their connections have these mixins, and our answers."""
-    found: dict[str, Any] = {}
-    for pool in (HTTPConnectionPool, HTTPSConnectionPool):
-        connection = type("Connection", (*mixins, pool.ConnectionCls), {"response_class": _Answer})
-        found[pool.scheme] = type("Pool", (pool,), {"ConnectionCls": connection})
-    return found
-
-
-class _Adapter(HTTPAdapter):
-    def __init__(self, *, guarded: bool) -> None:
-        super().__init__()
-        self.poolmanager.pool_classes_by_scheme = _pools(_Guarded) if guarded else _pools()
-
-    def proxy_manager_for(self, *args: Any, **options: Any) -> Any:
-        manager = super().proxy_manager_for(*args, **options)
-        manager.pool_classes_by_scheme = _pools()  # the address of the proxy may be private
-        return manager
-
-
-def check_address(address: str) -> None:
-    """Raise ``SendError`` for an address that is not public."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address):
-        inner = ipaddress.IPv4Address(int(ip) & 0xFFFF_FFFF) if ip in NAT64 else ip.ipv4_mapped
-        ip = inner or ip
-    if not ip.is_global or ip.is_multicast or any(ip in network for network in NOT_PUBLIC):
-        raise SendError(
-            f"{ip} is not a public address: set `allow_private: true` if it is the right one",
-            permanent=True,
-        )
-
-
-def check_host(url: str) -> None:
-    """Raise as ``check_address`` for the host to which a proxy is to connect, and if it has no
-    address here.
-    """
-    host = urlsplit(url).hostname or ""
-    try:
-        found = socket.getaddrinfo(host, None)
-    except (OSError, ValueError):
-        raise SendError(
-            f"{host} cannot be resolved here, and the proxy may connect to a private address: set"
-            " `allow_private: true` if you trust the name"
-        ) from None
-    for one in found:
-        check_address(str(one[4][0]))

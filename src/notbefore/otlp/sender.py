@@ -205,7 +205,7 @@ class _Session(requests.Session):
             self._signal == "metrics"
         ):  # at intervals: the receiver may close a kept connection at the next export
             self._http.close()
-        answer.check()
+        answer.check_status()
         if len(answer.body) >= MAX_ANSWER:  # the number of rejected items may be in the rest
             raise SendError(f"the answer has more than {MAX_ANSWER} bytes")
         return partial_success(answer.body)

@@ -8,7 +8,6 @@ does not repeat its alerts, as each takeover would have to continue that: their 
 than any end in the fleet.
 """
 
-import base64
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final
@@ -21,7 +20,7 @@ from notbefore.core.event_types import SEVERITIES
 from notbefore.core.message import Message
 from notbefore.core.record import json_line
 from notbefore.core.text import escaped, one_line, rfc3339, some_of
-from notbefore.courier.http_sink import HttpSink
+from notbefore.courier.http_sink import HttpSink, headers_of
 from notbefore.courier.sink import Receipt
 from notbefore.errors import SendError
 from notbefore.net.http import Http
@@ -46,12 +45,7 @@ class Sink(HttpSink):
         super().__init__(
             messages, Http(settings.timeout.seconds / len(self._urls), ca_file=settings.ca_file)
         )
-        self._headers = {"Content-Type": "application/json"}
-        if settings.token is not None:
-            self._headers["Authorization"] = f"Bearer {settings.token.reveal()}"
-        elif settings.username is not None and settings.password is not None:
-            pair = f"{settings.username}:{settings.password.reveal()}".encode()
-            self._headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+        self._headers = headers_of(settings) | {"Content-Type": "application/json"}
 
     def send(self, message: Message) -> Receipt:
         """POST the alert to every member.
@@ -64,13 +58,10 @@ class Sink(HttpSink):
         failures: list[SendError] = []
         for url in self._urls:
             try:
-                answer = self._http.post(f"{url}/api/v2/alerts", self._headers, body)
-                # Alertmanager's answer is empty; that of a proxy before it may be JSON
-                answer.check(
-                    not answer.body.strip() or answer.said() is not None, of="Alertmanager"
-                )
+                self._http.post(f"{url}/api/v2/alerts", self._headers, body).check()
             except SendError as error:
-                failures.append(error)
+                # its traceback has this frame, which holds the error: a cycle
+                failures.append(error.with_traceback(None))
         if len(failures) == len(self._urls):
             raise SendError(
                 "; ".join(map(str, failures)),

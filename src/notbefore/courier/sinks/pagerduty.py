@@ -1,7 +1,8 @@
 """PagerDuty, Events API v2: one incident per event, which is resolved when the event is over.
 
 The API: https://developer.pagerduty.com/docs/events-api-v2-overview. It accepts an event with 202
-and ``"status": "success"``; after 429 and 5xx it is to be sent again; other answers are final.
+and ``"status": "success"``; receivers with the same interface may answer with another 2xx and
+another body. After 429 and 5xx it is to be sent again; other answers are final.
 """
 
 from typing import Any, Final
@@ -12,11 +13,12 @@ from notbefore.core.record import json_line
 from notbefore.core.text import one_line, rfc3339
 from notbefore.courier.http_sink import HttpSink
 from notbefore.courier.sink import Receipt
+from notbefore.errors import SendError
 from notbefore.net.http import Http
 from notbefore.wording.texts import Text, text_of
 
 MAX_SUMMARY: Final = 1024  # characters
-ACCEPTED: Final = 202
+SUCCESS: Final = "success"  # the status in an answer of 202
 
 
 class Sink(HttpSink):
@@ -36,11 +38,10 @@ class Sink(HttpSink):
         # the key is last: an error that quotes the request quotes its beginning
         body = json_line(event(message, text) | {"routing_key": self._key})
         answer = self._http.post(self._url, {"Content-Type": "application/json"}, body)
+        answer.check()
         said = answer.said()
-        accepted = (
-            answer.status == ACCEPTED and isinstance(said, dict) and said.get("status") == "success"
-        )
-        answer.check(accepted, of="PagerDuty")
+        if isinstance(said, dict) and said.get("status", SUCCESS) != SUCCESS:
+            raise SendError(f"this is not an acceptance of PagerDuty: {answer.cause}")
         return Receipt(thread=message.alert_key)
 
 

@@ -12,7 +12,7 @@ import time
 from notbefore.config.sinks import Messages, Webhook
 from notbefore.core.message import Message
 from notbefore.core.record import json_line
-from notbefore.courier.http_sink import HttpSink
+from notbefore.courier.http_sink import HttpSink, headers_of
 from notbefore.courier.sink import Receipt
 from notbefore.net.http import Http
 
@@ -22,9 +22,11 @@ class Sink(HttpSink):
 
     def __init__(self, _name: str, settings: Webhook, messages: Messages) -> None:
         self._url = settings.url.reveal()
-        self._headers = {name: value.reveal() for name, value in settings.headers.items()}
+        self._headers = headers_of(settings)
         self._secret = settings.secret.reveal().encode() if settings.secret is not None else None
-        cert = (settings.cert_file, settings.key_file) if settings.cert_file else None
+        cert: str | tuple[str, str] | None = settings.cert_file
+        if settings.cert_file is not None and settings.key_file is not None:
+            cert = (settings.cert_file, settings.key_file)
         guarded = not settings.allow_private
         super().__init__(
             messages,
@@ -32,7 +34,7 @@ class Sink(HttpSink):
         )
 
     def send(self, message: Message) -> Receipt:
-        """POST the record; a 2xx answer accepts it."""
+        """POST the record; a 2xx answer accepts it, unless it is a web page."""
         delivery = {
             "id": message.delivery_id,
             "kind": message.kind,

@@ -1,0 +1,138 @@
+"""The connections of ``Http``: one deadline for an exchange, and a guard of addresses.
+
+They are urllib3's, which ``requests`` uses, and are given to it by an adapter.
+"""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+from requests.adapters import HTTPAdapter
+from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.connection import HTTPConnection, HTTPSConnection
+
+from notbefore.net.addresses import check_address, check_host
+
+
+class Deadline:
+    """The end of one exchange after another: a timer shuts the connection down.
+
+    The timeout of a socket is only for the next bytes. With it alone, an answer that drips would
+    never end.
+    """
+
+    def __init__(self) -> None:
+        self.passed = False
+        self._connection: GuardedConnection | None = None
+
+    @contextmanager
+    def after(self, seconds: float) -> Iterator[None]:
+        """Limit the exchange inside the ``with``."""
+        self.passed = False
+        self._connection = None
+        timer = threading.Timer(seconds, self._pass)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()  # it must not shut down the connection of the next exchange
+            self._connection = None
+
+    def watch(self, connection: "GuardedConnection") -> None:
+        """Name the connection of the exchange."""
+        self._connection = connection
+
+    def check(self) -> None:
+        """Raise ``TimeoutError`` if it has passed."""
+        if self.passed:
+            raise TimeoutError("timed out")
+
+    def _pass(self) -> None:
+        self.passed = True
+        connection = self._connection
+        if connection is not None:
+            connection.shut_down()
+
+
+class GuardedConnection(HTTPConnection):
+    """A connection that ends at the deadline.
+
+    ``guarded``: it connects only to public addresses.
+    """
+
+    def __init__(self, *args: Any, deadline: Deadline, guarded: bool, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._deadline = deadline
+        self._guarded = guarded
+        # http.client forgets the socket while it still reads the last answer from it
+        self._connected: socket.socket | None = None
+
+    def connect(self) -> None:
+        """Connect, and send nothing to an address that is not public."""
+        self._deadline.watch(self)
+        if self._guarded:
+            with suppress(OSError, ValueError):  # connecting fails with the better error
+                check_host(self.host)
+
+        super().connect()
+
+        self._connected = self.sock
+        if self._guarded:  # the real address: the name may have another one by now
+            check_address(self.sock.getpeername()[0])
+        self._deadline.check()
+
+    def request(self, *args: Any, **options: Any) -> None:
+        """Send a request."""
+        self._deadline.watch(self)
+        super().request(*args, **options)
+        self._deadline.check()
+
+    def shut_down(self) -> None:
+        """Let whoever reads or writes in another thread fail at once."""
+        sock = self.sock or self._connected
+        if sock is not None:
+            with suppress(OSError):  # it is closed, or TLS begins and has its own timeout
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+class GuardedTlsConnection(GuardedConnection, HTTPSConnection):
+    """The same over TLS."""
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = GuardedConnection
+
+
+class _TlsPool(HTTPSConnectionPool):
+    ConnectionCls = GuardedTlsConnection
+
+
+class Adapter(HTTPAdapter):
+    """An adapter of ``requests`` with these connections.
+
+    Those to a proxy are not guarded: its address may be private.
+    """
+
+    def __init__(self, deadline: Deadline, *, guarded: bool) -> None:
+        super().__init__()
+        self._deadline = deadline
+        self.poolmanager.pool_classes_by_scheme = _pools(deadline, guarded=guarded)
+
+    def proxy_manager_for(self, *args: Any, **options: Any) -> Any:
+        """Return urllib3's manager of the connections to a proxy."""
+        manager = super().proxy_manager_for(*args, **options)
+        manager.pool_classes_by_scheme = _pools(self._deadline, guarded=False)
+        return manager
+
+
+def _pools(deadline: Deadline, *, guarded: bool) -> dict[str, Any]:
+    """Return what makes the pools, by scheme; they hand the options to their connections."""
+    return {
+        "http": partial(_Pool, deadline=deadline, guarded=guarded),
+        "https": partial(_TlsPool, deadline=deadline, guarded=guarded),
+    }
