@@ -310,14 +310,32 @@ def test_one_member_that_accepts_is_enough() -> None:
     [
         ({"token": Secret("t")}, "Bearer t"),
         ({"username": "u", "password": Secret("p")}, "Basic dTpw"),
+        ({"headers": {"Authorization": Secret("own")}}, "own"),
         ({}, None),
     ],
 )
-def test_alertmanager_sees_who_asks(
-    peer: HttpPeer, fields: dict[str, Any], header: str | None
+@pytest.mark.parametrize("kind", ["alertmanager", "webhook"])
+def test_sink_says_who_asks(
+    peer: HttpPeer, kind: str, fields: dict[str, Any], header: str | None
 ) -> None:
-    sent(alertmanager(peer.url, **fields))
+    config = webhook(peer, **fields)
+    if kind == "alertmanager":
+        config = alertmanager(peer.url, **fields)
+
+    sent(config)
+
     assert peer.requests[0].headers.get("authorization") == header
+
+
+def test_alertmanager_gets_the_configured_headers(peer: HttpPeer) -> None:
+    headers = {"X-Scope-OrgID": Secret("tenant-1"), "content-type": Secret("text/plain")}
+
+    sent(alertmanager(peer.url, headers=headers, token=Secret("t")))
+
+    request = peer.requests[0]
+    assert request.headers["x-scope-orgid"] == "tenant-1"
+    assert request.headers["authorization"] == "Bearer t"
+    assert request.headers["content-type"] == "application/json"
 
 
 def python(script: str, **fields: Any) -> SinkConfig:
