@@ -95,6 +95,7 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     EXTRA: ClassVar[str] = ""  # the extra of the package that installs its library
     APPROVALS: ClassVar[bool] = True  # it also gets the results of approvals
     ONCE: ClassVar[bool] = False  # an attempt whose result is unknown is not repeated
+    SIDE_BY_SIDE: ClassVar[int] = 4  # attempts at a time at most, each of another event
 
     timeout: SendTimeout = Duration("10s")  # for one attempt
     # older deliveries are not sent, and counted as expired
@@ -247,7 +248,8 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
 class Command(SinkSettings, frozen=True, kw_only=True):
     """The user's own program with its arguments; no shell."""
 
-    ONCE: ClassVar[bool] = True  # two drains at the same time may do harm
+    ONCE: ClassVar[bool] = True  # two drains of one event may do harm
+    SIDE_BY_SIDE: ClassVar[int] = 8
 
     command: Arguments  # the absolute path of an executable, and its arguments
     timeout: SendTimeout = Duration("60s")  # then it is ended, with all processes that it started

@@ -52,6 +52,7 @@ class CourierProcess:
         self.channel = Channel(ours)
         self.works = False  # its hello was good
         self.limits: Mapping[str, int] = {}  # those of its last turn
+        self.hangs = False  # one of its sinks hangs, by its last turn
         self.leave_at = math.inf  # monotonic seconds
         self.last_busy = self._counted = time.monotonic()  # seconds
         self.silent = 0  # seconds since its last frame, while this process ran

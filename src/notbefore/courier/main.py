@@ -2,8 +2,8 @@
 owns nothing.
 
 It is a separate process (``notbefore.courier``): imports of its sinks cost the agent no memory, and
-it can be killed if they hang. Its main thread talks to the agent; each sink has one thread. An
-attempt without an end is reported after its deadline, and the agent replaces the courier.
+it can be killed if they hang. Its main thread talks to the agent; each sink has threads of its own.
+An attempt without an end is reported after its deadline, and the agent replaces the courier.
 """
 
 import socket
@@ -59,9 +59,8 @@ class Courier:
                     given = msgspec.msgpack.decode(frame, type=Given)
                     for delivery in given.deliveries:
                         self._workers[delivery.sink].give(delivery, time.time() - given.time)
-                self._results.extend(
-                    filter(None, [worker.overdue() for worker in self._workers.values()])
-                )
+                for worker in self._workers.values():
+                    self._results.extend(worker.watch())
                 self._turn()
                 self._wait()
 
@@ -70,9 +69,9 @@ class Courier:
         if time.monotonic() - self._last_turn < (GATHER if self._results else TURN_INTERVAL):
             return
         results = [self._results.popleft() for _ in range(len(self._results))]
-        self._channel.send(
-            Turn(results, {name: worker.limit for name, worker in self._workers.items()})
-        )
+        limits = {name: worker.limit for name, worker in self._workers.items()}
+        hangs = any(worker.hangs for worker in self._workers.values())
+        self._channel.send(Turn(results, limits, hangs))
         self._last_turn = time.monotonic()
 
     def _report(self, result: SendResult) -> None:

@@ -46,13 +46,11 @@ class Hello(Struct, frozen=True):
 
 
 class Turn(Struct, frozen=True):
-    """The results of deliveries. ``limits``: sink -> how many it may have at a time.
-
-    0: an attempt hangs.
-    """
+    """The results of deliveries. ``limits``: sink -> how many it may have at a time."""
 
     results: Sequence[SendResult]
     limits: Mapping[str, int]
+    hangs: bool = False  # an attempt has not ended long after its timeout
 
 
 class Given(Struct, frozen=True):

@@ -225,11 +225,14 @@ class Supervisor:
             if courier.works:
                 turn = msgspec.msgpack.decode(frame, type=Turn)
                 courier.limits = turn.limits
+                courier.hangs = turn.hangs
                 results += turn.results
             elif not self._greet(courier, msgspec.msgpack.decode(frame, type=Hello)):
                 return
         if results:
             self._failures = 0
+        if courier.hangs and not self._is_running_once():
+            self._let_go("hung")
         if given := self._outbox.exchange(results, {} if courier.leaves else courier.limits):
             courier.channel.send(Given(given, self._clock.now().timestamp()))
         courier.channel.flush()
@@ -289,18 +292,20 @@ class Supervisor:
         """End a courier that had nothing to do for long, or that leaves: after the attempts under
         way, or its time.
 
-        It leaves if a sink hangs. What may run only once is always waited for.
+        What may run only once is always waited for.
         """
-        now, under_way = time.monotonic(), self._outbox.under_way()
-        if under_way or not courier.works:
+        now = time.monotonic()
+        if self._outbox.under_way() or not courier.works:
             courier.last_busy = now
-        if any(row.once for row in under_way):
+        if self._is_running_once():
             return
-        if 0 in courier.limits.values():
-            self._let_go("hung")
         patience = LINGER if not courier.leaves else 0.0
         if now - courier.last_busy > patience or now >= courier.leave_at:
             self._reap(courier)
+
+    def _is_running_once(self) -> bool:
+        """Whether the courier has a delivery that may be attempted only once."""
+        return any(row.once for row in self._outbox.under_way())
 
     def _reap(self, courier: CourierProcess) -> int:
         code = courier.end()

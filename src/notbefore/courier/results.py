@@ -1,0 +1,81 @@
+"""``Results``: makes the result of each attempt of one sink, and its log line."""
+
+import logging
+import threading
+import time
+from typing import Final
+
+from notbefore.core.delivery import Delivery
+from notbefore.core.outbox import SendResult
+from notbefore.core.text import shortened
+from notbefore.courier.sink import Receipt
+from notbefore.errors import SendError
+from notbefore.net.redact import Redactor
+
+LOG_EVERY: Final = 60.0  # seconds between two log lines about failures of the same level
+MAX_CAUSE: Final = 8_000  # characters of a cause that are redacted
+MAX_ERROR: Final = 300  # characters of the redacted cause that are kept
+
+log = logging.getLogger("notbefore.courier")
+
+
+class Results:
+    """For all threads of one sink. ``sink`` is its name; ``redact`` removes secrets from errors."""
+
+    def __init__(self, sink: str, redact: Redactor) -> None:
+        self.sink = sink
+        self._redact = redact
+        self._lock = threading.Lock()  # of ``_logged``
+        self._logged: dict[int, float] = {}  # log level -> monotonic seconds of the last line
+
+    def accepted(self, delivery: Delivery, receipt: Receipt) -> SendResult:
+        """Return the result of a delivery that the receiver accepted."""
+        with self._lock:
+            has_failed = bool(self._logged)
+            self._logged.clear()
+        if has_failed:
+            log.info("sink %s accepts messages again", self.sink)
+        log.debug("sink %s accepted %s (%s)", self.sink, _what(delivery), delivery.delivery_id[:8])
+        return SendResult(
+            delivery.delivery_id, "accepted", thread=receipt.thread, repeat=receipt.repeat
+        )
+
+    def failed(
+        self, delivery: Delivery, error: SendError, unforeseen: Exception | None = None
+    ) -> SendResult:
+        """Return the result of a failed attempt. The traceback of ``unforeseen`` is logged."""
+        cause = shortened(self._redact(str(error)[:MAX_CAUSE]), MAX_ERROR)
+        if error.permanent and delivery.state != "repeating":
+            level = logging.ERROR
+            text = (
+                f"refused {_what(delivery)} for good ({cause}): correct the cause, then, on an"
+                f" agent, `notbefore outbox retry {delivery.delivery_id[:8]}`"
+            )
+        else:
+            level = logging.WARNING
+            text = f"did not accept {_what(delivery)} ({cause}): it will be tried again"
+        if self._may_log(level):
+            log.log(level, "sink %s %s", self.sink, text, exc_info=unforeseen)
+
+        return SendResult(
+            delivery.delivery_id,
+            "refused" if error.permanent else "failed",
+            cause,
+            error.retry_after,
+            by_hand=error.by_hand,
+        )
+
+    def _may_log(self, level: int) -> bool:
+        """Whether the last line of this level is old enough; if so, note that a line follows."""
+        now = time.monotonic()
+        with self._lock:
+            if now - self._logged.get(level, -LOG_EVERY) < LOG_EVERY:
+                return False
+            self._logged[level] = now
+            return True
+
+
+def _what(delivery: Delivery) -> str:
+    """Return a description of the delivery for a log line."""
+    repeated = "the repetition of " if delivery.state == "repeating" else ""
+    return f"{repeated}`{delivery.kind}` of event {delivery.event_key}"
