@@ -122,6 +122,8 @@ def test_what_is_muted_is_notified_to_nobody_and_its_end_neither(
         eventually(lambda: len(fleet.json("/api/v1/fleet/history")["events"]) == 2)
         eventually(lambda: kinds(hook).count("canceled") == 1)
         assert {one["azure.scheduled_event.id"] for one in bodies(hook)} == {"E-web"}
+        assert {one["azure.scheduled_event.id"] for one in fleet.records} == {"E-web"}
+        assert fleet.metric_sum("notbefore_fleet_changes_total") == 2  # announced and canceled
         (listed,) = notbefore(*mute).stdout.splitlines()
         assert "scale_set data. moves today" in listed
         ended = notbefore(*mute, "--end", listed.split()[0])

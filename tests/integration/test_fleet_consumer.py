@@ -43,10 +43,10 @@ class Failing(FleetOutbox):
 
     refused = ""
 
-    def commit(self, partition: str, made: Notification, *, sent: bool) -> bytes:
-        if made.change.event.event_id == self.refused:
+    def commit(self, partition: str, notification: Notification) -> bytes:
+        if notification.change.event.event_id == self.refused:
             raise KeyError("nobody foresaw it")
-        return super().commit(partition, made, sent=sent)
+        return super().commit(partition, notification)
 
 
 def kept_tags(client: Any) -> int:

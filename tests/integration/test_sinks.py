@@ -20,6 +20,7 @@ from notbefore.config.sinks import Alertmanager, Apprise, Command, SinkConfig, W
 from notbefore.core.duration import Duration
 from notbefore.core.message import Message
 from notbefore.core.text import rfc3339
+from notbefore.courier.sink import Receipt
 from notbefore.courier.sinks.command import run
 from notbefore.errors import SendError
 from notbefore.net.http import Http
@@ -172,8 +173,18 @@ def test_the_cause_that_apprise_logs_is_kept_whatever_is_logged(
         sent(SinkConfig(apprise=Apprise(url=Secret(f"json://127.0.0.1:{peer.port}/"))))
 
 
-def through_apprise(address: str, *messages: Message) -> None:
-    sent(SinkConfig(apprise=Apprise(url=Secret(address))), *messages)
+def test_webhook_has_the_same_dedup_key_in_each_message_of_an_event(peer: HttpPeer) -> None:
+    messages = [message(), message({}, STARTED), message({}, STARTED, None)]
+
+    receipts = sent(webhook(peer, dedup_key="incident"), *messages)
+
+    keys = [json.loads(request.body)["incident"] for request in peer.requests]
+    assert keys == [messages[0].alert_key] * 3
+    assert [receipt.thread for receipt in receipts] == keys
+
+
+def through_apprise(address: str, *messages: Message) -> list[Receipt]:
+    return sent(SinkConfig(apprise=Apprise(url=Secret(address))), *messages)
 
 
 def test_pagerduty_through_apprise_opens_and_closes_one_incident(
@@ -188,7 +199,8 @@ def test_pagerduty_through_apprise_opens_and_closes_one_incident(
             message({}, STARTED),
             message({}, STARTED, None),
         ):  # each from a courier of its own
-            through_apprise(f"pagerduty://{ROUTING_KEY}@x", one)
+            (receipt,) = through_apprise(f"pagerduty://{ROUTING_KEY}@x", one)
+            assert receipt.thread == one.alert_key
         assert pager.effects == ["opened", "added", "resolved"]
         through_apprise(f"pagerduty://{ROUTING_KEY}@x?dedup=mine&action=trigger", message({}, None))
         assert pager.steps[-1].dedup_key == "mine"  # what the user wrote stays

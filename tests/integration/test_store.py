@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from notbefore.core.change import Change
-from notbefore.core.delivery import Delivery, Targets, Terms
+from notbefore.core.delivery import Delivery, Targets
 from notbefore.core.outbox import SendResult
 from notbefore.core.record import Vm
+from notbefore.core.routing import Terms
 from notbefore.errors import StoreError
 from notbefore.process.clock import Clock
 from notbefore.store.file import FILE_NAME, StateFile, StoredChange, StoredState

@@ -321,6 +321,22 @@ def test_of_what_might_have_been_ours_nobody_is_reminded_once_it_is_known_to_be_
     assert agents.last("change", "scope", "previous_scope") == ("updated", "peer", None)
 
 
+def test_incident_is_closed_when_its_event_proves_to_be_another_vms(agents: Agents) -> None:
+    agents.restart(0, "second", vm=None)
+    agents.routes("pager")
+    agents.sees(MINE)
+    agents.waits(10, UNCHANGED)
+    (announced,) = given(agents.now.store, pager=9)
+    given(agents.now.store, SendResult(announced.delivery_id, "accepted", thread="incident"))
+    agents.identify(Vm(name=PEER))
+
+    agents.sees()
+
+    (end,) = given(agents.now.store, pager=9)
+    assert end.kind == "canceled"
+    assert end.thread == "incident"
+
+
 def given(store: Store, *results: SendResult, **room: int) -> Sequence[Delivery]:
     """What a courier is given, once all that was known before is on disk."""
     assert store.disk.wait_written(20)

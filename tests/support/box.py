@@ -5,10 +5,13 @@ Its clock is an argument of each call.
 
 import itertools
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any
 
+from msgspec.structs import replace
+
 from notbefore.core.change import Change, ChangeKind
-from notbefore.core.delivery import Delivery
+from notbefore.core.delivery import Delivery, last_message
 from notbefore.core.outbox import OF_AN_AGENT, Bounds, Outbox, SendResult
 from notbefore.store.store import Store
 from support.azure import T0, event
@@ -36,9 +39,14 @@ def delivery(event_key: str = "e", sink: str = "chat", **fields: Any) -> Deliver
 
 def change(kind: ChangeKind, event_key: str = "e", **fields: Any) -> Change:
     """A change of an event, as far as an outbox asks for it."""
-    facts: dict[str, Any] = {"event": event(EventId=event_key), "scope": "self", **fields}
+    facts: dict[str, Any] = {
+        "event": event(EventId=event_key),
+        "scope": "self",
+        "time": T0,
+        **fields,
+    }
     return Change(
-        id="c", kind=kind, reason="content_changed", time=T0, incarnation=1, first_seen=T0, **facts
+        id="c", kind=kind, reason="content_changed", incarnation=1, first_seen=T0, **facts
     )
 
 
@@ -63,9 +71,14 @@ class Box:
         *made: Delivery,
         now: float = 0.0,
         **fields: Any,
-    ) -> None:
-        self.outbox.take(change(kind, event_key, **fields), made, now, now)
+    ) -> list[str]:
+        seen = datetime.fromtimestamp(now, UTC)
+        step = change(kind, event_key, **{"time": seen, **fields})
+        if made:
+            step = replace(step, id=made[0].change_id or step.id)
+        left_open = self.outbox.take(step, made, now, now, last_message(step, b"{}"))
         self.removed += self.outbox.make_room(now)
+        return left_open
 
     def lease(self, now: float = 1.0, *results: SendResult, **room: int) -> list[Delivery]:
         return self.outbox.exchange(results, room or {"chat": 100, "hub": 100}, now)

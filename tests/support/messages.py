@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from notbefore.config.sinks import Links, Messages, SinkConfig
-from notbefore.core.delivery import Routing, Terms, deliveries
+from notbefore.core.delivery import deliveries
 from notbefore.core.message import Message
 from notbefore.core.record import Vm
-from notbefore.core.routing import Route
+from notbefore.core.routing import Route, Routing, Terms
 from notbefore.courier.sink import Receipt, Sink
 from notbefore.courier.sinks import make
 from notbefore.errors import SendError

@@ -21,7 +21,7 @@ from notbefore.core.change import OPERATOR, ApprovalKind, Reason
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm
-from notbefore.core.routing import DurationRange, Route, route
+from notbefore.core.routing import DurationRange, Route, Routing, Terms, route
 from notbefore.core.tracked import Tracked, TrackedEvent, scope_of
 from notbefore.metrics.samples import Snapshot, samples
 from notbefore.metrics.totals import Figures, Totals
@@ -243,11 +243,11 @@ def test_the_record_of_an_approval_is_the_vms_own() -> None:
     assert (one.time, one.incarnation) == (at(5), 7)
     assert (one.approval.approval_rule, one.approval.approval_detail) == ("a", "why")
     peers = msgspec.structs.replace(one, scope="peer")
-    assert not route(peers, (), Vm(name=ME), ("chat",))
+    sinks = {"chat": Terms()}
+    assert not route(peers, Routing((), sinks), Vm(name=ME))
     # only this VM knows of it, whoever is affected
-    assert list(route(peers, (Route(sinks=("chat",)),), Vm(name="not in it"), ("chat",))) == [
-        "chat"
-    ]
+    to_chat = Routing((Route(sinks=("chat",)),), sinks)
+    assert list(route(peers, to_chat, Vm(name="not in it"))) == ["chat"]
 
 
 def test_approvals_are_counted_by_rule_and_result_and_as_nothing_else() -> None:

@@ -10,9 +10,7 @@ from notbefore.core.delivery import (
     REMINDER_GRACE,
     SETTLING,
     Delivery,
-    Routing,
     Targets,
-    Terms,
     deliveries,
     delivery_id,
     heartbeat_delivery,
@@ -20,7 +18,7 @@ from notbefore.core.delivery import (
 )
 from notbefore.core.duration import Duration
 from notbefore.core.record import Vm
-from notbefore.core.routing import Match, Route
+from notbefore.core.routing import Match, Route, Routing, Terms
 from notbefore.wording.records import record_of
 from support.azure import LEFT, ME, PEER, STARTED, at
 from support.azure import last_change as change
@@ -136,10 +134,12 @@ def test_there_may_be_several_reminders_each_with_its_time() -> None:
 
 def test_who_is_still_affected_opens_the_alert_after_the_one_that_left_has_closed_it() -> None:
     both, mine = {"Resources": [ME, PEER]}, {"Resources": [ME]}
-    update, chat = made(change(both, mine), Route(sinks=("chat", "hub")), approvals=False)
+    update, chat = made(change(both, mine), Route(sinks=("chat", "hub")), keeps_incidents=True)
     assert (update.due - update.created, chat.due - chat.created) == (SETTLING, 0.0)
-    (last,) = made(change(both, {"Resources": [PEER]}), Route(sinks=("chat",)), approvals=False)
-    (more,) = made(change(mine, both), Route(sinks=("chat",)), approvals=False)
+    (last,) = made(
+        change(both, {"Resources": [PEER]}), Route(sinks=("chat",)), keeps_incidents=True
+    )
+    (more,) = made(change(mine, both), Route(sinks=("chat",)), keeps_incidents=True)
     assert last.due == last.created
     assert more.due == more.created
 

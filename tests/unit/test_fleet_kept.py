@@ -14,10 +14,9 @@ import pytest
 from notbefore.commands.client import AgentClient
 from notbefore.commands.main import main
 from notbefore.config.load import load
-from notbefore.core.delivery import Routing, Terms
 from notbefore.core.outbox import SendResult
 from notbefore.core.record import json_line
-from notbefore.core.routing import Match, Route
+from notbefore.core.routing import Match, Route, Routing, Terms
 from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.fleet import keeper, snapshot_store
 from notbefore.fleet.consumer import Consumer
@@ -77,21 +76,71 @@ def test_the_end_is_notified_to_those_who_were_notified_before_the_mute(
 def test_who_takes_over_is_told_what_a_sink_said_of_an_event_that_is_open(tmp_path: Path) -> None:
     log, one, other = Log(), Kept(tmp_path).outbox, Kept(tmp_path).outbox
     log.add(A, "announced", after=0)
-    one.commit("0", log.last, sent=True)
+    one.commit("0", log.last)
     (given,) = eventually(lambda: one.exchange([], {"hook": 1}))  # Windows' clock stands for 16 ms
     one.exchange([SendResult(given.delivery_id, "accepted", thread="thread-1")], {})
     other.adopt("0", one.part("0", log.fold.event_keys()), 1.0)
     log.add(A, "started", after=0)
-    other.commit("0", log.last, sent=True)
+    other.commit("0", log.last)
     assert [later.thread for later in eventually(lambda: other.exchange([], {"hook": 1}))] == [
         "thread-1"
     ]
 
 
+def test_muted_step_is_neither_sent_nor_counted(tmp_path: Path) -> None:
+    log = Log()
+    outbox = Kept(tmp_path).outbox
+    log.add(A, "announced", after=0)
+    outbox.commit("0", log.last)
+    log.add(A, "started", after=0)
+
+    outbox.mute("0", log.last)
+
+    rows = outbox.part("0", log.fold.event_keys()).rows
+    assert [row.kind for row in rows] == ["announced"]
+    assert sum(outbox.totals.changes.values()) == 1
+
+
+def test_end_of_a_wave_goes_to_a_sink_that_opened_something() -> None:
+    log = Log()
+    terms = {"old": Terms(keeps_incidents=True), "new": Terms()}
+    before = FleetOutbox(Routing((Route(sinks=("old",)),), terms), lambda: None, T0.timestamp)
+    log.add(A, "started", after=0)
+    before.commit("0", log.last)
+    (given,) = eventually(lambda: before.exchange([], {"old": 1}))
+    before.exchange([SendResult(given.delivery_id, "accepted", thread="incident")], {})
+    after = FleetOutbox(Routing((Route(sinks=("new",)),), terms), lambda: None, T0.timestamp)
+    after.adopt("0", before.part("0", log.fold.event_keys()), 1.0)
+    log.add(A, "finished", after=0)
+
+    after.commit("0", log.last)
+
+    rows = after.part("0", log.fold.event_keys()).rows
+    assert sorted(row.sink for row in rows) == ["new", "old"]
+
+
+def test_removed_sink_is_logged_when_its_wave_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = Log()
+    before = Kept(tmp_path).outbox
+    log.add(A, "started", after=0)
+    before.commit("0", log.last)
+    (given,) = eventually(lambda: before.exchange([], {"hook": 1}))
+    before.exchange([SendResult(given.delivery_id, "accepted", thread="incident")], {})
+    after = FleetOutbox(Routing((), {"new": Terms()}), lambda: None, T0.timestamp)
+    after.adopt("0", before.part("0", log.fold.event_keys()), 1.0)
+    log.add(A, "finished", after=0)
+
+    after.commit("0", log.last)
+
+    assert "sink hook is no longer configured, so it does not get the end of event" in caplog.text
+
+
 def test_who_takes_over_with_other_sinks_sends_what_waits_by_its_own_routes(tmp_path: Path) -> None:
     log, one = Log(), Kept(tmp_path).outbox
     log.add(A, "announced", after=0)
-    one.commit("0", log.last, sent=True)
+    one.commit("0", log.last)
     routes = (
         Route(Match(resource_group=("other",)), ("others",)),
         Route(Match(resource_group=("rg",)), ("new",)),
@@ -189,7 +238,7 @@ def test_what_cannot_be_written_is_counted_and_said_tried_again_and_keeps_nothin
         kept, log = Kept(tmp_path, Broken(tmp_path)), Log()
         log.fold = await kept.keeper.take("0")
         log.add(A, "announced", after=0)
-        kept.outbox.commit("0", log.last, sent=True)
+        kept.outbox.commit("0", log.last)
         await asyncio.to_thread(eventually, lambda: kept.keeper.figures.errors[part] >= 2)
         assert str(error.args[-1]) in kept.keeper.trouble
         assert len(kept.outbox.exchange([], {"hook": 1})) == 1

@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from notbefore.config.sinks import Messages
-from notbefore.core.delivery import Routing, Terms, deliveries
+from notbefore.core.delivery import deliveries
 from notbefore.core.message import Message
-from notbefore.core.routing import Match, Route
+from notbefore.core.routing import Match, Route, Routing, Terms
 from notbefore.fleet.mutes import Mute, is_muted
 from notbefore.fleet.partition import MAX_OPEN_OF_ONE, Partition
 from notbefore.fleet.silence import LONGEST

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from notbefore.core.change import LifecycleKind
-from notbefore.core.delivery import A_DAY, EXPIRING_KINDS, Delivery, Targets, Terms, delivery_id
+from notbefore.core.delivery import EXPIRING_KINDS, Delivery, Targets, delivery_id
 from notbefore.core.outbox import (
     DEAD_SECONDS,
     INTERRUPTED,
@@ -22,6 +22,7 @@ from notbefore.core.outbox import (
     SendResult,
 )
 from notbefore.core.outbox_rows import OutboxImage
+from notbefore.core.routing import A_DAY, Terms
 from notbefore.metrics.totals import view_of
 from support.azure import T0, event
 from support.box import Box, accepted, delivery, failed, ids, refused
@@ -56,6 +57,9 @@ def repeat(box: Box, *deliveries: Delivery, every: float = 30.0) -> None:
     box.put(*deliveries)
     box.lease(1)
     box.lease(2, *[accepted(delivery, repeat=every) for delivery in deliveries])
+
+
+PAGER = Terms(expire_after=7 * A_DAY, keeps_incidents=True)
 
 
 def no_targets(_row: Delivery) -> Targets:
@@ -1219,7 +1223,7 @@ def test_end_follows_to_fallback_sinks_that_got_the_start(box: Box) -> None:
     ends = [row for row in box.rows() if row.kind == "finished"]
     assert sinks(ends) == ["chat", "mail", "hub"]
     for follower in ends[1:]:
-        assert follower.note == "an earlier message of this event came here instead of chat"
+        assert follower.note == "an earlier message of this event came here"
         assert follower.delivery_id not in ids([end, mail, hub])
         assert follower.fallback == ()
         assert follower.fallback_at is None
@@ -1376,6 +1380,135 @@ def test_redirected_reminder_copies_all_but_routing_fields(box: Box) -> None:
     (moved,) = box.rows()
     identity = delivery_id(reminder.delivery_id, "ops")
     assert moved == replace(reminder, sink="ops", delivery_id=identity, seq=1)
+
+
+# ---- the end, where no route leads any more
+
+
+def opened_at_pager(box: Box, **terms: Terms) -> Delivery:
+    """Open an incident at `pager`; return the delivery that did."""
+    box.outbox.use_sinks({"chat": Terms(), "pager": PAGER, **terms}, no_targets, 0)
+    start = delivery("e", "pager", kind="started", expires_with_event=False, change_id="start")
+    box.put(start)
+    box.lease(1, chat=9, pager=9)
+    box.lease(2, accepted(start, thread="incident"), chat=0)
+    return start
+
+
+def routed_end(sink: str = "chat") -> Delivery:
+    return delivery("e", sink, kind="finished", expires_with_event=False, change_id="end")
+
+
+@pytest.mark.parametrize("ends", [[routed_end()], []])
+def test_end_goes_to_sinks_that_opened_something(box: Box, ends: list[Delivery]) -> None:
+    opened_at_pager(box)
+
+    removed = box.take("finished", "e", *ends, now=100)
+
+    (end,) = box.rows(sink="pager")
+    assert removed == []
+    assert end.kind == "finished"
+    assert end.note == "an earlier message of this event came here"
+    assert end.final
+    assert end.due == 100.0
+    assert end.expires == 100.0 + PAGER.expire_after
+    (given,) = box.lease(101, pager=9)
+    assert given.thread == "incident"
+
+
+def test_last_message_of_a_vm_goes_to_sinks_that_opened_something(box: Box) -> None:
+    opened_at_pager(box)
+
+    box.take("updated", "e", scope="peer", previous_scope="self", now=100)
+
+    assert [row.kind for row in box.rows(sink="pager")] == ["updated"]
+
+
+def test_other_changes_go_only_where_routes_lead(box: Box) -> None:
+    opened_at_pager(box)
+
+    box.take("updated", "e", delivery("e"), now=100)
+
+    assert box.rows(sink="pager") == []
+
+
+def test_end_is_not_sent_twice_to_a_routed_sink(box: Box) -> None:
+    opened_at_pager(box)
+    end = routed_end("pager")
+
+    box.take("finished", "e", end, now=100)
+
+    assert ids(box.rows()) == [end.delivery_id]
+
+
+def test_end_does_not_go_to_sinks_of_other_events(box: Box) -> None:
+    opened_at_pager(box)
+
+    box.take("finished", "f", now=100)
+
+    assert box.rows() == []
+
+
+@pytest.mark.parametrize(
+    ("sink", "expected"), [("pager", ["started", "finished"]), ("chat", ["started"])]
+)
+def test_end_follows_a_message_that_will_open_something(
+    box: Box, sink: str, expected: list[str]
+) -> None:
+    box.outbox.use_sinks({"chat": Terms(), "pager": PAGER}, no_targets, 0)
+    box.put(delivery("e", sink, kind="started", expires_with_event=False, change_id="start"))
+
+    box.take("finished", "e", now=100)
+
+    assert [row.kind for row in box.rows(sink=sink)] == expected
+
+
+def test_removed_sink_that_opened_something_is_returned_once(box: Box) -> None:
+    opened_at_pager(box)
+    box.outbox.use_sinks({"chat": Terms()}, no_targets, 50)
+
+    first = box.take("finished", "e", routed_end(), now=100)
+    second = box.take("finished", "e", routed_end(), now=101)
+
+    assert first == ["pager"]
+    assert second == []
+    assert box.rows(sink="pager") == []
+
+
+def test_outbox_forgets_what_was_opened_once_it_is_closed(box: Box) -> None:
+    opened_at_pager(box)
+    end = routed_end("pager")
+    box.take("finished", "e", end, now=100)
+    box.lease(101, pager=9)
+    box.lease(102, accepted(end, thread="incident"), chat=0)
+
+    box.take("finished", "e", now=200)
+
+    assert box.outbox.rows.threads == {}
+    assert box.rows() == []
+
+
+def test_late_acceptance_does_not_forget_what_is_to_be_closed(box: Box) -> None:
+    opened_at_pager(box)
+    update = delivery("e", "pager", kind="updated", change_id="update")
+    box.put(update)
+    box.lease(3, pager=9)
+    box.take("finished", "e", routed_end("pager"), now=100)
+
+    (given,) = box.lease(101, accepted(update, thread="incident"), pager=9)
+
+    assert given.kind == "finished"
+    assert given.thread == "incident"
+
+
+def test_end_follows_fallback_that_its_route_does_not_have(box: Box) -> None:
+    box.put(critical())
+    (mail, _) = box.lease(60, mail=9, hub=9)
+    box.lease(61, accepted(mail), mail=0)
+
+    box.take("finished", "e", routed_end(), now=200)
+
+    assert [row.kind for row in box.rows(sink="mail")] == ["finished"]
 
 
 def to_ops_with_hub_as_fallback(_row: Delivery) -> Targets:

@@ -8,11 +8,11 @@ import pytest
 
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
-from notbefore.core.delivery import Routing, Terms, deliveries
+from notbefore.core.delivery import deliveries
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm
-from notbefore.core.routing import DurationRange, Match, Route, route
+from notbefore.core.routing import DurationRange, Match, Route, Routing, Terms, route
 from notbefore.core.tracked import Observation, Tracked
 from support.azure import LEFT, ME, PEER, STARTED, at, document, item
 from support.azure import last_change as change
@@ -20,8 +20,12 @@ from support.azure import last_change as change
 SINKS = ("oncall", "hub")
 
 
+def routing(*routes: Route) -> Routing:
+    return Routing(routes, dict.fromkeys(SINKS, Terms()))
+
+
 def sinks(routes: list[Route], one: Change, vm: str | None = ME) -> list[str]:
-    return list(route(one, tuple(routes), Vm(name=vm) if vm else None, SINKS))
+    return list(route(one, routing(*routes), Vm(name=vm) if vm else None))
 
 
 def severity(one: Change, *routes: Route) -> str:
@@ -78,7 +82,7 @@ def test_the_first_route_wins_unless_it_goes_on() -> None:
 
 def test_a_sink_gets_a_change_once_by_the_first_route() -> None:
     routes = (Route(sinks=("oncall",), go_on=True, severity="critical"), Route(sinks=("oncall",)))
-    assert route(change({}), routes, Vm(name=ME), SINKS) == {"oncall": routes[0]}
+    assert route(change({}), routing(*routes), Vm(name=ME)) == {"oncall": routes[0]}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +149,7 @@ def notifying(announce_by: Any) -> list[str]:
     return [
         vm
         for vm in (PEER, ME, "WestNO_7")
-        if route(change(BOTH, vm=vm), routes, Vm(name=vm), SINKS)
+        if route(change(BOTH, vm=vm), routing(*routes), Vm(name=vm))
     ]
 
 
@@ -166,7 +170,7 @@ def test_who_was_notified_of_an_event_is_notified_when_this_vm_leaves_it() -> No
 
 def test_a_vm_that_does_not_know_its_name_speaks() -> None:
     routes = (Route(sinks=("hub",)),)
-    assert route(change({}), routes, None, SINKS) == {"hub": routes[0]}
+    assert route(change({}), routing(*routes), None) == {"hub": routes[0]}
 
 
 def test_route_of_preempts_has_reminders_within_their_notice() -> None:
@@ -177,3 +181,99 @@ def test_route_of_preempts_has_reminders_within_their_notice() -> None:
     assert reminded.remind_before == (Duration("10s"),)
     with pytest.raises(ValueError, match="a Preempt has 30 s of notice"):
         Route(sinks=("hub",), match=preempts, remind_before=(Duration("30s"),))
+
+
+# ---- event hubs, and events of VMs that are gone
+
+HUB = Terms(every_event=True)
+PAGER = Terms(keeps_incidents=True)
+PREEMPT = {"EventType": "Preempt", "Resources": [PEER]}
+
+
+def targets(one: Change, *routes: Route, **terms: Terms) -> list[str]:
+    return list(route(one, Routing(routes, terms), Vm(name=ME)))
+
+
+@pytest.mark.parametrize(
+    ("way", "expected"),
+    [
+        (Route(sinks=("hub",)), ["hub"]),
+        (Route(sinks=("chat", "hub")), ["hub"]),
+        (Route(Match(scope=("peer",)), ("hub",)), ["hub"]),
+        (Route(Match(scope=("self",)), ("hub",)), []),
+        (Route(sinks=("hub",), announce_by="affected"), []),
+    ],
+)
+def test_hub_gets_events_of_other_vms_unless_its_route_says_otherwise(
+    way: Route, expected: list[str]
+) -> None:
+    peers = change({"Resources": [PEER]})
+
+    assert targets(peers, way, chat=Terms(), hub=HUB) == expected
+
+
+def test_hub_gets_every_event_without_routes() -> None:
+    assert targets(change({"Resources": [PEER]}), chat=Terms(), hub=HUB) == ["hub"]
+    assert targets(change({}), chat=Terms(), hub=HUB) == ["hub", "chat"]
+
+
+def test_hub_keeps_reminders_of_an_event_that_left_this_vm() -> None:
+    way = Route(sinks=("chat", "hub"), remind_before=(Duration("5m"),))
+    left = change(*LEFT)
+
+    made = deliveries(left, b"{}", Routing((way,), {"chat": Terms(), "hub": HUB}), Vm(name=ME))
+
+    assert [(one.sink, one.kind) for one in made] == [
+        ("chat", "updated"),
+        ("hub", "updated"),
+        ("hub", "reminder"),
+    ]
+
+
+@pytest.mark.parametrize("event_type", ["Preempt", "Terminate"])
+@pytest.mark.parametrize("steps", [[STARTED, None], [None]])
+def test_neighbor_reports_the_end_of_a_vanished_vm_to_sinks_with_incidents(
+    event_type: str, steps: list[dict[str, Any] | None]
+) -> None:
+    event = {**PREEMPT, "EventType": event_type}
+    end = change(event, *(step and event | step for step in steps))
+
+    assert targets(end, chat=Terms(), pager=PAGER) == ["pager"]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [PREEMPT],
+        [PREEMPT, PREEMPT | STARTED],
+        [PREEMPT | {"EventType": "Reboot"}, None],
+    ],
+)
+def test_neighbor_reports_nothing_else_of_other_vms(steps: list[dict[str, Any] | None]) -> None:
+    assert targets(change(*steps), chat=Terms(), pager=PAGER) == []
+
+
+def test_end_of_a_vanished_vm_goes_where_its_own_events_went() -> None:
+    other = Route(Match(vm=(ME,)), ("first",))
+    own = Route(Match(vm=(PEER,)), ("second",), severity="warning", fallback=("third",))
+    routing = Routing((other, own), dict.fromkeys(("first", "second", "third"), PAGER))
+
+    made = deliveries(change(PREEMPT, None), b"{}", routing, Vm(name=ME))
+
+    assert [one.sink for one in made] == ["second", "third"]
+    assert {one.severity for one in made} == {"warning"}
+    assert {one.fallback for one in made} == {()}
+
+
+def test_end_of_a_vanished_vm_is_sent_once_when_all_vms_notify() -> None:
+    way = Route(sinks=("chat", "pager"), announce_by="all")
+
+    sent = targets(change(PREEMPT, None), way, chat=Terms(), pager=PAGER)
+
+    assert sent == ["chat", "pager"]
+
+
+def test_affected_vm_reports_the_end_itself() -> None:
+    own = {"EventType": "Preempt", "Resources": [ME]}
+
+    assert targets(change(own, None), chat=Terms(), pager=PAGER) == ["chat", "pager"]

@@ -18,7 +18,7 @@ from notbefore.config.model import Config
 from notbefore.core.approval import ApprovalAttempt, without_old
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
-from notbefore.core.delivery import deliveries
+from notbefore.core.delivery import deliveries, last_message
 from notbefore.core.document import Flaw
 from notbefore.core.record import Vm
 from notbefore.core.tracked import Tracked
@@ -238,7 +238,13 @@ class AgentState:
         for change in changes:
             state = replace(state, totals=state.totals.plus(change))
             line = record_of(change, vm).line()
-            stored.append(StoredChange(change, line, deliveries(change, line, routing, vm)))
+            step = StoredChange(
+                change=change,
+                record=line,
+                deliveries=deliveries(change, line, routing, vm),
+                last=last_message(change, line),
+            )
+            stored.append(step)
 
         if poll is not None and poll.seen is not None:
             state = _with_times(state, poll, config)

@@ -24,12 +24,12 @@ from notbefore.commands.options import add_json, load_configuration, print_json,
 from notbefore.config.model import Config
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
-from notbefore.core.delivery import Delivery, Routing, deliveries
+from notbefore.core.delivery import Delivery, deliveries
 from notbefore.core.document import SCHEDULED, STARTED, USER, Document, Event
 from notbefore.core.event_types import EVENT_TYPES
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm
-from notbefore.core.routing import Route
+from notbefore.core.routing import Route, Routing
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.store.file import StoredChange
@@ -76,9 +76,8 @@ def run(options: argparse.Namespace) -> int:
     steps = [
         _step(change, routing, vm) for change in _changes(SCENARIOS[options.scenario], vm.name)
     ]
-    # sinks without approvals open an alert or incident, which stays open until they get the event's
-    # end
-    alerting = {name for name, terms in routing.sinks.items() if not terms.approvals}
+    # an incident stays open until its sink gets the event's end
+    alerting = {name for name, terms in routing.sinks.items() if terms.keeps_incidents}
     *before, last = ({one.sink for one in step.deliveries} for step in steps)
     unclosed = sorted((set().union(*before) & alerting) - last)
     if unclosed:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
+from notbefore.config.hub_routes import without_peers
 from notbefore.config.model import Config
 from notbefore.config.reading import Reader
 from notbefore.config.secret import secrets_in
@@ -26,7 +27,7 @@ from notbefore.config.sinks import EventHub, SinkSettings, check_installed
 from notbefore.config.yaml_file import Places, Variable, read
 from notbefore.core.approval import unknown_words
 from notbefore.core.change import APPROVAL_KINDS, SILENT
-from notbefore.core.routing import EventMatch, Route
+from notbefore.core.routing import EventMatch, Route, Terms
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, Mistake, Place
 
@@ -134,7 +135,7 @@ def warnings(config: Config, places: Places) -> list[str]:
     for number, route in enumerate(config.routes):
         found += [
             (f"routes[{number}].{key}", text)
-            for key, text in _of_route(route, fleet=bool(config.fleet))
+            for key, text in _of_route(route, config.routing.sinks, fleet=bool(config.fleet))
         ]
     for word in config.messages.advice:
         texts = unknown_words(EventMatch(event_type=(word,)))
@@ -142,7 +143,9 @@ def warnings(config: Config, places: Places) -> list[str]:
             (f"messages.advice.{word}", f"{text}. No message contains this text")
             for _, text in texts
         ]
-    if config.fleet is not None:
+    if config.fleet is None:
+        found += _of_hub_routes(config)
+    else:
         found += [
             (key, "only the agent uses this")
             for key in ("approval", "heartbeat", "otlp")
@@ -197,7 +200,26 @@ def _plain_secrets(config: Config, places: Places) -> Iterator[Finding]:
             yield key, text
 
 
-def _of_route(route: Route, *, fleet: bool) -> Iterator[Finding]:
+def _of_hub_routes(config: Config) -> Iterator[Finding]:
+    """Yield the routes by which an event hub gets no events of other VMs."""
+    for number, hub in without_peers(config.routing):
+        way = config.routes[number]
+        key = "sinks"
+        advice = "name the hub in the earlier route that matches them"
+        if way.match.scope and "peer" not in way.match.scope:
+            key = "match.scope"
+            advice = "leave out `scope`"
+        elif way.announce_by == "affected":
+            key = "announce_by"
+            advice = "write `announce_by: all`"
+        text = (
+            f"the events of other VMs do not reach the event hub {hub}. A VM that a Preempt or a"
+            " Terminate deletes cannot report the end, so the event stays open in the fleet:"
+        )
+        yield f"routes[{number}].{key}", f"{text} {advice}"
+
+
+def _of_route(route: Route, sinks: Mapping[str, Terms], *, fleet: bool) -> Iterator[Finding]:
     """Yield the matchers of a route that no change can match, and a fallback that gets nothing."""
     match = route.match
     if fleet:  # only the fleet has this type
@@ -206,10 +228,11 @@ def _of_route(route: Route, *, fleet: bool) -> Iterator[Finding]:
     for key, text in unknown_words(match):
         yield f"match.{key}", f"{text}. No event matches it"
     approvals = set(match.change) & set(APPROVAL_KINDS)
-    if match.scope == ("peer",) and route.announce_by != "all" and not approvals and not fleet:
+    announce_by = {sinks[name].announce_by(route) for name in route.sinks}
+    if match.scope == ("peer",) and announce_by != {"all"} and not approvals and not fleet:
         text = (
-            f"with `announce_by: {route.announce_by}` a VM notifies only of events that affect it,"
-            " and these do not"
+            "with `announce_by: affected` a VM notifies only of events that affect it, and these"
+            " do not"
         )
         yield "match.scope", f"{text}: write `announce_by: all`"
     if route.fallback and set(route.fallback) <= set(route.sinks):

@@ -22,11 +22,10 @@ from notbefore.config.constraints import (
 )
 from notbefore.config.sinks import EventHub, Messages, OtlpConnection, SinkConfig
 from notbefore.core.approval import Policy
-from notbefore.core.delivery import Routing
 from notbefore.core.document import ENDPOINT
 from notbefore.core.duration import Duration
 from notbefore.core.record import MAX_TAG_NAME, MAX_TAGS
-from notbefore.core.routing import Route
+from notbefore.core.routing import Route, Routing
 from notbefore.core.text import one_of
 
 GROUP_LABELS: Final = (
@@ -296,7 +295,7 @@ class Config(_Section, frozen=True):
     sinks: dict[SinkName, SinkConfig] = {}
     routes: tuple[
         Route, ...
-    ] = ()  # without any, changes of events that affect this VM go to every sink
+    ] = ()  # without any, a sink gets the events that affect this VM, an event hub gets all
     messages: Messages = Messages()
     heartbeat: HeartbeatConfig | None = None  # a dead man's switch
     approval: Policy = Policy()

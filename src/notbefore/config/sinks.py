@@ -30,8 +30,8 @@ from notbefore.config.constraints import (
     refuse,
 )
 from notbefore.config.secret import Secret
-from notbefore.core.delivery import Terms
 from notbefore.core.duration import Duration
+from notbefore.core.routing import Terms
 from notbefore.errors import ConfigError
 from notbefore.wording import texts
 
@@ -96,6 +96,7 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     APPROVALS: ClassVar[bool] = True  # it also gets the results of approvals
     ONCE: ClassVar[bool] = False  # an attempt whose result is unknown is not repeated
     SIDE_BY_SIDE: ClassVar[int] = 4  # attempts at a time at most, each of another event
+    EVERY_EVENT: ClassVar[bool] = False  # by default it also gets events that affect only other VMs
 
     timeout: SendTimeout = Duration("10s")  # for one attempt
     # older deliveries are not sent, and counted as expired
@@ -103,13 +104,20 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     expire_on_end: bool = True  # announcements are not sent once the event is over
 
     @property
+    def keeps_incidents(self) -> bool:
+        """Whether its receiver keeps one incident for each event, whichever VMs report it."""
+        return False
+
+    @property
     def terms(self) -> Terms:
-        """The settings that concern its deliveries."""
+        """The settings that concern its routes and deliveries."""
         return Terms(
             expire_after=self.expire_after.seconds,
             expire_on_end=self.expire_on_end,
             approvals=self.APPROVALS,
             once=self.ONCE,
+            keeps_incidents=self.keeps_incidents,
+            every_event=self.EVERY_EVENT,
         )
 
 
@@ -167,6 +175,11 @@ class PagerDuty(SinkSettings, frozen=True, kw_only=True):
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
     expire_after: ExpireAfter = Duration("7d")  # an open incident has to be closed
 
+    @property
+    def keeps_incidents(self) -> bool:
+        """True: it has one incident for each ``dedup_key``."""
+        return True
+
 
 class Apprise(SinkSettings, frozen=True, kw_only=True):
     """Any service that apprise knows, by its address."""
@@ -189,10 +202,23 @@ class Webhook(SinkSettings, frozen=True, kw_only=True):
     cert_file: ReadableFile | None = None  # the client's certificate
     key_file: ReadableFile | None = None  # the key of `cert_file`, if that file does not contain it
     allow_private: bool = False  # allow loopback, link-local and private addresses
+    # a field of the body with the event's key, by which the receiver keeps one incident an event
+    dedup_key: LabelName | None = None
 
     def __post_init__(self) -> None:
-        refuse((self.key_file and not self.cert_file, "expected `cert_file` beside `key_file`"))
         refuse_two_authorizations(self)
+        refuse(
+            (self.key_file and not self.cert_file, "expected `cert_file` beside `key_file`"),
+            (
+                self.dedup_key in ("time", "body"),
+                "dedup_key: expected a name that no other field of the body has",
+            ),
+        )
+
+    @property
+    def keeps_incidents(self) -> bool:
+        """Whether ``dedup_key`` tells the receiver which messages belong together."""
+        return self.dedup_key is not None
 
 
 class Alertmanager(SinkSettings, frozen=True, kw_only=True):
@@ -214,6 +240,11 @@ class Alertmanager(SinkSettings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         refuse_two_authorizations(self)
 
+    @property
+    def keeps_incidents(self) -> bool:
+        """True: it has one alert for each set of labels."""
+        return True
+
 
 class EventHub(SinkSettings, frozen=True, kw_only=True):
     """An Azure Event Hub: a ``connection_string``, or ``namespace`` and ``hub`` with the VM's
@@ -221,6 +252,8 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
     """
 
     EXTRA: ClassVar[str] = "eventhub"
+    # a VM that is gone cannot report the end of its Preempt: the other VMs do
+    EVERY_EVENT: ClassVar[bool] = True
 
     connection_string: HubConnection | None = None  # contains a key; replaces an identity
     namespace: Namespace | None = None  # such as fleet.servicebus.windows.net

@@ -10,8 +10,18 @@ from msgspec.structs import replace
 from notbefore.core.change import APPROVAL_KINDS, Change, ChangeKind
 from notbefore.core.document import Event
 from notbefore.core.event_types import Severity
+from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.record import Record, Vm, view
-from notbefore.core.routing import NEAR, Route, route, severity_at_once, severity_of
+from notbefore.core.routing import (
+    NEAR,
+    AnnounceBy,
+    Route,
+    Routing,
+    Terms,
+    route,
+    severity_at_once,
+    severity_of,
+)
 from notbefore.core.text import sha256
 
 MessageKind = ChangeKind | Literal["reminder", "heartbeat"]
@@ -19,7 +29,6 @@ MessageKind = ChangeKind | Literal["reminder", "heartbeat"]
 EXPIRING_KINDS: Final = frozenset({"announced", "updated", "reminder"})
 SETTLING: Final = 5.0  # seconds; ``_settling`` says why
 REMINDER_GRACE: Final = 60.0  # seconds after NotBefore during which a late reminder is still sent
-A_DAY: Final = 86_400.0  # seconds
 
 DeliveryState = Literal["pending", "dead", "repeating"]
 Lane = tuple[str, str]  # a sink and an event key: the deliveries of one lane are sent in order
@@ -98,22 +107,6 @@ class Delivery(Struct, frozen=True, omit_defaults=True):
         )
 
 
-class Terms(Struct, frozen=True):
-    """The settings of a sink that concern its deliveries."""
-
-    expire_after: float = A_DAY  # seconds
-    expire_on_end: bool = True
-    approvals: bool = True  # it also gets the results of approvals
-    once: bool = False  # its deliveries may be attempted only once
-
-
-class Routing(Struct, frozen=True):
-    """The routes, and the sinks that they may name."""
-
-    routes: tuple[Route, ...] = ()
-    sinks: dict[str, Terms] = {}
-
-
 def delivery_id(change_id: str, sink: str) -> str:
     """32 hex digits, the same for the same step of an event and the same sink, on every VM."""
     return sha256(f"{change_id}\n{sink}".encode())[:32]
@@ -126,37 +119,85 @@ def deliveries(
 
     ``vm``: this VM, as far as it is known.
     """
-    found: list[Delivery] = []
+    new: list[Delivery] = []
     targets = _targets(change, routing, vm)
-    created, not_before = (
-        change.time.timestamp(),
-        change.not_before.timestamp() if change.not_before else 0.0,
-    )
+    plain = _without_sink(change, record)
     for sink, way in targets.items():
-        terms, severity = routing.sinks[sink], way.severity or severity_at_once(change)
+        terms = routing.sinks[sink]
+        severity = way.severity or plain.severity
         fallback = _fallback(change, way, targets, routing)
-        message = Delivery(
-            delivery_id=delivery_id(change.id, sink),
-            event_key=change.event.key,
-            sink=sink,
-            kind=change.kind,
+        fallback_at = None
+        if fallback and severity == "critical":
+            fallback_at = plain.created + way.fallback_after.seconds
+
+        message = replace(
+            for_sink(plain, sink, terms),
             severity=severity,
-            created=created,
-            due=created + _settling(change, terms),
-            expires=created + terms.expire_after,
-            record=record,
-            change_id=change.id,
-            expires_with_event=terms.expire_on_end and change.kind in EXPIRING_KINDS,
-            not_before=not_before,
+            due=plain.created + _settling(change, terms),
+            expires=plain.created + terms.expire_after,
             fallback=fallback,
-            fallback_at=created + way.fallback_after.seconds
-            if fallback and severity == "critical"
-            else None,
+            fallback_at=fallback_at,
             others=tuple(sorted(targets.keys() - {sink})),
-            once=terms.once,
         )
-        found += (message, *_reminders(change, way, message))
-    return tuple(found)
+        new.append(message)
+        new += _reminders(change, way, message, announce_by=terms.announce_by(way))
+    return tuple(new)
+
+
+def last_message(change: Change, record: bytes) -> Delivery | None:
+    """Return the last message of an event, without a sink; ``None`` if more may follow.
+
+    It is for the sinks that got an earlier message, and to which no route leads any more.
+    """
+    if not is_last(change):
+        return None
+    return _without_sink(change, record)
+
+
+def is_last(change: Change) -> bool:
+    """Whether this VM has nothing more to report: the event ended, or no longer affects it."""
+    return change.kind in OUTCOMES or change.no_longer_affected
+
+
+def _without_sink(change: Change, record: bytes) -> Delivery:
+    created = change.time.timestamp()
+    not_before = 0.0
+    if change.not_before is not None:
+        not_before = change.not_before.timestamp()
+    return Delivery(
+        delivery_id="",
+        event_key=change.event.key,
+        sink="",
+        kind=change.kind,
+        severity=severity_at_once(change),
+        created=created,
+        due=created,
+        expires=created,
+        record=record,
+        change_id=change.id,
+        not_before=not_before,
+    )
+
+
+def for_sink(delivery: Delivery, sink: str, terms: Terms) -> Delivery:
+    """Return an untried copy of a delivery for a sink, by its terms.
+
+    It has the same id from every route, and on every VM.
+    """
+    expires_with_event = delivery.is_reminder
+    if terms.expire_on_end and delivery.kind in EXPIRING_KINDS:
+        expires_with_event = True
+    return replace(
+        delivery,
+        sink=sink,
+        delivery_id=delivery_id(delivery.change_id or delivery.delivery_id, sink),
+        expires_with_event=expires_with_event,
+        once=terms.once,
+        state="pending",
+        attempts=0,
+        error="",
+        begun=False,
+    )
 
 
 class Targets(NamedTuple):
@@ -185,8 +226,8 @@ def targets_of(record: bytes, routing: Routing, vm: Vm | None) -> Targets:
 
 def _targets(change: Change, routing: Routing, vm: Vm | None) -> dict[str, Route]:
     """The sinks of a change, each with the route that leads there."""
-    found = route(change, routing.routes, vm, tuple(routing.sinks))
-    return {sink: way for sink, way in found.items() if _takes(routing.sinks[sink], change)}
+    ways = route(change, routing, vm)
+    return {sink: way for sink, way in ways.items() if _takes(routing.sinks[sink], change)}
 
 
 def _fallback(
@@ -208,7 +249,7 @@ def _settling(change: Change, terms: Terms) -> float:
     """
     before = change.previous if change.kind == "updated" and change.scope == "self" else None
     left = before is not None and set(before.vms) - set(change.event.vms)
-    return SETTLING if left and not terms.approvals else 0.0
+    return SETTLING if left and terms.keeps_incidents else 0.0
 
 
 def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: float) -> Delivery:
@@ -217,10 +258,12 @@ def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: 
     return Delivery(identity, key, sink, "heartbeat", "info", now, now, now + interval, record)
 
 
-def _reminders(change: Change, way: Route, message: Delivery) -> Iterator[Delivery]:
+def _reminders(
+    change: Change, way: Route, message: Delivery, *, announce_by: AnnounceBy
+) -> Iterator[Delivery]:
     """Yield the reminders to send before NotBefore."""
     event, ahead = change.event, change.ahead_seconds
-    last = change.no_longer_affected and way.announce_by != "all"
+    last = change.no_longer_affected and announce_by != "all"
     if last or change.kind not in ("announced", "updated") or ahead is None:
         return
     near = way.severity or severity_of(event.event_type, None, event.duration)

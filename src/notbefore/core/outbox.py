@@ -22,18 +22,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import APPROVAL_KINDS, Change
-from notbefore.core.delivery import (
-    A_DAY,
-    EXPIRING_KINDS,
-    Delivery,
-    Targets,
-    Terms,
-    delivery_id,
-)
+from notbefore.core.delivery import Delivery, Targets, for_sink, is_last
 from notbefore.core.duration import back_off
 from notbefore.core.event_types import SEVERITIES
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.outbox_rows import LATENCY_BOUNDS, Latency, OutboxImage, OutboxRows
+from notbefore.core.routing import A_DAY, Terms
 
 FIRST_PAUSE: Final = 1.0  # seconds: the upper limit of the pause after the first failed attempt
 LONGEST_PAUSE: Final = 300.0  # seconds: the limit of later ones; random, so that a fleet spreads
@@ -67,7 +61,9 @@ class SendResult(Struct, frozen=True):
     outcome: Literal["accepted", "refused", "failed", "returned"]
     error: str = ""
     retry_after: float | None = None  # seconds: the receiver asks for a pause of the whole sink
-    thread: str | None = None  # the sink gets this text back with later deliveries of this event
+    # the sink opened something for the event: it gets this text back with later deliveries, and it
+    # gets the end, whatever the routes are then
+    thread: str | None = None
     repeat: float | None = None  # seconds until it is sent again, while the event lasts
     by_hand: bool = False  # a person must act first: a critical delivery uses its fallback now
 
@@ -139,13 +135,21 @@ class Outbox:
 
     # ---- changes of events
 
-    def take(self, change: Change, deliveries: Sequence[Delivery], now: float, wall: float) -> None:
+    def take(
+        self,
+        change: Change,
+        deliveries: Sequence[Delivery],
+        now: float,
+        wall: float,
+        last: Delivery | None = None,
+    ) -> list[str]:
         """Add the deliveries of a change, and withdraw those that it makes needless.
 
-        ``wall``: Unix seconds of ``now``.
+        ``wall``: Unix seconds of ``now``. ``last``: see ``delivery.last_message``. It also goes to
+        the sinks that opened something for the event. Return those that are no longer configured:
+        what they opened stays open.
         """
         key = change.event.key
-        is_over = change.kind in OUTCOMES or change.no_longer_affected
         if change.kind in OUTCOMES:
             self._end(key, now)
         elif change.no_longer_affected:
@@ -153,15 +157,21 @@ class Outbox:
         elif change.kind == "started" or change.not_before_changed:
             self._withdraw_reminders(self.rows.of_event(key), now)  # the change has new ones
 
-        final = [replace(delivery, final=is_over) for delivery in deliveries]
+        final = [replace(delivery, final=is_last(change)) for delivery in deliveries]
         copies: list[Delivery] = []
-        if is_over:
-            for end in final:
-                copies += self._copies_for_fallback(end)
+        removed: list[str] = []
+        if last is not None:
+            routed = {delivery.sink for delivery in deliveries}
+            opened = [sink for sink in self._opened(key) if sink not in routed]
+            removed = [sink for sink in opened if not self._is_configured(sink)]
+            copies = [self._last_copy(last, sink) for sink in opened if sink not in removed]
         self.put([*final, *copies], now, wall)
 
         if copies:  # these sinks get no older message after the end
             self._spare(self.rows.of_event(key), [copy.sink for copy in copies])
+        for sink in removed:
+            self.rows.remember_thread((sink, key), None)
+        return removed
 
     def put(self, deliveries: Iterable[Delivery], now: float, wall: float) -> None:
         """Add deliveries, except those whose id is here already; ``wall``: as in ``take``."""
@@ -271,21 +281,29 @@ class Outbox:
             return delivery  # it was moved from another sink, and keeps its place
         return replace(delivery, seq=seq)
 
-    def _copies_for_fallback(self, end: Delivery) -> list[Delivery]:
-        """Return the end of an event for each fallback sink that got an earlier message of it.
+    def _opened(self, event_key: str) -> list[str]:
+        """Return the sinks that have a thread of an event, or will have one."""
+        opened: dict[str, None] = {}
+        for sink, lane_key in self.rows.threads:
+            if lane_key == event_key:
+                opened[sink] = None
+        for row in self.rows.of_event(event_key):
+            if row.state == "pending" and (row.note or self._terms_of(row.sink).keeps_incidents):
+                opened[row.sink] = None
+        return list(opened)
 
-        Such a sink has a thread of the event, or still has a pending message of it.
-        """
-        copies: list[Delivery] = []
-        for sink in end.fallback:
-            lane = (sink, end.event_key)
-            lane_rows = self.rows.lane_rows(lane)
-            has_pending = any(row.state == "pending" for row in lane_rows.in_order())
-            if has_pending or lane in self.rows.threads:
-                copy = _copy_for(end, sink, self._terms_of(sink))
-                note = f"an earlier message of this event came here instead of {end.sink}"
-                copies.append(replace(_alone(copy), note=note, due=end.created))
-        return copies
+    def _last_copy(self, last: Delivery, sink: str) -> Delivery:
+        """Return the last message of an event for a sink that no route of the change leads to."""
+        terms = self._terms_of(sink)
+        return replace(
+            for_sink(last, sink, terms),
+            expires=last.created + terms.expire_after,
+            note="an earlier message of this event came here",
+            final=True,
+        )
+
+    def _is_configured(self, sink: str) -> bool:
+        return self.terms is None or sink in self.terms
 
     def _terms_of(self, sink: str) -> Terms:
         if self.terms is None:
@@ -376,7 +394,7 @@ class Outbox:
             note = f"{row.sink} refused it"
         if row.error:
             note = f"{note}: {row.error}"
-        copy = _alone(_copy_for(row, sink, self._terms_of(sink)))
+        copy = _alone(for_sink(row, sink, self._terms_of(sink)))
         return replace(copy, note=note, seq=0, due=now, expires=now + A_DAY)
 
     # ---- results
@@ -420,9 +438,14 @@ class Outbox:
             self._repeat(row, result.repeat, now)
 
     def _remember_thread(self, row: Delivery, result: SendResult) -> None:
+        """Remember that a sink has opened something for an event, until its last message."""
+        if row.final and not self._is_superseded(row):
+            self.rows.remember_thread(row.lane, None)
+            return
+
         thread = result.thread
         if thread is None and row.note:
-            thread = ""  # a fallback sink got a message: it must get the event's end as well
+            thread = ""  # it came to a fallback sink, which must get the event's end as well
         if thread is None:
             return
 
@@ -551,7 +574,7 @@ class Outbox:
         if row.state == "repeating":
             expires = now + A_DAY
         for sink in sinks:
-            copy = _copy_for(row, sink, self._terms_of(sink))  # its ``seq`` is for ``advance``
+            copy = for_sink(row, sink, self._terms_of(sink))  # its ``seq`` is for ``advance``
             self._add(replace(copy, others=others, expires=expires), now)
 
     # ---- the bounds
@@ -645,27 +668,6 @@ def _after_failure(row: Delivery, result: SendResult, dice: float, now: float) -
         error=result.error,
         begun=False,
         fallback_at=fallback_at,
-    )
-
-
-def _copy_for(row: Delivery, sink: str, terms: Terms) -> Delivery:
-    """Return an untried copy for another sink, by its terms.
-
-    It has the same id as if a route led there.
-    """
-    expires_with_event = row.is_reminder
-    if terms.expire_on_end and row.kind in EXPIRING_KINDS:
-        expires_with_event = True
-    return replace(
-        row,
-        sink=sink,
-        delivery_id=delivery_id(row.change_id or row.delivery_id, sink),
-        expires_with_event=expires_with_event,
-        once=terms.once,
-        state="pending",
-        attempts=0,
-        error="",
-        begun=False,
     )
 
 

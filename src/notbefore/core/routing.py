@@ -3,17 +3,20 @@
 Pure, in the manner of Alertmanager.
 
 Routes are tried in order; the first match wins unless it has ``continue``. Without any route, the
-changes of events that affect this VM go to every sink.
+changes of events that affect this VM go to every sink, and those of all other events that it sees
+go to the event hubs.
 """
 
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from notbefore.core.change import Change, ChangeKind, Scope
 from notbefore.core.document import Event
 from notbefore.core.duration import Duration
 from notbefore.core.event_types import EVENT_TYPES, PREEMPT, Severity, event_type_of
+from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.record import Vm
 
 AnnounceBy = Literal["affected", "all"]
@@ -23,6 +26,7 @@ Words = Annotated[tuple[str, ...], Meta(min_length=1)]  # an empty list would ma
 NEAR: Final = 3600.0
 LONG_FREEZE: Final = 9  # seconds of expected interruption from which a Freeze is worth a warning
 MAX_REMINDERS: Final = 12  # of one event to one sink
+A_DAY: Final = 86_400.0  # seconds
 
 
 class DurationRange(Struct, frozen=True, forbid_unknown_fields=True):
@@ -141,8 +145,9 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
     match: Match = Match()
     sinks: tuple[str, ...] = ()  # where the change goes; without any, nobody is notified
     go_on: bool = False  # try the routes after this one as well
-    # who notifies: only the affected VMs, or all VMs that see the event
-    announce_by: AnnounceBy = "affected"
+    # who notifies: only the affected VMs, or all VMs that see the event; default: `all` for event
+    # hubs, else `affected`
+    announce_by: AnnounceBy | None = None
     severity: Severity | None = None  # replaces the severity that follows from type and notice
     remind_before: tuple[Duration, ...] = ()  # how long before NotBefore reminders are sent
     fallback: tuple[
@@ -172,6 +177,42 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
             raise ValueError(f"remind_before: a Preempt has {notice:g} s of notice: expected less")
 
 
+class Terms(Struct, frozen=True):
+    """The settings of a sink that concern its routes and deliveries."""
+
+    expire_after: float = A_DAY  # seconds
+    expire_on_end: bool = True
+    approvals: bool = True  # it also gets the results of approvals
+    once: bool = False  # its deliveries may be attempted only once
+    # its receiver keeps one incident for each event, whichever VMs report it; the end closes it
+    keeps_incidents: bool = False
+    every_event: bool = False  # by default it also gets the events that affect only other VMs
+
+    def announce_by(self, way: Route) -> AnnounceBy:
+        """Return which VMs notify this sink, by a route that leads to it."""
+        if way.announce_by is not None:
+            return way.announce_by
+        return "all" if self.every_event else "affected"
+
+
+class Routing(Struct, frozen=True):
+    """The routes, and the sinks that they may name."""
+
+    routes: tuple[Route, ...] = ()
+    sinks: dict[str, Terms] = {}
+
+    @property
+    def routes_or_default(self) -> tuple[Route, ...]:
+        """The routes, or those that apply if none are configured."""
+        if self.routes:
+            return self.routes
+        of_every_event = tuple(name for name, terms in self.sinks.items() if terms.every_event)
+        return (
+            Route(sinks=of_every_event, go_on=True),
+            Route(Match(scope=("self",)), tuple(self.sinks)),
+        )
+
+
 def severity_of(event_type: str, ahead: float | None, duration: int | None) -> Severity:
     """Return the severity from values that are the same on every VM.
 
@@ -193,20 +234,58 @@ def severity_at_once(change: Change) -> Severity:
     return severity_of(change.event.event_type, change.ahead_seconds, change.event.duration)
 
 
-def route(
-    change: Change, routes: tuple[Route, ...], vm: Vm | None, sinks: tuple[str, ...]
-) -> dict[str, Route]:
+def route(change: Change, routing: Routing, vm: Vm | None) -> dict[str, Route]:
     """Return the sinks that this VM sends a change to, each with the first route that
     leads there.
     """
-    found: dict[str, Route] = {}
-    for one in routes or (Route(Match(scope=("self",)), sinks),):
-        if one.match.accepts(change, vm):
-            if _notifies(change, one.announce_by, vm):
-                found |= {sink: one for sink in one.sinks if sink not in found}
-            if not one.go_on:
+    ways = _ways(change, routing, vm)
+    if _is_end_of_vanished_peer(change):
+        for sink, way in _closing_ways(change, routing, vm or Vm()).items():
+            ways.setdefault(sink, way)
+    return ways
+
+
+def _ways(change: Change, routing: Routing, vm: Vm | None) -> dict[str, Route]:
+    ways: dict[str, Route] = {}
+    for way in _matching_routes(change, routing, vm):
+        for sink in way.sinks:
+            announce_by = routing.sinks[sink].announce_by(way)
+            if sink not in ways and _notifies(change, announce_by, vm):
+                ways[sink] = way
+    return ways
+
+
+def _matching_routes(change: Change, routing: Routing, vm: Vm | None) -> list[Route]:
+    matching: list[Route] = []
+    for candidate in routing.routes_or_default:
+        if candidate.match.accepts(change, vm):
+            matching.append(candidate)
+            if not candidate.go_on:
                 break
-    return found
+    return matching
+
+
+def _is_end_of_vanished_peer(change: Change) -> bool:
+    """Whether an event of other VMs ended, after which they are gone and cannot report it."""
+    if change.scope != "peer" or change.kind not in OUTCOMES:
+        return False
+    return event_type_of(change.event.event_type).vanishes
+
+
+def _closing_ways(change: Change, routing: Routing, vm: Vm) -> dict[str, Route]:
+    """Return the sinks where a VM that is gone may have opened an incident.
+
+    They are those of the routes by which it sent its own events, as far as this VM knows its facts.
+    An end without an incident does nothing there, so a failure to send it needs no fallback.
+    """
+    ways: dict[str, Route] = {}
+    own = replace(change, scope="self")
+    for name in change.event.resources:
+        for way in _matching_routes(own, routing, replace(vm, name=name)):
+            for sink in (*way.sinks, *way.fallback):
+                if routing.sinks[sink].keeps_incidents:
+                    ways.setdefault(sink, Route(sinks=(sink,), severity=way.severity))
+    return ways
 
 
 def _one_of(value: str, wanted: tuple[str, ...]) -> bool:

@@ -290,14 +290,18 @@ class Consumer:
                 began = time.monotonic()
         await asyncio.sleep(0)
 
-    def _commit(self, fold: Partition, made: Notification) -> None:
-        """Queue a notification, unless it is muted, and write its record.
+    def _commit(self, fold: Partition, notification: Notification) -> None:
+        """Queue a notification and write its record, unless it is muted.
 
         A failure does not stop the others.
         """
+        outbox = self._parts.outbox
         try:
-            sent = not is_muted(self.mutes, self._parts.clock.now(), made, fold.state.muted)
-            line = self._parts.outbox.commit(fold.name, made, sent=sent)
+            now = self._parts.clock.now()
+            if is_muted(self.mutes, now, notification, fold.state.muted):
+                outbox.mute(fold.name, notification)
+                return
+            line = outbox.commit(fold.name, notification)
         except Exception as error:  # noqa: BLE001 - an unforeseen one
             self.keeper.failed("fold", error)
             return

@@ -6,17 +6,19 @@ partition (``adopt``, ``leave``).
 """
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
-from notbefore.core.delivery import Delivery, Routing, Targets, deliveries, targets_of
+from notbefore.core.change import Change
+from notbefore.core.delivery import Delivery, Targets, deliveries, last_message, targets_of
 from notbefore.core.outbox import OF_A_FLEET, Outbox
 from notbefore.core.outbox_rows import OutboxImage
 from notbefore.core.record import Record, Vm
+from notbefore.core.routing import Routing
 from notbefore.fleet.waves import Notification, routable
 from notbefore.metrics.totals import Totals
 from notbefore.process.clock import Clock
-from notbefore.store.store import StoredOutbox
+from notbefore.store.store import StoredOutbox, log_left_open
 from notbefore.wording.records import record_of
 
 # the fields that routes match
@@ -50,23 +52,44 @@ class FleetOutbox(StoredOutbox):
 
     # ---- for the partitions
 
-    def commit(self, partition: str, made: Notification, *, sent: bool) -> bytes:
-        """Queue the deliveries of a partition's notification; return its record.
+    def commit(self, partition: str, notification: Notification) -> bytes:
+        """Queue the deliveries of a partition's notification, and count it; return its record."""
+        change = notification.change
+        record = record_of(
+            change,
+            notification.vm,
+            exercise=notification.exercise,
+            fleet=notification.facts,
+        )
+        line = record.line()
 
-        ``sent``: false if it is muted.
-        """
-        change = made.change
-        line = record_of(change, made.vm, exercise=made.exercise, fleet=made.facts).line()
         # routed by each of its places; one delivery for each sink and step
-        vms = map(routable, made.routed) if sent else ()
-        new = {
-            one.delivery_id: one for vm in vms for one in deliveries(change, line, self.routing, vm)
-        }
-        with self.opened() as (outbox, now):
-            self._partition_of[change.event.key] = partition
-            outbox.take(change, list(new.values()), now, self._hub_time())
+        new: dict[str, Delivery] = {}
+        for vm in notification.routed:
+            for delivery in deliveries(change, line, self.routing, routable(vm)):
+                new[delivery.delivery_id] = delivery
+
+        self._take(partition, change, list(new.values()), last_message(change, line))
+        with self._memory:
             self.totals = self.totals.plus(change)
         return line
+
+    def mute(self, partition: str, notification: Notification) -> None:
+        """Notify no one of a step: only withdraw what it makes needless."""
+        self._take(partition, notification.change)
+
+    def _take(
+        self,
+        partition: str,
+        change: Change,
+        new: Sequence[Delivery] = (),
+        last: Delivery | None = None,
+    ) -> None:
+        event = change.event
+        with self.opened() as (outbox, now):
+            self._partition_of[event.key] = partition
+            removed = outbox.take(change, new, now, self._hub_time(), last)
+        log_left_open((sink, event.event_id) for sink in removed)
 
     def has_news(self, partition: str) -> bool:
         """Whether a delivery of a partition has come, gone or changed since its last ``part``."""

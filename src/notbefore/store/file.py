@@ -88,12 +88,13 @@ class FileReplacedError(OSError):
 class StoredChange(Struct, frozen=True):
     """One change to be stored. ``record``: the change as JSON, UTF-8.
 
-    ``deliveries``: the messages about it.
+    ``deliveries``: the messages about it. ``last``: see ``core.delivery.last_message``.
     """
 
     change: Change
     record: bytes
     deliveries: tuple[Delivery, ...] = ()
+    last: Delivery | None = None
 
 
 class FileClock(Struct, frozen=True):

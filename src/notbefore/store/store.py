@@ -21,8 +21,9 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from notbefore.core.delivery import Delivery, Targets, Terms
+from notbefore.core.delivery import Delivery, Targets
 from notbefore.core.outbox import Outbox, SendResult
+from notbefore.core.routing import Terms
 from notbefore.errors import StoreError
 from notbefore.metrics.totals import OutboxView, view_of
 from notbefore.store.disk import DiskThread
@@ -158,6 +159,17 @@ def _log_overflowed(rows: Sequence[Delivery]) -> None:
     log.error("the outbox is full: %d deliveries are removed and not sent (%s)", len(rows), sinks)
 
 
+def log_left_open(left_open: Iterable[tuple[str, str]]) -> None:
+    """Log what stays open after its event: the sink, which was removed, and the EventId."""
+    for sink, event_id in left_open:
+        log.warning(
+            "sink %s is no longer configured, so it does not get the end of event %s: close by hand"
+            " what is still open there",
+            sink,
+            event_id,
+        )
+
+
 class History(Struct, frozen=True):
     """The newest records as JSON, oldest first."""
 
@@ -208,11 +220,13 @@ class Store(StoredOutbox):
         """Remember a state, the changes that led to it, and their deliveries."""
         now = self._clock.boot_time()
         wall = self._clock.time()
+        left_open: list[tuple[str, str]] = []  # sinks that are not configured, with an EventId
         with self._memory:
             news = state is not self.state
             self.state = state
             for stored in changes:
-                self._outbox.take(stored.change, stored.deliveries, now, wall)
+                gone = self._outbox.take(stored.change, stored.deliveries, now, wall, stored.last)
+                left_open += [(sink, stored.change.event.event_id) for sink in gone]
             removed = self._outbox.make_room(now)
             self._records += changes
             too_many = max(0, len(self._records) - MAX_RECORDS)
@@ -224,7 +238,8 @@ class Store(StoredOutbox):
             log.warning(
                 "%d records are missing in the history: too many wait for the disk", too_many
             )
-        if any(stored.deliveries for stored in changes):
+        log_left_open(left_open)
+        if any(stored.deliveries or stored.last is not None for stored in changes):
             self._to_deliver()
 
     def know_time(self, date: float | None) -> None:

@@ -105,7 +105,9 @@ class Sink(BaseSink):
                 f"apprise has sent nothing: it found no open alert of this event; {todo}",
                 permanent=True,
             )
-        return Receipt()
+        if self._key is None:
+            return Receipt()
+        return Receipt(thread=message.alert_key)
 
 
 def notification(message: Message, text: Text) -> dict[str, str]:

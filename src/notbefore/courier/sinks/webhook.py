@@ -23,6 +23,7 @@ class Sink(HttpSink):
     def __init__(self, _name: str, settings: Webhook, messages: Messages) -> None:
         self._url = settings.url.reveal()
         self._headers = headers_of(settings)
+        self._dedup_key = settings.dedup_key
         self._secret = settings.secret.reveal().encode() if settings.secret is not None else None
         cert: str | tuple[str, str] | None = settings.cert_file
         if settings.cert_file is not None and settings.key_file is not None:
@@ -43,6 +44,10 @@ class Sink(HttpSink):
         }
         named = {f"notbefore.delivery.{name}": value for name, value in delivery.items() if value}
         values = message.content.flat() | named
+        thread = None
+        if self._dedup_key is not None:
+            thread = message.alert_key
+            values[self._dedup_key] = thread
         body = json_line(values)
         headers = self._headers | {
             "Content-Type": "application/json",
@@ -51,7 +56,7 @@ class Sink(HttpSink):
         if self._secret is not None:
             headers["X-Notbefore-Signature"] = sign(self._secret, body, int(time.time()))
         self._http.post(self._url, headers, body).check()
-        return Receipt()
+        return Receipt(thread=thread)
 
 
 def sign(secret: bytes, body: bytes, seconds: int) -> str:
