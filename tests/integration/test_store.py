@@ -427,10 +427,24 @@ def test_the_age_of_what_waits_is_right_whatever_the_wall_clock_does(tmp_path: P
         assert len(store.exchange([], {"chat": 9})) == 1
 
 
+def test_history_is_within_its_bytes_after_each_hundred_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("notbefore.store.file.HISTORY_BYTES", 4_000)
+    with store_in(tmp_path) as store:
+        write(store, stored(0))
+        for first in (1, 101):
+            write(store, *[stored(number) for number in range(first, first + 100)])
+
+            records = store.history(None, 1_000).records
+            assert 0 < len(records) * len(records[0]) <= 4_000
+
+
 def test_the_history_and_each_answer_are_bounded_in_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("notbefore.store.file.HISTORY_BYTES", 4_000)
+    monkeypatch.setattr("notbefore.store.file.HISTORY_CHECK", 1)
     with store_in(tmp_path) as store:
         for number in range(10):
             write(store, stored(number))

@@ -21,7 +21,7 @@ from msgspec import Struct
 from notbefore.core.approval import ApprovalAttempt
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
-from notbefore.core.delivery import Delivery
+from notbefore.core.delivery import Delivery, Lane
 from notbefore.core.outbox_rows import Ledger, OutboxImage
 from notbefore.core.record import HISTORY_RECORDS, Vm
 from notbefore.core.tracked import Tracked
@@ -35,6 +35,8 @@ BUSY_SECONDS: Final = 0.5  # to wait for a transaction of another process, such 
 # the same while the file is opened: at the start, only the file has the state
 OPENING_SECONDS: Final = 10.0
 HISTORY_BYTES: Final = 64 * 1024 * 1024  # of its records; the oldest are deleted
+# changes between two checks of that bound, each of which reads the sizes of all records
+HISTORY_CHECK: Final = 100
 _SCHEMA: Final = f"""
 BEGIN IMMEDIATE;
 -- What is remembered, as MessagePack. kind: state, delivery, thread, ledger, file
@@ -53,7 +55,11 @@ PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
 _ROWS: Final = "SELECT kind, key, body FROM rows"
-_TOO_MANY_BYTES: Final = """
+_ADD_CHANGE: Final = "INSERT OR IGNORE INTO history (change_id, time, record) VALUES (?, ?, ?)"
+_DELETE_ABOVE_COUNT: Final = """
+    DELETE FROM history WHERE seq <= (SELECT max(seq) FROM history) - ?
+"""
+_DELETE_ABOVE_BYTES: Final = """
     DELETE FROM history WHERE seq <= (SELECT max(seq) FROM (
         SELECT seq, sum(length(record)) OVER (ORDER BY seq DESC) AS bytes FROM history
         ) WHERE bytes > ?)
@@ -113,6 +119,8 @@ class Content(NamedTuple):
     clock: FileClock = FileClock()
 
 
+RowKey = tuple[str, str]  # its kind, and its key within that kind
+
 _TYPES: Final[dict[str, Any]] = {  # by the kind of a row
     "state": StoredState,
     "delivery": Delivery,
@@ -137,9 +145,9 @@ class StateFile:
         # SQLite's ``data_version``, which changes if another connection writes; None: the content
         # is not known
         self._version: int | None = None
-        self._rows: dict[
-            tuple[str, str], Any
-        ] = {}  # in the file, if its content is known, by kind and key
+        # those in the file, if its content is known
+        self._rows: dict[RowKey, Any] = {}
+        self._until_check = 0  # changes that are added before the bytes are counted again
 
     def load(self) -> Content:
         """Return the content; empty without a file.
@@ -157,25 +165,27 @@ class StateFile:
 
     def _read(self, rows: Iterable[tuple[str, str, bytes]]) -> Content:
         """Decode rows; one that cannot be read is logged, counted as damaged and left out."""
-        found: dict[str, dict[str, Any]] = {kind: {} for kind in _TYPES}
+        decoded: dict[str, dict[str, Any]] = {kind: {} for kind in _TYPES}
         for kind, key, body in rows:
             try:
-                found[kind][key] = msgspec.msgpack.decode(body, type=_TYPES[kind])
+                decoded[kind][key] = msgspec.msgpack.decode(body, type=_TYPES[kind])
             except (ValueError, KeyError) as error:  # MsgspecError is a ValueError
                 log.warning("a row of the state file cannot be read (%s %s): %s", kind, key, error)
                 self.damaged += 1
-        clock = found["file"].get("", FileClock())
-        # the key of a thread is a sink and an event
-        threads = tuple(
-            (key.partition("\n")[::2], thread) for key, thread in found["thread"].items()
+
+        threads: list[tuple[Lane, str]] = []
+        for key, thread in decoded["thread"].items():
+            sink, _, event_key = key.partition("\n")
+            threads.append(((sink, event_key), thread))
+
+        clock = decoded["file"].get("", FileClock())
+        outbox = OutboxImage(
+            clock=clock.clock,
+            rows=tuple(decoded["delivery"].values()),
+            threads=tuple(threads),
+            ledger=decoded["ledger"].get("", Ledger()),
         )
-        image = OutboxImage(
-            clock.clock,
-            tuple(found["delivery"].values()),
-            threads,
-            found["ledger"].get("", Ledger()),
-        )
-        return Content(found["state"].get("", StoredState()), image, clock)
+        return Content(decoded["state"].get("", StoredState()), outbox, clock)
 
     def write(self, content: Content, news: Sequence[StoredChange]) -> None:
         """Write all that differs from the file, and add ``news`` to the history, in one
@@ -183,20 +193,12 @@ class StateFile:
 
         Raises ``FileReplacedError`` if the file was replaced, overwritten or damaged.
         """
-        rows: dict[tuple[str, str], Any] = {
-            ("delivery", row.delivery_id): row for row in content.outbox.rows
-        }
-        rows |= {("thread", "\n".join(lane)): thread for lane, thread in content.outbox.threads}
-        rows |= {
-            ("ledger", ""): content.outbox.ledger,
-            ("file", ""): content.clock,
-            ("state", ""): content.state,
-        }
-        changed = [
-            (*key, msgspec.msgpack.encode(row))
-            for key, row in rows.items()
-            if self._rows.get(key) is not row
-        ]
+        rows = _rows_of(content)
+        changed: list[tuple[str, str, bytes]] = []
+        for (kind, key), value in rows.items():
+            if self._rows.get((kind, key)) is not value:
+                changed.append((kind, key, msgspec.msgpack.encode(value)))
+
         with self._damage_noticed():
             db = self._open()
             db.execute("BEGIN IMMEDIATE")
@@ -211,7 +213,8 @@ class StateFile:
                 self._add_history(db, news)
             db.execute("COMMIT")
             self.check()
-        self._version, self._rows = version, rows
+        self._version = version
+        self._rows = rows
 
     @contextmanager
     def _damage_noticed(self) -> Iterator[None]:
@@ -231,16 +234,15 @@ class StateFile:
             raise FileReplacedError(f"{self.path} is damaged") from error
 
     def _add_history(self, db: sqlite3.Connection, changes: Sequence[StoredChange]) -> None:
-        records = [(one.change.id, one.change.time.timestamp(), one.record) for one in changes]
-        db.executemany(
-            "INSERT OR IGNORE INTO history (change_id, time, record) VALUES (?, ?, ?)", records
-        )
-        db.execute(
-            "DELETE FROM history WHERE seq <= (SELECT max(seq) FROM history) - ?",
-            (HISTORY_RECORDS,),
-        )
-        if db.execute("SELECT sum(length(record)) FROM history").fetchone()[0] > HISTORY_BYTES:
-            db.execute(_TOO_MANY_BYTES, (HISTORY_BYTES,))
+        for stored in changes:
+            time = stored.change.time.timestamp()
+            db.execute(_ADD_CHANGE, (stored.change.id, time, stored.record))
+        db.execute(_DELETE_ABOVE_COUNT, (HISTORY_RECORDS,))
+
+        self._until_check -= len(changes)
+        if self._until_check <= 0:
+            db.execute(_DELETE_ABOVE_BYTES, (HISTORY_BYTES,))
+            self._until_check = HISTORY_CHECK
 
     def history(self, since: float, limit: int, max_bytes: int) -> tuple[list[bytes], bool]:
         """Return the newest records since a Unix time, newest first, and whether ``max_bytes`` left
@@ -249,14 +251,14 @@ class StateFile:
         Raises ``FileReplacedError`` if the file is damaged.
         """
         query = "SELECT record FROM history WHERE time >= ? ORDER BY seq DESC LIMIT ?"
-        found: list[bytes] = []
+        records: list[bytes] = []
         with self._damage_noticed():
             for (record,) in self._open().execute(query, (since, limit)):
                 max_bytes -= len(record)
-                if found and max_bytes < 0:
-                    return found, True
-                found.append(record)
-        return found, False
+                if records and max_bytes < 0:
+                    return records, True
+                records.append(record)
+        return records, False
 
     def check(self) -> int | None:
         """Return SQLite's ``data_version``; ``None`` if the file is not open.
@@ -280,7 +282,10 @@ class StateFile:
 
         The next ``write`` opens it again, and writes everything.
         """
-        db, self._db, self._version, self._rows = self._db, None, None, {}
+        db = self._db
+        self._db = None
+        self._version = None
+        self._rows = {}
         if db is not None:
             with suppress(sqlite3.Error):
                 db.close()
@@ -301,16 +306,31 @@ class StateFile:
         self.forget()
         aside = self._aside(mark)
         for suffix in ("", "-journal", "-wal", "-shm"):
-            there, kept = (path.with_name(path.name + suffix) for path in (self.path, aside))
+            present = self.path.with_name(self.path.name + suffix)
+            kept = aside.with_name(aside.name + suffix)
             kept.unlink(missing_ok=True)
-            if there.exists():
-                there.replace(kept)
+            if present.exists():
+                present.replace(kept)
         log.error(
             "the state file is set aside: %s. It is kept as %s, and a new one is used", why, aside
         )
 
     def _aside(self, mark: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{mark}")
+
+
+def _rows_of(content: Content) -> dict[RowKey, Any]:
+    """Return the rows that hold the content."""
+    rows: dict[RowKey, Any] = {
+        ("state", ""): content.state,
+        ("ledger", ""): content.outbox.ledger,
+        ("file", ""): content.clock,
+    }
+    for delivery in content.outbox.rows:
+        rows["delivery", delivery.delivery_id] = delivery
+    for (sink, event_key), thread in content.outbox.threads:
+        rows["thread", f"{sink}\n{event_key}"] = thread
+    return rows
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
