@@ -103,7 +103,7 @@ def test_a_change_appears_by_itself_and_its_countdown_counts(
     # a beat (of 0.2 s here) and a refresh (0.5 s)
     record_property("seconds_to_appear", time.monotonic() - begun)
     expect(page).to_have_title(f"1 pending - {ME} - notbefore")
-    expect(page.locator("#pending .approval")).to_contain_text("Approval is off: ")
+    expect(page.locator("#pending .approval")).to_contain_text("Approval is off (default).")
     expect(page.get_by_role("link", name="Documents")).to_have_count(1)
     first = seconds(page)
     assert 800 < first < 900

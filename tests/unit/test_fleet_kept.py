@@ -269,12 +269,12 @@ def test_that_nothing_is_coming_is_said_where_each_partition_of_the_hub_is_known
             assert err.count(
                 f": {unread} of the hub's 3 partitions could not be read yet\n"
             ) == 2 * (unread > 0)
-            assert [("Nothing is coming" in said) for said in (out, view.page({}).decode())] == [
-                not unread
-            ] * 2
+            assert [
+                ("No event is scheduled" in said) for said in (out, view.page({}).decode())
+            ] == [not unread] * 2
             assert view.calendar({}).status[:3] == ("503" if unread else "200")
         only = view.page({"vm": "web_1"}).decode()
-        assert ("Nothing is coming" in only, "No event matches the filter." in only) == (
+        assert ("No event is scheduled" in only, "No event matches the filter." in only) == (
             False,
             True,
         )

@@ -38,9 +38,9 @@ def severity(one: Change, *routes: Route) -> str:
     [
         ({"EventType": "Preempt"}, "critical"),
         ({"EventType": "Reboot"}, "critical"),
-        ({"EventType": "Freeze", "DurationInSeconds": 9}, "warning"),
+        ({"EventType": "Freeze", "DurationInSeconds": 10}, "warning"),
         ({"EventType": "Freeze", "DurationInSeconds": -1}, "warning"),
-        ({"EventType": "Freeze", "DurationInSeconds": 5}, "info"),
+        ({"EventType": "Freeze", "DurationInSeconds": 9}, "info"),
     ],
 )
 def test_severity_is_by_type_and_notice(fields: dict[str, Any], expected: str) -> None:

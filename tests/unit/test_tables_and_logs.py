@@ -44,6 +44,8 @@ def test_spans_are_written_for_people(seconds: float | None, text: str) -> None:
         (840, "in 14 min"),
         (119, "in 119 s"),
         (120, "in 2 min"),
+        (7.9, "in 8 s"),
+        (-2.4, "2 s ago"),
         (0.5, "now"),
         (-0.5, "now"),
         (-180, "3 min ago"),

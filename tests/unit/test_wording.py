@@ -258,6 +258,41 @@ def test_what_is_over_is_said_in_the_past_tense_and_is_information() -> None:
     )
 
 
+@pytest.mark.parametrize("event_type", ["Preempt", "Terminate"])
+def test_end_says_that_vm_is_gone_when_its_type_deletes_it(event_type: str) -> None:
+    fields = {"EventType": event_type}
+    over = message(fields, fields | STARTED, None)
+
+    assert text_of(over).summary == "The event is over, and the VM is gone."
+
+
+@pytest.mark.parametrize(
+    ("seconds", "summary", "advice", "fact"),
+    [
+        (-1, "paused for some seconds.", "If an application does not tolerate", "unknown"),
+        (30, "paused for about 30 s.", "If an application does not tolerate", "30 s"),
+        (9, "paused for about 9 s.", "Usually nothing: a pause of less than 10 s", "9 s"),
+        (0, "Azure expects that this event interrupts no VM.", "Nothing: Azure expects", "none"),
+    ],
+)
+def test_freeze_advises_by_its_expected_duration(
+    seconds: int, summary: str, advice: str, fact: str
+) -> None:
+    text = text_of(message({"DurationInSeconds": seconds}))
+
+    assert summary in text.summary
+    assert text.advice.startswith(advice)
+    assert f"Expected interruption: {fact}\n" in text.plain
+
+
+@pytest.mark.parametrize("seconds", [5, 60])
+def test_no_text_says_that_event_can_start_before_not_before(seconds: int) -> None:
+    ahead = text_of(message({"DurationInSeconds": seconds}))
+
+    assert "any moment" not in ahead.plain
+    assert "now" not in ahead.advice
+
+
 @pytest.mark.parametrize("event_type", ["Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"])
 def test_each_type_says_what_happens_and_what_to_do(event_type: str) -> None:
     seen = set()
@@ -290,7 +325,7 @@ def test_the_user_s_advice_stands_instead_until_the_event_is_over() -> None:
         text_of(message(REBOOT, REBOOT | STARTED, None), advice=own).advice
         != "Call the night shift."
     )
-    assert text_of(message(), advice=own).advice.startswith("Nothing in most cases")
+    assert text_of(message(), advice=own).advice.startswith("Usually nothing")
     assert text_of(message(REBOOT), advice={"Reboot": ""}).plain.count("What to do") == 0
 
 

@@ -60,6 +60,11 @@ class Runtime(Struct, frozen=True):
         return ""
 
     @property
+    def approval_untouched(self) -> bool:
+        """Whether neither of the two switches of approval is set, as by default."""
+        return not (self.allow_approval or self.config.approval.enabled)
+
+    @property
     def approval_dry_run(self) -> bool:
         """Whether approvals are recorded and not sent."""
         policy = self.config.approval

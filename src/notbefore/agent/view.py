@@ -257,6 +257,7 @@ class AgentView:
                 kinds={name: sink.kind for name, sink in runtime.config.sinks.items()},
                 outbox=self._store.view(now.timestamp()),
                 approval_off=runtime.approval_off,
+                approval_untouched=runtime.approval_untouched,
                 watching_since=self._figures.since,
             )
         )

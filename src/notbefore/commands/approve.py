@@ -125,7 +125,11 @@ def describe(event: PendingEvent) -> str:
             f" {one_line(event.event_status)}{when}"
         ),
         one_line(event.description or ""),
-        effect(event.event_type, who="The VM" if len(names) == 1 else "Each affected VM"),
+        effect(
+            event.event_type,
+            who="The VM" if len(names) == 1 else "Each affected VM",
+            duration=event.expected_duration_seconds,
+        ),
         f"Expected interruption: {span(event.expected_duration_seconds)}",
         f"Approving lets Azure start it at once, for {_all_of(names, event.scope)}.",
     ]

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fleet",
         action="store_true",
-        help="ask an instance of `notbefore fleet` what is coming over the fleet",
+        help="ask an instance of `notbefore fleet` for the events of the fleet",
     )
     add_json(parser)
 
@@ -104,13 +104,13 @@ def _row(event: dict[str, Any]) -> tuple[str, ...]:
 def show_waves(answer: dict[str, Any]) -> None:
     """Print silent and missing VMs, then the waves of a fleet.
 
-    Say that nothing is coming only if that is known.
+    Say that no event is scheduled only if that is known.
     """
     waves, said = answer["waves"], []
     if answer["trouble"]:
         said += ["This may be outdated or incomplete:"] if waves else []
     elif not waves:
-        said.append("Nothing is coming over the fleet.")
+        said.append("No event is scheduled.")
     for what in ("silent", "missing"):
         if names := answer[what]:
             vms = "VM is" if len(names) == 1 else "VMs are"

@@ -64,8 +64,10 @@ def words(seconds: float) -> str:
 
 
 def countdown(time: datetime, now: datetime) -> str:
-    """``in 14 min``, ``now``, ``3 min ago``."""
-    seconds = (time - now).total_seconds()
-    if abs(seconds) < 1:
+    """``in 14 min``, ``now``, ``3 min ago``; in whole seconds."""
+    seconds = round((time - now).total_seconds())
+    if seconds == 0:
         return "now"
-    return f"in {words(seconds)}" if seconds > 0 else f"{words(-seconds)} ago"
+    if seconds > 0:
+        return f"in {words(seconds)}"
+    return f"{words(-seconds)} ago"

@@ -24,7 +24,7 @@ Words = Annotated[tuple[str, ...], Meta(min_length=1)]  # an empty list would ma
 
 # seconds before NotBefore from which an event that takes a VM down is critical
 NEAR: Final = 3600.0
-LONG_FREEZE: Final = 9  # seconds of expected interruption from which a Freeze is worth a warning
+LONG_FREEZE: Final = 10  # seconds of expected interruption from which a Freeze is worth a warning
 MAX_REMINDERS: Final = 12  # of one event to one sink
 A_DAY: Final = 86_400.0  # seconds
 

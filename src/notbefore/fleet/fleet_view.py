@@ -159,7 +159,7 @@ class FleetView:
         """
         fleet = self.fleet(wanted)
         if fleet.trouble and not fleet.waves:
-            return error(UNAVAILABLE, f"what is coming is not known: {fleet.trouble}")
+            return error(UNAVAILABLE, f"the scheduled events are not known: {fleet.trouble}")
         return Response(calendar(fleet.waves, datetime.now(UTC)), CALENDAR)
 
     def _unknown(self, known: set[str]) -> str:

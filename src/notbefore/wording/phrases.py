@@ -9,15 +9,18 @@ from typing import Final, NamedTuple
 from notbefore.core.change import AS_FAR_AS_KNOWN
 from notbefore.core.document import PLATFORM, USER
 from notbefore.core.event_types import FREEZE, PREEMPT, REBOOT, REDEPLOY, TERMINATE
+from notbefore.core.routing import LONG_FREEZE
 
 
 class TypePhrases(NamedTuple):
     """The sentences about a type of event."""
 
-    effect: str  # what happens to the VM, and the consequences
+    verb: str  # what Azure does to the VM
+    effect: str  # what happens to the VM, and the consequences; ``{pause}``: how long it takes
     ahead: str  # what to do before it starts; then while it lasts, and after it
     started: str
     over: str
+    finished: str = "The event is over. Nothing more will happen."  # what its end means
 
 
 class KindPhrases(NamedTuple):
@@ -32,26 +35,30 @@ _WAIT: Final = (
     "Wait until {the_vm} is back. If that takes more than half an hour, open a support ticket with"
     " Azure and {name_it}."
 )
+_GONE: Final = "The event is over, and {the_vm} is gone."
 TYPES: Final = {
     FREEZE: TypePhrases(
+        verb="pause",
         effect=(
-            "paused for some seconds. CPU and network stop for that time. Memory and open files are"
+            "paused for {pause}. CPU and network stop for that time. Memory and open files are"
             " kept."
         ),
         ahead=(
-            "Nothing in most cases. If an application does not tolerate a pause (a cluster, a"
-            " database), fail it over now."
+            "If an application does not tolerate a pause (a cluster, a database), fail it over"
+            " before NotBefore."
         ),
         started="Nothing. The pause takes seconds, but the event usually lasts about ten minutes.",
         over="Nothing, if the applications on {the_vm} are healthy.",
     ),
     REBOOT: TypePhrases(
+        verb="reboot",
         effect="rebooted. All processes end, and what is in memory is lost.",
         ahead="Move or stop applications that must not be killed. {The_vm} comes back by itself.",
         started=_WAIT,
         over="Check that all applications on {the_vm} run again.",
     ),
     REDEPLOY: TypePhrases(
+        verb="redeploy",
         effect="moved to another host. This is a reboot, and the temporary disk is lost.",
         ahead=(
             "Move or stop applications that must not be killed. Save what is on the temporary disk."
@@ -61,6 +68,7 @@ TYPES: Final = {
         over="Check that all applications on {the_vm} run again. The temporary disk is empty now.",
     ),
     PREEMPT: TypePhrases(
+        verb="evict",
         effect="evicted. A Spot VM that is evicted is deleted or deallocated.",
         ahead=(
             "You may have only 30 seconds: only automation can react in time. Replace {the_vm} if"
@@ -68,20 +76,45 @@ TYPES: Final = {
         ),
         started="Do not wait. Replace {the_vm} if you need it: it does not come back by itself.",
         over="Replace {the_vm} if you need it.",
+        finished=_GONE,
     ),
     TERMINATE: TypePhrases(
+        verb="delete",
         effect="deleted. It does not come back.",
         ahead="Remove {the_vm} from everything that depends on it. It does not come back.",
         started="Remove {the_vm} from everything that depends on it. It does not come back.",
         over="Remove {the_vm} from everything that still depends on it.",
+        finished=_GONE,
     ),
 }
+SHORT_FREEZE: Final = TYPES[FREEZE]._replace(
+    ahead=(
+        f"Usually nothing: a pause of less than {LONG_FREEZE} seconds rarely matters. If an"
+        " application does not tolerate it (a cluster, a database), fail it over before NotBefore."
+    )
+)
+NO_PAUSE: Final = TYPES[FREEZE]._replace(
+    ahead="Nothing: Azure expects no interruption.",
+    started="Nothing: Azure expects no interruption.",
+)
 UNKNOWN_TYPE: Final = TYPES[REBOOT]._replace(
+    verb="do maintenance on",
     ahead=(
         "notbefore does not know this type of event. Read Azure's description below. Prepare as for"
         " a reboot."
-    )
+    ),
 )
+NO_INTERRUPTION: Final = "Azure expects that this event interrupts no VM."
+
+
+def phrases_of(event_type: str, duration: int | None = None) -> TypePhrases:
+    """Return the phrases about events of a type; ``duration``: the seconds of interruption that
+    Azure expects, if known.
+    """
+    if event_type == FREEZE and duration is not None and duration < LONG_FREEZE:
+        return SHORT_FREEZE if duration > 0 else NO_PAUSE
+    return TYPES.get(event_type, UNKNOWN_TYPE)
+
 
 UNDO: Final = "Nothing. If you moved or stopped something for this event, bring it back."
 _NOT_APPROVED: Final = (

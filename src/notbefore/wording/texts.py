@@ -14,12 +14,12 @@ from msgspec import Struct
 from notbefore.core.change import AS_FAR_AS_KNOWN, SILENT
 from notbefore.core.document import STARTED
 from notbefore.core.duration import countdown, words
-from notbefore.core.event_types import event_type_of
+from notbefore.core.event_types import FREEZE, event_type_of
 from notbefore.core.message import Message
 from notbefore.core.record import WAVE, Record
 from notbefore.core.text import one_line, some_of
 from notbefore.wording import phrases
-from notbefore.wording.phrases import KINDS, REASONS, TYPES, UNKNOWN_TYPE, TypePhrases
+from notbefore.wording.phrases import KINDS, REASONS, TYPES, TypePhrases, phrases_of
 from notbefore.wording.sentences import EXERCISE, approval_result, many, progress
 
 MAX_NAMES: Final = 20  # VMs that are listed by name
@@ -172,7 +172,7 @@ def _finished(record: Record) -> _Sentences:
     if record.reason == AS_FAR_AS_KNOWN:
         summary = f"The event is {REASONS[record.reason]}."
     else:
-        summary = "The event is over. Nothing more will happen."
+        summary = _filled(_phrases_of(record).finished, record)
 
     return _Sentences(
         title=f"{_event_name(record)} is over",
@@ -208,7 +208,7 @@ def _ahead(message: Message) -> _Sentences:
 
     return _Sentences(
         title=_title(message, state),
-        summary=effect(record.event_type, "will be", affected),
+        summary=effect(record.event_type, "will be", affected, record.expected_duration_seconds),
         advice=_filled(_phrases_of(record).ahead, record),
     )
 
@@ -226,13 +226,15 @@ def _under_way(message: Message) -> _Sentences:
 
     if progress(record) and record.fleet_under_way != record.fleet_events:
         # the events of a wave start in turn
-        summary = effect(record.event_type, "are", "One after the other, the affected VMs")
+        tense = "are"
+        affected = "One after the other, the affected VMs"
     else:
-        summary = effect(record.event_type, "is being", _capitalized(_affected(record)))
+        tense = "is being"
+        affected = _capitalized(_affected(record))
 
     return _Sentences(
         title=_title(message, _state_under_way(message)),
-        summary=summary,
+        summary=effect(record.event_type, tense, affected, record.expected_duration_seconds),
         advice=_filled(advice, record),
     )
 
@@ -269,14 +271,26 @@ def subject(record: Record) -> str:
     return many(record) or some_of(record.names, 1) or "an unknown VM"
 
 
-def effect(event_type: str, tense: str = "is", who: str = "The VM") -> str:
+def effect(
+    event_type: str,
+    tense: str = "is",
+    who: str = "The VM",
+    duration: int | None = None,
+) -> str:
     """Return the effect of an event of this type: ``The VM is rebooted. ...``.
+
+    ``duration``: the seconds of interruption that Azure expects, if known.
+
 
     Empty for a type that Azure does not document.
     """
     if event_type not in TYPES:
         return ""
-    return f"{who} {tense} {TYPES[event_type].effect}"
+    if event_type == FREEZE and duration == 0:
+        return phrases.NO_INTERRUPTION
+    pause = "some seconds" if duration is None else f"about {words(duration)}"
+    text = phrases_of(event_type, duration).effect.format(pause=pause)
+    return f"{who} {tense} {text}"
 
 
 def _title(message: Message, state: str) -> str:
@@ -289,7 +303,7 @@ def _event_name(record: Record) -> str:
 
 
 def _phrases_of(record: Record) -> TypePhrases:
-    return TYPES.get(record.event_type, UNKNOWN_TYPE)
+    return phrases_of(record.event_type, record.expected_duration_seconds)
 
 
 def _time_left(not_before: datetime | None, now: datetime) -> str:
@@ -337,7 +351,7 @@ def _facts_of_event(message: Message) -> Facts:
     yield "Progress", progress(record)
     yield "Affected VMs", _names(record)
     if _is_interruption_of_interest(message):
-        yield "Expected interruption", _seconds(record.expected_duration_seconds)
+        yield "Expected interruption", _expected(record.expected_duration_seconds)
         yield from _measured(message)
     yield "Caused by", _cause(record)
     yield "Azure's description", one_line(record.description or "") or "none"
@@ -448,6 +462,10 @@ def _measured(message: Message) -> Facts:
     elif message.over and record.scope == "self" and record.vm_name is not None:
         name = f"Measured interruption of {one_line(record.vm_name)}"
         yield name, _seconds(record.interruption_seconds)
+
+
+def _expected(seconds: int | None) -> str:
+    return "none" if seconds == 0 else _seconds(seconds)
 
 
 def _seconds(value: float | None) -> str:

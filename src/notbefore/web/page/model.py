@@ -66,6 +66,7 @@ class PageModel(Struct, frozen=True):
     kinds: dict[str, str] = {}  # of the configured sinks: name -> kind
     outbox: OutboxView = OutboxView()
     approval_off: str = ""  # why no approval is sent, in words; empty if approvals are sent
+    approval_untouched: bool = False  # approval is off by default: nobody has switched it on
     watching_since: datetime | None = None
 
     @property
