@@ -187,7 +187,7 @@ def test_an_event_that_keeps_its_vm_down_is_shown_while_others_see_it(
         "event_status": "Started",
         "scope": "self",
     }
-    for name, title in (("fleet", "What is coming"), ("vm", "Listed now")):
+    for name, title in (("fleet", "Scheduled and started events"), ("vm", "Listed now")):
         target = target_of(name, title, "table")
         becomes(
             lambda: [

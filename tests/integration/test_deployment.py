@@ -34,6 +34,7 @@ SCRIPTS: Final = (
     "tools/bundle.sh",
 )
 ALERTMANAGER: Final = CONFIG / "alertmanager/alertmanager.yml"
+TEMPLATES: Final = ALERTMANAGER.with_name("notbefore.tmpl")
 PROMETHEUS: Final = CONFIG / "prometheus/prometheus.yml"
 
 
@@ -221,3 +222,70 @@ def test_alerts_reach_whom_they_concern_by_the_example_for_alertmanager(
     check("amtool", "check-config", ALERTMANAGER)
     words = (f"--config.file={ALERTMANAGER}", f"--verify.receivers={receivers}", *labels.split())
     check("amtool", "config", "routes", "test", *words)
+
+
+def notified(tmp_path: Path, template: str, status: str, *alerts: dict[str, Any]) -> str:
+    """What the template of the example makes of a group of alerts."""
+    needs("amtool")
+    data = tmp_path / "data.json"
+    group = [{"status": status, "labels": {}, "annotations": {}} | alert for alert in alerts]
+    data.write_text(json.dumps({"status": status, "alerts": group}), encoding="utf-8")
+    text = f'{{{{ template "{template}" . }}}}'
+    return check(
+        "amtool",
+        "template",
+        "render",
+        f"--template.glob={TEMPLATES}",
+        f"--template.text={text}",
+        f"--template.data={data}",
+    )
+
+
+def ended(summary: str, outcome: str = "") -> dict[str, Any]:
+    annotations = {"summary": summary, "outcome": outcome}
+    return {"labels": {"event_id": "E", "severity": "critical"}, "annotations": annotations}
+
+
+@pytest.mark.parametrize(
+    ("alert", "title", "color"),
+    [
+        (ended("Reboot of web_0 is over", "finished"), "Reboot of web_0 is over", "good"),
+        (ended("Reboot of web_0 was canceled", "canceled"), "Reboot of web_0 was canceled", "good"),
+        (
+            ended("Reboot of web_0 may have happened", "unknown"),
+            "Reboot of web_0 may have happened",
+            "warning",
+        ),
+        (
+            ended("Reboot of web_0, not before 2026-03-01 09:42 UTC"),
+            "Not known how it ended: Reboot of web_0, not before 2026-03-01 09:42 UTC",
+            "warning",
+        ),
+        ({"annotations": {"summary": "No agents"}}, "Over: No agents", "good"),
+    ],
+)
+def test_alertmanager_example_tells_ends_of_events_apart(
+    alert: dict[str, Any], title: str, color: str, tmp_path: Path
+) -> None:
+    assert notified(tmp_path, "notbefore.title", "resolved", alert) == title
+    assert notified(tmp_path, "notbefore.color", "resolved", alert) == color
+
+
+@pytest.mark.parametrize(
+    ("severities", "color"),
+    [
+        (["info"], "#3a7bd5"),
+        (["info", "warning"], "warning"),
+        (["critical", "warning"], "danger"),
+    ],
+)
+def test_alertmanager_example_colors_by_severity(
+    severities: list[str], color: str, tmp_path: Path
+) -> None:
+    alerts = [
+        {"labels": {"severity": severity}, "annotations": {"summary": severity}}
+        for severity in severities
+    ]
+
+    assert notified(tmp_path, "notbefore.color", "firing", *alerts) == color
+    assert notified(tmp_path, "notbefore.title", "firing", *alerts) == "; ".join(severities)

@@ -20,6 +20,7 @@ from notbefore.core.event_types import EVENT_TYPES
 from notbefore.core.routing import NEAR, severity_of
 from notbefore.metrics import fleet
 from notbefore.metrics.totals import ConfigFigures, OutboxView
+from notbefore.wording.phrases import TypePhrases, phrases_of
 from support.agent import run
 from support.azure import at, item
 from support.fast_motion import Chapters, FleetInstance, FleetVm, Items, Target, scraped
@@ -79,13 +80,61 @@ def of_event(alert: str, says: dict[int, str], **more: str) -> Look:
     return look(alert, says, **{**known, **more})
 
 
-def listed(says: dict[int, str], names: str = "web_0", count: int = 1, **more: str) -> Look:
-    kind, words = more.get("event_type", "Reboot"), more.pop("words", item()["Description"])
+def phrases_for(labels: dict[str, str]) -> TypePhrases:
+    """The phrases of messages about an event with these labels of its alert."""
+    is_short = labels.get("severity") == "info"
+    return phrases_of(labels.get("event_type", "Reboot"), 5 if is_short else None)
+
+
+def filled(advice: str) -> str:
+    """The advice as in a message about several VMs."""
+    return advice.format(
+        the_vm="each affected VM", The_vm="Each affected VM", name_it="give the EventId"
+    )
+
+
+def listed(says: dict[int, str], names: str = "web_0", **more: str) -> Look:
+    words = more.pop("words", item()["Description"])
+    phrases = phrases_for(more)
+    requested = ", as requested by a user" if more.get("event_source") == "User" else ""
     description = (
-        f"Azure lists a {kind} (Platform) of VMs that run notbefore: {names} "
-        f"(it affects {count} in all). Azure says: {words}"
+        f"Azure will {phrases.verb} {names}{requested}. {filled(phrases.ahead)} Azure says: {words}"
     )
     return of_event("AzureScheduledEvent", says, description=description, **more)
+
+
+def imminent(says: dict[int, str], **more: str) -> Look:
+    kind = more.get("event_type", "Reboot")
+    description = (
+        f"NotBefore of the {kind} E1 is less than five minutes away. Azure does not start it"
+        f" earlier. {filled(phrases_for(more).ahead)}"
+    )
+    return of_event("AzureScheduledEventImminent", says, description=description, **more)
+
+
+def overdue(says: dict[int, str]) -> Look:
+    description = (
+        "NotBefore of the Reboot E1 has passed, and Azure has not started it yet: it can start at"
+        f" any moment. {filled(phrases_for({}).ahead)}"
+    )
+    return of_event("AzureScheduledEventImminent", says, description=description)
+
+
+def started(says: dict[int, str], at: str, **more: str) -> Look:
+    kind = more.get("event_type", "Reboot")
+    description = (
+        f"Azure started the {kind} E1 at 1970-01-01 {at} UTC. {filled(phrases_for(more).started)}"
+    )
+    return of_event("AzureScheduledEventStarted", says, description=description, **more)
+
+
+def sudden(says: dict[int, str], names: str = "web_0", **more: str) -> Look:
+    description = (
+        f"The Reboot E1 of {names} started without an announcement. The usual cause is failed"
+        " hardware, and Azure is already recovering the VM. `notbefore history` on another VM of"
+        " the group has its steps."
+    )
+    return of_event(SUDDENLY, says, description=description, **more)
 
 
 def of_agent(
@@ -136,22 +185,15 @@ def hit(count: int, of: int) -> list[FleetVm]:
 ANNOUNCED: Final = {0: [], 60: [reboot(NotBefore=clock(960))]}
 DOWN_AT_300: Final = {**ANNOUNCED, 300: None}
 LIFE: Final = {**ANNOUNCED, 300: [begun(reboot())], 600: []}
-LISTED: Final = "Reboot of web_0, not before 1970-01-01 00:16:00 +0000 UTC"
+LISTED: Final = "Reboot of web_0, not before 1970-01-01 00:16 UTC"
+OVER: Final = "Reboot of web_0 is over"
+CANCELED: Final = "Reboot of web_0 was canceled"
+NOT_SEEN: Final = "Reboot of web_0 may have happened: Azure no longer lists it"
+OUTCOMES: Final = {OVER: "finished", CANCELED: "canceled", NOT_SEEN: "unknown"}
 BEGUN: Final = "Reboot of web_0 has started"
 SUDDEN: Final = begun(reboot())
 SUDDENLY: Final = "AzureScheduledEventStartedWithoutNotice"
-WITHOUT_NOTICE: Final = "Reboot in web started without notice"
-FAILED_HARDWARE: Final = (
-    "A Reboot started without an announcement. The usual cause is failed hardware, and Azure is"
-    " already recovering the VM. "
-)
-OTHERS_NAME_IT: Final = (
-    FAILED_HARDWARE + "Its id is E1; `notbefore events` on another VM of the group names the VMs."
-)
-HISTORY_NAMES_IT: Final = (
-    FAILED_HARDWARE
-    + "It was over before the next scrape; `notbefore history` on a VM of the group names the VMs."
-)
+WITHOUT_NOTICE: Final = "Reboot of web_0 started without notice"
 TOO_LONG: Final = "AzureScheduledEventStartedTooLong"
 DOWN_FOR_LONG: Final = {0: [reboot(NotBefore=clock(900))], 300: [begun(reboot())], 3660: []}
 LATER: Final = freeze("E2", NotBefore=clock(9000), Resources=["web_0", "web_1"])
@@ -162,7 +204,6 @@ OUTAGE: Final = "Freeze in web interrupted a VM for 45m 0s, longer than expected
 SHORT: Final = "AzureScheduledEventNoticeTooShort"
 ONLY_5M: Final = "Freeze in web was announced only 5m 0s ahead"
 UNREACHABLE: Final = "no answer from notbefore for five minutes"
-NOBODY: Final = "a VM that does not know its name"
 OF_BOTH: Final = [reboot(Resources=["web_0", "web_1"], NotBefore=clock(960))]
 
 OF_EVENTS: Final[list[Case]] = [
@@ -172,17 +213,52 @@ OF_EVENTS: Final[list[Case]] = [
             " it is over"
         ),
         vms(LIFE, 2),
-        listed({45: "", 60: LISTED, 585: LISTED, 600: ""}),
-        of_event(
-            "AzureScheduledEventStarted",
-            {285: "", 300: BEGUN, 585: BEGUN, 600: ""},
-            value="1970-01-01 00:05:00 +0000 UTC",
+        listed({45: "", 60: LISTED, 585: LISTED, 600: OVER, 615: OVER, 630: ""}),
+        started({285: "", 300: BEGUN, 585: BEGUN, 600: OVER, 630: ""}, "00:05"),
+    ),
+    (
+        "a canceled event says so before its alerts end",
+        vms({**ANNOUNCED, 700: []}, 2),
+        listed({690: LISTED, 705: CANCELED, 735: ""}),
+        imminent({690: "Reboot of web_0 may start in 4m 30s", 735: ""}),
+        of_event("AzureScheduledEventStarted", {705: ""}),
+    ),
+    (
+        "an end that nobody saw is neither finished nor canceled",
+        vms({**ANNOUNCED, 120: [reboot(NotBefore=clock(960), EventStatus="Odd")], 300: []}, 2),
+        listed({285: LISTED, 300: NOT_SEEN, 330: ""}),
+    ),
+    (
+        "an event that a user asked for names its user",
+        vms({0: [reboot(NotBefore=clock(960), EventSource="User")]}),
+        listed({60: LISTED}, event_source="User"),
+    ),
+    (
+        "a short Freeze is information, and is not about to start",
+        announced(200, DurationInSeconds=9),
+        listed(
+            {75: "Freeze of web_0, not before 1970-01-01 00:04 UTC"},
+            event_type="Freeze",
+            severity="info",
         ),
+        of_event("AzureScheduledEventImminent", {75: "", 180: ""}),
+    ),
+    (
+        "a longer Freeze is about to start, and not before NotBefore",
+        announced(200, DurationInSeconds=10),
+        imminent(
+            {75: "Freeze of web_0 may start in 3m 5s"}, event_type="Freeze", severity="warning"
+        ),
+    ),
+    (
+        "an event that is late can start at any moment",
+        vms({0: [reboot(NotBefore=clock(60))]}),
+        overdue({75: "Reboot of web_0 may start at any moment"}),
     ),
     (
         "an alert outlasts the reboot in which its VM cannot be asked, and ends when it is back",
         vms({**DOWN_AT_300, 480: [begun(reboot())], 600: []}),
-        listed({315: LISTED, 465: LISTED, 585: LISTED, 600: ""}),
+        listed({315: LISTED, 465: LISTED, 585: LISTED, 600: OVER, 630: ""}),
     ),
     (
         "an event whose VMs come and go stays one alert, and names three",
@@ -197,14 +273,8 @@ OF_EVENTS: Final[list[Case]] = [
         ),
         listed({60: LISTED}),
         listed(
-            {
-                180: (
-                    "Reboot of web_0, web_1, web_2 (4 VMs), not before 1970-01-01 00:16:00"
-                    " +0000 UTC"
-                )
-            },
-            "web_0 web_1 web_2 web_3",
-            4,
+            {180: "Reboot of web_0, web_1, web_2 and 1 more, not before 1970-01-01 00:16 UTC"},
+            "web_0, web_1, web_2 and 1 more",
         ),
     ),
     (
@@ -215,7 +285,7 @@ OF_EVENTS: Final[list[Case]] = [
     (
         "a neighbour that sees the end ends the alert of a VM that is down",
         [FleetVm("web_0", DOWN_AT_300), FleetVm("web_1", LIFE)],
-        listed({585: LISTED, 600: ""}),
+        listed({585: LISTED, 600: OVER, 630: ""}),
     ),
     (
         "an agent that does not know its VM yet makes no second alert, and alone it makes one",
@@ -225,13 +295,11 @@ OF_EVENTS: Final[list[Case]] = [
             FleetVm("web_2", {0: [freeze("E2", Description="", NotBefore="")]}, placed=False),
         ],
         listed(
-            {30: "Reboot of web_0 (2 VMs), not before 1970-01-01 00:16:00 +0000 UTC"},
-            f"{NOBODY} web_0",
-            2,
+            {30: "Reboot of web_0, web_1, not before 1970-01-01 00:16 UTC"},
+            "web_0, web_1",
         ),
         listed(
-            {30: f"Freeze of {NOBODY}"},
-            NOBODY,
+            {30: "Freeze of web_0"},
             event_id="E2",
             event_type="Freeze",
             severity="info",
@@ -250,40 +318,27 @@ OF_EVENTS: Final[list[Case]] = [
     (
         "it is about to start from five minutes before NotBefore until it is started",
         vms({**ANNOUNCED, 1020: [begun(reboot())]}, 2),
-        of_event(
-            "AzureScheduledEventImminent",
-            {660: "", 675: "Reboot of web_0 may start in 4m 45s", 1020: ""},
-        ),
+        imminent({660: "", 675: "Reboot of web_0 may start in 4m 45s", 1020: ""}),
     ),
     (
         (
-            "a start without notice is reported by the neighbours while its own VM is down, once,"
-            " and for a while"
+            "a start without notice is reported by the neighbours while its own VM is down, until"
+            " it is over"
         ),
         [
             FleetVm("web_0", {0: [], 55: None}),
             FleetVm("web_1", {0: [], 60: [SUDDEN], 300: []}),
             FleetVm("web_2", {0: [], 60: [SUDDEN], 300: []}, placed=False),
         ],
-        of_event(
-            SUDDENLY,
-            {45: "", 60: WITHOUT_NOTICE, 900: WITHOUT_NOTICE, 1260: ""},
-            description=OTHERS_NAME_IT,
-        ),
+        sudden({45: "", 60: WITHOUT_NOTICE, 285: WITHOUT_NOTICE, 300: "", 330: ""}),
     ),
     (
-        "a start without notice that is over before the next scrape is not lost",
+        "a start without notice that is over before the next scrape is no alert",
         [
             FleetVm(name, {0: [], 50: [SUDDEN], 55: []}, placed=name == "web_1")
             for name in ("web_1", "web_2")
         ],
-        of_event(
-            SUDDENLY,
-            {45: "", 60: WITHOUT_NOTICE, 1020: ""},
-            description=HISTORY_NAMES_IT,
-            event_id="",
-            event_source="",
-        ),
+        of_event(SUDDENLY, {60: "", 1020: ""}),
     ),
     (
         (
@@ -291,17 +346,7 @@ OF_EVENTS: Final[list[Case]] = [
             " its place"
         ),
         vms({0: [], 60: [SUDDEN], 75: None}),
-        of_event(
-            SUDDENLY,
-            {
-                60: WITHOUT_NOTICE,
-                75: WITHOUT_NOTICE,
-                600: WITHOUT_NOTICE,
-                960: WITHOUT_NOTICE,
-                1020: "",
-            },
-            description=OTHERS_NAME_IT,
-        ),
+        sudden({60: WITHOUT_NOTICE, 75: WITHOUT_NOTICE, 600: WITHOUT_NOTICE, 1020: ""}),
     ),
     (
         (
@@ -337,7 +382,7 @@ OF_EVENTS: Final[list[Case]] = [
                 3660: "",
             },
         ),
-        listed({3600: "Reboot of web_0, not before 1970-01-01 00:15:00 +0000 UTC", 3660: ""}),
+        listed({3600: "Reboot of web_0, not before 1970-01-01 00:15 UTC", 3660: ""}),
         of_agent("NotbeforeAgentUnreachable", {3600: "", 4020: UNREACHABLE}),
     ),
     (
@@ -391,7 +436,7 @@ OF_EVENTS: Final[list[Case]] = [
         "what was known of an event stays known while its VM cannot be asked",
         vms({0: [], 60: [freeze(NotBefore=clock(360))], 200: [begun(freeze())], 215: None}),
         listed(
-            {300: "Freeze of web_0, not before 1970-01-01 00:06:00 +0000 UTC"},
+            {300: "Freeze of web_0, not before 1970-01-01 00:06 UTC"},
             event_type="Freeze",
             severity="info",
         ),
@@ -696,7 +741,31 @@ OF_FLEETS: Final[list[Case]] = [
         ),
     ),
 ]
-CASES: Final = [*OF_EVENTS, *OF_AGENTS, *OF_FLEETS]
+
+
+def advised(event_type: str) -> Case:
+    """An event of the type that is announced, and has started after a minute."""
+    event = reboot(EventType=event_type, NotBefore=clock(960))
+    severity = severity_of(event_type, 900.0, None)
+    return (
+        f"the alerts of a {event_type} advise as its messages do",
+        vms({0: [event], 60: [begun(event)]}),
+        listed(
+            {45: f"{event_type} of web_0, not before 1970-01-01 00:16 UTC"},
+            event_type=event_type,
+            severity=severity,
+        ),
+        started(
+            {60: f"{event_type} of web_0 has started"},
+            "00:01",
+            event_type=event_type,
+            severity=severity,
+        ),
+    )
+
+
+OF_TYPES: Final = [advised(event_type) for event_type in (*EVENT_TYPES, "New")]
+CASES: Final = [*OF_TYPES, *OF_EVENTS, *OF_AGENTS, *OF_FLEETS]
 
 
 def promtool(*words: str | Path) -> None:
@@ -726,6 +795,8 @@ def written(case: Case) -> dict[str, Any]:
         for second, summary in says.items():
             url = f"{RUNBOOK_URL}#{alert.lower()}"
             annotations = {"summary": summary, "description": description, "runbook_url": url}
+            if "outcome" in ALERTS[alert]["annotations"]:
+                annotations["outcome"] = OUTCOMES.get(summary, "")
             firing[alert, second] += [
                 {"exp_labels": labels, "exp_annotations": annotations}
             ] * bool(summary)
@@ -769,7 +840,7 @@ def test_each_alert_says_what_it_is_and_has_its_section_of_the_runbook() -> None
     sections = re.findall(r"^## (\w+)$", RUNBOOK.read_text(encoding="utf-8"), re.MULTILINE)
     assert sections == list(ALERTS)
     for name, rule in ALERTS.items():
-        assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+        assert {"summary", "description", "runbook_url"} <= rule["annotations"].keys()
         of_the_event = {None} if "event:azure_scheduled_event:severity" in rule["expr"] else set()
         assert rule.get("labels", {}).get("severity") in {"critical", "warning"} | of_the_event, (
             name
@@ -785,7 +856,7 @@ def samples(expr: str, second: int, found: dict[str, float]) -> dict[str, Any]:
 def test_the_rules_and_the_sinks_have_one_severity(tmp_path: Path) -> None:
     events, severities = [], dict[str, float]()
     for event_type, ahead, duration in product(
-        (*EVENT_TYPES, "New"), (1800, NEAR, NEAR + 1, None), (-1, 5, 8, 9)
+        (*EVENT_TYPES, "New"), (1800, NEAR, NEAR + 1, None), (-1, 5, 9, 10)
     ):
         event_id = f"{event_type}{ahead}{duration}"
         one = reboot(event_id, EventType=event_type, DurationInSeconds=duration)

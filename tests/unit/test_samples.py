@@ -27,6 +27,7 @@ def test_each_defined_metric_has_samples() -> None:
             changes=story.totals.changes,
             notice=story.totals.notice,
             interruption=story.totals.interruption,
+            ends=story.totals.ends,
             approvals=approvals,
         ),
         figures=Figures(

@@ -11,6 +11,7 @@ from notbefore.metrics import fleet
 from notbefore.metrics.families import Family
 from notbefore.metrics.samples import Snapshot, samples
 from notbefore.metrics.totals import (
+    MAX_ENDS,
     MAX_SERIES,
     Figures,
     Histogram,
@@ -20,7 +21,9 @@ from notbefore.metrics.totals import (
     named,
 )
 from notbefore.web.exposition import render
-from support.azure import ID, PEER, STARTED, Story, at, document, item, now
+from support.azure import ID, ME, PEER, STARTED, Story, at, document, item, now
+
+ENDED = "azure_scheduled_event_ended_timestamp_seconds"
 
 
 class Agent(Story):
@@ -100,7 +103,51 @@ def test_the_next_not_before_is_the_earliest_of_its_scope_and_an_unknown_duratio
 def test_the_info_carries_what_the_event_is_with_a_short_description(agent: Agent) -> None:
     agent.sees(1, item(Description="d" * 1000, EventSource=None))
     (labels,) = agent.families(1)["azure_scheduled_event_status"].samples
-    assert labels == (ID, "Freeze", "Scheduled", "unknown", "self", "d" * 120)
+    assert labels == (ID, "Freeze", "Scheduled", "unknown", "self", ME, "d" * 120)
+
+
+def test_info_names_three_vms(agent: Agent) -> None:
+    agent.sees(1, item(Resources=["web_0", "web_1", "web_2", "web_3", "web_4"]))
+
+    (labels,) = agent.families(1)["azure_scheduled_event_status"].samples
+
+    assert labels[5] == "web_0, web_1, web_2 and 2 more"
+
+
+@pytest.mark.parametrize(
+    ("looks", "outcome"),
+    [
+        ([item(), item(**STARTED)], "finished"),
+        ([item()], "canceled"),
+        ([item(EventStatus="Odd")], "unknown"),
+    ],
+)
+def test_end_is_shown_with_its_outcome_for_15_minutes(
+    agent: Agent, looks: list[dict[str, Any]], outcome: str
+) -> None:
+    for second, look in enumerate(looks, start=1):
+        agent.sees(second, look)
+    agent.sees(10)
+
+    assert agent.value(ENDED, 10, ID, outcome) == at(10).timestamp()
+    assert agent.value(ENDED, 909, ID, outcome) is not None
+    assert agent.value(ENDED, 910, ID, outcome) is None
+
+
+def test_end_is_not_shown_of_an_event_that_is_listed_again(agent: Agent) -> None:
+    agent.sees(1, item()).sees(2).sees(3, item())
+
+    assert ENDED not in agent.families(3)
+
+
+def test_ends_are_bounded_and_the_newest_stay(agent: Agent) -> None:
+    for number in range(MAX_ENDS + 1):
+        agent.sees(2 * number + 1, item(f"event-{number}")).sees(2 * number + 2)
+
+    ends = agent.families(2 * MAX_ENDS + 3)[ENDED].samples
+
+    assert len(ends) == MAX_ENDS
+    assert ("event-0", "canceled") not in ends
 
 
 def test_changes_are_counted_from_the_first_on_with_its_time(agent: Agent) -> None:

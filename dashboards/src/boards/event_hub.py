@@ -157,7 +157,7 @@ def _coming() -> Panel:
         Column("Value #vms", "VMs", "short", decimals=0, width=70),
     ]
     return parts.table_panel(
-        "What is coming",
+        "Scheduled and started events",
         "Events that are not over, by type and place. VMs: those that all events of this type and"
         " place affect, whatever their status.",
         asked,

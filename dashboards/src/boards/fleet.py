@@ -1,4 +1,4 @@
-"""``fleet.json``: what is coming, what came of it, and who says nothing."""
+"""``fleet.json``: scheduled and started events, what came of them, and who says nothing."""
 
 from typing import Final
 
@@ -122,7 +122,7 @@ def _coming() -> Panel:
         Column("description", "Description"),
     ]
     return parts.table_panel(
-        "What is coming",
+        "Scheduled and started events",
         "The listed events that hit a chosen VM, also one that is down by now. Notice: from the"
         " first sight to NotBefore, where the beginning was seen. Expected: the interruption that"
         " Azure announces. VMs: all that the event affects.",

@@ -26,6 +26,7 @@ from grafana_foundation_sdk.models import heatmap as heat
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from boards import queries
+from notbefore.core.routing import NEAR
 
 TAG: Final = "notbefore"
 COLUMNS: Final = 24  # of Grafana's grid
@@ -63,7 +64,7 @@ COUNTDOWN: Final[Steps] = (
     (0, "red"),
     (300, "orange"),
     (900, "yellow"),
-    (3600, "green"),
+    (int(NEAR), "green"),
 )
 AGE: Final[Steps] = ((None, "green"), (15, "yellow"), (60, "red"))
 

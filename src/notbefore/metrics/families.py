@@ -15,6 +15,7 @@ from msgspec import Struct
 from notbefore.metrics.totals import Labels
 
 MAX_DESCRIPTION_LABEL: Final = 120  # characters of the description in a label of the status metric
+MAX_RESOURCES_LABEL: Final = 3  # names of VMs in a label of the same metric
 
 MetricKind = Literal["gauge", "counter", "histogram"]
 
@@ -61,9 +62,18 @@ PENDING: Final = gauge(
 )
 STATUS: Final = gauge(
     "azure_scheduled_event_status",
-    "1 for each listed event, with its present status. The description is cut at"
+    "1 for each listed event, with its present status. `resources` names"
+    f" {MAX_RESOURCES_LABEL} of the VMs that it affects. The description is cut at"
     f" {MAX_DESCRIPTION_LABEL} characters.",
-    labels=("event_id", "event_type", "event_status", "event_source", "scope", "description"),
+    labels=(
+        "event_id",
+        "event_type",
+        "event_status",
+        "event_source",
+        "scope",
+        "resources",
+        "description",
+    ),
 )
 NOT_BEFORE: Final = gauge(
     "azure_scheduled_event_not_before_timestamp_seconds",
@@ -81,6 +91,12 @@ STARTED_AT: Final = gauge(
     "azure_scheduled_event_started_timestamp_seconds",
     "Unix time at which the event was first seen started.",
     labels=("event_id",),
+)
+ENDED_AT: Final = gauge(
+    "azure_scheduled_event_ended_timestamp_seconds",
+    "Unix time at which the agent saw that the event is gone, and how it ended: `finished`,"
+    " `canceled` or `unknown`. Shown for 15 minutes.",
+    labels=("event_id", "outcome"),
 )
 EXPECTED: Final = gauge(
     "azure_scheduled_event_expected_interruption_seconds",

@@ -16,10 +16,15 @@ from msgspec import Struct
 
 from notbefore.core.document import SCHEDULED, STARTED
 from notbefore.core.outbox_rows import LATENCY_BOUNDS
-from notbefore.core.text import escaped
+from notbefore.core.text import escaped, shortened, some_of
 from notbefore.core.tracked import Tracked, TrackedEvent
 from notbefore.metrics import families
-from notbefore.metrics.families import MAX_DESCRIPTION_LABEL, Family, Metric
+from notbefore.metrics.families import (
+    MAX_DESCRIPTION_LABEL,
+    MAX_RESOURCES_LABEL,
+    Family,
+    Metric,
+)
 from notbefore.metrics.totals import (
     MAX_SERIES,
     OTHER,
@@ -37,6 +42,7 @@ from notbefore.metrics.totals import (
 # alerts and dashboards ask for the first increase of these
 _RESULTS: Final = ("accepted", "delivered", "failed", "dead", "expired", "overflowed")
 _STATES: Final = ("pending", "dead")
+ENDS_SHOWN: Final = 900.0  # seconds
 _NO_LATENCY: Final = Histogram.empty(LATENCY_BOUNDS)
 
 Value = TypeVar("Value")
@@ -135,6 +141,7 @@ def _status_labels(listed: TrackedEvent) -> Labels:
         event.event_status,
         source,
         listed.scope,
+        shortened(some_of(event.resources, MAX_RESOURCES_LABEL), MAX_DESCRIPTION_LABEL),
         description,
     )
 
@@ -154,11 +161,24 @@ def _countdowns(view: Snapshot) -> Iterator[Family]:
     seconds_left = {labels: listed.seconds_to(view.now) for labels, listed in shown}
     yield Family(families.SECONDS_TO_NOT_BEFORE, seconds_left)
 
+    yield Family(families.ENDED_AT, _ends(view))
+
     now = view.now.timestamp()
     ages: dict[Labels, float] = {}
     for labels, since in view.outbox.oldest.items():
         ages[labels] = max(0.0, now - since)
     yield Family(families.OLDEST_PENDING, ages)
+
+
+def _ends(view: Snapshot) -> dict[Labels, float]:
+    """Return the ends of events that were seen lately, unless the event is listed again."""
+    listed = {known.event.event_id for known in view.tracked.events.values()}
+    ends: dict[Labels, float] = {}
+    for labels, time in view.totals.ends.items():
+        event_id, outcome = (value for _, value in labels)
+        if event_id not in listed and view.now.timestamp() - time < ENDS_SHOWN:
+            ends[event_id, outcome] = time
+    return ends
 
 
 def _unix(time: datetime | None) -> float | None:

@@ -20,6 +20,7 @@ OTHER: Final = "other"
 UNKNOWN: Final = "unknown"  # Azure did not give it
 _COUNTED_TYPES: Final = frozenset((*EVENT_TYPES, SILENT))
 
+MAX_ENDS: Final = 50  # of events, each with an EventId of at most some hundred characters
 MAX_SERIES: Final = 200  # per metric family: the texts of its labels come from outside
 
 # the names of a metric's labels, or the values of a sample's, in the same order
@@ -92,6 +93,7 @@ class Totals(Struct, frozen=True):
     notice: dict[Named, Histogram] = {}  # the histograms: by event_type
     interruption: dict[Named, Histogram] = {}
     approvals: dict[Named, int] = {}  # by rule and result
+    ends: dict[Named, float] = {}  # the newest, by event_id and outcome -> Unix time
     created: dict[Named, float] = {}  # key of changes or approvals -> Unix time of the first count
 
     def plus(self, change: Change) -> "Totals":
@@ -109,6 +111,8 @@ class Totals(Struct, frozen=True):
             totals = self._counted(
                 "changes", named(change=change.kind, event_type=event_type), change
             )
+        if change.outcome is not None:
+            totals = replace(totals, ends=_with_end(totals.ends, change, change.outcome))
         by_type = named(event_type=event_type)
         if change.notice_seconds is not None and (
             change.kind == "announced" or (change.kind == "started" and change.previous is None)
@@ -127,6 +131,14 @@ class Totals(Struct, frozen=True):
     def _counted(self, name: str, labels: Named, change: Change) -> "Totals":
         created = {labels: change.time.timestamp(), **self.created}
         return replace(self, created=created, **{name: increased(getattr(self, name), labels)})
+
+
+def _with_end(ends: dict[Named, float], change: Change, outcome: str) -> dict[Named, float]:
+    """Return the newest ``MAX_ENDS`` ends, the last of them that of this change."""
+    labels = named(event_id=change.event.event_id, outcome=outcome)
+    others = {key: time for key, time in ends.items() if key != labels}
+    newest = list(others.items())[1 - MAX_ENDS :]
+    return {**dict(newest), labels: change.time.timestamp()}
 
 
 def known_type(event_type: str) -> str:

@@ -97,6 +97,7 @@ def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[st
         "summary": text.title,
         "description": text.plain,
         "status": one_line(record.event_status),
+        "outcome": record.outcome or "",
         "resources": one_line(some_of(record.names, MAX_NAMES)),
         "not_before": rfc3339(record.not_before) if record.not_before else "",
         "delivery_id": message.delivery_id,
