@@ -3,6 +3,7 @@ which time.
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from notbefore.agent.freeze import TICK
 from notbefore.agent.tracker import Poll
 from notbefore.config.model import Config, VmName
 from notbefore.config.secret import Secret
@@ -112,6 +114,11 @@ class Agents:
             self.now.state.note_running()
             if poll is not None:
                 self.now.tracker.handle(replace(poll, date=self.clock.date))
+
+    @property
+    def incarnation(self) -> int:
+        """The DocumentIncarnation of the last document."""
+        return self._incarnation
 
     def answers_missed(self, count: int) -> None:
         """So many steps of DocumentIncarnation that this VM does not see."""
@@ -721,4 +728,168 @@ def test_what_another_endpoint_does_not_list_was_not_canceled(agents: Agents) ->
     agents.now.tracker.use("http://imds", "2020-07-01")
     agents.sees_each([MINE], [MINE])
     assert agents.kinds() == ["announced"]
+    assert agents.last("change", "outcome", event_id="other") == ("ended", "unknown")
+
+
+# ---- what nothing measured is not reported as 0
+
+
+FAILED = Poll(0.0, 0.01, error=ImdsError("server_error", "HTTP 500"))
+
+
+def finish(agents: Agents) -> Any:
+    """End the event; return the interruption that is reported."""
+    agents.sees()
+    (interruption,) = agents.last("interruption_seconds")
+    return interruption
+
+
+@pytest.mark.parametrize("reason", ["server_error", "timeout"])
+@pytest.mark.parametrize("listed_before", [True, False])
+def test_lateness_of_a_failed_poll_is_an_interruption(
+    agents: Agents, reason: Any, *, listed_before: bool
+) -> None:
+    agents.sees_each([], [MINE] if listed_before else [])
+    agents.clock.go(7)
+    agents.now.tracker.handle(Poll(6.0, 0.01, error=ImdsError(reason, "no"), wall_lag=6.0))
+    agents.sees(BEGUN)
+
+    assert finish(agents) == 6.0
+
+
+def test_rejected_document_keeps_the_lateness_of_its_poll(agents: Agents) -> None:
+    agents.sees_each([], [MINE])
+    agents.clock.go(7)
+    agents.now.tracker.handle(Poll(6.0, 0.01, body=b"<html>", wall_lag=6.0))
+    agents.sees(BEGUN)
+
+    assert finish(agents) == 6.0
+
+
+def asked_before(agents: Agents, seconds: float, items: list[Any], *, booted: float) -> Poll:
+    """A poll whose request was under way for ``seconds``; ``booted``: on the clock since boot."""
+    agents.clock.go(1)
+    asked = agents.clock.read()
+    date = agents.clock.date
+    agents.clock.go(seconds, booted=booted)
+    agents.answers_missed(1)
+    document = body(*items, incarnation=agents.incarnation)
+    return Poll(0.0, booted, body=document, date=date, asked=asked)
+
+
+@pytest.mark.parametrize("booted", [6.0, 0.01])
+def test_freeze_within_a_request_is_unknown(agents: Agents, booted: float) -> None:
+    agents.sees_each([], [MINE])
+    agents.now.tracker.handle(asked_before(agents, 6.0, [BEGUN], booted=booted))
+
+    assert finish(agents) is None
+
+
+def test_freeze_within_the_request_before_the_start_is_unknown(agents: Agents) -> None:
+    agents.sees_each([], [MINE])
+    slow = asked_before(agents, 6.0, [MINE], booted=6.0)
+    agents.now.tracker.handle(slow)
+    agents.clock.go(1)
+    started = body(BEGUN, incarnation=99)
+    agents.now.tracker.handle(Poll(0.0, 0.01, started, date=agents.clock.date, busy=6.0))
+
+    assert finish(agents) is None
+
+
+def test_freeze_within_a_failed_request_is_unknown(agents: Agents) -> None:
+    agents.sees_each([], [MINE])
+    agents.waits(1, FAILED)
+    agents.clock.go(6)
+    agents.waits(1, replace(FAILED, busy=6.0))
+    agents.sees(BEGUN)
+
+    assert finish(agents) is None
+
+
+def test_metered_freeze_within_the_request_before_the_start_counts(agents: Agents) -> None:
+    agents.clock.go(15 * 60 - 10)
+    agents.sees_each([], [MINE])
+    agents.now.tracker.handle(asked_before(agents, 6.0, [MINE], booted=6.0))
+    agents.sees(BEGUN)
+
+    assert 5.8 < finish(agents) < 7.0  # the second before it stands still for the meter too
+
+
+@pytest.mark.parametrize(("dated", "expected"), [(True, pytest.approx(0.9)), (False, None)])
+def test_wall_clock_set_forth_and_back_is_no_interruption(
+    agents: Agents, expected: Any, *, dated: bool
+) -> None:
+    agents.clock.go(15 * 60 - 10)
+    agents.sees_each([], [MINE])
+    agents.sees(BEGUN, dated=dated)
+    agents.clock.wall += timedelta(seconds=100)
+    time.sleep(5 * TICK)  # the meter wakes in this time, and sees the step
+    agents.clock.wall -= timedelta(seconds=100)
+    agents.sees(BEGUN, dated=dated)
+
+    assert finish(agents) == expected
+
+
+def test_event_that_vanishes_in_a_pause_is_not_canceled(agents: Agents) -> None:
+    agents.sees(dated=False)
+    agents.sees(OTHERS, dated=False)
+    paused = asked_before(agents, 3600.0, [OTHERS], booted=3600.0)
+    agents.now.tracker.handle(replace(paused, date=""))
+    agents.sees(dated=False)
+
+    assert agents.last("change", "outcome", event_id="other") == ("ended", "unknown")
+
+
+def test_started_event_that_was_another_vms_has_no_interruption(agents: Agents) -> None:
+    agents.identify(Vm(name=PEER))
+    agents.sees_each([], [MINE], [BEGUN])
+    agents.clock.go(9)
+    agents.waits(1, replace(UNCHANGED, lag=9.0, wall_lag=9.0))
+    agents.identify(Vm(name=ME))
+    agents.waits(1, UNCHANGED)
+
+    assert finish(agents) is None
+
+
+# ---- a restart with another api-version
+
+
+def restart_with(agents: Agents, version: str) -> None:
+    agents.restart(1)
+    agents.now.tracker.use("http://imds", version)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "before", "after"),
+    [("2020-07-01", "2017-11-01", MINE, OLD), ("2017-11-01", "2020-07-01", OLD, MINE)],
+    ids=["older", "newer"],
+)
+def test_restart_with_another_api_version_updates_nothing(
+    agents: Agents, first: str, second: str, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    agents.now.tracker.use("http://imds", first)
+    agents.sees_each([], [before])
+    restart_with(agents, second)
+    agents.sees_each([after], [after])
+    assert agents.kinds() == ["announced"]
+
+    agents.sees({**after, "Resources": [ME, PEER]})
+    assert agents.kinds() == ["announced", "updated"]
+
+
+def test_restart_reports_a_new_description_in_the_same_version(agents: Agents) -> None:
+    agents.sees_each([], [{**MINE, "Description": ""}])
+    restart_with(agents, "2020-07-01")
+    agents.sees(MINE)
+
+    assert agents.kinds() == ["announced", "updated"]
+
+
+def test_event_that_an_older_version_leaves_out_is_not_canceled(agents: Agents) -> None:
+    agents.sees_each([], [OTHERS])
+    restart_with(agents, "2017-08-01")
+    agents.sees()
+    assert agents.kinds("other") == ["announced"]
+
+    agents.sees()
     assert agents.last("change", "outcome", event_id="other") == ("ended", "unknown")

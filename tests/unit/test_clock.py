@@ -83,6 +83,14 @@ def test_a_clock_since_the_boot_that_goes_back_is_of_another_boot() -> None:
         (Gap(1.5, 0.1), end(2.5, 1, None), None),
         (Gap(1.5, 0.1), end(2.5, 1, 2.5), 1.5),
         (Gap(5.0, 5.0), end(6, None, 6), None),  # of another boot
+        (Gap(100.0, 0.1), end(1, 1, 1), 0.1),  # set forth and back
+        (Gap(100.0, 0.1), end(1, 1, None), None),
+        (Gap(0.1, 0.1), end(-99, 1, 1), 0.1),  # set back
+        (Gap(0.1, 0.1), end(-99, 1, None), None),  # set back, perhaps over a pause
+        (Gap(0.1, 0.1), end(-93, 1, 7), None),  # set back over a pause of six seconds
+        (Gap(106.0, 0.1), end(107, 1, 7), None),  # set forward over a pause of six seconds
+        (Gap(106.0, 0.1), end(7, 1, 7), None),  # and back again
+        (Gap(0.1, 0.1), end(1, 1, 7), None),  # paused, and both clocks of the VM stood still
     ],
 )
 def test_a_gap_is_believed_as_far_as_imds_saw_time_pass(

@@ -20,6 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.agent.control_socket import ControlReply, ControlRequest
+from notbefore.agent.freeze import longest_between
 from notbefore.agent.runtime import Published, Runtime
 from notbefore.agent.state import AgentSnapshot, AgentState, identity, name_of
 from notbefore.agent.thread_guard import ThreadGuard
@@ -83,14 +84,14 @@ class ListedEvents(Struct, frozen=True):
         """
         poll = self.known.poll
         tracked = self.known.state.tracked
-        if poll.answered is None or poll.outdated or poll.failure is not None:
+        seen = poll.seen
+        if seen is None or poll.outdated or poll.failure is not None:
             return False
         if self.known.vm_name != name_of(identity(self.known.state.vm, runtime.config)):
             return False
 
         # one of the clocks may have stopped in a freeze, but none runs ahead
-        age_by_wall = (self.at.wall - poll.answered.wall).total_seconds()
-        age = max(age_by_wall, self.at.uptime - poll.answered.uptime)
+        age = longest_between(seen, self.at)
         return age <= WATCHED and key in tracked.events and key not in tracked.unread
 
     def decision(self, runtime: Runtime, tracked: TrackedEvent) -> Decision:

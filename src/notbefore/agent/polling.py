@@ -8,9 +8,11 @@ does not answer, the polling searches for IMDS at other addresses.
 import logging
 import threading
 from contextlib import suppress
+from math import inf
 from queue import Empty, SimpleQueue
 from typing import Final
 
+from notbefore.agent.freeze import longest_between
 from notbefore.agent.runtime import Published, Runtime
 from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.tracker import Poll, Tracker
@@ -95,6 +97,9 @@ class PollThread:
         # the next poll is due then, in seconds on two clocks
         self._due = clock.boot_time()
         self._due_wall = clock.time()
+        # seconds since the last request in which the thread did not wait, and so measured no delay;
+        # nothing of this thread measured the time before it
+        self._busy = inf
 
         self._timeout = FIRST_TIMEOUT  # seconds for the next answer
         self._failures = 0  # in a row
@@ -150,11 +155,15 @@ class PollThread:
     def _run(self) -> None:
         self._errors.attempt("poll identity", self._use_configured_name, vital=False)
         self._ask_identity()
+        self._due = self._clock.boot_time()
+        self._due_wall = self._clock.time()
         while not self._stops_within(max(0.0, self._due - self._clock.boot_time())):
+            began = self._clock.read()
             error = self._errors.attempt("poll", self._poll)
-            now = self._clock.boot_time()
-            self._due = self._next_due(error, now)
-            self._due_wall = self._clock.time() + self._due - now
+            now = self._clock.read()
+            self._busy = longest_between(began, now)
+            self._due = self._next_due(error, now.uptime)
+            self._due_wall = now.wall.timestamp() + self._due - now.uptime
 
     def _stops_within(self, seconds: float) -> bool:
         with suppress(Empty):
@@ -163,15 +172,26 @@ class PollThread:
 
     def _poll(self) -> ImdsError | None:
         """Poll once and pass the answer to the tracker; return the error if there is no answer."""
-        started = self._clock.boot_time()
+        asked = self._clock.read()
+        started = asked.uptime
         lag = max(0.0, started - self._due)
-        wall_lag = max(0.0, self._clock.time() - self._due_wall)
+        wall_lag = max(0.0, asked.wall.timestamp() - self._due_wall)
 
         try:
             answer = self._client.get(self._path, timeout=self._timeout)
         except ImdsError as error:
             if not self._stopped:  # else ``stop`` has aborted it
-                self._handle_failure(Poll(lag, self._clock.boot_time() - started, error=error))
+                duration = self._clock.boot_time() - started
+                self._handle_failure(
+                    Poll(
+                        lag,
+                        duration,
+                        error=error,
+                        wall_lag=wall_lag,
+                        asked=asked,
+                        busy=self._busy,
+                    )
+                )
             return error
 
         now = self._clock.boot_time()
@@ -183,7 +203,17 @@ class PollThread:
 
         body = answer.body if answer.body != self._body else None
         self._body = None  # if handling it fails, an equal body counts as new
-        self._pass_on(Poll(lag, now - started, body, date=answer.date, wall_lag=wall_lag))
+        self._pass_on(
+            Poll(
+                lag,
+                now - started,
+                body,
+                date=answer.date,
+                wall_lag=wall_lag,
+                asked=asked,
+                busy=self._busy,
+            )
+        )
         self._body = answer.body
         return None
 

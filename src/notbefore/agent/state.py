@@ -33,20 +33,29 @@ class PollStatus(Struct, frozen=True):
     """The result of the last poll, and the counts of all polls since the start of this process."""
 
     figures: PollFigures = PollFigures()
-    # the last good answer, undated; None before the first of this process
+    # when the last good answer came, undated; None before the first of this process
     answered: Instant | None = None
     date: str = ""  # its ``Date`` header, unparsed
     failure: str | None = None  # why the last poll brought no good answer
     # the known state is from another endpoint or api-version than the present one
     outdated: bool = False
     flaws: tuple[Flaw, ...] = ()  # of the last document that could be read
+    asked: Instant | None = None  # when the request of the last good answer was sent, undated
+    api_version: str = ""  # of the last good answer
 
     @property
-    def seen(self) -> Instant | None:
-        """The last good answer of this process, also by IMDS's clock."""
+    def read(self) -> Instant | None:
+        """When the last good answer of this process came, also by IMDS's clock."""
         if self.answered is None:
             return None
         return self.answered.dated(self.date)
+
+    @property
+    def seen(self) -> Instant | None:
+        """The moment that the last good answer tells of: it is as old as its request."""
+        if self.asked is None:
+            return self.read
+        return self.asked.dated(self.date)
 
 
 class AgentSnapshot(Struct, frozen=True):
@@ -135,10 +144,10 @@ class AgentState:
     def instant(self) -> Instant:
         """The present moment, with IMDS's clock extrapolated from the last answer."""
         now = self.clock.read()
-        seen = self._snapshot.poll.seen
-        if seen is None or seen.date is None:
+        last = self._snapshot.poll.read
+        if last is None or last.date is None:
             return now
-        return replace(now, date=seen.date + timedelta(seconds=now.uptime - seen.uptime))
+        return replace(now, date=last.date + timedelta(seconds=now.uptime - last.uptime))
 
     def add_listener(self, listener: Listener) -> None:
         """Wake ``listener`` after each change. Only the main thread adds and removes listeners."""
@@ -291,4 +300,11 @@ def _with_times(state: StoredState, poll: PollStatus, config: Config) -> StoredS
         return state
     # while the identity is unknown, the owner stays
     owner = identity(state.vm, config) or state.seen_by
-    return replace(state, seen=seen, last_running=seen, seen_by=owner, clean=False)
+    return replace(
+        state,
+        seen=seen,
+        api_version=poll.api_version,
+        last_running=poll.read,
+        seen_by=owner,
+        clean=False,
+    )

@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.agent.freeze import FreezeMeter
+from notbefore.agent.freeze import FreezeMeter, MeasuredGap, PollGaps
 from notbefore.agent.state import AgentSnapshot, AgentState, PollStatus, name_of
 from notbefore.core.clock import Gap, Instant, believable, credible, elapsed, silence
 from notbefore.core.document import Document, Flaw, parse
@@ -39,7 +39,11 @@ class Poll(Struct, frozen=True):
     body: bytes | None = None
     error: ImdsError | None = None
     date: str = ""  # the answer's ``Date`` header (IMDS's clock), unparsed
-    wall_lag: float = 0.0  # the same on the wall clock: in a freeze one of the clocks may stop
+    # ``lag`` on the wall clock: in a freeze one of the clocks may stop
+    wall_lag: float = 0.0
+    asked: Instant | None = None  # when the request was sent; None: just now
+    # seconds from the request of the poll before until the polling waited again
+    busy: float = 0.0
 
 
 class Tracker:
@@ -54,6 +58,7 @@ class Tracker:
         self._store = store
         self._clock = state.clock
         self._freeze_meter = freeze_meter
+        self._gaps = PollGaps(freeze_meter)
         self._started = state.clock.boot_time()
         self._interval = 1.0  # seconds between polls
         self._source = ("", "")  # the endpoint, and the api-version of its documents
@@ -90,6 +95,7 @@ class Tracker:
         if poll.body is not None:
             self._document = _read(poll.body)
 
+        self._gaps.add(Gap(poll.wall_lag, poll.lag), poll.busy)
         figures = self._state.snapshot.poll.figures
         if poll.error is not None:
             self._handle_failure(poll, poll.error.reason, str(poll.error), figures)
@@ -124,17 +130,36 @@ class Tracker:
             self._state.publish(replace(last, figures=figures, failure=None))
             return
 
-        gap = self._gap(poll)
+        asked = poll.asked or now
+        gap = self._gaps.take(asked, now)
         date = self._believed_date(now, poll.date, changed=is_new)
         self._switch_freeze_meter(now, date)
 
         if document is None or not (is_new or is_first or self._each_answer_counts):
-            self._state.publish(PollStatus(figures, now, date, flaws=last.flaws))
+            self._state.publish(self._status(figures, now, date, asked, last.flaws))
             return
 
-        status = PollStatus(figures, now, date, flaws=document.flaws)
+        status = self._status(figures, now, date, asked, document.flaws)
         self._compare(document, status, self._observation(now.dated(date), gap))
         self._switch_freeze_meter(now, date)
+
+    def _status(
+        self,
+        figures: PollFigures,
+        now: Instant,
+        date: str,
+        asked: Instant,
+        flaws: tuple[Flaw, ...],
+    ) -> PollStatus:
+        """Return the status of a good answer."""
+        return PollStatus(
+            figures=figures,
+            answered=now,
+            date=date,
+            flaws=flaws,
+            asked=asked,
+            api_version=self._source[1],
+        )
 
     def _compare(self, document: Document, status: PollStatus, observation: Observation) -> None:
         """Compare a document with the tracked events, and commit what differs."""
@@ -156,12 +181,6 @@ class Tracker:
         if snapshot.poll.answered is not None or snapshot.vm_name is not None:
             return False
         return now.uptime - self._first_answer < NAME_PATIENCE
-
-    def _gap(self, poll: Poll) -> Gap:
-        """Return for how long this VM may have stood still since the last good answer."""
-        if self._freeze_meter.running:
-            return self._freeze_meter.take()
-        return Gap(poll.wall_lag, poll.lag)
 
     def _believed_date(self, now: Instant, date: str, *, changed: bool) -> str:
         """The ``Date`` header of an answer; empty if it cannot be right.
@@ -202,13 +221,18 @@ class Tracker:
 
     # ---- how well the time since the last answer was watched
 
-    def _observation(self, at: Instant, gap: Gap) -> Observation:
+    def _observation(self, at: Instant, gap: MeasuredGap) -> Observation:
         snapshot = self._state.snapshot
         state = snapshot.state
         poll = snapshot.poll
         last = poll.seen or state.seen
         rebooted = state.seen is not None and state.seen.boot != at.boot
-        elsewhere = poll.outdated and poll.answered is not None
+        is_restart = poll.answered is None
+        elsewhere = poll.outdated and not is_restart
+        # the events of a state without a version may have been read in this one
+        before = state.api_version or self._source[1]
+        if is_restart:
+            elsewhere = before > self._source[1]
 
         unwatched = None
         if last is not None and not elsewhere:
@@ -226,19 +250,20 @@ class Tracker:
             gap=self._measured_gap(poll, at, gap, rebooted=rebooted),
             interval=self._interval,
             elsewhere=elsewhere,
+            other_version=is_restart and before != self._source[1],
         )
 
     def _measured_gap(
         self,
         poll: PollStatus,
         at: Instant,
-        gap: Gap,
+        gap: MeasuredGap,
         *,
         rebooted: bool,
     ) -> float | None:
         """Return the seconds in which this VM stood still; ``None`` if nobody measured them."""
-        if poll.seen is not None:
-            return believable(gap, poll.seen, at)
+        if poll.read is not None:
+            return gap.believed(believable(gap.longest, poll.read, at))
         noted = self._state.noted
         if not rebooted or noted is None:
             return None

@@ -101,21 +101,30 @@ def believable(gap: Gap, begin: Instant, end: Instant) -> float | None:
 
     ``None`` if it is unknown.
 
-    If the wall clock advanced more than ``uptime``, it was set, or the VM was paused. After a pause
-    ``Date`` has advanced as much; it counts whole seconds, so it shows no pause shorter than one.
+    The delay on the wall clock is longer if ``uptime`` stopped in a pause of the VM, or if the wall
+    clock was set; it may be set forth and back, so the step may be gone at ``end``. After a pause
+    ``Date`` has advanced as much. It counts whole seconds, so it shows no pause shorter than one.
     """
     uptime, wall, date = _passed(begin, end)
     if uptime is None:
         return None
-    ahead = wall - uptime
-    if ahead <= READING + DRIFT * uptime:
-        return max(gap.wall, gap.uptime)  # either clock may have stopped
+
+    longest = max(gap.wall, gap.uptime)  # either clock may have stopped
+    step = wall - uptime
+    unset = READING + DRIFT * uptime  # the most that ``step`` is without a step
+    ahead = max(step, gap.wall - gap.uptime)
     if date is None:
-        return None
+        return longest if step >= -unset and ahead <= unset else None
+
     paused = date - uptime  # within a second
-    if ahead > paused + TOLERANCE:  # the wall clock was set
-        return gap.uptime
-    return max(gap.wall, gap.uptime) if paused >= 1.0 else None
+    if paused > longest + TOLERANCE:  # a pause that neither clock shows
+        return None
+    if ahead <= unset:
+        return longest
+    if ahead <= paused + TOLERANCE:
+        return longest if paused >= 1.0 else None
+    # the wall clock was set, and cannot tell how long a pause was
+    return gap.uptime if paused < 1.0 else None
 
 
 def credible(now: Instant, before: Instant | None) -> bool:

@@ -189,7 +189,7 @@ def parse(body: bytes) -> Document:
 
     events = [reading.event for reading in copies.values() if reading.event is not None]
     flaws = [flaw for reading in copies.values() for flaw in reading.flaws]
-    return Document(envelope.DocumentIncarnation, tuple(events), (*unnamed, *flaws, *duplicates))
+    return Document(envelope.DocumentIncarnation, tuple(events), (*flaws, *unnamed, *duplicates))
 
 
 def _open(body: bytes) -> _Envelope:

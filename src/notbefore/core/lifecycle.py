@@ -105,12 +105,16 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
 def with_scopes(tracked: Tracked, vm: str | None) -> Tracked:
     """Return the tracked events with the scopes for the VM's name.
 
-    No answer was read, so there is no change.
+    No answer was read, so there is no change. While an event was taken for another VM's, nobody
+    measured its interruption.
     """
-    events = {
-        key: replace(known, scope=scope_of(known.event, vm))
-        for key, known in tracked.events.items()
-    }
+    events: dict[str, TrackedEvent] = {}
+    for key, known in tracked.events.items():
+        scope = scope_of(known.event, vm)
+        interruption = known.interruption
+        if known.start is not None and known.scope == "peer" != scope:
+            interruption = None
+        events[key] = replace(known, scope=scope, interruption=interruption)
     return replace(tracked, events=events)
 
 
@@ -142,7 +146,7 @@ class _Comparison(Struct, frozen=True):
         if old is None:
             return self._new(event)
         event = _last_known(old.event, event, self.document.flaws)
-        if now.elsewhere:
+        if now.elsewhere or now.other_version:
             old = replace(old, event=_in_both_versions(old.event, event))
         phase = _phase(event)
         starts = old.start is None and phase == STARTED

@@ -39,7 +39,10 @@ class Observation(Struct, frozen=True):
     # the longest delay since the last good answer, in seconds; None: not measured
     gap: float | None = 0.0
     interval: float = 1.0  # seconds between polls
-    elsewhere: bool = False  # the first answer of another endpoint or api-version, after a reload
+    # the first answer of another endpoint or api-version after a reload, or of an older api-version
+    # after a restart: it may leave out events that are still listed
+    elsewhere: bool = False
+    other_version: bool = False  # the last good answer was in another api-version
 
     @property
     def watched(self) -> bool:

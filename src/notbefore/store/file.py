@@ -75,6 +75,7 @@ class StoredState(Struct, frozen=True):
     totals: Totals = Totals()
     vm: Vm | None = None
     seen: Instant | None = None  # the last valid answer of IMDS, up to this state
+    api_version: str = ""  # of that answer; empty before the first answer
     # the identity of this VM then, if known: a disk may move to another VM
     seen_by: Vm | None = None
     last_running: Instant | None = None  # when the machine was last known to be running
