@@ -198,3 +198,20 @@ def test_an_agent_that_starts_on_a_disk_that_takes_nothing_knows_what_is_there(
         eventually(lambda: agent.count("delivered") == 2)
     assert once(hook) == ["a", "b"]
     assert len(read_records(state)) == 2
+
+
+def test_records_of_killed_agents_are_on_standard_output_at_most_once(
+    imds: Simulator, state: Path
+) -> None:
+    ids: list[str] = []
+    names: list[str] = []
+    for number in range(10):
+        with RunningAgent(imds.endpoint, state, interval="100ms") as agent:
+            names.append(f"event-{number}")
+            imds.set_document(listed(*names))
+            eventually(lambda: bool(agent.records))
+            agent.stop(signal.SIGKILL)
+        ids += [record["azure.scheduled_event.change_id"] for record in agent.records]
+
+    assert len(ids) == len(set(ids))
+    assert len(ids) >= 10

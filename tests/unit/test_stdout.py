@@ -2,9 +2,11 @@
 
 import os
 import sys
+import threading
 
 import pytest
 
+from notbefore.core.outbox import DISK_PATIENCE
 from notbefore.process.stdout import StdoutWriter
 from support.agent import eventually
 
@@ -48,3 +50,52 @@ def test_a_pipe_that_is_gone_does_not_end_it_and_is_said_once(
     teller.write(b"lost as well\n")
     teller.stop(20)
     assert caplog.text.count("records are missing there") == 1
+
+
+class SlowDisk:
+    """Has no step on disk until ``write``."""
+
+    def __init__(self) -> None:
+        self.step = 1
+        self.waits: list[tuple[int, float]] = []  # for which step, and how long at most
+        self._written = threading.Event()
+
+    def wait_step(self, step: int, seconds: float) -> None:
+        self.waits.append((step, seconds))
+        self._written.wait(seconds)
+
+    def write(self) -> None:
+        self._written.set()
+
+
+def test_line_waits_for_its_step_on_disk() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    disk = SlowDisk()
+    writer = StdoutWriter(writing, disk)
+    writer.start()
+    writer.write(b"first\n")
+    eventually(lambda: bool(disk.waits))
+    with pytest.raises(BlockingIOError):
+        os.read(reading, 100)
+
+    disk.write()
+    writer.stop(20)
+
+    assert os.read(reading, 100) == b"first\n"
+    ((step, patience),) = disk.waits
+    assert step == 1
+    assert 0 < patience <= DISK_PATIENCE
+
+
+def test_lines_wait_for_a_sick_disk_together() -> None:
+    reading, writing = os.pipe()
+    disk = SlowDisk()
+    writer = StdoutWriter(writing, disk)
+    writer.write(b"first\n")
+    writer.write(b"second\n")
+    writer.start()
+    writer.stop(20)
+
+    assert os.read(reading, 100) == b"first\nsecond\n"
+    assert sum(patience for _, patience in disk.waits) < DISK_PATIENCE + 0.5

@@ -77,7 +77,7 @@ class Agent:
 
         # what the agent remembers
         self._store = Store(Path(config.state.dir), clock, self._main.wake)
-        self._stdout = StdoutWriter()
+        self._stdout = StdoutWriter(disk=self._store.disk)
         self._state = AgentState(self._store, clock, runtime, self._stdout.write)
 
         # from IMDS to the state

@@ -91,7 +91,8 @@ class AgentState:
     thread changes approvals. So each may compute a new value from ``snapshot`` and commit it later.
     The rest of the state is derived here, under the lock.
 
-    ``write_record`` gets the record of each change as a line of JSON, and must not wait.
+    ``write_record`` gets the record of each change as a line of JSON, after the store has its step.
+    It must not wait.
     """
 
     def __init__(

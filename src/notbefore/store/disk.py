@@ -122,6 +122,16 @@ class DiskThread:
                 self._memory.wait(min(SLOW / 4, seconds))
             return self._written_step >= step
 
+    @property
+    def step(self) -> int:
+        """The number of the newest step of memory."""
+        return self._step
+
+    def wait_step(self, step: int, seconds: float) -> None:
+        """Wait until a step is on disk, at most ``seconds``, also for a sick disk."""
+        with self._memory:
+            self._memory.wait_for(lambda: self._written_step >= step, seconds)
+
     def do(self, action: Callable[[], T], patience: float) -> T:
         """Return the result of ``action``, or raise its error.
 
