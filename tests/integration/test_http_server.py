@@ -5,10 +5,12 @@ a scrape waiting.
 import http.client
 import itertools
 import json
+import math
 import os
 import re
 import select
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -16,17 +18,20 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from msgspec.structs import replace
 
 from notbefore.config.model import Server
 from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.errors import ListenError
 from notbefore.web import channel as channels
+from notbefore.web import server as servers
 from notbefore.web.app import CheckResult
-from notbefore.web.server import HttpServer
+from notbefore.web.server import WORKERS, HttpServer
 from support.agent import becomes, eventually, free_port
 from support.azure import PEER, STARTED, Story, at, item
 from support.needs import needs
@@ -228,7 +233,7 @@ def test_a_thousand_silent_clients_do_not_keep_a_scrape_waiting(
 FEW_FILES = """
 import resource, sys
 from notbefore.config.model import Server
-from notbefore.web.server import HttpServer
+from notbefore.web.server import WORKERS, HttpServer
 resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
 def app(_, start):
     start("200 OK", [])
@@ -310,6 +315,121 @@ def test_those_who_ask_and_do_not_read_keep_nobody_waiting(server: HttpServer, v
         # who asked first was closed for those who asked later
         assert len(read_all(clients[0])) < len(view.body)
     assert longest < 1
+
+
+@pytest.mark.alone
+def test_full_memory_cuts_only_clients_that_do_not_read(
+    server: HttpServer, view: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "MAX_UNREAD", 60_000_000)
+    large = os.urandom(40_000_000)
+    view.body = large
+    answer = bytearray()
+    with ExitStack() as stack:
+        reader, *silent = connected(server, stack, 4)
+        reader.sendall(REQUEST % (b"metrics", b"Connection: close\r\n"))
+        answer += reader.recv(1)
+
+        view.body = large[:20_000_000]  # together, the answers are soon too large
+        for client in silent:
+            client.sendall(REQUEST % (b"metrics", b""))
+            eventually(lambda client=client: _stalled_since(server, client) < math.inf)
+            while _stalled_since(server, reader) < _stalled_since(server, client):
+                answer += reader.recv(1_000_000)
+        answer += read_all(reader)
+        received = len(read_all(silent[0]))
+
+    assert answer.endswith(large)
+    assert received < len(view.body)
+
+
+def _stalled_since(server: HttpServer, client: socket.socket) -> float:
+    """Return since when the server waits for this client to read, or 0 if it closed it."""
+    for channel in list(server._server.active_channels.values()):
+        if channel.addr == client.getsockname():
+            return channel.stalled_since
+    return 0.0
+
+
+class Waiting(Shown):
+    """``/metrics`` waits until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = threading.Event()
+        self.scrapes = 0
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        self.scrapes += 1
+        self.released.wait(20)
+        return super().metrics(accept)
+
+
+def _waiting_requests(server: HttpServer) -> int:
+    channels = list(server._server.active_channels.values())
+    return sum(len(channel.requests) for channel in channels)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_closed_client_is_not_served(
+    monkeypatch: pytest.MonkeyPatch, authority: trustme.CA, tmp_path: Path, *, tls: bool
+) -> None:
+    monkeypatch.setattr(channels, "ABANDONED_PATIENCE", 0.0)
+    web_config = None
+    context = None
+    if tls:
+        web_config = _web_config(authority, tmp_path)
+        context = ssl.create_default_context()
+        # with 1.3, the tickets that a client has not read make its close a reset
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        authority.configure_trust(context)
+    view = Waiting()
+    with serving(web_config, view=view) as server, ExitStack() as stack:
+        for client in connected(server, stack, WORKERS):
+            secured = stack.enter_context(_secured(client, context))
+            secured.sendall(REQUEST % (b"metrics", b""))
+        becomes(lambda: view.scrapes, WORKERS)
+        for client in connected(server, stack, 20):
+            secured = _secured(client, context)
+            secured.sendall(REQUEST % (b"metrics", b""))
+            secured.close()
+        becomes(lambda: _waiting_requests(server), WORKERS + 20)
+
+        view.released.set()
+        arguments = (context,) if context else ()
+        status, _, _ = ask(server, "/healthz", *arguments)
+
+    assert status == 200
+    assert view.scrapes == WORKERS
+
+
+def _web_config(authority: trustme.CA, directory: Path) -> str:
+    """Write a web configuration with a certificate; return its path."""
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_pem.write_to_path(directory / "key.pem")
+    certificate.cert_chain_pems[0].write_to_path(directory / "cert.pem")
+    path = directory / "web.yml"
+    path.write_text(
+        "tls_server_config: {cert_file: cert.pem, key_file: key.pem}\n", encoding="utf-8"
+    )
+    return str(path)
+
+
+def _secured(client: socket.socket, context: ssl.SSLContext | None) -> socket.socket:
+    """Return the connection, after a handshake if there is a context."""
+    if context is None:
+        return client
+    return context.wrap_socket(client, server_hostname="127.0.0.1")
+
+
+def test_client_that_closes_only_its_own_direction_is_served(server: HttpServer) -> None:
+    with socket.create_connection(server.address, timeout=20) as client:
+        client.sendall(REQUEST % (b"metrics", b"Connection: close\r\n"))
+        client.shutdown(socket.SHUT_WR)
+
+        answer = read_all(client)
+
+    assert answer.endswith(METRICS)
 
 
 def test_a_connection_is_kept_between_two_scrapes(

@@ -7,6 +7,7 @@ few workers.
 
 import errno
 import logging
+import math
 import select
 import socket
 import sys
@@ -22,7 +23,7 @@ from waitress.server import TcpWSGIServer
 from notbefore.config.model import Server, host_and_port, local_url
 from notbefore.errors import ConfigError, ListenError
 from notbefore.web.access import Access, AccessControl
-from notbefore.web.channel import Channel
+from notbefore.web.channel import REQUEST_GRACE, Channel
 
 try:
     import resource
@@ -34,20 +35,20 @@ WORKERS: Final = 4  # threads that answer requests; one of them may be checking 
 MAX_CONNECTIONS: Final = 1_200 if hasattr(select, "poll") else 300
 MIN_CONNECTIONS: Final = 10  # even if fewer files may be open
 OTHER_FILES: Final = 256  # open files that are not connections
-FEW: Final = 0.9  # of the most connections; above that, the oldest silent ones are closed
+FEW: Final = 0.9  # of the most connections; above that, those that wait longest are closed
 MAX_HEADER: Final = 8 * 1024  # bytes per connection
 MAX_BODY: Final = 1  # bytes: no request here has a body, whatever its Content-Length
-# bytes of answers that clients have not read, all connections together
+# bytes of answers that clients have not read, all connections together; above that, those whose
+# clients have not read for the longest time are closed
 MAX_UNREAD: Final = 16 * 1024 * 1024
 ACCEPTS: Final = 20  # connections accepted at once
-# seconds for a new connection to send a request before a newer one may replace it
-GRACE: Final = 0.1
 # between two polls of all connections, which take a millisecond of 1,000, workers get time, and new
 # ones are accepted
 PAUSE: Final = 3e-6  # seconds per connection
 SHORTEST_PAUSE: Final = 0.001  # seconds, because a poll counts milliseconds
 # seconds between two checks of the connections, while there are any and nothing arrives
 LOOK: Final = 2.0
+FOREVER: Final = 3600.0  # seconds; without connections, only a new one or ``stop`` ends a poll
 
 log = logging.getLogger("notbefore.http")
 
@@ -141,7 +142,12 @@ class HttpServer:
             # without connections there is nothing to check; a new one wakes the poll, except near
             # the limit
             count = len(self._server.active_channels)
-            timeout = GRACE if self._server.excess > 0 else LOOK if count else 3600.0
+            if self._server.excess > 0:
+                timeout = REQUEST_GRACE
+            elif count:
+                timeout = LOOK
+            else:
+                timeout = FOREVER
             wasyncore.loop(timeout=timeout, use_poll=True, map=self._map, count=1)
             if count:
                 pause = max(PAUSE * count, SHORTEST_PAUSE)
@@ -185,32 +191,64 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
     def maintenance(self, _now: float) -> None:
         """Shut down overdue connections.
 
-        Near a limit also the oldest idle ones, or the oldest with unread answers.
+        Near the limit of connections also those that wait longest for their clients. Near the limit
+        of unread answers also those whose clients have not read for the longest time.
 
         The next poll closes them. They are not closed here: a connection that is closed while a
         poll is prepared would still be polled, and its file descriptor may belong to another
         connection by then.
         """
-        now, channels = time.monotonic(), list(self.active_channels.values())
-        ended = [channel for channel in channels if channel.overdue(now)]
+        now = time.monotonic()
+        channels = list(self.active_channels.values())
+        for channel in channels:
+            if channel.overdue(now):
+                _shut_down(channel)
+        self._free_connections(channels, now)
+        self._free_memory(channels)
+
+    def _free_connections(self, channels: list[Channel], now: float) -> None:
         excess = self.excess
-        unread = sum([channel.total_outbufs_len for channel in channels]) - MAX_UNREAD
-        if excess > 0 or unread > 0:
-            for channel in sorted(channels, key=lambda one: one.since):
-                waiting = not channel.requests and now - channel.since > GRACE
-                if (excess > 0 and waiting) or (unread > 0 and channel.total_outbufs_len):
-                    ended.append(channel)
-                    excess, unread = excess - 1, unread - channel.total_outbufs_len
-        for channel in ended:
-            # when it is writable: on Windows, what was shut down here is never readable
-            channel.will_close = True
-            with suppress(OSError):  # the client has gone
-                # an ``SSLSocket`` would go on in plain text
-                socket.socket.shutdown(channel.socket, socket.SHUT_RDWR)
+        if excess <= 0:
+            return
+        waiting = [channel for channel in channels if channel.is_idle(now)]
+        waiting.sort(key=_since)
+        for channel in waiting[:excess]:
+            _shut_down(channel)
+
+    def _free_memory(self, channels: list[Channel]) -> None:
+        unread = sum(channel.total_outbufs_len for channel in channels)
+        if unread <= MAX_UNREAD:
+            return
+        stalled = [channel for channel in channels if channel.stalled_since < math.inf]
+        stalled.sort(key=_stalled_since)
+        for channel in stalled:
+            unread -= channel.total_outbufs_len
+            _shut_down(channel)
+            if unread <= MAX_UNREAD:
+                return
 
     def handle_error(self) -> None:
         """Log the error and go on listening: waitress would close the listener for good."""
         log.error("a connection could not be accepted", exc_info=sys.exc_info())
+
+
+def _since(channel: Channel) -> float:
+    return channel.since
+
+
+def _stalled_since(channel: Channel) -> float:
+    return channel.stalled_since
+
+
+def _shut_down(channel: Channel) -> None:
+    """Let the next poll close a connection.
+
+    It closes when it is writable: on Windows, what was shut down here is never readable.
+    """
+    channel.will_close = True
+    with suppress(OSError):  # the client has gone
+        # an ``SSLSocket`` would go on in plain text
+        socket.socket.shutdown(channel.socket, socket.SHUT_RDWR)
 
 
 def _bind(listen: str) -> socket.socket:

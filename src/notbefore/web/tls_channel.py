@@ -67,9 +67,11 @@ class TlsChannel(Channel):
 
     def send(self, data: bytes, do_close: bool = True) -> int:  # noqa: FBT001, FBT002 - waitress's signature
         """Write as much as there is room for; return the number of bytes."""
-        with suppress(ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            return int(super().send(data, do_close))
-        return 0
+        try:
+            return super().send(data, do_close)
+        except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            self.note_progress(0, len(data))
+            return 0
 
     def handle_close(self) -> None:
         """Close with TLS's closing message, so that the client knows that nothing was cut off."""
