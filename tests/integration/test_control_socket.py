@@ -1,7 +1,9 @@
 """The agent's own socket: an order is carried out for somebody who waits for what comes of it."""
 
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -61,10 +63,40 @@ def test_an_order_whose_giver_has_gone_is_not_carried_out(tmp_path: Path) -> Non
     assert carried_out == ["first", "third"]
 
 
+def test_dripping_client_does_not_block_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_socket, "CLIENT_SECONDS", 0.5)
+    stopped = threading.Event()
+    control = ControlSocket(tmp_path, Desk(approve_all), NO_STORE)
+    control.start()
+    eventually(lambda: listens(tmp_path))
+
+    with _unix_socket() as dripping:
+        dripping.connect(str(tmp_path / NAME))
+
+        def drip() -> None:
+            with suppress(OSError):
+                while not stopped.wait(0.05):
+                    dripping.sendall(b"x")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        started = time.monotonic()
+        reply = ask_agent(tmp_path, ControlRequest("next"), ControlReply)
+        seconds = time.monotonic() - started
+        stopped.set()
+        thread.join()
+    control.stop()
+
+    assert reply.done
+    assert seconds < 10
+
+
 def test_an_agent_that_takes_no_connection_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_socket, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(control_socket, "CLIENT_SECONDS", 0.1)
     with _unix_socket() as stuck:
         stuck.bind(str(tmp_path / NAME))
         stuck.listen(0)

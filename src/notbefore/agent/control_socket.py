@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Final, Protocol, TypeVar
@@ -25,11 +26,13 @@ from notbefore.store.store import Store
 
 NAME: Final = "control.sock"
 MAX_LINE: Final = 1024 * 1024  # bytes: an event may name many VMs
+MAX_READ: Final = 64 * 1024  # bytes at once
 MAX_REPLY: Final = 64 * 1024 * 1024  # bytes: a whole outbox, with room
 LOOK_INTERVAL: Final = 10.0  # seconds between two checks that the socket still exists
 MAX_REASON: Final = 500  # characters
 MAX_USER: Final = 64  # characters
-READ_SECONDS: Final = 5.0
+# seconds for a whole request to arrive, and for its reply to be taken: the next client waits
+CLIENT_SECONDS: Final = 5.0
 STOP_PATIENCE: Final = 0.5  # seconds for the socket to be removed: the disk may hang
 ANSWER_SECONDS: Final = 60.0
 
@@ -161,11 +164,13 @@ class ControlSocket:
             except TimeoutError:
                 continue
             with connection, suppress(OSError):
-                connection.settimeout(READ_SECONDS)
-                connection.sendall(self._reply(connection) + b"\n")
+                reply = self._reply(connection)
+                connection.settimeout(CLIENT_SECONDS)
+                connection.sendall(reply + b"\n")
 
     def _reply(self, connection: socket.socket) -> bytes:
-        line, uid = _line(connection), _peer_uid(connection)
+        line = _line(connection, CLIENT_SECONDS)
+        uid = _peer_uid(connection)
         try:
             return msgspec.json.encode(self._answered(connection, line, uid))
         except NotBeforeError as error:
@@ -198,7 +203,7 @@ def listens(directory: Path) -> bool:
     """
     try:
         with _unix_socket() as connection:
-            connection.settimeout(READ_SECONDS)  # an agent that hangs has a full queue
+            connection.settimeout(CLIENT_SECONDS)  # an agent that hangs has a full queue
             connection.connect(str(directory / NAME))
     except (FileNotFoundError, ConnectionRefusedError, NotBeforeError):
         return False
@@ -218,7 +223,7 @@ def ask_agent(directory: Path, request: ControlRequest | Request, reply: type[T]
             connection.settimeout(ANSWER_SECONDS)
             connection.connect(str(path))
             connection.sendall(msgspec.json.encode(request) + b"\n")
-            line = _line(connection, MAX_REPLY)
+            line = _line(connection, ANSWER_SECONDS, MAX_REPLY)
             if error := msgspec.json.decode(line, type=Refusal).error:
                 raise NotBeforeError(error)
             return msgspec.json.decode(line, type=reply)
@@ -254,8 +259,6 @@ def _has_closed(connection: socket.socket) -> bool:
         return False
     except OSError:
         return True
-    finally:
-        connection.settimeout(READ_SECONDS)
 
 
 def _peer_uid(connection: socket.socket) -> int | None:
@@ -285,6 +288,22 @@ def user_name(uid: int | None, sudo_user: str = "") -> str:
         return f"uid {uid}"
 
 
-def _line(connection: socket.socket, most: int = MAX_LINE) -> bytes:
-    with connection.makefile("rb") as file:
-        return file.readline(most)
+def _line(connection: socket.socket, seconds: float, most: int = MAX_LINE) -> bytes:
+    """Return the first line, without its end; or what came before the connection was closed.
+
+    The time is for the whole line: each byte of a client that drips would renew a socket's timeout.
+    Raises ``TimeoutError``.
+    """
+    deadline = time.monotonic() + seconds
+    received = bytearray()
+    while len(received) < most:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        connection.settimeout(remaining)
+        data = connection.recv(min(MAX_READ, most - len(received)))
+        line, end, _ = data.partition(b"\n")
+        received += line
+        if end or not data:
+            break
+    return bytes(received)
