@@ -98,6 +98,13 @@ def test_histogram_has_cumulative_buckets_and_time_of_creation() -> None:
         ("application/openmetrics-text;version=abc", False),
         (f"application/openmetrics-text;version={'9' * 5000}", False),
         ("text/plain;version=1.x;;=,", False),
+        ("application/openmetrics-text;q=0, text/plain", False),
+        ("application/openmetrics-text; Q=0.000, */*;q=0.1", False),
+        ("application/openmetrics-text;q=0.5, text/plain", False),
+        ("text/plain;q=0.5, application/openmetrics-text", True),
+        ("text/plain;q=0, application/openmetrics-text;q=0.1", True),
+        ("application/openmetrics-text;q=x", False),
+        ("application/openmetrics-text;q=nan", False),
     ],
 )
 def test_accept_header_selects_one_of_two_formats(

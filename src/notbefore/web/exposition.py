@@ -20,6 +20,8 @@ from prometheus_client.registry import Collector
 from notbefore.metrics.families import Family
 from notbefore.metrics.totals import Histogram
 
+TEXT_RANGES: Final = ("text/plain", "text/*", "*/*")  # formats of ``Accept`` that text satisfies
+
 _PROCESS: Final = ProcessCollector(registry=None)  # CPU, memory and files of this process
 
 
@@ -39,10 +41,39 @@ class FamilyCollector(Collector):
 def render(families: Iterable[Family], accept: str) -> tuple[bytes, str]:
     """Return the body and its content type: OpenMetrics or text, as ``Accept`` asks."""
     try:
-        encode, content_type = choose_encoder(accept)
+        encode, content_type = choose_encoder(preferred(accept))
     except TypeError:  # the header names a version that is not a number
         encode, content_type = choose_encoder("")
     return encode(FamilyCollector(families)), content_type
+
+
+def preferred(accept: str) -> str:
+    """Return the header ``Accept`` without what its client refuses, the most wanted format first.
+
+    ``choose_encoder`` takes the first format that it knows, and ignores the weights (``q``).
+    """
+    weights: dict[str, float] = {}
+    for media_range in accept.split(","):
+        weights[media_range] = _weight(media_range)
+    wanted = [media_range for media_range, weight in weights.items() if weight > 0]
+    wanted.sort(key=weights.__getitem__, reverse=True)
+
+    for count, media_range in enumerate(wanted, start=1):
+        if media_range.partition(";")[0].strip() in TEXT_RANGES:
+            return ",".join(wanted[:count])  # OpenMetrics after it is wanted less
+    return ",".join(wanted)
+
+
+def _weight(media_range: str) -> float:
+    """Return how much a client wants a format, from 0 (not at all) to 1."""
+    for parameter in media_range.split(";")[1:]:
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0
 
 
 def client_metric(family: Family) -> ClientMetric:
