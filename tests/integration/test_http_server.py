@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -333,7 +334,7 @@ def test_full_memory_cuts_only_clients_that_do_not_read(
         view.body = large[:20_000_000]  # together, the answers are soon too large
         for client in silent:
             client.sendall(REQUEST % (b"metrics", b""))
-            eventually(lambda client=client: _stalled_since(server, client) < math.inf)
+            eventually(partial(_is_stalled, server, client))
             while _stalled_since(server, reader) < _stalled_since(server, client):
                 answer += reader.recv(1_000_000)
         answer += read_all(reader)
@@ -349,6 +350,10 @@ def _stalled_since(server: HttpServer, client: socket.socket) -> float:
         if channel.addr == client.getsockname():
             return channel.stalled_since
     return 0.0
+
+
+def _is_stalled(server: HttpServer, client: socket.socket) -> bool:
+    return _stalled_since(server, client) < math.inf
 
 
 class Waiting(Shown):
