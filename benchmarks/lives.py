@@ -89,6 +89,8 @@ class Subject:
         self.pauses: list[
             tuple[float, float]
         ] = []  # in which the agent did not run, in Unix seconds
+        # the same, of an agent that lived on
+        self.freezes: list[tuple[float, float]] = []
         self.imds = Imds(NAME, self.document)
         self.file = directory / "notbefore.db"
         self.process = self.start()
@@ -141,7 +143,10 @@ class Subject:
         elif what == "freeze":
             self.process.send_signal(signal.SIGSTOP)
             time.sleep(self.chance.uniform(0.5, 9))
+            if self.chance.random() < 0.5:  # the first polls after it fail
+                self.away_until = time.time() + 0.5
             self.process.send_signal(signal.SIGCONT)
+            self.freezes.append((begin, time.time()))
         elif what == "away":
             self.away_until = begin + self.chance.choice([0.5, 2.0, 8.0, 25.0])
         elif what == "spoil":
@@ -169,8 +174,23 @@ class Subject:
             ]
 
 
-def troubles(record: dict[str, Any], life: Life, longest_pause: float) -> Iterator[str]:
-    """What is not true of a record."""
+def frozen(life: Life, freezes: list[tuple[float, float]]) -> float:
+    """Seconds of the longest freeze in which an event started, or was Started all the time."""
+    longest = 0.0
+    for begin, end in freezes:
+        has_started = life.starts is not None and life.starts < end
+        if has_started and begin > life.announced and end < life.ends:
+            longest = max(longest, end - max(begin, life.starts or begin))
+    return longest
+
+
+def troubles(
+    record: dict[str, Any], life: Life, longest_pause: float, longest_freeze: float
+) -> Iterator[str]:
+    """What is not true of a record.
+
+    ``longest_freeze``: see ``frozen``.
+    """
     get = {name.removeprefix(PREFIX): value for name, value in record.items()}.get
     kind, seen = get("change"), datetime.fromisoformat(record["time"]).timestamp()
     started = life.starts is not None and life.starts <= seen
@@ -187,6 +207,9 @@ def troubles(record: dict[str, Any], life: Life, longest_pause: float) -> Iterat
         "the interruption": not 0 <= (get("interruption_seconds") or 0) <= longest_pause + NOISE,
     }
     yield from (words for words, is_wrong in wrong.items() if is_wrong)
+    interruption = get("interruption_seconds")
+    if interruption is not None and interruption < longest_freeze - NOISE:
+        yield f"interruption {interruption} in a freeze of {longest_freeze:.1f} s"
     for name, begin, end in (
         ("scheduled", life.announced, life.starts or life.ends),
         ("started", life.starts, life.ends),
@@ -233,8 +256,9 @@ def main() -> None:
         by_id = {one.event_id: one for one in subject.lives}
         longest = max((end - begin for begin, end in subject.pauses), default=0.0)
         for record in records:
-            found = troubles(record, by_id[record[PREFIX + "id"]], longest)
-            false += [f"{words}: {json.dumps(record)}" for words in found]
+            life = by_id[record[PREFIX + "id"]]
+            wrongs = troubles(record, life, longest, frozen(life, subject.freezes))
+            false += [f"{words}: {json.dumps(record)}" for words in wrongs]
         uncertain = {
             one[PREFIX + "id"] for one in records if one.get(PREFIX + "outcome") == "unknown"
         }

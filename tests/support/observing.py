@@ -115,6 +115,7 @@ class Observer:
         self.tracker = Tracker(self.state, self.store, WorldMeter(self.world))
         self.tracker.use("http://imds", "2020-07-01")
         self.last_body: bytes | None = None
+        self.waited_from = (self.world.now, self.world.wall_offset)
         self.first_answer: float | None = None
         self.named = False
         self.account.perturb()
@@ -183,7 +184,13 @@ class Observer:
             return
         try:
             self.tracker.handle(
-                Poll(0.0, 0.01, body=None if body == self.last_body else body, date=self.world.date)
+                Poll(
+                    0.0,
+                    0.01,
+                    body=None if body == self.last_body else body,
+                    date=self.world.date,
+                    wall_lag=self.late(),
+                )
             )
         except KilledError:
             died = self.store.die
@@ -211,7 +218,15 @@ class Observer:
     def fail(self) -> None:
         """No good answer."""
         if self.tracker is not None:
-            self.tracker.handle(Poll(0.0, 0.01, error=ImdsError("refused", "no")))
+            error = ImdsError("refused", "no")
+            self.tracker.handle(Poll(0.0, 0.01, error=error, wall_lag=self.late()))
+
+    def late(self) -> float:
+        """By how many seconds a poll is late on the wall clock; on the other there is no pause."""
+        since, offset = self.waited_from
+        self.waited_from = (self.world.now, self.world.wall_offset)
+        paused = [end - begin for begin, end, _ in self.world.pauses if begin >= since]
+        return max(0.0, sum(paused) + self.world.wall_offset - offset)
 
     def seconds(self, count: int, *, answers: bool = True) -> None:
         """Second after second."""

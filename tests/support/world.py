@@ -364,6 +364,17 @@ class Account:
             )
             if not 0 <= value <= longest + 1.0:
                 yield f"interruption {value}, at most {longest}"
+            if truth.started is not None and value < self._paused_in(truth) - SLACK:
+                yield f"interruption {value}, at least {self._paused_in(truth)}"
+
+    def _paused_in(self, truth: Happening) -> float:
+        """The longest pause of the VM while an event was Started."""
+        paused = [0.0]
+        for begin, end, _ in self.world.pauses:
+            is_within = truth.started is not None and begin >= truth.started
+            if is_within and (truth.gone is None or end <= truth.gone):
+                paused.append(end - begin)
+        return max(paused)
 
     # ---- was more certain?
 

@@ -238,7 +238,7 @@ class Agent:
             self._supervisor.tick()  # the last changes are still to be delivered
         self._supervisor.stop(self._main.wait)
         self._restart_exporter(None)
-        self._stdout.stop(STOP_PATIENCE / 2)
+        self._stdout.stop(STOP_PATIENCE)  # a line may wait as long for a sick disk
 
         self._server.stop()
         self._store.close()
