@@ -9,7 +9,7 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -185,6 +185,38 @@ def test_webhook_has_the_same_dedup_key_in_each_message_of_an_event(peer: HttpPe
 
 def through_apprise(address: str, *messages: Message) -> list[Receipt]:
     return sent(SinkConfig(apprise=Apprise(url=Secret(address))), *messages)
+
+
+HOSTILE: Final = "*bold* [link](http://other.example) <at>all</at> # web_0_1"
+
+
+def test_teams_through_apprise_gets_lines_and_escaped_markdown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    authority = trustme.CA()
+    bundle = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(bundle))
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(bundle))
+
+    with HttpPeer(authority, "127.0.0.1") as teams:
+        through_apprise(
+            f"workflows://127.0.0.1:{teams.port}/flow/signature/",
+            message({"Description": HOSTILE}),
+        )
+
+    (card,) = json.loads(teams.requests[0].body)["attachments"]
+    (body,) = (block["text"] for block in card["content"]["body"] if block.get("id") == "body")
+    assert "\n\nAffected VMs: WestNO\\_0\n\n" in body
+    assert "\\*bold\\* \\[link\\]" in body
+    assert "web\\_0\\_1" in body
+    assert "\n" not in body.replace("\n\n", "")
+
+
+def test_text_receiver_through_apprise_gets_the_plain_text(peer: HttpPeer) -> None:
+    through_apprise(f"json://127.0.0.1:{peer.port}/", message({"Description": HOSTILE}))
+
+    text = json.loads(peer.requests[0].body)["message"]
+    assert f"Azure's description: {HOSTILE}\n" in text
 
 
 def test_pagerduty_through_apprise_opens_and_closes_one_incident(

@@ -64,7 +64,7 @@ SINKS: dict[str, Callable[[Message, Text], Any]] = {
         one, text, Alertmanager(urls=("http://am-0:9093",))
     ),
     "pagerduty": pagerduty.event,
-    "apprise": apprise.notification,
+    "apprise": lambda one, text: apprise.notification(one, text, "markdown"),
 }
 
 

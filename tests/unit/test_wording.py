@@ -185,7 +185,7 @@ def test_an_end_that_nobody_saw_is_no_good_news(outcome: str, color: str, kind: 
     gone = recording(message({}, None, kind="ended"), outcome=outcome)
     (attachment,) = slack.content(gone, text_of(gone))["attachments"]
     assert attachment["color"] == color
-    assert apprise.notification(gone, text_of(gone))["notify_type"] == kind
+    assert apprise.notification(gone, text_of(gone), "text")["notify_type"] == kind
 
 
 # ---- the body

@@ -91,7 +91,9 @@ class Sink(BaseSink):
 
     def send(self, message: Message) -> Receipt:
         """Send it through apprise."""
-        said = notification(message, text_of(message, self._messages))
+        text = text_of(message, self._messages)
+        body_format = self._service.resolve_format("text").value
+        said = notification(message, text, body_format)
         if self._key is not None:
             setattr(self._service, self._key, message.alert_key)
         with _Said() as logged:
@@ -110,10 +112,17 @@ class Sink(BaseSink):
         return Receipt(thread=message.alert_key)
 
 
-def notification(message: Message, text: Text) -> dict[str, str]:
-    """Return the arguments for apprise."""
+def notification(message: Message, text: Text, shown_as: str) -> dict[str, str]:
+    """Return the arguments for apprise.
+
+    The body is declared as plain text, so that apprise escapes it for the format in which the
+    receiver shows it (``shown_as``). Markdown joins lines: there each line is a paragraph.
+    """
     kind = "success" if message.is_good_news else _TYPES[message.shown_severity]
-    return {"notify_type": kind, "title": text.title, "body": text.whole}
+    body = text.whole
+    if shown_as == "markdown":
+        body = "\n\n".join(filter(None, body.splitlines()))
+    return {"notify_type": kind, "title": text.title, "body": body, "body_format": "text"}
 
 
 def _prepare(service: Any, url: str) -> str | None:
