@@ -301,7 +301,7 @@ def test_a_file_that_names_a_certificate_which_is_not_there_yet_is_used_once_it_
         ),
         (
             "tls_server_config: {cert_file: cert.pem, key_file: none.pem}",
-            "tls_server_config.cert_file, key_file: ",
+            "tls_server_config.key_file: ",
         ),
         ("tls_server_config: {cert_file: cert.pem, key_file: client.pem}", "mismatch"),
         ("tls_server_config: {cert_file: c, key_file: k, client_ca_file: x}", "need each other"),
@@ -318,6 +318,13 @@ def test_a_file_that_names_a_certificate_which_is_not_there_yet_is_used_once_it_
         (
             "basic_auth_users: {bob: $2b$10$" + "." * 21 + "z" + "." * 31 + "}",
             "basic_auth_users.bob: expected a bcrypt",
+        ),
+        ("basic_auth_users: {bob:hunter2}", "basic_auth_users.bob: a blank is missing"),
+        ("basic_auth_users: {'bob:hunter2': x}", "basic_auth_users.bob: expected a bcrypt hash"),
+        ("basic_auth_users: {bob=hunter2: x}", "basic_auth_users.bob: expected a bcrypt hash"),
+        (
+            "basic_auth_users: {'bob:hunter2': $2b$10$" + "." * 22 + "a" * 31 + "}",
+            "'bob' begins no valid",
         ),
         ("basic_auth_users: {bob: $2y$31$" + "a" * 53 + "}", "cost 4 to 14"),
     ],

@@ -11,7 +11,9 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from notbefore.config.regular_file import open_file
 from notbefore.config.secret import Secret
+from notbefore.config.shown import shown
 from notbefore.core.duration import Duration
 
 MAX_PORT: Final = 65_535
@@ -76,9 +78,11 @@ def check_address(text: str) -> None:
 
 def _readable(name: str) -> None:
     try:
-        Path(name).open("rb").close()
+        open_file(name).close()
     except OSError as error:
-        raise ValueError(f"{name} cannot be read: {error.strerror}") from None
+        path = Path(name)
+        place = path.with_name(shown(path.name))  # a secret may stand there by mistake
+        raise ValueError(f"{place} cannot be read: {error.strerror}") from None
 
 
 Port = Annotated[int, expect(lambda port: 1 <= port <= MAX_PORT, f"a port from 1 to {MAX_PORT}")]

@@ -13,7 +13,7 @@ probably not intended.
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from notbefore.config.hub_routes import without_peers
 from notbefore.config.model import Config
 from notbefore.config.reading import Reader
 from notbefore.config.secret import secrets_in
+from notbefore.config.shown import meant, shown
 from notbefore.config.sinks import EventHub, SinkSettings, check_installed
 from notbefore.config.yaml_file import Places, Variable, read
 from notbefore.core.approval import unknown_words
@@ -78,8 +79,8 @@ def examine(
         if isinstance(made, Route):
             for key, names in (("sinks", made.sinks), ("fallback", made.fallback)):
                 for name in (one for one in names if one not in sinks):
-                    known = one_of(name, sinks) if sinks else ": write it under `sinks`"
-                    yield f"{key}: there is no sink {name!r}{known}"
+                    known = one_of(shown(name), sinks) if sinks else ": write it under `sinks`"
+                    yield f"{key}: there is no sink {shown(name)!r}{known}"
         if not sending:
             return
         if isinstance(made, SinkSettings) and not at.startswith("fleet"):
@@ -117,11 +118,11 @@ def _put(values: dict[str, Any], places: Places, keys: list[str], text: str, ori
         sections[number] = _spelt(key, values)
         section = values.setdefault(sections[number], {})
         if not isinstance(section, dict):
-            raise ConfigError(f"{origin}: {key} is not a section")
+            raise ConfigError(f"{shown(origin)}: {shown(key)} is not a section")
         values = section
     last = _spelt(last, values)
     values[last] = Variable(text)
-    places[".".join([*sections, last])] = Place(origin)
+    places[".".join(map(meant, [*sections, last]))] = Place(shown(origin))
 
 
 def _spelt(key: str, values: Mapping[str, Any]) -> str:
@@ -153,7 +154,7 @@ def warnings(config: Config, places: Places) -> list[str]:
         ]
     return [
         *_misspelt_variables(os.environ),
-        *_writable(places[""].origin if "" in places else None, config.server.web_config_file),
+        *_writable(_files_of(config, places)),
         *(str(Mistake(places.nearest(key), key, text)) for key, text in found),
     ]
 
@@ -253,16 +254,48 @@ def _misspelt_variables(environment: Mapping[str, str]) -> Iterator[str]:
             )
 
 
-def _writable(*paths: str | None) -> Iterator[str]:
+def _files_of(config: Config, places: Places) -> Iterator[Path]:
+    """Yield the files that the configuration consists of, and those that it names."""
+    if "" in places:
+        yield Path(places[""].origin)
+    names = [config.server.web_config_file]
+    if config.fleet is not None:
+        names.append(config.fleet.inventory_file)
+    for settings in _connections(config):
+        names += [getattr(settings, key, None) for key in ("ca_file", "cert_file", "key_file")]
+    for sink in config.sinks.values():
+        if sink.command is not None:
+            names.append(sink.command.command[0])
+    for name in names:
+        if name is not None:
+            yield Path(name)
+    for secret in secrets_in(config).values():
+        secret_file = secret.file()
+        if secret_file is not None:
+            yield secret_file
+
+
+def _connections(config: Config) -> list[SinkSettings]:
+    """Return the settings of all connections, whatever they are for."""
+    connections = [sink.settings for sink in config.sinks.values()]
+    if config.fleet is not None:
+        connections.append(config.fleet.hub)
+    if config.otlp is not None:
+        connections.append(config.otlp)
+    return connections
+
+
+def _writable(files: Iterable[Path]) -> Iterator[str]:
     """Yield a warning for each file that every user may write.
 
     A missing file is an error elsewhere.
     """
-    for file in (
-        [Path(one) for one in paths if one] if hasattr(os, "geteuid") else ()
-    ):  # Windows has access lists
+    if not hasattr(os, "geteuid"):  # Windows has access lists
+        return
+    for file in dict.fromkeys(files):
         if file.exists() and file.stat().st_mode & stat.S_IWOTH:
             yield (
                 f"{file} can be written by every user of this machine: who writes it decides which"
-                f" commands the agent runs, and who may read from it: chmod o-w {file}"
+                " commands the agent runs, where it sends, and who may read from it: chmod o-w"
+                f" {file}"
             )

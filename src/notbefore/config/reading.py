@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from notbefore.config.constraints import Constraint
 from notbefore.config.secret import SOURCES, Secret
+from notbefore.config.shown import meant, missing_blank, shown
 from notbefore.config.yaml_file import Places, Variable, read
 from notbefore.core.duration import Duration
 from notbefore.core.text import one_of
@@ -107,11 +108,19 @@ class Reader(Struct, frozen=True):
         if not isinstance(values, dict):
             raise _unlike(values, SECTION)
         of_key, of_value = get_args(kind.of)
-        found = {
-            self.read(key, of_key, _below(path, key)): self.read(one, of_value, _below(path, key))
-            for key, one in values.items()
-        }
-        return {key: one for key, one in found.items() if key is not WRONG and one is not WRONG}
+        mapping: dict[Any, Any] = {}
+        for key, value in values.items():
+            below = _below(path, key)
+            if value is None:
+                below = _below(path, shown(key))  # the key may be the value
+            if value is None and missing_blank(key):
+                self._mistake(below, missing_blank(key))
+                continue
+            read_key = self.read(key, of_key, below)
+            read_value = self.read(value, of_value, below)
+            if read_key is not WRONG and read_value is not WRONG:
+                mapping[read_key] = read_value
+        return mapping
 
     def _struct(self, values: Any, kind: type[Struct], path: str) -> Any:
         if not isinstance(values, dict):
@@ -128,7 +137,7 @@ class Reader(Struct, frozen=True):
             if name in set_after and not isinstance(value, Variable):
                 continue  # `url_file` in the file, and the variable of `url`: the variable wins
             if name not in fields:
-                found[key] = self._mistake(_below(path, key), _unknown(key, kind, path))
+                found[key] = self._mistake(_below(path, shown(key)), _unknown(key, kind, path))
             elif name in found:
                 found[name] = self._mistake(
                     _below(path, key), f"{name} is given twice: leave one of the two out"
@@ -219,7 +228,8 @@ def _scalar(value: Any, kind: Kind) -> Any:
     if not isinstance(value, str):
         raise _unlike(value, WORDS.get(kind.of, "text"))
     if kind.choices and value not in kind.choices:
-        raise ValueError(f"there is no {str(value)!r} here{one_of(value, kind.choices)}")
+        word = shown(value)
+        raise ValueError(f"there is no {word!r} here{one_of(word, kind.choices)}")
     if kind.of is Duration:
         return Duration(value)
     if kind.of not in (int, bool):
@@ -231,19 +241,24 @@ def _scalar(value: Any, kind: Kind) -> Any:
 
 
 def _below(path: str, key: object) -> str:
-    return f"{path}.{key}" if path else str(key)
+    name = meant(str(key))
+    return f"{path}.{name}" if path else name
 
 
 def _unknown(key: str, kind: type[Struct], path: str) -> str:
     """Return the text about an unknown key of a struct, with the key that was probably meant."""
+    hint = missing_blank(key)
+    if hint:
+        return hint
+
     fields, own = fields_of(kind), path.rpartition(".")[2]
     if path == f"sinks.{own}" and own in fields:
         return f"the kind needs a name of your choice before it: `sinks: {{NAME: {{{own}: ...}}}}`"
-    secrets = [name for name, one in fields.items() if kind_of(one.type).of is Secret]
-    return (
-        "there is no such key"
-        f" here{one_of(key, [*fields, *(f'{name}_{one}' for name in secrets for one in SOURCES)])}"
-    )
+    expected = list(fields)
+    for name, field in fields.items():
+        if kind_of(field.type).of is Secret:
+            expected += [f"{name}_{source}" for source in SOURCES]
+    return f"there is no such key here{one_of(shown(key), expected)}"
 
 
 def _unlike(value: Any, expected: str) -> ValueError:

@@ -11,6 +11,8 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
+from notbefore.config.regular_file import open_file
+from notbefore.config.shown import shown
 from notbefore.errors import ConfigError
 
 MAX_SECRET: Final = 64 * 1024  # bytes
@@ -67,16 +69,22 @@ class Secret:
         if self.source == "env":
             text = environment.get(self._reference, "")
             if not text:
-                raise ConfigError(
-                    f"the environment variable {self._reference} is not set, or empty"
-                )
+                name = shown(self._reference)  # the secret may stand there by mistake
+                raise ConfigError(f"the environment variable {name} is not set, or empty")
             return text
-        directory = (
-            (environment.get("CREDENTIALS_DIRECTORY") or INSTALLED)
-            if self.source == "credential"
-            else ""
-        )
-        return _read(Path(directory, self._reference))
+        return _read(self._path(environment))
+
+    def file(self, environment: Mapping[str, str] = os.environ) -> Path | None:
+        """Return the file that holds it, or ``None``."""
+        if self.source in ("file", "credential"):
+            return self._path(environment)
+        return None
+
+    def _path(self, environment: Mapping[str, str]) -> Path:
+        directory = ""
+        if self.source == "credential":
+            directory = environment.get("CREDENTIALS_DIRECTORY") or INSTALLED
+        return Path(directory, self._reference)
 
     def sealed(self, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
         """Return the secret for the pipe to the courier: a file as its path, everything else
@@ -126,14 +134,15 @@ def secrets_in(value: object, path: str = "") -> dict[str, Secret]:
 
 
 def _read(path: Path) -> str:
+    place = path.with_name(shown(path.name))  # a secret may stand there by mistake
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             data = file.read(MAX_SECRET + 1)
         text = data.decode("utf-8-sig").rstrip("\r\n")  # Windows may begin a file with a mark
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{place} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8 text") from None
+        raise ConfigError(f"{place} is not UTF-8 text") from None
     if not text or len(data) > MAX_SECRET:
-        raise ConfigError(f"{path}: expected a secret of 1 to {MAX_SECRET} bytes, got {len(data)}")
+        raise ConfigError(f"{place}: expected a secret of 1 to {MAX_SECRET} bytes, got {len(data)}")
     return text

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from notbefore.config.regular_file import open_file
+from notbefore.config.shown import meant
 from notbefore.errors import ConfigError, Mistake, Place
 
 MAX_FILE: Final = 256 * 1024  # bytes; a configuration with a hundred sinks has 30 KiB
@@ -41,7 +43,7 @@ def read(path: Path) -> tuple[dict[str, Any], Places]:
     import yaml  # half a megabyte, which an agent without a file does not need
 
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             content = file.read(MAX_FILE + 1)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
@@ -116,7 +118,7 @@ class _Document:
         found: dict[str, Any] = {}
         for key, one in node.value:
             name = str(key.value)
-            below = f"{path}.{name}".lstrip(".")
+            below = f"{path}.{meant(name)}".lstrip(".")
             if key.id != "scalar" or not name.isprintable() or not 0 < len(name) <= LONGEST_KEY:
                 text = "expected one line of text as the name of a section or key"
                 self.mistakes.append(Mistake(self._place(key), "", text))

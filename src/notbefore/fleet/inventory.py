@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from notbefore.config.regular_file import open_file
 from notbefore.core.document import MAX_NAME
 from notbefore.fleet.hub_records import Place, one_place
 from notbefore.fleet.silence import Expected
@@ -60,7 +61,7 @@ class Inventory:
         seen = signature(self._path)
         if seen == self._seen:
             return
-        with self._path.open("rb") as file:
+        with open_file(self._path) as file:
             data = file.read(MAX_BYTES + 1)
         self._seen = seen  # a wrong file is reported only once
         self.vms = read_inventory(data)

@@ -10,7 +10,6 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import requests
@@ -21,6 +20,7 @@ from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
+from notbefore.config.regular_file import open_file
 from notbefore.config.sinks import OtlpConnection
 from notbefore.core.text import one_line
 from notbefore.errors import SendError
@@ -231,6 +231,9 @@ def partial_success(body: bytes) -> PartialSuccess:
 
 def _read(path: str | None) -> bytes | None:
     try:
-        return Path(path).read_bytes() if path is not None else None
+        if path is None:
+            return None
+        with open_file(path) as file:
+            return file.read()
     except OSError as error:
         raise SendError(f"{path} cannot be read: {error.strerror}") from None

@@ -20,6 +20,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.config.model import Server, host_and_port
+from notbefore.config.regular_file import open_file
+from notbefore.config.shown import shown
 from notbefore.config.sinks import check_extra
 from notbefore.errors import ConfigError
 from notbefore.web.app import ANONYMOUS, App, Environ, Response, StartResponse, error, path_of, send
@@ -72,6 +74,12 @@ class TlsServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
         )
         context.options |= ssl.OP_NO_RENEGOTIATION
         try:
+            key = "cert_file"
+            for name in ("cert_file", "key_file", "client_ca_file"):
+                file = getattr(self, name)
+                if file is not None:
+                    key = f"{name}: {file}"
+                    open_file(file).close()  # OpenSSL would wait for the writer of a FIFO
             key = f"cert_file, key_file: {self.cert_file}, {self.key_file}"
             context.load_cert_chain(self.cert_file, self.key_file, password=_no_password)
             if self.client_ca_file is not None:
@@ -101,11 +109,14 @@ class WebConfig(Struct, frozen=True, forbid_unknown_fields=True):
             if not found or not 4 <= int(found[1]) <= MAX_COST:  # noqa: PLR2004 - bcrypt's own lower bound
                 # do not show the value: it may be the password itself
                 raise ValueError(
-                    f"basic_auth_users.{user}: expected a bcrypt hash ($2b$...) of cost 4 to"
+                    f"basic_auth_users.{shown(user)}: expected a bcrypt hash ($2b$...) of cost 4 to"
                     f" {MAX_COST}"
                 )
             if not user or ":" in user:
-                raise ValueError(f"basic_auth_users: {user!r} is not a valid user name")
+                raise ValueError(
+                    f"basic_auth_users: {shown(user)!r} begins no valid user name: it has a colon,"
+                    " or is empty"
+                )
 
     @property
     def protections(self) -> frozenset[str]:

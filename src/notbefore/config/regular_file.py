@@ -1,0 +1,30 @@
+"""``open_file`` opens the files that a user names: the configuration, secrets and certificates."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO, Final
+
+# Windows has neither: there, nothing waits for the other end of a pipe with such a name
+_NO_WAIT: Final = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+
+
+def open_file(path: str | Path) -> BinaryIO:
+    """Open a regular file for reading; raises ``OSError``, also if it is of another kind.
+
+    A FIFO would wait for a writer, and a device may never end.
+    """
+    return open(path, "rb", opener=_open_regular)
+
+
+def _open_regular(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | _NO_WAIT)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise OSError(errno.EINVAL, "it is not a regular file", path)
