@@ -78,6 +78,18 @@ def test_every_action_is_named_by_its_digest() -> None:
     ] == []
 
 
+def test_workflows_use_no_image_without_a_digest() -> None:
+    done = run(BIN / "zizmor", "--offline", "--format=json", "--pedantic", ROOT / ".github")
+
+    findings = json.loads(done.stdout)
+    severe = [
+        finding["ident"]
+        for finding in findings
+        if finding["determinations"]["severity"] in ("Medium", "High")
+    ]
+    assert severe == []
+
+
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
 def test_the_unit_is_exposed_as_little_as_is_said(unit: Path) -> None:
     needs("systemd-analyze")

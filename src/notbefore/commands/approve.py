@@ -18,7 +18,7 @@ from notbefore.agent.control_socket import (
     ControlRequest,
     ask_agent,
 )
-from notbefore.commands.options import add_state, due, load_configuration
+from notbefore.commands.options import add_state, due, load_configuration, state_directory
 from notbefore.core.duration import span
 from notbefore.core.record import Record
 from notbefore.core.text import escaped, one_line
@@ -59,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Show the event, ask, and approve it; returns the exit code. Raises ``NotBeforeError``."""
     record = _read_record(options.unchanged) if options.unchanged is not None else None
-    directory = Path(load_configuration(options, sending=False).state.dir)
+    config = load_configuration(options, sending=False)
+    directory = state_directory(options, config)
     if len(options.reason) > MAX_REASON:
         raise ConfigError(f"--reason: expected at most {MAX_REASON} characters")
     shown = ask_agent(directory, ControlRequest(options.event_id), ControlReply)

@@ -15,7 +15,7 @@ from requests.adapters import HTTPAdapter
 from requests.auth import HTTPBasicAuth
 from requests.exceptions import SSLError
 
-from notbefore.commands.options import load_configuration
+from notbefore.commands.options import add_config_file, load_configuration
 from notbefore.config.model import host_and_port, local_url
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.web.access import load_web_config
@@ -133,13 +133,7 @@ def add_agent(parser: argparse.ArgumentParser) -> None:
     """Add the options that ``agent_client`` reads: CONFIG, ``--url``, certificates, user and
     password.
     """
-    parser.add_argument(
-        "config",
-        nargs="?",
-        type=Path,
-        metavar="CONFIG",
-        help="the configuration that names the address",
-    )
+    add_config_file(parser, "the configuration that names the address")
     parser.add_argument(
         "--url",
         metavar="URL",

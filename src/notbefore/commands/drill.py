@@ -20,7 +20,14 @@ import msgspec
 
 from notbefore.agent.control_socket import ask_agent
 from notbefore.agent.operations import ExerciseRequest, OutboxReply, OutboxRequest, Request
-from notbefore.commands.options import add_json, load_configuration, print_json, seconds, table
+from notbefore.commands.options import (
+    add_config_file,
+    add_json,
+    load_configuration,
+    print_json,
+    seconds,
+    table,
+)
 from notbefore.config.model import Config
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
@@ -32,26 +39,29 @@ from notbefore.core.record import Vm
 from notbefore.core.routing import Route, Routing
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.errors import ConfigError, NotBeforeError
+from notbefore.simulator.state import NAMED
 from notbefore.store.file import StoredChange
 from notbefore.wording.records import record_of
 
 LOOK_INTERVAL: Final = 0.1  # seconds between two checks of the exercise's deliveries
 # seconds after ``--wait`` until its deliveries expire, even if the drill was killed
 SPARE: Final = 5.0
-SCENARIOS: Final = {event_type.lower(): event_type for event_type in EVENT_TYPES}
+SCENARIOS: Final = {name: scenario.event_type for name, scenario in NAMED.items()}
 UNENDED: Final = "its attempt has not ended, and may still be accepted"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the configuration, the sink, the scenario, and the time to wait."""
-    parser.add_argument(
-        "config", type=Path, metavar="CONFIG", help="the YAML file that the running agent has read"
-    )
+    add_config_file(parser, "the YAML file that the running agent has read")
     parser.add_argument(
         "--sink", metavar="NAME", help="send to this sink only; the routes are ignored"
     )
     parser.add_argument(
-        "--scenario", choices=SCENARIOS, default="reboot", help="the kind of event (default reboot)"
+        "--scenario",
+        choices=SCENARIOS,
+        default="reboot",
+        metavar="NAME",
+        help=f"the kind of event (default reboot): {', '.join(SCENARIOS)}",
     )
     add_json(parser, "one JSON object")
     parser.add_argument(
@@ -69,6 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Send the exercise; return 0 if every sink was reached. Raises ``NotBeforeError``."""
+    if options.config is None:
+        raise ConfigError("drill: expected CONFIG, the YAML file that the running agent has read")
     config = load_configuration(options, sending=False)
     patience = seconds("--wait", options.wait)
     routing = _routing(config, options.sink, patience + SPARE)

@@ -133,12 +133,17 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
 
     Help or a mistake ends the process, as usual with argparse.
 
-    `help events` is `events --help`. `fleet report` is one command; a configuration called `report`
+    `help events` is `events --help`; `--config FILE run` is `run --config FILE`.
+    `fleet report` is one command; a configuration called `report`
     is `./report`. Each command's module adds its arguments. Only the called module is imported,
     because imports cost memory.
     """
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
+    elif words[:1] == ["--config"]:
+        words = [*words[2:], *words[:2]]
+    elif words and words[0].startswith("--config="):
+        words = [*words[1:], words[0]]
     two = " ".join(words[:2])
     command, *others = [two, *words[2:]] if two in COMMANDS else words or ("",)
     if command in COMMANDS:

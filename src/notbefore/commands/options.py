@@ -8,8 +8,9 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from notbefore.agent.control_socket import NAME as SOCKET_NAME
 from notbefore.config.load import examine, load, warnings
 from notbefore.config.model import Config, default_state_dir
 from notbefore.core.duration import Duration, span
@@ -29,13 +30,7 @@ def add_configuration(parser: argparse.ArgumentParser) -> None:
     """Add the options that ``load_configuration`` reads: CONFIG, ``--listen``, ``--imds`` and
     ``--state-dir``.
     """
-    parser.add_argument(
-        "config",
-        nargs="?",
-        type=Path,
-        metavar="CONFIG",
-        help="a YAML file; without one, every key has its default",
-    )
+    add_config_file(parser, "a YAML file; without one, every key has its default")
     parser.add_argument("--listen", metavar="HOST:PORT", help="server.listen: where to serve")
     parser.add_argument(
         "--imds",
@@ -46,6 +41,38 @@ def add_configuration(parser: argparse.ArgumentParser) -> None:
         "--state-dir",
         metavar="DIR",
         help=f"state.dir: the directory of the state (default {default_state_dir()})",
+    )
+
+
+class _Once(argparse.Action):
+    """Stores a value that may be given in several ways, but only once."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,  # noqa: ARG002 - argparse passes it by position
+    ) -> None:
+        if values is None:  # a positional argument that is missing
+            return
+        if getattr(namespace, self.dest) is not None:
+            parser.error(f"{self.metavar} is given twice")
+        setattr(namespace, self.dest, values)
+
+
+def add_config_file(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add the file of the configuration, as CONFIG or as ``--config CONFIG``."""
+    parser.add_argument(
+        "config",
+        nargs="?",
+        action=_Once,
+        type=Path,
+        metavar="CONFIG",
+        help=text,
+    )
+    parser.add_argument(
+        "--config", action=_Once, type=Path, metavar="CONFIG", help="another way to write CONFIG"
     )
 
 
@@ -109,6 +136,26 @@ def add_state(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the state directory of the agent, whatever the configuration says",
     )
+    parser.add_argument(
+        "--socket",
+        metavar="FILE",
+        help="the control socket of the agent, control.sock in its state directory",
+    )
+
+
+def state_directory(options: argparse.Namespace, config: Config) -> Path:
+    """Return the agent's state directory that the options of ``add_state`` name.
+
+    Raises ``ConfigError``.
+    """
+    if options.socket is None:
+        return Path(config.state.dir)
+    if options.state_dir is not None:
+        raise ConfigError("--socket and --state-dir name the same directory: leave one out")
+    path = Path(options.socket)
+    if path.name != SOCKET_NAME:
+        raise ConfigError(f"--socket: expected the path of a {SOCKET_NAME}, got {path}")
+    return path.parent
 
 
 def seconds(option: str, text: str) -> float:

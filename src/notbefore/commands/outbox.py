@@ -4,14 +4,20 @@ import argparse
 import sys
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from notbefore.agent.control_socket import listens
 from notbefore.agent.operations import OutboxReply, OutboxRequest
-from notbefore.commands.options import add_json, add_state, load_configuration, print_json, table
+from notbefore.commands.options import (
+    add_json,
+    add_state,
+    load_configuration,
+    print_json,
+    state_directory,
+    table,
+)
 from notbefore.commands.owner import ask_owner
 from notbefore.core.delivery import Delivery, Lane
 from notbefore.core.duration import span
@@ -79,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         state="dead" if options.all else None,
         sink=options.sink,
     )
-    directory = Path(config.state.dir)
+    directory = state_directory(options, config)
     reply = ask_owner(directory, request, OutboxReply)
     if options.sink is not None and options.sink not in config.sinks and not reply.rows:
         raise ConfigError(

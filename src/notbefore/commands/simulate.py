@@ -9,7 +9,7 @@ from typing import Final
 from notbefore.config.model import host_and_port
 from notbefore.errors import ConfigError, ListenError
 from notbefore.simulator.server import Simulator
-from notbefore.simulator.state import FAULTS, SCENARIOS
+from notbefore.simulator.state import FAULTS, NAMED
 
 DEFAULT_LISTEN: Final = "127.0.0.1:16925"
 SPEEDS: Final = (0.01, 100_000.0)  # within these limits, every year has four digits
@@ -34,10 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scenario",
         action="extend",
         nargs="+",
-        choices=SCENARIOS,
+        choices=NAMED,
         default=[],
         metavar="NAME",
-        help=f"play these at the same time: {', '.join(SCENARIOS)}",
+        help=f"play these at the same time: {', '.join(NAMED)}",
     )
     parser.add_argument(
         "--speed",
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
                     f"--fault {spec}: expected KIND or KIND:VALUE: {expected}"
                 ) from None
         for name in options.scenario:
-            simulator.start(name, cancel=options.cancel)
+            simulator.start(NAMED[name].name, cancel=options.cancel)
         sys.stdout.write(
             f"IMDS at {simulator.endpoint}: notbefore run --imds {simulator.endpoint}\n"
         )

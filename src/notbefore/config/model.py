@@ -263,7 +263,8 @@ class Log(_Section, frozen=True):
     """The agent's own log, on stderr. ``auto``: text on a terminal, JSON elsewhere."""
 
     format: Literal["auto", "json", "text"] = "auto"
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    # `warn` is another name of `warning`
+    level: Literal["debug", "info", "warn", "warning", "error"] = "info"
 
 
 class HeartbeatConfig(_Section, frozen=True, kw_only=True):

@@ -9,12 +9,17 @@ from typing import BinaryIO, Final
 # Windows has neither: there, nothing waits for the other end of a pipe with such a name
 _NO_WAIT: Final = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 
+_OWN_DESCRIPTORS: Final = ("/dev/fd/", "/dev/stdin")
+
 
 def open_file(path: str | Path) -> BinaryIO:
     """Open a regular file for reading; raises ``OSError``, also if it is of another kind.
 
-    A FIFO would wait for a writer, and a device may never end.
+    A FIFO would wait for a writer, and a device may never end. A pipe from the shell has its writer
+    already: ``check-config <(make-config)``.
     """
+    if str(path).startswith(_OWN_DESCRIPTORS):
+        return Path(path).open("rb")
     return open(path, "rb", opener=_open_regular)
 
 

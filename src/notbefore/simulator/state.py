@@ -48,6 +48,18 @@ SCENARIOS: Final = {
 }
 
 
+def _named() -> dict[str, Scenario]:
+    """Return the scenarios by event type, the first one of each, and by their own names."""
+    named: dict[str, Scenario] = {}
+    for scenario in SCENARIOS.values():
+        named.setdefault(scenario.event_type.lower(), scenario)
+    return named | SCENARIOS
+
+
+NAMED: Final = _named()
+"""What commands call the scenarios: `reboot` is the first Reboot."""
+
+
 class Play(Struct, frozen=True):
     """A scenario in play for one event.
 

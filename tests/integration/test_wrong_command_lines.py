@@ -1,0 +1,83 @@
+"""Ways to write the command line that people try, and what the commands answer."""
+
+from pathlib import Path
+
+import pytest
+
+from notbefore.agent.control_socket import NAME
+from notbefore.commands import drill, simulate
+from notbefore.commands.main import main, parsed
+from notbefore.config.load import load
+from notbefore.simulator.server import Simulator
+from support.agent import RunningAgent, notbefore
+from support.azure import ME
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "x.yml"],
+        ["run", "--config", "x.yml"],
+        ["run", "--config=x.yml"],
+        ["--config", "x.yml", "run"],
+        ["--config=x.yml", "run"],
+        ["--config", "x.yml", "health", "--ready"],
+        ["events", "--config", "x.yml"],
+        ["drill", "--config", "x.yml", "--sink", "a"],
+        ["check-config", "--config", "x.yml"],
+        ["--config", "x.yml", "outbox", "list"],
+        ["--config", "x.yml", "fleet", "report"],
+    ],
+    ids=" ".join,
+)
+def test_configuration_is_an_argument_or_an_option(words: list[str]) -> None:
+    assert parsed(words).config == Path("x.yml")
+
+
+def test_configuration_in_two_ways_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parsed(["run", "a.yml", "--config", "b.yml"])
+
+    assert ended.value.code == 2
+    assert "CONFIG is given twice" in capsys.readouterr().err
+
+
+def test_drill_without_configuration_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["drill"]) == 2
+    assert "expected CONFIG" in capsys.readouterr().err
+
+
+def test_log_level_warn_is_read(tmp_path: Path) -> None:
+    config = tmp_path / "notbefore.yml"
+    config.write_text("log: {level: warn, format: text}", encoding="utf-8")
+
+    done = notbefore("check-config", config)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert load(config, {}, {}).log.level == "warn"
+
+
+def test_drill_and_simulate_have_the_same_scenarios() -> None:
+    assert set(drill.SCENARIOS) == set(simulate.NAMED)
+    for name, event_type in drill.SCENARIOS.items():
+        assert simulate.NAMED[name].event_type == event_type
+    assert parsed(["simulate", "--scenario", "reboot"]).scenario == ["reboot"]
+    assert parsed(["drill", "x", "--scenario", "user-reboot"]).scenario == "user-reboot"
+
+
+def test_outbox_list_asks_the_agent_at_a_socket(tmp_path: Path) -> None:
+    values = {"log": {"level": "warn"}}
+    with (
+        Simulator((ME,)) as imds,
+        RunningAgent(imds.endpoint, tmp_path / "state", values) as agent,
+    ):
+        agent.listens()
+
+        listed = notbefore("outbox", "list", "--socket", agent.state / NAME)
+        elsewhere = notbefore("outbox", "list", "--socket", tmp_path / NAME)
+        no_socket = notbefore("outbox", "list", "--socket", agent.state)
+        approved = notbefore("approve", "x", "--yes", "--socket", agent.state / NAME)
+
+        assert (listed.returncode, elsewhere.returncode, no_socket.returncode) == (0, 3, 2)
+        assert approved.returncode == 1
+        assert "nothing is sent" in approved.stderr
