@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from notbefore.agent.control_socket import NAME
-from notbefore.commands import drill, simulate
+from notbefore.commands import drill
 from notbefore.commands.main import main, parsed
 from notbefore.config.load import load
 from notbefore.simulator.server import Simulator
+from notbefore.simulator.state import NAMED
 from support.agent import RunningAgent, notbefore
 from support.azure import ME
 
@@ -58,9 +59,9 @@ def test_log_level_warn_is_read(tmp_path: Path) -> None:
 
 
 def test_drill_and_simulate_have_the_same_scenarios() -> None:
-    assert set(drill.SCENARIOS) == set(simulate.NAMED)
+    assert set(drill.SCENARIOS) == set(NAMED)
     for name, event_type in drill.SCENARIOS.items():
-        assert simulate.NAMED[name].event_type == event_type
+        assert NAMED[name].event_type == event_type
     assert parsed(["simulate", "--scenario", "reboot"]).scenario == ["reboot"]
     assert parsed(["drill", "x", "--scenario", "user-reboot"]).scenario == "user-reboot"
 
