@@ -259,6 +259,96 @@ def test_paused_sink_gets_no_new_delivery(box: Box) -> None:
     assert box.lease(4) == []
 
 
+def test_pause_ends_for_new_delivery_that_would_lose_its_notice(box: Box) -> None:
+    throttled = delivery("throttled")
+    box.put(throttled)
+    box.lease(1)
+    box.lease(2, failed(throttled, retry_after=1e9))
+
+    preempt = delivery("preempt", created=10.0, due=10.0, not_before=40.0, severity="critical")
+    box.put(preempt, now=10.0)
+
+    assert box.outbox.rows.next_due() == 10
+    assert ids(box.lease(10)) == [preempt.delivery_id, throttled.delivery_id]
+
+
+def test_pause_does_not_begin_for_waiting_delivery_that_would_lose_its_notice(box: Box) -> None:
+    throttled = delivery("throttled")
+    freeze = delivery("freeze", not_before=900.0)
+    box.put(throttled, freeze)
+    box.lease(1, chat=1)
+
+    given = box.lease(2, failed(throttled, retry_after=1e9), chat=1)
+
+    assert ids(given) == [freeze.delivery_id]
+
+
+def test_pause_ends_when_a_reminder_is_due(box: Box) -> None:
+    throttled = delivery("throttled")
+    reminder = delivery("later", kind="reminder", due=600.0, not_before=1200.0)
+    box.put(throttled, reminder)
+    box.lease(1)
+
+    box.lease(2, failed(throttled, retry_after=1e9))
+
+    assert box.outbox.rows.next_due() == 600
+    assert reminder.delivery_id in ids(box.lease(600))
+
+
+def test_delivery_that_would_lose_its_notice_backs_off_during_pause(box: Box) -> None:
+    preempt = delivery(not_before=30.0)
+    box.put(preempt)
+    box.lease(1)
+
+    box.lease(2, failed(preempt, retry_after=1e9))
+
+    assert box.lease(2.9) == []
+    assert ids(box.lease(3)) == [preempt.delivery_id]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"not_before": 95.0},  # the notice is longer than the pause
+        {"not_before": 1.5},  # its notice is over
+        {"not_before": 0.0},  # unknown
+        {"kind": "started", "not_before": 30.0},
+        {"kind": "heartbeat", "not_before": 30.0},
+    ],
+)
+def test_pause_holds_for_delivery_that_loses_no_notice(box: Box, fields: dict[str, Any]) -> None:
+    throttled = delivery("throttled")
+    other = delivery("other", **fields)
+    box.put(throttled, other)
+    box.lease(1, chat=1)
+
+    box.lease(2, failed(throttled, retry_after=88.0))
+
+    assert box.outbox.rows.next_due() == 90
+    assert box.lease(89) == []
+
+
+def test_pause_of_one_sink_ends_for_its_own_deliveries_alone(box: Box) -> None:
+    throttled = delivery("throttled")
+    box.put(throttled)
+    box.lease(1)
+    box.lease(2, failed(throttled, retry_after=88.0))
+
+    box.put(delivery("preempt", sink="hub", not_before=30.0), now=3.0)
+
+    assert box.lease(4, chat=100) == []
+
+
+def test_notbefore_of_delivery_is_on_the_clock_of_the_outbox() -> None:
+    outbox = Outbox(lambda: 1.0, patience=0.0)
+
+    outbox.put([delivery(not_before=1_000_030.0), delivery("unknown")], 5.0, 1_000_000.0)
+
+    dated, unknown = outbox.rows.chosen()
+    assert dated.not_before == 35.0
+    assert unknown.not_before == 0.0
+
+
 def test_new_configuration_ends_pause(box: Box) -> None:
     throttled = delivery()
     box.put(throttled)

@@ -52,7 +52,7 @@ class Delivery(Struct, frozen=True, omit_defaults=True):
     record: bytes  # the change as JSON
     change_id: str = ""  # the change's id, of a reminder with its time; empty for heartbeats
     expires_with_event: bool = False  # it expires when the event ends
-    # the event's, in Unix seconds, 0 if unknown; the smallest is sent first
+    # the event's, 0 if unknown; the smallest is sent first
     not_before: float = 0.0
     fallback: tuple[
         str, ...
@@ -98,12 +98,21 @@ class Delivery(Struct, frozen=True, omit_defaults=True):
 
     def shifted(self, seconds: float) -> "Delivery":
         """The same delivery on a clock that is ahead by ``seconds``."""
+        not_before = self.not_before
+        if not_before:
+            not_before += seconds
+
+        fallback_at = self.fallback_at
+        if fallback_at is not None:
+            fallback_at += seconds
+
         return replace(
             self,
             created=self.created + seconds,
             due=self.due + seconds,
             expires=self.expires + seconds,
-            fallback_at=None if self.fallback_at is None else self.fallback_at + seconds,
+            not_before=not_before,
+            fallback_at=fallback_at,
         )
 
 

@@ -411,9 +411,6 @@ class Outbox:
             return  # the courier was given up: only a late acceptance counts
 
         self.rows.hold(row.lane, now)
-        if result.retry_after is not None:
-            self.rows.paused[row.sink] = now + min(result.retry_after, LONGEST_ASKED)
-
         if result.outcome == "accepted":
             self._record_acceptance(row, result, now)
         elif result.outcome == "returned":
@@ -423,6 +420,9 @@ class Outbox:
         else:
             self.rows.count(row.sink, "failed")
             self.rows.put(_after_failure(row, result, self._dice(), now))
+
+        if result.retry_after is not None:
+            self.rows.pause(row.sink, now + min(result.retry_after, LONGEST_ASKED), now)
 
     def _record_acceptance(self, row: Delivery, result: SendResult, now: float) -> None:
         """Remove an accepted delivery, or repeat it while its event lasts."""

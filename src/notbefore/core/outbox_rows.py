@@ -327,6 +327,26 @@ class OutboxRows:
 
     # ---- which of them may be sent
 
+    def pause(self, sink: str, until: float, now: float) -> None:
+        """Send nothing to a sink until then.
+
+        The pause ends in time for a message about a coming event that would lose its notice.
+        """
+        self.paused[sink] = until
+        lanes = {row.lane for row in self.by_id.values() if row.sink == sink}
+        for lane in lanes:
+            turn = self._next_turn(lane)
+            if turn is not None and turn.row.not_before > now:
+                self._shorten_pause(turn)
+
+    def _shorten_pause(self, turn: Turn) -> None:
+        """End the pause of a sink when a delivery is due that would lose its notice by waiting."""
+        row = turn.row
+        pause_ends = self.paused.get(row.sink, -math.inf)
+        is_notice = row.kind in EXPIRING_KINDS and row.state == "pending"
+        if is_notice and turn.time < row.not_before < pause_ends:
+            self.paused[row.sink] = turn.time
+
     def pop(self, sink: str, now: float) -> Delivery | None:
         """Return the next delivery to a sink; ``None``: none may be sent now."""
         if now < self.paused.get(sink, now):
@@ -366,6 +386,7 @@ class OutboxRows:
         if turn is None:
             self._queues[sink].drop(lane)
             return False
+        self._shorten_pause(turn)
         self._queues[sink].put(lane, turn.time, turn.urgency)
         return True
 
