@@ -5,6 +5,7 @@ is never shown.
 import json
 import os
 import re
+from base64 import b64encode, encodebytes, urlsafe_b64encode
 from collections.abc import Callable
 from html import escape
 from pathlib import Path
@@ -122,6 +123,52 @@ def test_a_piece_of_a_secret_is_hidden_where_somebody_cut_a_text_within_it(cut: 
     assert Redactor([secret])(f"400: the token {secret[cut]} ...") == "400: the token *** ..."
     url = "https://hooks.example.org/services/T000/B000/kJ83hdK29dmZpQ71sLwB"
     assert Redactor([url])(f"hooks.example.org: at {url[-20:][cut]}") == "hooks.example.org: at ***"
+
+
+SECRETS = ("abcd", "s3cret-\N{SNOWMAN}>?", "canary/7f3a+9b2c~", "\xff\xfe\xfb\xef\xbf" * 3)
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("write", [str.lower, str.upper])
+def test_secret_in_hex_is_hidden(secret: str, write: Callable[[str], str]) -> None:
+    octets = write(secret.encode().hex())
+
+    text = Redactor([secret])(f"400: got <{octets}>")
+
+    assert text == "400: got <***>"
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("before", ["", "a", "ab", "abc"])
+@pytest.mark.parametrize("after", ["", "x", "xy"])
+@pytest.mark.parametrize("encode", [b64encode, urlsafe_b64encode, encodebytes])
+def test_secret_in_base64_is_hidden_wherever_it_stands(
+    secret: str, before: str, after: str, encode: Callable[[bytes], bytes]
+) -> None:
+    encoded = encode(f"{before}{secret}{after}".encode()).decode().strip()
+
+    text = Redactor([secret])(encoded)
+
+    assert "***" in text
+    # what is left are letters that contain other text, and a few bits of the secret
+    assert len(text.replace("***", "").replace("=", "")) <= 2 + 2 * (len(before) + len(after))
+
+
+def test_secret_within_an_address_is_hidden_in_base64() -> None:
+    url = "https://hooks.example.org/services/T000/B000/canary-7f3a9b2c"
+    echoed = b64encode(f'{{"url": "{url}"}}'.encode()).decode()
+
+    text = Redactor([url])(f"500: {echoed}")
+
+    assert b64encode(b"canary-7f3a9b2c").decode()[:8] not in text
+    for offset in range(3):
+        assert b64encode(b"x" * offset + b"canary-7f3a9b2c").decode()[4:-4] not in text
+
+
+def test_identifiers_are_not_taken_for_secrets_in_hex() -> None:
+    text = "delivery 0f8fad5b-d9cb-469f-a165-70867728950e of canary-vm"
+
+    assert Redactor(["hunter2-correct-horse"])(text) == text
 
 
 def test_a_secret_never_prints() -> None:

@@ -2,10 +2,12 @@
 
 A library may log an address, or a part of it, in its own words and its own quoting, and a receiver
 may repeat the request that it refuses. So it looks for pieces of a secret in the text itself, and
-in the text without any quoting (``plain``): that of addresses, JSON, HTML and Python.
+in the text without any quoting (``plain``): that of addresses, JSON, HTML and Python. A secret in
+hex or in base64 is recognised too.
 """
 
 import base64
+import math
 import re
 import string
 from collections.abc import Iterable, Iterator
@@ -22,6 +24,10 @@ from notbefore.errors import ConfigError
 SHORTEST: Final = 3
 SHORTEST_PART: Final = 6  # characters; a part of an address counts as secret from this length
 PIECE: Final = 8  # characters; so much of a secret is recognised without the rest
+MAX_ENCODED: Final = 4_096  # bytes of a secret that are recognised in hex and base64
+SHORTEST_ENCODED: Final = 4  # characters; a shorter piece of base64 is in any text
+BASE64_GROUP: Final = 3  # bytes that base64 encodes together
+BASE64_BITS: Final = 6  # in each of its characters
 _SIZES: Final = range(PIECE, SHORTEST - 1, -1)
 QUOTED: Final = 5  # the most levels of quoting that are removed
 # their host names are not secret; others may be
@@ -60,12 +66,17 @@ class Redactor:
 
     def add(self, secret: str) -> None:
         """Hide this secret and its parts from now on."""
-        for form in (form for part in _parts(secret) for form in _forms(part)):
+        for part in _parts(secret):
+            self._add_forms(part)
+            for encoded in _encoded(part):
+                self._add_forms(encoded)
+
+    def _add_forms(self, text: str) -> None:
+        for form in _forms(text):
             low = form.translate(_LOWER)
             if len(low) >= SHORTEST:
-                self._pieces.update(
-                    [low[at : at + PIECE] for at in range(max(1, len(low) - PIECE + 1))]
-                )
+                last = max(0, len(low) - PIECE)
+                self._pieces.update(low[at : at + PIECE] for at in range(last + 1))
 
     def __call__(self, text: str) -> str:
         """Return the text without secrets; if a quoted one is found, without any quoting."""
@@ -150,6 +161,24 @@ def _forms(part: str) -> Iterator[str]:
     """Yield a text as it is, on one line, and without any quoting."""
     for text in {part, " ".join(part.split())}:
         yield from (text, plain(text), plain(text).encode("ascii", "ignore").decode())
+
+
+def _encoded(part: str) -> Iterator[str]:
+    """Yield a text in hex, and in base64, alone or within a longer text.
+
+    Base64 has three forms of a text, by its place in the whole. The first and the last letter of
+    it may depend on what stands next to it; they are left out.
+    """
+    data = part.encode()[:MAX_ENCODED]
+    yield data.hex()
+    for offset in range(BASE64_GROUP):
+        shifted = bytes(offset) + data
+        start = math.ceil(offset * 8 / BASE64_BITS)
+        end = len(shifted) * 8 // BASE64_BITS
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            form = encode(shifted).decode()[start:end]
+            if len(form) >= SHORTEST_ENCODED:
+                yield form
 
 
 def plain(text: str) -> str:
