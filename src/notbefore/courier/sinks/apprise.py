@@ -5,6 +5,7 @@ from its log lines. If a plugin has a key for alerts that belong together, each 
 key.
 """
 
+import gc
 import logging
 import os
 import re
@@ -99,6 +100,9 @@ class Sink(BaseSink):
         with _Said() as logged:
             accepted = self._service.notify(**said)
         if not accepted:
+            # the error of urllib3, which apprise does not hand out, is a reference cycle: it holds
+            # all that was read
+            gc.collect()
             raise _reason(logged.lines)
         if any(_NOTHING_SENT in one.getMessage() for one in logged.records):
             opens = "to let it open an alert, add `&:info=new` to the url"
