@@ -1,14 +1,14 @@
-# `make demo` and `make test` do their own set-up: python3 with venv, make and git are all they need.
+# `make demo` and `make test` set up what they need. They need python3 with venv, make and git.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP     = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
-# several tests at a time: they wait more than they work
+# Several tests at a time, because tests wait more than they work.
 PARALLEL ?= --numprocesses 8 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help proton demo demo-fleet test check bench reference dashboards dashboard-pictures bundle clean
-# what the bundle can do beyond the agent itself
+# What the bundle can do beyond the agent itself.
 EXTRAS ?= apprise,web
 
 help:
@@ -16,15 +16,15 @@ help:
 	@echo 'make demo-fleet  200 VMs, an Event Hub and instances of `notbefore fleet` (KEEP=1: stay until Ctrl-C)'
 	@echo "make test    all tests, with the coverage gates (ARGS='-k name': some, without them)"
 	@echo 'make check   ruff, mypy, import directions'
-	@echo 'make bench   the figures that are claimed'
+	@echo 'make bench   measure what the documents claim'
 	@echo 'make reference  docs/configuration.md, messages.md, metrics.md and record.md, from the code'
-	@echo 'make dashboards  write dashboards/*.json anew (dashboard-pictures: draw them)'
+	@echo 'make dashboards  write dashboards/*.json (dashboard-pictures: draw them)'
 	@echo 'make bundle  one archive for VMs without a package index (EXTRAS=apprise,web)'
-	@echo 'make clean   remove what these made'
+	@echo 'make clean   remove what these commands made'
 
-# what is installed from an index is known by its hash; the package itself is built with what is pinned as well
+# Packages from an index are checked by their hashes. The tools that build this package are pinned too.
 $(VENV)/base: pyproject.toml constraints.txt
-	@echo 'making the environment in $(VENV) ...'
+	@echo 'creating the environment in $(VENV) (1 of 2, about a minute) ...'
 	@$(PYTHON) -m venv $(VENV)
 	@$(PYTHON) tools/pins.py --for agent,build >$(VENV)/pins.txt
 	@$(PIP) --require-hashes --requirement $(VENV)/pins.txt
@@ -32,23 +32,24 @@ $(VENV)/base: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/dev: $(VENV)/base
-	@echo 'adding what the tests need ...'
+	@echo 'installing what the tests need (2 of 2, some minutes) ...'
 	@$(PYTHON) tools/pins.py --for dev,peers,build >$(VENV)/pins.txt
 	@$(PIP) --require-hashes --requirement $(VENV)/pins.txt
-	@$(MAKE) --no-print-directory proton || echo 'Proton could not be built (its tests are skipped): $(VENV)/proton.log says why'
+	@$(MAKE) --no-print-directory proton || echo 'Proton could not be built, so its tests are skipped. The reason: $(VENV)/proton.log'
 	@touch $@
 
-# the engine of the Event Hub has no wheel: it is built with this machine's compiler, or with one that is a wheel, whose linker
-# does not know all that Debian's Python asks for (LDSHARED); with -O1 in a third of the time
+# Proton, the engine of the tests' Event Hub, has no wheel. It is built with this machine's compiler, or with
+# a compiler from a wheel. That one's linker does not know all options of Debian's Python, hence LDSHARED.
+# -O1 takes a third of the time.
 proton:
 	@if command -v cc >/dev/null; then CC=cc; else \
-		echo 'adding a C compiler ...'; \
+		echo 'installing a C compiler ...'; \
 		CC='env -u PYTHONPATH $(abspath $(BIN)/python) -m ziglang cc'; \
 		export LDSHARED="$$CC -shared"; \
 		$(PYTHON) tools/pins.py --for compiler >$(VENV)/pins.txt; \
 		$(PIP) --require-hashes --requirement $(VENV)/pins.txt; \
 	fi; \
-	echo 'building Proton ...'; \
+	echo 'building Proton (about half a minute) ...'; \
 	$(PYTHON) tools/pins.py --for proton >$(VENV)/pins.txt; \
 	CC="$$CC" CFLAGS=-O1 $(PIP) --require-hashes --requirement $(VENV)/pins.txt >$(VENV)/proton.log 2>&1
 
@@ -58,13 +59,13 @@ demo: $(VENV)/base
 demo-fleet: $(VENV)/dev
 	@PYTHONPATH=tests $(BIN)/python -m support.demo_fleet $(if $(KEEP),--keep)
 
-# the tests as bytecode, once: else each of the processes that run them makes it
+# Compile the tests once. Otherwise each of the processes that run them compiles them.
 $(VENV)/compiled: $(VENV)/dev
 	@$(BIN)/python -m compileall -q src
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only --quiet >/dev/null || true
 	@touch $@
 
-# some of them: nothing is measured
+# Some of the tests, without coverage.
 ifdef ARGS
 test: $(VENV)/compiled
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest $(PARALLEL) $(ARGS)
@@ -74,7 +75,7 @@ test: $(VENV)/compiled
 	@rm -f $(VENV)/not-seen
 	PYTHONDONTWRITEBYTECODE= NOT_SEEN=$(VENV)/not-seen $(BIN)/coverage run -m pytest $(PARALLEL)
 	@$(BIN)/coverage combine --quiet
-	@if [ -e $(VENV)/not-seen ]; then echo 'The coverage gates are for a run in which nothing is skipped.'; else \
+	@if [ -e $(VENV)/not-seen ]; then echo 'The coverage was not checked: it counts only if no test is skipped.'; else \
 		$(BIN)/coverage report --include='src/notbefore/core/*,src/notbefore/metrics/*' --fail-under=100 && \
 		$(BIN)/coverage report --fail-under=95; fi
 endif
@@ -94,7 +95,7 @@ reference: $(VENV)/base
 dashboards: $(VENV)/dev
 	PYTHONPATH=dashboards/src $(BIN)/python -m boards
 
-# on demand: needs npm, chromium and prometheus, and some minutes
+# On demand: this needs npm, chromium, prometheus and some minutes.
 dashboard-pictures: dashboards
 	PYTHONPATH=tests $(BIN)/python dashboards/pictures/render.py docs/pictures
 
