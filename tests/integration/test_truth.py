@@ -96,6 +96,16 @@ class Machine(RuleBasedStateMachine):
         self.world.pause(seconds, put_right=right or not self.world.dated)
         self.observer.account.perturb()
 
+    @rule(seconds=st.sampled_from([5.0, 10.0]), failures=st.integers(0, 2))
+    def an_event_starts_early_and_pauses_the_vm(self, seconds: float, failures: int) -> None:
+        self.world.announce()
+        self.observer.seconds(1)
+        self.world.start_early(seconds)
+        self.observer.account.perturb()
+        for _ in range(failures):
+            self.observer.fail()
+        self.observer.seconds(60)
+
     @rule(
         seconds=st.sampled_from([0.5, 5.0, 14.0, 300.0, 90_000.0]),
         named=st.booleans(),

@@ -193,6 +193,15 @@ class World:
         self.incarnation += 1
         return one
 
+    def start_early(self, seconds: float) -> None:
+        """Start an event of this VM, as if it had just been approved: the VM is paused for it."""
+        for one in self.happenings.values():
+            if one.listed and one.started is None and self.vm in one.resources:
+                one.starts_at = self.now + 0.1
+                one.ends_at = one.starts_at + SHORTEST_START + seconds
+                self.pause(seconds, put_right=True)
+                return
+
     def change(self) -> None:
         """Azure says something else of a listed event."""
         open_ = [one for one in self.happenings.values() if one.listed and one.started is None]
@@ -371,9 +380,9 @@ class Account:
         """The longest pause of the VM while an event was Started."""
         paused = [0.0]
         for begin, end, _ in self.world.pauses:
-            is_within = truth.started is not None and begin >= truth.started
-            if is_within and (truth.gone is None or end <= truth.gone):
-                paused.append(end - begin)
+            has_started = truth.started is not None and truth.started < end
+            if has_started and (truth.gone is None or end <= truth.gone):
+                paused.append(end - max(begin, truth.started or begin))
         return max(paused)
 
     # ---- was more certain?
