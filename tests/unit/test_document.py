@@ -244,3 +244,31 @@ def test_the_digest_is_the_same_for_the_same_content_and_another_for_other_conte
 def test_no_text_breaks_the_reading_of_times(text: str) -> None:
     time = read_time(text)
     assert time is None or time.tzinfo is UTC
+
+
+@pytest.mark.parametrize(
+    "document", [b'{"Events": []}', b'{"DocumentIncarnation": null, "Events": []}']
+)
+def test_document_without_incarnation_is_read(document: bytes) -> None:
+    assert parse(document).events == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Mon, 11 Apr 2022 22:26:58 UTC",
+        "Mon, 11 Apr 2022 22:26:58 +0000",
+        "Tue, 12 Apr 2022 00:26:58 +0200",
+        "2022-04-11T22:26:58 UTC",
+        "2022-04-11 22:26:58 +0000",
+    ],
+)
+def test_time_with_a_zone_is_read(text: str) -> None:
+    assert read_time(text) == datetime(2022, 4, 11, 22, 26, 58, tzinfo=UTC)
+
+
+def test_underscore_before_the_names_of_2017_03_01_is_removed() -> None:
+    document = parse(body(item(Resources=["_WestNO_0", "WestNO_1"])))
+
+    assert document.events[0].resources == ("WestNO_0", "WestNO_1")
+    assert document.flaws == ()

@@ -13,7 +13,7 @@ import logging
 import queue
 import threading
 from contextlib import closing
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -37,7 +37,7 @@ from notbefore.core.clock import Instant
 from notbefore.core.document import SCHEDULED, parse
 from notbefore.core.tracked import WATCHED, PendingEvent, TrackedEvent
 from notbefore.errors import DocumentError, ImdsError, NotBeforeError
-from notbefore.imds.client import ImdsClient, events_path
+from notbefore.imds.client import PREVIEW, ImdsClient, events_path
 
 SHORT_WAIT: Final = 0.5  # seconds to the next decision while a due one waits for IMDS or the disk
 LONG_WAIT: Final = 60.0  # seconds to the next decision if nothing happens
@@ -334,7 +334,9 @@ class Approver:
 
     def _post(self, client: ImdsClient, path: str, attempt: ApprovalAttempt) -> float:
         """Send the start request, and record IMDS's answer."""
-        body = {"StartRequests": [{"EventId": attempt.tracked.event.event_id}]}
+        body: dict[str, Any] = {"StartRequests": [{"EventId": attempt.tracked.event.event_id}]}
+        if self._runtime.current.api_version == PREVIEW:
+            body["DocumentIncarnation"] = self._state.snapshot.state.tracked.incarnation
         try:
             client.post(path, msgspec.json.encode(body))
         except ImdsError as error:

@@ -56,7 +56,14 @@ BlobUrl = Annotated[  # the SDK sends no token over HTTP, not even to loopback
     matching("https://[^/]+(?:/[^/]+)+/?", "https://ACCOUNT.blob.core.windows.net/CONTAINER"),
 ]
 ApiVersion = Literal[
-    "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"
+    "2017-03-01",
+    "2017-08-01",
+    "2017-11-01",
+    "2019-01-01",
+    "2019-04-01",
+    "2019-08-01",
+    "2020-07-01",
+    "2024-07-09",
 ]
 _LISTEN: Final = re.compile(  # the labels of a host name have at most 63 characters
     r"(?:(?P<host>(?:[A-Za-z0-9_-]{1,63}(?:\.|(?=:)))*)|\[(?P<v6>[0-9A-Fa-f:.%a-z]+)\]):(?P<port>\d{1,5})",

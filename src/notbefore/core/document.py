@@ -6,6 +6,7 @@ read as a whole raises ``DocumentError``. A single event that cannot be read is 
 unknown: somebody has to be notified of a reboot even if its description is broken.
 """
 
+import re
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -25,6 +26,12 @@ MAX_NAME: Final = 256  # a resource; Azure's own limit for a VM name is 64
 MAX_RESOURCES: Final = 2_000  # a scale set has at most 1,000 VMs
 MAX_DESCRIPTION: Final = 4_096
 MAX_DURATION: Final = 10 * 365 * 86_400  # seconds
+EMPTY_BODIES: Final = 3
+"""So many empty bodies in a row mean that no event is listed: on some nodes IMDS says it so. Fewer
+are failed polls."""
+
+_UTC: Final = re.compile(r" (GMT|UTC|UT|Z)$")
+_BEFORE_OFFSET: Final = re.compile(r" (?=[+-]\d)")
 MONTHS: Final = (
     "Jan",
     "Feb",
@@ -119,6 +126,7 @@ class Document(Struct, frozen=True):
     incarnation: int
     events: tuple[Event, ...]
     flaws: tuple[Flaw, ...] = ()
+    was_empty_body: bool = False  # IMDS sent no document; see ``EMPTY_BODIES``
 
 
 class _Reading(Struct, frozen=True):
@@ -143,8 +151,8 @@ class _Reading(Struct, frozen=True):
 
 class _Envelope(Struct):
     # it is stored and shown as 64 bits
-    DocumentIncarnation: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
     Events: list[Raw]
+    DocumentIncarnation: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
 
 
 class _Item(Struct):
@@ -189,7 +197,9 @@ def parse(body: bytes) -> Document:
 
     events = [reading.event for reading in copies.values() if reading.event is not None]
     flaws = [flaw for reading in copies.values() for flaw in reading.flaws]
-    return Document(envelope.DocumentIncarnation, tuple(events), (*flaws, *unnamed, *duplicates))
+    # only a help: the content decides whether something has changed
+    incarnation = envelope.DocumentIncarnation or 0
+    return Document(incarnation, tuple(events), (*flaws, *unnamed, *duplicates))
 
 
 def _open(body: bytes) -> _Envelope:
@@ -238,13 +248,20 @@ def _read(raw: Raw) -> "_Reading":
     cut = [
         one
         for one in ("resources", "description")
-        if one in values and list(values[one]) != list(read[one][0])
+        if one in values and _is_cut(read[one][0], values[one])
     ]
     lost = [name for name, (given, value) in read.items() if value is None and given not in UNKNOWN]
     flaws = tuple(Flaw(name, event_id) for name in (*lost, *cut))
     resources_cut = "resources" in cut
     event = Event(event_id, event_type, event_status, resources_cut=resources_cut, **values)
     return _Reading(event_id, event, flaws)
+
+
+def _is_cut(value: str | list[str], read: str | tuple[str, ...]) -> bool:
+    """Whether a text, a name in a list, or the list was longer than its bound."""
+    if isinstance(value, str):
+        return len(value) > len(read)
+    return len(value) > len(read) or any(len(name) > MAX_NAME for name in value)
 
 
 def _description(value: object) -> str | None:
@@ -277,7 +294,15 @@ def _names(value: object) -> tuple[str, ...] | None:
         return None
     if not all(isinstance(name, str) and name.strip() for name in value):
         return None
-    return tuple(name[:MAX_NAME] for name in value[:MAX_RESOURCES])
+    return tuple(_name(text) for text in value[:MAX_RESOURCES])
+
+
+def _name(text: str) -> str:
+    """The name of a VM, cut at the bound.
+
+    api-version 2017-03-01 puts a `_` before it. Azure allows no name that begins with one.
+    """
+    return text[:MAX_NAME].removeprefix("_") or text
 
 
 def read_time(text: object) -> datetime | None:
@@ -290,11 +315,13 @@ def read_time(text: object) -> datetime | None:
     """
     if not isinstance(text, str) or len(text) > MAX_WORD or ":" not in text:
         return None
-    plain = text.strip().rpartition(", ")[2].removesuffix(" GMT")
+    plain = _UTC.sub("", text.strip().rpartition(", ")[2])
     try:
         if not plain[:4].isdigit():  # RFC 1123, without strptime (0.7 MiB) and email.utils (4 MiB)
-            day, month, year, clock = plain.split()
-            plain = f"{year}-{1 + MONTHS.index(month.title()):02}-{day:0>2}T{clock:0>8}"
+            day, month, year, clock, *offset = plain.split()
+            number = 1 + MONTHS.index(month.title())
+            plain = f"{year}-{number:02}-{day:0>2}T{clock:0>8}{' '.join(offset)}"
+        plain = _BEFORE_OFFSET.sub("", plain)
         time = datetime.fromisoformat(plain)
         time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
     except (ValueError, OverflowError):

@@ -32,6 +32,7 @@ _FIELDS: Final = frozenset(  # the header fields that are read
     (b"content-length", b"transfer-encoding", b"date", b"location", b"retry-after")
 )
 
+PREVIEW: Final = "2017-03-01"  # its start requests also have the DocumentIncarnation
 OK: Final = 200
 _BY_STATUS: Final[dict[int, ImdsReason]] = {
     400: "bad_request",

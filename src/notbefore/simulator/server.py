@@ -21,7 +21,16 @@ from notbefore.simulator.state import Fault, SimulatorState, instance
 EVENTS: Final = "/metadata/scheduledevents"
 INSTANCE: Final = "/metadata/instance"
 VERSIONS: Final = {  # the api-versions of each path
-    EVENTS: ("2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"),
+    EVENTS: (
+        "2017-03-01",
+        "2017-08-01",
+        "2017-11-01",
+        "2019-01-01",
+        "2019-04-01",
+        "2019-08-01",
+        "2020-07-01",
+        "2024-07-09",
+    ),
     INSTANCE: ("2017-08-01", "2018-02-01", "2019-08-01", "2020-09-01", "2021-02-01", "2023-07-01"),
 }
 MAX_BODY: Final = 1024 * 1024  # bytes of a start request
