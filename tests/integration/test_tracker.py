@@ -21,6 +21,7 @@ from notbefore.config.secret import Secret
 from notbefore.config.sinks import SinkConfig, Slack
 from notbefore.core.approval import ApprovalAttempt
 from notbefore.core.delivery import Delivery
+from notbefore.core.document import EMPTY_BODIES
 from notbefore.core.duration import Duration
 from notbefore.core.outbox import SendResult
 from notbefore.core.record import Vm
@@ -893,3 +894,55 @@ def test_event_that_an_older_version_leaves_out_is_not_canceled(agents: Agents) 
 
     agents.sees()
     assert agents.last("change", "outcome", event_id="other") == ("ended", "unknown")
+
+
+EMPTY = Poll(0.0, 0.01, body=b"")
+
+
+def answer_emptily(agents: Agents, times: int) -> None:
+    """IMDS answers with empty bodies, one a second."""
+    for poll in [EMPTY, *[UNCHANGED] * (times - 1)]:
+        agents.clock.go(1)
+        agents.now.tracker.handle(poll)
+
+
+def test_empty_body_is_a_failed_poll(agents: Agents) -> None:
+    agents.sees(MINE)
+
+    answer_emptily(agents, EMPTY_BODIES - 1)
+
+    assert agents.now.known.poll.failure == "rejected"
+    assert agents.last("change") == ("announced",)
+
+
+def test_third_empty_body_ends_a_scheduled_event_as_unknown(agents: Agents) -> None:
+    agents.sees(MINE)
+
+    answer_emptily(agents, EMPTY_BODIES)
+
+    assert agents.last("change", "reason", "outcome") == ("ended", "empty_answer", "unknown")
+
+
+def test_third_empty_body_finishes_a_started_event(agents: Agents) -> None:
+    agents.sees(BEGUN)
+
+    answer_emptily(agents, EMPTY_BODIES)
+
+    assert agents.last("change") == ("finished",)
+
+
+def test_agent_is_ready_when_imds_only_sends_empty_bodies(agents: Agents) -> None:
+    answer_emptily(agents, EMPTY_BODIES + 1)
+
+    assert agents.now.known.poll.failure is None
+    assert agents.now.known.poll.answered is not None
+
+
+def test_failed_poll_interrupts_the_row_of_empty_bodies(agents: Agents) -> None:
+    agents.sees(MINE)
+    answer_emptily(agents, EMPTY_BODIES - 1)
+    agents.now.tracker.handle(REFUSED)
+
+    answer_emptily(agents, EMPTY_BODIES - 1)
+
+    assert agents.last("change") == ("announced",)

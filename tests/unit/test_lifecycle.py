@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from notbefore.core.clock import Instant
-from notbefore.core.document import parse
+from notbefore.core.document import Document, parse
 from notbefore.core.lifecycle import (
     MAX_DEPARTED,
     MAX_STEPS,
@@ -548,3 +548,12 @@ def test_what_goes_while_the_name_is_unknown_keeps_whom_it_affects(
         .sees(1, vm=after)
     )
     assert (story.last.kind, story.last.scope) == ("canceled", scope)
+
+
+def test_scheduled_event_ends_as_unknown_when_bodies_get_empty() -> None:
+    tracked = diff(Tracked(), parse(body(item())), now(0)).tracked
+    nothing = Document(0, (), was_empty_body=True)
+
+    change = diff(tracked, nothing, now(1)).changes[0]
+
+    assert (change.kind, change.reason, change.outcome) == ("ended", "empty_answer", "unknown")

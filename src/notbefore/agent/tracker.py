@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from notbefore.agent.freeze import FreezeMeter, MeasuredGap, PollGaps
 from notbefore.agent.state import AgentSnapshot, AgentState, PollStatus, name_of
 from notbefore.core.clock import Gap, Instant, believable, credible, elapsed, silence
-from notbefore.core.document import Document, Flaw, parse
+from notbefore.core.document import EMPTY_BODIES, Document, Flaw, parse
 from notbefore.core.lifecycle import as_another_vm, diff, with_scopes
 from notbefore.core.record import Vm
 from notbefore.core.tracked import Observation, Tracked
@@ -64,6 +64,7 @@ class Tracker:
         self._source = ("", "")  # the endpoint, and the api-version of its documents
         # IMDS's present document, or why it is not one
         self._document: Document | DocumentError | None = None
+        self._empty_bodies = 0  # in a row
         self._logged_vm = state.snapshot.vm
         self._first_answer: float | None = None  # seconds since the boot
         # when ``Date`` was last checked; without ``date`` if it was not believed
@@ -94,6 +95,7 @@ class Tracker:
         """Handle one poll: count it, read its document, and commit what it changes."""
         if poll.body is not None:
             self._document = _read(poll.body)
+        poll = self._count_empty_bodies(poll)
 
         self._gaps.add(Gap(poll.wall_lag, poll.lag), poll.busy)
         figures = self._state.snapshot.poll.figures
@@ -105,6 +107,27 @@ class Tracker:
             self._handle_failure(poll, "rejected", str(self._document), figures)
         else:
             self._handle_answer(poll, self._document)
+
+    def _count_empty_bodies(self, poll: Poll) -> Poll:
+        """Take a row of empty bodies for a document that lists nothing.
+
+        Returns the poll; the one that completes the row brings a new document.
+        """
+        document = self._document
+        is_empty = isinstance(document, DocumentError) and document.reason == "empty"
+        if poll.error is not None or (poll.body is not None and not is_empty):
+            self._empty_bodies = 0
+        if poll.error is not None or not is_empty:
+            return poll
+
+        self._empty_bodies += 1
+        if self._empty_bodies < EMPTY_BODIES:
+            return poll
+        if self._empty_bodies == EMPTY_BODIES:
+            log.info("IMDS sends empty answers: this means that no event is scheduled")
+        incarnation = self._state.snapshot.state.tracked.incarnation
+        self._document = Document(incarnation or 0, (), was_empty_body=True)
+        return replace(poll, body=b"")
 
     def _handle_failure(self, poll: Poll, reason: str, detail: str, figures: PollFigures) -> None:
         status = self._state.snapshot.poll

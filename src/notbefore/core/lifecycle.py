@@ -256,6 +256,8 @@ class _Comparison(Struct, frozen=True):
             return "ended", "machine_rebooted"
         if known.start is not None:  # it had started, whatever status was listed after that
             return "ended", "status_went_back"
+        if self.document.was_empty_body:
+            return "ended", "empty_answer"
         if not watched:
             return (
                 "ended",

@@ -175,6 +175,7 @@ REASONS: Final[dict[str, str]] = {
     "not_watched": (
         "no longer listed after a time in which the agent was down, or IMDS gave no answer"
     ),
+    "empty_answer": "no longer listed since IMDS sends empty answers",
     "not_readable": "no longer listed after a time in which it could not be read",
     "machine_rebooted": "no longer listed after a boot of this VM",
     AS_FAR_AS_KNOWN: "over as far as is known: not every VM has reported it",
