@@ -5,6 +5,7 @@ Records accepted, refused, rejected in part; TLS; gRPC.
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +15,10 @@ import grpc
 import pytest
 import trustme
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 from opentelemetry.sdk.metrics.export import MetricsData
 
+from notbefore import __version__
 from notbefore.config.model import Otlp
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Messages, OtlpConnection
@@ -29,6 +32,7 @@ from notbefore.metrics.samples import Snapshot, samples
 from notbefore.metrics.totals import Figures, PollFigures, Totals
 from notbefore.net.http import MAX_ANSWER
 from notbefore.net.redact import Redactor
+from notbefore.otlp.deltas import Deltas
 from notbefore.otlp.exporter import Exporter
 from notbefore.otlp.sender import PartialSuccess, Sender, partial_success
 from notbefore.otlp.signals import log_record, metrics_data, resource_of
@@ -45,11 +49,12 @@ from peers.otlp import (
     series,
     starts,
 )
-from support.agent import PATIENCE, eventually
+from support.agent import PATIENCE, eventually, free_port
 from support.azure import PEER, STARTED, Story, at, item
 from support.messages import message, outcomes
 from support.peers import Say
 
+POLLS = "notbefore_polls"
 SINCE, BEGUN = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
 
 
@@ -439,3 +444,149 @@ def test_odd_texts_and_numbers_do_no_harm() -> None:
     assert record.body.string_value == "odd ?"
     assert attributes(record.attributes) == {"odd": "?", "large": 2.0**70}
     assert attributes(request.resource_logs[0].resource.attributes)["odd"] == "?"
+
+
+# ---- what the standard variables change, and what every export says of its origin
+
+
+def test_compression_variable_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+
+    with Receiver() as receiver:
+        sender_to(to(receiver.url), "metrics").send(MetricsData([]))
+        (request,) = receiver.requests
+
+    assert "content-encoding" not in request.headers
+
+
+def test_login_of_netrc_is_not_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login somebody password s3cret\n", encoding="utf-8")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+
+    with Receiver() as receiver:
+        sender_to(to(receiver.url), "metrics").send(MetricsData([]))
+        (request,) = receiver.requests
+
+    assert "authorization" not in request.headers
+
+
+@pytest.mark.parametrize("status", [301, 307])
+def test_redirect_is_a_failure_and_not_followed(status: int) -> None:
+    with Receiver() as receiver, Receiver() as other:
+        receiver.default = Say(status, (("Location", f"{other.url}/v1/metrics"),), b"")
+
+        with pytest.raises(SendError, match=str(status)):
+            sender_to(to(receiver.url), "metrics").send(MetricsData([]))
+
+    assert len(receiver.requests) == 1
+    assert not other.requests
+
+
+def test_refused_connection_is_reported_at_once() -> None:
+    started = time.monotonic()
+
+    with pytest.raises(SendError, match="Connection refused"):
+        sender_to(to(f"http://127.0.0.1:{free_port()}"), "metrics").send(MetricsData([]))
+
+    assert time.monotonic() - started < 20  # of 60 s that it may take
+
+
+def test_every_signal_names_its_sdk_and_version() -> None:
+    data, _ = busy().both()
+    with Receiver() as receiver:
+        sender_to(to(receiver.url), "metrics").send(data)
+        Sink("it", to(receiver.url), Messages()).send(message())
+        metrics = receiver.metrics[0].resource_metrics[0]
+        logs = receiver.logs[0].resource_logs[0]
+
+    for resource in (metrics.resource, logs.resource):
+        named = attributes(resource.attributes)
+        assert named["telemetry.sdk.language"] == "python"
+        assert named["telemetry.sdk.name"] == "opentelemetry"
+        assert named["telemetry.sdk.version"]
+    assert metrics.scope_metrics[0].scope.version == "1.0"
+    assert logs.scope_logs[0].scope.version == __version__
+
+
+def test_every_count_has_a_unit() -> None:
+    data, _ = busy().both()
+    with Receiver() as receiver:
+        sender_to(to(receiver.url), "metrics").send(data)
+        metrics = metrics_of(receiver.metrics[0])
+
+    counts = {one.name: one.unit for one in metrics if one.HasField("sum")}
+    assert counts["azure_scheduled_event_changes"] == "{change}"
+    assert all(counts.values()), counts
+
+
+def test_disabled_sdk_sends_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+
+    with Receiver() as receiver:
+        (error,) = sent(receiver.url, message())
+
+    assert isinstance(error, SendError)
+    assert error.permanent
+    assert not receiver.requests
+
+
+def points_of(data: Any, name: str) -> list[Any]:
+    """Return the points of one metric; those of polls are of changed documents."""
+    (resource,) = data.resource_metrics
+    (scope,) = resource.scope_metrics
+    (metric,) = [one for one in scope.metrics if one.name == name]
+    return [
+        point
+        for point in metric.data.data_points
+        if point.attributes.get("result", "changed") == "changed"
+    ]
+
+
+def test_deltas_add_up_to_the_totals_also_after_a_failed_export() -> None:
+    deltas = Deltas(began=0)
+    agent = busy()
+    data, _ = agent.both()
+    (before,) = [one.value for one in points_of(data, POLLS)]
+
+    first = deltas.of(data)
+    deltas.accepted()
+    agent.polling = agent.polling.plus("changed", 0.0, 0.02)
+    deltas.of(agent.both()[0])  # the receiver does not accept it
+    agent.polling = agent.polling.plus("changed", 0.0, 0.02)
+    third = deltas.of(agent.both()[0])
+
+    assert [one.value for one in points_of(first, POLLS)] == [before]
+    assert [one.value for one in points_of(third, POLLS)] == [2]
+    (histogram,) = points_of(third, "notbefore_poll_duration_seconds")
+    assert histogram.count == 2
+    assert sum(histogram.bucket_counts) == 2
+    (start,) = {one.start_time_unix_nano for one in points_of(third, POLLS)}
+    assert start == points_of(first, POLLS)[0].time_unix_nano
+
+
+def test_deltas_of_a_new_process_leave_out_what_an_earlier_one_counted() -> None:
+    deltas = Deltas(began=2**62)
+    data, _ = busy().both()
+
+    first = deltas.of(data)
+
+    assert {one.value for one in points_of(first, "azure_scheduled_event_changes")} == {0}
+
+
+def test_agent_exports_deltas_if_the_variable_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "delta")
+    monkeypatch.setattr("notbefore.otlp.exporter.FIRST", 0.0)
+    view = Snapshot(
+        Story().sees(0).tracked, Totals(), Figures("1.0", "3.11"), at(5), polling=PollFigures()
+    )
+    with Receiver() as receiver:
+        config = Otlp(endpoint=receiver.url, timeout=Duration("60s"))
+        exporter = Exporter(config, lambda: (list(samples(view)), None), {}, Redactor())
+        eventually(lambda: receiver.metrics)
+        exporter.stop(PATIENCE)
+        metrics = metrics_of(receiver.metrics[0])
+
+    temporalities = {one.sum.aggregation_temporality for one in metrics if one.HasField("sum")}
+    assert temporalities == {AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA}

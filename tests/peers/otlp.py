@@ -4,6 +4,7 @@ before it.
 
 import gzip
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -219,8 +220,9 @@ def metrics_of(request: ExportMetricsServiceRequest) -> list[Metric]:
 def prometheus_name(metric: Metric) -> str:
     """As OpenTelemetry's specification translates it (Prometheus and OpenMetrics Compatibility)."""
     name = metric.name
-    assert metric.unit in ("", "s")
-    if metric.unit and "seconds" not in name.split("_"):
+    # a unit in braces is an annotation, which does not change the name
+    assert metric.unit in {"", "s"} or re.fullmatch(r"\{[a-z]+\}", metric.unit)
+    if metric.unit == "s" and "seconds" not in name.split("_"):
         name += "_seconds"
     if metric.HasField("sum") and metric.sum.is_monotonic:
         name += "_total"

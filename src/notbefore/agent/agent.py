@@ -7,6 +7,7 @@ server. No thread waits for the network of another.
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.tracker import Tracker
 from notbefore.agent.view import AgentView
 from notbefore.config.model import Config, HeartbeatConfig, Otlp
+from notbefore.config.otel import is_disabled, resolved
 from notbefore.core.delivery import Delivery, Targets, targets_of
 from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.errors import ConfigError
@@ -273,12 +275,16 @@ class Agent:
             self._exporter = None
         if otlp is None:
             return
+        if is_disabled(os.environ):
+            log.info("OTEL_SDK_DISABLED is true: no metrics are exported over OTLP")
+            return
 
         from notbefore.net.redact import Redactor  # noqa: PLC0415 - only if it is configured
         from notbefore.otlp.exporter import Exporter  # noqa: PLC0415 - as above
 
+        settings = resolved(otlp, "metrics", os.environ)
         counts = self._figures.exports
-        self._exporter = Exporter(otlp, self._view.export, counts, Redactor())
+        self._exporter = Exporter(settings, self._view.export, counts, Redactor())
         self._state.add_listener(self._exporter)
 
     def _restart_pings(self, heartbeat: HeartbeatConfig | None) -> None:

@@ -20,11 +20,12 @@ from typing import Any, Final
 import msgspec
 
 from notbefore.config.hub_routes import without_peers
-from notbefore.config.model import Config
+from notbefore.config.model import Config, Otlp
+from notbefore.config.otel import resolved
 from notbefore.config.reading import Reader
 from notbefore.config.secret import secrets_in
 from notbefore.config.shown import meant, shown
-from notbefore.config.sinks import EventHub, SinkSettings, check_installed
+from notbefore.config.sinks import EventHub, OtlpConnection, SinkSettings, check_installed
 from notbefore.config.yaml_file import Places, Variable, read
 from notbefore.core.approval import unknown_words
 from notbefore.core.change import APPROVAL_KINDS, SILENT
@@ -85,7 +86,7 @@ def examine(
             return
         if isinstance(made, SinkSettings) and not at.startswith("fleet"):
             try:
-                check_installed(made)
+                check_installed(_with_variables(made, environment))
             except ConfigError as error:
                 yield str(error)
         if isinstance(made, EventHub) and not made.hub and made.connection_string is not None:
@@ -96,6 +97,15 @@ def examine(
     reader = Reader(places, base, environment if sending else None, wrong)
     config: Config = reader.read(values, Config)
     return config, places, reader.mistakes
+
+
+def _with_variables(settings: SinkSettings, environment: Mapping[str, str]) -> SinkSettings:
+    """Return the settings with what the standard variables of OpenTelemetry add."""
+    if isinstance(settings, Otlp):
+        return resolved(settings, "metrics", environment)
+    if isinstance(settings, OtlpConnection):
+        return resolved(settings, "logs", environment)
+    return settings
 
 
 def _given(

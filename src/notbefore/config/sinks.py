@@ -65,6 +65,7 @@ MODULES: Final = {  # extra of the package -> the module that it installs
     "otlp-grpc": "opentelemetry.exporter.otlp.proto.grpc",
     "web": "bcrypt",
 }
+OtlpProtocol = Literal["http/protobuf", "grpc"]
 ExpireAfter = Annotated[Duration, between("1s")]
 LabelName = Annotated[
     str, matching(r"[a-zA-Z_][a-zA-Z0-9_]*", "the name of a label: letters, digits and _")
@@ -298,7 +299,8 @@ class OtlpConnection(SinkSettings, frozen=True, kw_only=True):
 
     # /v1/metrics or /v1/logs is added; without one, the OTEL_* variables decide
     endpoint: HttpUrl | None = None
-    protocol: Literal["http/protobuf", "grpc"] = "http/protobuf"
+    # without one, OTEL_EXPORTER_OTLP_PROTOCOL decides, else it is http/protobuf
+    protocol: OtlpProtocol | None = None
     headers: Headers = {}
     ca_file: ReadableFile | None = None
     cert_file: ReadableFile | None = None  # the client's certificate

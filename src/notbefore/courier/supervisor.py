@@ -20,7 +20,9 @@ from msgspec.structs import replace
 import notbefore
 from notbefore import __version__
 from notbefore.config.model import Config
+from notbefore.config.otel import resolved
 from notbefore.config.secret import secrets_in
+from notbefore.config.sinks import SinkConfig
 from notbefore.core.duration import back_off
 from notbefore.core.outbox import SendResult
 from notbefore.courier.courier_process import CourierProcess, environment
@@ -47,13 +49,24 @@ log = logging.getLogger("notbefore.courier.supervisor")
 
 def make_orders(config: Config) -> Orders:
     """Return the part of the configuration that a courier needs."""
+    sinks = {name: _resolved(sink, config) for name, sink in config.sinks.items()}
     return Orders(
-        sinks=config.sinks,
+        sinks=sinks,
         messages=config.messages,
         hidden=tuple(one.variable for one in secrets_in(config).values() if one.variable),
         log_format=config.log.format,
         log_level=config.log.level,
     )
+
+
+def _resolved(sink: SinkConfig, config: Config) -> SinkConfig:
+    """Return a sink with what the section ``otlp`` and the standard variables add to it."""
+    if sink.otlp_logs is None:
+        return sink
+    settings = resolved(sink.otlp_logs, "logs", os.environ)
+    if config.otlp is not None:
+        settings = replace(settings, resource={**config.otlp.resource, **settings.resource})
+    return replace(sink, otlp_logs=settings)
 
 
 def _package_on_disk() -> tuple[int, ...]:

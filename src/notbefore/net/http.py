@@ -150,7 +150,7 @@ class Http:
             OSError,
             ValueError,
         ) as error:
-            failure = f"{_place(url)}: {self._reason(error)}"
+            failure = f"{place_of(url)}: {self._reason(error)}"
             forget_frames(error)
             raise SendError(failure) from None
 
@@ -173,23 +173,28 @@ class Http:
 
         timeout = (self._timeout / CONNECT_SHARE, self._timeout)
         with self._adapter.send(request.prepare(), timeout=timeout, **settings) as response:
-            most = MAX_REFUSAL
-            if response.status_code in _SUCCESSFUL:
-                most = MAX_ANSWER
-            return HttpResponse(
-                status=response.status_code,
-                body=_beginning(response, most),
-                retry_after=_retry_after(response.headers),
-            )
+            return read_answer(response)
 
     def _reason(self, error: Exception) -> str:
         """Return what went wrong; without the address, of which only host and port are shown."""
         if self._deadline.passed:
             return f"no complete answer within {self._timeout:g} s"
-        reason = _innermost(error)
+        reason = innermost(error)
         if isinstance(error, requests.exceptions.ProxyError):
             return f"the proxy: {reason}"
         return reason
+
+
+def read_answer(response: requests.Response) -> HttpResponse:
+    """Read the beginning of an answer that was requested as a stream."""
+    most = MAX_REFUSAL
+    if response.status_code in _SUCCESSFUL:
+        most = MAX_ANSWER
+    return HttpResponse(
+        status=response.status_code,
+        body=_beginning(response, most),
+        retry_after=_retry_after(response.headers),
+    )
 
 
 def forget_frames(error: BaseException) -> None:
@@ -226,7 +231,7 @@ def _keep_headers(request: requests.PreparedRequest) -> requests.PreparedRequest
     return request
 
 
-def _place(url: str) -> str:
+def place_of(url: str) -> str:
     """Return host and port: the rest of an address may be secret."""
     with suppress(ValueError):
         return urlsplit(url).netloc.rpartition("@")[2]
@@ -259,12 +264,12 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
     return None
 
 
-def _innermost(error: BaseException) -> str:
+def innermost(error: BaseException) -> str:
     """Return the innermost cause that is useful: ``Connection refused``."""
     causes = (getattr(error, "reason", None), error.__cause__, error.__context__, *error.args[:1])
     for inner in causes:
         if isinstance(inner, BaseException):
-            return _innermost(inner)
+            return innermost(inner)
     if isinstance(error, (requests.RequestException, urllib3.exceptions.HTTPError)):
         return type(error).__name__
     return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"

@@ -8,6 +8,7 @@ after a failure the next one has newer values. OpenTelemetry is imported in the 
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from typing import Any, Final
 
 from notbefore import __version__
 from notbefore.config.model import Otlp
+from notbefore.config.otel import prefers_deltas
 from notbefore.core.record import Vm
 from notbefore.core.text import shortened
 from notbefore.errors import ConfigError, SendError
@@ -54,6 +56,8 @@ class Exporter:
         self._redactor = redactor
         self._woken, self._stopped = threading.Event(), threading.Event()
         self._sender: Any = None  # otlp.sender.Sender
+        self._deltas: Any = None  # otlp.deltas.Deltas, if these are wanted
+        self._began = time.time_ns()
         self._failed = False  # the last attempt
         self._said = False  # of the last attempt was a reason
         for result in SAID:
@@ -94,24 +98,35 @@ class Exporter:
 
     def _export(self) -> None:
         try:
-            from notbefore.otlp.sender import Sender  # megabytes, only if configured
-            from notbefore.otlp.signals import agent_resource, metrics_data  # as above
-
-            families, vm = self._read()
-            self._learn()
-            resource = agent_resource(vm, __version__, self._config.resource)
-            data = metrics_data(families, resource, __version__, datetime.now(UTC))
-            self._sender = self._sender or Sender(self._config, "metrics")
-            partial = self._sender.send(data)
-        except (
-            SendError,
-            ConfigError,
-        ) as error:  # also for a secret that cannot be read: somebody may repair it
+            partial = self._send()
+        except (SendError, ConfigError) as error:
+            # also for a secret that cannot be read: somebody may repair it
             self._ended("failure", str(error))
         except Exception as error:  # noqa: BLE001 - a library may raise anything; the next export may work
             self._ended("failure", f"{type(error).__name__}: {error}")
         else:
             self._ended("rejected" if partial.rejected else "success", partial.reason)
+
+    def _send(self) -> Any:
+        from notbefore.otlp.deltas import Deltas  # noqa: PLC0415 - megabytes, only if configured
+        from notbefore.otlp.sender import Sender
+        from notbefore.otlp.signals import agent_resource, metrics_data
+
+        if self._sender is None:
+            self._sender = Sender(self._config, "metrics")
+        if self._deltas is None and prefers_deltas(os.environ):
+            self._deltas = Deltas(self._began)
+
+        families, vm = self._read()
+        self._learn()
+        resource = agent_resource(vm, __version__, self._config.resource)
+        data = metrics_data(families, resource, __version__, datetime.now(UTC))
+        if self._deltas is None:
+            return self._sender.send(data)
+
+        partial = self._sender.send(self._deltas.of(data))
+        self._deltas.accepted()
+        return partial
 
     def _learn(self) -> None:
         """Let the redactor know the present secrets: the secret in a file may have changed."""

@@ -29,7 +29,9 @@ from opentelemetry.sdk.metrics.export import (
 from opentelemetry.sdk.metrics.export import Histogram as HistogramData
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.sdk.version import __version__ as sdk_version
 
+from notbefore import __version__
 from notbefore.core.record import Vm, identity
 from notbefore.metrics.families import Family
 from notbefore.metrics.totals import Histogram, Labels
@@ -38,7 +40,31 @@ CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 # the semantic conventions whose names are used
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
 # of records, which the courier sends too
-SCOPE: Final = InstrumentationScope("notbefore", schema_url=SCHEMA_URL)
+SCOPE: Final = InstrumentationScope("notbefore", __version__, SCHEMA_URL)
+# the part of the resource that names who made the telemetry
+SDK: Final = {
+    "telemetry.sdk.language": "python",
+    "telemetry.sdk.name": "opentelemetry",
+    "telemetry.sdk.version": sdk_version,
+}
+# a unit in braces is an annotation: translated for Prometheus, it does not change the name
+UNITS_OF_COUNTS: Final = {
+    "azure_scheduled_event_approvals": "{approval}",
+    "azure_scheduled_event_changes": "{change}",
+    "azure_scheduled_event_resources": "{vm}",
+    "azure_scheduled_events_pending": "{event}",
+    "notbefore_config_reloads": "{reload}",
+    "notbefore_courier_starts": "{start}",
+    "notbefore_deliveries": "{delivery}",
+    "notbefore_documents_rejected": "{document}",
+    "notbefore_event_flaws": "{flaw}",
+    "notbefore_http_auth_failures": "{request}",
+    "notbefore_otlp_exports": "{export}",
+    "notbefore_outbox_deliveries": "{delivery}",
+    "notbefore_polls": "{poll}",
+    "notbefore_store_damaged_files": "{file}",
+    "notbefore_unforeseen_errors": "{error}",
+}
 SEVERITIES: Final = {  # from the examples of the log data model: syslog's critical is ERROR2
     "critical": SeverityNumber.ERROR2,
     "warning": SeverityNumber.WARN,
@@ -96,9 +122,14 @@ def _metric(family: Family, now: int) -> Metric:
         data = Sum(points, CUMULATIVE, is_monotonic=True)
     else:
         data = Gauge(points)
-    return Metric(
-        metric.name, metric.help, "s" if "seconds" in metric.name.split("_") else "", data
-    )
+    return Metric(metric.name, metric.help, unit_of(metric.name), data)
+
+
+def unit_of(name: str) -> str:
+    """Return the unit of a metric; empty for a number that measures nothing, such as a state."""
+    if "seconds" in name.split("_"):
+        return "s"
+    return UNITS_OF_COUNTS.get(name, "")
 
 
 def _point(
@@ -140,8 +171,10 @@ def resource_of(attributes: Mapping[str, Any], own: Mapping[str, str]) -> Resour
     """The resource: ``attributes``, then the ``OTEL_*`` variables, then the configuration's
     ``own``; later ones win.
     """
-    found = Resource(_attributes({"service.name": "notbefore", **attributes}), SCHEMA_URL)
-    return found.merge(OTELResourceDetector().detect()).merge(Resource(_attributes(own)))
+    ours = {**SDK, "service.name": "notbefore", **attributes}
+    resource = Resource(_attributes(ours), SCHEMA_URL)
+    resource = resource.merge(OTELResourceDetector().detect())
+    return resource.merge(Resource(_attributes(own)))
 
 
 def _attributes(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,11 +7,13 @@ which part.
 """
 
 import logging
+import os
 from typing import Any, Final
 
 from opentelemetry.sdk._logs import ReadableLogRecord
 
 from notbefore import __version__
+from notbefore.config.otel import is_disabled
 from notbefore.config.sinks import Messages, OtlpConnection
 from notbefore.core.message import Message
 from notbefore.core.record import is_of_resource
@@ -36,6 +38,8 @@ class Sink(BaseSink):
 
     def send(self, message: Message) -> Receipt:
         """Send one record."""
+        if is_disabled(os.environ):
+            raise SendError("OTEL_SDK_DISABLED is true: nothing is sent over OTLP", permanent=True)
         partial = self._sender.send([self._log_record(message)])
         if partial.rejected:
             raise SendError(
