@@ -95,7 +95,7 @@ def test_an_event_is_shown_with_its_countdown_and_what_is_known_of_it() -> None:
         ME,
         ID,
         "14m59s",
-        "5.0s",
+        "5s",
     ):
         assert part in text
     assert "Approval is on." in text

@@ -26,8 +26,9 @@ from support.fleet_records import report, vm
     ("seconds", "text"),
     [
         (None, "-"),
-        (0, "0.0s"),
-        (59.44, "59.4s"),
+        (0, "0s"),
+        (7.24, "7.2s"),
+        (59.44, "59s"),
         (845, "14m05s"),
         (11_400, "3h10m"),
         (532_800, "6d04h"),

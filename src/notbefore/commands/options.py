@@ -185,7 +185,7 @@ def due(left: float | None) -> str:
     """
     if left is None:
         return "-"
-    text = span(float(round(abs(left)))).replace(".0s", "s")
+    text = span(round(abs(left)))
     return f"in {text}" if left >= 0 else f"{text} ago"
 
 

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Final
 
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_TENTHS_BELOW: Final = 10  # seconds below which tenths of a measured time matter
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|s|m|h|d)", re.ASCII)
 
 
@@ -48,12 +49,14 @@ def span(seconds: float | None) -> str:
     ):
         if whole >= size:
             return f"{sign}{whole // size}{unit}{whole % size // part:02d}{below}"
-    return f"{seconds:.1f}s"
+    if whole >= _TENTHS_BELOW:
+        return f"{sign}{whole}s"
+    return f"{seconds:.1f}".removesuffix(".0") + "s"
 
 
 def words(seconds: float) -> str:
     """Seconds for a sentence: ``4.2 s``, ``90 s``, ``14 min``, ``3 h 10 min``, ``6 d 4 h``."""
-    if seconds < 10:  # noqa: PLR2004 - below 10 s, tenths of a second matter
+    if seconds < _TENTHS_BELOW:
         return f"{seconds:.1f}".removesuffix(".0") + " s"
     whole = round(seconds)
     for size, unit, below, part in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min")):
