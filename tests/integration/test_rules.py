@@ -20,7 +20,7 @@ from notbefore.core.event_types import EVENT_TYPES
 from notbefore.core.routing import NEAR, severity_of
 from notbefore.metrics import fleet
 from notbefore.metrics.totals import ConfigFigures, OutboxView
-from notbefore.wording.phrases import TypePhrases, phrases_of
+from notbefore.wording.phrases import FINISHED_TITLE, KINDS, TypePhrases, phrases_of
 from support.agent import run
 from support.azure import at, item
 from support.fast_motion import Chapters, FleetInstance, FleetVm, Items, Target, scraped
@@ -186,9 +186,9 @@ ANNOUNCED: Final = {0: [], 60: [reboot(NotBefore=clock(960))]}
 DOWN_AT_300: Final = {**ANNOUNCED, 300: None}
 LIFE: Final = {**ANNOUNCED, 300: [begun(reboot())], 600: []}
 LISTED: Final = "Reboot of web_0, not before 1970-01-01 00:16 UTC"
-OVER: Final = "Reboot of web_0 is over"
-CANCELED: Final = "Reboot of web_0 was canceled"
-NOT_SEEN: Final = "Reboot of web_0 may have happened: Azure no longer lists it"
+OVER: Final = f"Reboot of web_0 {FINISHED_TITLE}"
+CANCELED: Final = f"Reboot of web_0 {KINDS['canceled'].title}"
+NOT_SEEN: Final = f"Reboot of web_0 {KINDS['ended'].title}"
 OUTCOMES: Final = {OVER: "finished", CANCELED: "canceled", NOT_SEEN: "unknown"}
 BEGUN: Final = "Reboot of web_0 has started"
 SUDDEN: Final = begun(reboot())

@@ -33,7 +33,7 @@ def text_of(one: Message, **settings: Any) -> Text:
     [
         (({}, STARTED), "Freeze of WestNO_0 has started"),
         ((STARTED,), "Freeze of WestNO_0 has started without notice"),
-        (({}, None), "Freeze of WestNO_0 canceled"),
+        (({}, None), "Freeze of WestNO_0 was canceled"),
         (({}, STARTED, None), "Freeze of WestNO_0 is over"),
         (({"Resources": [ME, PEER]}, {"Resources": [PEER]}), "Freeze no longer affects WestNO_0"),
         (

@@ -116,6 +116,7 @@ def phrases_of(event_type: str, duration: int | None = None) -> TypePhrases:
     return TYPES.get(event_type, UNKNOWN_TYPE)
 
 
+FINISHED_TITLE: Final = "is over"
 UNDO: Final = "Nothing. If you moved or stopped something for this event, bring it back."
 _NOT_APPROVED: Final = (
     "If {the_vm} is ready, and the event has not started, run `notbefore approve {event}` on {vm}."
@@ -123,7 +124,7 @@ _NOT_APPROVED: Final = (
 )
 KINDS: Final = {
     "canceled": KindPhrases(
-        "canceled", "Azure canceled the event before it started. Nothing happened.", UNDO
+        "was canceled", "Azure canceled the event before it started. Nothing happened.", UNDO
     ),
     "ended": KindPhrases(
         "may have happened: Azure no longer lists it",

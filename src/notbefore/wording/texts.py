@@ -175,7 +175,7 @@ def _finished(record: Record) -> _Sentences:
         summary = _filled(_phrases_of(record).finished, record)
 
     return _Sentences(
-        title=f"{_event_name(record)} is over",
+        title=f"{_event_name(record)} {phrases.FINISHED_TITLE}",
         summary=summary,
         advice=_filled(_phrases_of(record).over, record),
     )
