@@ -21,7 +21,7 @@ from azure.core.exceptions import (
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 
 from notbefore.config.model import Checkpoints
-from notbefore.fleet.snapshot import Position
+from notbefore.fleet.snapshot import Position, check_form
 from notbefore.fleet.snapshot_store import LostPartitionError, Snapshots, Stored
 
 STORE_SECONDS: Final = 15.0  # for one read, write or listing
@@ -59,6 +59,7 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         """
         self._etags.pop(partition, None)
         body, properties = await self._download(partition)
+        check_form(body)
         if properties is not None:
             self._etags[partition] = await self._upload(
                 partition, body, properties.etag, properties.metadata

@@ -61,6 +61,15 @@ class Place(NamedTuple):
         texts = (min(one, two) if one.casefold() == two.casefold() else "" for one, two in pairs)
         return Place._make((*texts, tuple(tag for tag in self.tags if tag in other.tags)))
 
+    def completed_by(self, other: "Place") -> "Place":
+        """Return this place, or the other one if only that one has a region.
+
+        A VM that IMDS has not told its region does not know its scale set, zone and tags either.
+        """
+        if not self.region and other.region and self.group == other.group:
+            return other
+        return self
+
     @property
     def group(self) -> str:
         """``SUBSCRIPTION/RESOURCE GROUP/`` in one case: with this prefix, the name of a VM is

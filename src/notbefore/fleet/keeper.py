@@ -23,7 +23,13 @@ from notbefore.fleet.hub_records import PartitionFigures
 from notbefore.fleet.inventory import Inventory
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.partition import Partition
-from notbefore.fleet.snapshot import Snapshot, compressed, read_snapshot
+from notbefore.fleet.snapshot import (
+    FROM_START,
+    NewerSnapshotError,
+    Snapshot,
+    compressed,
+    read_snapshot,
+)
 from notbefore.fleet.snapshot_store import FAILURES, STORE_ERRORS, LostPartitionError, Snapshots
 from notbefore.fleet.waves import Grouping
 
@@ -117,10 +123,13 @@ class Keeper:
     def __init__(self, config: FleetConfig, parts: Parts) -> None:
         times = config.group_wait.seconds, config.group_interval.seconds, config.over_after.seconds
         self._grouping = Grouping(config.group_by, *times, routes=parts.outbox.routing.routes)
+        self._window = config.window.seconds
         self._parts = parts
         self.figures = PartitionFigures()
         # the last error of the hub or the store: without the store no partition is taken
         self.said = ""
+        # partition -> why it is left to a newer version, in words
+        self.refused: dict[str, str] = {}
         self.partitions: dict[str, Held] = {}
         self.ends: dict[
             str, int
@@ -200,16 +209,20 @@ class Keeper:
 
         Raises the store's errors, ``LostPartitionError``, or ``ValueError``.
         """
-        body = await self._parts.snapshots.take(name)
+        try:
+            body = await self._parts.snapshots.take(name)
+        except NewerSnapshotError as error:
+            self.refused[name] = f"partition {name}: a newer version has its snapshot: {error}"
+            raise LostPartitionError(name) from None
+        self.refused.pop(name, None)
+
         try:
             found = read_snapshot(body) if body else Snapshot(backlog=self.ends.get(name, -1))
         except ValueError as error:
-            await self._parts.snapshots.change(f"{name}.unreadable", lambda _: body)
-            # without a ``backlog``: what is over by now may not have been notified yet
-            await self._write(Held(Partition(name, self._grouping)))
+            await self._begin_again(name, body)
             text = (
-                f"partition {name} is read from `window` on: its snapshot cannot be read, see"
-                f" {name}.unreadable"
+                f"partition {name} is read from the start of the hub's retention: its snapshot"
+                f" cannot be read, see {name}.unreadable"
             )
             raise ValueError(f"{text} ({error})") from None
         held = Held(Partition(name, self._grouping, found, self.figures))
@@ -221,6 +234,22 @@ class Keeper:
             self._parts.clock.advance_to(found.at)
         self._parts.outbox.adopt(name, found.outbox, self._parts.clock.now() - found.at)
         return held
+
+    async def _begin_again(self, name: str, body: bytes) -> None:
+        """Put an unreadable snapshot aside, and replace it with one that has read nothing.
+
+        The hub is read from the start: an event may be days old. Nobody is notified again of what
+        was over before ``window``; what has ended since may not have been notified yet.
+        """
+        await self._parts.snapshots.change(f"{name}.unreadable", lambda _: body)
+        now = self._parts.clock.now()
+        state = Snapshot(
+            position=FROM_START,
+            backlog=0,
+            quiet_until=now - self._window,
+            lost_at=now,
+        )
+        await self._write(Held(Partition(name, self._grouping, state)))
 
     # ---- writing
 

@@ -22,7 +22,7 @@ from notbefore.core.outbox_rows import OutboxImage
 from notbefore.fleet.history import PastEvent
 from notbefore.fleet.hub_records import Beat, PartitionFigures, PoisonError, Report, read
 from notbefore.fleet.silence import FORGET_SECONDS, Silence
-from notbefore.fleet.snapshot import Closed, Position, Snapshot
+from notbefore.fleet.snapshot import Closed, Position, Snapshot, Unknown
 from notbefore.fleet.story import (
     CANCELED,
     ENDED,
@@ -48,6 +48,8 @@ MAX_WAITING: Final = 5_000  # events that wait for the history; any more are lef
 MAX_OPEN: Final = 20_000  # events that are open
 MAX_OPEN_OF_GROUP: Final = 5_000  # of one resource group: its VMs can report anything of each other
 MAX_OPEN_OF_ONE: Final = 1_000  # of one VM that reported them first
+MAX_UNKNOWN: Final = 1_000  # events that are listed in heartbeats and were not reported
+UNKNOWN_SECONDS: Final = 3_600.0  # after which such an event is forgotten if no VM lists it
 NAMES_OF_ONE: Final = 4_096  # characters of VMs' names that count as one more open event
 
 log = logging.getLogger("notbefore.fleet.partition")
@@ -65,6 +67,8 @@ class Events:
         self._state = state
         self._limit = grouping.over_after
         self._overdue: deque[Story] = deque()  # found by the last look, and not ended yet
+        # stories that the last look has found, with the VMs to leave out of them
+        self._to_judge: deque[tuple[Story, set[str]]] = deque()
         self._weights: Counter[str] = Counter()  # of open events, summed by the keys of ``_bounds``
         self._first_keys: dict[str, str] = {}  # EventId -> the key of the first event that has it
         self._restore()
@@ -104,6 +108,7 @@ class Events:
                 return "late"  # about the earlier event with this id
             return self._add(story, report, now, NEW)
 
+        self._state.unknown.pop(key, None)
         closed = self._state.closed.get(key)
         if closed is None:
             story = self._begin(report)
@@ -119,9 +124,20 @@ class Events:
     def listed(self, group: str, event_ids: Iterable[str], now: float) -> None:
         """Note that a VM lists these events: they are not over."""
         for event_id in event_ids:
-            story = self.open.get(group + event_id.casefold())
+            key = group + event_id.casefold()
+            story = self.open.get(key)
             if story is not None:
                 story.heard_at = now
+            elif key not in self._state.closed:
+                self._note_unknown(key, now)
+
+    def _note_unknown(self, key: str, now: float) -> None:
+        """Note that a VM lists an event that was not reported."""
+        unknown = self._state.unknown.get(key)
+        if unknown is not None:
+            unknown.last = now
+        elif len(self._state.unknown) < MAX_UNKNOWN:
+            self._state.unknown[key] = Unknown(first=now, last=now)
 
     def _add(self, story: Story, report: Report, now: float, notified: Standing) -> str:
         """Add a report to its story. ``notified``: the standing that people know of.
@@ -215,6 +231,9 @@ class Events:
         for vm, vanished_at in list(self._state.vanished.items()):
             if now - vanished_at >= FORGET_SECONDS:
                 del self._state.vanished[vm]
+        for key, unknown in list(self._state.unknown.items()):
+            if now - unknown.last > UNKNOWN_SECONDS:
+                del self._state.unknown[key]
         self._forget_closed(now)
 
     @property
@@ -231,7 +250,40 @@ class Events:
             self._note(story, now, NEW)
 
     def _is_overdue(self, story: Story, now: float) -> bool:
-        return not story.given_up and now > story.deadline(self._limit)
+        return story.standing not in OVER and now > story.deadline(self._limit)
+
+    def look_for_gone(self, late: set[str]) -> None:
+        """Find the stories that VMs have left, or come back to; ``judge_next`` judges them.
+
+        ``late``: the VMs that were not heard from in time. A VM that an event has deleted has left
+        as well. One that is no longer known stays away until it is heard from.
+        """
+        left = late | {vm for vm in self._state.vanished if self.is_gone(vm)}
+        left_by_group: dict[str, set[str]] = {}
+        for vm in left:
+            group, slash, name = vm.rpartition("/")
+            left_by_group.setdefault(group + slash, set()).add(name)
+
+        self._to_judge.clear()
+        for story in self.open.values():
+            left_names = left_by_group.get(story.group, set())
+            gone = _common(left_names, story.reported)
+            for name in story.gone:
+                if story.group + name not in self._state.heard:
+                    gone.add(name)
+            if gone != story.gone:
+                self._to_judge.append((story, gone))
+
+    @property
+    def has_to_judge(self) -> bool:
+        """Whether the last look has found stories that ``judge_next`` has yet to judge."""
+        return bool(self._to_judge)
+
+    def judge_next(self, now: float) -> None:
+        """Judge the next story without the VMs that have left."""
+        story, gone = self._to_judge.popleft()
+        if self.open.get(story.key) is story and story.leave_out(gone):
+            self._note(story, now, NEW)
 
     def _forget_closed(self, now: float) -> None:
         """Forget the events that were over long ago, and the oldest of too many."""
@@ -414,12 +466,12 @@ class Partition:
     def is_due(self, now: float) -> bool:
         """Whether ``advance`` has something to do by ``now``."""
         # nothing is due before the backlog is read: later records may end its events
-        if self.state.position.sequence < self.state.backlog:
+        if self.state.position.sequence < self.state.backlog or now < self.state.quiet_until:
             return False
 
         if self.state.backlog >= 0 or self._is_look_due(now):
             return True
-        if self.events.has_overdue or self._unwatched is not None:
+        if self.events.has_overdue or self._unwatched is not None or self.events.has_to_judge:
             return True
         if self.silence.has_changed or self.missing.has_changed:
             return True
@@ -464,6 +516,8 @@ class Partition:
             self.events.end_overdue(now)
         elif self._unwatched is not None:
             self._look_at_vms(now, self._unwatched)
+        elif self.events.has_to_judge:
+            self.events.judge_next(now)
         elif self.silence.has_changed:
             self.silence.note_next(now)
         elif self.missing.has_changed:
@@ -494,6 +548,7 @@ class Partition:
         self._unwatched = None
         self.silence.look(now, unwatched, self.events.is_gone, self.events.explained)
         self.missing.look(now, unwatched, self.events.is_gone, self.events.explained)
+        self.events.look_for_gone(self.silence.late)
 
     def _notify_next(self, now: float) -> Notification | None:
         """Notify of the next wave that is due, and close its stories if it is over."""
@@ -544,6 +599,13 @@ def _weight(resources: tuple[str, ...]) -> int:
 
 
 # ---- judging an event
+
+
+def _common(names: set[str], reported: dict[str, int]) -> set[str]:
+    """Return the names that have reported; the shorter collection is searched."""
+    if len(names) < len(reported):
+        return {name for name in names if name in reported}
+    return {name for name in reported if name in names}
 
 
 def _newest_first(story: Story) -> int:

@@ -76,6 +76,7 @@ class Silence:
         self.waves = Waves(replace(grouping, group_by=_TOGETHER), waves)
         self._groups = Counter(one.place.group for one in heard.values())
         self._missing = missing
+        self.late: set[str] = set()  # keys of VMs that were not heard in time before the last look
         self._changed: deque[ChangedPlace] = deque()  # by the last look, and not noted yet
         for one in heard.values():
             one.place = one_place(one.place)
@@ -109,10 +110,8 @@ class Silence:
         if known is not None:
             known.at = max(known.at, now)
             if isinstance(found, Beat):
-                known.interval, known.place = (
-                    min(max(found.interval, SHORTEST), LONGEST),
-                    found.place,
-                )
+                known.interval = min(max(found.interval, SHORTEST), LONGEST)
+                known.place = found.place.completed_by(known.place)
 
     def _add(self, key: str, one: Heard) -> None:
         self.heard[key] = one
@@ -136,10 +135,13 @@ class Silence:
         """
         explained_vms: set[str] | None = None
         silent: dict[Place, list[Heard]] = {}
+        self.late = set()
         for key, vm in list(self.heard.items()):
             vm.at = min(now, vm.at + unwatched)
             is_late = now - vm.at > INTERVALS * vm.interval
             is_forgotten = now - vm.at > FORGET_SECONDS and not self._missing
+            if is_late:
+                self.late.add(key)
             if is_late and (gone(key) or is_forgotten):
                 self._forget(key)
                 continue

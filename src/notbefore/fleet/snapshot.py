@@ -1,6 +1,7 @@
 """``Snapshot``: all that the next owner of a partition needs, and its form as bytes. Pure."""
 
 import zlib
+from contextlib import suppress
 from datetime import datetime
 from typing import Final, NamedTuple
 
@@ -13,7 +14,12 @@ from notbefore.fleet.silence import Heard
 from notbefore.fleet.story import Standing
 from notbefore.fleet.waves import OpenWaves
 
-FORM: Final = 7  # the version of a snapshot's form
+# The version of a snapshot's form. Forms only add fields at the end, so that a version also reads
+# the previous one; what cannot be added needs a reader of its own.
+FORM: Final = 8
+PREVIOUS_FORM: Final = 7
+HEAD_BYTES: Final = 8  # of a snapshot, which contain its form
+MAX_FIXINT: Final = 127  # MessagePack writes numbers up to this one as one byte
 MAX_SNAPSHOT: Final = 256 * 1024 * 1024  # bytes of a snapshot before it is compressed
 
 
@@ -23,6 +29,17 @@ class Position(NamedTuple):
     offset: str = ""  # empty before the first one
     sequence: int = -1
     enqueued: float = 0.0  # Unix seconds of the hub's clock; 0 before the first one
+
+
+FROM_START: Final = Position(offset="-1", sequence=-2)
+"""The position of a partition that is read from the start of the hub's retention."""
+
+
+class Unknown(Struct, array_like=True):
+    """An event that VMs list in heartbeats, and that was never reported here."""
+
+    first: float  # when it was listed first, in Unix seconds of the hub's clock
+    last: float
 
 
 class Closed(Struct, array_like=True):
@@ -59,6 +76,10 @@ class Snapshot(Struct, array_like=True):
     muted: set[str] = set()  # event keys of open waves that nobody was notified of
     # when it was last looked for VMs that are silent: the hub was read until then
     looked: float = 0.0
+    # after a loss: nobody is notified of what was over by then
+    quiet_until: float = 0.0
+    lost_at: float = 0.0  # when the last snapshot was found to be lost; 0: never
+    unknown: dict[str, Unknown] = {}  # by resource group and EventId
 
 
 def compressed(snapshot: bytes) -> bytes:
@@ -69,8 +90,41 @@ def compressed(snapshot: bytes) -> bytes:
     return zlib.compress(snapshot, 1)
 
 
+class NewerSnapshotError(Exception):
+    """A snapshot of a newer form: a newer version writes it, and this one must not replace it."""
+
+
+def check_form(body: bytes) -> None:
+    """Raise ``NewerSnapshotError`` if the bytes are a snapshot of a newer form.
+
+    Only the beginning is read. Bytes that are no snapshot pass.
+    """
+    with suppress(zlib.error):
+        head = zlib.decompressobj().decompress(body, HEAD_BYTES)
+        form = _form_in(head)
+        if form > FORM:
+            raise NewerSnapshotError(f"it has form {form}, this version writes form {FORM}")
+
+
+def _form_in(head: bytes) -> int:
+    """Return the form in the first bytes of a snapshot: a MessagePack array that begins with it.
+
+    0 if they begin no snapshot.
+    """
+    lead = head[:1]
+    if b"\x90" < lead <= b"\x9f":
+        number = head[1:2]
+    elif lead == b"\xdc":
+        number = head[3:4]
+    else:
+        return 0
+    if number and number[0] <= MAX_FIXINT:
+        return number[0]
+    return 0
+
+
 def read_snapshot(body: bytes) -> Snapshot:
-    """Read a stored snapshot.
+    """Read a stored snapshot of this form or of the previous one.
 
     Raises ``ValueError`` if the bytes are no snapshot, or one of another form.
     """
@@ -79,9 +133,10 @@ def read_snapshot(body: bytes) -> Snapshot:
         data = expanded.decompress(body, MAX_SNAPSHOT)
         if expanded.unconsumed_tail or not expanded.eof:
             raise ValueError("it is cut off, or too large")
-        found = msgspec.msgpack.decode(data, type=Snapshot)
+        snapshot = msgspec.msgpack.decode(data, type=Snapshot)
     except (zlib.error, msgspec.MsgspecError, OverflowError) as error:
         raise ValueError(str(error)) from None
-    if found.form != FORM:
-        raise ValueError(f"a snapshot of form {found.form}, expected {FORM}")
-    return found
+    if not PREVIOUS_FORM <= snapshot.form <= FORM:
+        raise ValueError(f"a snapshot of form {snapshot.form}, expected {FORM}")
+    snapshot.form = FORM
+    return snapshot

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from azure.core.exceptions import AzureError
 from azure.eventhub.aio import CheckpointStore
 
-from notbefore.fleet.snapshot import Position, Snapshot, read_snapshot
+from notbefore.fleet.snapshot import FROM_START, Position, Snapshot, check_form, read_snapshot
 from notbefore.store.lock import PRIVATE_DIRECTORY, OwnerLock, private
 
 EVERY: Final = 5.0  # seconds between two reads of the other instances' snapshots, at least
@@ -65,11 +65,18 @@ class Snapshots(CheckpointStore):
 
         Partitions without a position in this hub are read from ``window`` on.
         """
-        return [
-            {"partition_id": name, "offset": one.offset, "sequence_number": one.sequence}
-            for name, (one, _) in (await self.listed()).items()
-            if one.sequence >= 0 and one.enqueued >= self._created
-        ]
+        checkpoints: list[dict[str, Any]] = []
+        for name, (position, _) in (await self.listed()).items():
+            is_of_this_hub = position.sequence >= 0 and position.enqueued >= self._created
+            if is_of_this_hub or position == FROM_START:
+                checkpoints.append(
+                    {
+                        "partition_id": name,
+                        "offset": position.offset,
+                        "sequence_number": position.sequence,
+                    }
+                )
+        return checkpoints
 
     async def update_checkpoint(self, checkpoint: Mapping[str, Any], **_: Any) -> None:
         """For the SDK: do nothing, because ``write`` also writes the checkpoint."""
@@ -77,9 +84,12 @@ class Snapshots(CheckpointStore):
     async def take(self, partition: str) -> bytes:
         """Return a partition's last snapshot; empty if there is none.
 
-        Its previous owner can then no longer write.
+        Its previous owner can then no longer write. Raises ``NewerSnapshotError`` and changes
+        nothing if a newer version has written it.
         """
-        return await self.read(partition)
+        body = await self.read(partition)
+        check_form(body)
+        return body
 
     @abstractmethod
     async def write(self, partition: str, body: bytes, position: Position) -> None:

@@ -7,7 +7,7 @@ counts (``STRENGTH``). People are notified once of each step between two standin
 from datetime import UTC, datetime
 from enum import IntEnum
 from sys import intern
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -72,6 +72,12 @@ STEPS: Final[dict[Standing, dict[Standing, LifecycleKind]]] = {
 }
 """Last notified standing -> standing now -> the change to notify of. Other pairs have none."""
 
+DETAILS: Final = ("resources", "description", "event_source", "duration")
+"""The fields of an event that a VM may not know: older api-versions do not have all of them."""
+
+Source = tuple[datetime, str, str]
+"""Where a value is from: the time, the VM and the change id of a report. The greatest is newest."""
+
 # bytes of the names of the VMs that report one event: a scale set has 1,000 VMs
 MAX_REPORTERS: Final = 256 * 1024
 
@@ -94,8 +100,8 @@ class Story(Struct, array_like=True):
     first_seen: datetime  # by the first VM that saw it
     group: str  # subscription and resource group, as ``Place.group`` writes them
     sender: str  # the VM that reported it first, after its group
-    newest: tuple[datetime, str, str]  # where the content is from: time, VM and change id
-    dated: tuple[datetime, str, str]  # the same for NotBefore
+    newest: Source  # where the content is from
+    dated: Source  # the same for NotBefore
     claim: Standing = NEW  # the strongest claim
     standing: Standing = NEW  # the event's state by all reports
     reported: dict[str, int] = {}  # VM -> its last word about the end: see ``_last_word``
@@ -114,6 +120,9 @@ class Story(Struct, array_like=True):
     named: bool = False  # a notification of its wave has named it
     shares_id: bool = False  # another resource group's event had its EventId first
     by_affected: bool = False  # ``place`` is that of affected VMs, no longer that of others
+    older: dict[str, Source] = {}  # of ``DETAILS``: where those are from that ``newest`` has not
+    gone: set[str] = set()  # VMs that have vanished or fallen silent: their last words do not count
+    joined: set[str] = set()  # affected VMs, in one case, that no notification has named here
 
     @classmethod
     def begin(cls, report: Report) -> "Story":
@@ -161,16 +170,23 @@ class Story(Struct, array_like=True):
         self._take_place(report)
         self._take_measures(report)
         content_changed = self._take_content(report)
+        self.gone.discard(report.vm)
 
-        standing_before = self.standing
-        self.standing = self._judge()
-        return content_changed or self.standing is not standing_before
+        standing_changed = self._judge_again()
+        return content_changed or standing_changed
+
+    def leave_out(self, vms: set[str]) -> bool:
+        """Leave out these VMs, and no others; return whether the standing has changed."""
+        self.gone = vms
+        return self._judge_again()
 
     def locate(self, place: Place, *, affected: bool) -> None:
         """Keep what this VM's place has in common with the places before.
 
         Once the place of an affected VM is known, only those of affected VMs count.
         """
+        place = place.completed_by(self.place)
+        self.place = self.place.completed_by(place)
         is_first = self.place == Place()
         is_first_affected = affected and not self.by_affected
         if is_first or is_first_affected:
@@ -182,14 +198,22 @@ class Story(Struct, array_like=True):
     def give_up(self) -> None:
         """End the event, as its limit has passed: it is over as far as is known."""
         self.given_up = True
-        self.standing = self._judge()
+        self._judge_again()
 
     # ---- judging the event
 
-    def _judge(self) -> Standing:
-        """Return the state of the event by all reports so far."""
+    def _judge_again(self) -> bool:
+        """Judge the event by all reports so far; return whether its standing has changed."""
+        standing_before = self.standing
+        is_over = self._is_over()
+        if is_over:
+            self.given_up = False  # the VMs know it
+        self.standing = self._judge(is_over=is_over)
+        return self.standing is not standing_before
+
+    def _judge(self, *, is_over: bool) -> Standing:
         # an event that is over has the strongest end that a VM claimed, else the likely one
-        if self.given_up or self._is_over():
+        if is_over or self.given_up:
             return ENDS_AS.get(self.claim, self.claim)
 
         # a VM that counts still lists it: a claim of the end proves no more than the start
@@ -200,22 +224,38 @@ class Story(Struct, array_like=True):
         return SCHEDULED
 
     def _is_over(self) -> bool:
-        """Whether the VMs that count have reported the end."""
-        # no VM still lists it
-        if all(word > 0 for word in self.reported.values()):
-            return True
+        """Whether the VMs that count have reported the end.
 
-        # a VM that is deleted reports nothing any more: one of the others is enough
-        if event_type_of(self.event.event_type).vanishes:
-            return any(word > 0 for word in self.reported.values())
-
-        # no affected VM was heard from, and one of the others still lists it
-        words = [self.reported[name] for name in self.event.vms if name in self.reported]
-        if not words:
-            return False
+        A VM that is gone without a word about the end does not count.
+        """
+        affected_words: list[int] = []
+        for vm in self.event.vms:
+            word = self.reported.get(vm)
+            if word is not None and (word > 0 or vm not in self.gone):
+                affected_words.append(word)
 
         # affected VMs know better than the others, and all of them have to agree
-        return all(word > 0 for word in words)
+        if affected_words and all(word > 0 for word in affected_words):
+            return True
+
+        # no affected VM is left to report, or the event deletes them: all others have to agree
+        vanishes = event_type_of(self.event.event_type).vanishes
+        if vanishes or not affected_words:
+            return self._others_agree()
+        return False
+
+    def _others_agree(self) -> bool:
+        """Whether VMs that are not affected have reported the end, and none still lists it."""
+        affected = set(self.event.vms)
+        has_end = False
+        for vm, word in self.reported.items():
+            if vm in affected:
+                continue
+            if word > 0:
+                has_end = True
+            elif vm not in self.gone:
+                return False
+        return has_end
 
     # ---- the parts of a report
 
@@ -274,22 +314,67 @@ class Story(Struct, array_like=True):
         )
 
     def _take_content(self, report: Report) -> bool:
-        """Keep the newest content; return whether it differs in a way that is worth an update."""
-        source = _source_of(report)
-        if source < self.newest:
-            return False
-        self.newest = source
+        """Keep the newest content; return whether it differs in a way that is worth an update.
 
+        A missing value never replaces a known one: the VMs may use different api-versions.
+        """
+        source = _source_of(report)
         before = self.event
-        self.event = _event_of(report)
+        reported = _event_of(report)
+
+        details = self._newest_details(reported, source)
+        if source >= self.newest:
+            self.newest = source
+            self.event = replace(reported, not_before=self.not_before, **details)
+        else:
+            self.event = replace(before, not_before=self.not_before, **details)
         if self.event == before:
             return False
 
-        if set(self.event.vms) != set(before.vms):
+        vms_before = set(before.vms)
+        vms_now = set(self.event.vms)
+        if vms_now != vms_before:
             self.by_affected = False  # other VMs are affected now
+            self.joined = (self.joined | (vms_now - vms_before)) & vms_now
         if STRENGTH[report.change] in OVER:
             return False  # the step itself is the news
+
+        if report.change != "updated":
+            before = _completed(before, self.event)
         return content(self.event) != content(before)
+
+    def _newest_details(self, reported: Event, source: Source) -> dict[str, Any]:
+        """Return the newest known value of each of ``DETAILS``; note where it is from."""
+        details: dict[str, Any] = {}
+        for name in DETAILS:
+            known = getattr(self.event, name)
+            value = getattr(reported, name)
+            known_source = self.older.get(name, self.newest)
+            is_newer = _is_missing(known) or source >= known_source
+            if not _is_missing(value) and is_newer:
+                details[name] = value
+                value_source = source
+            else:
+                details[name] = known
+                value_source = known_source
+
+            if _is_missing(details[name]) or value_source >= max(source, self.newest):
+                self.older.pop(name, None)
+            else:
+                self.older[name] = value_source
+        return details
+
+
+def _is_missing(value: object) -> bool:
+    """Whether a report does not know a detail of its event."""
+    return value is None or value in ("", ())
+
+
+def _completed(event: Event, other: Event) -> Event:
+    """Return an event with the details of another one where it has none."""
+    details = {name: getattr(event, name) for name in DETAILS}
+    missing = [name for name, value in details.items() if _is_missing(value)]
+    return replace(event, **{name: getattr(other, name) for name in missing})
 
 
 def _is_affected(report: Report) -> bool:
@@ -297,8 +382,7 @@ def _is_affected(report: Report) -> bool:
     return report.scope != "peer"
 
 
-def _source_of(report: Report) -> tuple[datetime, str, str]:
-    """Return the rank of a report among others about its event: the greatest is the newest."""
+def _source_of(report: Report) -> Source:
     return report.time, report.vm, report.change_id
 
 

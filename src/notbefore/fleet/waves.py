@@ -379,8 +379,8 @@ def _is_urgent(wave: Wave, story: Story, now: float) -> bool:
     if not story.named or notified_event is None:
         return True
 
-    # it affects VMs that no notification has named
-    if not set(story.event.vms) <= set(notified_event.vms):
+    # it affects VMs that no notification has named for this event
+    if story.joined:
         return True
 
     # it comes before what people expect
@@ -568,6 +568,7 @@ def _notify(wave: Wave) -> Notification | None:
     wave.notified_progress = progress
     for story in wave.stories.values():
         story.named = True
+        story.joined.clear()
         story.late = False
     return notification
 
@@ -577,6 +578,8 @@ def _is_same(wave: Wave, event: Event, progress: tuple[int, ...]) -> bool:
     if wave.notified_event is None:
         return False
     if progress != wave.notified_progress:
+        return False
+    if any(story.joined for story in wave.stories.values()):
         return False
     return content(event) == content(wave.notified_event)
 
