@@ -16,10 +16,10 @@ from azure.core.exceptions import AzureError
 from notbefore.config.model import Checkpoints
 from notbefore.config.secret import Secret
 from notbefore.fleet import blob_snapshots, snapshot_store
-from notbefore.fleet.blob_snapshots import BlobSnapshots, make_blob_snapshots
+from notbefore.fleet.blob_snapshots import BlobSnapshots, OwnerIds, make_blob_snapshots
 from notbefore.fleet.keeper import in_words
 from notbefore.fleet.partition import Partition
-from notbefore.fleet.snapshot import Position, compressed
+from notbefore.fleet.snapshot import NewerSnapshotError, Position, compressed
 from notbefore.fleet.snapshot_store import LostPartitionError, Others
 from support.azurite import CONTAINER, Azurite
 from support.fleet_log import grouped
@@ -217,3 +217,49 @@ def test_a_note_that_somebody_else_changes_meanwhile_is_not_overwritten(blobs: A
         await another.change("mutes", lambda body: body + b", another")
 
     with_snapshots(blobs.connection_string, use)
+
+
+def test_restarted_instance_takes_its_partitions_back_at_once(
+    blobs: Azurite, tmp_path: Path
+) -> None:
+    others = owned() | {"partition_id": "1", "owner_id": "another"}
+
+    async def claim(snapshots: BlobSnapshots) -> None:
+        snapshots.owner_ids = OwnerIds(tmp_path / "owners")
+        await snapshots.claim_ownership([owned()])
+        (own,) = await snapshots.list_ownership(*WHOSE)
+        assert own["owner_id"] == "somebody"
+
+    async def claim_other(snapshots: BlobSnapshots) -> None:
+        await snapshots.claim_ownership([others])
+
+    async def restart(snapshots: BlobSnapshots) -> None:
+        snapshots.owner_ids = OwnerIds(tmp_path / "owners")
+        listed = {one["partition_id"]: one for one in await snapshots.list_ownership(*WHOSE)}
+        assert listed["0"]["owner_id"] == ""
+        assert listed["1"]["owner_id"] == "another"
+
+        (claimed,) = await snapshots.claim_ownership([listed["0"] | {"owner_id": "restarted"}])
+
+        assert claimed["owner_id"] == "restarted"
+
+    for step in (claim, claim_other, restart):
+        with_snapshots(blobs.connection_string, step)
+
+
+def test_snapshot_of_a_newer_version_keeps_its_writer(blobs: Azurite) -> None:
+    newer = compressed(b"\x93\x7f")
+
+    async def write(newer_version: BlobSnapshots) -> None:
+        await newer_version.write("0", newer, AT)
+
+        await asyncio.to_thread(with_snapshots, blobs.connection_string, refuse)
+
+        await newer_version.write("0", newer, AT)  # nobody has taken it
+
+    async def refuse(older_version: BlobSnapshots) -> None:
+        with pytest.raises(NewerSnapshotError):
+            await older_version.take("0")
+        assert list(await older_version.claim_ownership([owned()])) == []
+
+    with_snapshots(blobs.connection_string, write)

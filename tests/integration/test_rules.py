@@ -655,7 +655,36 @@ WRONG: Final[fleet.Counts] = {
     fleet.SILENT: {SILENT: 2},
 }
 
+GAPS: Final[fleet.Counts] = {
+    **reading("1"),
+    fleet.LOST_SNAPSHOTS: {(): 1},
+    fleet.NEWER_SNAPSHOTS: {(): 2},
+    fleet.UNKNOWN_EVENTS: {(): 3},
+}
+
 OF_FLEETS: Final[list[Case]] = [
+    (
+        "gaps in what a fleet knows are said while they last",
+        [FleetInstance("one", {0: ONE, 240: GAPS, 1020: ONE})],
+        of_fleet(
+            "NotbeforeFleetSnapshotLost",
+            {225: "", 240: "notbefore-fleet: the snapshots of 1 partitions were lost", 1020: ""},
+        ),
+        of_fleet(
+            "NotbeforeFleetEventUnknown",
+            {
+                525: "",
+                540: "notbefore-fleet: VMs list 3 events that the fleet does not know",
+                1020: "",
+            },
+        ),
+        of_agent(
+            "NotbeforeFleetSnapshotNewer",
+            {825: "", 840: "2 partitions are left to a newer version of notbefore fleet", 1020: ""},
+            "one",
+            "notbefore-fleet",
+        ),
+    ),
     (
         "an instance is killed, and another has its partition at once",
         [

@@ -181,7 +181,7 @@ def test_event_ends_when_another_event_has_deleted_its_vm() -> None:
 
 def test_preempt_continues_when_one_vm_loses_sight_of_it() -> None:
     log = Log(EACH)
-    preempt = {"resources": [A.name], "event_type": "Preempt"}
+    preempt: dict[str, Any] = {"resources": [A.name], "event_type": "Preempt"}
     log.beat(A, B, C)
     for who in (A, B, C):
         log.add(who, "announced", **preempt)
@@ -199,7 +199,7 @@ def test_preempt_continues_when_one_vm_loses_sight_of_it() -> None:
 
 def test_preempt_ends_without_a_neighbor_that_fell_silent() -> None:
     log = Log(EACH)
-    preempt = {"resources": [A.name], "event_type": "Preempt"}
+    preempt: dict[str, Any] = {"resources": [A.name], "event_type": "Preempt"}
     log.beat(A, B, C)
     for who in (A, B, C):
         log.add(who, "announced", **preempt)

@@ -98,7 +98,7 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     consumer_group: ConsumerGroup = "$Default"
     # without it, one instance reads alone, with checkpoints in `state.dir`
     checkpoints: Checkpoints | None = None
-    # how far back to read at the first start, or if a snapshot is lost
+    # how far back to read at the first start
     window: Duration = Duration("2h")
     # `event_id`: each event alone; else events with equal values form a wave
     group_by: Labels = ("event_id",)
@@ -111,7 +111,7 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # between two looks at who reads which partition
     rebalance: Annotated[Duration, between("1s")] = Duration("10s")
     # others take over the partitions of an instance silent this long
-    takeover: Duration = Duration("60s")
+    takeover: Duration = Duration("20s")
     history_keep: Annotated[Duration, between("1d")] | None = (
         None  # at least 1d: delete older events; else never
     )

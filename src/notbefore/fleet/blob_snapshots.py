@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any, Final
 
 from azure.core.exceptions import (
@@ -21,18 +22,55 @@ from azure.core.exceptions import (
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 
 from notbefore.config.model import Checkpoints
-from notbefore.fleet.snapshot import Position, check_form
+from notbefore.fleet.snapshot import Position
 from notbefore.fleet.snapshot_store import LostPartitionError, Snapshots, Stored
+from notbefore.store.lock import private
 
 STORE_SECONDS: Final = 15.0  # for one read, write or listing
 # metadata may not be empty; the checkpoint is not used: its sequence number is -1
 NO_OFFSET: Final = "-1"
+MAX_OWNER_IDS: Final = 20  # the newest ids of clients that are kept
 HOLD_SECONDS: Final = 15.0  # without claims of partitions, after the checkpoints were deleted
 # the blob is not as we last read or wrote it
 _CHANGED: Final = (
     ResourceModifiedError,
     ResourceExistsError,
 )
+
+
+class OwnerIds:
+    """The ids of the clients that have read with this state directory, in a file there.
+
+    Only one process uses the directory, so the partitions of all of these clients but the current
+    one have no reader any more.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._current = ""
+        self._ids: list[str] = []
+        with suppress(OSError, ValueError):  # without the file, ``takeover`` decides
+            self._ids = path.read_text(encoding="ascii").split()[-MAX_OWNER_IDS:]
+
+    def begin_client(self) -> None:
+        """Note that the current client is closed, and another one begins."""
+        self._current = ""
+
+    def is_former(self, owner_id: str) -> bool:
+        """Whether the id is that of a client that reads no more."""
+        return owner_id != self._current and owner_id in self._ids
+
+    def note(self, owner_id: str) -> None:
+        """Note the id of the current client, before it claims anything."""
+        self._current = owner_id
+        if owner_id in self._ids:
+            return
+        self._ids = [*self._ids, owner_id][-MAX_OWNER_IDS:]
+        new = self._path.with_suffix(".new")
+        with suppress(OSError):  # without the file, ``takeover`` decides
+            with open(new, "w", encoding="ascii", opener=private) as file:
+                file.write("\n".join(self._ids))
+            new.replace(self._path)
 
 
 class BlobSnapshots(Snapshots, BlobCheckpointStore):
@@ -50,6 +88,7 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.owner_ids: OwnerIds | None = None
         self._etags: dict[str, str] = {}  # partition -> ETag of this instance's last write
 
     async def take(self, partition: str) -> bytes:
@@ -59,7 +98,7 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         """
         self._etags.pop(partition, None)
         body, properties = await self._download(partition)
-        check_form(body)
+        self._check_form(partition, body)
         if properties is not None:
             self._etags[partition] = await self._upload(
                 partition, body, properties.etag, properties.metadata
@@ -85,13 +124,31 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
                 return
         raise LostPartitionError(partition)
 
+    def belong_to(self, namespace: str, hub: str, group: str) -> None:
+        """See ``Snapshots``."""
+        super().belong_to(namespace, hub, group)
+        if self.owner_ids is not None:
+            self.owner_ids.begin_client()
+
+    async def claim_ownership(
+        self, ownership_list: Iterable[dict[str, Any]], **options: Any
+    ) -> Iterable[dict[str, Any]]:
+        """For the SDK: claim partitions, or release those without an owner."""
+        ownerships = self._claimable(ownership_list)
+        if self.owner_ids is not None:
+            for owner_id in {ownership["owner_id"] for ownership in ownerships} - {""}:
+                await asyncio.to_thread(self.owner_ids.note, owner_id)
+        claimed: Iterable[dict[str, Any]] = await super().claim_ownership(ownerships, **options)
+        return claimed
+
     async def list_ownership(self, *names: Any, **options: Any) -> Iterable[dict[str, Any]]:
         """For the SDK: the owners of partitions, with times by this machine's clock, because the
         SDK compares with it.
 
         If there are none, although this instance has partitions, the checkpoints were deleted: it
         claims nothing for a while, so that all can write theirs again. After a failure of the
-        store, all owners get ``takeover`` once more.
+        store, all owners get ``takeover`` once more. What this instance had before it was restarted
+        has no owner.
         """
         ahead = 0.0
 
@@ -110,6 +167,8 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         renewed = time.time() - (time.monotonic() - self._failed_at)
         for one in found:
             one["last_modified_time"] = max(one["last_modified_time"] + ahead, renewed)
+            if self.owner_ids is not None and self.owner_ids.is_former(one["owner_id"]):
+                one["owner_id"] = ""
         if not found and self._etags and self._hold_until + HOLD_SECONDS < time.monotonic():
             self._hold_until = time.monotonic() + HOLD_SECONDS
         if time.monotonic() < self._hold_until:
@@ -177,11 +236,21 @@ class BlobSnapshots(Snapshots, BlobCheckpointStore):
         await self._container_client.close()
 
 
-def make_blob_snapshots(settings: Checkpoints, credential: Any) -> BlobSnapshots:
+def make_blob_snapshots(
+    settings: Checkpoints, credential: Any, state: Path | None = None
+) -> BlobSnapshots:
     """Return the container that the settings name.
 
-    ``credential``: the identity for ``container_url``.
+    ``credential``: the identity for ``container_url``. ``state``: the directory of an instance,
+    which takes back what it had at once.
     """
+    snapshots = _make(settings, credential)
+    if state is not None:
+        snapshots.owner_ids = OwnerIds(state / "owners")
+    return snapshots
+
+
+def _make(settings: Checkpoints, credential: Any) -> BlobSnapshots:
     options: dict[str, Any] = {
         "retry_total": 1,
         "connection_timeout": 5,

@@ -4,7 +4,7 @@ fleet.
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -32,6 +32,7 @@ from notbefore.fleet.shown_waves import (
     under_way,
     wanted_vms,
 )
+from notbefore.fleet.snapshot import Snapshot as PartitionSnapshot
 from notbefore.fleet.story import OVER
 from notbefore.metrics import fleet as metrics
 from notbefore.metrics.families import Family, Metric
@@ -100,9 +101,12 @@ class FleetView:
         The reasons also name problems with snapshots and the courier.
         """
         keeper, read = self._consumer.keeper, self._consumer.connected
+        own_states = [fold.state for fold in keeper.folds]
         reasons = (
             "" if read else ": ".join(filter(None, ("the hub is not being read", keeper.said))),
             (stored := keeper.trouble) and f"the snapshots cannot be written: {stored}",
+            *list(keeper.refused.values()),
+            _gap(own_states, self._parts.clock.now()),
             self._supervisor.trouble,
         )
         return CheckResult(ok=read, reasons=tuple(filter(None, reasons)))
@@ -143,13 +147,19 @@ class FleetView:
         waves = [wave for state in states for wave in list(state.waves.values())]
         heard = wanted_vms((one for state in states for one in list(state.heard.values())), wanted)
         missing = (one for state in states for one in list(state.expected.values()) if one.silent)
+        gap = self._gap_in({one.name for one in partitions}, states)
+        ready = self.ready()
+        trouble = gap
+        if not ready.ok:
+            trouble = ready.reasons[0]
         return FleetEvents(
-            trouble=self._unknown({one.name for one in partitions}),
+            trouble=trouble,
             partitions=tuple(sorted(partitions, key=lambda one: natural(one.name))),
             waves=tuple(one for one in coming(waves, now) if one.matches(wanted)),
             heard=len(heard),
             silent=names_of(one for one in heard if one.silent),
             missing=names_of(wanted_vms(missing, wanted)),
+            complete=not gap,
         )
 
     def calendar(self, wanted: Mapping[str, str]) -> Response:
@@ -158,25 +168,21 @@ class FleetView:
         With an error if they are not known: who subscribes keeps the old.
         """
         fleet = self.fleet(wanted)
-        if fleet.trouble and not fleet.waves:
-            return error(UNAVAILABLE, f"the scheduled events are not known: {fleet.trouble}")
+        is_unknown = fleet.trouble and not (fleet.waves and fleet.complete)
+        if is_unknown:
+            return error(UNAVAILABLE, f"what is coming is not known: {fleet.trouble}")
         return Response(calendar(fleet.waves, datetime.now(UTC)), CALENDAR)
 
-    def _unknown(self, known: set[str]) -> str:
-        """Return ``FleetEvents.trouble``: why coming events may be unknown.
+    def _gap_in(self, shown: set[str], states: list[PartitionSnapshot]) -> str:
+        """Return why some of the fleet's events are not known; empty if all are.
 
-        ``known``: the shown partitions.
+        ``shown``: the shown partitions.
         """
-        ready = self.ready()
-        if not ready.ok:
-            return ready.reasons[0]
         partitions = self._consumer.keeper.ends.keys()
-        unread = len(partitions - known)
-        return (
-            f"{unread} of the hub's {len(partitions)} partitions could not be read yet"
-            if unread
-            else ""
-        )
+        unread = len(partitions - shown)
+        if unread:
+            return f"{unread} of the hub's {len(partitions)} partitions could not be read yet"
+        return _gap(states, self._parts.clock.now())
 
     def page(self, wanted: Mapping[str, str]) -> bytes:
         """Return the page of the fleet, as HTML in UTF-8; ``wanted``: the filters."""
@@ -238,12 +244,16 @@ class FleetView:
     def _families(self) -> Iterator[Family]:
         consumer, parts = self._consumer, self._parts
         folds, figures, lag = consumer.keeper.folds, consumer.keeper.figures, consumer.lag
+        now = parts.clock.now()
         counts: metrics.Counts = {
             **self._gauges(folds),
             metrics.RECORDS: {(result,): count for result, count in dict(figures.records).items()},
             metrics.POISON: {(reason,): count for reason, count in dict(figures.poison).items()},
             metrics.ERRORS: {(part,): count for part, count in dict(figures.errors).items()},
             metrics.MISSING: {(): figures.missing},
+            metrics.LOST_SNAPSHOTS: {(): sum(fold.state.was_lost(now) for fold in folds)},
+            metrics.NEWER_SNAPSHOTS: {(): len(consumer.keeper.refused)},
+            metrics.UNKNOWN_EVENTS: {(): sum(fold.state.unknown_events(now) for fold in folds)},
             metrics.PARTITIONS: {(): len(folds)},
             metrics.CONNECTED: {(): int(consumer.connected)},
             metrics.LAG_RECORDS: {(name,): records for name, (records, _) in lag.items()},
@@ -265,6 +275,20 @@ class FleetView:
 def _filters(environ: Environ) -> dict[str, str]:
     """Return the filters of a request: field -> value."""
     return {name: values[-1] for name, values in query_of(environ, *FILTERS).items() if values[-1]}
+
+
+def _gap(states: Iterable[PartitionSnapshot], now: float) -> str:
+    """Return why events of these partitions may be unknown; empty if they are not."""
+    lost = 0
+    unknown = 0
+    for state in states:
+        lost += state.was_lost(now)
+        unknown += state.unknown_events(now)
+    if unknown:
+        return f"{unknown} events that VMs list were never reported here"
+    if lost:
+        return f"{lost} snapshots were lost: events older than the hub's retention may be missing"
+    return ""
 
 
 def _owner(place: Place, by: Collection[str]) -> tuple[str, str]:

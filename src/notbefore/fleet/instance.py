@@ -142,4 +142,4 @@ def make_snapshots(fleet: FleetConfig, state: Path) -> tuple[Snapshots, Any]:
     # 27 MB, which snapshots in files do not need
     from notbefore.fleet.blob_snapshots import make_blob_snapshots  # noqa: PLC0415
 
-    return make_blob_snapshots(fleet.checkpoints, credential), credential
+    return make_blob_snapshots(fleet.checkpoints, credential, state), credential

@@ -182,7 +182,7 @@ class Keeper:
         log.info(
             "partition %s: reading from sequence number %d on",
             name,
-            fold.state.position.sequence + 1,
+            max(fold.state.position.sequence, -1) + 1,
         )
         return fold
 
@@ -212,7 +212,8 @@ class Keeper:
         try:
             body = await self._parts.snapshots.take(name)
         except NewerSnapshotError as error:
-            self.refused[name] = f"partition {name}: a newer version has its snapshot: {error}"
+            self.refused[name] = f"partition {name} is left to a newer version: {error}"
+            log.warning("%s", self.refused[name])
             raise LostPartitionError(name) from None
         self.refused.pop(name, None)
 

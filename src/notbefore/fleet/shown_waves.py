@@ -110,6 +110,8 @@ class FleetEvents(Struct, frozen=True):
     heard: int  # number of VMs that have sent a heartbeat
     silent: tuple[str, ...]  # VMs whose heartbeats have stopped, without an event that explains it
     missing: tuple[str, ...]  # VMs of the inventory that were never heard from, or not for a day
+    # whether the events of all partitions are known, though perhaps not what is new
+    complete: bool = True
 
 
 # ---- filters

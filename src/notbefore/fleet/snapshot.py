@@ -19,6 +19,8 @@ from notbefore.fleet.waves import OpenWaves
 FORM: Final = 8
 PREVIOUS_FORM: Final = 7
 HEAD_BYTES: Final = 8  # of a snapshot, which contain its form
+LOST_SECONDS: Final = 3_600.0  # after a loss; by then all VMs have sent heartbeats
+REPORT_SECONDS: Final = 60.0  # for the report of an event that a VM lists in a heartbeat
 MAX_FIXINT: Final = 127  # MessagePack writes numbers up to this one as one byte
 MAX_SNAPSHOT: Final = 256 * 1024 * 1024  # bytes of a snapshot before it is compressed
 
@@ -80,6 +82,15 @@ class Snapshot(Struct, array_like=True):
     quiet_until: float = 0.0
     lost_at: float = 0.0  # when the last snapshot was found to be lost; 0: never
     unknown: dict[str, Unknown] = {}  # by resource group and EventId
+
+    def was_lost(self, now: float) -> bool:
+        """Whether a snapshot was lost so recently that events may still be missing."""
+        return self.lost_at > 0 and now - self.lost_at < LOST_SECONDS
+
+    def unknown_events(self, now: float) -> int:
+        """Count the events that VMs list and that were not reported in time."""
+        unknown = list(self.unknown.values())  # a copy: other threads read it
+        return sum(now - listed.first > REPORT_SECONDS for listed in unknown)
 
 
 def compressed(snapshot: bytes) -> bytes:

@@ -18,7 +18,14 @@ from typing import Any, Final, NamedTuple
 from azure.core.exceptions import AzureError
 from azure.eventhub.aio import CheckpointStore
 
-from notbefore.fleet.snapshot import FROM_START, Position, Snapshot, check_form, read_snapshot
+from notbefore.fleet.snapshot import (
+    FROM_START,
+    NewerSnapshotError,
+    Position,
+    Snapshot,
+    check_form,
+    read_snapshot,
+)
 from notbefore.store.lock import PRIVATE_DIRECTORY, OwnerLock, private
 
 EVERY: Final = 5.0  # seconds between two reads of the other instances' snapshots, at least
@@ -48,6 +55,7 @@ class Snapshots(CheckpointStore):
     """
 
     _prefix = ""  # NAMESPACE/HUB/GROUP/
+    _newer: frozenset[str] = frozenset()  # partitions that a newer version has written
     _created = 0.0  # Unix seconds: see ``hub_was_made``
 
     def belong_to(self, namespace: str, hub: str, group: str) -> None:
@@ -66,7 +74,8 @@ class Snapshots(CheckpointStore):
         Partitions without a position in this hub are read from ``window`` on.
         """
         checkpoints: list[dict[str, Any]] = []
-        for name, (position, _) in (await self.listed()).items():
+        for name, stored in (await self.listed()).items():
+            position = stored.position
             is_of_this_hub = position.sequence >= 0 and position.enqueued >= self._created
             if is_of_this_hub or position == FROM_START:
                 checkpoints.append(
@@ -88,8 +97,31 @@ class Snapshots(CheckpointStore):
         nothing if a newer version has written it.
         """
         body = await self.read(partition)
-        check_form(body)
+        self._check_form(partition, body)
         return body
+
+    def _check_form(self, partition: str, body: bytes) -> None:
+        """Claim a partition no more if a newer version has written its snapshot.
+
+        Raises ``NewerSnapshotError``.
+        """
+        try:
+            check_form(body)
+        except NewerSnapshotError:
+            self._newer |= {partition}
+            raise
+
+    def _claimable(self, ownerships: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the ownerships without claims of partitions that a newer version has written.
+
+        One without an owner is no claim: it releases the partition.
+        """
+        claimable: list[dict[str, Any]] = []
+        for ownership in ownerships:
+            is_release = not ownership["owner_id"]
+            if is_release or ownership["partition_id"] not in self._newer:
+                claimable.append(ownership)
+        return claimable
 
     @abstractmethod
     async def write(self, partition: str, body: bytes, position: Position) -> None:
@@ -136,7 +168,7 @@ class FileSnapshots(Snapshots):
         self, ownership_list: Iterable[dict[str, Any]], **_: Any
     ) -> Iterable[dict[str, Any]]:
         """For the SDK: this instance gets every partition that it claims."""
-        return [one | {"last_modified_time": 0.0} for one in ownership_list]
+        return [one | {"last_modified_time": 0.0} for one in self._claimable(ownership_list)]
 
     async def write(self, partition: str, body: bytes, position: Position) -> None:  # noqa: ARG002 - it is in the body
         """See ``Snapshots``."""

@@ -60,6 +60,18 @@ ERRORS: Final = counter(
     " program (`fold`).",
     labels=("part",),
 )
+LOST_SNAPSHOTS: Final = gauge(
+    "notbefore_fleet_snapshots_lost",
+    "Partitions of this instance whose snapshot could not be read, for an hour after the loss.",
+)
+NEWER_SNAPSHOTS: Final = gauge(
+    "notbefore_fleet_snapshots_newer",
+    "Partitions that this instance leaves to a newer version, which has written their snapshots.",
+)
+UNKNOWN_EVENTS: Final = gauge(
+    "notbefore_fleet_events_unknown",
+    "Events that VMs list in their heartbeats, and that no VM has reported.",
+)
 PARTITIONS: Final = gauge(
     "notbefore_fleet_partitions",
     "Partitions that this instance reads.",
