@@ -91,7 +91,7 @@ def test_who_what_when_the_start_and_the_end_can_be_read_in_slack_and_pagerduty(
         eventually(lambda: pager.steps)
         assert on_call()[0].startswith("opened: Reboot of web_0, web_1, not before 20")
         assert "UTC" in on_call()[0]
-        assert "Azure will reboot web_0, web_1. Move or stop applications" in in_slack()
+        assert "Azure will reboot web_0, web_1. What to do: Move or stop" in in_slack()
         assert "Azure says: Virtual machine is being paused" in in_slack()
         # notbefore's own sink gives an alert the same labels
         (alert,) = alerts(members[0])

@@ -98,7 +98,8 @@ def listed(says: dict[int, str], names: str = "web_0", **more: str) -> Look:
     phrases = phrases_for(more)
     requested = ", as requested by a user" if more.get("event_source") == "User" else ""
     description = (
-        f"Azure will {phrases.verb} {names}{requested}. {filled(phrases.ahead)} Azure says: {words}"
+        f"Azure will {phrases.verb} {names}{requested}. What to do: {filled(phrases.ahead)}"
+        f" Azure says: {words}"
     )
     return of_event("AzureScheduledEvent", says, description=description, **more)
 
@@ -107,7 +108,7 @@ def imminent(says: dict[int, str], **more: str) -> Look:
     kind = more.get("event_type", "Reboot")
     description = (
         f"NotBefore of the {kind} E1 is less than five minutes away. Azure does not start it"
-        f" earlier. {filled(phrases_for(more).ahead)}"
+        f" earlier. What to do: {filled(phrases_for(more).ahead)}"
     )
     return of_event("AzureScheduledEventImminent", says, description=description, **more)
 
@@ -115,7 +116,7 @@ def imminent(says: dict[int, str], **more: str) -> Look:
 def overdue(says: dict[int, str]) -> Look:
     description = (
         "NotBefore of the Reboot E1 has passed, and Azure has not started it yet: it can start at"
-        f" any moment. {filled(phrases_for({}).ahead)}"
+        f" any moment. What to do: {filled(phrases_for({}).ahead)}"
     )
     return of_event("AzureScheduledEventImminent", says, description=description)
 
@@ -123,7 +124,8 @@ def overdue(says: dict[int, str]) -> Look:
 def started(says: dict[int, str], at: str, **more: str) -> Look:
     kind = more.get("event_type", "Reboot")
     description = (
-        f"Azure started the {kind} E1 at 1970-01-01 {at} UTC. {filled(phrases_for(more).started)}"
+        f"Azure started the {kind} E1 at 1970-01-01 {at} UTC. What to do:"
+        f" {filled(phrases_for(more).started)}"
     )
     return of_event("AzureScheduledEventStarted", says, description=description, **more)
 
@@ -189,7 +191,11 @@ LISTED: Final = "Reboot of web_0, not before 1970-01-01 00:16 UTC"
 OVER: Final = f"Reboot of web_0 {FINISHED_TITLE}"
 CANCELED: Final = f"Reboot of web_0 {KINDS['canceled'].title}"
 NOT_SEEN: Final = f"Reboot of web_0 {KINDS['ended'].title}"
-OUTCOMES: Final = {OVER: "finished", CANCELED: "canceled", NOT_SEEN: "unknown"}
+OUTCOMES: Final = {
+    FINISHED_TITLE: "finished",
+    KINDS["canceled"].title: "canceled",
+    KINDS["ended"].title: "unknown",
+}
 BEGUN: Final = "Reboot of web_0 has started"
 SUDDEN: Final = begun(reboot())
 SUDDENLY: Final = "AzureScheduledEventStartedWithoutNotice"
@@ -227,6 +233,18 @@ OF_EVENTS: Final[list[Case]] = [
         "an end that nobody saw is neither finished nor canceled",
         vms({**ANNOUNCED, 120: [reboot(NotBefore=clock(960), EventStatus="Odd")], 300: []}, 2),
         listed({285: LISTED, 300: NOT_SEEN, 330: ""}),
+    ),
+    (
+        "an event has not ended while one of its VMs still lists it",
+        [FleetVm("web_0", {0: OF_BOTH, 300: []}), FleetVm("web_1", {0: OF_BOTH, 400: []})],
+        listed(
+            {
+                345: "Reboot of web_0, web_1, not before 1970-01-01 00:16 UTC",
+                405: f"Reboot of web_0, web_1 {KINDS['canceled'].title}",
+                435: "",
+            },
+            "web_0, web_1",
+        ),
     ),
     (
         "an event that a user asked for names its user",
@@ -825,7 +843,8 @@ def written(case: Case) -> dict[str, Any]:
             url = f"{RUNBOOK_URL}#{alert.lower()}"
             annotations = {"summary": summary, "description": description, "runbook_url": url}
             if "outcome" in ALERTS[alert]["annotations"]:
-                annotations["outcome"] = OUTCOMES.get(summary, "")
+                ends = (outcome for end, outcome in OUTCOMES.items() if summary.endswith(end))
+                annotations["outcome"] = next(ends, "")
             firing[alert, second] += [
                 {"exp_labels": labels, "exp_annotations": annotations}
             ] * bool(summary)
