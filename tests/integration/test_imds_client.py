@@ -2,11 +2,14 @@
 called.
 """
 
+import gc
 import socket
 import struct
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
+from contextlib import suppress
 from unittest.mock import Mock
 
 import pytest
@@ -333,3 +336,21 @@ def test_it_backs_off_and_never_above_half_a_minute(
     talks: list[Talk], interval: str, expected: float
 ) -> None:
     assert polled(*talks, interval=interval)[1] == pytest.approx(expected)
+
+
+def test_failures_leave_no_body_to_the_garbage_collector() -> None:
+    with serving(answer("500 No", b"x" * 1_000_000)) as (endpoint, _):
+        client = connect(endpoint)
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for _ in range(10):
+                with suppress(ImdsError):
+                    client.get(PATH)
+            kept, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+
+    assert kept < 1_000_000

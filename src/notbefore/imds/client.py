@@ -95,6 +95,15 @@ class _Connection:
             self._feed(data)
         return self._answer()
 
+    def close(self) -> None:
+        """Close the connection.
+
+        The parser refers to it, and only the garbage collector frees both, much later: so an
+        answer is forgotten now.
+        """
+        self.socket.close()
+        self._begin()
+
     def _arm(self, deadline: float) -> None:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -211,7 +220,7 @@ class ImdsClient:
     def close(self) -> None:
         """Close the connection; the next request opens another."""
         if self._connection is not None:
-            self._connection.socket.close()
+            self._connection.close()
         self._connection = None
 
     def _request(self, request: bytes, timeout: float, *, again: bool) -> ImdsAnswer:
