@@ -16,6 +16,7 @@ from notbefore.agent import polling
 from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.config.load import load
 from notbefore.imds import elsewhere
+from notbefore.imds.client import FALLBACK, NEWEST
 from notbefore.imds.elsewhere import address_in, candidates, why_not
 from notbefore.process.clock import Clock
 from notbefore.simulator.server import Simulator
@@ -103,11 +104,81 @@ def test_no_bytes_break_the_parser(noise: bytes) -> None:
         assert not found or len(found.split(".")) == 4
 
 
+def version_of(agent: Tracking) -> str:
+    return agent.known.poll.api_version
+
+
+def test_auto_uses_the_newest_version_that_imds_answers(tmp_path: Path) -> None:
+    with Simulator() as imds, watching(tmp_path, endpoint=imds.endpoint) as (agent, _):
+        eventually(lambda: agent.known.poll.answered)
+
+        assert version_of(agent) == NEWEST
+
+
+@pytest.mark.parametrize("status", [400, 404])
+def test_auto_falls_back_when_imds_refuses_the_newest_version(
+    status: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with Simulator() as imds:
+        imds.refuse_version(NEWEST, status)
+
+        with watching(tmp_path, endpoint=imds.endpoint) as (agent, _):
+            polled(imds, 5)
+
+            assert version_of(agent) == FALLBACK
+            assert agent.runtime.current.api_version == FALLBACK
+            assert agent.known.poll.failure is None
+    assert sum("does not know api-version" in line for line in caplog.messages) == 1
+
+
+def test_auto_asks_for_the_newest_version_again_after_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polling, "NEWEST_RETRY", 1.0)
+    with Simulator() as imds:
+        imds.refuse_version(NEWEST, 400)
+        with watching(tmp_path, endpoint=imds.endpoint) as (agent, _):
+            eventually(lambda: version_of(agent) == FALLBACK)
+
+            imds.clear()
+
+            eventually(lambda: version_of(agent) == NEWEST)
+            assert agent.runtime.current.api_version == NEWEST
+
+
+def test_auto_keeps_the_version_when_imds_refuses_all(tmp_path: Path) -> None:
+    with Simulator() as imds:
+        imds.fault("status", 404, times=1000)
+
+        with watching(tmp_path, endpoint=imds.endpoint) as (agent, _):
+            eventually(lambda: agent.known.poll.failure == "not_found")
+
+            assert agent.runtime.current.api_version == NEWEST
+
+
+def test_poll_after_a_timeout_waits_for_a_slow_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polling, "TIMEOUT", 0.3)
+    monkeypatch.setattr(polling, "FIRST_TIMEOUT", 5.0)
+    with Simulator() as imds, watching(tmp_path, endpoint=imds.endpoint) as (agent, _):
+        eventually(lambda: agent.known.poll.answered)
+
+        imds.fault("slow", 0.8, times=1000)
+
+        eventually(lambda: agent.known.poll.took > 0.7)
+        timeouts = agent.known.poll.figures.results["timeout"]
+        polled(imds, 3)
+        assert agent.known.poll.figures.results["timeout"] == timeouts
+
+
 @contextmanager
 def watching(directory: Path, **settings: str) -> Iterator[tuple[Tracking, polling.PollThread]]:
     """The polling of an agent, with its state."""
     imds = {f"imds.{name}": value for name, value in {"interval": "200ms", **settings}.items()}
     agent = Tracking(directory, Clock(), load(None, {}, imds))
+    agent.tracker.use(agent.config.imds.endpoint, agent.runtime.current.api_version)
     watcher = polling.PollThread(agent.runtime, agent.tracker, agent.clock, ThreadGuard())
     watcher.start()
     try:

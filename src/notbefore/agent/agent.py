@@ -20,7 +20,7 @@ from notbefore.agent.figures import ProcessFigures
 from notbefore.agent.freeze import FreezeMeter
 from notbefore.agent.heartbeats import Heartbeats
 from notbefore.agent.polling import Polling
-from notbefore.agent.runtime import Published, Runtime
+from notbefore.agent.runtime import Published, Runtime, version_to_ask
 from notbefore.agent.state import AgentState
 from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.tracker import Tracker
@@ -254,8 +254,17 @@ class Agent:
         the known events count as outdated before the runtime is replaced.
         """
         imds = config.imds
-        self._tracker.use(imds.endpoint, imds.api_version, imds.interval.seconds)
-        self._runtime.replace(config=config, endpoint=imds.endpoint)
+        previous = self._runtime.current
+        answered_version = ""
+        if previous.endpoint == imds.endpoint:
+            answered_version = previous.answered_version
+        api_version = version_to_ask(imds, answered_version)
+        self._tracker.use(imds.endpoint, api_version, imds.interval.seconds)
+        self._runtime.replace(
+            config=config,
+            endpoint=imds.endpoint,
+            answered_version=answered_version,
+        )
         self._polling.start()
 
     def _use_sinks(self) -> None:

@@ -335,7 +335,7 @@ class Approver:
     def _post(self, client: ImdsClient, path: str, attempt: ApprovalAttempt) -> float:
         """Send the start request, and record IMDS's answer."""
         body: dict[str, Any] = {"StartRequests": [{"EventId": attempt.tracked.event.event_id}]}
-        if self._runtime.current.api_version == PREVIEW:
+        if path == events_path(PREVIEW):
             body["DocumentIncarnation"] = self._state.snapshot.state.tracked.incarnation
         try:
             client.post(path, msgspec.json.encode(body))

@@ -19,7 +19,15 @@ from notbefore.agent.tracker import Poll, Tracker
 from notbefore.core.document import ENDPOINT
 from notbefore.core.duration import back_off
 from notbefore.errors import ImdsError
-from notbefore.imds.client import FIRST_TIMEOUT, TIMEOUT, ImdsClient, events_path
+from notbefore.imds.client import (
+    FALLBACK,
+    FIRST_TIMEOUT,
+    NEWEST,
+    TIMEOUT,
+    ImdsAnswer,
+    ImdsClient,
+    events_path,
+)
 from notbefore.imds.identity import fetch_vm
 from notbefore.process.clock import Clock
 
@@ -32,6 +40,8 @@ IDENTITY_RETRY: Final = 4.0  # seconds after a failure
 FIRST_SILENCE: Final = 5.0  # seconds without a first answer after which the search begins
 SILENCE: Final = 60.0  # the same after an answer; the search delays polls
 SEARCH_PAUSE: Final = 30.0  # seconds
+SLOWER: Final = 3.0  # the next answer may take so many times as long as the last one
+NEWEST_RETRY: Final = 86_400.0  # seconds after the endpoint did not know the newest api-version
 STOP_PATIENCE: Final = 0.5  # seconds for the thread to end
 
 log = logging.getLogger("notbefore.agent.polling")
@@ -88,10 +98,11 @@ class PollThread:
         self._clock = clock
         self._errors = errors
         self._endpoint = settings.endpoint
-        self._api_version = imds.api_version
+        self._api_version = settings.api_version
+        self._chooses_version = imds.api_version == "auto"
+        self._next_newest = clock.boot_time() + NEWEST_RETRY  # seconds since the boot
         self._interval = imds.interval.seconds
         self._may_search = imds.discover and imds.endpoint == ENDPOINT
-        self._path = events_path(imds.api_version)
         self._client = ImdsClient(settings.endpoint)
 
         # the next poll is due then, in seconds on two clocks
@@ -178,8 +189,10 @@ class PollThread:
         wall_lag = max(0.0, asked.wall.timestamp() - self._due_wall)
 
         try:
-            answer = self._client.get(self._path, timeout=self._timeout)
+            answer = self._ask()
         except ImdsError as error:
+            if error.reason == "timeout":  # the answer may still come on a bad host
+                self._timeout = FIRST_TIMEOUT
             if not self._stopped:  # else ``stop`` has aborted it
                 duration = self._clock.boot_time() - started
                 self._handle_failure(
@@ -197,7 +210,7 @@ class PollThread:
         now = self._clock.boot_time()
         self._has_answered = True
         self._last_answer = now
-        self._timeout = TIMEOUT
+        self._timeout = min(FIRST_TIMEOUT, max(TIMEOUT, SLOWER * (now - started)))
         if now >= self._next_identity:
             self._ask_identity()
 
@@ -216,6 +229,49 @@ class PollThread:
         )
         self._body = answer.body
         return None
+
+    # ---- the api-version
+
+    def _ask(self) -> ImdsAnswer:
+        """Ask for the events, with `auto` in the newest api-version that the endpoint answers.
+
+        Raises ``ImdsError``.
+        """
+        version = self._api_version
+        now = self._clock.boot_time()
+        if self._chooses_version and version == FALLBACK and now >= self._next_newest:
+            version = NEWEST
+            self._next_newest = now + NEWEST_RETRY
+
+        try:
+            answer = self._client.get(events_path(version), timeout=self._timeout)
+        except ImdsError as error:
+            is_unknown = error.reason in ("bad_request", "not_found")
+            if not (self._chooses_version and version == NEWEST and is_unknown):
+                raise
+            version = FALLBACK
+            answer = self._client.get(events_path(version), timeout=self._timeout)
+
+        self._use_version(version)
+        return answer
+
+    def _use_version(self, version: str) -> None:
+        """Ask for this api-version from now on, and let the other parts know it."""
+        if version == self._api_version:
+            return
+        with self._stop_lock:
+            if self._stopped:  # a reload may already have published another endpoint
+                return
+            # first, so that the approver judges no event of the other version
+            self._tracker.use(self._endpoint, version, self._interval)
+            self._runtime.replace(answered_version=version)
+        self._api_version = version
+        self._body = None
+        if version == FALLBACK:
+            self._next_newest = self._clock.boot_time() + NEWEST_RETRY
+            log.info("IMDS does not know api-version %s: the agent uses %s", NEWEST, FALLBACK)
+        else:
+            log.info("IMDS knows api-version %s: the agent uses it", version)
 
     def _pass_on(self, poll: Poll) -> None:
         """Let the tracker handle a poll, unless this thread is stopped.
@@ -286,12 +342,13 @@ class PollThread:
         from notbefore.imds.elsewhere import candidates, why_not  # noqa: PLC0415
 
         self._next_search = self._clock.boot_time() + SEARCH_PAUSE
+        version = FALLBACK if self._chooses_version else self._api_version
         level = logging.DEBUG if self._search_failed else logging.INFO
         for place, endpoint in candidates():
             self._due = self._clock.boot_time()  # a slow search is not a thread that hangs
             if self._stopped:
                 return
-            reason = why_not(endpoint, self._api_version)
+            reason = why_not(endpoint, version)
             log.log(level, "is IMDS at %s (%s)? %s", endpoint, place, reason or "yes")
             if not reason:
                 self._search_failed = False

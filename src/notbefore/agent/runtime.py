@@ -9,7 +9,8 @@ from typing import Any, Generic, TypeVar
 
 from msgspec import Struct, structs
 
-from notbefore.config.model import Config
+from notbefore.config.model import Config, Imds
+from notbefore.imds.client import NEWEST
 
 T = TypeVar("T", bound=Struct)
 
@@ -36,17 +37,19 @@ class Runtime(Struct, frozen=True):
     """The settings that the agent uses now.
 
     The main thread replaces them at a reload. The polling replaces ``endpoint`` if it finds IMDS
-    at another address.
+    at another address, and ``answered_version`` if the endpoint does not know the newest one.
     """
 
     config: Config
     endpoint: str  # of IMDS: the configured one, or the one that the polling has found
     allow_approval: bool = False  # the option --allow-approval
+    # the api-version that the endpoint has answered; empty if none was refused
+    answered_version: str = ""
 
     @property
     def api_version(self) -> str:
         """The version of Scheduled Events that IMDS is asked for."""
-        return self.config.imds.api_version
+        return version_to_ask(self.config.imds, self.answered_version)
 
     @property
     def approval_off(self) -> str:
@@ -69,3 +72,10 @@ class Runtime(Struct, frozen=True):
         """Whether approvals are recorded and not sent."""
         policy = self.config.approval
         return self.allow_approval and policy.enabled and policy.dry_run
+
+
+def version_to_ask(imds: Imds, answered_version: str) -> str:
+    """Return the configured api-version; for `auto` the one that was answered, else the newest."""
+    if imds.api_version != "auto":
+        return imds.api_version
+    return answered_version or NEWEST

@@ -44,6 +44,13 @@ class PollStatus(Struct, frozen=True):
     api_version: str = ""  # of the last good answer
 
     @property
+    def took(self) -> float:
+        """Seconds from the request of the last good answer to the answer."""
+        if self.answered is None or self.asked is None:
+            return 0.0
+        return self.answered.uptime - self.asked.uptime
+
+    @property
     def read(self) -> Instant | None:
         """When the last good answer of this process came, also by IMDS's clock."""
         if self.answered is None:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from notbefore import __version__
 from notbefore.agent.figures import ProcessFigures
-from notbefore.agent.polling import Polling
+from notbefore.agent.polling import SLOWER, Polling
 from notbefore.agent.runtime import Published, Runtime
 from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.core.record import Vm, json_line
@@ -41,6 +41,7 @@ PAGE_SECONDS: Final = 0.5  # during which the same page is returned again
 PAGE_CHANGES: Final = 300  # the newest ones of the history that the page reads
 # polling intervals without a good answer after which the agent is not ready
 READY_INTERVALS: Final = 3
+SLOW: Final = 1.0  # seconds; IMDS is slow if its last answer took longer
 
 
 class HistoryAnswer(Struct, frozen=True):
@@ -133,7 +134,8 @@ class AgentView:
             reasons.append(f"the state cannot be written, so {consequence}: {degraded}")
         if known.unreadable:
             reasons.append(f"{known.unreadable} listed events cannot be read: the log says why")
-        return CheckResult(ok=not silence and degraded is None, reasons=tuple(reasons))
+        hears = not silence or self._is_slow(known)
+        return CheckResult(ok=hears and degraded is None, reasons=tuple(reasons))
 
     def status_line(self) -> str:
         """The agent's status in one line, for ``systemctl status``."""
@@ -164,7 +166,15 @@ class AgentView:
         limit = READY_INTERVALS * self._runtime.current.config.imds.interval.seconds
         if age <= limit:
             return ""
+        if self._is_slow(known):
+            return f"IMDS is slow: its last answer took {known.poll.took:.0f} s"
         return f"the last good answer of IMDS is {age:.1f} s old, more than {limit:g} s{error}"
+
+    def _is_slow(self, known: AgentSnapshot) -> bool:
+        """Whether answers of IMDS arrive, and take so long that the last one is not recent."""
+        if known.poll.failure is not None or known.poll.took <= SLOW:
+            return False
+        return self._age(known) <= SLOWER * known.poll.took
 
     def _answered(self, known: AgentSnapshot) -> datetime | None:
         """When IMDS last gave a good answer (see ``Instant.time``); ``None`` before the first."""

@@ -4,6 +4,7 @@ import argparse
 import signal
 import sys
 import threading
+from http import HTTPStatus
 from typing import Final
 
 from notbefore.config.model import host_and_port
@@ -50,6 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cancel", action="store_true", help="the events are canceled halfway to NotBefore"
     )
     parser.add_argument(
+        "--refuse-version",
+        action="append",
+        default=[],
+        metavar="VERSION",
+        help="answer this api-version with 400, as an older IMDS does",
+    )
+    parser.add_argument(
         "--fault",
         action="append",
         default=[],
@@ -75,18 +83,10 @@ def run(options: argparse.Namespace) -> int:
     except OSError as error:
         raise ListenError(f"cannot listen at {options.listen}: {error}") from None
     with simulator:
+        for version in options.refuse_version:
+            simulator.refuse_version(version, HTTPStatus.BAD_REQUEST)
         for spec in options.fault:
-            kind, _, value = spec.partition(":")
-            try:
-                simulator.fault(kind, float(value) if value else None)
-            except ValueError:
-                expected = (
-                    f"KIND is {', '.join(FAULTS)}, and VALUE a status from 300 to 599, or seconds"
-                    " up to a day"
-                )
-                raise ConfigError(
-                    f"--fault {spec}: expected KIND or KIND:VALUE: {expected}"
-                ) from None
+            _add_fault(simulator, spec)
         for name in options.scenario:
             simulator.start(NAMED[name].name, cancel=options.cancel)
         sys.stdout.write(
@@ -98,3 +98,16 @@ def run(options: argparse.Namespace) -> int:
         while not ended.wait(0.2):  # Windows handles no signal during a longer wait
             pass
     return 0
+
+
+def _add_fault(simulator: Simulator, spec: str) -> None:
+    """Let one answer fail as an option ``--fault`` says. Raises ``ConfigError``."""
+    kind, _, value = spec.partition(":")
+    try:
+        simulator.fault(kind, float(value) if value else None)
+    except ValueError:
+        expected = (
+            f"KIND is {', '.join(FAULTS)}, and VALUE a status from 300 to 599, or seconds"
+            " up to a day"
+        )
+        raise ConfigError(f"--fault {spec}: expected KIND or KIND:VALUE: {expected}") from None

@@ -56,6 +56,7 @@ BlobUrl = Annotated[  # the SDK sends no token over HTTP, not even to loopback
     matching("https://[^/]+(?:/[^/]+)+/?", "https://ACCOUNT.blob.core.windows.net/CONTAINER"),
 ]
 ApiVersion = Literal[
+    "auto",
     "2017-03-01",
     "2017-08-01",
     "2017-11-01",
@@ -218,7 +219,7 @@ class Imds(_Section, frozen=True):
     endpoint: Annotated[str, Constraint(_imds)] = ENDPOINT
     # if the usual endpoint does not answer, look for another (DHCP option 245)
     discover: bool = True
-    api_version: ApiVersion = "2020-07-01"
+    api_version: ApiVersion = "auto"  # auto: the newest that the endpoint answers
     interval: PollInterval = Duration("1s")  # 100ms to 10s; Azure asks for one poll a second
 
 

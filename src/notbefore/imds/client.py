@@ -32,6 +32,8 @@ _FIELDS: Final = frozenset(  # the header fields that are read
     (b"content-length", b"transfer-encoding", b"date", b"location", b"retry-after")
 )
 
+NEWEST: Final = "2024-07-09"  # `auto` asks for it first
+FALLBACK: Final = "2020-07-01"  # `auto` asks for it where the endpoint does not know `NEWEST`
 PREVIEW: Final = "2017-03-01"  # its start requests also have the DocumentIncarnation
 OK: Final = 200
 _BY_STATUS: Final[dict[int, ImdsReason]] = {

@@ -130,8 +130,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _RefusedError("X-Forwarded-For: requests through a proxy are not answered")
         if self.headers.get("Metadata", "").casefold() != "true":
             raise _RefusedError("Required metadata header not specified")
-        if parse_qs(url.query).get("api-version", [""])[-1] not in VERSIONS[path]:
-            raise _RefusedError(f"api-version is one of {', '.join(VERSIONS[path])}")
+        self._check_version(path, parse_qs(url.query).get("api-version", [""])[-1])
         if path == INSTANCE:
             self._reply(instance(name))
         elif self.command == "POST":
@@ -141,11 +140,24 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(HTTPStatus.OK, state.body())
 
+    def _check_version(self, path: str, version: str) -> None:
+        """Raise ``_RefusedError`` unless the path is known in this api-version."""
+        if version not in VERSIONS[path]:
+            raise _RefusedError(f"api-version is one of {', '.join(VERSIONS[path])}")
+        refusal = self.server.state.refusal_of(version)
+        if path == EVENTS and refusal is not None:
+            raise _RefusedError(f"api-version {version} is not known", refusal)
+
     def _fail(self, fault: Fault) -> None:
         """Answer with a fault."""
         if fault.status is not None:
             raise _RefusedError(fault.kind, fault.status)
-        if fault.kind == "garbage":
+        if fault.kind == "empty":
+            self._send(HTTPStatus.OK, b"")
+        elif fault.kind == "slow":
+            self.server.state.hold(fault.value)
+            self._send(HTTPStatus.OK, self.server.state.body())
+        elif fault.kind == "garbage":
             self._send(HTTPStatus.OK, b"<html>Service Unavailable</html>")
         else:  # "freeze"
             self.server.state.hold(fault.value)

@@ -20,6 +20,8 @@ from msgspec import Struct
 APPROVED_AFTER: Final = 2.0
 FAULTS: Final = {  # kind -> default VALUE, a status or seconds
     "status": 500.0,
+    "empty": 0.0,  # 200 with an empty body
+    "slow": 20.0,  # the right answer, so late
     "garbage": 0.0,  # 200 with a body that is not JSON
     "freeze": 30.0,  # the connection is accepted, and nothing is sent for so long
     "start-status": 503.0,  # a start request gets this status and is ignored
@@ -138,6 +140,7 @@ class SimulatorState:
         self._plays: dict[str, Play] = {}  # by EventId in lower case
         self._raw: bytes | None = None
         self._faults: list[Fault] = []
+        self._refused_versions: dict[str, int] = {}  # api-version -> status of the answer
         self._incarnation = 1
         self._shown: list[dict[str, Any]] = []
         self._release = threading.Event()  # set to release the clients that faults hold
@@ -178,10 +181,25 @@ class SimulatorState:
         with self._lock:
             self._faults += [fault] * times
 
+    def refuse_version(self, api_version: str, status: int) -> None:
+        """Answer this api-version of the document with a status, as an older IMDS, until
+        ``clear``.
+        """
+        with self._lock:
+            self._refused_versions[api_version] = status
+
+    def refusal_of(self, api_version: str) -> int | None:
+        """Return the status that refuses an api-version; ``None`` if it is answered."""
+        with self._lock:
+            return self._refused_versions.get(api_version)
+
     def clear(self) -> None:
         """End all events and faults, and release every client."""
         with self._lock:
-            self._plays, self._faults, self._raw = {}, [], None
+            self._plays = {}
+            self._faults = []
+            self._raw = None
+            self._refused_versions = {}
             self._release.set()
             self._release = threading.Event()
 
