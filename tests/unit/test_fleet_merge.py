@@ -312,7 +312,7 @@ def test_event_reopens_when_it_starts_after_limit() -> None:
 
     assert log.kinds[3:] == ["started", "updated", "finished"]
     reasons = [notification.change.reason for notification in log.made[3:]]
-    assert reasons == ["status_started", "content_changed", "gone_after_start"]
+    assert reasons == ["corrected", "content_changed", "gone_after_start"]
     assert_ids_differ(log)
 
 

@@ -30,6 +30,8 @@ SHORTEST, LONGEST = 10.0, 86_400.0  # seconds between heartbeats: other interval
 MAX_HEARD: Final = 50_000  # VMs of one partition
 # of them in one resource group: its VMs can report under any name
 MAX_HEARD_OF_GROUP: Final = 20_000
+# bytes of the names, places and tags of all VMs of one partition: its snapshot contains them
+MAX_HEARD_BYTES: Final = 64 * 1024 * 1024
 _TOGETHER: Final = ("subscription", "resource_group", "scale_set")
 
 
@@ -45,6 +47,14 @@ class Heard(Struct, array_like=True):
     interval: float  # seconds between its heartbeats
     place: Place  # with its tags
     silent: bool = False  # or missing
+
+
+def _bytes_of(key: str, vm: Heard) -> int:
+    """Return about how many bytes a VM needs in a snapshot."""
+    texts = [key, vm.name, *vm.place[:-1]]
+    for name, value in vm.place.tags:
+        texts += (name, value)
+    return sum(len(text.encode(errors="replace")) for text in texts)
 
 
 class ChangedPlace(NamedTuple):
@@ -78,8 +88,10 @@ class Silence:
         self._missing = missing
         self.late: set[str] = set()  # keys of VMs that were not heard in time before the last look
         self._changed: deque[ChangedPlace] = deque()  # by the last look, and not noted yet
-        for one in heard.values():
-            one.place = one_place(one.place)
+        self._bytes = 0  # of all VMs: see ``MAX_HEARD_BYTES``
+        for key, vm in heard.items():
+            vm.place = one_place(vm.place)
+            self._bytes += _bytes_of(key, vm)
 
     def expect(self, vms: Expected, now: float, patience: float) -> None:
         """Expect exactly these VMs, which are not heard from: in ``patience`` seconds they are
@@ -100,25 +112,52 @@ class Silence:
         """
         group = found.place.group
         key = group + found.vm
-        known = self.heard.get(key)
-        if known is None and isinstance(found, Beat):
-            if len(self.heard) >= MAX_HEARD or self._groups[group] >= MAX_HEARD_OF_GROUP:
-                raise PoisonError("too_many", f"VMs in the group {group}")
-            name = intern(found.vm_name or found.vm)  # stories have the same string
-            known = Heard(name, now, found.interval, found.place)
-            self._add(key, known)
-        if known is not None:
-            known.at = max(known.at, now)
-            if isinstance(found, Beat):
-                known.interval = min(max(found.interval, SHORTEST), LONGEST)
-                known.place = found.place.completed_by(known.place)
+        vm = self.heard.get(key)
+        if isinstance(found, Beat):
+            vm = self._hear_beat(key, vm, found, now)
+        if vm is not None:
+            vm.at = max(vm.at, now)
 
-    def _add(self, key: str, one: Heard) -> None:
-        self.heard[key] = one
-        self._groups[one.place.group] += 1
+    def _hear_beat(self, key: str, vm: Heard | None, beat: Beat, now: float) -> Heard:
+        """Keep what a heartbeat says of its VM. Raises ``PoisonError`` if there is no room."""
+        group = beat.place.group
+        heard = Heard(
+            name=intern(beat.vm_name or beat.vm),  # stories have the same string
+            at=now,
+            interval=min(max(beat.interval, SHORTEST), LONGEST),
+            place=beat.place,
+        )
+        if vm is None:
+            is_full = len(self.heard) >= MAX_HEARD or self._groups[group] >= MAX_HEARD_OF_GROUP
+            if is_full or self._bytes + _bytes_of(key, heard) > MAX_HEARD_BYTES:
+                raise PoisonError("too_many", f"VMs in the group {group}")
+            self._add(key, heard)
+            return heard
+
+        vm.interval = heard.interval
+        place = beat.place.completed_by(vm.place)
+        if place != vm.place:
+            self._move(key, vm, place)
+        return vm
+
+    def _move(self, key: str, vm: Heard, place: Place) -> None:
+        """Note the new place or tags of a VM. Raises ``PoisonError`` if there is no room."""
+        moved = replace(vm, place=place)
+        growth = _bytes_of(key, moved) - _bytes_of(key, vm)
+        if growth > 0 and self._bytes + growth > MAX_HEARD_BYTES:
+            raise PoisonError("too_many", f"tags of VMs in the group {place.group}")
+        self._bytes += growth
+        vm.place = place
+
+    def _add(self, key: str, vm: Heard) -> None:
+        self.heard[key] = vm
+        self._groups[vm.place.group] += 1
+        self._bytes += _bytes_of(key, vm)
 
     def _forget(self, key: str) -> None:
-        self._groups[self.heard.pop(key).place.group] -= 1
+        vm = self.heard.pop(key)
+        self._groups[vm.place.group] -= 1
+        self._bytes -= _bytes_of(key, vm)
 
     def look(
         self,

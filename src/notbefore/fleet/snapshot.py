@@ -1,5 +1,6 @@
 """``Snapshot``: all that the next owner of a partition needs, and its form as bytes. Pure."""
 
+import errno
 import zlib
 from contextlib import suppress
 from datetime import datetime
@@ -96,8 +97,11 @@ class Snapshot(Struct, array_like=True):
 def compressed(snapshot: bytes) -> bytes:
     """Compress a snapshot for the store.
 
-    It may take some 10 ms: do not call it in an event loop.
+    It may take some 10 ms: do not call it in an event loop. Raises ``OSError`` if the snapshot is
+    so large that no instance could read it.
     """
+    if len(snapshot) > MAX_SNAPSHOT:
+        raise OSError(errno.EFBIG, f"a snapshot of {len(snapshot)} bytes could not be read again")
     return zlib.compress(snapshot, 1)
 
 

@@ -655,7 +655,7 @@ def _change(
     return Change(
         id=change_id(wave.event_key, kind, digest, wave.nth),
         kind=kind,
-        reason=_reason(stories, kind, standing),
+        reason=_reason(wave, kind, standing),
         time=now,
         event=event,
         scope="self",  # it affects the fleet
@@ -677,14 +677,20 @@ def _known_not_before(stories: Collection[Story], event: Event) -> datetime | No
     """Return the NotBefore of a wave; once none of its events is to come, the first one it had."""
     if event.not_before is not None:
         return event.not_before
-    if by_progress(stories).to_come:
+    progress = by_progress(stories)
+    if progress.to_come:
         return None
-    dates = [story.not_before for story in stories if story.not_before is not None]
+
+    # what is over says nothing about those that are still under way
+    dated = progress.under_way or stories
+    dates = [story.not_before for story in dated if story.not_before is not None]
     return min(dates, default=None)
 
 
-def _reason(stories: Collection[Story], kind: LifecycleKind, standing: Standing) -> Reason:
-    if any(story.late for story in stories):
+def _reason(wave: Wave, kind: LifecycleKind, standing: Standing) -> Reason:
+    stories = list(wave.stories.values())
+    # people were notified of an end that was none, or not the right one
+    if wave.notified in OVER or any(story.late for story in stories):
         return "corrected"
     if standing in OVER and any(story.given_up for story in stories):
         return AS_FAR_AS_KNOWN
