@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 
 from notbefore.simulator.server import Simulator
-from peers.otlp import Receiver, attributes, series
+from peers.otlp import Receiver, attributes, metrics_of, series
 from support.agent import RunningAgent, eventually, polled
 from support.azure import FUTURE, ID, ME, body, item
 from support.peers import Say
@@ -104,3 +105,41 @@ def test_the_standard_variables_say_what_the_file_does_not(
     assert (resource["host.name"], resource["cloud.platform"]) == (ME, "azure.vm")
     # else the VMs of a fleet would be one series
     assert resource["service.instance.id"] == resource["host.id"]
+
+
+def test_protocol_compression_interval_and_temporality_come_from_variables(
+    imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+    monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "1000")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "delta")
+    with Receiver() as receiver:
+        config = {"otlp": {"endpoint": receiver.url}}
+        with RunningAgent(imds.endpoint, tmp_path / "state", config):
+            eventually(lambda: len(receiver.requests) >= 3)  # of which the default has one
+
+        request = receiver.requests[0]
+        metrics = metrics_of(receiver.metrics[0])
+
+    assert "content-encoding" not in request.headers
+    temporalities = {one.sum.aggregation_temporality for one in metrics if one.HasField("sum")}
+    assert temporalities == {AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA}
+
+
+def test_disabled_sdk_exports_nothing(
+    imds: Simulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    with Receiver() as receiver:
+        config = {
+            "otlp": {"endpoint": receiver.url, "interval": "1s"},
+            "sinks": {"records": {"otlp_logs": {"endpoint": receiver.url}}},
+        }
+        with RunningAgent(imds.endpoint, tmp_path / "state", config) as agent:
+            imds.set_document(body(item(NotBefore=FUTURE), incarnation=2))
+            dead = 'notbefore_outbox_deliveries{sink="records",state="dead"}'
+            eventually(lambda: agent.metric(dead) == 1)
+
+            assert "google/_upb" not in mapped(agent)
+    assert not receiver.requests
