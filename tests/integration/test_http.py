@@ -315,3 +315,18 @@ def test_public_address_is_allowed(address: str) -> None:
 def test_address_that_is_not_public_is_refused(address: str) -> None:
     with pytest.raises(SendError, match="is not a public address"):
         check_address(address)
+
+
+def test_dripped_answer_over_tls_ends_at_the_timeout(authority: trustme.CA, tmp_path: Path) -> None:
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    client = Http(TIMEOUT, ca_file=str(tmp_path / "ca.pem"))
+    with HttpPeer(authority) as peer:
+        assert client.post(peer.url, JSON).status == 200
+        peer.default = Say(how="drip")
+        started = time.monotonic()
+        with pytest.raises(SendError, match=r"no complete answer within 0\.5 s"):
+            client.post(peer.url, JSON)
+        seconds = time.monotonic() - started
+        client.close()
+
+    assert seconds < LIMIT
