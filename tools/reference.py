@@ -159,8 +159,20 @@ def config_schema() -> str:
 def chart_schema() -> str:
     """The schema of the chart's values: what is written there by hand, and the configuration."""
     values = json.decode(VALUES.read_bytes())
-    values["properties"]["config"] = schema(mi.type_info(Config))
+    values["properties"]["config"] = _by_reference(schema(mi.type_info(Config)))
     return json.format(json.encode(values), indent=1).decode() + "\n"
+
+
+def _by_reference(part: Any) -> Any:
+    """The same schema without secrets in plain text: the chart puts the values into a ConfigMap."""
+    if isinstance(part, list):
+        return [_by_reference(item) for item in part]
+    if not isinstance(part, dict):
+        return part
+    if part.get("title") == "secret":
+        reference = {**PLAIN[Secret]["anyOf"][1], "minProperties": 1, "additionalProperties": False}
+        return {**part, "anyOf": [reference]}
+    return {key: _by_reference(value) for key, value in part.items()}
 
 
 def configuration() -> str:

@@ -157,6 +157,35 @@ def test_every_value_arrives() -> None:
     assert not [kind for kind, _ in found if kind in ("Certificate", "Issuer", "NetworkPolicy")]
 
 
+def test_secrets_come_from_elsewhere_than_the_chart() -> None:
+    values: dict[str, Any] = {
+        "secrets": {"existingSecret": "mine"},
+        "extraEnv": [
+            {"name": "URL", "valueFrom": {"secretKeyRef": {"name": "other", "key": "url"}}}
+        ],
+        "extraVolumes": [{"name": "vault", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "vault", "mountPath": "/run/vault", "readOnly": True}],
+        "config": {
+            "sinks": {
+                "a": {"slack": {"url_env": "URL"}},
+                "b": {"slack": {"url": {"file": "/run/vault/url"}}},
+            }
+        },
+    }
+
+    objects = rendered(values)
+
+    pod = objects["DaemonSet", "notbefore"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes["secrets"]["secret"]["secretName"] == "mine"
+    assert volumes["vault"] == values["extraVolumes"][0]
+    assert values["extraVolumeMounts"][0] in container["volumeMounts"]
+    assert container["env"] == values["extraEnv"]
+    for version in KUBERNETES:
+        kubernetes_validate.validate(objects["DaemonSet", "notbefore"], version, strict=True)
+
+
 def test_the_agent_takes_the_configuration_that_the_chart_makes(tmp_path: Path) -> None:
     (tmp_path / "slack-url").write_text("https://hooks.example.org/x\n", encoding="utf-8")
     file = tmp_path / "notbefore.yml"
@@ -208,6 +237,14 @@ def test_only_a_chart_that_is_asked_to_listens_beyond_the_node() -> None:
         ({"config": {"server": {"listen": ":80"}}}, "`access` (node, tls or open) sets it"),
         ({"access": "all"}, "access"),
         ({"config": {"sinks": {"oncall": {"slack": {"url_fil": "x"}}}}}, "url_fil"),
+        ({"config": {"sinks": {"oncall": {"slack": {"url": "https://x.example"}}}}}, "url"),
+        ({"config": {"routes": [{"sinks": ["gone"]}]}}, "there is no sink gone"),
+        ({"config": {"routes": [{"fallback": "gone"}]}}, "there is no sink gone"),
+        ({"secrets": {"existingSecret": "a", "create": {"b": "c"}}}, "not both"),
+        (
+            {"config": {"sinks": {"a": {"pagerduty": {"routing_key": {"inline": "x"}}}}}},
+            "routing_key",
+        ),
     ],
 )
 def test_values_that_cannot_work_are_refused(values: dict[str, Any], said: str) -> None:

@@ -6,19 +6,23 @@ It makes no connections: ``notbefore drill`` shows whether a receiver accepts a 
 import argparse
 import os
 import sys
+from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from notbefore.commands.main import OK, WRONG
 from notbefore.commands.options import add_configuration, add_json, overrides, print_json
-from notbefore.config.load import examine, warnings
+from notbefore.config.load import examine, nearest_existing, warnings
 from notbefore.config.model import Config
 from notbefore.config.sinks import check_extra
 from notbefore.config.yaml_file import Places
 from notbefore.core.text import escaped
 from notbefore.courier.sinks import try_out
-from notbefore.errors import ConfigError, Mistake
+from notbefore.errors import ConfigError, Mistake, SendError
 from notbefore.logs import set_up
+from notbefore.net.addresses import check_address
 from notbefore.web.access import Access
 
 # command -> the module that imports all that it needs
@@ -86,6 +90,11 @@ def _examined(options: argparse.Namespace) -> tuple[Config, Places]:
         raise ConfigError(
             f"this installation is not complete ({error}): install it again"
         ) from None
+    mistakes += _private_webhooks(config, places)
+    place = nearest_existing(Path(config.state.dir))
+    if not place.is_dir():
+        text = f"it cannot be created: {place} is not a directory"
+        mistakes.append(Mistake(places.nearest("state.dir"), "state.dir", text))
     for name, sink in config.sinks.items():
         try:
             try_out(name, sink)
@@ -101,3 +110,23 @@ def _examined(options: argparse.Namespace) -> tuple[Config, Places]:
     if mistakes:
         raise ConfigError.of(mistakes)
     return config, places
+
+
+def _private_webhooks(config: Config, places: Places) -> Iterator[Mistake]:
+    """Yield a mistake for each webhook whose address no message may be sent to.
+
+    Host names are not resolved: that would need a connection.
+    """
+    for name, sink in config.sinks.items():
+        if sink.webhook is None or sink.webhook.allow_private:
+            continue
+        host = urlsplit(sink.webhook.url.reveal()).hostname or ""
+        if host == "localhost" or host.endswith(".localhost"):
+            host = "127.0.0.1"
+        key = f"sinks.{name}.webhook.url"
+        try:
+            check_address(host)
+        except SendError as error:
+            yield Mistake(places.nearest(key), key, str(error))
+        except ValueError:  # a name
+            continue

@@ -13,7 +13,7 @@ probably not intended.
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ from notbefore.config.sinks import EventHub, OtlpConnection, SinkSettings, check
 from notbefore.config.yaml_file import Places, Variable, read
 from notbefore.core.approval import unknown_words
 from notbefore.core.change import APPROVAL_KINDS, SILENT
-from notbefore.core.routing import EventMatch, Route, Terms
+from notbefore.core.routing import EventMatch, Match, Route, Terms
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, Mistake, Place
 
@@ -77,11 +77,6 @@ def examine(
     sinks = list(values["sinks"]) if isinstance(values.get("sinks"), dict) else []
 
     def wrong(at: str, made: Any) -> Iterator[str]:
-        if isinstance(made, Route):
-            for key, names in (("sinks", made.sinks), ("fallback", made.fallback)):
-                for name in (one for one in names if one not in sinks):
-                    known = one_of(shown(name), sinks) if sinks else ": write it under `sinks`"
-                    yield f"{key}: there is no sink {shown(name)!r}{known}"
         if not sending:
             return
         if isinstance(made, SinkSettings) and not at.startswith("fleet"):
@@ -96,6 +91,7 @@ def examine(
 
     reader = Reader(places, base, environment if sending else None, wrong)
     config: Config = reader.read(values, Config)
+    reader.mistakes.extend(_unknown_sinks(values, sinks, places))
     return config, places, reader.mistakes
 
 
@@ -106,6 +102,30 @@ def _with_variables(settings: SinkSettings, environment: Mapping[str, str]) -> S
     if isinstance(settings, OtlpConnection):
         return resolved(settings, "logs", environment)
     return settings
+
+
+def _unknown_sinks(
+    values: Mapping[str, Any], sinks: Collection[str], places: Places
+) -> Iterator[Mistake]:
+    """Yield a mistake for each name in a route that is no sink, also in a route with others."""
+    routes = values.get("routes")
+    if not isinstance(routes, list):
+        return
+    for number, route in enumerate(routes):
+        if not isinstance(route, dict):
+            continue
+        for key in ("sinks", "fallback"):
+            path = f"routes[{number}].{key}"
+            names = route.get(key)
+            if isinstance(names, str):
+                names = [names]
+            if not isinstance(names, list):
+                continue
+            for name in names:
+                if isinstance(name, str) and name not in sinks:
+                    hint = one_of(shown(name), sinks) if sinks else ": write it under `sinks`"
+                    text = f"there is no sink {shown(name)!r}{hint}"
+                    yield Mistake(places.nearest(path), path, text)
 
 
 def _given(
@@ -142,12 +162,13 @@ def _spelt(key: str, values: Mapping[str, Any]) -> str:
 
 def warnings(config: Config, places: Places) -> list[str]:
     """Return one text for each finding. ``places``: where each key was given."""
-    found = [*_of_sinks(config), *_plain_secrets(config, places)]
+    found = [*_of_sinks(config), *_of_state(config, places), *_plain_secrets(config, places)]
     for number, route in enumerate(config.routes):
         found += [
             (f"routes[{number}].{key}", text)
             for key, text in _of_route(route, config.routing.sinks, fleet=bool(config.fleet))
         ]
+        found += _unreached(number, config.routes)
     for word in config.messages.advice:
         texts = unknown_words(EventMatch(event_type=(word,)))
         found += [
@@ -248,6 +269,55 @@ def _of_route(route: Route, sinks: Mapping[str, Terms], *, fleet: bool) -> Itera
         yield "match.scope", f"{text}: write `announce_by: all`"
     if route.fallback and set(route.fallback) <= set(route.sinks):
         yield "fallback", "these sinks get the change in any case: name one that is not in `sinks`"
+
+
+def _unreached(number: int, routes: Sequence[Route]) -> Iterator[Finding]:
+    """Yield a warning if an earlier route takes every change that a route matches."""
+    for earlier, route in enumerate(routes[:number]):
+        if not route.go_on and _covers(route.match, routes[number].match):
+            text = f"routes[{earlier}] takes all that this route matches: write `continue: true`"
+            yield f"routes[{number}]", f"{text} there, or change the order"
+            return
+
+
+def _covers(wide: Match, narrow: Match) -> bool:
+    """Whether everything that ``narrow`` matches is certainly matched by ``wide``."""
+    if wide.duration not in (None, narrow.duration):
+        return False
+    for tag, values in wide.tags.items():
+        if tag not in narrow.tags or not _contains(values, narrow.tags[tag]):
+            return False
+    for field in msgspec.structs.fields(Match):
+        if field.name in ("duration", "tags"):
+            continue
+        if not _contains(getattr(wide, field.name), getattr(narrow, field.name)):
+            return False
+    return True
+
+
+def _contains(wide: Sequence[str], narrow: Sequence[str]) -> bool:
+    """Whether the words of a matcher contain those of another; none at all match everything."""
+    if not wide:
+        return True
+    words = {word.casefold() for word in wide}
+    return bool(narrow) and words >= {word.casefold() for word in narrow}
+
+
+def _of_state(config: Config, places: Places) -> Iterator[Finding]:
+    """Yield a warning if this user cannot create or write the state directory."""
+    if "state.dir" not in places:
+        return
+    place = nearest_existing(Path(config.state.dir))
+    if place.is_dir() and not os.access(place, os.W_OK | os.X_OK):
+        yield "state.dir", f"this user cannot write {place}: the agent's own user has to"
+
+
+def nearest_existing(path: Path) -> Path:
+    """Return the path, or the nearest directory above it that exists."""
+    for place in (path, *path.absolute().parents):
+        if place.exists():
+            return place
+    return path
 
 
 def _misspelt_variables(environment: Mapping[str, str]) -> Iterator[str]:

@@ -3,8 +3,10 @@
 Every key has a default, except addresses and secrets.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, get_args
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -71,10 +73,34 @@ LabelName = Annotated[
     str, matching(r"[a-zA-Z_][a-zA-Z0-9_]*", "the name of a label: letters, digits and _")
 ]
 Namespace = Annotated[
-    str, matching(r"[A-Za-z0-9.-]+", "its name alone, such as fleet.servicebus.windows.net")
+    str,
+    matching(
+        r"[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+", "its whole name alone: fleet.servicebus.windows.net"
+    ),
 ]
 HubAddress = Annotated[
     str, matching(r"sb://[A-Za-z0-9.:\[\]-]+/?", "sb://HOST:PORT alone: a key is no part of it")
+]
+SlackUrl = Annotated[
+    SecretUrl,
+    expect(
+        lambda url: not re.match(r"https://hooks\.slack\.com/(?:workflows|triggers)/", url),
+        "an incoming webhook, https://hooks.slack.com/services/...: a workflow takes other fields",
+    ),
+]
+AlertmanagerUrl = Annotated[
+    HttpUrl,
+    expect(
+        lambda url: not re.search(r"/api/v\d+(?:/alerts)?/?$", url),
+        "the address of Alertmanager: the agent adds /api/v2/alerts",
+    ),
+]
+OtlpUrl = Annotated[
+    HttpUrl,
+    expect(
+        lambda url: not re.search(r"/v1/(?:metrics|logs|traces)/?$", url),
+        "the address of the receiver: the agent adds /v1/metrics or /v1/logs",
+    ),
 ]
 ResolveTimeout = Annotated[Duration, between("1s", "1d")]
 RoutingKey = Annotated[  # PagerDuty answers 400 to any other length
@@ -134,7 +160,7 @@ def refuse_two_authorizations(settings: "Webhook | Alertmanager") -> None:
 class Slack(SinkSettings, frozen=True, kw_only=True):
     """An incoming webhook."""
 
-    url: SecretUrl
+    url: SlackUrl
 
 
 class Email(SinkSettings, frozen=True, kw_only=True):
@@ -228,7 +254,9 @@ class Alertmanager(SinkSettings, frozen=True, kw_only=True):
     # an alert shows the event's state, which an approval does not change
     APPROVALS: ClassVar[bool] = False
 
-    urls: Annotated[tuple[HttpUrl, ...], Meta(min_length=1)]  # of every member of the cluster
+    urls: Annotated[
+        tuple[AlertmanagerUrl, ...], Meta(min_length=1)
+    ]  # of every member of the cluster
     username: str | None = None  # of basic authentication, together with `password`
     password: Password | None = None  # together with `username`
     token: HeaderValue | None = None  # a bearer token
@@ -298,7 +326,7 @@ class OtlpConnection(SinkSettings, frozen=True, kw_only=True):
     EXTRA: ClassVar[str] = "otlp"
 
     # /v1/metrics or /v1/logs is added; without one, the OTEL_* variables decide
-    endpoint: HttpUrl | None = None
+    endpoint: OtlpUrl | None = None
     # without one, OTEL_EXPORTER_OTLP_PROTOCOL decides, else it is http/protobuf
     protocol: OtlpProtocol | None = None
     headers: Headers = {}
@@ -310,7 +338,14 @@ class OtlpConnection(SinkSettings, frozen=True, kw_only=True):
     expire_on_end: bool = False
 
     def __post_init__(self) -> None:
-        refuse((self.key_file and not self.cert_file, "expected `cert_file` beside `key_file`"))
+        has_port = self.endpoint is None or urlsplit(self.endpoint).port is not None
+        refuse(
+            (self.key_file and not self.cert_file, "expected `cert_file` beside `key_file`"),
+            (
+                self.protocol == "grpc" and not has_port,
+                "endpoint: gRPC needs a port, such as http://HOST:4317",
+            ),
+        )
 
 
 class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -26,6 +26,20 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- if dig "server" "listen" "" .Values.config }}
 {{- fail "config.server.listen: leave it out: `access` (node, tls or open) sets it" }}
 {{- end }}
+{{- $sinks := .Values.config.sinks | default dict }}
+{{- range $number, $route := .Values.config.routes }}
+{{- range $key := list "sinks" "fallback" }}
+{{- $names := index $route $key | default list }}
+{{- if kindIs "string" $names }}
+{{- $names = list $names }}
+{{- end }}
+{{- range $name := $names }}
+{{- if not (hasKey $sinks $name) }}
+{{- fail (printf "config.routes[%d].%s: there is no sink %s under config.sinks" $number $key $name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- $server := dict }}
 {{- if eq .Values.access "tls" }}
 {{- $server = dict "server" (dict "listen" ":10169" "web_config_file" "/run/notbefore-web/web.yml") }}
