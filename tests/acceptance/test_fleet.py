@@ -20,6 +20,7 @@ A, B, C = vm("web_0"), vm("web_1"), vm("web_2")
 SETS = [
     vm(f"{name}_0", scale_set=name) for name in ("web", "data", "batch", "cache", "queue", "front")
 ]
+PARTITIONS = 4  # of the hub of these tests
 RECORDS = 'notbefore_fleet_records_total{result="%s"}'
 
 
@@ -74,6 +75,21 @@ def shared(directory: Path, hub: Hub, hook: HttpPeer, blobs: Azurite, **fleet: A
     checkpoints = {"connection_string": blobs.connection_string, "container": "notbefore"}
     quick = {"rebalance": "1s", "takeover": "60s"}
     return configured(directory, hub, hook.url, checkpoints=checkpoints, **quick, **fleet)
+
+
+def test_killed_instance_has_its_partitions_back_before_takeover(
+    hub: Hub, hook: HttpPeer, blobs: Azurite, tmp_path: Path
+) -> None:
+    config = shared(tmp_path, hub, hook, blobs)  # its takeover is a minute
+    with RunningFleet(config, tmp_path / "one") as killed:
+        eventually(lambda: killed.metric("notbefore_fleet_partitions") == PARTITIONS)
+        killed.process.kill()
+        killed.process.wait()
+
+    with RunningFleet(config, tmp_path / "one") as restarted:
+        eventually(
+            lambda: restarted.metric("notbefore_fleet_partitions") == PARTITIONS, patience=40
+        )
 
 
 def test_any_instance_shows_the_whole_fleet_and_says_how_old_what_others_read_is(
