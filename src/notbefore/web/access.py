@@ -6,15 +6,18 @@ names are checked for changes at each handshake and each request. A new version 
 that would remove a protection, is not used.
 """
 
+import base64
+import hashlib
 import ipaddress
 import logging
 import os
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,13 +29,11 @@ from notbefore.config.sinks import check_extra
 from notbefore.errors import ConfigError
 from notbefore.web.app import ANONYMOUS, App, Environ, Response, StartResponse, error, path_of, send
 
-if TYPE_CHECKING:  # without TLS it is not needed
-    import ssl
-
 log = logging.getLogger("notbefore.http")
 
 # a file's last change, length and inode; None if it cannot be read
 Signature = tuple[int, int, int] | None
+TLS_VERSIONS: Final = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 PROBES: Final = ("/healthz", "/readyz")  # they need no password, but give no reasons without one
 REMEMBERED: Final = 16  # correct logins that are remembered
 CHALLENGE: Final = ("WWW-Authenticate", 'Basic realm="notbefore", charset="UTF-8"')
@@ -64,14 +65,10 @@ class TlsServerConfig(Struct, frozen=True, forbid_unknown_fields=True):
                 "client_ca_file and client_auth_type: RequireAndVerifyClientCert need each other"
             )
 
-    def context(self) -> "ssl.SSLContext":
+    def context(self) -> ssl.SSLContext:
         """Return the context for a server; raises ``ConfigError`` with the key of the section."""
-        import ssl  # noqa: PLC0415 - a megabyte, only with TLS
-
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = (
-            ssl.TLSVersion.TLSv1_3 if self.min_version == "TLS13" else ssl.TLSVersion.TLSv1_2
-        )
+        context.minimum_version = TLS_VERSIONS[self.min_version]
         context.options |= ssl.OP_NO_RENEGOTIATION
         try:
             key = "cert_file"
@@ -124,31 +121,35 @@ class WebConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ``passwords``.
         """
         tls = self.tls_server_config
-        found = {"TLS"} if tls else set()
-        if tls and tls.client_ca_file:
-            found.add("client certificates")
+        protections: set[str] = set()
+        if tls is not None:
+            protections.add("TLS")
+        if tls is not None and tls.client_ca_file is not None:
+            protections.add("client certificates")
         if self.basic_auth_users:
-            found.add("passwords")
-        return frozenset(found)
+            protections.add("passwords")
+        return frozenset(protections)
 
     @property
     def files(self) -> tuple[str, ...]:
         """The other files that are read: the certificates and the key."""
         tls = self.tls_server_config
-        return (
-            tuple(filter(None, (tls.cert_file, tls.key_file, tls.client_ca_file)))
-            if tls is not None
-            else ()
-        )
+        if tls is None:
+            return ()
+        if tls.client_ca_file is None:
+            return tls.cert_file, tls.key_file
+        return tls.cert_file, tls.key_file, tls.client_ca_file
 
-    def context(self) -> "ssl.SSLContext | None":
+    def context(self) -> ssl.SSLContext | None:
         """The TLS settings; ``None`` without TLS.
 
         Raises ``ConfigError``, also if bcrypt is missing.
         """
         if self.basic_auth_users:
             check_extra("web")
-        return self.tls_server_config.context() if self.tls_server_config is not None else None
+        if self.tls_server_config is None:
+            return None
+        return self.tls_server_config.context()
 
     def password_fits(self, user: str, password: bytes) -> bool:
         """Whether the password is the user's.
@@ -238,11 +239,9 @@ class Access:
         if _is_address(address) and ipaddress.ip_address(address).is_loopback:
             return []
         if not self._server.insecure and not self.protections:
-            what = (
-                f"{address} is not loopback"
-                if address
-                else "without a host the agent listens on every address"
-            )
+            what = "without a host the agent listens on every address"
+            if address:
+                what = f"{address} is not loopback"
             raise ConfigError(
                 f"server.listen: {what}, so others can reach it: set server.web_config_file (TLS,"
                 " passwords), or server.insecure: true to let everybody read"
@@ -272,12 +271,9 @@ class Access:
             return True
         before, _, port = host.rpartition(":")
         name = _bare(before if port.isdigit() else host)
-        if (
-            name in self._hosts
-            or "*" in self._hosts
-            or name.endswith(".localhost")
-            or _is_address(name.strip("[]"))
-        ):
+        if name in self._hosts or "*" in self._hosts:
+            return True
+        if name.endswith(".localhost") or _is_address(name.strip("[]")):
             return True
         return any(
             pattern.startswith("*.") and name.endswith(pattern[1:]) for pattern in self._hosts
@@ -288,19 +284,19 @@ class Access:
     def present(self) -> Loaded:
         """The configuration in use, after a look at the files."""
         path = self._server.web_config_file
-        if path is not None and any(
-            signature(file) != seen for file, seen in self._loaded.seen.items()
-        ):
-            try:
-                self._load(path)
-            except ConfigError as error:
-                log.warning("the new web configuration is not used, the old one stays: %s", error)
-            else:
-                log.info(
-                    "web configuration reloaded: %s",
-                    ", ".join(sorted(self.protections)) or "no protection",
-                )
+        if path is None or not self._has_changed():
+            return self._loaded
+        try:
+            self._load(path)
+        except ConfigError as error:
+            log.warning("the new web configuration is not used, the old one stays: %s", error)
+        else:
+            protections = ", ".join(sorted(self.protections)) or "no protection"
+            log.info("web configuration reloaded: %s", protections)
         return self._loaded
+
+    def _has_changed(self) -> bool:
+        return any(signature(file) != seen for file, seen in self._loaded.seen.items())
 
     def _load(self, path: str) -> None:
         """Read the file and its certificates.
@@ -326,10 +322,11 @@ class Access:
 def signature(file: str | Path) -> Signature:
     """Return values that change when the file changes; ``None`` if it cannot be read."""
     try:
-        found = Path(file).stat()
+        status = Path(file).stat()
     except (OSError, ValueError):
         return None
-    return found.st_ctime_ns, found.st_size, found.st_ino  # not mtime: a copy may keep the old one
+    # not the time of modification, because a copy may keep the old one
+    return status.st_ctime_ns, status.st_size, status.st_ino
 
 
 def _is_address(text: str) -> bool:
@@ -342,6 +339,10 @@ def _is_address(text: str) -> bool:
 
 def _bare(host: str) -> str:
     return host.lower().removesuffix(".")
+
+
+UNAUTHORIZED: Final = error("401 Unauthorized", "a user and a password are required", CHALLENGE)
+TOO_MANY_LOGINS: Final = error("429 Too Many Requests", "another password is being checked", BUSY)
 
 
 class AccessControl:
@@ -357,17 +358,15 @@ class AccessControl:
         self._app = app
         self._access = access
         self._key = os.urandom(32)
-        self._right: list[bytes] = []  # digests of correct logins, with this process's key
+        self._correct_logins: list[bytes] = []  # digests of them, with this process's key
         self._comparing = threading.Lock()
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request."""
-        refused = self._refusal(environ)
-        return (
-            self._app(environ, start_response)
-            if refused is None
-            else send(refused, environ, start_response)
-        )
+        refusal = self._refusal(environ)
+        if refusal is None:
+            return self._app(environ, start_response)
+        return send(refusal, environ, start_response)
 
     def close(self) -> None:
         """Stop comparing: a thread that computes a hash while the interpreter ends would abort the
@@ -376,7 +375,8 @@ class AccessControl:
         self._comparing.acquire(timeout=LONGEST_COMPARISON)
 
     def _refusal(self, environ: Environ) -> Response | None:
-        config, host = self._access.present().config, environ.get("HTTP_HOST", "")
+        config = self._access.present().config
+        host = environ.get("HTTP_HOST", "")
         if not self._access.accepts_host(host):
             text = (
                 f"{host[:100]!r} is not a name of this agent: if it should be, add it to"
@@ -385,53 +385,50 @@ class AccessControl:
             return error("421 Misdirected Request", text)
         if not config.basic_auth_users:
             return None
-        given = environ.get("HTTP_AUTHORIZATION", "")
-        if not given and path_of(environ) in PROBES:
+        authorization = environ.get("HTTP_AUTHORIZATION", "")
+        if not authorization and path_of(environ) in PROBES:
             environ[ANONYMOUS] = True
             return None
-        right = self._check(config, given, environ.get("REMOTE_ADDR", "")) if given else False
-        if right is None:
-            return error("429 Too Many Requests", "another password is being checked", BUSY)
-        return (
-            None
-            if right
-            else error("401 Unauthorized", "a user and a password are required", CHALLENGE)
-        )
-
-    def _check(self, config: WebConfig, authorization: str, address: str) -> bool | None:
-        """Whether the header's login is correct.
-
-        ``None``: not checked, because another one is being checked.
-        """
-        import hashlib  # noqa: PLC0415 - only with passwords: it loads OpenSSL
-
+        if not authorization:
+            return UNAUTHORIZED
         login = _user_and_password(authorization)
+        return self._check(config, login, environ.get("REMOTE_ADDR", ""))
+
+    def _check(
+        self, config: WebConfig, login: tuple[str, bytes] | None, address: str
+    ) -> Response | None:
+        """Return why a login is refused; ``None`` if it is correct."""
         # the digest includes the hash, so that a changed password is not remembered
-        known = repr((login, config.basic_auth_users.get(login[0]) if login else None)).encode()
-        digest = hashlib.blake2b(known, key=self._key).digest()
-        if digest in self._right:
-            return True
+        digest = self._digest(login, config)
+        if digest in self._correct_logins:
+            return None
         if not self._comparing.acquire(blocking=False):
-            return None if login else False
+            return UNAUTHORIZED if login is None else TOO_MANY_LOGINS
         try:
-            if login and config.password_fits(*login):
-                self._right = [*self._right[1 - REMEMBERED :], digest]
-                return True
+            if login is not None and config.password_fits(*login):
+                self._correct_logins = [*self._correct_logins[1 - REMEMBERED :], digest]
+                return None
             self._access.failures += 1
         finally:
             self._comparing.release()
         log.debug("a failed login from %s", address)
-        return False
+        return UNAUTHORIZED
+
+    def _digest(self, login: tuple[str, bytes] | None, config: WebConfig) -> bytes:
+        stored_hash = None
+        if login is not None:
+            user, _ = login
+            stored_hash = config.basic_auth_users.get(user)
+        return hashlib.blake2b(repr((login, stored_hash)).encode(), key=self._key).digest()
 
 
 def _user_and_password(authorization: str) -> tuple[str, bytes] | None:
-    import base64  # noqa: PLC0415 - only with passwords
-
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() != "basic":
         return None
     try:
         user, colon, password = base64.b64decode(value.strip(), validate=True).partition(b":")
-        return (user.decode("utf-8"), password) if colon else None
+        name = user.decode("utf-8")
     except ValueError:
         return None
+    return (name, password) if colon else None

@@ -6,6 +6,7 @@ of a scrape.
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import partial
@@ -94,25 +95,44 @@ def application(
     ``ready``: does it receive the data that it watches? They are called from several threads; none
     may wait for the network.
     """
-    routes: dict[str, Route] = {
-        "/metrics": lambda environ: Response(
-            *metrics(environ.get("HTTP_ACCEPT", "")), headers=VARY
-        ),
-        "/healthz": lambda environ: _check(health(), "unhealthy", environ),
-        "/readyz": lambda environ: _check(ready(environ), "not ready", environ),
-        **{f"/page/{name}": partial(_page_file, name) for name in PAGE_FILES},
-        **more,
-    }
 
-    return lambda environ, start_response: send(_respond(routes, environ), environ, start_response)
+    def answer_metrics(environ: Environ) -> Response:
+        body, content_type = metrics(environ.get("HTTP_ACCEPT", ""))
+        return Response(body, content_type, headers=VARY)
+
+    def answer_health(environ: Environ) -> Response:
+        return _check(health(), "unhealthy", environ)
+
+    def answer_ready(environ: Environ) -> Response:
+        return _check(ready(environ), "not ready", environ)
+
+    routes: dict[str, Route] = {
+        "/metrics": answer_metrics,
+        "/healthz": answer_health,
+        "/readyz": answer_ready,
+    }
+    for name in PAGE_FILES:
+        routes[f"/page/{name}"] = partial(_page_file, name)
+    routes |= more
+
+    def app(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        return send(_respond(routes, environ), environ, start_response)
+
+    return app
 
 
 def send(response: Response, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     """Send a response through the WSGI server."""
-    headers = [("Content-Type", response.content_type), ("Content-Length", str(len(response.body)))]
-    headers += (ALWAYS | dict(response.headers)).items()
-    start_response(response.status, headers)
-    return () if environ["REQUEST_METHOD"] == "HEAD" else (response.body,)
+    headers = {
+        "Content-Type": response.content_type,
+        "Content-Length": str(len(response.body)),
+        **ALWAYS,
+        **dict(response.headers),
+    }
+    start_response(response.status, list(headers.items()))
+    if environ["REQUEST_METHOD"] == "HEAD":
+        return ()
+    return (response.body,)
 
 
 def path_of(environ: Environ) -> str:
@@ -129,10 +149,10 @@ def _respond(routes: dict[str, Route], environ: Environ) -> Response:
         return error("405 Method Not Allowed", "only GET and HEAD", ("Allow", "GET, HEAD"))
     try:
         return route(environ)
-    except _BadRequestError as wrong:
-        return error("400 Bad Request", str(wrong))
-    except StoreError as unknown:
-        return error(UNAVAILABLE, str(unknown))
+    except _BadRequestError as bad_request:
+        return error("400 Bad Request", str(bad_request))
+    except StoreError as unreadable:
+        return error(UNAVAILABLE, str(unreadable))
     except Exception:  # a failure must not end the worker
         log.exception("%s failed", path_of(environ))
         return error("500 Internal Server Error", "internal error; the agent's log says why")
@@ -156,11 +176,13 @@ def _page_file(name: str, _environ: Environ) -> Response:
 
 
 def _check(result: CheckResult, otherwise: str, environ: Environ) -> Response:
-    # they may contain paths and addresses
-    reasons = () if environ.get(ANONYMOUS) else result.reasons
-    body = {"status": "ok" if result.ok else otherwise, "reasons": reasons}
-    status = "200 OK" if result.ok else UNAVAILABLE
-    return Response(msgspec.json.encode(body), status=status)
+    reasons = result.reasons
+    if environ.get(ANONYMOUS):
+        reasons = ()  # they may contain paths and addresses
+    if result.ok:
+        return Response(msgspec.json.encode({"status": "ok", "reasons": reasons}))
+    body = msgspec.json.encode({"status": otherwise, "reasons": reasons})
+    return Response(body, status=UNAVAILABLE)
 
 
 def readiness(
@@ -181,38 +203,39 @@ def readiness(
             f"pending: expected a list of {', '.join(EVENT_TYPES)}, got {name[:40]!r}"
         )
     pending = events()
-    listed = tuple(
-        f"{event.event_type} {event.event_id} of this VM is {event.event_status.lower()}"
-        for event in pending.events
-        if event.scope != "peer" and event.event_type in types
-    )
-    ok = ready.ok and not listed and not pending.unreadable
-    return CheckResult(ok, (*ready.reasons, *listed))
+    reasons = list(ready.reasons)
+    for event in pending.events:
+        if event.scope != "peer" and event.event_type in types:
+            status = event.event_status.lower()
+            reasons.append(f"{event.event_type} {event.event_id} of this VM is {status}")
+
+    has_listed = len(reasons) > len(ready.reasons)
+    ok = ready.ok and not has_listed and not pending.unreadable
+    return CheckResult(ok, tuple(reasons))
 
 
-def query_of(environ: Environ, *known: str) -> dict[str, list[str]]:
-    """The fields of the query; raises ``_BadRequestError`` for a field that is not ``known``."""
+def query_of(environ: Environ, *fields: str) -> dict[str, list[str]]:
+    """The fields of the query; raises ``_BadRequestError`` for any other field."""
     query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
     for name in query:
-        if name not in known:
-            raise _BadRequestError(f"{name[:40]!r}: expected {' or '.join(known)}")
+        if name not in fields:
+            raise _BadRequestError(f"{name[:40]!r}: expected {' or '.join(fields)}")
     return query
 
 
 def history_query(environ: Environ) -> tuple[datetime | None, int]:
     """The start and the most changes that a query for the history gives."""
     query = query_of(environ, "limit", "since")
-    limit = query.get("limit", [str(DEFAULT_LIMIT)])[-1]
-    number = (
-        int(limit)
-        if limit.isascii() and limit.isdigit() and len(limit) <= len(str(HISTORY_RECORDS))
-        else 0
-    )
-    if not 1 <= number <= HISTORY_RECORDS:
-        raise _BadRequestError(
-            f"limit: expected a number from 1 to {HISTORY_RECORDS}, got {limit[:40]!r}"
-        )
-    return since_of(query), number
+    return since_of(query), _limit_of(query)
+
+
+def _limit_of(query: dict[str, list[str]]) -> int:
+    text = query.get("limit", [str(DEFAULT_LIMIT)])[-1]
+    # `int` would take other digits and blanks too, and a long number for a long time
+    if re.fullmatch(r"\d{1,9}", text, re.ASCII) and 1 <= int(text) <= HISTORY_RECORDS:
+        return int(text)
+    expected = f"a number from 1 to {HISTORY_RECORDS}"
+    raise _BadRequestError(f"limit: expected {expected}, got {text[:40]!r}")
 
 
 def since_of(query: dict[str, list[str]]) -> datetime | None:
@@ -229,4 +252,6 @@ def since_of(query: dict[str, list[str]]) -> datetime | None:
         raise _BadRequestError(
             f"since: expected RFC 3339 or Unix seconds, got {text[:40]!r}"
         ) from None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
+    if time.tzinfo is None:
+        return time.replace(tzinfo=UTC)
+    return time

@@ -112,8 +112,9 @@ class Channel(HTTPChannel):  # type: ignore[misc]  # waitress has no types
         """
         if self.requests or self.total_outbufs_len:
             return now - self.since > ANSWER_PATIENCE
-        idle = self.served and self.request is None
-        return now - self.since > (IDLE_PATIENCE if idle else REQUEST_PATIENCE)
+        if self.served and self.request is None:
+            return now - self.since > IDLE_PATIENCE
+        return now - self.since > REQUEST_PATIENCE
 
 
 def has_closed(connection: socket.socket) -> bool:

@@ -24,6 +24,7 @@ from notbefore.config.model import Server, host_and_port, local_url
 from notbefore.errors import ConfigError, ListenError
 from notbefore.web.access import Access, AccessControl
 from notbefore.web.channel import REQUEST_GRACE, Channel
+from notbefore.web.tls_channel import TlsChannel
 
 try:
     import resource
@@ -66,7 +67,7 @@ class HttpServer:
             access = Access(settings)
         self._access = access
         self._control = AccessControl(app, access)
-        # it warns about the behaviour of clients
+        # waitress warns about the behavior of clients
         logging.getLogger("waitress").setLevel(logging.ERROR)
         bound = _bind(settings.listen)
         self.address: tuple[str, int] = bound.getsockname()[:2]
@@ -166,8 +167,6 @@ class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
         context = self._access.present().context
         if context is None:
             return Channel(*args, **kwargs)
-        from notbefore.web.tls_channel import TlsChannel  # noqa: PLC0415 - only if configured
-
         return TlsChannel(context, *args, **kwargs)
 
     def handle_accept(self) -> None:

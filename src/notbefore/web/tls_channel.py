@@ -1,7 +1,4 @@
-"""``TlsChannel``: a client's connection over TLS.
-
-Imported only if configured: `ssl` takes a megabyte.
-"""
+"""``TlsChannel``: a client's connection over TLS."""
 
 import socket
 import ssl
@@ -46,21 +43,23 @@ class TlsChannel(Channel):
             self.handle_close()
 
     def _begin(self) -> None:
-        """Begin the handshake. Of too many the oldest is forgotten.
+        """Begin the handshake. Above ``HANDSHAKES``, drop the oldest unfinished one.
 
-        If its client goes on, it begins anew and fails.
+        Its connection stays open without TLS, because a client that sees its connection close would
+        connect again at once. If it continues the handshake, the handshake fails.
         """
         # raises if the client has gone; ``wrap_socket`` might leave it open
         self.socket.recv(1, socket.MSG_PEEK)
-        connections = self.server.active_channels.values()
-        begun = [
-            one
-            for one in connections
-            if isinstance(one.socket, ssl.SSLSocket) and not one.established
-        ]
-        if len(begun) >= HANDSHAKES:  # not closed: a client that is told would come again at once
-            begun[0].socket = socket.socket(fileno=begun[0].socket.detach())
-            begun[0].socket.settimeout(0.0)
+
+        unfinished: list[TlsChannel] = []
+        for channel in self.server.active_channels.values():
+            if isinstance(channel.socket, ssl.SSLSocket) and not channel.established:
+                unfinished.append(channel)
+        if len(unfinished) >= HANDSHAKES:
+            oldest = unfinished[0]
+            oldest.socket = socket.socket(fileno=oldest.socket.detach())
+            oldest.socket.settimeout(0.0)
+
         self.socket = self._context.wrap_socket(
             self.socket, server_side=True, do_handshake_on_connect=False
         )
