@@ -11,7 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 from msgspec.structs import replace
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
-from notbefore.core.record import Vm, view
+from notbefore.core.record import Vm
 from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.metrics.totals import OutboxView
 from notbefore.simulator.server import Simulator
@@ -200,7 +200,7 @@ def various_pages() -> Iterator[PageModel]:
     events = tuple(PendingEvent.of(one, at(2)) for one in tracked.events.values())
     yield from (empty, known, replace(known, ready=ill, kinds={"oncall": "slack"}, outbox=outbox))
     yield replace(known, listed=replace(known.listed, events=events))
-    ended = tuple(view(TimelineEvent, event) for event in events)
+    ended = tuple(TimelineEvent.of(event) for event in events)
     yield replace(empty, listed=replace(empty.listed, events=events[1:]), ended=ended)
     yield replace(known, ready=ill, listed=replace(known.listed, events=(events[1], events[0])))
 

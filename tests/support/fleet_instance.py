@@ -10,7 +10,8 @@ import yaml
 from azure.eventhub import EventData
 from azure.eventhub.aio import EventHubProducerClient
 
-from notbefore.core.record import Heartbeat, Record, partition_key
+from notbefore.core.cloud_event import partition_key
+from notbefore.core.record import Heartbeat, Record
 from support.agent import RunningAgent
 from support.fleet_records import body
 from support.hub import Hub

@@ -5,8 +5,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from notbefore.core.change import Change, ChangeKind, Outcome, change_id
+from notbefore.core.cloud_event import cloud_event
 from notbefore.core.document import Event
-from notbefore.core.record import Heartbeat, Record, Vm, cloud_event, json_line
+from notbefore.core.record import Heartbeat, Record, Vm, json_line
 from notbefore.wording.records import record_of
 
 OUTCOMES: dict[str, Outcome] = {"canceled": "canceled", "finished": "finished", "ended": "unknown"}

@@ -7,18 +7,18 @@ import msgspec
 import pytest
 
 from notbefore.core.change import MISSING, SILENT, Change
+from notbefore.core.cloud_event import cloud_event, partition_key
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import (
     MAX_TAG,
     MAX_TAGS,
     TAG,
+    BaseRecord,
     FleetFacts,
     Record,
     Vm,
-    cloud_event,
-    identity,
     is_of_resource,
-    partition_key,
+    resource_attributes,
     tags_in,
 )
 from notbefore.core.tracked import Tracked
@@ -104,14 +104,20 @@ def test_of_the_tags_those_are_recorded_that_were_asked_for() -> None:
             >= {"azure.tag.team"}
             == set(filter(is_of_resource, ["azure.tag.team", "body"]))
         )
-    assert identity(asked)["azure.tag.env"] == "prod"
-    assert TAG not in identity(VM)
+    assert resource_attributes(asked)["azure.tag.env"] == "prod"
+    assert TAG not in resource_attributes(VM)
     both = record_of(changes((0, (item(Resources=[ME, PEER]),), {}))[0], asked)
     # VMs may differ in them
     assert (both.tags, both.shared.tags) == (
         {"team": "Payments", "env": "prod"},
         {},
     )
+
+
+def test_records_and_resources_name_the_vm_by_the_same_attributes() -> None:
+    of_every_record = set(BaseRecord.__struct_encode_fields__)
+
+    assert set(resource_attributes(VM)) == of_every_record - {"time", "event.name", "body", TAG}
 
 
 def test_whatever_a_tag_holds_the_record_is_one_safe_line_with_a_bound() -> None:

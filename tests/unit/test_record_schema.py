@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from notbefore.core.record import DATA_SCHEMA, Vm, cloud_event
+from notbefore.core.cloud_event import DATA_SCHEMA, cloud_event
+from notbefore.core.record import Vm
 from notbefore.wording.records import heartbeat_of, record_of
 from support.azure import ME, PEER, T0, Story, item
 from support.messages import VM

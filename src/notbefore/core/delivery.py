@@ -1,17 +1,17 @@
 """``Delivery``: one change to be sent to one sink; ``deliveries(change, ...)`` makes them. Pure."""
 
 from collections.abc import Collection, Iterator
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, cast
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.core.change import APPROVAL_KINDS, Change, ChangeKind
+from notbefore.core.change import APPROVAL_KINDS, Change, ChangeKind, Outcome, Scope
 from notbefore.core.document import Event
 from notbefore.core.event_types import Severity
 from notbefore.core.lifecycle import OUTCOMES
-from notbefore.core.record import Record, Vm, view
+from notbefore.core.record import Record, Vm
 from notbefore.core.routing import (
     NEAR,
     AnnounceBy,
@@ -54,9 +54,8 @@ class Delivery(Struct, frozen=True, omit_defaults=True):
     expires_with_event: bool = False  # it expires when the event ends
     # the event's, 0 if unknown; the smallest is sent first
     not_before: float = 0.0
-    fallback: tuple[
-        str, ...
-    ] = ()  # sinks that it also goes to at ``fallback_at``, or once it is dead
+    # sinks that it also goes to at ``fallback_at``, or once it is dead
+    fallback: tuple[str, ...] = ()
     # only for critical changes; sinks that got a start also get the end
     fallback_at: float | None = None
     others: tuple[str, ...] = ()  # the other sinks that the change goes to
@@ -223,77 +222,128 @@ def targets_of(record: bytes, routing: Routing, vm: Vm | None) -> Targets:
     routes match.
     """
     try:
-        read = Record.read(record)
+        change = _change_of(Record.read(record))
     except msgspec.MsgspecError:  # a heartbeat
         return Targets()
-    event = view(Event, read, duration=read.expected_duration_seconds)
-    change = view(Change, read, id=read.change_id, kind=read.change, event=event)
     ways = _targets(change, routing, vm)
-    fallback = [name for way in ways.values() for name in _fallback(change, way, ways, routing)]
-    return Targets(tuple(ways), tuple(dict.fromkeys(fallback)))
+    fallback: dict[str, None] = {}
+    for way in ways.values():
+        fallback.update(dict.fromkeys(_fallback(change, way, ways, routing)))
+    return Targets(tuple(ways), tuple(fallback))
+
+
+def _change_of(record: Record) -> Change:
+    """Return the change with the values that a record has of it.
+
+    Its kind and its scope are not checked: a newer version may add values.
+    """
+    event = Event(
+        event_id=record.event_id,
+        event_type=record.event_type,
+        event_status=record.event_status,
+        resource_type=record.resource_type,
+        resources=record.resources,
+        not_before=record.not_before,
+        description=record.description,
+        event_source=record.event_source,
+        duration=record.expected_duration_seconds,
+    )
+    return Change(
+        id=record.change_id,
+        kind=cast("ChangeKind", record.change),
+        reason=record.reason,
+        time=record.time,
+        event=event,
+        scope=cast("Scope", record.scope),
+        incarnation=record.incarnation,
+        first_seen=record.first_seen,
+        previous_scope=cast("Scope | None", record.previous_scope),
+        outcome=cast("Outcome | None", record.outcome),
+        not_before=record.not_before,
+        notice_seconds=record.notice_seconds,
+        scheduled_seconds=record.scheduled_seconds,
+        started_seconds=record.started_seconds,
+        over_since=record.over_since,
+    )
 
 
 def _targets(change: Change, routing: Routing, vm: Vm | None) -> dict[str, Route]:
-    """The sinks of a change, each with the route that leads there."""
+    """Return the sinks of a change, each with the route that leads there."""
     ways = route(change, routing, vm)
-    return {sink: way for sink, way in ways.items() if _takes(routing.sinks[sink], change)}
+    return {sink: way for sink, way in ways.items() if _accepts(routing.sinks[sink], change)}
 
 
 def _fallback(
     change: Change, way: Route, targets: Collection[str], routing: Routing
 ) -> tuple[str, ...]:
-    """The fallback sinks of a route, without those that get the change by their own routes."""
-    return tuple(
-        name for name in way.fallback if name not in targets and _takes(routing.sinks[name], change)
-    )
+    """Return the fallback sinks of a route, without those that have routes of their own."""
+    others = [sink for sink in way.fallback if sink not in targets]
+    return tuple(sink for sink in others if _accepts(routing.sinks[sink], change))
 
 
-def _takes(terms: Terms, change: Change) -> bool:
+def _accepts(terms: Terms, change: Change) -> bool:
     return terms.approvals or change.kind not in APPROVAL_KINDS
 
 
 def _settling(change: Change, terms: Terms) -> float:
-    """Seconds to wait after an event stopped affecting another VM: that VM closes the alert, this
-    one reopens it.
+    """Return how many seconds to wait after an event stopped affecting another VM.
+
+    That VM closes the incident at the receiver. This one must reopen it, so it sends later.
     """
-    before = change.previous if change.kind == "updated" and change.scope == "self" else None
-    left = before is not None and set(before.vms) - set(change.event.vms)
-    return SETTLING if left and terms.keeps_incidents else 0.0
+    if change.kind != "updated" or change.scope != "self" or change.previous is None:
+        return 0.0
+    no_longer_affected = set(change.previous.vms) - set(change.event.vms)
+    if no_longer_affected and terms.keeps_incidents:
+        return SETTLING
+    return 0.0
 
 
 def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: float) -> Delivery:
-    """A heartbeat of this VM; it expires when the next one is due, after ``interval`` seconds."""
-    identity, key = delivery_id(f"heartbeat {vm} {now}", sink), f"heartbeat {vm}".casefold()
-    return Delivery(identity, key, sink, "heartbeat", "info", now, now, now + interval, record)
+    """Return a heartbeat of this VM for a sink.
+
+    It expires when the next one is due, after ``interval`` seconds.
+    """
+    return Delivery(
+        delivery_id=delivery_id(f"heartbeat {vm} {now}", sink),
+        event_key=f"heartbeat {vm}".casefold(),
+        sink=sink,
+        kind="heartbeat",
+        severity="info",
+        created=now,
+        due=now,
+        expires=now + interval,
+        record=record,
+    )
 
 
 def _reminders(
     change: Change, way: Route, message: Delivery, *, announce_by: AnnounceBy
 ) -> Iterator[Delivery]:
     """Yield the reminders to send before NotBefore."""
-    event, ahead = change.event, change.ahead_seconds
-    last = change.no_longer_affected and announce_by != "all"
-    if last or change.kind not in ("announced", "updated") or ahead is None:
+    event = change.event
+    ahead = change.ahead_seconds
+    if change.kind not in ("announced", "updated") or ahead is None:
         return
-    near = way.severity or severity_of(event.event_type, None, event.duration)
+    if change.no_longer_affected and announce_by != "all":
+        return
+
+    # a reminder that would be due by now is left out: the message of the change is enough
     start = message.created + ahead  # by the clock of ``created``, however wrong it is
-    # if the notice is shorter than that, the message of the change itself is enough
-    befores = sorted(
-        {one.seconds for one in way.remind_before if start - one.seconds > message.created},
-        reverse=True,
-    )
-    # the next reminder replaces it
-    ends = [
-        *(start - before for before in befores[1:]),
-        start + REMINDER_GRACE,
-    ]
-    for before, expires in zip(befores, ends, strict=False):
-        due, identity = start - before, f"{change.id} reminder {before:g}"
+    all_due = {start - before.seconds: before.seconds for before in way.remind_before}
+    due_times = sorted(due for due in all_due if due > message.created)
+    expiries = [*due_times[1:], start + REMINDER_GRACE]  # the next reminder replaces it
+    severity_near = way.severity or severity_of(event.event_type, None, event.duration)
+
+    for due, expires in zip(due_times, expiries, strict=False):
+        identity = f"{change.id} reminder {all_due[due]:g}"
+        severity = message.severity
+        if due >= start - NEAR:
+            severity = severity_near
         yield replace(
             message,
             delivery_id=delivery_id(identity, message.sink),
             kind="reminder",
-            severity=near if due >= start - NEAR else message.severity,
+            severity=severity,
             created=due,
             due=due,
             expires=expires,

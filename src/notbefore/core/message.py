@@ -11,7 +11,7 @@ from notbefore.core.delivery import EXPIRING_KINDS, Delivery, MessageKind
 from notbefore.core.document import STARTED
 from notbefore.core.event_types import Severity
 from notbefore.core.lifecycle import OUTCOMES
-from notbefore.core.record import Heartbeat, Record, view
+from notbefore.core.record import Heartbeat, Record
 from notbefore.core.text import escaped, sha256
 from notbefore.errors import SendError
 
@@ -20,7 +20,7 @@ MAX_KEY: Final = 255
 
 
 class Message(Struct, frozen=True):
-    """One delivery, decoded."""
+    """A delivery whose record is decoded."""
 
     delivery_id: str
     event_key: str
@@ -39,8 +39,23 @@ class Message(Struct, frozen=True):
 
         Raises ``msgspec.DecodeError`` if its record cannot be read.
         """
-        content = (Heartbeat if delivery.kind == "heartbeat" else Record).read(delivery.record)
-        return view(cls, delivery, content=content, line=delivery.record, now=now)
+        content: Record | Heartbeat
+        if delivery.kind == "heartbeat":
+            content = Heartbeat.read(delivery.record)
+        else:
+            content = Record.read(delivery.record)
+        return cls(
+            delivery_id=delivery.delivery_id,
+            event_key=delivery.event_key,
+            sink=delivery.sink,
+            kind=delivery.kind,
+            severity=delivery.severity,
+            content=content,
+            line=delivery.record,
+            now=now,
+            thread=delivery.thread or None,  # "": the sink has no text for this event
+            note=delivery.note,
+        )
 
     @property
     def record(self) -> Record:
@@ -56,7 +71,9 @@ class Message(Struct, frozen=True):
     def alert_key(self) -> str:
         """The key of the event's alert at the receiver; the same from every VM."""
         key = f"notbefore/{escaped(self.event_key)}"
-        return key if len(key) <= MAX_KEY else f"notbefore/{sha256(key.encode())}"
+        if len(key) > MAX_KEY:
+            return f"notbefore/{sha256(key.encode())}"
+        return key
 
     @property
     def shared(self) -> "Message":
@@ -81,14 +98,18 @@ class Message(Struct, frozen=True):
     @property
     def is_good_news(self) -> bool:
         """Whether it is the last message, and the outcome of the event is known."""
-        unknown = (
-            self.kind == "ended" and self.record.outcome == "unknown"
-        ) or self.record.reason == AS_FAR_AS_KNOWN
-        return self.settled and not unknown
+        if not self.settled or self.record.reason == AS_FAR_AS_KNOWN:
+            return False
+        return self.kind != "ended" or self.record.outcome != "unknown"
 
     @property
     def shown_severity(self) -> Severity:
-        """The severity that the message shows: ``info`` for good news, ``warning`` for an unknown
-        end, else its own.
+        """The severity that the message shows.
+
+        Good news is ``info``, and an end of which the outcome is unknown is a ``warning``.
         """
-        return "info" if self.is_good_news else "warning" if self.settled else self.severity
+        if self.is_good_news:
+            return "info"
+        if self.settled:
+            return "warning"
+        return self.severity

@@ -1,46 +1,38 @@
-"""``Record``: a change as flat data for log lines, OTLP, the page and notifications; and as a
-CloudEvent.
+"""``Record``: a change as flat data for log lines, OTLP, the page and notifications.
 
-Its fields are typed; ``flat`` returns the attributes as they are written. Attribute names are those
-of OpenTelemetry's semantic conventions (``cloud.*``, ``host.*``, ``azure.*`` resource attributes);
-the other names begin with ``azure.scheduled_event.``. Unknown values are left out.
+``Heartbeat``: the record of a VM without news. Their fields are typed; ``flat`` returns the
+attributes as they are written. Attribute names are those of OpenTelemetry's semantic conventions
+(``cloud.*``, ``host.*``, ``azure.*`` resource attributes); the other names begin with
+``azure.scheduled_event.``. Unknown values are left out.
 """
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 from itertools import islice
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from notbefore.core.change import Change, Step
+from notbefore.core.change import Approval, Change, Step
 from notbefore.core.text import escaped, natural, rfc3339
 
 PREFIX: Final = "azure.scheduled_event."  # of the attributes that OpenTelemetry does not define
-# the ``type`` of a CloudEvent, with the kind of change
-CHANGE_TYPE: Final = "notbefore.scheduled_event.{}.v1"
-HEARTBEAT_TYPE: Final = "notbefore.heartbeat.v1"
-# that an agent keeps in its history; one answer has as many at most
+# the most records that an agent keeps in its history, and that one answer contains
 HISTORY_RECORDS: Final = 10_000
+# the start of an id of several events that `notbefore fleet` reports together
+WAVE: Final = "wave-"
+AZURE: Final = "azure"  # the cloud, and its kind of machine, with OpenTelemetry's names
+AZURE_VM: Final = "azure.vm"
+TAG: Final = "azure.tag."
+"""The start of a tag's attribute name, as OpenTelemetry's Collector has it: `azure.tag.team`."""
+_TAG_BYTES: Final = TAG.encode()
+MAX_TAGS: Final = 10  # per record
+MAX_TAG_NAME: Final = 512  # characters; this and the next one are Azure's own limits
+MAX_TAG: Final = 256  # characters of a value
+MAX_LISTED: Final = 100  # EventIds in a heartbeat
 Value = str | int | float | bool | tuple[str, ...]
-Viewed = TypeVar("Viewed", bound=Struct)
-
-
-def view(kind: type[Viewed], /, *sources: object, **fields: Any) -> Viewed:
-    """Make a ``kind``: each field is from ``fields``, else from the first source that has it as
-    anything but "".
-    """
-    for name in kind.__struct_fields__:
-        if name not in fields:
-            found = next(
-                (getattr(one, name) for one in sources if getattr(one, name, "") != ""), ""
-            )
-            if found != "":
-                fields[name] = found
-    return kind(**fields)
 
 
 class Vm(Struct, frozen=True):
@@ -72,24 +64,6 @@ class FleetFacts(Struct, frozen=True):
     fleet_over: int = 0  # events that are over
 
 
-# the start of an id of several events that `notbefore fleet` reports together
-WAVE: Final = "wave-"
-AZURE: Final = "azure"  # the cloud, and its kind of machine, with OpenTelemetry's names
-AZURE_VM: Final = "azure.vm"
-TAG: Final = "azure.tag."
-"""The start of a tag's attribute name, as OpenTelemetry's Collector has it: `azure.tag.team`."""
-# a record without it is not decoded again for its tags: few have any
-TAG_BYTES: Final = TAG.encode()
-MAX_TAGS: Final = 10  # per record
-MAX_TAG_NAME: Final = 512  # characters; this and the next one are Azure's own limits
-MAX_TAG: Final = 256  # characters of a value
-MAX_LISTED: Final = 100  # EventIds in a heartbeat
-DATA_SCHEMA: Final = (
-    "https://github.com/notbefore/notbefore/blob/main/src/notbefore/core/record.v1.json"
-)
-_NOT_IN_URI: Final = re.compile("[^A-Za-z0-9._~/-]")
-
-
 class BaseRecord(Struct, frozen=True, kw_only=True):
     """The attributes of every record: the time, a sentence, the VM that reports it.
 
@@ -115,11 +89,17 @@ class BaseRecord(Struct, frozen=True, kw_only=True):
     def flat(self) -> dict[str, Value]:
         """The attributes as they are written: times as RFC 3339 in UTC, without unknown values."""
         values: dict[str, Any] = msgspec.to_builtins(self, builtin_types=(datetime,))
-        tags = {TAG + name: value for name, value in values.pop(TAG).items()}
-        found = {name: value for name, value in values.items() if value not in (None, "")}
-        return {
-            name: rfc3339(one) if isinstance(one, datetime) else one for name, one in found.items()
-        } | tags
+        tags = values.pop(TAG)
+
+        attributes: dict[str, Value] = {}
+        for name, value in values.items():
+            if isinstance(value, datetime):
+                attributes[name] = rfc3339(value)
+            elif value not in (None, ""):
+                attributes[name] = value
+        for name, value in tags.items():
+            attributes[TAG + name] = value
+        return attributes
 
     def line(self) -> bytes:
         """The attributes as one line of JSON, as it is stored."""
@@ -133,20 +113,20 @@ class BaseRecord(Struct, frozen=True, kw_only=True):
 
 def tags_in(line: bytes) -> dict[str, str]:
     """Return the tags of a record, within the bounds. Raises ``msgspec.DecodeError``."""
-    if TAG_BYTES not in line:
+    if _TAG_BYTES not in line:  # few records have tags: the others are not decoded again
         return {}
     values = msgspec.json.decode(line, type=dict[str, Any])
-    return _bounded(
-        (name[len(TAG) :], value) for name, value in values.items() if name.startswith(TAG)
-    )
+    names = [name for name in values if name.startswith(TAG)]
+    return _bounded((name.removeprefix(TAG), values[name]) for name in names)
 
 
 def _bounded(tags: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    """The tags within the bounds, names in lower case: Azure compares the names without regard to
-    case.
-    """
-    texts = ((name.casefold(), value) for name, value in tags if name and isinstance(value, str))
-    return {name[:MAX_TAG_NAME]: value[:MAX_TAG] for name, value in islice(texts, MAX_TAGS)}
+    """Return the tags within the bounds, names in lower case: Azure ignores their case."""
+    texts = ((name, value) for name, value in tags if name and isinstance(value, str))
+    bounded: dict[str, str] = {}
+    for name, value in islice(texts, MAX_TAGS):
+        bounded[name.casefold()[:MAX_TAG_NAME]] = value[:MAX_TAG]
+    return bounded
 
 
 def _attribute(name: str) -> str:
@@ -206,48 +186,84 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
         *,
         exercise: bool = False,
         fleet: FleetFacts | None = None,
-    ) -> Self:
-        """The record of a change that was seen on ``vm`` (``None``: it is not known which VM this
-        is).
+    ) -> "Record":
+        """Return the record of a change that was seen on ``vm`` (``None``: it is not known which VM
+        this is).
 
         ``body``: the change in a sentence.
 
         ``fleet``: what many VMs say about it together; ``vm`` then has what these VMs have in
         common.
         """
-        event, before, seconds = change.event, change.previous, change.interruption
-        return view(
-            cls,
-            change,
-            event,
-            change.approval,
-            fleet,
-            vm,
+        event = change.event
+        if vm is None:
+            vm = Vm()
+        previous_not_before = None
+        if change.previous is not None and change.not_before_changed:
+            previous_not_before = change.previous.not_before
+        interruption = change.interruption
+        if interruption is not None:
+            interruption = round(interruption, 3)
+        truncated = None
+        if event.resources_cut:
+            truncated = ("resources",)
+
+        record: Record = cls(
+            time=change.time,
             event_name=_attribute(change.kind),
             body=body,
-            vm_name=(vm and vm.name) or None,
-            tags=_recorded(vm),
+            location=vm.location or None,
+            zone=vm.zone or None,
+            subscription_id=vm.subscription_id or None,
+            resource_id=vm.resource_id or None,
+            resource_group=vm.resource_group or None,
+            scale_set=vm.scale_set or None,
+            vm_id=vm.vm_id or None,
+            vm_name=vm.name or None,
+            vm_size=vm.vm_size or None,
+            tags=_recorded_tags(vm),
             change_id=change.id,
             change=change.kind,
-            previous_not_before=(
-                before.not_before if before and before.not_before != event.not_before else None
-            ),
+            reason=change.reason,
+            outcome=change.outcome,
+            event_id=event.event_id,
+            event_type=event.event_type,
+            event_status=event.event_status,
+            event_source=event.event_source,
+            scope=change.scope,
+            resource_type=event.resource_type,
+            resources=event.resources,
+            description=event.description or None,  # Azure writes "" where it has none
+            incarnation=change.incarnation,
+            first_seen=change.first_seen,
+            not_before=change.not_before,
+            previous_not_before=previous_not_before,
+            previous_scope=change.previous_scope,
             exercise=exercise or None,
             expected_duration_seconds=event.duration,
-            interruption_seconds=round(seconds, 3) if seconds is not None else None,
-            truncated=("resources",) if event.resources_cut else None,
+            notice_seconds=change.notice_seconds,
+            scheduled_seconds=change.scheduled_seconds,
+            started_seconds=change.started_seconds,
+            over_since=change.over_since,
+            interruption_seconds=interruption,
+            truncated=truncated,
         )
+        if change.approval is not None:
+            record = _with_approval(record, change.approval)
+        if fleet is not None:
+            record = _with_fleet_facts(record, fleet)
+        return record
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The affected VMs as they are listed: for a wave of several events as it has them, else in
-        natural order.
+        """The affected VMs in the order in which people read them.
+
+        A wave of several events has them in its own order; those of one event are in natural order.
         """
-        return (
-            self.resources
-            if (self.fleet_events or 0) > 1
-            else tuple(sorted(self.resources, key=natural))
-        )
+        is_wave = self.fleet_events is not None and self.fleet_events > 1
+        if is_wave:
+            return self.resources
+        return tuple(sorted(self.resources, key=natural))
 
     @property
     def of_one_vm(self) -> bool:
@@ -273,18 +289,49 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
         Unchanged if the event affects only the reporting VM, or if it is a record of `notbefore
         fleet`.
         """
-        alone = [name.casefold() for name in self.resources] == [(self.vm_name or "").casefold()]
-        if self.fleet_vms is not None or alone:
+        if self.fleet_vms is not None:
+            return self
+        vm_name = self.vm_name or ""
+        affected = [name.casefold() for name in self.resources]
+        if affected == [vm_name.casefold()]:
             return self
         return replace(
-            self, scope="self", previous_scope=None, tags={}, **dict.fromkeys(_OF_ONE_VM)
+            self,
+            zone=None,
+            resource_id=None,
+            vm_id=None,
+            vm_name=None,
+            vm_size=None,
+            tags={},
+            scope="self",
+            previous_scope=None,
+            notice_seconds=None,
+            scheduled_seconds=None,
+            started_seconds=None,
+            interruption_seconds=None,
         )
 
 
-_OF_ONE_VM: Final = (
-    *("zone", "resource_id", "vm_id", "vm_name", "vm_size"),
-    *("notice_seconds", "scheduled_seconds", "started_seconds", "interruption_seconds"),
-)
+def _with_approval(record: Record, approval: Approval) -> Record:
+    return replace(
+        record,
+        approval_rule=approval.approval_rule,
+        approval_by=approval.approval_by,
+        approval_detail=approval.approval_detail or None,
+        approval_requests=approval.approval_requests,
+        approval_reason=approval.approval_reason or None,
+    )
+
+
+def _with_fleet_facts(record: Record, facts: FleetFacts) -> Record:
+    return replace(
+        record,
+        fleet_events=facts.fleet_events,
+        fleet_vms=facts.fleet_vms,
+        fleet_reported_by=facts.fleet_reported_by,
+        fleet_under_way=facts.fleet_under_way,
+        fleet_over=facts.fleet_over,
+    )
 
 
 class Heartbeat(BaseRecord, frozen=True, kw_only=True):
@@ -310,18 +357,26 @@ class Heartbeat(BaseRecord, frozen=True, kw_only=True):
         now: datetime,
         interval: float | None = None,
     ) -> Self:
-        """The heartbeat at ``now``; ``listed``: the EventIds of the scheduled events.
+        """Return the heartbeat at ``now``; ``listed``: the EventIds of the scheduled events.
 
         ``interval`` in seconds.
         """
-        return view(
-            cls,
-            vm,
+        if vm is None:
+            vm = Vm()
+        return cls(
             time=now,
             event_name="notbefore.heartbeat",
             body=body,
-            vm_name=(vm and vm.name) or None,
-            tags=_recorded(vm),
+            location=vm.location or None,
+            zone=vm.zone or None,
+            subscription_id=vm.subscription_id or None,
+            resource_id=vm.resource_id or None,
+            resource_group=vm.resource_group or None,
+            scale_set=vm.scale_set or None,
+            vm_id=vm.vm_id or None,
+            vm_name=vm.name or None,
+            vm_size=vm.vm_size or None,
+            tags=_recorded_tags(vm),
             pending=len(listed),
             listed=listed[:MAX_LISTED],
             interval=interval,
@@ -329,28 +384,37 @@ class Heartbeat(BaseRecord, frozen=True, kw_only=True):
         )
 
 
-def _recorded(vm: Vm | None) -> dict[str, str]:
-    """The tags of a VM that its records contain."""
-    if vm is None or not vm.record_tags:
-        return {}
+def _recorded_tags(vm: Vm) -> dict[str, str]:
+    """Return the tags of a VM that its records contain."""
     wanted = {name.casefold() for name in vm.record_tags}
-    return _bounded((name, value) for name, value in vm.tags.items() if name.casefold() in wanted)
+    tags = vm.tags.items()
+    return _bounded((name, value) for name, value in tags if name.casefold() in wanted)
 
 
-def identity(vm: Vm) -> dict[str, str]:
-    """The attributes that identify a VM, with OpenTelemetry's names.
+def resource_attributes(vm: Vm) -> dict[str, str]:
+    """Return the attributes that identify a VM, with OpenTelemetry's names.
 
     A value that IMDS does not give is empty.
     """
-    fields = zip(BaseRecord.__struct_fields__, BaseRecord.__struct_encode_fields__, strict=True)
-    found = {
-        name: getattr(vm, field) for field, name in fields if hasattr(vm, field) and name != TAG
+    attributes = {
+        "cloud.provider": AZURE,
+        "cloud.platform": AZURE_VM,
+        "cloud.region": vm.location,
+        "cloud.availability_zone": vm.zone,
+        "cloud.account.id": vm.subscription_id,
+        "cloud.resource_id": vm.resource_id,
+        "azure.resource_group.name": vm.resource_group,
+        "azure.vm.scaleset.name": vm.scale_set,
+        "host.id": vm.vm_id,
+        "host.name": vm.name,
+        "host.type": vm.vm_size,
     }
-    known = {"cloud.provider": AZURE, "cloud.platform": AZURE_VM, "host.name": vm.name}
-    return known | found | {TAG + name: value for name, value in _recorded(vm).items()}
+    for name, value in _recorded_tags(vm).items():
+        attributes[TAG + name] = value
+    return attributes
 
 
-_RESOURCE_ATTRIBUTES: Final = frozenset(identity(Vm()))
+_RESOURCE_ATTRIBUTES: Final = frozenset(resource_attributes(Vm()))
 
 
 def is_of_resource(name: str) -> bool:
@@ -367,48 +431,3 @@ def json_line(values: object) -> bytes:
     Characters that are not safe to show are escaped as ``\uXXXX``.
     """
     return escaped(msgspec.json.encode(values).decode()).encode()
-
-
-# ---- how a record is sent
-
-
-def partition_key(record: BaseRecord, event_key: str) -> str:
-    """Return the key of a record's partition in a stream: one for all records and heartbeats of a
-    group of VMs.
-
-    VMs see each other's events within a scale set or an availability set. IMDS names the scale set,
-    but not the availability set, which always lies within one resource group. So the key is the
-    scale set, else the resource group. If IMDS has not identified the VM, it is ``event_key``.
-    """
-    if record.subscription_id is None or record.resource_group is None:
-        return event_key
-    group = (
-        record.subscription_id,
-        record.resource_group,
-        *((record.scale_set,) if record.scale_set else ()),
-    )
-    return "/".join(group).casefold()
-
-
-def cloud_event(
-    record: Record | Heartbeat, delivery_id: str, data: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return a CloudEvents 1.0 envelope (JSON format) around ``data``.
-
-    Its id is the change's or the heartbeat's.
-    """
-    change = record if isinstance(record, Record) else None
-    source = record.resource_id or f"/{record.vm_name or 'unknown'}"
-    return {
-        "specversion": "1.0",
-        "id": change.change_id if change else delivery_id,
-        "source": _NOT_IN_URI.sub(
-            "-", source
-        ),  # a URI reference: the VM's resource id, else its name
-        "type": CHANGE_TYPE.format(change.change) if change else HEARTBEAT_TYPE,
-        **({"subject": change.event_id} if change and change.event_id else {}),
-        "time": rfc3339(record.time),
-        "datacontenttype": "application/json",
-        **({"dataschema": DATA_SCHEMA} if change else {}),
-        "data": data,
-    }

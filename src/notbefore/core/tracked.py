@@ -14,7 +14,7 @@ from msgspec import Struct
 from notbefore.core.change import Change, ChangeKind, Reason, Scope
 from notbefore.core.clock import Instant, elapsed
 from notbefore.core.document import STARTED, Event
-from notbefore.core.record import Vm, view
+from notbefore.core.record import Vm
 
 WATCHED: Final = 15.0
 """The most seconds between two good answers for which the time between them counts as watched:
@@ -215,14 +215,22 @@ class PendingEvent(Struct, frozen=True):
     @classmethod
     def of(cls, tracked: TrackedEvent, now: datetime) -> "PendingEvent":
         """The event as it is at ``now``."""
-        return view(
-            cls,
-            tracked,
-            tracked.event,
-            description=tracked.event.description or None,  # Azure writes "" where it has none
+        event = tracked.event
+        return cls(
+            event_id=event.event_id,
+            event_type=event.event_type,
+            event_status=event.event_status,
+            event_source=event.event_source,
+            scope=tracked.scope,
+            resources=event.resources,
+            description=event.description or None,  # Azure writes "" where it has none
+            not_before=tracked.not_before,
             seconds_to_not_before=tracked.seconds_to(now),
-            expected_duration_seconds=tracked.event.duration,
+            expected_duration_seconds=event.duration,
+            first_seen=tracked.first_seen,
             notice_seconds=tracked.notice,
+            started=tracked.started,
+            start_seen=tracked.start_seen,
         )
 
 

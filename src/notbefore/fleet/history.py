@@ -20,7 +20,6 @@ import msgspec
 
 from notbefore.core.change import Outcome
 from notbefore.core.event_types import EVENT_TYPES
-from notbefore.core.record import view
 from notbefore.errors import StoreError
 from notbefore.fleet.shown_waves import EventFacts
 from notbefore.fleet.story import OUTCOMES, Measures, Story, from_unix
@@ -62,18 +61,32 @@ class PastEvent(EventFacts, frozen=True, kw_only=True):
     @classmethod
     def closed_at(cls, now: float, story: Story) -> "PastEvent":
         """Make the entry of a story; ``now``: Unix seconds of the hub's clock."""
-        return view(
-            cls,
-            story,
-            story.event,
-            story.place,
-            tags=dict(story.place.tags),
-            vms=story.event.resources,
+        event = story.event
+        place = story.place
+        return cls(
+            event_id=event.event_id,
+            event_type=event.event_type,
+            event_source=event.event_source,
+            subscription=place.subscription,
+            resource_group=place.resource_group,
+            scale_set=place.scale_set,
+            region=place.region,
+            zone=place.zone,
+            tags=dict(place.tags),
+            vms=event.resources,
             reported_by=len(story.reported),
-            expected_seconds=story.event.duration,
+            first_seen=story.first_seen,
+            not_before=story.not_before,
+            started=story.started,
+            description=event.description or None,
+            nth=story.nth,
+            expected_seconds=event.duration,
+            over=story.over,
             closed=from_unix(now),
             outcome=OUTCOMES[story.standing],
             as_far_as_known=story.given_up,
+            exercise=story.exercise,
+            measured=story.measured,
         )
 
     @property

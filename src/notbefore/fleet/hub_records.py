@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from notbefore.core.change import APPROVAL_KINDS, LIFECYCLE_KINDS, LifecycleKind
+from notbefore.core.cloud_event import CHANGE_TYPE, HEARTBEAT_TYPE
 from notbefore.core.document import (
     MAX_DESCRIPTION,
     MAX_DURATION,
@@ -21,7 +22,7 @@ from notbefore.core.document import (
     MAX_RESOURCES,
     MAX_WORD,
 )
-from notbefore.core.record import CHANGE_TYPE, HEARTBEAT_TYPE, MAX_TAGS, Heartbeat, Record, tags_in
+from notbefore.core.record import MAX_TAGS, Heartbeat, Record, tags_in
 
 MAX_BYTES: Final = 1024 * 1024  # of one record, as many as a hub accepts by default
 

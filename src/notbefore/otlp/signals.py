@@ -32,7 +32,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.sdk.version import __version__ as sdk_version
 
 from notbefore import __version__
-from notbefore.core.record import Vm, identity
+from notbefore.core.record import Vm, resource_attributes
 from notbefore.metrics.families import Family
 from notbefore.metrics.totals import Histogram, Labels
 
@@ -163,7 +163,9 @@ def agent_resource(vm: Vm | None, version: str, own: Mapping[str, str]) -> Resou
     """
     # becomes `instance` in Prometheus: without it, all VMs of a fleet would share one series
     instance = (vm.vm_id or vm.name if vm is not None else "") or socket.gethostname()
-    known = {name: value for name, value in identity(vm).items() if value} if vm is not None else {}
+    known: dict[str, str] = {}
+    if vm is not None:
+        known = {name: value for name, value in resource_attributes(vm).items() if value}
     return resource_of({"service.version": version, "service.instance.id": instance, **known}, own)
 
 

@@ -19,8 +19,9 @@ from azure.eventhub.aio import EventHubProducerClient
 from azure.eventhub.exceptions import OperationTimeoutError
 
 from notbefore.config.sinks import EventHub, Messages
+from notbefore.core.cloud_event import cloud_event, partition_key
 from notbefore.core.message import Message
-from notbefore.core.record import Heartbeat, Record, cloud_event, json_line, partition_key
+from notbefore.core.record import Heartbeat, Record, json_line
 from notbefore.courier.sink import Receipt
 from notbefore.courier.sink import Sink as BaseSink
 from notbefore.errors import SendError

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from notbefore.core.event_types import SEVERITIES
 from notbefore.core.lifecycle import OUTCOMES
-from notbefore.core.record import Record, view
+from notbefore.core.record import Record
 from notbefore.core.routing import severity_of
 from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.metrics.totals import OutboxView
@@ -37,6 +37,19 @@ class TimelineEvent(Struct, frozen=True):
     notice_seconds: float | None = None
     started_seconds: float | None = None
     interruption_seconds: float | None = None  # measured on this VM
+
+    @classmethod
+    def of(cls, pending: PendingEvent) -> "TimelineEvent":
+        """Return an event that has not ended."""
+        return cls(
+            event_id=pending.event_id,
+            event_type=pending.event_type,
+            scope=pending.scope,
+            first_seen=pending.first_seen,
+            not_before=pending.not_before,
+            started=pending.started,
+            notice_seconds=pending.notice_seconds,
+        )
 
     @property
     def anchor(self) -> datetime:
@@ -129,12 +142,20 @@ def newest_ended(history: Iterable[bytes]) -> tuple[TimelineEvent, ...]:
 
 
 def _ended(change: Record) -> TimelineEvent:
-    lasted = change.started_seconds
-    return view(
-        TimelineEvent,
-        change,
-        started=change.time - timedelta(seconds=lasted) if lasted is not None else None,
+    started = None
+    if change.started_seconds is not None:
+        started = change.time - timedelta(seconds=change.started_seconds)
+    return TimelineEvent(
+        event_id=change.event_id,
+        event_type=change.event_type,
+        scope=change.scope,
+        first_seen=change.first_seen,
+        not_before=change.not_before,
+        started=started,
         ended=change.time,
         outcome=change.outcome or "unknown",
         why=REASONS.get(change.reason, ""),
+        notice_seconds=change.notice_seconds,
+        started_seconds=change.started_seconds,
+        interruption_seconds=change.interruption_seconds,
     )

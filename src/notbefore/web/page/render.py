@@ -18,7 +18,6 @@ from msgspec import Struct
 
 from notbefore.core.document import STARTED
 from notbefore.core.duration import Duration, span
-from notbefore.core.record import view
 from notbefore.core.text import escaped
 from notbefore.web.page.model import PageModel, TimelineEvent
 
@@ -34,7 +33,8 @@ MARGIN: Final = 2.0  # percent left free at both ends
 
 def render(model: PageModel) -> bytes:
     """The whole page, in UTF-8."""
-    lives = [*(view(TimelineEvent, event) for event in model.shown), *model.ended]
+    listed = [TimelineEvent.of(event) for event in model.shown]
+    lives = [*listed, *model.ended]
     scale = Scale.over(lives, model.now)
     page = template("page.html").render(
         model=model, now=model.now, lives=lives, scale=scale, STARTED=STARTED
