@@ -1,14 +1,15 @@
-"""``judge``: nothing is approved that the first matching rule does not say."""
+"""``judge`` approves only what the first matching rule says, and an attempt settles one step."""
 
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from notbefore.core.approval import (
     ApprovalAttempt,
+    Decision,
     Policy,
     Rule,
     RuleMatch,
@@ -29,72 +30,128 @@ from support.azure import ID, ME, PEER, at, document, instant, item, now
 
 
 def tracked(**fields: Any) -> TrackedEvent:
-    """An event first seen at 0, with a NotBefore at 900."""
-    tracked = diff(Tracked(), document(item(**fields)), now(0)).tracked
-    return tracked.events[ID.casefold()]
+    """Return an event first seen at 0, with a NotBefore at 900."""
+    seen = diff(Tracked(), document(item(**fields)), now(0)).tracked
+    return seen.events[ID.casefold()]
 
 
-def test_an_event_of_several_is_skipped_unless_the_rule_says_who_speaks() -> None:
-    one = tracked(Resources=[PEER, ME])
-    assert judge(Policy(rules=(Rule("all"),)), one, ME).skipped == "several_resources"
-    each = judge(Policy(rules=(Rule("all", for_all_resources="each"),)), one, ME)
-    assert (each.action, each.at) == ("approve", at(0))
-    leader = Policy(rules=(Rule("all", for_all_resources="leader", approve_after=Duration("1m")),))
-    assert judge(leader, one, PEER.upper()).at == at(60)
-    for another in (ME, None):
-        found = judge(leader, one, another)
-        # another VM speaks, and this one is not asked
-        assert (found.action, found.skipped) == (
-            "leave",
-            None,
-        )
-    peers = Policy(
-        rules=(
-            Rule(
-                RuleMatch(scope=("peer",), event_source=("Platform",)), for_all_resources="leader"
-            ),
-        )
-    )
-    assert judge(peers, msgspec.structs.replace(one, scope="peer"), "a third").action == "leave"
+def judged(event: TrackedEvent, *rules: Rule, vm: str | None = ME) -> Decision:
+    return judge(Policy(rules=rules), event, vm)
+
+
+# ---- events of several VMs
+
+OF_TWO_VMS = {"Resources": [PEER, ME]}
+LEADER = Rule("all", for_all_resources="leader", approve_after=Duration("1m"))
+
+
+def test_rule_skips_event_of_several_vms() -> None:
+    decision = judged(tracked(**OF_TWO_VMS), Rule("all"))
+
+    assert decision.skipped == "several_resources"
+
+
+def test_each_vm_approves_when_rule_says_each() -> None:
+    decision = judged(tracked(**OF_TWO_VMS), Rule("all", for_all_resources="each"))
+
+    assert decision.action == "approve"
+    assert decision.at == at(0)
+
+
+def test_first_vm_approves_when_rule_says_leader() -> None:
+    decision = judged(tracked(**OF_TWO_VMS), LEADER, vm=PEER.upper())
+
+    assert decision.at == at(60)
+
+
+@pytest.mark.parametrize("vm", [ME, None])
+def test_other_vm_is_not_asked_when_rule_says_leader(vm: str | None) -> None:
+    decision = judged(tracked(**OF_TWO_VMS), LEADER, vm=vm)
+
+    assert decision.action == "leave"
+    assert decision.skipped is None
+
+
+def test_unaffected_vm_leaves_event_when_rule_says_leader() -> None:
+    of_peer = replace(tracked(**OF_TWO_VMS), scope="peer")
+    match = RuleMatch(scope=("peer",), event_source=("Platform",))
+
+    decision = judged(of_peer, Rule(match, for_all_resources="leader"), vm="a third")
+
+    assert decision.action == "leave"
 
 
 def test_rules_leave_an_event_that_names_no_vm() -> None:
-    unnamed = msgspec.structs.replace(tracked(Resources=[]), scope="self")
-    policy = Policy(rules=(Rule("all", for_all_resources="each"),))
+    unnamed = replace(tracked(Resources=[]), scope="self")
 
-    decision = judge(policy, unnamed, ME)
+    decision = judged(unnamed, Rule("all", for_all_resources="each"))
 
-    assert (decision.action, decision.rule) == ("leave", "")
+    assert decision.action == "leave"
+    assert decision.rule == ""
     assert decision.why.startswith("it names no VM")
 
 
-def test_what_has_started_is_left_alone_and_what_a_rule_does_not_match_is_the_next_ones() -> None:
-    over = judge(Policy(rules=(Rule("all"),)), tracked(EventStatus="Started", NotBefore=""), ME)
-    assert (over.action, over.why) == (
-        "leave",
-        "it is Started: only a Scheduled event can be approved",
-    )
-    rules = (Rule(RuleMatch(event_type=("Reboot",))), Rule("all"))
-    found = judge(Policy(rules=rules), tracked(), ME)
-    assert (found.action, found.rule) == ("approve", "rules[1]")
+# ---- status, time and readability
 
 
-def test_after_not_before_nothing_is_approved_and_the_clock_of_the_vm_does_not_decide() -> None:
-    fast = msgspec.structs.replace(
-        tracked(), seen=msgspec.structs.replace(instant(), wall=at(7_200))
-    )
-    rules = [
-        Rule("all", approve_after=Duration(wait)) for wait in ("15m", "999999999d999999999d", "1m")
-    ]
-    assert [judge(Policy(rules=(one,)), fast, ME).skipped for one in rules] == [
-        "too_late",
-        "too_late",
-        None,
-    ]
+def test_rules_leave_an_event_that_has_started() -> None:
+    decision = judged(tracked(EventStatus="Started", NotBefore=""), Rule("all"))
+
+    assert decision.action == "leave"
+    assert decision.why == "it is Started: only a Scheduled event can be approved"
 
 
-names = st.sampled_from([ME, ME.lower(), PEER, "other"])
-matches = st.builds(
+def test_next_rule_decides_when_first_does_not_match() -> None:
+    decision = judged(tracked(), Rule(RuleMatch(event_type=("Reboot",))), Rule("all"))
+
+    assert decision.action == "approve"
+    assert decision.rule == "rules[1]"
+
+
+@pytest.mark.parametrize(
+    ("approve_after", "skipped"),
+    [
+        ("1m", None),
+        ("15m", "too_late"),
+        ("999999999d999999999d", "too_late"),
+    ],
+)
+def test_event_is_skipped_when_rule_waits_beyond_not_before(
+    approve_after: str,
+    skipped: str | None,
+) -> None:
+    # the wall clock of the VM is two hours fast, and does not decide
+    event = replace(tracked(), seen=replace(instant(), wall=at(7_200)))
+
+    decision = judged(event, Rule("all", approve_after=Duration(approve_after)))
+
+    assert decision.skipped == skipped
+
+
+@pytest.mark.parametrize(
+    ("fields", "flawed"),
+    [
+        pytest.param({}, True, id="flawed"),
+        pytest.param({"NotBefore": ""}, False, id="empty NotBefore"),
+        pytest.param({"NotBefore": None}, False, id="no NotBefore"),
+    ],
+)
+def test_flawed_or_undated_event_is_never_approved(
+    fields: dict[str, Any],
+    *,
+    flawed: bool,
+) -> None:
+    decision = judge(Policy(rules=(Rule("all"),)), tracked(**fields), ME, flawed=flawed)
+
+    assert decision.action == "leave"
+    assert decision.rule == ""
+    assert decision.why == unreadable(tracked(**fields), flawed=flawed)
+
+
+# ---- random rules and events
+
+NAMES = st.sampled_from([ME, ME.lower(), PEER, "other"])
+MATCHES = st.builds(
     RuleMatch,
     event_type=st.lists(st.sampled_from(["Freeze", "reboot", "Preempt"]), max_size=2).map(tuple),
     event_source=st.lists(st.sampled_from(["Platform", "User"]), max_size=1).map(tuple),
@@ -105,166 +162,261 @@ matches = st.builds(
 )
 
 
-rules = st.builds(Rule, match=matches, action=st.just("leave")) | st.builds(
+def selects(match: RuleMatch) -> bool:
+    """Return whether an approving rule may have this match."""
+    return bool(match.event_type or match.event_source or match.duration)
+
+
+LEAVING_RULES = st.builds(Rule, match=MATCHES, action=st.just("leave"))
+APPROVING_RULES = st.builds(
     Rule,
-    match=matches.filter(
-        lambda match: bool(match.event_type or match.event_source or match.duration)
-    )
-    | st.just("all"),
+    match=MATCHES.filter(selects) | st.just("all"),
     action=st.just("approve"),
+    for_all_resources=st.sampled_from([None, "each"]),
 )
-speaking = rules.map(
-    lambda rule: (
-        msgspec.structs.replace(rule, for_all_resources="each")
-        if rule.action == "approve"
-        else rule
-    )
-)
-events = st.fixed_dictionaries(
+EVENTS = st.fixed_dictionaries(
     {
         "EventType": st.sampled_from(["Freeze", "Reboot", "Preempt", "New"]),
         "EventStatus": st.sampled_from(["Scheduled", "Started", "Other"]),
         "EventSource": st.sampled_from(["Platform", "User", None]),
         "DurationInSeconds": st.sampled_from([-1, 0, 5, 8, 9]),
-        "Resources": st.lists(names, max_size=3),
+        "Resources": st.lists(NAMES, max_size=3),
     }
 )
 
 
-def agrees(rule: Rule, one: dict[str, Any], vm: str | None) -> bool:
-    """The rule's matchers, spelled out a second time."""
-    mine = vm is not None and vm.casefold() in [name.casefold() for name in one["Resources"]]
-    scope = "unknown" if vm is None or not one["Resources"] else "self" if mine else "peer"
+def scope_by_name(resources: list[str], vm: str | None) -> str:
+    """Return the scope of an event, spelled out a second time."""
+    if vm is None or not resources:
+        return "unknown"
+    if vm.casefold() in [name.casefold() for name in resources]:
+        return "self"
+    return "peer"
+
+
+def duration_matches(span: DurationRange | None, seconds: int) -> bool:
+    if span is None:
+        return True
+    if seconds < 0:  # unknown
+        return False
+    if span.min is not None and seconds < span.min:
+        return False
+    return span.max is None or seconds <= span.max
+
+
+def rule_matches(rule: Rule, fields: dict[str, Any], vm: str | None) -> bool:
+    """Return whether a rule matches an event, spelled out a second time."""
     match = rule.matcher
-    span, length = match.duration, one["DurationInSeconds"]
-    known = length >= 0
-    long_enough = span is None or (
-        known
-        and (span.min is None or length >= span.min)
-        and (span.max is None or length <= span.max)
-    )
-    types = [name.casefold() for name in match.event_type]
-    return (
-        scope in match.scope
-        and (not types or one["EventType"].casefold() in types)
-        and (not match.event_source or one["EventSource"] in match.event_source)
-        and long_enough
-    )
+    event_types = [name.casefold() for name in match.event_type]
+    if scope_by_name(fields["Resources"], vm) not in match.scope:
+        return False
+    if event_types and fields["EventType"].casefold() not in event_types:
+        return False
+    if match.event_source and fields["EventSource"] not in match.event_source:
+        return False
+    return duration_matches(match.duration, fields["DurationInSeconds"])
 
 
-@given(st.lists(rules | speaking, max_size=4), events, st.sampled_from([ME, PEER, None]))
-def test_nothing_is_approved_that_the_first_matching_rule_does_not_say(
-    found: list[Rule], one: dict[str, Any], vm: str | None
+@given(
+    st.lists(LEAVING_RULES | APPROVING_RULES, max_size=4),
+    EVENTS,
+    st.sampled_from([ME, PEER, None]),
+)
+def test_event_is_approved_only_by_its_first_matching_rule(
+    rules: list[Rule],
+    fields: dict[str, Any],
+    vm: str | None,
 ) -> None:
-    seen = tracked(**one)
-    decision = judge(
-        Policy(rules=tuple(found)),
-        msgspec.structs.replace(seen, scope=scope_of(seen.event, vm)),
-        vm,
-    )
-    first = next((number for number, rule in enumerate(found) if agrees(rule, one, vm)), None)
-    alone = len({name.casefold() for name in one["Resources"]}) == 1
-    allowed = (
-        first is not None
-        and one["EventStatus"] == "Scheduled"
-        and found[first].action == "approve"
-        and (alone or found[first].for_all_resources == "each")
-    )
-    assert (decision.action == "approve") == allowed
-    if allowed:
-        assert decision.rule == f"rules[{first}]"
+    event = tracked(**fields)
+    event = replace(event, scope=scope_of(event.event, vm))
+
+    decision = judged(event, *rules, vm=vm)
+
+    matching = [number for number, rule in enumerate(rules) if rule_matches(rule, fields, vm)]
+    affected_vms = {name.casefold() for name in fields["Resources"]}
+    is_allowed = False
+    if matching and fields["EventStatus"] == "Scheduled":
+        rule = rules[matching[0]]
+        may_speak = len(affected_vms) == 1 or rule.for_all_resources == "each"
+        is_allowed = rule.action == "approve" and may_speak
+    assert (decision.action == "approve") == is_allowed
+    if is_allowed:
+        assert decision.rule == f"rules[{matching[0]}]"
 
 
-def test_an_attempt_settles_its_step_alone() -> None:
-    one, moved = tracked(), tracked(DurationInSeconds=6)
-    done = ApprovalAttempt(one, "a", "step").ended("approval_skipped (dry_run)")
-    assert (done.state, done.records) == ("done", 1)
-    assert [done.is_carried_out(one, step) for step in ("step", "another")] == [True, False]
-    again = next_attempt(done, moved, "b", "another")
-    assert (again.state, again.records, again.rule, again.is_carried_out(one, "step")) == (
-        "sending",
-        1,
-        "b",
-        True,
-    )
-    approved = msgspec.structs.replace(done, approved=content_of(one))
-    assert approved.is_carried_out(one, "another")
-    assert not approved.is_carried_out(moved, "another")
-    back = msgspec.structs.replace(one, seen=instant(500))  # it was gone meanwhile
-    anew = next_attempt(approved, back, "a", "another")
-    assert (
-        anew.records,
-        anew.is_carried_out(back, "step"),
-        anew.is_carried_out(back, "other"),
-    ) == (1, True, True)
-    assert ApprovalAttempt(one, OPERATOR).ended("approved").carried_out == ()
+# ---- steps and attempts
 
 
-def test_a_step_is_the_event_as_it_is_under_the_rule_as_it_is() -> None:
-    def step(rule: Rule, one: TrackedEvent) -> str:
-        return judge(Policy(rules=(rule,)), one, ME).step
-
-    known = {
-        step(Rule("all"), tracked()),
-        step(Rule("all", approve_after=Duration("1s")), tracked()),
-        step(Rule("all", name="a"), tracked()),
-        step(Rule("all"), tracked(DurationInSeconds=6)),
-    }
-    assert len(known) == 4
-    # the list flapped
-    assert step(Rule("all"), msgspec.structs.replace(tracked(), seen=instant(1))) in known
-    assert step(Rule("all"), tracked(Resources=[ME.upper()])) in known
+def step_of(rule: Rule, event: TrackedEvent) -> str:
+    return judged(event, rule).step
 
 
 @pytest.mark.parametrize(
-    ("fields", "flawed"), [({}, True), ({"NotBefore": ""}, False), ({"NotBefore": None}, False)]
+    ("rule", "fields"),
+    [
+        pytest.param(Rule("all", approve_after=Duration("1s")), {}, id="another delay"),
+        pytest.param(Rule("all", name="a"), {}, id="another name"),
+        pytest.param(Rule("all"), {"DurationInSeconds": 6}, id="another event"),
+    ],
 )
-def test_what_could_not_be_read_or_has_no_not_before_is_never_approved(
-    fields: dict[str, Any], *, flawed: bool
-) -> None:
-    decision = judge(Policy(rules=(Rule("all"),)), tracked(**fields), ME, flawed=flawed)
-    assert (decision.action, decision.rule) == ("leave", "")
-    assert unreadable(tracked(**fields), flawed=flawed) == decision.why
+def test_step_changes_with_event_or_rule(rule: Rule, fields: dict[str, Any]) -> None:
+    step = step_of(Rule("all"), tracked())
+
+    assert step_of(rule, tracked(**fields)) != step
 
 
-def changed(
-    kind: ApprovalKind, reason: Reason, *, rule: str = "a", vm: str = ME, records: int = 0
+def test_step_is_the_same_when_event_was_gone_meanwhile() -> None:
+    step = step_of(Rule("all"), tracked())
+
+    assert step_of(Rule("all"), replace(tracked(), seen=instant(1))) == step
+
+
+def test_step_is_the_same_when_case_of_resources_changes() -> None:
+    step = step_of(Rule("all"), tracked())
+
+    assert step_of(Rule("all"), tracked(Resources=[ME.upper()])) == step
+
+
+def test_attempt_carries_out_its_own_step_alone() -> None:
+    event = tracked()
+
+    skipped = ApprovalAttempt(event, "a", "step").ended("approval_skipped (dry_run)")
+
+    assert skipped.state == "done"
+    assert skipped.records == 1
+    assert skipped.is_carried_out(event, "step")
+    assert not skipped.is_carried_out(event, "another")
+
+
+def test_next_attempt_remembers_steps_that_were_carried_out() -> None:
+    event = tracked()
+    moved = tracked(DurationInSeconds=6)
+    skipped = ApprovalAttempt(event, "a", "step").ended("approval_skipped (dry_run)")
+
+    attempt = next_attempt(skipped, moved, "b", "another")
+
+    assert attempt.state == "sending"
+    assert attempt.records == 1
+    assert attempt.rule == "b"
+    assert attempt.is_carried_out(event, "step")
+
+
+def approved_attempt(event: TrackedEvent) -> ApprovalAttempt:
+    attempt = ApprovalAttempt(event, "a", "step").ended("approval_skipped (dry_run)")
+    return replace(attempt, approved=content_of(event))
+
+
+def test_approval_carries_out_each_step_of_the_same_content() -> None:
+    event = tracked()
+
+    attempt = approved_attempt(event)
+
+    assert attempt.is_carried_out(event, "another")
+    assert not attempt.is_carried_out(tracked(DurationInSeconds=6), "another")
+
+
+def test_approval_is_remembered_when_event_was_gone_meanwhile() -> None:
+    event = tracked()
+    returned = replace(event, seen=instant(500))
+
+    attempt = next_attempt(approved_attempt(event), returned, "a", "another")
+
+    assert attempt.records == 1
+    assert attempt.is_carried_out(returned, "step")
+    assert attempt.is_carried_out(returned, "other")
+
+
+def test_approval_by_operator_carries_out_no_step() -> None:
+    attempt = ApprovalAttempt(tracked(), OPERATOR).ended("approved")
+
+    assert attempt.carried_out == ()
+
+
+# ---- records and counters of approvals
+
+
+def approval_change(
+    kind: ApprovalKind,
+    reason: Reason,
+    *,
+    vm: str = ME,
+    records: int = 0,
 ) -> Any:
-    return ApprovalAttempt(tracked(), rule, records=records).change(
-        (kind, reason), "why", instant(5), vm, 7
-    )
+    attempt = ApprovalAttempt(tracked(), "a", records=records)
+    return attempt.change((kind, reason), "why", instant(5), vm, 7)
 
 
-def test_the_record_of_an_approval_is_the_vms_own() -> None:
-    one = changed("approved", "accepted")
-    assert one.id != changed("approved", "accepted", vm=PEER).id
-    assert one.id != changed("approved", "accepted", records=1).id
-    assert one.id == changed("approved", "accepted").id
-    assert (one.time, one.incarnation) == (at(5), 7)
-    assert (one.approval.approval_rule, one.approval.approval_detail) == ("a", "why")
-    peers = msgspec.structs.replace(one, scope="peer")
-    sinks = {"chat": Terms()}
-    assert not route(peers, Routing((), sinks), Vm(name=ME))
-    # only this VM knows of it, whoever is affected
-    to_chat = Routing((Route(sinks=("chat",)),), sinks)
-    assert list(route(peers, to_chat, Vm(name="not in it"))) == ["chat"]
+def test_approval_record_has_time_rule_and_detail() -> None:
+    change = approval_change("approved", "accepted")
+
+    assert change.time == at(5)
+    assert change.incarnation == 7
+    assert change.approval.approval_rule == "a"
+    assert change.approval.approval_detail == "why"
 
 
-def test_approvals_are_counted_by_rule_and_result_and_as_nothing_else() -> None:
+def test_approval_record_id_is_the_same_when_repeated() -> None:
+    change = approval_change("approved", "accepted")
+
+    assert approval_change("approved", "accepted").id == change.id
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"vm": PEER}, id="of another VM"),
+        pytest.param({"records": 1}, id="second record"),
+    ],
+)
+def test_approval_record_id_differs_by_vm_and_number(fields: dict[str, Any]) -> None:
+    change = approval_change("approved", "accepted")
+
+    assert approval_change("approved", "accepted", **fields).id != change.id
+
+
+def test_approval_of_a_peers_event_goes_nowhere_without_routes() -> None:
+    change = replace(approval_change("approved", "accepted"), scope="peer")
+
+    assert not route(change, Routing((), {"chat": Terms()}), Vm(name=ME))
+
+
+def test_approval_is_routed_although_vm_is_unaffected() -> None:
+    change = replace(approval_change("approved", "accepted"), scope="peer")
+    routing = Routing((Route(sinks=("chat",)),), {"chat": Terms()})
+
+    routed = route(change, routing, Vm(name="not in it"))
+
+    assert list(routed) == ["chat"]  # only this VM knows of the approval
+
+
+APPROVAL_REASONS: list[tuple[ApprovalKind, Reason]] = [
+    ("approved", "accepted"),
+    ("approval_failed", "refused"),
+    ("approval_skipped", "changed"),
+    ("approval_skipped", "dry_run"),
+]
+
+
+def totals_of_approvals() -> Totals:
     totals = Totals()
-    for kind, reason in (
-        ("approved", "accepted"),
-        ("approval_failed", "refused"),
-        ("approval_skipped", "changed"),
-        ("approval_skipped", "dry_run"),
-    ):
-        totals = totals.plus(changed(kind, reason))  # type: ignore[arg-type]  # they are literals
-    assert totals.changes == {}
-    view = Snapshot(Tracked(), totals, Figures(), at(0))
+    for kind, reason in APPROVAL_REASONS:
+        totals = totals.plus(approval_change(kind, reason))
+    return totals
+
+
+def test_approvals_are_counted_by_rule_and_result() -> None:
+    snapshot = Snapshot(Tracked(), totals_of_approvals(), Figures(), at(0))
+
     (family,) = [
-        one for one in samples(view) if one.metric.name == "azure_scheduled_event_approvals"
+        family
+        for family in samples(snapshot)
+        if family.metric.name == "azure_scheduled_event_approvals"
     ]
-    assert {
-        labels[1]: value for labels, value in family.samples.items() if labels[0] == "a"
-    } == dict.fromkeys(("approved", "failed", "skipped", "dry_run"), 1.0)
+
+    by_result = {result: value for (rule, result), value in family.samples.items() if rule == "a"}
+    assert by_result == {"approved": 1.0, "failed": 1.0, "skipped": 1.0, "dry_run": 1.0}
     assert family.created.keys() == family.samples.keys()
+
+
+def test_approvals_are_not_counted_as_changes() -> None:
+    assert totals_of_approvals().changes == {}

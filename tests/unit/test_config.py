@@ -1,12 +1,10 @@
-"""The configuration: complete without a file, and what is given where.
-
-All its mistakes at once, with their places.
-"""
+"""The configuration: it is complete without a file, and reports all mistakes at once by place."""
 
 import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +15,7 @@ from notbefore.config.secret import Secret, secrets_in
 from notbefore.core.duration import Duration
 from notbefore.errors import ConfigError
 
-MANY = """\
+MISTAKEN = """\
 imds:
   intervall: 1s
 sinkz: {}
@@ -31,7 +29,7 @@ routes:
 approval:
   rules: [{match: all}, {match: {event_type: Freez}}]
 """
-FOUND = [
+MISTAKES = [  # line, column, key
     (2, 3, "imds.intervall"),
     (3, 1, "sinkz"),
     (5, 11, "sinks.slack.url_file"),
@@ -43,7 +41,7 @@ FOUND = [
 ]
 
 
-def _written(tmp_path: Path, text: str) -> Path:
+def write(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "notbefore.yml"
     path.write_text(text, encoding="utf-8")
     path.chmod(0o600)
@@ -51,81 +49,124 @@ def _written(tmp_path: Path, text: str) -> Path:
 
 
 def read(tmp_path: Path, text: str, **environment: str) -> Config:
-    return load(_written(tmp_path, text), environment, {})
+    return load(write(tmp_path, text), environment, {})
+
+
+# ---- where values come from
 
 
 @pytest.mark.parametrize("text", ["", "\ufeff# nothing, after the mark of some editors\n", "{}"])
-def test_an_empty_file_is_a_working_agent(tmp_path: Path, text: str) -> None:
+def test_empty_file_is_a_working_configuration(tmp_path: Path, text: str) -> None:
     config = read(tmp_path, text)
-    assert config == load(None, {}, {}) == Config()
+
+    assert config == Config()
     assert config.imds.endpoint == "http://169.254.169.254"
     assert config.server.listen == "127.0.0.1:10169"
     assert config.imds.interval.seconds == 1.0
 
 
-def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
-    path = _written(tmp_path, "imds: {interval: 2s, endpoint: 'http://file'}\nvm: {name: file}\n")
-    environment = {
-        "NOTBEFORE_IMDS__ENDPOINT": "http://environment",
-        "NOTBEFORE_VM__NAME": "environment",
-        "OTHER__X": "y",
-    }
+def test_configuration_has_defaults_without_a_file() -> None:
+    assert load(None, {}, {}) == Config()
+
+
+def test_command_line_wins_over_environment_and_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "vm: {name: file}\n")
+    environment = {"NOTBEFORE_VM__NAME": "environment", "OTHER__X": "y"}
+
     config = load(path, environment, {"vm.name": "words", "state.dir": None})
-    assert config.imds.interval == Duration("2s")
-    assert config.imds.endpoint == "http://environment"
+
     assert config.vm.name == "words"
 
 
-def test_every_key_may_come_from_a_variable(tmp_path: Path) -> None:
-    (tmp_path / "ca.pem").touch()
+def test_environment_wins_over_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "imds: {interval: 2s, endpoint: 'http://file'}\n")
+    environment = {"NOTBEFORE_IMDS__ENDPOINT": "http://environment"}
+
+    config = load(path, environment, {})
+
+    assert config.imds.endpoint == "http://environment"
+    assert config.imds.interval == Duration("2s")
+
+
+def test_variable_replaces_a_key_of_a_sink_in_the_file(tmp_path: Path) -> None:
     config = read(
         tmp_path,
         "sinks: {OnCall: {slack: {url_file: another}}}",
         NOTBEFORE_SINKS__ONCALL__SLACK__URL_ENV="URL",
+        URL="https://hooks.slack.com/services/x",
+    )
+
+    assert secrets_in(config.sinks["OnCall"].settings) == {"url": Secret("URL", "env")}
+
+
+def test_variables_define_a_sink(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").touch()
+
+    config = read(
+        tmp_path,
+        "{}",
         NOTBEFORE_SINKS__B__WEBHOOK__URL="https://example.org",
         NOTBEFORE_SINKS__B__WEBHOOK__HEADERS__KEY__ENV="URL",
         NOTBEFORE_SINKS__B__WEBHOOK__CA_FILE="ca.pem",
-        NOTBEFORE_IMDS__DISCOVER="false",
-        NOTBEFORE_SERVER__ALLOWED_HOSTS="a, *.b",
         URL="https://hooks.slack.com/services/x",
     )
-    assert secrets_in(config.sinks["OnCall"].settings) == {"url": Secret("URL", "env")}
+
     assert config.sinks["b"].webhook is not None
     assert config.sinks["b"].webhook.ca_file == str(tmp_path / "ca.pem")
-    assert (config.imds.discover, config.server.allowed_hosts) == (False, ("a", "*.b"))
 
 
-def test_what_stands_without_quotes_is_what_its_key_expects(tmp_path: Path) -> None:
+def test_variables_are_read_as_the_type_of_their_key(tmp_path: Path) -> None:
+    config = read(
+        tmp_path,
+        "{}",
+        NOTBEFORE_IMDS__DISCOVER="false",
+        NOTBEFORE_SERVER__ALLOWED_HOSTS="a, *.b",
+    )
+
+    assert config.imds.discover is False
+    assert config.server.allowed_hosts == ("a", "*.b")
+
+
+def test_unquoted_value_is_typed_by_its_key(tmp_path: Path) -> None:
     text = """\
 vm: {name: 0123}
 imds: {api_version: 2020-07-01, discover: false}
 sinks: {m: {email: {host: h, from: a@example.org, to: b@example.org, port: 2525}}}
 routes: [{match: {zone: 1, tags: {env: [no, 1:30]}, duration: {min: 9}}, sinks: m}]
 """
+
     config = read(tmp_path, text)
-    assert (config.vm.name, config.imds.api_version, config.imds.discover) == (
-        "0123",
-        "2020-07-01",
-        False,
-    )
-    assert config.sinks["m"].email is not None
-    assert (config.sinks["m"].email.port, config.sinks["m"].email.to) == (2525, ("b@example.org",))
-    match = config.routes[0].match
-    assert (match.zone, match.tags, config.routes[0].sinks) == (
-        ("1",),
-        {"env": ("no", "1:30")},
-        ("m",),
-    )
-    assert match.duration is not None
-    assert match.duration.min == 9
+
+    assert config.vm.name == "0123"
+    assert config.imds.api_version == "2020-07-01"
+    assert config.imds.discover is False
+    email = config.sinks["m"].email
+    assert email is not None
+    assert email.port == 2525
+    assert email.to == ("b@example.org",)
+    (route,) = config.routes
+    assert route.sinks == ("m",)
+    assert route.match.zone == ("1",)
+    assert route.match.tags == {"env": ("no", "1:30")}
+    assert route.match.duration is not None
+    assert route.match.duration.min == 9
 
 
-def test_systemd_says_where_the_state_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_directory_is_the_first_that_systemd_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STATE_DIRECTORY", "/run/a:/run/b")
+
     assert default_state_dir() == Path("/run/a")
-    monkeypatch.delenv("STATE_DIRECTORY")
-    usual = r"C:\ProgramData\notbefore" if sys.platform == "win32" else "/var/lib/notbefore"
-    assert default_state_dir() == Path(usual)
+
+
+def test_state_directory_is_that_of_the_system_without_systemd(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+
+    if sys.platform == "win32":
+        assert default_state_dir() == Path(r"C:\ProgramData\notbefore")
+    else:
+        assert default_state_dir() == Path("/var/lib/notbefore")
 
 
 @pytest.mark.parametrize(
@@ -138,83 +179,169 @@ def test_systemd_says_where_the_state_is(monkeypatch: pytest.MonkeyPatch) -> Non
         ("vm-1.example.org:10169", "vm-1.example.org", 10169),
     ],
 )
-def test_an_address_to_listen_at_has_two_parts(listen: str, host: str, port: int) -> None:
+def test_listen_address_has_host_and_port(listen: str, host: str, port: int) -> None:
     assert host_and_port(listen) == (host, port)
     assert Server(listen=listen).listen == listen
 
 
-def test_who_sends_nothing_needs_no_secrets(tmp_path: Path) -> None:
-    path = _written(tmp_path, "sinks: {a: {slack: {url_file: nowhere}}}\n")
+# ---- secrets and other files
+
+
+def test_missing_secret_is_a_mistake(tmp_path: Path) -> None:
+    path = write(tmp_path, "sinks: {a: {slack: {url_file: nowhere}}}\n")
+
     with pytest.raises(ConfigError):
         load(path, {}, {})
-    assert "a" in load(path, {}, {}, sending=False).sinks
 
 
-def test_every_path_of_a_file_is_relative_to_the_configuration(tmp_path: Path) -> None:
-    key = "Endpoint=sb://a/;SharedAccessKeyName=root;SharedAccessKey=b;EntityPath=c"
-    (tmp_path / "key").write_text(key, encoding="utf-8")
+def test_missing_secret_is_accepted_when_nothing_is_sent(tmp_path: Path) -> None:
+    path = write(tmp_path, "sinks: {a: {slack: {url_file: nowhere}}}\n")
+
+    config = load(path, {}, {}, sending=False)
+
+    assert "a" in config.sinks
+
+
+def test_file_paths_are_relative_to_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").touch()
-    (tmp_path / "blob").write_text("AccountName=a;AccountKey=b", encoding="utf-8")
+
     config = read(
         tmp_path,
-        "otlp: {endpoint: 'https://collector:4318', ca_file: ca.pem}\nserver: {web_config_file:"
-        " web.yml}\nfleet: {hub: {connection_string_file: key}, checkpoints: {connection_string:"
-        " {file: blob}, container: c}, inventory_file: vms.txt}\n",
+        """\
+otlp: {endpoint: 'https://collector:4318', ca_file: ca.pem}
+server: {web_config_file: web.yml}
+""",
     )
+
     assert config.otlp is not None
+    assert config.otlp.ca_file == str(tmp_path / "ca.pem")
+    assert config.server.web_config_file == str(tmp_path / "web.yml")
+
+
+def test_file_paths_of_a_fleet_are_relative_to_the_configuration(tmp_path: Path) -> None:
+    key = "Endpoint=sb://a/;SharedAccessKeyName=root;SharedAccessKey=b;EntityPath=c"
+    (tmp_path / "key").write_text(key, encoding="utf-8")
+    (tmp_path / "blob").write_text("AccountName=a;AccountKey=b", encoding="utf-8")
+
+    config = read(
+        tmp_path,
+        """\
+fleet:
+  hub: {connection_string_file: key}
+  checkpoints: {connection_string: {file: blob}, container: c}
+  inventory_file: vms.txt
+""",
+    )
+
     assert config.fleet is not None
-    assert config.fleet.checkpoints is not None
-    files = (config.otlp.ca_file, config.server.web_config_file, config.fleet.inventory_file)
-    assert files == tuple(str(tmp_path / name) for name in ("ca.pem", "web.yml", "vms.txt"))
+    assert config.fleet.inventory_file == str(tmp_path / "vms.txt")
     assert config.fleet.hub.connection_string == Secret(str(tmp_path / "key"), "file")
+    assert config.fleet.checkpoints is not None
     assert config.fleet.checkpoints.connection_string == Secret(str(tmp_path / "blob"), "file")
 
 
+# ---- mistakes
+
+
 @pytest.mark.usefixtures("log_as_before")
-def test_all_mistakes_are_shown_at_once_as_lines_and_as_json(
+def test_check_config_prints_all_mistakes_as_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = _written(tmp_path, MANY)
-    assert main(["check-config", str(path)]) == 2
+    path = write(tmp_path, MISTAKEN)
+
+    exit_code = main(["check-config", str(path)])
+
+    assert exit_code == 2
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split(": ")[1:3] for line in lines] == [
-        [f"{path}:{row}:{column}", key] for row, column, key in FOUND
+    places_and_keys = [line.split(": ")[1:3] for line in lines]
+    assert places_and_keys == [[f"{path}:{line}:{column}", key] for line, column, key in MISTAKES]
+
+
+def json_of_check_config(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, Any]:
+    """Return the exit code of ``check-config --json`` and what it printed."""
+    exit_code = main(["check-config", "--json", str(path)])
+    return exit_code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("log_as_before")
+def test_check_config_prints_all_mistakes_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, MISTAKEN)
+
+    exit_code, result = json_of_check_config(path, capsys)
+
+    assert exit_code == 2
+    assert result["ok"] is False
+    assert str(path) in result["error"]
+    mistakes = [
+        (mistake["line"], mistake["column"], mistake["key"]) for mistake in result["mistakes"]
     ]
-    assert main(["check-config", "--json", str(path)]) == 2
-    said = json.loads(capsys.readouterr().out)
-    assert [(one["line"], one["column"], one["key"]) for one in said["mistakes"]] == FOUND
-    assert (said["ok"], str(path) in said["error"]) == (False, True)
-    assert main(["check-config", "--json", str(_written(tmp_path, "log: {level: debug}"))]) == 0
-    assert json.loads(capsys.readouterr().out)["ok"] is True
+    assert mistakes == MISTAKES
+
+
+@pytest.mark.usefixtures("log_as_before")
+def test_check_config_prints_ok_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, "log: {level: debug}")
+
+    exit_code, result = json_of_check_config(path, capsys)
+
+    assert exit_code == 0
+    assert result["ok"] is True
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b"log:\n  level: \xff\n", ":2:10: this is not YAML: invalid leading UTF-8 octet"),
-        (b"\nimds: " + b"[" * 30_000, ":2:38: lists and mappings are nested more than 32 deep"),
-        (b"imds: " + b"{a: " * 5_000, ":1:131: lists and mappings are nested more than 32 deep"),
-        (b"- a\n" * 60_000, ": more than 20000 values: is this the right file?"),
-        (b"#" * 300_000, ": more than 262144 bytes: is this the right file?"),
-        (
+        pytest.param(
+            b"log:\n  level: \xff\n",
+            ":2:10: this is not YAML: invalid leading UTF-8 octet",
+            id="not UTF-8",
+        ),
+        pytest.param(
+            b"\nimds: " + b"[" * 30_000,
+            ":2:38: lists and mappings are nested more than 32 deep",
+            id="nested lists",
+        ),
+        pytest.param(
+            b"imds: " + b"{a: " * 5_000,
+            ":1:131: lists and mappings are nested more than 32 deep",
+            id="nested mappings",
+        ),
+        pytest.param(
+            b"- a\n" * 60_000,
+            ": more than 20000 values: is this the right file?",
+            id="many values",
+        ),
+        pytest.param(
+            b"#" * 300_000,
+            ": more than 262144 bytes: is this the right file?",
+            id="many bytes",
+        ),
+        pytest.param(
             b"sinks: {m: {email: {port: " + b"1" * 10_000 + b"}}}",
             " sinks.m.email.port: expected a whole number, got text",
+            id="long number",
         ),
-        (
+        pytest.param(
             b"messages: {advice: {Reboot: " + b"x" * 2_001 + b"}}",
             " expected a text of 2000 characters or less",
+            id="long text",
         ),
-        (
+        pytest.param(
             b"server: {listen: '" + b"a" * 300 + b":1'}",
             " server.listen: expected HOST:PORT such as 127.0.0.1:10169 or",
+            id="long address",
         ),
     ],
 )
-def test_what_is_too_much_is_refused_with_its_place(
+def test_excessive_file_is_refused_with_the_place(
     tmp_path: Path, content: bytes, expected: str
 ) -> None:
     path = tmp_path / "notbefore.yml"
     path.write_bytes(content)
+
     with pytest.raises(ConfigError, match=re.escape(expected)) as caught:
         load(path, {}, {})
+
     assert str(caught.value).startswith(str(path))

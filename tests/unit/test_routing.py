@@ -3,12 +3,11 @@
 from datetime import timedelta
 from typing import Any
 
-import msgspec
 import pytest
 
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
-from notbefore.core.delivery import deliveries
+from notbefore.core.delivery import Delivery, deliveries
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm
@@ -17,20 +16,28 @@ from notbefore.core.tracked import Observation, Tracked
 from support.azure import LEFT, ME, PEER, STARTED, at, document, item
 from support.azure import last_change as change
 
-SINKS = ("oncall", "hub")
+
+def not_before_at(minutes: int) -> str:
+    """Return a NotBefore as Azure writes it."""
+    return f"{at(60 * minutes):%a, %d %b %Y %H:%M:%S GMT}"
 
 
-def routing(*routes: Route) -> Routing:
-    return Routing(routes, dict.fromkeys(SINKS, Terms()))
+def sinks(routes: list[Route], change: Change, vm: str | None = ME) -> list[str]:
+    """Return the sinks that get a change, of "oncall" and "hub"."""
+    routing = Routing(tuple(routes), {"oncall": Terms(), "hub": Terms()})
+    return list(route(change, routing, Vm(name=vm) if vm else None))
 
 
-def sinks(routes: list[Route], one: Change, vm: str | None = ME) -> list[str]:
-    return list(route(one, routing(*routes), Vm(name=vm) if vm else None))
+def hub_deliveries(change: Change, *routes: Route) -> tuple[Delivery, ...]:
+    return deliveries(change, b"{}", Routing(routes, {"hub": Terms()}), Vm(name=ME))
 
 
-def severity(one: Change, *routes: Route) -> str:
-    (only,) = deliveries(one, b"{}", Routing(routes, {"hub": Terms()}), Vm(name=ME))
-    return only.severity
+def severity(change: Change, *routes: Route) -> str:
+    (delivery,) = hub_deliveries(change, *routes)
+    return delivery.severity
+
+
+# ---- severity
 
 
 @pytest.mark.parametrize(
@@ -43,46 +50,90 @@ def severity(one: Change, *routes: Route) -> str:
         ({"EventType": "Freeze", "DurationInSeconds": 9}, "info"),
     ],
 )
-def test_severity_is_by_type_and_notice(fields: dict[str, Any], expected: str) -> None:
+def test_severity_is_by_type_and_duration(fields: dict[str, Any], expected: str) -> None:
     assert severity(change(fields)) == expected
 
 
 @pytest.mark.parametrize(
-    ("minutes", "expected"), [(59, "critical"), (61, "warning"), (7 * 1440, "warning")]
+    ("minutes", "expected"),
+    [(59, "critical"), (61, "warning"), (7 * 1440, "warning")],
 )
-def test_what_takes_a_vm_down_is_critical_once_it_is_near(minutes: int, expected: str) -> None:
-    far = {"EventType": "Redeploy", "NotBefore": f"{at(60 * minutes):%a, %d %b %Y %H:%M:%S GMT}"}
-    assert severity(change(far)) == expected
-    assert severity(change(far, far | STARTED)) == "critical"
-    assert severity(change(far), Route(sinks=("hub",), severity="info")) == "info"
+def test_redeploy_is_critical_within_an_hour_of_not_before(minutes: int, expected: str) -> None:
+    redeploy = {"EventType": "Redeploy", "NotBefore": not_before_at(minutes)}
+
+    assert severity(change(redeploy)) == expected
 
 
-@pytest.mark.parametrize("hours", [-5, 5, -24 * 365])
-def test_how_near_it_is_imds_clock_says_where_that_of_the_vm_is_wrong(hours: int) -> None:
+@pytest.mark.parametrize("minutes", [59, 61, 7 * 1440])
+def test_redeploy_is_critical_once_started(minutes: int) -> None:
+    redeploy = {"EventType": "Redeploy", "NotBefore": not_before_at(minutes)}
+
+    assert severity(change(redeploy, redeploy | STARTED)) == "critical"
+
+
+@pytest.mark.parametrize("minutes", [59, 61, 7 * 1440])
+def test_route_sets_severity(minutes: int) -> None:
+    redeploy = {"EventType": "Redeploy", "NotBefore": not_before_at(minutes)}
+
+    assert severity(change(redeploy), Route(sinks=("hub",), severity="info")) == "info"
+
+
+def announced_by_wrong_clock(minutes: int, hours: int) -> Change:
+    """Return the announcement of a reboot in some minutes.
+
+    The wall clock of the VM is wrong by some hours; the clock of IMDS is right.
+    """
+    reboot = item(EventType="Reboot", NotBefore=not_before_at(minutes))
     instant = Instant(at(0) + timedelta(hours=hours), "boot", 5.0, at(0))
-    for minutes, expected in ((15, "critical"), (90, "warning")):
-        far = item(EventType="Reboot", NotBefore=f"{at(60 * minutes):%a, %d %b %Y %H:%M:%S GMT}")
-        (one,) = diff(Tracked(), document(far), Observation(instant, ME)).changes
-        assert severity(one) == expected
-        reminded = Routing(
-            (Route(sinks=("hub",), remind_before=(Duration("5m"),)),), {"hub": Terms()}
-        )
-        (now, reminder) = deliveries(one, b"{}", reminded, Vm(name=ME))
-        assert reminder.due - now.due == 60 * (minutes - 5)
+    (announced,) = diff(Tracked(), document(reboot), Observation(instant, ME)).changes
+    return announced
 
 
-def test_the_first_route_wins_unless_it_goes_on() -> None:
-    first, second = Route(sinks=("oncall",)), Route(sinks=("hub", "oncall"))
+WRONG_BY_HOURS = pytest.mark.parametrize("hours", [-5, 5, -24 * 365])
+
+
+@WRONG_BY_HOURS
+@pytest.mark.parametrize(("minutes", "expected"), [(15, "critical"), (90, "warning")])
+def test_severity_is_by_the_clock_of_imds(minutes: int, expected: str, hours: int) -> None:
+    announced = announced_by_wrong_clock(minutes, hours)
+
+    assert severity(announced) == expected
+
+
+@WRONG_BY_HOURS
+@pytest.mark.parametrize("minutes", [15, 90])
+def test_reminder_is_due_by_the_clock_of_imds(minutes: int, hours: int) -> None:
+    announced = announced_by_wrong_clock(minutes, hours)
+    reminded = Route(sinks=("hub",), remind_before=(Duration("5m"),))
+
+    immediate, reminder = hub_deliveries(announced, reminded)
+
+    assert reminder.due - immediate.due == 60 * (minutes - 5)
+
+
+# ---- the route that applies
+
+
+def test_first_route_wins() -> None:
+    first = Route(sinks=("oncall",))
+    second = Route(sinks=("hub", "oncall"))
+
     assert sinks([first, second], change({})) == ["oncall"]
-    assert sinks([msgspec.structs.replace(first, go_on=True), second], change({})) == [
-        "oncall",
-        "hub",
-    ]
 
 
-def test_a_sink_gets_a_change_once_by_the_first_route() -> None:
-    routes = (Route(sinks=("oncall",), go_on=True, severity="critical"), Route(sinks=("oncall",)))
-    assert route(change({}), routing(*routes), Vm(name=ME)) == {"oncall": routes[0]}
+def test_next_route_applies_when_first_goes_on() -> None:
+    first = Route(sinks=("oncall",), go_on=True)
+    second = Route(sinks=("hub", "oncall"))
+
+    assert sinks([first, second], change({})) == ["oncall", "hub"]
+
+
+def test_sink_gets_a_change_once_by_the_first_route() -> None:
+    first = Route(sinks=("oncall",), go_on=True, severity="critical")
+    second = Route(sinks=("oncall",))
+    routing = Routing((first, second), {"oncall": Terms(), "hub": Terms()})
+
+    assert route(change({}), routing, Vm(name=ME)) == {"oncall": first}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +146,7 @@ def test_a_sink_gets_a_change_once_by_the_first_route() -> None:
         (Match(duration=DurationRange(min=6)), False),
     ],
 )
-def test_each_matcher_is_asked(match: Match, *, accepted: bool) -> None:
+def test_match_compares_fields_of_the_change(match: Match, *, accepted: bool) -> None:
     assert match.accepts(change({}), None) == accepted
 
 
@@ -124,63 +175,112 @@ HERE = Vm(
         (Match(tags={"team": ()}), False),
     ],
 )
-def test_a_route_asks_who_this_vm_is(match: Match, *, here: bool) -> None:
-    assert match.is_here(HERE) is match.accepts(change({}), HERE) is here
+def test_match_compares_properties_of_this_vm(match: Match, *, here: bool) -> None:
+    assert match.is_here(HERE) is here
+    assert match.accepts(change({}), HERE) is here
 
 
-@pytest.mark.parametrize("vm", [None, Vm(), Vm(name=ME)])
-def test_what_is_not_known_of_this_vm_contradicts_no_route(vm: Vm | None) -> None:
-    asked = Match(vm=(ME,), zone=("1",), scale_set=("x",), location=("y",), tags={"env": ("prod",)})
-    assert asked.accepts(change({}), vm)
-    assert Match(vm=("web_1",)).accepts(change({}), vm) is not (vm == Vm(name=ME))
+UNKNOWN_VMS = pytest.mark.parametrize(
+    "vm",
+    [
+        pytest.param(None, id="no VM"),
+        pytest.param(Vm(), id="no name"),
+        pytest.param(Vm(name=ME), id="name alone"),
+    ],
+)
 
 
-def test_what_is_unknown_matches_no_bound() -> None:
+@UNKNOWN_VMS
+def test_match_accepts_unknown_properties_of_this_vm(vm: Vm | None) -> None:
+    match = Match(
+        vm=(ME,),
+        zone=("1",),
+        scale_set=("x",),
+        location=("y",),
+        tags={"env": ("prod",)},
+    )
+
+    assert match.accepts(change({}), vm)
+
+
+@UNKNOWN_VMS
+def test_match_refuses_another_vm_when_name_is_known(vm: Vm | None) -> None:
+    has_name = vm == Vm(name=ME)
+
+    assert Match(vm=("web_1",)).accepts(change({}), vm) is not has_name
+
+
+@pytest.mark.parametrize(
+    "match",
+    [Match(duration=DurationRange(min=0)), Match(event_source=("Platform",))],
+    ids=["duration", "source"],
+)
+def test_match_refuses_unknown_field_of_the_event(match: Match) -> None:
     unknown = change({"DurationInSeconds": -1, "NotBefore": None, "EventSource": None})
-    assert not Match(duration=DurationRange(min=0)).accepts(unknown, None)
-    assert not Match(event_source=("Platform",)).accepts(unknown, None)
+
+    assert not match.accepts(unknown, None)
 
 
-BOTH = {"Resources": [PEER, ME]}
+# ---- the VMs that notify
 
 
-def notifying(announce_by: Any) -> list[str]:
-    routes = (Route(sinks=("hub",), announce_by=announce_by),)
-    return [
-        vm
-        for vm in (PEER, ME, "WestNO_7")
-        if route(change(BOTH, vm=vm), routing(*routes), Vm(name=vm))
+@pytest.mark.parametrize(
+    ("announce_by", "expected"),
+    [
+        ("affected", [PEER, ME]),
+        ("all", [PEER, ME, "WestNO_7"]),
+    ],
+)
+def test_route_is_used_by_affected_or_all_vms(announce_by: Any, expected: list[str]) -> None:
+    of_both = {"Resources": [PEER, ME]}
+    routes = [Route(sinks=("hub",), announce_by=announce_by)]
+
+    notifying = [
+        vm for vm in (PEER, ME, "WestNO_7") if sinks(routes, change(of_both, vm=vm), vm=vm)
     ]
 
-
-def test_each_affected_vm_notifies_for_itself_and_all_is_all() -> None:
-    assert notifying("affected") == [PEER, ME]
-    assert notifying("all") == [PEER, ME, "WestNO_7"]
+    assert notifying == expected
 
 
-def test_who_was_notified_of_an_event_is_notified_when_this_vm_leaves_it() -> None:
+def test_vm_notifies_that_an_event_has_left_it() -> None:
     assert sinks([], change(*LEFT)) == ["oncall", "hub"]
-    assert sinks([], change(*LEFT, {"Resources": [PEER], **STARTED})) == []
-    assert sinks([Route(Match(scope=("peer",)), SINKS, announce_by="all")], change(*LEFT)) == [
-        "oncall",
-        "hub",
-    ]
-    assert sinks([], change(*LEFT, vm=PEER), vm=PEER) == ["oncall", "hub"]  # whom it still hits
 
 
-def test_a_vm_that_does_not_know_its_name_speaks() -> None:
-    routes = (Route(sinks=("hub",)),)
-    assert route(change({}), routing(*routes), None) == {"hub": routes[0]}
+def test_vm_notifies_nothing_once_an_event_has_left_it() -> None:
+    started = {"Resources": [PEER], **STARTED}
+
+    assert sinks([], change(*LEFT, started)) == []
 
 
-def test_route_of_preempts_has_reminders_within_their_notice() -> None:
-    preempts = Match(event_type=("Preempt",))
+def test_all_vms_notify_that_an_event_has_left_when_route_says_all() -> None:
+    to_all = Route(Match(scope=("peer",)), ("oncall", "hub"), announce_by="all")
 
-    reminded = Route(sinks=("hub",), match=preempts, remind_before=(Duration("10s"),))
+    assert sinks([to_all], change(*LEFT)) == ["oncall", "hub"]
+
+
+def test_vm_that_is_still_affected_notifies_that_others_are_not() -> None:
+    assert sinks([], change(*LEFT, vm=PEER), vm=PEER) == ["oncall", "hub"]
+
+
+def test_vm_notifies_when_its_name_is_unknown() -> None:
+    to_hub = Route(sinks=("hub",))
+    routing = Routing((to_hub,), {"oncall": Terms(), "hub": Terms()})
+
+    assert route(change({}), routing, None) == {"hub": to_hub}
+
+
+PREEMPTS = Match(event_type=("Preempt",))
+
+
+def test_route_of_preempts_accepts_reminder_within_their_notice() -> None:
+    reminded = Route(sinks=("hub",), match=PREEMPTS, remind_before=(Duration("10s"),))
 
     assert reminded.remind_before == (Duration("10s"),)
+
+
+def test_route_of_preempts_refuses_reminder_before_their_notice() -> None:
     with pytest.raises(ValueError, match="a Preempt has 30 s of notice"):
-        Route(sinks=("hub",), match=preempts, remind_before=(Duration("30s"),))
+        Route(sinks=("hub",), match=PREEMPTS, remind_before=(Duration("30s"),))
 
 
 # ---- event hubs, and events of VMs that are gone
@@ -190,12 +290,13 @@ PAGER = Terms(keeps_incidents=True)
 PREEMPT = {"EventType": "Preempt", "Resources": [PEER]}
 
 
-def targets(one: Change, *routes: Route, **terms: Terms) -> list[str]:
-    return list(route(one, Routing(routes, terms), Vm(name=ME)))
+def targets(change: Change, *routes: Route, **terms: Terms) -> list[str]:
+    """Return the sinks, of those with these terms, that this VM sends a change to."""
+    return list(route(change, Routing(routes, terms), Vm(name=ME)))
 
 
 @pytest.mark.parametrize(
-    ("way", "expected"),
+    ("hub_route", "expected"),
     [
         (Route(sinks=("hub",)), ["hub"]),
         (Route(sinks=("chat", "hub")), ["hub"]),
@@ -205,25 +306,28 @@ def targets(one: Change, *routes: Route, **terms: Terms) -> list[str]:
     ],
 )
 def test_hub_gets_events_of_other_vms_unless_its_route_says_otherwise(
-    way: Route, expected: list[str]
+    hub_route: Route,
+    expected: list[str],
 ) -> None:
-    peers = change({"Resources": [PEER]})
+    of_peer = change({"Resources": [PEER]})
 
-    assert targets(peers, way, chat=Terms(), hub=HUB) == expected
+    assert targets(of_peer, hub_route, chat=Terms(), hub=HUB) == expected
 
 
-def test_hub_gets_every_event_without_routes() -> None:
-    assert targets(change({"Resources": [PEER]}), chat=Terms(), hub=HUB) == ["hub"]
-    assert targets(change({}), chat=Terms(), hub=HUB) == ["hub", "chat"]
+@pytest.mark.parametrize(("affected", "expected"), [(PEER, ["hub"]), (ME, ["hub", "chat"])])
+def test_hub_gets_every_event_without_routes(affected: str, expected: list[str]) -> None:
+    announced = change({"Resources": [affected]})
+
+    assert targets(announced, chat=Terms(), hub=HUB) == expected
 
 
 def test_hub_keeps_reminders_of_an_event_that_left_this_vm() -> None:
-    way = Route(sinks=("chat", "hub"), remind_before=(Duration("5m"),))
-    left = change(*LEFT)
+    reminded = Route(sinks=("chat", "hub"), remind_before=(Duration("5m"),))
+    routing = Routing((reminded,), {"chat": Terms(), "hub": HUB})
 
-    made = deliveries(left, b"{}", Routing((way,), {"chat": Terms(), "hub": HUB}), Vm(name=ME))
+    sent = deliveries(change(*LEFT), b"{}", routing, Vm(name=ME))
 
-    assert [(one.sink, one.kind) for one in made] == [
+    assert [(delivery.sink, delivery.kind) for delivery in sent] == [
         ("chat", "updated"),
         ("hub", "updated"),
         ("hub", "reminder"),
@@ -231,26 +335,27 @@ def test_hub_keeps_reminders_of_an_event_that_left_this_vm() -> None:
 
 
 @pytest.mark.parametrize("event_type", ["Preempt", "Terminate"])
-@pytest.mark.parametrize("steps", [[STARTED, None], [None]])
+@pytest.mark.parametrize("last_looks", [[STARTED], []], ids=["started", "scheduled"])
 def test_neighbor_reports_the_end_of_a_vanished_vm_to_sinks_with_incidents(
-    event_type: str, steps: list[dict[str, Any] | None]
+    event_type: str, last_looks: list[dict[str, Any]]
 ) -> None:
     event = {**PREEMPT, "EventType": event_type}
-    end = change(event, *(step and event | step for step in steps))
+    looks = [event, *[event | fields for fields in last_looks]]
+    end = change(*looks, None)
 
     assert targets(end, chat=Terms(), pager=PAGER) == ["pager"]
 
 
 @pytest.mark.parametrize(
-    "steps",
+    "looks",
     [
         [PREEMPT],
         [PREEMPT, PREEMPT | STARTED],
         [PREEMPT | {"EventType": "Reboot"}, None],
     ],
 )
-def test_neighbor_reports_nothing_else_of_other_vms(steps: list[dict[str, Any] | None]) -> None:
-    assert targets(change(*steps), chat=Terms(), pager=PAGER) == []
+def test_neighbor_reports_nothing_else_of_other_vms(looks: list[dict[str, Any] | None]) -> None:
+    assert targets(change(*looks), chat=Terms(), pager=PAGER) == []
 
 
 def test_end_of_a_vanished_vm_goes_where_its_own_events_went() -> None:
@@ -258,22 +363,22 @@ def test_end_of_a_vanished_vm_goes_where_its_own_events_went() -> None:
     own = Route(Match(vm=(PEER,)), ("second",), severity="warning", fallback=("third",))
     routing = Routing((other, own), dict.fromkeys(("first", "second", "third"), PAGER))
 
-    made = deliveries(change(PREEMPT, None), b"{}", routing, Vm(name=ME))
+    sent = deliveries(change(PREEMPT, None), b"{}", routing, Vm(name=ME))
 
-    assert [one.sink for one in made] == ["second", "third"]
-    assert {one.severity for one in made} == {"warning"}
-    assert {one.fallback for one in made} == {()}
+    assert [delivery.sink for delivery in sent] == ["second", "third"]
+    assert {delivery.severity for delivery in sent} == {"warning"}
+    assert {delivery.fallback for delivery in sent} == {()}
 
 
 def test_end_of_a_vanished_vm_is_sent_once_when_all_vms_notify() -> None:
-    way = Route(sinks=("chat", "pager"), announce_by="all")
+    to_all = Route(sinks=("chat", "pager"), announce_by="all")
 
-    sent = targets(change(PREEMPT, None), way, chat=Terms(), pager=PAGER)
+    sent = targets(change(PREEMPT, None), to_all, chat=Terms(), pager=PAGER)
 
     assert sent == ["chat", "pager"]
 
 
 def test_affected_vm_reports_the_end_itself() -> None:
-    own = {"EventType": "Preempt", "Resources": [ME]}
+    preempt = {"EventType": "Preempt", "Resources": [ME]}
 
-    assert targets(change(own, None), chat=Terms(), pager=PAGER) == ["chat", "pager"]
+    assert targets(change(preempt, None), chat=Terms(), pager=PAGER) == ["chat", "pager"]
