@@ -1,6 +1,4 @@
-"""The page without a server: what it says of which state, that it says all of it as text, and that
-it stays bounded.
-"""
+"""The page without a server: its sentences by state, escaping of all texts, and its bounds."""
 
 import re
 from html.parser import HTMLParser
@@ -43,98 +41,175 @@ ELEMENTS = HEAD | FLOW | WORDS | TABLES
 
 
 class Agent(Story):
-    """What the agent would answer, without I/O."""
+    """Answers as the agent would, without I/O."""
 
     vm = Vm(name=ME, location="norwayeast")
 
-    def model(self, seconds: float, *, polled: bool = True, **said: Any) -> PageModel:
+    def model(
+        self,
+        seconds: float,
+        *,
+        polled: bool = True,
+        ready: CheckResult | None = None,
+        **fields: Any,
+    ) -> PageModel:
+        now = at(seconds)
+        pending = [PendingEvent.of(tracked, now) for tracked in self.tracked.by_urgency]
         events = PendingView(
             incarnation=self.tracked.incarnation,
-            last_successful_poll=at(seconds) if polled else None,
+            last_successful_poll=now if polled else None,
             vm=self.vm,
             unreadable=0,
-            events=tuple(
-                PendingEvent.of(tracked, at(seconds)) for tracked in self.tracked.by_urgency
-            ),
+            events=tuple(pending),
         )
-        history = [record_of(one, self.vm).line() for one in self.changes]
-        ready = said.pop("ready", CheckResult(ok=True))
-        return PageModel(at(seconds), ready, events, newest_ended(history), **said)
+        history = [record_of(change, self.vm).line() for change in self.changes]
+        is_ready = ready or CheckResult(ok=True)
+        return PageModel(now, is_ready, events, newest_ended(history), **fields)
 
 
-class _Reader(HTMLParser):
+class PageReader(HTMLParser):
+    """Collects the elements, attributes and texts of a page."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.elements, self.attributes, self.texts = set[str](), set[tuple[str, str]](), list[str]()
+        self.elements: set[str] = set()
+        self.attributes: set[tuple[str, str]] = set()
+        self.texts: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.add(tag)
-        self.attributes |= {(name, value or "") for name, value in attrs}
+        for name, value in attrs:
+            self.attributes.add((name, value or ""))
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
 
 
-def read(model: PageModel) -> _Reader:
-    reader = _Reader()
+def read(model: PageModel) -> PageReader:
+    reader = PageReader()
     reader.feed(render(model).decode())
     return reader
 
 
-def said(model: PageModel) -> str:
-    """The page's text on one line."""
+def text_of(model: PageModel) -> str:
+    """Return the page's text on one line."""
     return re.sub(r"\s+", " ", " ".join(read(model).texts))
 
 
-def test_an_event_is_shown_with_its_countdown_and_what_is_known_of_it() -> None:
-    text = said(Agent().sees(0).sees(1, item()).model(10.5))
-    assert "Without JavaScript this page does not refresh: load it again for what is new." in text
-    for part in (
+def pending_ids(model: PageModel) -> list[str]:
+    return [event.event_id for event in model.pending]
+
+
+# ---- one event
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
         "Freeze of this VM is next, not before 12:15:00 UTC.",
         "14:49 to NotBefore",
         ME,
         ID,
         "14m59s",
         "5s",
-    ):
-        assert part in text
-    assert "Approval is on." in text
+    ],
+)
+def test_scheduled_event_is_shown_with_its_countdown(part: str) -> None:
+    agent = Agent().sees(0).sees(1, item())
+
+    assert part in text_of(agent.model(10.5))
 
 
-def test_the_sentences_about_one_event_are_those_of_its_moment() -> None:
-    seen, unseen = Agent().sees(0).sees(1, item()), Agent().sees(0, item(**STARTED), silence=None)
-    late, begun = said(seen.model(943)), said(seen.sees(900, item(**STARTED)).model(965))
-    assert "Freeze of this VM was due at 12:15:00 UTC, and has not started." in late
-    assert "0:43 past its NotBefore" in late
-    assert "Freeze of this VM is under way." in begun
-    assert "1:05 since its start" in begun
-    assert "started before this agent looked" in said(unseen.model(65))
-    assert "since its start" not in said(unseen.model(65))
-    assert "14m59s 10m00s 7.2s finished" in said(seen.sees(1500, gap=7.2).model(2000))
-    unseen.sees(5000, silence=4000.0)
-    assert "finished it was Started, and is no longer listed; nobody saw when it ended" in said(
-        unseen.model(5001)
-    )
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Without JavaScript this page does not refresh: load it again for what is new.",
+        "Approval is on.",
+    ],
+)
+def test_page_has_sentences_about_itself(sentence: str) -> None:
+    agent = Agent().sees(0).sees(1, item())
+
+    assert sentence in text_of(agent.model(10.5))
 
 
-def test_this_vms_events_come_before_those_of_others() -> None:
-    mine, theirs = (
-        item("mine", NotBefore="Sun, 01 Mar 2026 13:00:00 GMT"),
-        item("theirs", Resources=[PEER], **STARTED),
-    )
-    assert [event.event_id for event in Agent().sees(0).sees(1, theirs, mine).model(2).pending] == [
-        "mine",
-        "theirs",
-    ]
+def test_overdue_event_is_shown_with_the_time_since_not_before() -> None:
+    agent = Agent().sees(0).sees(1, item())
+
+    text = text_of(agent.model(943))
+
+    assert "Freeze of this VM was due at 12:15:00 UTC, and has not started." in text
+    assert "0:43 past its NotBefore" in text
 
 
-def test_the_worst_comes_first_whatever_is_under_way() -> None:
-    freeze, reboot = item("freeze", **STARTED), item("reboot", EventType="Reboot", **STARTED)
+def test_started_event_is_shown_with_the_time_since_its_start() -> None:
+    agent = Agent().sees(0).sees(1, item()).sees(900, item(**STARTED))
+
+    text = text_of(agent.model(965))
+
+    assert "Freeze of this VM is under way." in text
+    assert "1:05 since its start" in text
+
+
+def test_started_event_has_no_time_when_its_start_was_not_seen() -> None:
+    agent = Agent().sees(0, item(**STARTED), silence=None)
+
+    text = text_of(agent.model(65))
+
+    assert "started before this agent looked" in text
+    assert "since its start" not in text
+
+
+def test_finished_event_is_shown_with_its_durations() -> None:
+    agent = Agent().sees(0).sees(1, item()).sees(900, item(**STARTED)).sees(1500, gap=7.2)
+
+    assert "14m59s 10m00s 7.2s finished" in text_of(agent.model(2000))
+
+
+def test_finished_event_says_that_its_end_was_not_seen() -> None:
+    agent = Agent().sees(0, item(**STARTED), silence=None).sees(5000, silence=4000.0)
+
+    text = text_of(agent.model(5001))
+
+    end = "finished it was Started, and is no longer listed; nobody saw when it ended"
+    assert end in text
+
+
+def test_event_is_shown_twice_when_it_was_listed_again() -> None:
+    agent = Agent().sees(0)
+    agent.sees(1, item()).sees(10)
+    agent.sees(20, item(**STARTED)).sees(30)
+
+    outcomes = [event.outcome for event in agent.model(31).ended]
+
+    assert outcomes == ["finished", "canceled"]
+
+
+# ---- the order of events
+
+
+def test_events_of_this_vm_come_before_those_of_others() -> None:
+    mine = item("mine", NotBefore="Sun, 01 Mar 2026 13:00:00 GMT")
+    theirs = item("theirs", Resources=[PEER], **STARTED)
+
+    model = Agent().sees(0).sees(1, theirs, mine).model(2)
+
+    assert pending_ids(model) == ["mine", "theirs"]
+
+
+def test_worst_event_comes_first() -> None:
+    freeze = item("freeze", **STARTED)
+    reboot = item("reboot", EventType="Reboot", **STARTED)
     preempt = item("preempt", EventType="Preempt", NotBefore="Sun, 01 Mar 2026 12:00:17 GMT")
     far = item("far", EventType="Redeploy", NotBefore="Sun, 08 Mar 2026 12:00:00 GMT")
+
     model = Agent().sees(0).sees(1, freeze, far, preempt, reboot).model(2)
-    assert [event.event_id for event in model.pending] == ["reboot", "preempt", "far", "freeze"]
-    assert "Reboot of this VM is under way." in said(model)
+
+    assert pending_ids(model) == ["reboot", "preempt", "far", "freeze"]
+    assert "Reboot of this VM is under way." in text_of(model)
+
+
+# ---- the state of the agent
 
 
 @pytest.mark.parametrize(
@@ -145,51 +220,70 @@ def test_the_worst_comes_first_whatever_is_under_way() -> None:
         (False, False, "What is scheduled is not known yet: IMDS has not answered."),
     ],
 )
-def test_nothing_pending_is_claimed_only_when_it_is_known(
+def test_page_claims_that_nothing_is_scheduled_only_when_known(
     polled: bool, ready: bool, sentence: str
 ) -> None:
-    assert sentence in said(Agent().model(0, polled=polled, ready=CheckResult(ready)))
+    model = Agent().model(0, polled=polled, ready=CheckResult(ready))
+
+    assert sentence in text_of(model)
 
 
-def test_an_event_id_that_came_back_has_two_lives() -> None:
-    agent = Agent().sees(0).sees(1, item()).sees(10).sees(20, item(**STARTED)).sees(30)
-    assert [event.outcome for event in agent.model(31).ended] == ["finished", "canceled"]
+def test_page_shows_why_agent_is_not_ready() -> None:
+    not_ready = CheckResult(ok=False, reasons=("the last good answer is old",))
+
+    text = text_of(Agent().model(90, ready=not_ready))
+
+    assert "IMDS: not ready" in text
+    assert "the last good answer is old" in text
 
 
-def test_the_agents_own_state_is_said() -> None:
+def test_page_shows_why_state_is_kept_in_memory() -> None:
+    text = text_of(Agent().model(90, degraded="disk full"))
+
+    assert "no, kept in memory only: disk full" in text
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "Deliveries: 4 waiting, the oldest for 1m30s, 1 dead",
+        "oncall slack 3 1m30s 1 7 0 403: invalid_token",
+        "hook webhook 0 - 0 0 0 none",
+        "old no longer configured 1",
+    ],
+)
+def test_page_shows_deliveries_by_sink(part: str) -> None:
     outbox = OutboxView(
         rows={("oncall", "pending"): 3, ("oncall", "dead"): 1, ("old", "pending"): 1},
         oldest={("oncall", "critical"): at(0).timestamp()},
         counts={("oncall", "delivered"): 7},
         errors={"oncall": "403: invalid_token"},
     )
-    text = said(
-        Agent().model(
-            90,
-            ready=CheckResult(ok=False, reasons=("the last good answer is old",)),
-            degraded="disk full",
-            kinds={"oncall": "slack", "hook": "webhook"},
-            outbox=outbox,
-        )
-    )
-    for part in (
-        "IMDS: not ready",
-        "the last good answer is old",
-        "no, kept in memory only: disk full",
-        "Deliveries: 4 waiting, the oldest for 1m30s, 1 dead",
-        "oncall slack 3 1m30s 1 7 0 403: invalid_token",
-        "hook webhook 0 - 0 0 0 none",
-        "old no longer configured 1",
-    ):
-        assert part in text
+
+    text = text_of(Agent().model(90, kinds={"oncall": "slack", "hook": "webhook"}, outbox=outbox))
+
+    assert part in text
 
 
-def test_where_nobody_is_notified_the_deliveries_are_neither_well_nor_ill() -> None:
-    assert "○ Deliveries: no sink" in said(Agent().model(1))
-    assert "✓ Deliveries: none waiting" in said(Agent().model(1, kinds={"oncall": "slack"}))
-    left = OutboxView(rows={("old", "dead"): 1})
-    assert "! Deliveries: no sink, 1 dead" in said(Agent().model(1, outbox=left))
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        pytest.param({}, "○ Deliveries: no sink", id="no sink"),
+        pytest.param({"kinds": {"oncall": "slack"}}, "✓ Deliveries: none waiting", id="a sink"),
+        pytest.param(
+            {"outbox": OutboxView(rows={("old", "dead"): 1})},
+            "! Deliveries: no sink, 1 dead",
+            id="removed sink",
+        ),
+    ],
+)
+def test_deliveries_are_neither_well_nor_ill_without_a_sink(
+    fields: dict[str, Any], expected: str
+) -> None:
+    assert expected in text_of(Agent().model(1, **fields))
 
+
+# ---- foreign texts
 
 HOSTILE = st.text(min_size=1, max_size=60) | st.sampled_from(
     [
@@ -205,8 +299,8 @@ HOSTILE = st.text(min_size=1, max_size=60) | st.sampled_from(
 
 
 @given(HOSTILE)
-def test_every_text_from_outside_stays_text(text: str) -> None:
-    given = {
+def test_page_shows_foreign_texts_as_text(text: str) -> None:
+    fields = {
         "EventType": text,
         "EventStatus": text,
         "EventSource": text,
@@ -215,46 +309,85 @@ def test_every_text_from_outside_stays_text(text: str) -> None:
     }
     agent = Agent()
     agent.vm = Vm(name=text, location=text)
-    agent.sees(0).sees(1, item(text, **given), item("2", EventType=text)).sees(
-        2, item(text, **given)
+    agent.sees(0)
+    agent.sees(1, item(text, **fields), item("2", EventType=text))
+    agent.sees(2, item(text, **fields))
+
+    page = read(
+        agent.model(
+            3,
+            ready=CheckResult(ok=False, reasons=(text,)),
+            kinds={text: text},
+            outbox=OutboxView(rows={(text, "pending"): 1}),
+            degraded=text,
+            approval_off=text,
+            endpoint=text,
+        )
     )
-    doubt = CheckResult(ok=False, reasons=(text,))
-    agent_says: dict[str, Any] = dict.fromkeys(("degraded", "approval_off", "endpoint"), text)
-    outbox = OutboxView(rows={(text, "pending"): 1})
-    seen = read(agent.model(3, ready=doubt, kinds={text: text}, outbox=outbox, **agent_says))
-    assert seen.elements <= ELEMENTS
-    assert not {name for name, _ in seen.attributes if name.startswith("on") or name == "style"}
-    assert {value for name, value in seen.attributes if name == "src"} == {"page/page.js"}
-    assert not any(mark in "".join(seen.texts) for mark in "\u202e\u2066\x00\x1b\u200b")
+
+    names = {name for name, _ in page.attributes}
+    sources = {value for name, value in page.attributes if name == "src"}
+    assert page.elements <= ELEMENTS
+    assert not [name for name in names if name.startswith("on")]
+    assert "style" not in names
+    assert sources == {"page/page.js"}
+    assert not set("".join(page.texts)) & set("\u202e\u2066\x00\x1b\u200b")
 
 
-def test_the_page_stays_small_whatever_is_listed() -> None:
-    long = {"Description": "x" * 2000, "Resources": [f"vm-{number}" for number in range(300)]}
-    agent = Agent().sees(0).sees(1, *(item(f"id-{number}", **long) for number in range(150)))
+# ---- bounds
+
+
+def test_page_is_small_when_many_events_are_listed() -> None:
+    fields = {"Description": "x" * 2000, "Resources": [f"vm-{number}" for number in range(300)]}
+    agent = Agent().sees(0)
+    agent.sees(1, *[item(f"id-{number}", **fields) for number in range(150)])
+
     model = agent.model(2)
-    assert "And 50 more" in said(model)
-    assert "and 295 more" in said(model)
+
+    text = text_of(model)
+    assert "And 50 more" in text
+    assert "and 295 more" in text
     assert len(render(model)) < 300_000
-    agent.changes = []
-    agent.sees(3).sees(4, item("late"))
-    assert render(agent.model(5)).count(b'<svg class="course"') == MAX_ENDED + 1
 
 
-def test_a_countdown_is_written_as_a_clock() -> None:
-    written = {
-        0: "0:00",
-        9.9: "0:09",
-        61: "1:01",
-        3723: "1:02:03",
-        90_000: "1d 01:00:00",
-        -0.5: "0:00",
-        -65: "1:05",
-    }
-    assert {seconds: timer(seconds) for seconds in written} == written
+def test_page_shows_a_bounded_number_of_ended_events() -> None:
+    agent = Agent().sees(0)
+    agent.sees(1, *[item(f"id-{number}") for number in range(150)])
+    agent.changes = []  # only the ends are shown
+    agent.sees(3)
+
+    agent.sees(4, item("late"))
+
+    courses = render(agent.model(5)).count(b'<svg class="course"')
+    assert courses == MAX_ENDED + 1
+
+
+# ---- times and the scale
+
+
+@pytest.mark.parametrize(
+    ("seconds", "clock"),
+    [
+        (0, "0:00"),
+        (9.9, "0:09"),
+        (61, "1:01"),
+        (3723, "1:02:03"),
+        (90_000, "1d 01:00:00"),
+        (-0.5, "0:00"),
+        (-65, "1:05"),
+    ],
+)
+def test_countdown_is_written_as_a_clock(seconds: float, clock: str) -> None:
+    assert timer(seconds) == clock
 
 
 @given(st.floats(-4e6, 4e6), st.floats(-4e6, 4e6))
-def test_the_scale_keeps_the_order_and_its_bounds(one: float, other: float) -> None:
+def test_scale_keeps_order_and_bounds(first: float, second: float) -> None:
     scale = Scale(900, 3600)
-    low, high = scale.x(min(one, other)), scale.x(max(one, other))
-    assert 0 <= low <= high <= 100
+
+    left = scale.x(min(first, second))
+    right = scale.x(max(first, second))
+
+    assert left >= 0
+    assert left <= right
+    assert right <= 100
