@@ -19,10 +19,12 @@ from support.messages import message, recording
 EARLY = T0 + timedelta(seconds=60)
 REBOOT = {"EventType": "Reboot", "DurationInSeconds": -1}
 LATER = {"NotBefore": "Sun, 01 Mar 2026 12:30:00 GMT"}
+OF_TWO_VMS = {"Resources": [ME, PEER]}
 
 
-def text_of(one: Message, **settings: Any) -> Text:
-    return texts.text_of(replace(one, now=EARLY), Messages(**settings))
+def text_of(message: Message, **settings: Any) -> Text:
+    """Return the text of a message a minute after the tests' beginning."""
+    return texts.text_of(replace(message, now=EARLY), Messages(**settings))
 
 
 # ---- the title
@@ -50,62 +52,125 @@ def text_of(one: Message, **settings: Any) -> Text:
         (({"Resources": ["9" * 200, "a1b", "1", "\u0661"]},), "Freeze of 1 and 3 more in 14 min"),
     ],
 )
-def test_each_change_has_its_title(looks: tuple[dict[str, Any] | None, ...], title: str) -> None:
+def test_title_says_what_changes_for_whom(
+    looks: tuple[dict[str, Any] | None, ...],
+    title: str,
+) -> None:
     assert text_of(message(*looks)).title == title
 
 
-def test_what_is_over_says_how_long_it_took_and_an_end_that_nobody_saw_that_it_is_not_known() -> (
-    None
-):
-    both = {"Resources": [ME, PEER]}  # of several VMs each measures only its own
-    several = recording(message(both, both | STARTED, None), interruption_seconds=4.2)
-    assert text_of(several).title == "Freeze of WestNO_0 and 1 more is over"
-    assert "Measured interruption of WestNO_0: 4.2 s" in text_of(several).plain
+# ---- the end of an event
+
+
+def test_end_says_how_long_this_vm_was_interrupted_when_several_were() -> None:
+    over = message(OF_TWO_VMS, OF_TWO_VMS | STARTED, None)
+    measured = recording(over, interruption_seconds=4.2)  # each VM measures only its own
+
+    text = text_of(measured)
+
+    assert text.title == "Freeze of WestNO_0 and 1 more is over"
+    assert "Measured interruption of WestNO_0: 4.2 s" in text.plain
+
+
+def test_end_says_that_its_outcome_is_unknown() -> None:
     gone = recording(message({}, STARTED, None, kind="ended"), outcome="unknown")
-    assert text_of(gone).title == "Freeze of WestNO_0 may have happened: Azure no longer lists it"
-    assert text_of(gone).summary.startswith(
+
+    text = text_of(gone)
+
+    assert text.title == "Freeze of WestNO_0 may have happened: Azure no longer lists it"
+    assert text.summary.startswith(
         "It is not known whether the event happened. The reason: it was Started,"
     )
-    proved = text_of(
-        recording(
-            message(REBOOT, None, kind="ended"), outcome="finished", reason="machine_rebooted"
-        )
-    )
-    assert (proved.title, proved.summary[:18]) == (
-        "Reboot of WestNO_0 is over",
-        "The event is over.",
-    )
-    assert proved.advice == "Check that all applications on the VM run again."
 
 
-def test_an_approval_by_hand_says_who_and_why() -> None:
-    one = message(kind="approved")
-    given = {
-        "approval_rule": "operator",
-        "approval_by": "root",
-        "approval_reason": "CHG-1: drained\n",
-    }
-    text = text_of(recording(one, reason="accepted", **given))
-    assert "Approval: Azure accepted it (by hand, root): CHG-1: drained\n" in text.plain
+def test_end_that_a_reboot_proves_reads_like_one_that_was_seen() -> None:
+    gone = message(REBOOT, None, kind="ended")
+    proved = recording(gone, outcome="finished", reason="machine_rebooted")
+
+    text = text_of(proved)
+
+    assert text.title == "Reboot of WestNO_0 is over"
+    assert text.summary.startswith("The event is over.")
+    assert text.advice == "Check that all applications on the VM run again."
+
+
+def test_end_is_information_in_the_past_tense() -> None:
+    over = message(REBOOT, REBOOT | STARTED, None)
+
+    text = text_of(recording(over, interruption_seconds=95.0))
+
+    assert text.summary == "The event is over. Nothing more will happen."
+    assert "Expected interruption: unknown\nMeasured interruption of WestNO_0: 95 s\n" in text.plain
+    assert "Severity: info" in text.plain
+    assert text.advice == "Check that all applications on the VM run again."
+
+
+def test_end_says_that_its_interruption_is_unknown() -> None:
+    over = message(REBOOT, REBOOT | STARTED, None)
+
+    text = text_of(recording(over, interruption_seconds=None))
+
+    assert "interruption of WestNO_0: unknown" in text.plain
+
+
+@pytest.mark.parametrize("event_type", ["Preempt", "Terminate"])
+def test_end_says_that_vm_is_gone_when_its_type_deletes_it(event_type: str) -> None:
+    fields = {"EventType": event_type}
+
+    over = message(fields, fields | STARTED, None)
+
+    assert text_of(over).summary == "The event is over, and the VM is gone."
+
+
+@pytest.mark.parametrize(
+    ("outcome", "color", "kind"),
+    [("unknown", slack.COLORS["warning"], "warning"), ("finished", slack.OVER, "success")],
+)
+def test_end_is_good_news_only_when_its_outcome_is_known(
+    outcome: str,
+    color: str,
+    kind: str,
+) -> None:
+    gone = recording(message({}, None, kind="ended"), outcome=outcome)
+    text = text_of(gone)
+
+    (attachment,) = slack.content(gone, text)["attachments"]
+    notification = apprise.notification(gone, text, "text")
+
+    assert attachment["color"] == color
+    assert notification["notify_type"] == kind
 
 
 # ---- several VMs
 
 
-def test_vms_are_sorted_by_name_and_number_and_the_same_whoever_speaks() -> None:
-    names = ["web_10", "web_2", "Web_1"]
-    mine, other = Vm(name="web_2"), Vm(name="web_10", zone="3")
-    one, two = (
-        message({"Resources": order}, vm=vm) for order, vm in ((names, mine), (names[::-1], other))
-    )
-    assert text_of(one).title == text_of(two).title == "Freeze of Web_1 and 2 more in 14 min"
-    assert "Affected VMs: Web_1, web_2, web_10\n" in text_of(one).plain
+@pytest.mark.parametrize(
+    ("resources", "vm"),
+    [
+        (["web_10", "web_2", "Web_1"], Vm(name="web_2")),
+        (["Web_1", "web_2", "web_10"], Vm(name="web_10", zone="3")),
+    ],
+)
+def test_vms_are_sorted_by_name_and_number_on_each_vm(resources: list[str], vm: Vm) -> None:
+    text = text_of(message({"Resources": resources}, vm=vm))
+
+    assert text.title == "Freeze of Web_1 and 2 more in 14 min"
+    assert "Affected VMs: Web_1, web_2, web_10\n" in text.plain
 
 
-def test_what_differs_between_the_vms_that_report_is_not_shared() -> None:
-    both = {"Resources": [ME, PEER]}
-    looks = [(both,), (both, both | STARTED), (both, both | STARTED, None), (both, None)]
-    other = Vm(
+@pytest.mark.parametrize(
+    "looks",
+    [
+        pytest.param((OF_TWO_VMS,), id="announced"),
+        pytest.param((OF_TWO_VMS, OF_TWO_VMS | STARTED), id="started"),
+        pytest.param((OF_TWO_VMS, OF_TWO_VMS | STARTED, None), id="finished"),
+        pytest.param((OF_TWO_VMS, None), id="canceled"),
+    ],
+)
+def test_shared_message_omits_facts_that_differ_between_vms(
+    looks: tuple[dict[str, Any] | None, ...],
+) -> None:
+    another_vm = Vm(
         name=PEER,
         zone="9",
         vm_id="x",
@@ -114,156 +179,191 @@ def test_what_differs_between_the_vms_that_report_is_not_shared() -> None:
         subscription_id="s-1",
         scale_set="WestNO",
     )
-    for steps in looks:
-        one, two = recording(message(*steps), interruption_seconds=1.5), message(*steps, vm=other)
-        assert text_of(one.shared) == text_of(two.shared)
-        assert text_of(one).plain != text_of(two).plain
+
+    mine = recording(message(*looks), interruption_seconds=1.5)
+    theirs = message(*looks, vm=another_vm)
+
+    assert text_of(mine.shared) == text_of(theirs.shared)
+    assert text_of(mine).plain != text_of(theirs).plain
+
+
+def text_of_started_wave(under_way: int, over: int) -> Text:
+    """Return the text of a started wave of five reboots."""
+    reboots = REBOOT | OF_TWO_VMS
+    wave = recording(
+        message(reboots, reboots | STARTED),
+        fleet_events=5,
+        fleet_under_way=under_way,
+        fleet_over=over,
+        event_id="wave-1",
+    )
+    return text_of(wave)
 
 
 @pytest.mark.parametrize(
-    ("under_way", "over", "summary", "advice"),
+    ("under_way", "over", "summary"),
     [
-        (
-            1,
-            0,
-            "One after the other, the affected VMs are rebooted. ",
-            "For the VMs that follow: Move",
-        ),
-        (1, 4, "One after the other, the affected VMs are rebooted. ", ""),
-        (5, 0, "Each affected VM is being rebooted. ", ""),
+        (1, 0, "One after the other, the affected VMs are rebooted. "),
+        (1, 4, "One after the other, the affected VMs are rebooted. "),
+        (5, 0, "Each affected VM is being rebooted. "),
     ],
 )
-def test_a_wave_that_has_started_distinguishes_those_that_follow_from_the_others(
-    under_way: int, over: int, summary: str, advice: str
+def test_started_wave_says_how_its_vms_are_rebooted(
+    under_way: int,
+    over: int,
+    summary: str,
 ) -> None:
-    listed = REBOOT | {"Resources": [ME, PEER]}
-    wave = {
-        "fleet_events": 5,
-        "fleet_under_way": under_way,
-        "fleet_over": over,
-        "event_id": "wave-1",
-    }
-    text = text_of(recording(message(listed, listed | STARTED), **wave))
+    text = text_of_started_wave(under_way, over)
+
     assert text.summary.startswith(summary)
     assert "name each affected VM." in text.advice
-    assert ("For the VMs that follow: Move" in text.advice) == bool(advice)
-    assert ("has begun: 1 of 5 events is under way" in text.title) == bool(advice)
     assert "Wave: wave-1\n" in text.plain
 
 
-def test_what_many_vms_say_together_is_shared_as_it_is() -> None:
-    wave = recording(
-        message({"Resources": [ME, PEER]}, STARTED, None), fleet_vms=2, started_seconds=600.0
-    )
+def test_started_wave_advises_for_the_vms_that_follow() -> None:
+    text = text_of_started_wave(under_way=1, over=0)
+
+    assert "For the VMs that follow: Move" in text.advice
+    assert "has begun: 1 of 5 events is under way" in text.title
+
+
+@pytest.mark.parametrize(("under_way", "over"), [(1, 4), (5, 0)])
+def test_started_wave_has_no_advice_to_move_when_no_vm_follows(under_way: int, over: int) -> None:
+    text = text_of_started_wave(under_way, over)
+
+    assert "For the VMs that follow: Move" not in text.advice
+    assert "has begun: 1 of 5 events is under way" not in text.title
+
+
+def test_message_of_a_fleet_is_shared_unchanged() -> None:
+    over = message(OF_TWO_VMS, STARTED, None)
+    wave = recording(over, fleet_vms=2, started_seconds=600.0)
+
     assert wave.shared == wave
     assert "Duration of the event: 10 min\n" in text_of(wave.shared).plain
-    part = recording(
-        message({"Resources": [ME, PEER]}, STARTED, None), fleet_vms=2, reason="as_far_as_known"
-    )
-    assert (part.is_good_news, text_of(part).summary[-36:]) == (
-        False,
-        "known: not every VM has reported it.",
-    )
 
 
-@pytest.mark.parametrize(("kind", "over"), [("started", ()), ("finished", ("Over since",))])
-def test_silent_vms_are_shown_with_since_when_and_where(
-    kind: ChangeKind, over: tuple[str, ...]
-) -> None:
-    silent = recording(message(kind=kind), event_type="Silent", resources=(PEER, ME), fleet_vms=2)
-    text = text_of(silent)
-    assert [fact.name for fact in text.facts] == ["Since", *over, "VMs", "Place", "Severity"]
-    assert "Since: 2026-03-01 12:00:01 UTC\n" in text.plain
-    assert (text.title, bool(text.advice)) == (silent.record.body, kind == "started")
+def test_end_of_a_wave_is_no_good_news_when_some_vms_have_not_reported() -> None:
+    over = message(OF_TWO_VMS, STARTED, None)
+    wave = recording(over, fleet_vms=2, reason="as_far_as_known")
+
+    assert wave.is_good_news is False
+    assert text_of(wave).summary.endswith("known: not every VM has reported it.")
+
+
+def silent_vms(kind: ChangeKind) -> Message:
+    return recording(
+        message(kind=kind),
+        event_type="Silent",
+        resources=(PEER, ME),
+        fleet_vms=2,
+    )
 
 
 @pytest.mark.parametrize(
-    ("outcome", "color", "kind"),
-    [("unknown", slack.COLORS["warning"], "warning"), ("finished", slack.OVER, "success")],
+    ("kind", "facts"),
+    [
+        ("started", ["Since", "VMs", "Place", "Severity"]),
+        ("finished", ["Since", "Over since", "VMs", "Place", "Severity"]),
+    ],
 )
-def test_an_end_that_nobody_saw_is_no_good_news(outcome: str, color: str, kind: str) -> None:
-    gone = recording(message({}, None, kind="ended"), outcome=outcome)
-    (attachment,) = slack.content(gone, text_of(gone))["attachments"]
-    assert attachment["color"] == color
-    assert apprise.notification(gone, text_of(gone), "text")["notify_type"] == kind
+def test_message_of_silent_vms_has_time_and_place(kind: ChangeKind, facts: list[str]) -> None:
+    silent = silent_vms(kind)
+
+    text = text_of(silent)
+
+    assert [fact.name for fact in text.facts] == facts
+    assert "Since: 2026-03-01 12:00:01 UTC\n" in text.plain
+    assert text.title == silent.record.body
+
+
+def test_message_of_silent_vms_advises_until_they_are_heard() -> None:
+    assert text_of(silent_vms("started")).advice
+    assert not text_of(silent_vms("finished")).advice
 
 
 # ---- the body
 
 
-UNKNOWN: dict[str, Any] = dict.fromkeys(("Description", "NotBefore", "EventSource")) | {
-    "Resources": []
+def test_approval_by_hand_names_the_operator_and_the_reason() -> None:
+    approved = recording(
+        message(kind="approved"),
+        reason="accepted",
+        approval_rule="operator",
+        approval_by="root",
+        approval_reason="CHG-1: drained\n",
+    )
+
+    text = text_of(approved)
+
+    assert "Approval: Azure accepted it (by hand, root): CHG-1: drained\n" in text.plain
+
+
+UNKNOWN: dict[str, Any] = {
+    "Description": None,
+    "NotBefore": None,
+    "EventSource": None,
+    "Resources": [],
 }
 PREEMPT = {"EventType": "Preempt", "DurationInSeconds": -1}
-# announced after it
-LATE = REBOOT | {
+LATE = REBOOT | {  # announced after its NotBefore
     "EventSource": "User",
     "NotBefore": "Sun, 01 Mar 2026 11:59:00 GMT",
 }
 
 
 @pytest.mark.parametrize(
-    ("looks", "said", "unsaid"),
+    ("looks", "line"),
     [
-        ((UNKNOWN,), ("Not before: unknown\n", "Affected VMs: unknown (Azure names none)\n"), ()),
-        ((UNKNOWN,), ("Caused by: unknown\n", "Azure's description: none\n"), ()),
-        (
-            (REBOOT,),
-            ("Expected interruption: unknown\n", "Caused by: Azure (Platform)\n"),
-            ("Measured", "Previously"),
-        ),
-        (({}, LATER), ("Previously: 2026-03-01 12:15:00 UTC\n",), ("What changed",)),
-        (({}, LATER), ("Not before: 2026-03-01 12:30:00 UTC, in 29 min\n",), ()),
+        ((UNKNOWN,), "Not before: unknown\n"),
+        ((UNKNOWN,), "Affected VMs: unknown (Azure names none)\n"),
+        ((UNKNOWN,), "Caused by: unknown\n"),
+        ((UNKNOWN,), "Azure's description: none\n"),
+        ((REBOOT,), "Expected interruption: unknown\n"),
+        ((REBOOT,), "Caused by: Azure (Platform)\n"),
+        (({}, LATER), "Previously: 2026-03-01 12:15:00 UTC\n"),
+        (({}, LATER), "Not before: 2026-03-01 12:30:00 UTC, in 29 min\n"),
         (
             ({"Resources": [PEER]}, {"Resources": [ME, PEER]}),
-            ("What changed: WestNO_0 is affected now\n",),
-            (),
+            "What changed: WestNO_0 is affected now\n",
         ),
         (
             ({}, {"Description": "x"}),
-            ("What changed: the affected VMs, or what Azure says of the event\n",),
-            (),
+            "What changed: the affected VMs, or what Azure says of the event\n",
         ),
-        ((PREEMPT, PREEMPT | STARTED), (), ("nterruption",)),
-        ((PREEMPT, PREEMPT | STARTED, None), (), ("nterrupt",)),
-        (({"EventSource": "User"},), ("Caused by: a user of your subscription (User)\n",), ()),
-        (({"EventSource": "Else"},), ("Caused by: Else\n",), ()),
-        (({"EventType": "Novelty"},), ("Read Azure's description",), ()),
-        ((REBOOT | STARTED,), ("Treat the VM as crashed",), ()),
-        ((REBOOT, REBOOT | STARTED), (), ("crashed",)),
-        ((LATE, LATE | STARTED), (), ("crashed", "without notice")),
+        (({"EventSource": "User"},), "Caused by: a user of your subscription (User)\n"),
+        (({"EventSource": "Else"},), "Caused by: Else\n"),
+        (({"EventType": "Novelty"},), "Read Azure's description"),
+        ((REBOOT | STARTED,), "Treat the VM as crashed"),
     ],
 )
-def test_each_step_says_what_is_known(
-    looks: tuple[dict[str, Any] | None, ...], said: tuple[str, ...], unsaid: tuple[str, ...]
+def test_message_says_what_is_known(looks: tuple[dict[str, Any] | None, ...], line: str) -> None:
+    text = text_of(message(*looks))
+
+    assert line in text.plain
+
+
+@pytest.mark.parametrize(
+    ("looks", "words"),
+    [
+        ((REBOOT,), "Measured"),
+        ((REBOOT,), "Previously"),
+        (({}, LATER), "What changed"),
+        ((PREEMPT, PREEMPT | STARTED), "nterruption"),
+        ((PREEMPT, PREEMPT | STARTED, None), "nterrupt"),
+        ((REBOOT, REBOOT | STARTED), "crashed"),
+        ((LATE, LATE | STARTED), "crashed"),
+        ((LATE, LATE | STARTED), "without notice"),
+    ],
+)
+def test_message_omits_what_does_not_apply(
+    looks: tuple[dict[str, Any] | None, ...],
+    words: str,
 ) -> None:
     text = text_of(message(*looks))
-    plain = f"{text.title}\n{text.plain}"
-    assert ([one for one in said if one not in plain], [one for one in unsaid if one in plain]) == (
-        [],
-        [],
-    )
 
-
-def test_what_is_over_is_said_in_the_past_tense_and_is_information() -> None:
-    over = recording(message(REBOOT, REBOOT | STARTED, None), interruption_seconds=95.0)
-    text = text_of(over)
-    assert text.summary == "The event is over. Nothing more will happen."
-    assert "Expected interruption: unknown\nMeasured interruption of WestNO_0: 95 s\n" in text.plain
-    assert "Severity: info" in text.plain
-    assert text.advice == "Check that all applications on the VM run again."
-    assert (
-        "interruption of WestNO_0: unknown"
-        in text_of(recording(over, interruption_seconds=None)).plain
-    )
-
-
-@pytest.mark.parametrize("event_type", ["Preempt", "Terminate"])
-def test_end_says_that_vm_is_gone_when_its_type_deletes_it(event_type: str) -> None:
-    fields = {"EventType": event_type}
-    over = message(fields, fields | STARTED, None)
-
-    assert text_of(over).summary == "The event is over, and the VM is gone."
+    assert words not in text.title
+    assert words not in text.plain
 
 
 @pytest.mark.parametrize(
@@ -276,7 +376,10 @@ def test_end_says_that_vm_is_gone_when_its_type_deletes_it(event_type: str) -> N
     ],
 )
 def test_freeze_advises_by_its_expected_duration(
-    seconds: int, summary: str, advice: str, fact: str
+    seconds: int,
+    summary: str,
+    advice: str,
+    fact: str,
 ) -> None:
     text = text_of(message({"DurationInSeconds": seconds}))
 
@@ -293,55 +396,91 @@ def test_no_text_says_that_event_can_start_before_not_before(seconds: int) -> No
     assert "now" not in ahead.advice
 
 
-@pytest.mark.parametrize("event_type", ["Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"])
-def test_each_type_says_what_happens_and_what_to_do(event_type: str) -> None:
-    seen = set()
-    steps: tuple[tuple[dict[str, str] | None, ...], ...] = (
-        ({},),
-        ({}, STARTED),
-        ({}, STARTED, None),
-    )
-    for looks in steps:
-        text = text_of(
-            message(
-                *({"EventType": event_type, **look} if look is not None else None for look in looks)
-            )
-        )
+EVENT_TYPES = pytest.mark.parametrize(
+    "event_type",
+    ["Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"],
+)
+
+
+@EVENT_TYPES
+def test_each_step_has_its_own_summary_and_advice(event_type: str) -> None:
+    scheduled = {"EventType": event_type}
+    started = scheduled | STARTED
+
+    step_texts = [
+        text_of(message(scheduled)),
+        text_of(message(scheduled, started)),
+        text_of(message(scheduled, started, None)),
+    ]
+
+    for text in step_texts:
         assert text.summary
         assert text.advice
-        seen.add((text.summary, text.advice))
-    assert len(seen) == 3
-    assert text_of(message({"EventType": event_type})).summary.startswith("The VM will be ")
-    assert text_of(message({"EventType": event_type, "Resources": [ME, PEER]})).summary.startswith(
-        "Each affected VM "
-    )
+    assert len({(text.summary, text.advice) for text in step_texts}) == 3
 
 
-def test_the_user_s_advice_stands_instead_until_the_event_is_over() -> None:
-    own = {"reboot": "Call the night shift."}
-    for looks in ((REBOOT,), (REBOOT, REBOOT | STARTED)):
-        assert text_of(message(*looks), advice=own).advice == "Call the night shift."
-    assert (
-        text_of(message(REBOOT, REBOOT | STARTED, None), advice=own).advice
-        != "Call the night shift."
-    )
-    assert text_of(message(), advice=own).advice.startswith("Usually nothing")
-    assert text_of(message(REBOOT), advice={"Reboot": ""}).plain.count("What to do") == 0
+@EVENT_TYPES
+def test_summary_says_what_happens_to_the_vm(event_type: str) -> None:
+    text = text_of(message({"EventType": event_type}))
+
+    assert text.summary.startswith("The VM will be ")
 
 
-def test_links_are_filled_in_and_left_out_where_a_name_is_missing() -> None:
-    links = Links(
-        dashboard="https://g/d?vm={vm}", runbook="https://w/{event_type}", page="https://p/"
-    )
-    found = {
-        link.name: link.value for link in text_of(message(vm=Vm(name="a b/c")), links=links).links
-    }
-    assert found == {
+@EVENT_TYPES
+def test_summary_says_what_happens_to_each_vm_of_several(event_type: str) -> None:
+    text = text_of(message({"EventType": event_type, **OF_TWO_VMS}))
+
+    assert text.summary.startswith("Each affected VM ")
+
+
+# ---- settings
+
+NIGHT_SHIFT = {"reboot": "Call the night shift."}
+
+
+@pytest.mark.parametrize("looks", [(REBOOT,), (REBOOT, REBOOT | STARTED)])
+def test_advice_is_the_configured_one_until_event_is_over(looks: tuple[dict[str, Any]]) -> None:
+    text = text_of(message(*looks), advice=NIGHT_SHIFT)
+
+    assert text.advice == "Call the night shift."
+
+
+def test_advice_is_the_usual_one_once_event_is_over() -> None:
+    text = text_of(message(REBOOT, REBOOT | STARTED, None), advice=NIGHT_SHIFT)
+
+    assert text.advice != "Call the night shift."
+
+
+def test_advice_is_the_usual_one_for_another_type() -> None:
+    text = text_of(message(), advice=NIGHT_SHIFT)
+
+    assert text.advice.startswith("Usually nothing")
+
+
+def test_message_has_no_advice_when_it_is_configured_empty() -> None:
+    text = text_of(message(REBOOT), advice={"Reboot": ""})
+
+    assert "What to do" not in text.plain
+
+
+LINKS = Links(
+    dashboard="https://g/d?vm={vm}",
+    runbook="https://w/{event_type}",
+    page="https://p/",
+)
+
+
+def test_links_have_names_of_vm_and_type() -> None:
+    text = text_of(message(vm=Vm(name="a b/c")), links=LINKS)
+
+    assert {link.name: link.value for link in text.links} == {
         "Dashboard": "https://g/d?vm=a%20b%2Fc",
         "Runbook": "https://w/Freeze",
         "Agent's page": "https://p/",
     }
-    assert [link.name for link in text_of(message(vm=Vm()), links=links).links] == [
-        "Runbook",
-        "Agent's page",
-    ]
+
+
+def test_link_is_omitted_when_its_vm_has_no_name() -> None:
+    text = text_of(message(vm=Vm()), links=LINKS)
+
+    assert [link.name for link in text.links] == ["Runbook", "Agent's page"]
