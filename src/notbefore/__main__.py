@@ -1,4 +1,4 @@
-"""``python -m notbefore``."""
+"""``python -m notbefore`` is the command ``notbefore``."""
 
 import sys
 

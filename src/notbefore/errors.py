@@ -34,40 +34,44 @@ ImdsReason = Literal[
 class NotBeforeError(Exception):
     """Base of all errors below; its text is for the user."""
 
-    exit_code = 1  # of a command that ends with this error: see ``notbefore --help``
+    exit_code = 1  # a command that fails with this error exits with it: see ``notbefore --help``
 
 
-class Place(NamedTuple):
-    """Where a value was given: a file with line and column (from 1; 0: unknown), a variable, or the
-    command line.
+class ConfigPlace(NamedTuple):
+    """The place of a value in the configuration: a position in a file, a variable of the
+    environment, or the command line.
+
+    ``line`` and ``column`` count from 1; they are 0 outside a file.
     """
 
-    origin: str
+    origin: str  # the path of the file, the variable, or the option
     line: int = 0
     column: int = 0
 
     def __str__(self) -> str:
-        return f"{self.origin}:{self.line}:{self.column}" if self.line else self.origin
+        if self.line == 0:
+            return self.origin
+        return f"{self.origin}:{self.line}:{self.column}"
 
 
 class Mistake(NamedTuple):
-    """One mistake in a configuration: its place, the path of its key, and what was expected."""
+    """One mistake in a configuration."""
 
-    place: Place
-    key: str
-    text: str
+    place: ConfigPlace
+    key: str  # the path of the key, such as ``server.listen``; empty for the whole file
+    text: str  # what was expected
 
     def __str__(self) -> str:
-        return ": ".join(filter(None, (str(self.place), self.key, self.text)))
+        parts = (str(self.place), self.key, self.text)
+        return ": ".join(part for part in parts if part)
 
 
 class ConfigError(NotBeforeError):
     """The configuration is wrong.
 
-    The text names the file, the line, the path of the key, and what was expected.
-
-    ``mistakes``: all mistakes, if the whole configuration was examined; the text contains all of
-    them.
+    The text names the file, the line, the path of the key, and what was expected. ``mistakes``
+    lists the mistakes one by one if the whole configuration was examined; the text contains them
+    all.
     """
 
     exit_code = 2
@@ -76,27 +80,27 @@ class ConfigError(NotBeforeError):
     @classmethod
     def of(cls, mistakes: Iterable[Mistake]) -> "ConfigError":
         """Return the error with all mistakes, in the order of their places in the file."""
-        found = sorted(dict.fromkeys(mistakes))
-        error = cls("; ".join(map(str, found)))
-        error.mistakes = tuple(found)
+        in_order = tuple(sorted(set(mistakes)))
+        error = cls("; ".join(str(mistake) for mistake in in_order))
+        error.mistakes = in_order
         return error
 
 
 class DocumentError(NotBeforeError):
-    """The bytes are not a Scheduled Events document; ``reason``: why."""
+    """The bytes are not a Scheduled Events document."""
 
     def __init__(self, reason: DocumentReason, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
+        super().__init__(_with_detail(reason, detail))
         self.reason: DocumentReason = reason
 
 
 class ImdsError(NotBeforeError):
-    """IMDS gave no usable answer; ``reason``: why; ``retry_after`` in seconds or None."""
+    """IMDS gave no usable answer. ``retry_after``: seconds that it asked to wait, if it did."""
 
     def __init__(
         self, reason: ImdsReason, detail: str = "", *, retry_after: float | None = None
     ) -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
+        super().__init__(_with_detail(reason, detail))
         self.reason: ImdsReason = reason
         self.retry_after = retry_after
 
@@ -116,8 +120,9 @@ class ListenError(NotBeforeError):
 class SendError(NotBeforeError):
     """The receiver did not accept a message.
 
-    ``permanent``: it will never accept it. ``by_hand``: it will not accept it before somebody
-    corrects something, such as a token. ``retry_after``: seconds that the receiver asked to wait.
+    ``permanent``: the receiver will never accept it. ``by_hand``: the receiver will not accept it
+    until a person corrects something, such as a token. ``retry_after``: seconds that the receiver
+    asked to wait.
     """
 
     def __init__(
@@ -132,3 +137,9 @@ class SendError(NotBeforeError):
         self.permanent = permanent
         self.by_hand = by_hand
         self.retry_after = retry_after
+
+
+def _with_detail(reason: str, detail: str) -> str:
+    if not detail:
+        return reason
+    return f"{reason}: {detail}"

@@ -31,7 +31,7 @@ from notbefore.core.approval import unknown_words
 from notbefore.core.change import APPROVAL_KINDS, SILENT
 from notbefore.core.routing import EventMatch, Match, Route, Terms
 from notbefore.core.text import one_of
-from notbefore.errors import ConfigError, Mistake, Place
+from notbefore.errors import ConfigError, ConfigPlace, Mistake
 
 ENVIRONMENT_PREFIX: Final = "NOTBEFORE_"
 Finding = tuple[str, str]  # the path of a key, and a warning about it
@@ -152,7 +152,7 @@ def _put(values: dict[str, Any], places: Places, keys: list[str], text: str, ori
         values = section
     last = _spelt(last, values)
     values[last] = Variable(text)
-    places[".".join(map(meant, [*sections, last]))] = Place(shown(origin))
+    places[".".join(map(meant, [*sections, last]))] = ConfigPlace(shown(origin))
 
 
 def _spelt(key: str, values: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from notbefore.config.regular_file import open_file
 from notbefore.config.shown import meant
-from notbefore.errors import ConfigError, Mistake, Place
+from notbefore.errors import ConfigError, ConfigPlace, Mistake
 
 MAX_FILE: Final = 256 * 1024  # bytes; a configuration with a hundred sinks has 30 KiB
 MAX_DEPTH: Final = 32  # levels of lists and mappings; our deepest key is at level 8
@@ -26,16 +26,16 @@ class Variable(str):
     __slots__ = ()
 
 
-class Places(dict[str, Place]):
+class Places(dict[str, ConfigPlace]):
     """The place of each dotted path; "" is the path of the whole configuration."""
 
-    def nearest(self, path: str) -> Place:
+    def nearest(self, path: str) -> ConfigPlace:
         """Return the place of a path, else of the nearest section around it, else of the whole
         configuration.
         """
         while path and path not in self:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
-        return self.get(path) or self.get("") or Place("the configuration")
+        return self.get(path) or self.get("") or ConfigPlace("the configuration")
 
 
 def read(path: Path) -> tuple[dict[str, Any], Places]:
@@ -64,9 +64,8 @@ def read(path: Path) -> tuple[dict[str, Any], Places]:
             if isinstance(values, list)
             else "text: write `key: value`"
         )
-        raise ConfigError.of(
-            [Mistake(Place(str(path), 1, 1), "", f"expected sections such as `imds:`, got {kind}")]
-        )
+        begin = ConfigPlace(str(path), 1, 1)
+        raise ConfigError.of([Mistake(begin, "", f"expected sections such as `imds:`, got {kind}")])
     return values or {}, document.places
 
 
@@ -74,7 +73,7 @@ class _Document:
     """The values of a file, their places, and its mistakes."""
 
     def __init__(self, path: Path) -> None:
-        self.places = Places({"": Place(str(path))})
+        self.places = Places({"": ConfigPlace(str(path))})
         self.mistakes: list[Mistake] = []
         self._path = path
 
@@ -136,8 +135,8 @@ class _Document:
         self.places[path] = self._place(begin)
         return self.value(node, path)
 
-    def _place(self, begin: Any) -> Place:
-        return Place(str(self._path), begin.start_mark.line + 1, begin.start_mark.column + 1)
+    def _place(self, begin: Any) -> ConfigPlace:
+        return ConfigPlace(str(self._path), begin.start_mark.line + 1, begin.start_mark.column + 1)
 
 
 def _not_yaml(error: Any, content: bytes, path: Path) -> Mistake:
@@ -147,9 +146,9 @@ def _not_yaml(error: Any, content: bytes, path: Path) -> Mistake:
     ).removeprefix("but ")
     mark = getattr(error, "problem_mark", None)
     if mark is not None:
-        place = Place(str(path), mark.line + 1, mark.column + 1)
+        place = ConfigPlace(str(path), mark.line + 1, mark.column + 1)
     else:  # a byte that is not text: this error has a position
         before = content[: getattr(error, "position", 0)]
-        place = Place(str(path), before.count(b"\n") + 1, len(before) - before.rfind(b"\n"))
+        place = ConfigPlace(str(path), before.count(b"\n") + 1, len(before) - before.rfind(b"\n"))
     tabs = ": indent with spaces, not with tabs" if re.search(rb"(?m)^ *\t", content) else ""
     return Mistake(place, "", f"this is not YAML: {' '.join(said.split())}{tabs}")
