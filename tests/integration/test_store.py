@@ -8,9 +8,9 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import closing, contextmanager
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -377,9 +377,10 @@ def test_a_freeze_beyond_the_deadline_leaves_the_disk_time_to_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with store_in(tmp_path) as store, monkeypatch.context() as patched:
-        waits = iter((0.0, 20.0))  # as if the first wait had passed in the freeze
-        frozen = {"get": lambda queue, **_: SimpleQueue.get(queue, timeout=next(waits))}
-        patched.setattr("notbefore.store.disk.SimpleQueue", type("Frozen", (SimpleQueue,), frozen))
+        timeouts = iter((0.0, 20.0))  # as if the first wait had passed in the freeze
+        patched.setattr(
+            "notbefore.store.disk.wait", lambda futures, _: wait(futures, next(timeouts))
+        )
         assert store.disk.do(lambda: threading.Event().wait(0.1), 20) is False
 
 

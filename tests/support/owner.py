@@ -21,7 +21,7 @@ from notbefore.courier.sink import Sink
 from notbefore.courier.supervisor import Supervisor
 from notbefore.net.redact import Redactor
 from notbefore.store import SCHEMA_VERSION
-from notbefore.store.store import StoredOutbox
+from notbefore.store.stored_outbox import StoredOutbox
 from support.agent import PATIENCE
 from support.box import delivery
 from support.messages import message

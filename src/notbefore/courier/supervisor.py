@@ -33,7 +33,7 @@ from notbefore.metrics.totals import CourierFigures, increased
 from notbefore.process.clock import Clock
 from notbefore.store import SCHEMA_VERSION
 from notbefore.store.lock import OwnerLock
-from notbefore.store.store import StoredOutbox
+from notbefore.store.stored_outbox import StoredOutbox
 
 OVERDUE: Final = 15  # seconds; a courier that has sent nothing for so long counts as hanging
 # seconds before something is due: the courier needs time to start, the disk to write

@@ -18,7 +18,7 @@ from notbefore.core.routing import Routing
 from notbefore.fleet.waves import Notification, routable
 from notbefore.metrics.totals import Totals
 from notbefore.process.clock import Clock
-from notbefore.store.store import StoredOutbox, log_left_open
+from notbefore.store.stored_outbox import StoredOutbox, log_left_open
 from notbefore.wording.records import record_of
 
 # the fields that routes match
@@ -70,7 +70,7 @@ class FleetOutbox(StoredOutbox):
                 new[delivery.delivery_id] = delivery
 
         self._take(partition, change, list(new.values()), last_message(change, line))
-        with self._memory:
+        with self._memory_lock:
             self.totals = self.totals.plus(change)
         return line
 
@@ -93,7 +93,7 @@ class FleetOutbox(StoredOutbox):
 
     def has_news(self, partition: str) -> bool:
         """Whether a delivery of a partition has come, gone or changed since its last ``part``."""
-        with self._memory:
+        with self._memory_lock:
             return any(
                 self._partition_of.get(event_key) == partition
                 for _, event_key in self._outbox.rows.changed
@@ -123,7 +123,7 @@ class FleetOutbox(StoredOutbox):
 
     def leave(self, partition: str) -> None:
         """Send nothing more of this partition: another instance has it."""
-        with self._memory:
+        with self._memory_lock:
             self._leave(self._keys(partition))
 
     def _targets_of(self, row: Delivery) -> Targets:

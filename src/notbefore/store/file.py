@@ -2,10 +2,10 @@
 
 All its SQL statements are here.
 
-One process reads and writes it, in one thread. So there is no write-ahead log:
+One process reads and writes it, in one thread. So it has no write-ahead log:
 ``journal_mode=TRUNCATE``, and ``synchronous=EXTRA``. Each transaction asks SQLite whether another
-connection wrote to the file (``data_version``), and compares the inode at its path. So it notices a
-restored or overwritten file, and everything is written again.
+connection wrote to the file (``data_version``), and compares the inode at its path. This shows that
+a file was restored or overwritten; then everything is written again.
 """
 
 import logging
@@ -31,11 +31,12 @@ from notbefore.store import SCHEMA_VERSION
 from notbefore.store.lock import Inode, inode_of, prepare_file
 
 FILE_NAME: Final = "notbefore.db"
-BUSY_SECONDS: Final = 0.5  # to wait for a transaction of another process, such as a backup
-# the same while the file is opened: at the start, only the file has the state
+# seconds to wait for a transaction of another process, such as a backup
+BUSY_SECONDS: Final = 0.5
+# the same while the file is opened: longer, because at the start only the file has the state
 OPENING_SECONDS: Final = 10.0
-HISTORY_BYTES: Final = 64 * 1024 * 1024  # of its records; the oldest are deleted
-# changes between two checks of that bound, each of which reads the sizes of all records
+HISTORY_BYTES: Final = 64 * 1024 * 1024  # of all records; above it the oldest are deleted
+# changes between two checks of that bound, because a check reads the sizes of all records
 HISTORY_CHECK: Final = 100
 _SCHEMA: Final = f"""
 BEGIN IMMEDIATE;
@@ -55,6 +56,8 @@ PRAGMA user_version = {SCHEMA_VERSION};
 COMMIT;
 """
 _ROWS: Final = "SELECT kind, key, body FROM rows"
+_DELETE_ROW: Final = "DELETE FROM rows WHERE kind = ? AND key = ?"
+_NEWEST_RECORDS: Final = "SELECT record FROM history WHERE time >= ? ORDER BY seq DESC LIMIT ?"
 _ADD_CHANGE: Final = "INSERT OR IGNORE INTO history (change_id, time, record) VALUES (?, ?, ?)"
 _DELETE_ABOVE_COUNT: Final = """
     DELETE FROM history WHERE seq <= (SELECT max(seq) FROM history) - ?
@@ -69,7 +72,7 @@ log = logging.getLogger("notbefore.store")
 
 
 class StoredState(Struct, frozen=True):
-    """What the agent remembers across restarts."""
+    """The state that the agent remembers across restarts."""
 
     tracked: Tracked = Tracked()
     totals: Totals = Totals()
@@ -89,7 +92,7 @@ class StoredState(Struct, frozen=True):
 
 
 class FileReplacedError(OSError):
-    """The file is not as it was written last: it was deleted, restored, overwritten or damaged."""
+    """The file is not as this process left it: deleted, restored, overwritten or damaged."""
 
 
 class StoredChange(Struct, frozen=True):
@@ -108,7 +111,7 @@ class FileClock(Struct, frozen=True):
     """The time at which the file was written, on clocks that cannot be set on this machine."""
 
     boot: str = ""  # the boot's id; empty if the time was not known in it: see ``Store.know_time``
-    clock: float = 0.0  # seconds: the times of the deliveries are on this clock
+    clock: float = 0.0  # seconds since the boot: the times of the deliveries are on this clock
     date: float | None = None  # Unix seconds by IMDS's clock, if that is known
 
 
@@ -120,9 +123,10 @@ class Content(NamedTuple):
     clock: FileClock = FileClock()
 
 
-RowKey = tuple[str, str]  # its kind, and its key within that kind
+RowKey = tuple[str, str]
+"""The kind of a row, and its key within that kind."""
 
-_TYPES: Final[dict[str, Any]] = {  # by the kind of a row
+_TYPES_BY_KIND: Final[dict[str, Any]] = {
     "state": StoredState,
     "delivery": Delivery,
     "thread": str,
@@ -132,7 +136,7 @@ _TYPES: Final[dict[str, Any]] = {  # by the kind of a row
 
 
 class StateFile:
-    """For one thread at a time.
+    """Reads and writes the file. Use it in one thread at a time.
 
     After an error (``sqlite3.Error``, ``OSError``, ``StoreError``) call ``forget``.
     """
@@ -143,12 +147,11 @@ class StateFile:
         self.damaged = 0
         self._db: sqlite3.Connection | None = None
         self._inode: Inode | None = None  # of the open file
-        # SQLite's ``data_version``, which changes if another connection writes; None: the content
-        # is not known
+        # SQLite's ``data_version`` after the last ``write``: it changes if another connection
+        # writes. None before the first one: then the content of the file is not known
         self._version: int | None = None
-        # those in the file, if its content is known
-        self._rows: dict[RowKey, Any] = {}
-        self._until_check = 0  # changes that are added before the bytes are counted again
+        self._rows: dict[RowKey, Any] = {}  # those in the file, if its content is known
+        self._until_check = 0  # changes to add before the bytes of the history are summed again
 
     def load(self) -> Content:
         """Return the content; empty without a file.
@@ -158,18 +161,18 @@ class StateFile:
         Raises ``StoreError`` if a newer version of notbefore wrote it.
         """
         try:
-            with self._damage_noticed():
+            with self._damage_set_aside():
                 rows = self._open().execute(_ROWS).fetchall()
         except FileReplacedError:
-            rows = _salvaged(self._aside("damaged"))
-        return self._read(rows)
+            rows = _salvaged(self._path_aside("damaged"))
+        return self._decode(rows)
 
-    def _read(self, rows: Iterable[tuple[str, str, bytes]]) -> Content:
-        """Decode rows; one that cannot be read is logged, counted as damaged and left out."""
-        decoded: dict[str, dict[str, Any]] = {kind: {} for kind in _TYPES}
+    def _decode(self, rows: Iterable[tuple[str, str, bytes]]) -> Content:
+        """Decode rows. One that cannot be read is logged, counted as damaged and left out."""
+        decoded: dict[str, dict[str, Any]] = {kind: {} for kind in _TYPES_BY_KIND}
         for kind, key, body in rows:
             try:
-                decoded[kind][key] = msgspec.msgpack.decode(body, type=_TYPES[kind])
+                decoded[kind][key] = msgspec.msgpack.decode(body, type=_TYPES_BY_KIND[kind])
             except (ValueError, KeyError) as error:  # MsgspecError is a ValueError
                 log.warning("a row of the state file cannot be read (%s %s): %s", kind, key, error)
                 self.damaged += 1
@@ -200,15 +203,13 @@ class StateFile:
             if self._rows.get((kind, key)) is not value:
                 changed.append((kind, key, msgspec.msgpack.encode(value)))
 
-        with self._damage_noticed():
+        with self._damage_set_aside():
             db = self._open()
             db.execute("BEGIN IMMEDIATE")
             version = self.check()
             if self._version is None:
                 db.execute("DELETE FROM rows")
-            db.executemany(
-                "DELETE FROM rows WHERE kind = ? AND key = ?", self._rows.keys() - rows.keys()
-            )
+            db.executemany(_DELETE_ROW, self._rows.keys() - rows.keys())
             db.executemany("REPLACE INTO rows VALUES (?, ?, ?)", changed)
             if news:
                 self._add_history(db, news)
@@ -218,15 +219,15 @@ class StateFile:
         self._rows = rows
 
     @contextmanager
-    def _damage_noticed(self) -> Iterator[None]:
-        """Set a damaged file aside, and raise ``FileReplacedError``.
+    def _damage_set_aside(self) -> Iterator[None]:
+        """Set the file aside and raise ``FileReplacedError`` if SQLite finds that it is damaged.
 
-        Raise any other error again.
+        Other errors pass.
         """
         try:
             yield
         except sqlite3.Error as error:
-            # errors of the sqlite3 module itself have none
+            # errors of the sqlite3 module itself have no code
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
                 raise
@@ -251,12 +252,12 @@ class StateFile:
 
         Raises ``FileReplacedError`` if the file is damaged.
         """
-        query = "SELECT record FROM history WHERE time >= ? ORDER BY seq DESC LIMIT ?"
         records: list[bytes] = []
-        with self._damage_noticed():
-            for (record,) in self._open().execute(query, (since, limit)):
-                max_bytes -= len(record)
-                if records and max_bytes < 0:
+        size = 0
+        with self._damage_set_aside():
+            for (record,) in self._open().execute(_NEWEST_RECORDS, (since, limit)):
+                size += len(record)
+                if records and size > max_bytes:
                     return records, True
                 records.append(record)
         return records, False
@@ -271,8 +272,8 @@ class StateFile:
             return None
         if inode_of(self.path) != self._inode:
             raise FileReplacedError(f"{self.path} was deleted or replaced")
-        with self._damage_noticed():
-            # its own writes do not change it
+        with self._damage_set_aside():
+            # writes through this connection do not change it
             version: int = self._db.execute("PRAGMA data_version").fetchone()[0]
         if self._version not in (None, version):
             raise FileReplacedError(f"{self.path} was overwritten")
@@ -305,7 +306,7 @@ class StateFile:
     def set_aside(self, mark: str, why: str) -> None:
         """Rename the file and its journals: SQLite would use old journals for the new file."""
         self.forget()
-        aside = self._aside(mark)
+        aside = self._path_aside(mark)
         for suffix in ("", "-journal", "-wal", "-shm"):
             present = self.path.with_name(self.path.name + suffix)
             kept = aside.with_name(aside.name + suffix)
@@ -316,7 +317,7 @@ class StateFile:
             "the state file is set aside: %s. It is kept as %s, and a new one is used", why, aside
         )
 
-    def _aside(self, mark: str) -> Path:
+    def _path_aside(self, mark: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{mark}")
 
 
@@ -359,7 +360,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
 
 
 def _salvaged(path: Path) -> list[tuple[str, str, bytes]]:
-    """Return the rows of a damaged file, up to one that cannot be read."""
+    """Return the rows of a damaged file, up to the first that cannot be read."""
     rows: list[tuple[str, str, bytes]] = []
     with (
         closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db,

@@ -1,8 +1,9 @@
-"""``OwnerLock``: one owner per state directory, by an advisory lock that ends with the processes
-that hold it.
+"""``OwnerLock``: one owner per state directory.
 
-The directory and its files belong to the agent's user alone: nobody else can write there or create
-a link.
+It is an advisory lock, which ends with the processes that hold it.
+
+The directory and its files belong to the agent's user alone: no other user can write there or
+create a link.
 """
 
 import os
@@ -15,40 +16,64 @@ from typing import Final
 
 from notbefore.errors import StoreError
 
+if sys.platform == "win32":  # pragma: no cover - the tests run on POSIX
+    import msvcrt
+
+    _LOCKED_FILE: Final = "agent.lock"  # a directory cannot be opened there
+    _OPEN_FLAGS: Final = os.O_RDWR | os.O_CREAT
+    _LOCKED_BYTE: Final = 1 << 30  # beyond the end of the file: a locked byte cannot be read
+
+    def _lock(descriptor: int) -> None:
+        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+
+else:
+    import fcntl
+
+    _LOCKED_FILE: Final = ""  # the directory itself
+    # links are followed: systemd makes one for a dynamic user
+    _OPEN_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY
+
+    def _lock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 NO_FOLLOW: Final = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)  # Windows has neither
 PRIVATE: Final = 0o600  # of files
 PRIVATE_DIRECTORY: Final = 0o700
 OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
-LOCK_PATIENCE: Final = 2.0  # seconds for the courier of an agent that was killed to end
+LOCK_PATIENCE: Final = 2.0  # seconds for the courier of a killed agent to end
 
-Inode = tuple[int, int]  # device and number
+Inode = tuple[int, int]
+"""The device, and the number on it."""
 
 
-def inode_of(path: str | Path | int) -> Inode | None:
+def inode_of(path: Path | int) -> Inode | None:
     """Return the inode of a path or a descriptor.
 
     ``None`` if there is none, or if it cannot be read.
     """
     try:
-        found = os.stat(path)  # noqa: PTH116 - ten times cheaper than a Path, and called in each turn of the main loop
+        status = os.stat(path)  # noqa: PTH116 - also of a descriptor
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def check_directory(directory: Path) -> None:
-    """Raise ``StoreError`` for a directory in which another user could write, ``OSError`` if it
-    cannot be read.
+    """Raise ``StoreError`` for a directory in which another user could write.
+
+    Raises ``OSError`` if it cannot be read.
     """
     if not hasattr(os, "geteuid"):  # Windows has access lists instead, which are not checked
         return
-    found = directory.stat()
-    if found.st_uid != os.geteuid():
+    status = directory.stat()
+    if status.st_uid != os.geteuid():
         raise StoreError(
-            f"{directory} belongs to user {found.st_uid}, but this is user {os.geteuid()}: change"
+            f"{directory} belongs to user {status.st_uid}, but this is user {os.geteuid()}: change"
             " its owner (chown), or choose another directory with --state-dir"
         )
-    if found.st_mode & OTHERS_WRITE:
+    if status.st_mode & OTHERS_WRITE:
         raise StoreError(f"other users can write to {directory}: chmod go-w {directory}")
 
 
@@ -84,14 +109,13 @@ def private(path: str, flags: int) -> int:
 class OwnerLock:
     """The lock on the state directory: only its holder writes there and sends.
 
-    The courier inherits it.
-
-    ``descriptor``: the file descriptor of the lock, for the courier; ``None`` while it is not held.
+    The courier inherits it. ``descriptor``: the file descriptor of the lock, for the courier;
+    ``None`` while the lock is not held.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._path = directory / _LOCKED
+        self._path = directory / _LOCKED_FILE
         self.descriptor: int | None = None
 
     def hold(self) -> None:
@@ -114,54 +138,35 @@ class OwnerLock:
     def acquire(self, patience: float = LOCK_PATIENCE) -> None:
         """Take the lock.
 
-        Wait ``patience`` seconds, as the courier of a killed agent ends within a moment.
+        Waits ``patience`` seconds for the courier of a killed agent to end.
 
         Raises ``StoreError`` if another process still holds it, ``OSError`` without a directory or
         without locks.
         """
-        descriptor = os.open(self._path, _FLAGS)
-        deadline = time.monotonic() + patience
+        descriptor = os.open(self._path, _OPEN_FLAGS)
         try:
-            while True:
-                with suppress(BlockingIOError, PermissionError):  # the latter on Windows
-                    _lock(descriptor)
-                    break
-                if time.monotonic() >= deadline:
-                    raise StoreError(  # noqa: TRY301 - the descriptor is closed as after any error
-                        f"another notbefore is running with {self._directory}: stop it, or give"
-                        " this one its own --state-dir"
-                    )
-                time.sleep(0.01)
+            self._wait_for_lock(descriptor, patience)
         except BaseException:
             os.close(descriptor)
             raise
         self.release()
         self.descriptor = descriptor
 
+    def _wait_for_lock(self, descriptor: int, patience: float) -> None:
+        deadline = time.monotonic() + patience
+        while True:
+            with suppress(BlockingIOError, PermissionError):  # Windows raises the latter
+                _lock(descriptor)
+                return
+            if time.monotonic() >= deadline:
+                raise StoreError(
+                    f"another notbefore is running with {self._directory}: stop it, or give"
+                    " this one its own --state-dir"
+                )
+            time.sleep(0.01)
+
     def release(self) -> None:
         """Release the lock, if it is held."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
-
-
-if sys.platform == "win32":  # pragma: no cover - the tests run on POSIX
-    import msvcrt
-
-    _LOCKED: Final = "agent.lock"  # a directory cannot be opened there
-    _FLAGS: Final = os.O_RDWR | os.O_CREAT
-    _BEYOND: Final = 1 << 30  # beyond the end of the file: nobody can read a locked byte
-
-    def _lock(descriptor: int) -> None:
-        os.lseek(descriptor, _BEYOND, os.SEEK_SET)
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-
-else:
-    import fcntl
-
-    _LOCKED: Final = ""  # the directory itself
-    # may be a link: systemd makes one for a dynamic user
-    _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY
-
-    def _lock(descriptor: int) -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
