@@ -1,6 +1,4 @@
-"""The files of an instance belong to its user alone, no link that somebody planted is followed, and
-no loop waits.
-"""
+"""The files of an instance: readable by its user alone, not through links, without blocking."""
 
 import asyncio
 import os
@@ -26,55 +24,100 @@ def open_umask() -> Iterator[None]:
     os.umask(before)
 
 
-def write(directory: Path) -> None:
+def write_snapshot(directory: Path) -> None:
     asyncio.run(FileSnapshots(directory).write("0", b"{}", Position("10", 1, 0.0)))
 
 
-def test_a_snapshot_is_its_users_alone_whatever_the_umask(tmp_path: Path) -> None:
-    write(tmp_path / "state")
-    (tmp_path / "state" / "0").chmod(0o666)  # of an earlier version
-    write(tmp_path / "state")
-    (mode,) = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "state").iterdir()}
-    assert mode == 0o600
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.parametrize("link", ["0", "0.new"])
-def test_a_link_in_the_place_of_a_snapshot_is_neither_read_nor_written_through(
-    tmp_path: Path, link: str
-) -> None:
-    (tmp_path / "victim").write_text("kept", encoding="utf-8")
-    (tmp_path / link).symlink_to(tmp_path / "victim")
+def test_snapshot_is_readable_by_its_user_alone(tmp_path: Path) -> None:
+    directory = tmp_path / "state"
+
+    write_snapshot(directory)
+
+    assert {mode_of(path) for path in directory.iterdir()} == {0o600}
+
+
+def test_snapshot_of_an_earlier_version_becomes_readable_by_its_user_alone(tmp_path: Path) -> None:
+    directory = tmp_path / "state"
+    write_snapshot(directory)
+    (directory / "0").chmod(0o666)
+
+    write_snapshot(directory)
+
+    assert {mode_of(path) for path in directory.iterdir()} == {0o600}
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A file that a planted link points to."""
+    path = tmp_path / "victim"
+    path.write_text("kept", encoding="utf-8")
+    return path
+
+
+def test_snapshot_is_not_read_through_a_link(tmp_path: Path, victim: Path) -> None:
+    (tmp_path / "0").symlink_to(victim)
+
     with pytest.raises(OSError, match="symbolic link"):
-        asyncio.run(FileSnapshots(tmp_path).read("0")) if link == "0" else write(tmp_path)
-    assert (tmp_path / "victim").read_text(encoding="utf-8") == "kept"
+        asyncio.run(FileSnapshots(tmp_path).read("0"))
+
+    assert victim.read_text(encoding="utf-8") == "kept"
 
 
-def test_a_disk_that_hangs_under_a_snapshot_keeps_no_other_waiting(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "0")  # who opens it waits for a writer
+def test_snapshot_is_not_written_through_a_link(tmp_path: Path, victim: Path) -> None:
+    (tmp_path / "0.new").symlink_to(victim)
 
-    async def read() -> bytes:
+    with pytest.raises(OSError, match="symbolic link"):
+        write_snapshot(tmp_path)
+
+    assert victim.read_text(encoding="utf-8") == "kept"
+
+
+def test_hanging_disk_does_not_delay_other_snapshots(tmp_path: Path) -> None:
+    hanging_file = tmp_path / "0"
+    os.mkfifo(hanging_file)  # opening it waits for a writer
+
+    async def read_both() -> tuple[bytes, bytes]:
         snapshots = FileSnapshots(tmp_path)
         hanging = asyncio.create_task(snapshots.read("0"))
-        assert await snapshots.read("1") == b""
-        (tmp_path / "0").write_bytes(b"late")
-        return await hanging
+        other = await snapshots.read("1")
+        hanging_file.write_bytes(b"late")
+        return await hanging, other
 
-    # else this test would hang, too
-    unblock = threading.Timer(20, (tmp_path / "0").write_bytes, [b"never"])
+    # without it, this test would hang when the code does
+    unblock = threading.Timer(20, hanging_file.write_bytes, [b"never"])
     unblock.start()
-    assert asyncio.run(read()) == b"late"
+    late, other = asyncio.run(read_both())
     unblock.cancel()
 
+    assert other == b""
+    assert late == b"late"
 
-def test_a_note_is_changed_by_one_at_a_time_and_no_directory_is_made_for_it(tmp_path: Path) -> None:
+
+def unchanged(body: bytes) -> bytes:
+    return body
+
+
+def with_another_x(body: bytes) -> bytes:
+    return body + b"x"
+
+
+def test_note_is_refused_when_the_instance_has_no_directory(tmp_path: Path) -> None:
+    directory = tmp_path / "state"
+
     with pytest.raises(FileNotFoundError, match="start the instance first"):
-        asyncio.run(FileSnapshots(tmp_path / "state").change("mutes", lambda body: body))
-    assert not (tmp_path / "state").exists()  # of root's, it would be of no use to the instance
+        asyncio.run(FileSnapshots(directory).change("mutes", unchanged))
 
-    async def change() -> bytes:
-        await asyncio.gather(
-            *(FileSnapshots(tmp_path).change("mutes", lambda body: body + b"x") for _ in range(8))
-        )
+    assert not directory.exists()  # owned by root, it would be of no use to the instance
+
+
+def test_note_keeps_all_concurrent_changes(tmp_path: Path) -> None:
+    async def change_eight_times() -> bytes:
+        changes = [FileSnapshots(tmp_path).change("mutes", with_another_x) for _ in range(8)]
+        await asyncio.gather(*changes)
         return await FileSnapshots(tmp_path).read("mutes")
 
-    assert asyncio.run(change()) == b"x" * 8
+    assert asyncio.run(change_eight_times()) == b"x" * 8

@@ -1,6 +1,4 @@
-"""What is shown of a fleet: what can still be prepared for first, what is asked for, one line for
-what is under way.
-"""
+"""The waves, calendar and reports of a fleet: events that one can still prepare for come first."""
 
 from typing import Any
 
@@ -19,21 +17,21 @@ from support.fleet_records import body, report, vm
 from support.past import past
 
 
-def waves_of(log: Log) -> tuple[ShownWave, ...]:
+def coming_waves(log: Log) -> tuple[ShownWave, ...]:
     return coming(log.fold.events.waves.open.values(), at(60))
 
 
-def many(started: int, scheduled: int) -> Log:
+def log_with_events(started: int, scheduled: int) -> Log:
+    """Return the log of so many started reboots, S0 and so on, and redeploys to come, from A0."""
     log = Log()
     for number in range(started):
+        web = vm(f"web_{number}", zone="1")
         for kind in ("announced", "started"):
-            log.add(
-                vm(f"web_{number}", zone="1"), kind, f"S{number}", after=0.001, not_before=at(30)
-            )
+            log.add(web, kind, f"S{number}", after=0.001, not_before=at(30))
     for number in range(scheduled):
-        who = vm(f"data_{number}", scale_set="data", team="store")
+        data = vm(f"data_{number}", scale_set="data", team="store")
         log.add(
-            who,
+            data,
             "announced",
             f"A{number}",
             after=0.001,
@@ -43,41 +41,69 @@ def many(started: int, scheduled: int) -> Log:
     return log
 
 
-def test_what_can_still_be_prepared_for_comes_before_what_is_under_way() -> None:
-    log = many(started=50, scheduled=3)
+# ---- waves
+
+
+def test_events_to_come_are_shown_before_those_under_way() -> None:
+    log = log_with_events(started=50, scheduled=3)
     log.add(vm("spot_0"), "announced", "T", event_type="Terminate", not_before=at(120))
-    found = waves_of(log)
-    assert [one.event_id for one in found[:4]] == ["T", "A0", "A1", "A2"]
-    (line,) = under_way(reversed(found))
-    assert {(one.event_type, one.scale_set, one.under_way) for one in line} == {
-        ("Reboot", "web", 1)
-    }
-    assert [one.vms for one in line] == [(f"web_{number}",) for number in range(50)]
+
+    waves = coming_waves(log)
+
+    assert [wave.event_id for wave in waves[:4]] == ["T", "A0", "A1", "A2"]
 
 
-def test_a_wave_that_has_begun_is_under_way_and_still_to_come() -> None:
+def test_similar_events_under_way_are_shown_on_one_line() -> None:
+    waves = coming_waves(log_with_events(started=50, scheduled=3))
+
+    (line,) = under_way(reversed(waves))
+
+    assert {wave.event_type for wave in line} == {"Reboot"}
+    assert {wave.scale_set for wave in line} == {"web"}
+    assert {wave.under_way for wave in line} == {1}
+    assert [wave.vms for wave in line] == [(f"web_{number}",) for number in range(50)]
+
+
+def log_with_begun_wave() -> Log:
+    """Return the log of a wave of three events, of which one has started."""
     log = Log(WAVES)
     for number in range(3):
         log.add(vm(f"web_{number}"), "announced", f"E{number}", not_before=at(900))
     log.add(vm("web_0"), "started", "E0")
-    (wave,) = waves_of(log)
+    return log
+
+
+def test_begun_wave_is_under_way_and_still_to_come() -> None:
+    (wave,) = coming_waves(log_with_begun_wave())
+
     assert under_way([wave]) == [[wave]]
-    assert (wave.events, wave.to_come, wave.under_way, wave.over, wave.resource_group) == (
-        3,
-        2,
-        1,
-        0,
-        "rg",
-    )
-    # the first names are those of VMs that one can still prepare
-    assert wave.vms == (
-        "web_1",
-        "web_2",
-        "web_0",
-    )
-    assert all(wave.matches({"status": one}) for one in ("scheduled", "started"))
+    assert wave.resource_group == "rg"
+    assert wave.events == 3
+    assert wave.to_come == 2
+    assert wave.under_way == 1
+    assert wave.over == 0
+
+
+@pytest.mark.parametrize("status", ["scheduled", "started"])
+def test_begun_wave_matches_both_statuses(status: str) -> None:
+    (wave,) = coming_waves(log_with_begun_wave())
+
+    assert wave.matches({"status": status})
+
+
+def test_begun_wave_names_vms_to_come_first() -> None:
+    (wave,) = coming_waves(log_with_begun_wave())
+
+    assert wave.vms == ("web_1", "web_2", "web_0")
+
+
+def test_begun_wave_omits_vm_when_its_event_was_canceled() -> None:
+    log = log_with_begun_wave()
+
     log.add(vm("web_1"), "canceled", "E1")
-    assert waves_of(log)[0].vms == ("web_2", "web_0")
+
+    (wave,) = coming_waves(log)
+    assert wave.vms == ("web_2", "web_0")
 
 
 @pytest.mark.parametrize(
@@ -95,36 +121,53 @@ def test_a_wave_that_has_begun_is_under_way_and_still_to_come() -> None:
         ({"vm": "data_1"}, 1),
     ],
 )
-def test_it_is_shown_what_is_asked_for(wanted: dict[str, str], count: int) -> None:
-    assert len([one for one in waves_of(many(2, 3)) if one.matches(wanted)]) == count
+def test_filter_selects_waves(wanted: dict[str, str], count: int) -> None:
+    waves = coming_waves(log_with_events(started=2, scheduled=3))
+
+    assert len([wave for wave in waves if wave.matches(wanted)]) == count
 
 
-def test_what_is_empty_in_a_record_is_shown_as_unknown() -> None:
+def test_empty_field_of_a_record_is_shown_as_unknown() -> None:
     log = Log()
-    log.read(
-        body(report(vm("web_0"), "announced", at=at(0))).replace(
-            b'source":"Platform"', b'source":""'
-        )
-    )
-    assert [one.event_source for one in waves_of(log)] == [None]
+    record = body(report(vm("web_0"), "announced", at=at(0)))
+
+    log.read(record.replace(b'source":"Platform"', b'source":""'))
+
+    (wave,) = coming_waves(log)
+    assert wave.event_source is None
 
 
-def test_equal_names_of_vms_and_of_scale_sets_are_shown_with_their_resource_groups() -> None:
-    found = [
-        Heard(name, 0.0, 1.0, Place("sub", group))
-        for name, group in (("a", "x"), ("A", "y"), ("b", "x"))
-    ]
-    assert names_of(found) == ("b", "sub/x/a", "sub/y/A")
-    assert names_of(wanted_vms(found, {"resource_group": "Y", "status": "started"})) == ("A",)
-    log = many(0, 2)
+# ---- names
+
+HEARD = [
+    Heard("a", 0.0, 1.0, Place("sub", "x")),
+    Heard("A", 0.0, 1.0, Place("sub", "y")),
+    Heard("b", 0.0, 1.0, Place("sub", "x")),
+]
+
+
+def test_vms_of_one_name_are_shown_with_their_resource_groups() -> None:
+    assert names_of(HEARD) == ("b", "sub/x/a", "sub/y/A")
+
+
+def test_vm_is_shown_by_name_alone_when_the_filter_hides_others_of_its_name() -> None:
+    wanted = wanted_vms(HEARD, {"resource_group": "Y", "status": "started"})
+
+    assert names_of(wanted) == ("A",)
+
+
+def test_scale_sets_of_one_name_are_shown_with_their_resource_groups() -> None:
+    log = log_with_events(started=0, scheduled=2)
     for group in ("x", "y"):
-        log.add(
-            replace(vm("web_0"), resource_group=group),
-            "announced",
-            f"B{group}",
-            not_before=at(9000),
-        )
-    assert [one.group for one in waves_of(log)] == ["data", "data", "sub/x/web", "sub/y/web"]
+        web = replace(vm("web_0"), resource_group=group)
+        log.add(web, "announced", f"B{group}", not_before=at(9000))
+
+    groups = [wave.group for wave in coming_waves(log)]
+
+    assert groups == ["data", "data", "sub/x/web", "sub/y/web"]
+
+
+# ---- mutes
 
 
 def mute(**match: str) -> Mute:
@@ -144,75 +187,153 @@ def mute(**match: str) -> Mute:
         ({"vm": "web_0"}, "web_01", False),
     ],
 )
-def test_a_mute_applies_where_all_of_its_matchers_do(
-    match: dict[str, str], vms: str, applies: bool
+def test_mute_applies_when_all_its_matchers_do(
+    match: dict[str, str],
+    vms: str,
+    applies: bool,
 ) -> None:
-    shared = Place("sub", "rg", scale_set="web", tags=(("team", "web"),))
-    assert mute(**match).applies("Freeze", shared, vms.split()) is applies
+    place = Place("sub", "rg", scale_set="web", tags=(("team", "web"),))
+
+    assert mute(**match).applies("Freeze", place, vms.split()) is applies
 
 
-def test_mutes_that_are_over_are_left_out_and_what_is_no_note_is_refused() -> None:
-    later = replace(mute(vm="a"), until=200.0)
-    assert read_mutes(write_mutes([mute(vm="b"), later], 150.0)) == [later]
+LATER = replace(mute(vm="a"), until=200.0)
+
+
+def test_mutes_are_forgotten_once_over() -> None:
+    note = write_mutes([mute(vm="b"), LATER], 150.0)
+
+    assert read_mutes(note) == [LATER]
+
+
+def test_mutes_are_none_without_a_note() -> None:
     assert read_mutes(b"") == []
-    wrong = mute(), mute(unknown=""), replace(later, until=1e300), replace(later, until=-1.0)
-    for note in (
-        b"\xff",
-        b'[{"x":' + b"[" * 100_000,
-        *(msgspec.json.encode([one]) for one in wrong),
-    ):
-        with pytest.raises(
-            ValueError, match=r"`mutes` beside the snapshots cannot be read \(.*: delete it"
-        ):
-            read_mutes(note)
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        pytest.param(b"\xff", id="not UTF-8"),
+        pytest.param(b'[{"x":' + b"[" * 100_000, id="nested"),
+        pytest.param(msgspec.json.encode([mute()]), id="no matcher"),
+        pytest.param(msgspec.json.encode([mute(unknown="")]), id="empty matcher"),
+        pytest.param(msgspec.json.encode([replace(LATER, until=1e300)]), id="end too late"),
+        pytest.param(msgspec.json.encode([replace(LATER, until=-1.0)]), id="end too early"),
+    ],
+)
+def test_damaged_note_of_mutes_is_refused(note: bytes) -> None:
+    reason = r"`mutes` beside the snapshots cannot be read \(.*: delete it"
+
+    with pytest.raises(ValueError, match=reason):
+        read_mutes(note)
+
+
+def test_mute_is_refused_above_the_bound() -> None:
     with pytest.raises(ValueError, match="end one first"):
-        write_mutes([later] * (MAX_MUTES + 1), 150.0)
+        write_mutes([LATER] * (MAX_MUTES + 1), 150.0)
 
 
-def test_the_calendar_has_what_is_planned_in_lines_that_calendars_read() -> None:
-    log = many(2, 2)
+# ---- the calendar
+
+
+def calendar_text(log: Log) -> str:
+    return calendar(coming_waves(log), at(60)).decode()
+
+
+def test_calendar_has_the_events_to_come() -> None:
+    log = log_with_events(started=2, scheduled=2)
+    log.add(vm("x_0"), "announced", "X", not_before=at(300))
+
+    text = calendar_text(log)
+
+    assert text.startswith("BEGIN:VCALENDAR\r\n")
+    assert text.count("BEGIN:VEVENT") == 3
+    assert text.count("SUMMARY:Redeploy of 1 VM in data") == 2
+    assert "DTSTART:20260301T120500Z" in text
+
+
+def test_calendar_escapes_and_folds_its_lines() -> None:
+    log = Log()
     strange: dict[str, Any] = {"scale_set": "a,b;c\\d\r\n" + "ü" * 60}
     log.add(vm("x_0", **strange), "announced", "X", not_before=at(300))
-    text = calendar(waves_of(log), at(60)).decode()
-    assert (text.count("BEGIN:VEVENT"), text.count("SUMMARY:Redeploy of 1 VM in data")) == (3, 2)
-    assert text.startswith("BEGIN:VCALENDAR\r\n")
-    assert "DTSTART:20260301T120500Z" in text
-    assert "a\\,b\\;c\\\\d" in text.replace("\r\n ", "")
+
+    text = calendar_text(log)
+
+    unfolded = text.replace("\r\n ", "")
+    assert "a\\,b\\;c\\\\d" in unfolded
     assert max(len(line.encode()) for line in text.split("\r\n")) <= 75
     assert "\n" not in text.replace("\r\n", "")
 
 
-def test_notice_is_counted_by_vm_and_compared_with_nine_tenths_of_the_promise() -> None:
-    (row,) = report_of([past("A", notice=(900.0, 811.0, 809.0)), past("B", notice=(60.0,))])
-    assert [row[name] for name in ("events", "vms", "measured_notice", "short_notice")] == [
-        2,
-        4,
-        4,
-        2,
-    ]
-    assert [row[f"notice_{name}"] for name in ("min", "median", "max")] == [60.0, 809.0, 900.0]
+# ---- reports of the past
 
 
-def test_report_has_a_row_per_type_and_region_and_no_exercises() -> None:
-    guessed = past("C", "Freeze", outcome="unknown", as_far_as_known=True)
-    others = (
+def test_notice_is_counted_by_vm_and_short_below_nine_tenths_of_the_promise() -> None:
+    events = [past("A", notice=(900.0, 811.0, 809.0)), past("B", notice=(60.0,))]
+
+    (row,) = report_of(events)
+
+    assert row["events"] == 2
+    assert row["vms"] == 4
+    assert row["measured_notice"] == 4
+    assert row["short_notice"] == 2
+    assert row["notice_min"] == 60.0
+    assert row["notice_median"] == 809.0
+    assert row["notice_max"] == 900.0
+
+
+def test_report_has_a_row_per_type_and_region() -> None:
+    events = [past("A", "Freeze"), past("B", region="eastus")]
+
+    rows = report_of(events)
+
+    types_and_regions = [(row["event_type"], row["region"]) for row in rows]
+    assert types_and_regions == [("Freeze", "westeurope"), ("Reboot", "eastus")]
+
+
+def test_report_counts_events_by_outcome() -> None:
+    events = [
+        past("A", "Freeze"),
         past("B", "Freeze", outcome="canceled"),
-        guessed,
-        past("D", region="eastus"),
-        past("E", exercise=True),
-    )
-    named = ("event_type", "region", "finished", "canceled", "unknown", "as_far_as_known")
-    counts = [[row[name] for name in named] for row in report_of([past("A", "Freeze"), *others])]
-    assert counts == [["Freeze", "westeurope", 1, 1, 1, 1], ["Reboot", "eastus", 1, 0, 0, 0]]
+        past("C", "Freeze", outcome="unknown", as_far_as_known=True),
+    ]
+
+    (row,) = report_of(events)
+
+    assert row["finished"] == 1
+    assert row["canceled"] == 1
+    assert row["unknown"] == 1
+    assert row["as_far_as_known"] == 1
 
 
-def test_a_report_may_be_by_subscription_scale_set_and_tag() -> None:
+def test_report_has_zeros_for_other_outcomes() -> None:
+    (row,) = report_of([past("D", region="eastus")])
+
+    assert row["finished"] == 1
+    assert row["canceled"] == 0
+    assert row["unknown"] == 0
+    assert row["as_far_as_known"] == 0
+
+
+def test_report_omits_exercises() -> None:
+    (row,) = report_of([past("D"), past("E", exercise=True)])
+
+    assert row["events"] == 1
+
+
+def test_report_is_grouped_by_subscription_and_tag() -> None:
     events = [past(team, subscription="a", tags={"team": team}) for team in ("b", "c")]
-    found = [list(row.values())[:3] for row in report_of(events, ("subscription", "tags.Team"))]
-    assert found == [["a", "b", 1], ["a", "c", 1]]
+
+    rows = report_of(events, ("subscription", "tags.Team"))
+
+    assert [list(row.values())[:3] for row in rows] == [["a", "b", 1], ["a", "c", 1]]
 
 
 @pytest.mark.parametrize("types", [("Reboot", "Freeze", "Preempt"), ("Defragment",)])
-def test_of_several_types_or_an_unknown_one_there_is_no_one_promise(types: tuple[str, ...]) -> None:
-    (row,) = report_of([past(one, one, notice=(1.0,)) for one in types], ("region",))
-    assert (row["promised"], row["short_notice"]) == (None, None)
+def test_report_has_no_promise_when_types_differ_or_are_unknown(types: tuple[str, ...]) -> None:
+    events = [past(event_type, event_type, notice=(1.0,)) for event_type in types]
+
+    (row,) = report_of(events, ("region",))
+
+    assert row["promised"] is None
+    assert row["short_notice"] is None

@@ -1,12 +1,13 @@
-"""Which VMs fall silent: three intervals without a word, and no event that explains it.
+"""VMs fall silent after three intervals without a word, when no event explains it.
 
-Once for a wave of them.
+All of a wave are notified at once.
 """
 
 from typing import Any
 
 import pytest
 
+from notbefore.core.record import Vm
 from support.azure import at
 from support.fleet_log import LIMIT, WAVES, Log
 from support.fleet_records import vm
@@ -15,139 +16,190 @@ A, B, C = vm("web_0"), vm("web_1"), vm("web_2")
 BEAT = 300.0
 
 
-def test_a_vm_that_is_silent_for_three_intervals_is_notified_once() -> None:
+# ---- silent VMs
+
+
+def test_vm_is_silent_when_it_is_not_heard_for_three_intervals() -> None:
     log = Log()
-    # a clock that was ahead before the first record
-    assert not any(log.fold.advance(log.now + 86_400))
     log.pass_time(600, A, B, C)
-    assert log.pass_time(3 * BEAT - 60, A, B) == []
-    assert log.pass_time(180, A, B) == ["started"]
-    assert (log.silent, log.last.change.event.resources, log.last.change.event.event_type) == (
-        ["web_2"],
-        ("web_2",),
-        "Silent",
-    )
-    log.pass_time(3600, A, B)
+    log.pass_time(3 * BEAT - 60, A, B)
+    assert log.kinds == []
+
+    log.pass_time(180, A, B)
+
+    event = log.last.change.event
     assert log.kinds == ["started"]
+    assert log.silent == ["web_2"]
+    assert event.resources == ("web_2",)
+    assert event.event_type == "Silent"
+
+
+def test_silent_vm_is_notified_once() -> None:
+    log = Log()
+    log.pass_time(600, A, B, C)
+
+    log.pass_time(3 * BEAT + 3600, A, B)
+
+    assert log.kinds == ["started"]
+
+
+def test_no_vm_is_silent_when_the_clock_was_ahead_before_the_first_record() -> None:
+    log = Log()
+    notifications = log.fold.advance(log.now + 86_400)
+    assert not any(notifications)
+
+    log.pass_time(600, A, B, C)
+    log.pass_time(3 * BEAT - 60, A, B)
+
+    assert log.kinds == []
 
 
 def test_silent_vms_of_a_scale_set_are_one_wave_until_all_are_back() -> None:
     log = Log(WAVES)
     log.pass_time(600, A, B, C)
+
     log.pass_time(1200, A)
-    assert (log.kinds, log.last.facts.fleet_vms) == (["started"], 2)
+    assert log.kinds == ["started"]
+    assert log.last.facts.fleet_vms == 2
+
     log.pass_time(600, A, B)
     assert log.kinds == ["started", "updated"]
+
     log.pass_time(900, A, B, C)
     assert log.kinds == ["started", "updated", "finished"]
-    assert {one.change.event.key for one in log.made} == {log.last.change.event.key}
+    assert len({notification.change.event.key for notification in log.made}) == 1
 
 
-def test_an_event_that_has_started_explains_the_silence() -> None:
+def test_silent_vms_with_different_tags_are_all_named() -> None:
+    log = Log(WAVES)
+    web = vm("web_0", team="web")
+    data = vm("web_1", team="data")
+    log.pass_time(600, web, data, C)
+
+    log.pass_time(1200, C)
+
+    assert log.kinds == ["started"]
+    assert sorted(log.last.change.event.resources) == ["web_0", "web_1"]
+    assert log.last.vm.scale_set == "web"
+    assert log.last.vm.tags == {}
+
+
+def test_silent_vm_is_forgotten_after_a_day() -> None:
+    log = Log()
+    log.pass_time(600, A, B)
+
+    log.pass_time(86_400 + 3600, A)
+
+    assert log.kinds == ["started", "finished"]
+    assert list(log.fold.silence.heard) == ["sub/rg/web_0"]
+
+
+def test_report_is_a_sign_of_life() -> None:
+    log = Log()
+    log.pass_time(60, A)
+
+    for _ in range(30):
+        log.add(A, "updated", resources=[B.name], after=60)
+
+    assert log.silent == []
+
+
+def test_vm_with_changed_tags_is_the_same_vm() -> None:
+    log = Log()
+    retagged = vm(A.name, team="data")
+    log.pass_time(600, vm(A.name, team="web"), vm(B.name, team="web"))
+
+    log.pass_time(1200, retagged)
+    assert log.kinds == ["started"]
+    assert log.last.vm.tags == {"team": "web"}
+
+    log.pass_time(600, retagged, vm(B.name, team="data"))
+    assert log.kinds == ["started", "finished"]
+    tags = [heard.place.tags for heard in log.fold.silence.heard.values()]
+    assert tags == [(("team", "data"),), (("team", "data"),)]
+
+
+# ---- events that explain silence
+
+
+def test_started_event_explains_silence_until_it_is_over() -> None:
     log = Log()
     log.pass_time(300, A, B)
     log.add(B, "announced", resources=[A.name])
     log.add(B, "started", resources=[A.name])
     log.pass_time(1800, B)
     assert log.silent == []
+
     log.add(B, "finished", resources=[A.name])
     log.pass_time(3 * LIMIT, B)
-    assert log.silent == ["web_0"]  # the event is over, and the VM did not come back
+
+    assert log.silent == ["web_0"]  # the VM did not come back
 
 
-@pytest.mark.parametrize(
-    ("event_type", "end", "silent"),
-    [
-        ("Reboot", "finished", ["web_0"]),
-        ("Preempt", "canceled", ["web_0"]),
-        ("Preempt", "finished", []),
-    ],
-)
-def test_an_event_that_is_over_explains_no_silence(
-    event_type: Any, end: Any, silent: list[str]
-) -> None:
+def log_with_ended_event(event_type: Any, *ending: str) -> Log:
+    """Return the log of a wave in which an event of A has ended, and one of C is to come."""
     log = Log(WAVES)
     log.pass_time(300, A, B, C)
     log.add(B, "announced", resources=[A.name], event_type=event_type)
     log.add(
-        B, "announced", "LATER", resources=[C.name], event_type=event_type, not_before=at(86_400)
+        B,
+        "announced",
+        "LATER",
+        resources=[C.name],
+        event_type=event_type,
+        not_before=at(86_400),
     )
-    for kind in ["started", end] if end == "finished" else [end]:
+    for kind in ending:
         log.add(A, kind, resources=[A.name], event_type=event_type)
+    return log
+
+
+@pytest.mark.parametrize(
+    ("event_type", "ending", "silent"),
+    [
+        ("Reboot", ["started", "finished"], ["web_0"]),
+        ("Preempt", ["canceled"], ["web_0"]),
+        ("Preempt", ["started", "finished"], []),  # the VM is deleted
+    ],
+)
+def test_event_explains_no_silence_when_over_although_its_wave_continues(
+    event_type: Any,
+    ending: list[str],
+    silent: list[str],
+) -> None:
+    log = log_with_ended_event(event_type, *ending)
+
     log.pass_time(LIMIT, B, C)
+
     assert log.silent == silent
-    log.pass_time(LIMIT, A, B, C)
+
+
+@pytest.mark.parametrize(
+    ("event_type", "ending"),
+    [
+        ("Reboot", ["started", "finished"]),
+        ("Preempt", ["canceled"]),
+        ("Preempt", ["started", "finished"]),
+    ],
+)
+def test_vm_that_came_back_is_silent_when_it_vanishes_again(
+    event_type: Any,
+    ending: list[str],
+) -> None:
+    log = log_with_ended_event(event_type, *ending)
     log.pass_time(LIMIT, B, C)
-    assert log.silent == ["web_0"]  # it had come back, also after a Preempt
+    log.pass_time(LIMIT, A, B, C)
+
+    log.pass_time(LIMIT, B, C)
+    assert log.silent == ["web_0"]
+
     log.add(C, "canceled", "LATER", resources=[C.name], event_type=event_type)
     log.pass_time(LIMIT, B, C)
     assert log.silent == ["web_0"]  # the wave is over
 
 
-def test_while_the_hub_is_away_nobody_is_silent() -> None:
-    log = Log()
-    log.pass_time(600, A, B)
-    log.now += 7200  # nothing was read for two hours
-    assert log.pass_time(600, A, B) == []
-    assert log.silent == []
-
-
-def test_where_the_hub_has_more_partitions_nobody_is_expected_in_one_that_was_read_before() -> None:
-    log = Log()
-    log.fold.hub_has(1)
-    log.beat(A)
-    log.fold.hub_has(2)  # its VMs may send to the other one by now
-    log.pass_time(2000)
-    assert (log.kinds, log.silent) == ([], [])
-
-
-def test_a_vm_that_is_gone_for_a_day_is_forgotten() -> None:
-    log = Log()
-    log.pass_time(600, A, B)
-    log.pass_time(86_400 + 3600, A)
-    assert log.kinds == ["started", "finished"]
-    assert list(log.fold.silence.heard) == ["sub/rg/web_0"]
-
-
-def test_who_takes_over_knows_who_is_silent_also_where_nobody_sends() -> None:
-    for alive in ((A, B), ()):
-        log = Log()
-        log.pass_time(600, A, B, C)
-        log.pass_time(1500, *alive)
-        again = log.taken_over()
-        assert again.pass_time(1200, *alive) == []
-        assert again.silent == log.silent
-        assert again.pass_time(600, A, B, C) == ["finished"]
-
-
-def test_a_report_is_a_sign_of_life_as_well() -> None:
-    log = Log()
-    log.pass_time(60, A)
-    for _ in range(30):
-        log.add(A, "updated", resources=[B.name], after=60)
-    assert log.silent == []
-
-
-def test_a_vm_whose_tags_are_others_now_is_heard_from_as_before() -> None:
-    log = Log()
-    before, now = vm(A.name, team="web"), vm(A.name, team="data")
-    log.pass_time(600, before, vm(B.name, team="web"))
-    log.pass_time(1200, now)
-    assert log.kinds == ["started"]
-    assert log.last.vm.tags == {"team": "web"}
-    log.pass_time(600, now, vm(B.name, team="data"))
-    assert log.kinds == ["started", "finished"]
-    assert [one.place.tags for one in log.fold.silence.heard.values()] == [(("team", "data"),)] * 2
-
-
-def test_the_vms_of_a_place_share_it_also_after_a_restart() -> None:
-    log = Log()
-    log.pass_time(60, A, B, C)
-    assert len({id(one.place) for one in log.taken_over().fold.silence.heard.values()}) == 1
-
-
-def evicted() -> Log:
-    """Another VM has reported to the end that one was evicted."""
+def log_with_evicted_vm() -> Log:
+    """Return a log in which B has reported to the end that A was evicted."""
     log = Log()
     log.pass_time(300, A, B)
     for kind in ("announced", "started", "finished"):
@@ -155,29 +207,81 @@ def evicted() -> Log:
     return log
 
 
-def test_a_vm_that_was_evicted_is_no_longer_expected_by_who_takes_the_partition_over_either() -> (
-    None
-):
-    log = evicted()
-    for one in (log.taken_over(), log):
-        before = len(one.kinds)
-        one.pass_time(3600, B)
-        assert one.silent == one.kinds[before:] == []
-        assert "web_0" not in one.fold.silence.heard
+def test_evicted_vm_is_not_expected() -> None:
+    log = log_with_evicted_vm()
+    before = len(log.kinds)
+
+    log.pass_time(3600, B)
+
+    assert log.silent == []
+    assert log.kinds[before:] == []
+    assert "web_0" not in log.fold.silence.heard
 
 
-def test_a_vm_that_comes_back_after_its_eviction_is_expected_again() -> None:
-    log = evicted()
+def test_evicted_vm_is_not_expected_after_a_takeover() -> None:
+    successor = log_with_evicted_vm().taken_over()
+
+    successor.pass_time(3600, B)
+
+    assert successor.silent == []
+    assert successor.kinds == []
+    assert "web_0" not in successor.fold.silence.heard
+
+
+def test_evicted_vm_is_expected_again_when_it_comes_back() -> None:
+    log = log_with_evicted_vm()
     log.pass_time(3600, A, B)
+
     log.pass_time(1200, B)
+
     assert log.silent == ["web_0"]
 
 
-def test_vms_with_different_tags_that_fall_silent_at_once_are_all_named() -> None:
-    log = Log(WAVES)
-    one, two = vm("web_0", team="web"), vm("web_1", team="data")
-    log.pass_time(600, one, two, C)
-    log.pass_time(1200, C)
-    assert log.kinds == ["started"]
-    assert sorted(log.last.change.event.resources) == ["web_0", "web_1"]
-    assert (log.last.vm.scale_set, log.last.vm.tags) == ("web", {})
+# ---- the hub, and other instances
+
+
+def test_no_vm_is_silent_when_the_hub_was_away() -> None:
+    log = Log()
+    log.pass_time(600, A, B)
+    log.now += 7200  # nothing was read for two hours
+
+    log.pass_time(600, A, B)
+
+    assert log.kinds == []
+    assert log.silent == []
+
+
+def test_no_vm_is_expected_in_its_partition_when_the_hub_gets_more() -> None:
+    log = Log()
+    log.fold.hub_has(1)
+    log.beat(A)
+
+    log.fold.hub_has(2)  # its VMs may send to the other one by now
+    log.pass_time(2000)
+
+    assert log.kinds == []
+    assert log.silent == []
+
+
+@pytest.mark.parametrize("alive", [(A, B), ()], ids=["two alive", "none alive"])
+def test_takeover_keeps_silent_vms_and_notifies_none_again(alive: tuple[Vm, ...]) -> None:
+    log = Log()
+    log.pass_time(600, A, B, C)
+    log.pass_time(1500, *alive)
+    successor = log.taken_over()
+
+    successor.pass_time(1200, *alive)
+    assert successor.kinds == []
+    assert successor.silent == log.silent
+
+    successor.pass_time(600, A, B, C)
+    assert successor.kinds == ["finished"]
+
+
+def test_vms_of_a_place_share_it_after_a_takeover() -> None:
+    log = Log()
+    log.pass_time(60, A, B, C)
+
+    heard = log.taken_over().fold.silence.heard.values()
+
+    assert len({id(heard_vm.place) for heard_vm in heard}) == 1
