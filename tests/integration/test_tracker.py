@@ -572,7 +572,9 @@ def test_what_two_threads_write_at_once_is_all_written_and_each_record_once(agen
     def approve(number: int) -> None:
         event = msgspec.structs.replace(one.event, event_id=f"e-{number}")
         attempt = ApprovalAttempt(msgspec.structs.replace(one, event=event), "rule")
-        change = attempt.change(("approved", "accepted"), "", agents.clock.read(), ME, 7)
+        change = attempt.change(
+            "approved", "accepted", "", at=agents.clock.read(), vm=ME, incarnation=7
+        )
         agents.now.state.write_attempt(attempt, change)
 
     with ThreadPoolExecutor(4) as pool:

@@ -343,7 +343,7 @@ def approval_change(
     records: int = 0,
 ) -> Any:
     attempt = ApprovalAttempt(tracked(), "a", records=records)
-    return attempt.change((kind, reason), "why", instant(5), vm, 7)
+    return attempt.change(kind, reason, "why", at=instant(5), vm=vm, incarnation=7)
 
 
 def test_approval_record_has_time_rule_and_detail() -> None:

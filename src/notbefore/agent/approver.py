@@ -368,7 +368,9 @@ class Approver:
         snapshot = self._state.snapshot
         incarnation = snapshot.state.tracked.incarnation or 0
         at = self._state.instant()
-        change = attempt.change((kind, reason), words, at, snapshot.vm_name, incarnation)
+        change = attempt.change(
+            kind, reason, words, at=at, vm=snapshot.vm_name, incarnation=incarnation
+        )
         outcome = f"{kind} ({reason})"
         if words:
             outcome = f"{outcome}: {words}"

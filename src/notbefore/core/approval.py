@@ -1,12 +1,11 @@
-"""``judge(policy, tracked, vm)`` decides whether an event is approved, by which rule, and when.
-Pure.
+"""``judge`` decides whether an event is approved, by which rule, and when. Pure.
 
 An approval lets Azure start an event at once, for all VMs in its ``Resources``. Therefore only the
 first matching rule decides, no match means no, and an unknown value (this VM's name, the expected
 interruption) never matches.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Annotated, Final, Literal
 
@@ -45,7 +44,9 @@ class RuleMatch(EventMatch, frozen=True, forbid_unknown_fields=True):
     scope: Annotated[tuple[Literal["self", "peer"], ...], Meta(min_length=1)] = ("self",)
 
     def __post_init__(self) -> None:
-        for key, text in unknown_words(self):
+        unknown = next(unknown_words(self), None)
+        if unknown is not None:
+            key, text = unknown
             raise ValueError(f"{key}: {text}")
 
 
@@ -53,13 +54,17 @@ def unknown_words(match: EventMatch) -> Iterator[tuple[str, str]]:
     """Yield (key, text) for each event type or source that Azure does not document: it matches no
     event today.
     """
-    for key, given, known in (
-        ("event_type", match.event_type, EVENT_TYPES),
-        ("event_source", match.event_source, EVENT_SOURCES),
-    ):
-        for word in given:
-            if word.casefold() not in (name.casefold() for name in known):
-                yield key, f"Azure has no {word!r}{one_of(word, known)}"
+    for text in _unknown_among(match.event_type, EVENT_TYPES):
+        yield "event_type", text
+    for text in _unknown_among(match.event_source, EVENT_SOURCES):
+        yield "event_source", text
+
+
+def _unknown_among(words: Iterable[str], documented: Collection[str]) -> Iterator[str]:
+    names = {name.casefold() for name in documented}
+    for word in words:
+        if word.casefold() not in names:
+            yield f"Azure has no {word!r}{one_of(word, documented)}"
 
 
 class Rule(Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,16 +74,13 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
     action: Literal["approve", "leave"] = "approve"
     name: str = ""  # in metrics and records; default: `rules[0]` and so on
     approve_after: Duration = Duration("0s")  # wait this long after the event was first seen
-    for_all_resources: Literal["leader", "each"] | None = (
-        None  # required for an event with several resources
-    )
+    # required for an event with several resources
+    for_all_resources: Literal["leader", "each"] | None = None
 
     def __post_init__(self) -> None:
-        match = self.match
         if self.action == "leave" and (self.approve_after.seconds or self.for_all_resources):
             raise ValueError("action: leave accepts neither approve_after nor for_all_resources")
-        chosen = match == "all" or match.event_type or match.event_source or match.duration
-        if self.action == "approve" and not chosen:
+        if self.action == "approve" and not self._names_events:
             raise ValueError(
                 "match: expected event_type, event_source or duration; `match: all` approves every"
                 " event"
@@ -87,19 +89,28 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"name: {OPERATOR!r} is reserved for approvals by hand")
 
     @property
+    def _names_events(self) -> bool:
+        """Whether the user wrote which events the rule applies to."""
+        match = self.match
+        if match == "all":
+            return True
+        return bool(match.event_type or match.event_source or match.duration)
+
+    @property
     def matcher(self) -> RuleMatch:
         """The events that the rule applies to."""
-        return RuleMatch() if self.match == "all" else self.match
+        if self.match == "all":
+            return RuleMatch()
+        return self.match
 
 
 class Policy(Struct, frozen=True, forbid_unknown_fields=True):
     """The section ``approval`` of the configuration."""
 
-    enabled: bool = False  # needs `notbefore run --allow-approval` as well
+    enabled: bool = False  # also needs `notbefore run --allow-approval`
     dry_run: bool = True  # record what would be approved, and send nothing
-    rules: tuple[
-        Rule, ...
-    ] = ()  # the first one that matches decides; without a match nothing is approved
+    # the first one that matches decides; without a match nothing is approved
+    rules: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:
         if len(dict(self.named_rules)) < len(self.rules):
@@ -130,9 +141,8 @@ def content_of(tracked: TrackedEvent) -> str:
     An event that disappears and comes back with the same NotBefore has the same text; without a
     NotBefore, another.
     """
-    return (
-        f"{tracked.event.digest()} {(tracked.event.not_before or tracked.first_seen).isoformat()}"
-    )
+    time = tracked.event.not_before or tracked.first_seen
+    return f"{tracked.event.digest()} {time.isoformat()}"
 
 
 def unreadable(tracked: TrackedEvent, *, flawed: bool) -> str:
@@ -142,7 +152,9 @@ def unreadable(tracked: TrackedEvent, *, flawed: bool) -> str:
     """
     if flawed:
         return "a part of it could not be read"
-    return "it has no NotBefore" if tracked.event.not_before is None else ""
+    if tracked.event.not_before is None:
+        return "it has no NotBefore"
+    return ""
 
 
 def judge(
@@ -154,27 +166,31 @@ def judge(
     ``flawed``: a part of the event could not be read.
     """
     if tracked.event.event_status != SCHEDULED:
-        return Decision(
-            "leave", f"it is {tracked.event.event_status}: only a Scheduled event can be approved"
-        )
-    if objection := unreadable(tracked, flawed=flawed):
-        return Decision("leave", objection)
+        why = f"it is {tracked.event.event_status}: only a Scheduled event can be approved"
+        return Decision("leave", why)
+    why = unreadable(tracked, flawed=flawed)
+    if why:
+        return Decision("leave", why)
     if not tracked.event.resources:
         return Decision("leave", "it names no VM: nobody knows whom an approval affects")
+
     for name, rule in policy.named_rules:
         if tracked.scope in rule.matcher.scope and rule.matcher.holds(tracked.event):
-            if rule.action == "leave":
-                return Decision("leave", "the rule says so", name)
-            written = sha256(msgspec.json.encode(rule, enc_hook=str))[:16]
-            return replace(
-                _approve(rule, tracked, vm),
-                rule=name,
-                step=f"{content_of(tracked)} {name} {written}",
-            )
+            return _by_rule(name, rule, tracked, vm)
     return Decision("leave", "no rule matches")
 
 
+def _by_rule(name: str, rule: Rule, tracked: TrackedEvent, vm: str | None) -> Decision:
+    """Return what a rule that matches an event says about it."""
+    if rule.action == "leave":
+        return Decision("leave", "the rule says so", name)
+    rule_digest = sha256(msgspec.json.encode(rule, enc_hook=str))[:16]
+    step = f"{content_of(tracked)} {name} {rule_digest}"
+    return replace(_approve(rule, tracked, vm), rule=name, step=step)
+
+
 def _approve(rule: Rule, tracked: TrackedEvent, vm: str | None) -> Decision:
+    """Return what a rule to approve an event says about it, without the rule's name."""
     names = list(dict.fromkeys(tracked.event.vms))
     if len(names) > 1:
         if rule.for_all_resources is None:
@@ -182,10 +198,13 @@ def _approve(rule: Rule, tracked: TrackedEvent, vm: str | None) -> Decision:
             return Decision("leave", why, skipped="several_resources")
         if rule.for_all_resources == "leader" and (vm is None or vm.casefold() != names[0]):
             return Decision("leave", "another VM decides for all of them")
-    wait, due = rule.approve_after.seconds, tracked.event.not_before
-    if due is not None and wait >= (due - tracked.seen.time).total_seconds():
+
+    wait = rule.approve_after.seconds
+    first_seen = tracked.seen.time
+    not_before = tracked.event.not_before
+    if not_before is not None and wait >= (not_before - first_seen).total_seconds():
         return Decision("leave", "NotBefore comes first", skipped="too_late")
-    return Decision("approve", "the rule says so", at=tracked.seen.time + timedelta(seconds=wait))
+    return Decision("approve", "the rule says so", at=first_seen + timedelta(seconds=wait))
 
 
 class ApprovalAttempt(Struct, frozen=True):
@@ -210,15 +229,23 @@ class ApprovalAttempt(Struct, frozen=True):
 
     def ended(self, outcome: str) -> "ApprovalAttempt":
         """Return the attempt as done, with one more record counted."""
-        carried_out = (*self.carried_out, self.step) if self.step else self.carried_out
+        carried_out = self.carried_out
+        if self.step:
+            carried_out = (*carried_out, self.step)
         return replace(
-            self, state="done", outcome=outcome, carried_out=carried_out, records=self.records + 1
+            self,
+            state="done",
+            outcome=outcome,
+            carried_out=carried_out,
+            records=self.records + 1,
         )
 
     def change(
         self,
-        step: tuple[ApprovalKind, Reason],
+        kind: ApprovalKind,
+        reason: Reason,
         detail: str,
+        *,
         at: Instant,
         vm: str | None,
         incarnation: int,
@@ -228,13 +255,17 @@ class ApprovalAttempt(Struct, frozen=True):
         Its id is that of this ``vm`` alone: no other VM reports the same change.
         """
         tracked = self.tracked
-        identity = change_id(
-            tracked.event.key, step[0], f"{vm} {tracked.first_seen.isoformat()}", self.records
+        digest = f"{vm} {tracked.first_seen.isoformat()}"
+        identity = change_id(tracked.event.key, kind, digest, self.records)
+        change = tracked.change(identity, kind, reason, at, incarnation)
+        approval = Approval(
+            approval_rule=self.rule,
+            approval_by=self.by,
+            approval_detail=detail,
+            approval_requests=self.requests,
+            approval_reason=self.reason,
         )
-        made = tracked.change(identity, step, at, incarnation)
-        return replace(
-            made, approval=Approval(self.rule, self.by, detail, self.requests, self.reason)
-        )
+        return replace(change, approval=approval)
 
 
 def next_attempt(
@@ -248,16 +279,16 @@ def next_attempt(
 
     It keeps what the attempt ``before`` did about this event.
     """
-    done = before or ApprovalAttempt(tracked, rule)
-    carried_out = done.carried_out[-MAX_DECISIONS:]
+    if before is None:
+        return ApprovalAttempt(tracked, rule, step, by=by)
     return ApprovalAttempt(
         tracked,
         rule,
         step,
         by=by,
-        carried_out=carried_out,
-        approved=done.approved,
-        records=done.records,
+        carried_out=before.carried_out[-MAX_DECISIONS:],
+        approved=before.approved,
+        records=before.records,
     )
 
 
@@ -265,8 +296,7 @@ def without_old(
     attempts: dict[str, ApprovalAttempt], tracked: Tracked
 ) -> dict[str, ApprovalAttempt]:
     """Return the attempts without the oldest done ones whose events are gone."""
-    over = [
-        key for key, one in attempts.items() if one.state == "done" and key not in tracked.events
-    ]
-    old = set(over[:-KEPT_ATTEMPTS])
-    return {key: one for key, one in attempts.items() if key not in old}
+    done = [key for key, attempt in attempts.items() if attempt.state == "done"]
+    gone = [key for key in done if key not in tracked.events]
+    old = set(gone[:-KEPT_ATTEMPTS])
+    return {key: attempt for key, attempt in attempts.items() if key not in old}

@@ -1,4 +1,4 @@
-"""``diff(tracked, document, now)``: what happened to each event between two documents.
+"""``diff`` compares the tracked events with a new document, and returns the changes. Pure.
 
 The table ``TRANSITIONS`` is the life of an event. Only what was observed is reported: an event that
 is gone after a time without answers has ``ended``, unless Azure's rules leave only one explanation.
@@ -26,15 +26,12 @@ LATE_ANSWER: Final = 1.0
 
 NOT_BEFORE_MARGIN: Final = timedelta(seconds=1)  # NotBefore and ``Date`` count whole seconds
 
-# the fields that older api-versions do not have
-VERSIONED: Final = (
-    "description",
-    "event_source",
-    "duration",
-)
+# the fields of ``Event`` that older api-versions do not have
+VERSIONED: Final = ("description", "event_source", "duration")
 # events remembered after they are gone, to recognize them if they come back
 MAX_DEPARTED: Final = 1_000
 MAX_STEPS: Final = 64  # steps remembered per event, to recognize their repetitions
+_UPDATED: Final = "updated "  # the start of the name of a step, before the content's digest
 
 ABSENT: Final = "absent"
 OTHER: Final = "other"
@@ -80,59 +77,73 @@ def diff(tracked: Tracked, document: Document, now: Observation) -> DiffResult:
     api-version: the next answer decides.
     """
     comparison = _Comparison(tracked, document, now)
-    departed = dict(tracked.departed)
-    found = {event.key: comparison.listed(event) for event in document.events}
-    events = {key: known for key, (known, _) in found.items()}
-    changes = [change for _, change in found.values() if change is not None]
+    events: dict[str, TrackedEvent] = {}
+    changes: list[Change] = []
+    for event in document.events:
+        events[event.key], change = comparison.listed(event)
+        if change is not None:
+            changes.append(change)
+
     unread = {flaw.key for flaw in document.flaws if flaw.rejected}
     if now.elsewhere:
         unread.add("")
-    for key, known in tracked.events.items():
+    departed = dict(tracked.departed)
+    for key, missing in tracked.events.items():
         if key in events:
             continue
         if key in unread or "" in unread:
-            events[key] = comparison.measured(known)
+            events[key] = comparison.measured(missing)
             unread.add(key)
         else:
-            departed[key], change = comparison.gone(known)
+            departed[key], change = comparison.gone(missing)
             changes.append(change)
-    departed = _bounded({key: steps for key, steps in departed.items() if key not in events})
-    return DiffResult(
-        Tracked(events, departed, document.incarnation, frozenset(unread)), tuple(changes)
+
+    departed = {key: steps for key, steps in departed.items() if key not in events}
+    after = Tracked(
+        events=events,
+        departed=_newest(departed),
+        incarnation=document.incarnation,
+        unread=frozenset(unread),
     )
+    return DiffResult(after, tuple(changes))
 
 
 def with_scopes(tracked: Tracked, vm: str | None) -> Tracked:
     """Return the tracked events with the scopes for the VM's name.
 
-    No answer was read, so there is no change. While an event was taken for another VM's, nobody
-    measured its interruption.
+    No answer was read, so there is no change. While an event was taken for another VM's, its
+    interruption was not measured.
     """
     events: dict[str, TrackedEvent] = {}
-    for key, known in tracked.events.items():
-        scope = scope_of(known.event, vm)
-        interruption = known.interruption
-        if known.start is not None and known.scope == "peer" != scope:
+    for key, tracked_event in tracked.events.items():
+        scope = scope_of(tracked_event.event, vm)
+        interruption = tracked_event.interruption
+        is_unmeasured = tracked_event.scope == "peer" and scope != "peer"
+        if tracked_event.start is not None and is_unmeasured:
             interruption = None
-        events[key] = replace(known, scope=scope, interruption=interruption)
+        events[key] = replace(tracked_event, scope=scope, interruption=interruption)
     return replace(tracked, events=events)
 
 
 def as_another_vm(tracked: Tracked) -> Tracked:
-    """Keep only the step counts of another VM's state: this VM sees each event anew, and its
-    changes get other ids.
+    """Keep only the step counts of another VM's state.
+
+    This VM sees each event for the first time, and its changes get other ids.
     """
-    departed = {**tracked.departed, **{key: known.steps for key, known in tracked.events.items()}}
-    return Tracked(departed=_bounded(departed), unread=frozenset(departed))
+    departed = dict(tracked.departed)
+    for key, tracked_event in tracked.events.items():
+        departed[key] = tracked_event.steps
+    return Tracked(departed=_newest(departed), unread=frozenset(departed))
 
 
-def _bounded(departed: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """The newest ``MAX_DEPARTED`` entries."""
-    return {key: departed[key] for key in list(departed)[-MAX_DEPARTED:]}
+def _newest(departed: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Return the newest ``MAX_DEPARTED`` entries."""
+    keys = list(departed)[-MAX_DEPARTED:]
+    return {key: departed[key] for key in keys}
 
 
 class _Comparison(Struct, frozen=True):
-    """A document, and what was known before it."""
+    """A new document, and the tracked events before it."""
 
     tracked: Tracked
     document: Document
@@ -141,212 +152,277 @@ class _Comparison(Struct, frozen=True):
     # ---- listed events
 
     def listed(self, event: Event) -> tuple[TrackedEvent, Change | None]:
-        """Return what is known of an event now, and its change, if any."""
-        old, now = self.tracked.events.get(event.key), self.now
-        if old is None:
-            return self._new(event)
-        event = _last_known(old.event, event, self.document.flaws)
-        if now.elsewhere or now.other_version:
-            old = replace(old, event=_in_both_versions(old.event, event))
-        phase = _phase(event)
-        starts = old.start is None and phase == STARTED
-        # the NotBefore of a started event is not ahead
-        noticed = old.not_before if phase == STARTED else None
-        advanced = replace(
-            old,
-            event=event,
-            scope=scope_of(event, now.vm),
-            start=now.at if starts else old.start,
-            start_seen=self._watched(event.key) if starts else old.start_seen,
-            not_before=noticed or event.not_before or old.not_before,
-        )
-        known = self.measured(advanced)
-        if (
-            old.event == event or old.event.digest() == event.digest()
-        ):  # only the order or case of resources
-            return known, None
-        known, change = self._step(known, *TRANSITIONS[_phase(old.event), phase])
-        if (
-            change.kind == "started" and old.start is not None
-        ):  # for the second time: the first one reported it
-            change = replace(change, scheduled_seconds=None)
-        # a scope also changes when IMDS names this VM: Resources are then the same
-        scope = (
-            old.scope
-            if old.scope != known.scope and old.event.resources != event.resources
-            else None
-        )
-        return known, replace(change, previous=old.event, previous_scope=scope)
+        """Return the new state of a listed event, and its change, if any."""
+        before = self.tracked.events.get(event.key)
+        if before is None:
+            return self._appeared(event)
 
-    def _new(self, event: Event) -> tuple[TrackedEvent, Change]:
-        tracked, now, is_started = self.tracked, self.now, event.event_status == STARTED
-        was_unread = event.key in tracked.unread or "" in tracked.unread
-        watched = now.watched and not was_unread
-        known = TrackedEvent(
+        event = _with_last_known(before.event, event, self.document.flaws)
+        previous = before.event
+        if self.now.elsewhere or self.now.other_version:
+            previous = _in_both_versions(previous, event)
+
+        after = self.measured(self._advanced(before, event))
+        # equal digests: at most the order or the case of Resources differ
+        if previous == event or previous.digest() == event.digest():
+            return after, None
+
+        kind, reason = TRANSITIONS[_phase(previous), _phase(event)]
+        after, change = self._step(after, kind, reason)
+        if kind == "started" and before.start is not None:
+            # it starts for the second time: the change of its first start has the duration
+            change = replace(change, scheduled_seconds=None)
+        previous_scope = None
+        # if Resources are the same, the scope changed because IMDS has named this VM
+        if before.scope != after.scope and previous.resources != event.resources:
+            previous_scope = before.scope
+        return after, replace(change, previous=previous, previous_scope=previous_scope)
+
+    def _appeared(self, event: Event) -> tuple[TrackedEvent, Change]:
+        """Return the state of an event that the tracked ones lack, and its first change."""
+        now = self.now
+        unread = self.tracked.unread
+        was_unread = event.key in unread or "" in unread
+        beginning_seen = now.watched and not was_unread
+        start = None
+        start_seen = False
+        interruption: float | None = 0.0
+        if event.event_status == STARTED:
+            start = now.at
+            start_seen = beginning_seen
+            if not beginning_seen:
+                interruption = None
+
+        appeared = TrackedEvent(
             event=event,
             scope=scope_of(event, now.vm),
             seen=now.at,
-            beginning_seen=watched,
-            start=now.at if is_started else None,
-            start_seen=is_started and watched,
+            beginning_seen=beginning_seen,
+            start=start,
+            start_seen=start_seen,
             not_before=event.not_before,
-            interruption=0.0 if watched or not is_started else None,
-            steps=tracked.departed.get(event.key, {}),
+            interruption=interruption,
+            steps=self.tracked.departed.get(event.key, {}),
         )
         kind, reason = TRANSITIONS[ABSENT, _phase(event)]
-        came_back = event.key in tracked.departed and not was_unread
-        return self._step(self.measured(known), kind, "came_back" if came_back else reason)
+        if event.key in self.tracked.departed and not was_unread:
+            reason = "came_back"
+        return self._step(self.measured(appeared), kind, reason)
+
+    def _advanced(self, before: TrackedEvent, event: Event) -> TrackedEvent:
+        """Return a tracked event with its new content, and with its start if it starts now."""
+        start = before.start
+        start_seen = before.start_seen
+        not_before = event.not_before or before.not_before
+        if event.event_status == STARTED:
+            # Azure empties NotBefore of a started event, or shows a time that is not ahead
+            not_before = before.not_before or event.not_before
+            if start is None:
+                start = self.now.at
+                start_seen = self._is_watched(event.key)
+        return replace(
+            before,
+            event=event,
+            scope=scope_of(event, self.now.vm),
+            start=start,
+            start_seen=start_seen,
+            not_before=not_before,
+        )
 
     # ---- how well an event was watched
 
-    def _watched(self, key: str) -> bool:
+    def _is_watched(self, key: str) -> bool:
         """Whether nothing can have happened to this event unseen: IMDS answered, and the event was
         readable.
         """
         return self.now.watched and key not in self.tracked.unread
 
-    def measured(self, known: TrackedEvent) -> TrackedEvent:
-        """Return the event with its longest gap so far as interruption, if it may affect
+    def measured(self, tracked_event: TrackedEvent) -> TrackedEvent:
+        """Return the event with its longest delay so far as interruption, if it may affect
         this VM.
         """
-        if known.start is None or not known.may_be_ours or known.interruption is None:
-            return known
-        gap = None if self.now.gap is None else max(known.interruption, self.now.gap)
-        return replace(known, interruption=gap)
+        if (
+            tracked_event.start is None
+            or not tracked_event.may_be_ours
+            or tracked_event.interruption is None
+        ):
+            return tracked_event
+        interruption = None
+        if self.now.gap is not None:
+            interruption = max(tracked_event.interruption, self.now.gap)
+        return replace(tracked_event, interruption=interruption)
 
     # ---- events that are gone
 
-    def gone(self, known: TrackedEvent) -> tuple[dict[str, int], Change]:
+    def gone(self, missing: TrackedEvent) -> tuple[dict[str, int], Change]:
         """Return the steps to remember of an event that is gone, and its change."""
-        known, now = self.measured(known), self.now
-        if (
-            now.rebooted or now.vm is not None
-        ):  # the scope may have been stored before the name was known
-            known = replace(known, scope=scope_of(known.event, now.vm))
-        watched, proven = self._watched(known.event.key), self._proven_by_reboot(known)
-        known, change = self._step(known, *self._ending(known, watched=watched, proven=proven))
-        kind, interruption = change.kind, known.interruption
-        begin = known.seen if kind == "canceled" else known.start
-        duration = elapsed(begin, now.at) if begin is not None and watched else None
-        if (
-            known.start is None
-        ):  # not seen Started before the boot: the gap over the boot is the interruption
-            interruption = now.gap if now.rebooted else None
-        return known.steps, replace(
+        now = self.now
+        tracked_event = self.measured(missing)
+        if now.rebooted or now.vm is not None:
+            # the scope may have been stored before the name of this VM was known
+            tracked_event = replace(tracked_event, scope=scope_of(tracked_event.event, now.vm))
+        is_watched = self._is_watched(tracked_event.event.key)
+        is_proven = self._is_proven_by_reboot(tracked_event)
+        kind, reason = self._ending(tracked_event, is_watched=is_watched, is_proven=is_proven)
+        tracked_event, change = self._step(tracked_event, kind, reason)
+
+        outcome = OUTCOMES[kind]
+        if is_proven:
+            outcome = "finished"
+        scheduled_seconds = change.scheduled_seconds
+        if kind == "canceled" and tracked_event.beginning_seen:
+            scheduled_seconds = elapsed(tracked_event.seen, now.at)
+        started_seconds = None
+        if kind == "finished" and is_watched:
+            started_seconds = self._seconds_since_start(tracked_event)
+        interruption = None
+        if tracked_event.scope == "self" and (is_watched or is_proven):
+            interruption = self._interruption(tracked_event)
+        final = replace(
             change,
-            outcome="finished" if proven else OUTCOMES[kind],
-            scheduled_seconds=(
-                duration
-                if kind == "canceled" and known.beginning_seen
-                else change.scheduled_seconds
-            ),
-            started_seconds=duration if kind == "finished" and known.start_seen else None,
-            interruption=interruption if known.scope == "self" and (watched or proven) else None,
+            outcome=outcome,
+            scheduled_seconds=scheduled_seconds,
+            started_seconds=started_seconds,
+            interruption=interruption,
         )
+        return tracked_event.steps, final
+
+    def _seconds_since_start(self, tracked_event: TrackedEvent) -> float | None:
+        if tracked_event.start is None or not tracked_event.start_seen:
+            return None
+        return elapsed(tracked_event.start, self.now.at)
+
+    def _interruption(self, tracked_event: TrackedEvent) -> float | None:
+        """Return the seconds for which an event that is gone interrupted this VM."""
+        if tracked_event.start is not None:
+            return tracked_event.interruption
+        if self.now.rebooted:  # not seen Started before the boot: the delay is that of the boot
+            return self.now.gap
+        return None
 
     def _ending(
-        self, known: TrackedEvent, *, watched: bool, proven: bool
+        self, tracked_event: TrackedEvent, *, is_watched: bool, is_proven: bool
     ) -> tuple[ChangeKind, Reason]:
-        """How the event ended, as far as that is certain, and the reason."""
-        phase = _phase(known.event)
+        """Return how the event ended, so far as that is certain, and the reason."""
+        phase = _phase(tracked_event.event)
         if phase == STARTED:  # it can only finish
-            unwatched = "machine_rebooted" if proven else "gone_after_start_unwatched"
-            return TRANSITIONS[phase, ABSENT] if watched else ("finished", unwatched)
+            if is_watched:
+                return TRANSITIONS[STARTED, ABSENT]
+            if is_proven:
+                return "finished", "machine_rebooted"
+            return "finished", "gone_after_start_unwatched"
+
         if self.now.rebooted:
             return "ended", "machine_rebooted"
-        if known.start is not None:  # it had started, whatever status was listed after that
+        if tracked_event.start is not None:  # it had started, whatever status was listed after that
             return "ended", "status_went_back"
         if self.document.was_empty_body:
             return "ended", "empty_answer"
-        if not watched:
-            return (
-                "ended",
-                "not_readable" if known.event.key in self.tracked.unread else "not_watched",
-            )
-        if phase == OTHER or self._cannot_have_started(known):
+        if tracked_event.event.key in self.tracked.unread:
+            return "ended", "not_readable"
+        if not is_watched:
+            return "ended", "not_watched"
+        if phase == OTHER or self._cannot_have_started(tracked_event):
             return TRANSITIONS[phase, ABSENT]
         return "ended", "start_may_be_missed"
 
-    def _cannot_have_started(self, known: TrackedEvent) -> bool:
+    def _cannot_have_started(self, tracked_event: TrackedEvent) -> bool:
         """Whether an event, if watched, cannot have started: few polls were missed, or NotBefore is
         still ahead.
         """
         now = self.now
         if now.silence is not None and now.silence <= _few_polls(now):
             return True
-        if known.not_before is None or now.at.date is None:
+        if tracked_event.not_before is None or now.at.date is None:
             return False
-        return now.at.date < known.not_before - NOT_BEFORE_MARGIN
+        return now.at.date < tracked_event.not_before - NOT_BEFORE_MARGIN
 
-    def _proven_by_reboot(self, known: TrackedEvent) -> bool:
+    def _is_proven_by_reboot(self, tracked_event: TrackedEvent) -> bool:
         """Whether a boot proves that the event happened: it reboots this VM, and it had started or
         was due.
 
         It was due if it was listed as Scheduled until NotBefore (less a few polls), and the machine
         went down later.
         """
-        now, due = self.now, known.not_before
-        if not now.rebooted or known.scope != "self":
+        now = self.now
+        if not now.rebooted or tracked_event.scope != "self":
             return False
-        if not event_type_of(known.event.event_type).reboots:
+        if not event_type_of(tracked_event.event.event_type).reboots:
             return False
-        if known.start is not None:
+        if tracked_event.start is not None:
             return True
-        if (
-            known.event.event_status != SCHEDULED
-            or due is None
-            or now.down is None
-            or now.last is None
-        ):
+
+        due = tracked_event.not_before
+        if tracked_event.event.event_status != SCHEDULED or due is None:
+            return False
+        if now.down is None or now.last is None:
             return False
         return now.last + timedelta(seconds=_few_polls(now)) >= due and now.down >= due
 
     # ---- changes
 
     def _step(
-        self, known: TrackedEvent, kind: ChangeKind, reason: Reason
+        self, tracked_event: TrackedEvent, kind: ChangeKind, reason: Reason
     ) -> tuple[TrackedEvent, Change]:
         """Return the event with this step counted, and the change."""
-        digest = known.event.digest() if kind == "updated" else ""
-        name = f"{kind} {digest}".rstrip()
-        nth = known.steps.get(name, 0)
-        steps = {**known.steps, name: nth + 1}
-        if (
-            len(steps) > MAX_STEPS
-        ):  # the other kinds have one each, needed if the EventId comes back
-            del steps[next(name for name in steps if name.startswith("updated "))]
-        known, identity = replace(known, steps=steps), change_id(known.event.key, kind, digest, nth)
-        return known, known.change(identity, (kind, reason), self.now.at, self.document.incarnation)
+        step: str = kind
+        digest = ""
+        if kind == "updated":
+            digest = tracked_event.event.digest()
+            step = _UPDATED + digest
+
+        nth = tracked_event.steps.get(step, 0)
+        steps = {**tracked_event.steps, step: nth + 1}
+        if len(steps) > MAX_STEPS:
+            # the other kinds have one each, which is needed if the EventId comes back
+            oldest_update = next(name for name in steps if name.startswith(_UPDATED))
+            del steps[oldest_update]
+
+        counted = replace(tracked_event, steps=steps)
+        change = counted.change(
+            identity=change_id(tracked_event.event.key, kind, digest, nth),
+            kind=kind,
+            reason=reason,
+            at=self.now.at,
+            incarnation=self.document.incarnation,
+        )
+        return counted, change
 
 
 def _phase(event: Event) -> str:
-    """The phase of a listed event, as in ``TRANSITIONS``."""
-    return event.event_status if event.event_status in (SCHEDULED, STARTED) else OTHER
+    """Return the phase of a listed event, as in ``TRANSITIONS``."""
+    if event.event_status in (SCHEDULED, STARTED):
+        return event.event_status
+    return OTHER
 
 
-def _last_known(old: Event, event: Event, flaws: tuple[Flaw, ...]) -> Event:
-    """The event as listed, with the last known value of each field that could not be read this
-    time.
+def _with_last_known(old: Event, event: Event, flaws: tuple[Flaw, ...]) -> Event:
+    """Return the event as listed, with the last known value of each field that could not be read
+    this time.
     """
-    mine = [flaw.reason for flaw in flaws if flaw.key == event.key]
-    lost: list[str] = [name for name in mine if getattr(event, name, "") in (None, ())]
-    if "resources" in lost:
-        lost.append("resources_cut")
-    return replace(event, **{name: getattr(old, name) for name in lost}) if lost else event
+    fields = {flaw.reason for flaw in flaws if flaw.key == event.key}
+    last_known: dict[str, object] = {}
+    for name in fields:
+        if getattr(event, name, "") in (None, ()):  # a field that was cut has a value
+            last_known[name] = getattr(old, name)
+    if "resources" in last_known:
+        last_known["resources_cut"] = old.resources_cut
+    return replace(event, **last_known)
 
 
 def _in_both_versions(old: Event, event: Event) -> Event:
     """Return the old event with the new values of the fields that only one of the two api-versions
     has.
     """
-    lacking = [
-        name for name in VERSIONED if getattr(old, name) is None or getattr(event, name) is None
-    ]
-    return replace(old, **{name: getattr(event, name) for name in lacking})
+    new_values: dict[str, object] = {}
+    for name in VERSIONED:
+        if getattr(old, name) is None or getattr(event, name) is None:
+            new_values[name] = getattr(event, name)
+    return replace(old, **new_values)
 
 
 def _few_polls(now: Observation) -> float:
-    """Seconds without an answer in which no event starts and ends, or is canceled right before
-    NotBefore.
+    """Return the seconds without an answer in which no event starts and ends, or is canceled right
+    before NotBefore.
     """
     return (MISSED_POLLS + 1) * now.interval + LATE_ANSWER

@@ -1,11 +1,10 @@
-"""The events that the agent tracks: ``TrackedEvent``, ``Tracked``.
+"""``Tracked``: the events that the agent tracks, and how well they were watched. Pure.
 
-How well they were watched: ``Observation``. Pure.
-
-``PendingView``: the events in the form that ``/api/v1/events`` returns to the page and the
+``PendingView``: these events in the form that ``/api/v1/events`` returns to the page and the
 commands.
 """
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -62,9 +61,8 @@ class TrackedEvent(Struct, frozen=True):
     not_before: datetime | None = None  # the last known one
     # the longest delay while Started, in seconds; None: a part was not measured
     interruption: float | None = 0.0
-    steps: dict[
-        str, int
-    ] = {}  # how often each step happened: this distinguishes a change from its repetition
+    # how often each step happened: this distinguishes a change from its repetition
+    steps: dict[str, int] = {}
 
     @property
     def first_seen(self) -> datetime:
@@ -74,7 +72,9 @@ class TrackedEvent(Struct, frozen=True):
     @property
     def started(self) -> datetime | None:
         """When it was first seen Started: see ``Instant.time``."""
-        return self.start.time if self.start is not None else None
+        if self.start is None:
+            return None
+        return self.start.time
 
     @property
     def notice(self) -> float | None:
@@ -101,19 +101,19 @@ class TrackedEvent(Struct, frozen=True):
         return (self.event.not_before - now).total_seconds()
 
     def change(
-        self, identity: str, step: tuple[ChangeKind, Reason], at: Instant, incarnation: int
+        self, identity: str, kind: ChangeKind, reason: Reason, at: Instant, incarnation: int
     ) -> Change:
         """Return the change that led to this state. ``identity``: its id.
 
         ``at``: when it was seen.
         """
-        kind, reason = step
-        start = self.start if self.beginning_seen and self.start_seen else None
         ahead = None
         if self.event.event_status != STARTED and self.not_before is not None:
-            ahead = (
-                self.not_before - at.time
-            ).total_seconds()  # the wall clock of a VM may be hours off
+            # not by the wall clock of this VM, which may be hours off
+            ahead = (self.not_before - at.time).total_seconds()
+        scheduled_seconds = None
+        if self.beginning_seen and self.start_seen and self.start is not None:
+            scheduled_seconds = elapsed(self.seen, self.start)
         return Change(
             id=identity,
             kind=kind,
@@ -126,7 +126,7 @@ class TrackedEvent(Struct, frozen=True):
             not_before=self.not_before,
             ahead_seconds=ahead,
             notice_seconds=self.notice,
-            scheduled_seconds=elapsed(self.seen, start) if start is not None else None,
+            scheduled_seconds=scheduled_seconds,
         )
 
     @property
@@ -151,21 +151,13 @@ class Tracked(Struct, frozen=True):
     @property
     def by_urgency(self) -> list[TrackedEvent]:
         """Started events first, then by NotBefore; events without NotBefore last."""
-
-        def urgency(known: TrackedEvent) -> float:
-            if known.event.event_status == STARTED:
-                return 0.0
-            return known.not_before.timestamp() if known.not_before is not None else float("inf")
-
-        return sorted(self.events.values(), key=urgency)
+        return sorted(self.events.values(), key=_urgency)
 
     @property
     def interrupting(self) -> bool:
         """Whether an event that affects this VM, or may, is Started: delays have to be measured."""
-        return any(
-            known.event.event_status == STARTED and known.may_be_ours
-            for known in self.events.values()
-        )
+        ours = [tracked for tracked in self.events.values() if tracked.may_be_ours]
+        return any(tracked.event.event_status == STARTED for tracked in ours)
 
     @property
     def imminent_from(self) -> datetime | None:
@@ -174,24 +166,37 @@ class Tracked(Struct, frozen=True):
 
         ``ALWAYS`` if one is Started, or has no NotBefore; ``None`` if none is listed.
         """
-        ours = [known.event for known in self.events.values() if known.may_be_ours]
-        begins = [None if event.event_status == STARTED else event.not_before for event in ours]
-        return min(
-            (time - timedelta(seconds=IMMINENT) if time else ALWAYS for time in begins),
-            default=None,
-        )
+        ours = [tracked for tracked in self.events.values() if tracked.may_be_ours]
+        earliest_starts = [_earliest_start(tracked.event) for tracked in ours]
+        return min(earliest_starts, default=None)
+
+
+def _urgency(tracked: TrackedEvent) -> float:
+    if tracked.event.event_status == STARTED:
+        return 0.0
+    if tracked.not_before is None:
+        return math.inf
+    return tracked.not_before.timestamp()
+
+
+def _earliest_start(event: Event) -> datetime:
+    if event.event_status == STARTED or event.not_before is None:
+        return ALWAYS
+    return event.not_before - timedelta(seconds=IMMINENT)
 
 
 def scope_of(event: Event, vm: str | None) -> Scope:
-    """``self`` if the VM is in ``Resources``, else ``peer``.
+    """Return ``self`` if the VM is in ``Resources``, else ``peer``.
 
-    ``unknown`` if the name or a resource is not known.
+    It is ``unknown`` if the name or a resource is not known.
     """
     if vm is None or not event.resources:
         return "unknown"
     if vm.casefold() in event.vms:
         return "self"
-    return "unknown" if event.resources_cut else "peer"
+    if event.resources_cut:
+        return "unknown"
+    return "peer"
 
 
 class PendingEvent(Struct, frozen=True):
@@ -214,7 +219,7 @@ class PendingEvent(Struct, frozen=True):
 
     @classmethod
     def of(cls, tracked: TrackedEvent, now: datetime) -> "PendingEvent":
-        """The event as it is at ``now``."""
+        """Return the event as it is at ``now``."""
         event = tracked.event
         return cls(
             event_id=event.event_id,
