@@ -7,7 +7,7 @@ it.
 """
 
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -37,20 +37,29 @@ class Instant(Struct, frozen=True):
     date: datetime | None = None
 
     def dated(self, header: str) -> "Instant":
-        """The same moment with IMDS's time, from the ``Date`` header of an answer.
+        """Return the same moment with IMDS's time, from the ``Date`` header of an answer.
 
         Empty: it gave none.
         """
-        return replace(self, date=read_time(header)) if header else self
+        if not header:
+            return self
+        return replace(self, date=read_time(header))
 
     @property
     def time(self) -> datetime:
         """UTC, by IMDS's clock; by this VM's if the two agree, or if IMDS gave no time."""
-        return (
-            self.wall
-            if self.date is None or abs((self.wall - self.date).total_seconds()) <= AGREE
-            else self.date
-        )
+        if self.date is None:
+            return self.wall
+        difference = abs((self.wall - self.date).total_seconds())
+        return self.wall if difference <= AGREE else self.date
+
+
+class _Passed(NamedTuple):
+    """The seconds between two moments, as each clock shows them."""
+
+    uptime: float | None  # ``None`` across boots, and if it went backwards (it cannot)
+    wall: float
+    date: float | None  # ``None`` if the ``Date`` of one moment is missing
 
 
 class Gap(Struct, frozen=True):
@@ -66,34 +75,38 @@ class Gap(Struct, frozen=True):
 
 
 def elapsed(begin: Instant, end: Instant) -> float | None:
-    """Seconds from ``begin`` to ``end``; ``None`` if the clocks do not agree.
+    """Return the seconds from ``begin`` to ``end``; ``None`` if the clocks do not agree.
 
     Within one boot the result is by ``uptime``, if another clock agrees. After a pause of the VM,
     which stops ``uptime``, and across boots, it is by the wall clock, if IMDS's ``Date`` agrees.
     """
     uptime, wall, date = _passed(begin, end)
-    if uptime is not None and (_agree(uptime, wall) or (date is not None and _agree(uptime, date))):
-        return None if date is not None and not _agree(uptime, date) and date > uptime else uptime
+    if uptime is not None:
+        if date is not None and _agree(uptime, date):
+            return uptime
+        if _agree(uptime, wall):
+            is_paused = date is not None and date > uptime
+            return None if is_paused else uptime
+
     if date is not None and _agree(wall, date) and wall >= (uptime or 0.0):
         return max(0.0, wall)
     return None
 
 
 def silence(begin: Instant, end: Instant) -> float | None:
-    """Seconds in which something may have happened unseen: the most that a believed clock shows;
-    ``None`` if unknown.
+    """Return the seconds in which something may have happened unseen; ``None`` if unknown.
 
-    Within one boot the wall clock is never the result: it only decides whether another clock is
-    believed.
+    They are the most that a believed clock shows. Within one boot the wall clock is never the
+    result: it only decides whether another clock is believed.
     """
-    uptime, _, date = _passed(begin, end)
-    if (
-        begin.date is not None and date is None
-    ):  # ``Date`` is missing now: it might show a pause of the VM
-        return None
-    if uptime is None or date is None:
+    passed = _passed(begin, end)
+    if begin.date is not None and passed.date is None:
+        return None  # ``Date`` is missing now: it might show a pause of the VM
+    if passed.uptime is None or passed.date is None:
         return elapsed(begin, end)
-    return uptime if _agree(uptime, date) else max(uptime, date)
+    if _agree(passed.uptime, passed.date):
+        return passed.uptime
+    return max(passed.uptime, passed.date)
 
 
 def believable(gap: Gap, begin: Instant, end: Instant) -> float | None:
@@ -133,36 +146,30 @@ def credible(now: Instant, before: Instant | None) -> bool:
 
     ``before``: the last answer whose ``Date`` was believed.
     """
-    if now.date is None:
+    if now.date is None or _within_a_day(now.date, now.wall):
         return True
-    others = [now.wall]
-    if (
-        before is not None
-        and before.date is not None
-        and (uptime := _passed(before, now)[0]) is not None
-    ):
-        others.append(before.date + timedelta(seconds=uptime))
-    return any(abs((now.date - other).total_seconds()) <= MAX_DISAGREEMENT for other in others)
+    if before is None or before.date is None:
+        return False
+    uptime = _passed(before, now).uptime
+    if uptime is None:
+        return False
+    return _within_a_day(now.date, before.date + timedelta(seconds=uptime))
 
 
-def _passed(begin: Instant, end: Instant) -> tuple[float | None, float, float | None]:
-    """Seconds by ``uptime``, by the wall clock and by ``Date``.
-
-    ``uptime`` is ``None`` across boots, and if it went backwards (it cannot); ``Date`` is ``None``
-    if one is missing.
-    """
-    same = begin.boot == end.boot and end.uptime >= begin.uptime
-    date = (
-        (end.date - begin.date).total_seconds()
-        if begin.date is not None and end.date is not None
-        else None
-    )
-    return (
-        end.uptime - begin.uptime if same else None,
-        (end.wall - begin.wall).total_seconds(),
-        date,
-    )
+def _within_a_day(time: datetime, other: datetime) -> bool:
+    return abs((time - other).total_seconds()) <= MAX_DISAGREEMENT
 
 
-def _agree(one: float, other: float) -> bool:
-    return abs(one - other) <= TOLERANCE + DRIFT * abs(one)
+def _passed(begin: Instant, end: Instant) -> _Passed:
+    uptime = None
+    if begin.boot == end.boot and end.uptime >= begin.uptime:
+        uptime = end.uptime - begin.uptime
+    wall = (end.wall - begin.wall).total_seconds()
+    date = None
+    if begin.date is not None and end.date is not None:
+        date = (end.date - begin.date).total_seconds()
+    return _Passed(uptime, wall, date)
+
+
+def _agree(seconds: float, other: float) -> bool:
+    return abs(seconds - other) <= TOLERANCE + DRIFT * abs(seconds)

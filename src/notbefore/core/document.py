@@ -1,13 +1,15 @@
-"""Bytes of an IMDS answer -> ``Document``: bounded, tolerant of what is new, strict about shape.
+"""``parse`` reads an answer of IMDS: bounded, tolerant of additions, strict about shape. Pure.
 
 Microsoft's "Scheduled Events for Linux/Windows VMs" explains the fields. A document that cannot be
 read as a whole raises ``DocumentError``. A single event that cannot be read is left out, and a
 ``Flaw`` reports it. If only an optional field is unreadable, the event is kept and the field is
-unknown: somebody has to be notified of a reboot even if its description is broken.
+unknown: people have to be notified of a reboot even if its description is broken.
 """
 
+import codecs
 import re
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -27,25 +29,11 @@ MAX_RESOURCES: Final = 2_000  # a scale set has at most 1,000 VMs
 MAX_DESCRIPTION: Final = 4_096
 MAX_DURATION: Final = 10 * 365 * 86_400  # seconds
 EMPTY_BODIES: Final = 3
-"""So many empty bodies in a row mean that no event is listed: on some nodes IMDS says it so. Fewer
+"""So many empty bodies in a row mean that no event is listed: some nodes of IMDS answer so. Fewer
 are failed polls."""
 
 _UTC: Final = re.compile(r" (GMT|UTC|UT|Z)$")
 _BEFORE_OFFSET: Final = re.compile(r" (?=[+-]\d)")
-MONTHS: Final = (
-    "Jan",
-    "Feb",
-    "Mar",
-    "Apr",
-    "May",
-    "Jun",
-    "Jul",
-    "Aug",
-    "Sep",
-    "Oct",
-    "Nov",
-    "Dec",
-)  # of RFC 1123
 # from the first year of the service; .NET writes the years 1 and 9999 for "no time"
 YEARS: Final = range(2016, 9999)
 
@@ -84,11 +72,10 @@ class Event(Struct, frozen=True):
         return tuple(name.casefold() for name in self.resources)
 
     def digest(self) -> str:
-        """32 hex digits over everything that Azure can change.
+        """Return 32 hex digits over everything that Azure can change.
 
-        Equal on every VM that reads the same content.
-
-        The order and the case of ``resources`` do not count.
+        They are equal on every VM that reads the same content. The order and the case of
+        ``resources`` do not count.
         """
         content = (
             self.event_type,
@@ -130,7 +117,7 @@ class Document(Struct, frozen=True):
 
 
 class _Reading(Struct, frozen=True):
-    """One item of ``Events``: the event if it is readable, and what could not be read of it."""
+    """One item of ``Events``: the event if it is readable, and its flaws."""
 
     event_id: str | None  # None: not even the id could be read
     event: Event | None
@@ -146,17 +133,21 @@ class _Reading(Struct, frozen=True):
         """Which copy of an event listed twice is kept: the one with the highest rank."""
         if self.event is None:
             return 0
-        return 2 if self.event.event_status == STARTED else 1
+        if self.event.event_status != STARTED:
+            return 1
+        return 2
 
 
-class _Envelope(Struct):
-    # it is stored and shown as 64 bits
+class _RawDocument(Struct):
+    """The fields of a document before its events are read, with Azure's names."""
+
     Events: list[Raw]
+    # it is stored and shown as 64 bits
     DocumentIncarnation: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
 
 
-class _Item(Struct):
-    """An event's fields before they are checked."""
+class _RawEvent(Struct):
+    """The fields of an event before they are checked, with Azure's names."""
 
     EventId: Any = None
     EventType: Any = None
@@ -170,8 +161,8 @@ class _Item(Struct):
 
 
 # not strict: a DocumentIncarnation in quotes is accepted as a number
-_envelope = msgspec.json.Decoder(_Envelope, strict=False)
-_item = msgspec.json.Decoder(_Item)
+_document_decoder = msgspec.json.Decoder(_RawDocument, strict=False)
+_event_decoder = msgspec.json.Decoder(_RawEvent)
 
 
 def parse(body: bytes) -> Document:
@@ -179,11 +170,11 @@ def parse(body: bytes) -> Document:
 
     Raises ``DocumentError`` and nothing else.
     """
-    envelope = _open(body)
+    document = _decoded(body)
     copies: dict[str, _Reading] = {}  # by EventId, the copy that is kept
     duplicates: list[Flaw] = []
     unnamed: list[Flaw] = []  # of events whose EventId cannot be read
-    for raw in envelope.Events:
+    for raw in document.Events:
         reading = _read(raw)
         key = reading.key
         if not key:
@@ -196,83 +187,107 @@ def parse(body: bytes) -> Document:
             copies[key] = reading
 
     events = [reading.event for reading in copies.values() if reading.event is not None]
-    flaws = [flaw for reading in copies.values() for flaw in reading.flaws]
-    # only a help: the content decides whether something has changed
-    incarnation = envelope.DocumentIncarnation or 0
+    flaws: list[Flaw] = []
+    for reading in copies.values():
+        flaws += reading.flaws
+    # it is only shown: the content decides whether something has changed
+    incarnation = document.DocumentIncarnation or 0
     return Document(incarnation, tuple(events), (*flaws, *unnamed, *duplicates))
 
 
-def _open(body: bytes) -> _Envelope:
+def _decoded(body: bytes) -> _RawDocument:
     if not body.strip():
         raise DocumentError("empty")
     if len(body) > MAX_BYTES:
         raise DocumentError("too_large", f"{len(body)} bytes; at most {MAX_BYTES} are read")
     try:
-        envelope = _envelope.decode(body.removeprefix(b"\xef\xbb\xbf"))
+        document = _document_decoder.decode(body.removeprefix(codecs.BOM_UTF8))
     except msgspec.ValidationError as error:
         raise DocumentError("wrong_shape", str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DocumentError("not_json", str(error)) from None
     except RecursionError:
         raise DocumentError("too_deep") from None
-    if len(envelope.Events) > MAX_EVENTS:
-        raise DocumentError(
-            "too_many_events", f"{len(envelope.Events)}; at most {MAX_EVENTS} are read"
-        )
-    return envelope
+    events = len(document.Events)
+    if events > MAX_EVENTS:
+        raise DocumentError("too_many_events", f"{events}; at most {MAX_EVENTS} are read")
+    return document
 
 
-def _read(raw: Raw) -> "_Reading":
+def _read(raw: Raw) -> _Reading:
     try:
-        item = _item.decode(raw)
+        item = _event_decoder.decode(raw)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        return _Reading(None, None, (Flaw("not_an_event", rejected=True),))
+        return _rejected("not_an_event", None)
     event_id = _text(item.EventId, MAX_ID)
-    event_type, event_status = _text(item.EventType, MAX_WORD), _text(item.EventStatus, MAX_WORD)
-    if event_id is None or event_type is None or event_status is None:
-        reason = "event_type" if event_type is None else "event_status"
-        if event_id is None:
-            reason = "event_id"
-        return _Reading(event_id, None, (Flaw(reason, event_id, rejected=True),))
-    text = item.Description
-    # for each field that may be unknown: the given value, and what can be read of it
-    read: dict[str, tuple[Any, Any]] = {
-        "resource_type": (item.ResourceType, _text(item.ResourceType, MAX_WORD)),
-        "resources": (item.Resources, _names(item.Resources)),
-        "not_before": (item.NotBefore, read_time(item.NotBefore)),
-        "description": (text, _description(text)),
-        "event_source": (item.EventSource, _text(item.EventSource, MAX_WORD)),
-        "duration": (item.DurationInSeconds, _seconds(item.DurationInSeconds)),
+    event_type = _text(item.EventType, MAX_WORD)
+    event_status = _text(item.EventStatus, MAX_WORD)
+    if event_id is None:
+        return _rejected("event_id", None)
+    if event_type is None:
+        return _rejected("event_type", event_id)
+    if event_status is None:
+        return _rejected("event_status", event_id)
+
+    resource_type = _text(item.ResourceType, MAX_WORD)
+    resources = _names(item.Resources)
+    not_before = read_time(item.NotBefore)
+    description = _description(item.Description)
+    event_source = _text(item.EventSource, MAX_WORD)
+    duration = _seconds(item.DurationInSeconds)
+
+    # for each field that may be unknown: Azure's value, and what could be read of it
+    optional = {
+        "resource_type": (item.ResourceType, resource_type),
+        "resources": (item.Resources, resources),
+        "not_before": (item.NotBefore, not_before),
+        "description": (item.Description, description),
+        "event_source": (item.EventSource, event_source),
+        "duration": (item.DurationInSeconds, duration),
     }
-    values = {name: value for name, (_, value) in read.items() if value is not None}
-    cut = [
-        one
-        for one in ("resources", "description")
-        if one in values and _is_cut(read[one][0], values[one])
-    ]
-    lost = [name for name, (given, value) in read.items() if value is None and given not in UNKNOWN]
-    flaws = tuple(Flaw(name, event_id) for name in (*lost, *cut))
-    resources_cut = "resources" in cut
-    event = Event(event_id, event_type, event_status, resources_cut=resources_cut, **values)
-    return _Reading(event_id, event, flaws)
+    flaws: list[Flaw] = []
+    for name, (raw_value, value) in optional.items():
+        if value is None and raw_value not in UNKNOWN:
+            flaws.append(Flaw(name, event_id))
+    resources_cut = resources is not None and _has_cut_names(item.Resources)
+    if resources_cut:
+        flaws.append(Flaw("resources", event_id))
+    if description is not None and len(item.Description) > MAX_DESCRIPTION:
+        flaws.append(Flaw("description", event_id))
+
+    event = Event(
+        event_id=event_id,
+        event_type=event_type,
+        event_status=event_status,
+        resource_type=resource_type,
+        resources=resources or (),
+        not_before=not_before,
+        description=description,
+        event_source=event_source,
+        duration=duration,
+        resources_cut=resources_cut,
+    )
+    return _Reading(event_id, event, tuple(flaws))
 
 
-def _is_cut(value: str | list[str], read: str | tuple[str, ...]) -> bool:
-    """Whether a text, a name in a list, or the list was longer than its bound."""
-    if isinstance(value, str):
-        return len(value) > len(read)
-    return len(value) > len(read) or any(len(name) > MAX_NAME for name in value)
+def _rejected(reason: str, event_id: str | None) -> _Reading:
+    return _Reading(event_id, None, (Flaw(reason, event_id, rejected=True),))
+
+
+def _has_cut_names(names: list[str]) -> bool:
+    """Whether a list of names, or a name in it, is longer than its bound."""
+    return len(names) > MAX_RESOURCES or any(len(name) > MAX_NAME for name in names)
 
 
 def _description(value: object) -> str | None:
-    """The text, cut at the bound; ``None`` if there is none: Azure also writes that as ``""``."""
+    """Return the text, cut at the bound; ``None`` if there is none: Azure also writes ``""``."""
     if not isinstance(value, str):
         return None
     return value[:MAX_DESCRIPTION] or None
 
 
 def _text(value: object, most: int) -> str | None:
-    """The text without blanks around it.
+    """Return the text without blanks around it.
 
     ``None`` if the value is no text, is blank, or is longer than ``most``.
     """
@@ -283,13 +298,15 @@ def _text(value: object, most: int) -> str | None:
 
 def _seconds(value: object) -> int | None:
     # a bool is an int in Python, but not a number of seconds
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_DURATION:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    if not 0 <= value <= MAX_DURATION:
         return None
     return value
 
 
 def _names(value: object) -> tuple[str, ...] | None:
-    """The names, cut at the bounds; ``None`` if the value is not a list of names."""
+    """Return the names, cut at the bounds; ``None`` if the value is not a list of names."""
     if not isinstance(value, list):
         return None
     if not all(isinstance(name, str) and name.strip() for name in value):
@@ -298,7 +315,7 @@ def _names(value: object) -> tuple[str, ...] | None:
 
 
 def _name(text: str) -> str:
-    """The name of a VM, cut at the bound.
+    """Return the name of a VM, cut at the bound.
 
     api-version 2017-03-01 puts a `_` before it. Azure allows no name that begins with one.
     """
@@ -306,24 +323,28 @@ def _name(text: str) -> str:
 
 
 def read_time(text: object) -> datetime | None:
-    """RFC 1123 or ISO 8601 -> UTC; ``None`` for anything else.
+    """Read a time of RFC 1123 or ISO 8601, and return it in UTC; ``None`` for anything else.
 
-    A time without a zone is UTC, as all of Azure's times.
-
-    A wrong weekday is ignored: one was seen in the field. A date without a time of day is not
-    accepted.
+    A time without a zone is UTC, as all of Azure's times. A wrong weekday is ignored: one was seen
+    in the field. A date without a time of day is not accepted.
     """
     if not isinstance(text, str) or len(text) > MAX_WORD or ":" not in text:
         return None
-    plain = _UTC.sub("", text.strip().rpartition(", ")[2])
+    text = text.strip()
     try:
-        if not plain[:4].isdigit():  # RFC 1123, without strptime (0.7 MiB) and email.utils (4 MiB)
-            day, month, year, clock, *offset = plain.split()
-            number = 1 + MONTHS.index(month.title())
-            plain = f"{year}-{number:02}-{day:0>2}T{clock:0>8}{' '.join(offset)}"
-        plain = _BEFORE_OFFSET.sub("", plain)
-        time = datetime.fromisoformat(plain)
-        time = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+        if text[:4].isdigit():
+            time = _read_iso_8601(text)
+        else:
+            time = parsedate_to_datetime(text)  # RFC 1123
+        if time.tzinfo is None:
+            time = time.replace(tzinfo=UTC)
+        time = time.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
     return time if time.year in YEARS else None
+
+
+def _read_iso_8601(text: str) -> datetime:
+    """Read a time, also with ``UTC`` or a blank before its offset; raises ``ValueError``."""
+    without_utc = _UTC.sub("", text)
+    return datetime.fromisoformat(_BEFORE_OFFSET.sub("", without_utc))
