@@ -1,19 +1,19 @@
-"""What a keeper mutes and writes, and what an instance shows of the others, without a hub."""
+"""A keeper mutes and writes, and an instance shows what others hold, without a hub."""
 
 import asyncio
 import errno
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from notbefore.commands.client import AgentClient
 from notbefore.commands.main import main
 from notbefore.config.load import load
+from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import SendResult
 from notbefore.core.record import json_line
 from notbefore.core.routing import Match, Route, Routing, Terms
@@ -39,6 +39,14 @@ sinks: {hook: {webhook: {url: "http://127.0.0.1:9/", allow_private: true}}}
 """
 
 
+def do_nothing() -> None:
+    pass
+
+
+def discard(_record: bytes) -> None:
+    pass
+
+
 class Kept:
     """A keeper without a hub."""
 
@@ -50,41 +58,71 @@ class Kept:
     ) -> None:
         path = directory / "fleet.yaml"
         path.write_text(CONFIG, encoding="utf-8")
-        self.config = config = load(path, {}, {})
-        assert config.fleet
-        self.outbox = FleetOutbox(config.routing, lambda: None, T0.timestamp)
-        used = snapshots or FileSnapshots(directory)
+        self.config = load(path, {}, {})
+        assert self.config.fleet is not None
+        self.outbox = FleetOutbox(self.config.routing, do_nothing, T0.timestamp)
         self.parts = Parts(
-            used, self.outbox, HubClock(), history or History(directory), lambda _: None
+            snapshots=snapshots or FileSnapshots(directory),
+            outbox=self.outbox,
+            clock=HubClock(),
+            history=history or History(directory),
+            write_record=discard,
         )
-        self.keeper = Keeper(config.fleet, self.parts)
+        self.keeper = Keeper(self.config.fleet, self.parts)
 
 
-@pytest.mark.parametrize(("muted_from", "sent"), [(0, set[str]()), (1, {"announced", "finished"})])
-def test_the_end_is_notified_to_those_who_were_notified_before_the_mute(
-    muted_from: int, sent: set[str]
+def outbox_with(routes: tuple[Route, ...], sinks: dict[str, Terms]) -> FleetOutbox:
+    return FleetOutbox(Routing(routes, sinks), do_nothing, T0.timestamp)
+
+
+def lease(outbox: FleetOutbox, sink: str = "hook") -> list[Delivery]:
+    """Return the deliveries to a sink, once they are due."""
+    # the clock of Windows stands still for 16 ms
+    return list(eventually(lambda: outbox.exchange([], {sink: 1})))
+
+
+def accept_with_thread(outbox: FleetOutbox, thread: str, sink: str = "hook") -> None:
+    """Let the sink accept its only delivery, and name the thread it belongs to."""
+    (delivery,) = lease(outbox, sink)
+    outbox.exchange([SendResult(delivery.delivery_id, "accepted", thread=thread)], {})
+
+
+def hand_over(before: FleetOutbox, after: FleetOutbox, log: Log) -> None:
+    """Let the outbox of another instance adopt the partition."""
+    after.adopt("0", before.part("0", log.fold.event_keys()), 1.0)
+
+
+def waiting(outbox: FleetOutbox, log: Log) -> list[Delivery]:
+    return list(outbox.part("0", log.fold.event_keys()).rows)
+
+
+# ---- mutes
+
+
+@pytest.mark.parametrize(
+    ("muted_from", "sent_kinds"),
+    [
+        pytest.param(0, [], id="muted before the announcement"),
+        pytest.param(1, ["announced", "finished"], id="muted after the announcement"),
+    ],
+)
+def test_end_is_sent_when_the_beginning_was_sent_before_the_mute(
+    muted_from: int,
+    sent_kinds: list[str],
 ) -> None:
     log = Log()
     for kind in ("announced", "started", "finished"):
         log.add(A, kind)
-    mutes, muted = [Mute("id", {"event_type": "Reboot"}, "me", "why", log.now + 3600)], set[str]()
-    for number, made in enumerate(log.made):
-        in_force = mutes if number >= muted_from else []
-        assert is_muted(in_force, log.now, made, muted) is (made.change.kind not in sent)
+    mute = Mute("id", {"event_type": "Reboot"}, "me", "why", log.now + 3600)
+    muted_keys: set[str] = set()
+    kinds = []
 
+    for number, notification in enumerate(log.made):
+        mutes = [mute] if number >= muted_from else []
+        if not is_muted(mutes, log.now, notification, muted_keys):
+            kinds.append(notification.change.kind)
 
-def test_who_takes_over_is_told_what_a_sink_said_of_an_event_that_is_open(tmp_path: Path) -> None:
-    log, one, other = Log(), Kept(tmp_path).outbox, Kept(tmp_path).outbox
-    log.add(A, "announced", after=0)
-    one.commit("0", log.last)
-    (given,) = eventually(lambda: one.exchange([], {"hook": 1}))  # Windows' clock stands for 16 ms
-    one.exchange([SendResult(given.delivery_id, "accepted", thread="thread-1")], {})
-    other.adopt("0", one.part("0", log.fold.event_keys()), 1.0)
-    log.add(A, "started", after=0)
-    other.commit("0", log.last)
-    assert [later.thread for later in eventually(lambda: other.exchange([], {"hook": 1}))] == [
-        "thread-1"
-    ]
+    assert kinds == sent_kinds
 
 
 def test_muted_step_is_neither_sent_nor_counted(tmp_path: Path) -> None:
@@ -96,27 +134,42 @@ def test_muted_step_is_neither_sent_nor_counted(tmp_path: Path) -> None:
 
     outbox.mute("0", log.last)
 
-    rows = outbox.part("0", log.fold.event_keys()).rows
-    assert [row.kind for row in rows] == ["announced"]
+    assert [delivery.kind for delivery in waiting(outbox, log)] == ["announced"]
     assert sum(outbox.totals.changes.values()) == 1
 
 
-def test_end_of_a_wave_goes_to_a_sink_that_opened_something() -> None:
+# ---- deliveries after a takeover
+
+
+def test_takeover_keeps_the_thread_of_an_open_event(tmp_path: Path) -> None:
     log = Log()
-    terms = {"old": Terms(keeps_incidents=True), "new": Terms()}
-    before = FleetOutbox(Routing((Route(sinks=("old",)),), terms), lambda: None, T0.timestamp)
+    before = Kept(tmp_path).outbox
+    after = Kept(tmp_path).outbox
+    log.add(A, "announced", after=0)
+    before.commit("0", log.last)
+    accept_with_thread(before, "thread-1")
+
+    hand_over(before, after, log)
+    log.add(A, "started", after=0)
+    after.commit("0", log.last)
+
+    assert [delivery.thread for delivery in lease(after)] == ["thread-1"]
+
+
+def test_takeover_sends_end_to_a_sink_that_opened_an_incident() -> None:
+    log = Log()
+    sinks = {"old": Terms(keeps_incidents=True), "new": Terms()}
+    before = outbox_with((Route(sinks=("old",)),), sinks)
+    after = outbox_with((Route(sinks=("new",)),), sinks)
     log.add(A, "started", after=0)
     before.commit("0", log.last)
-    (given,) = eventually(lambda: before.exchange([], {"old": 1}))
-    before.exchange([SendResult(given.delivery_id, "accepted", thread="incident")], {})
-    after = FleetOutbox(Routing((Route(sinks=("new",)),), terms), lambda: None, T0.timestamp)
-    after.adopt("0", before.part("0", log.fold.event_keys()), 1.0)
+    accept_with_thread(before, "incident", sink="old")
+    hand_over(before, after, log)
     log.add(A, "finished", after=0)
 
     after.commit("0", log.last)
 
-    rows = after.part("0", log.fold.event_keys()).rows
-    assert sorted(row.sink for row in rows) == ["new", "old"]
+    assert sorted(delivery.sink for delivery in waiting(after, log)) == ["new", "old"]
 
 
 def test_removed_sink_is_logged_when_its_wave_ends(
@@ -124,12 +177,11 @@ def test_removed_sink_is_logged_when_its_wave_ends(
 ) -> None:
     log = Log()
     before = Kept(tmp_path).outbox
+    after = outbox_with((), {"new": Terms()})
     log.add(A, "started", after=0)
     before.commit("0", log.last)
-    (given,) = eventually(lambda: before.exchange([], {"hook": 1}))
-    before.exchange([SendResult(given.delivery_id, "accepted", thread="incident")], {})
-    after = FleetOutbox(Routing((), {"new": Terms()}), lambda: None, T0.timestamp)
-    after.adopt("0", before.part("0", log.fold.event_keys()), 1.0)
+    accept_with_thread(before, "incident")
+    hand_over(before, after, log)
     log.add(A, "finished", after=0)
 
     after.commit("0", log.last)
@@ -137,240 +189,414 @@ def test_removed_sink_is_logged_when_its_wave_ends(
     assert "sink hook is no longer configured, so it does not get the end of event" in caplog.text
 
 
-def test_who_takes_over_with_other_sinks_sends_what_waits_by_its_own_routes(tmp_path: Path) -> None:
-    log, one = Log(), Kept(tmp_path).outbox
-    log.add(A, "announced", after=0)
-    one.commit("0", log.last)
+def test_takeover_routes_waiting_deliveries_by_its_own_sinks(tmp_path: Path) -> None:
+    log = Log()
+    before = Kept(tmp_path).outbox
     routes = (
         Route(Match(resource_group=("other",)), ("others",)),
         Route(Match(resource_group=("rg",)), ("new",)),
     )
-    other = FleetOutbox(
-        Routing(routes, {"others": Terms(), "new": Terms()}), lambda: None, T0.timestamp
-    )
-    other.adopt("0", one.part("0", log.fold.event_keys()), 1.0)
-    assert [row.sink for row in other.exchange([], {"others": 1, "new": 1})] == ["new"]
+    after = outbox_with(routes, {"others": Terms(), "new": Terms()})
+    log.add(A, "announced", after=0)
+    before.commit("0", log.last)
+
+    hand_over(before, after, log)
+
+    deliveries = after.exchange([], {"others": 1, "new": 1})
+    assert [delivery.sink for delivery in deliveries] == ["new"]
 
 
-def test_one_snapshot_that_cannot_be_read_hides_no_other(
+# ---- snapshots
+
+
+def test_unreadable_snapshot_hides_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot_store, "EVERY", 0.0)
     log = Log()
     log.add(A, "announced")
-    good: Any = compressed(log.fold.snapshot(0.0))
+    readable = compressed(log.fold.snapshot(0.0))
 
     async def look() -> None:
         snapshots = FileSnapshots(tmp_path)
-        for name in ("0", "2"):
-            await snapshots.write(name, good, Position("", 0, 0.0))
+        await snapshots.write("0", readable, Position("", 0, 0.0))
         await snapshots.write("1", b"broken", Position("", 0, 0.0))
-        own = set[str]()
-        seen = Others(snapshots, own)
-        for _ in range(2):
-            await seen.look()
-            assert set(seen.found) == {"0", "2"}
-        await snapshots.write("1", good, Position("", 0, 0.0))
-        await seen.look()
-        assert set(seen.found) == {"0", "1", "2"}
-        own.add("0")  # it was taken since
-        assert set(seen.found) == {"1", "2"}
+        await snapshots.write("2", readable, Position("", 0, 0.0))
+        own_partitions: set[str] = set()
+        others = Others(snapshots, own_partitions)
+
+        await others.look()
+        assert set(others.found) == {"0", "2"}
+        await others.look()
+        assert set(others.found) == {"0", "2"}
+
+        await snapshots.write("1", readable, Position("", 0, 0.0))
+        await others.look()
+        assert set(others.found) == {"0", "1", "2"}
+
+        own_partitions.add("0")  # this instance has taken it since
+        assert set(others.found) == {"1", "2"}
 
     asyncio.run(look())
 
 
-class Slow(FileSnapshots):
-    """A store that is slow with the first partition, until the second one is written a
-    second time.
-    """
+class SlowSnapshots(FileSnapshots):
+    """Writes partition 0 for the second time only after partition 1 for the second time."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.writes: list[str] = []
-        self.second = asyncio.Event()
+        self.one_is_written_twice = asyncio.Event()
 
     async def write(self, partition: str, body: bytes, position: Position) -> None:
         self.writes.append(partition)
-        if self.writes.count(partition) == 2 and partition == "0":
-            await self.second.wait()
+        is_second = self.writes.count(partition) == 2
+        if is_second and partition == "0":
+            await self.one_is_written_twice.wait()
         await super().write(partition, body, position)
-        if self.writes.count(partition) == 2:
-            self.second.set()
+        if is_second:
+            self.one_is_written_twice.set()
 
 
-def test_before_partitions_are_let_go_their_snapshots_are_written_at_once(tmp_path: Path) -> None:
-    async def write() -> None:
-        kept = Kept(tmp_path, snapshots := Slow(tmp_path))
-        await asyncio.gather(*map(kept.keeper.take, ("0", "1")))
+def test_snapshots_are_written_concurrently_when_partitions_are_let_go(tmp_path: Path) -> None:
+    async def let_go() -> None:
+        snapshots = SlowSnapshots(tmp_path)
+        kept = Kept(tmp_path, snapshots)
+        await asyncio.gather(kept.keeper.take("0"), kept.keeper.take("1"))
         kept.parts.clock.hear(1000.0)
-        # what was written before the first record sets no time
+        # a snapshot that was written before the first record sets no time
         assert kept.parts.clock.now() < 2000.0
+
         await asyncio.wait_for(kept.keeper.let_go("0", "1"), 20)
+
         assert await snapshots.read("0")
 
-    asyncio.run(write())
+    asyncio.run(let_go())
 
 
-class Broken(FileSnapshots):
-    """Fails with ``error`` from the second writing on."""
+class BrokenSnapshots(FileSnapshots):
+    """Fails with an error from the second writing on."""
 
-    tried = 0
-    error: Exception = OSError()
+    def __init__(self, directory: Path, error: Exception) -> None:
+        super().__init__(directory)
+        self.error = error
+        self.writes = 0
 
     async def write(self, partition: str, body: bytes, position: Position) -> None:
-        self.tried += 1
-        if self.tried > 1:
+        self.writes += 1
+        if self.writes > 1:
             raise self.error
         await super().write(partition, body, position)
 
 
 @pytest.mark.parametrize(
     ("error", "part"),
-    [(OSError(errno.ENOSPC, "no space left"), "store"), (KeyError("nobody foresaw it"), "fold")],
+    [
+        pytest.param(OSError(errno.ENOSPC, "no space left"), "store", id="full disk"),
+        pytest.param(KeyError("nobody foresaw it"), "fold", id="defect"),
+    ],
 )
-def test_what_cannot_be_written_is_counted_and_said_tried_again_and_keeps_nothing_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, part: str
+def test_failing_snapshot_is_retried_and_delays_no_delivery(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    part: str,
 ) -> None:
     monkeypatch.setattr(keeper, "EVERY", 0.1)
-    monkeypatch.setattr(Broken, "error", error)
 
     async def write() -> None:
-        kept, log = Kept(tmp_path, Broken(tmp_path)), Log()
+        kept = Kept(tmp_path, BrokenSnapshots(tmp_path, error))
+        log = Log()
         log.fold = await kept.keeper.take("0")
         log.add(A, "announced", after=0)
         kept.outbox.commit("0", log.last)
+
         await asyncio.to_thread(eventually, lambda: kept.keeper.figures.errors[part] >= 2)
+
         assert str(error.args[-1]) in kept.keeper.trouble
         assert len(kept.outbox.exchange([], {"hook": 1})) == 1
 
     asyncio.run(write())
 
 
-def test_that_nothing_is_coming_is_said_where_each_partition_of_the_hub_is_known(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def look() -> None:
-        kept = Kept(tmp_path)
-        assert kept.config.fleet
-        consumer = Consumer(kept.config.fleet, kept.parts)
-        view = FleetView(
-            kept.config, consumer, kept.parts, Supervisor(make_orders(kept.config), kept.outbox)
-        )
-        consumer.connected, consumer.keeper.ends = True, {"0": -1, "1": -1, "2": -1}
-        monkeypatch.setattr(AgentClient, "ask", lambda *_: json.loads(json_line(view.fleet({}))))
-        for name, unread in (("0", 2), ("1", 1), ("2", 0)):
-            await consumer.keeper.take(name)
-            assert (
-                main(["events", "--fleet"])
-                == main(["events", "--fleet", "--json"])
-                == int(unread > 0)
-            )
-            out, err = capsys.readouterr()
-            assert err.count(
-                f": {unread} of the hub's 3 partitions could not be read yet\n"
-            ) == 2 * (unread > 0)
-            assert [
-                ("No event is scheduled" in said) for said in (out, view.page({}).decode())
-            ] == [not unread] * 2
-            assert view.calendar({}).status[:3] == ("503" if unread else "200")
-        only = view.page({"vm": "web_1"}).decode()
-        assert ("No event is scheduled" in only, "No event matches the filter." in only) == (
-            False,
-            True,
-        )
-        (log := Log()).fold, consumer.keeper.ends["3"] = consumer.keeper.partitions["0"].fold, -1
-        log.add(A, "announced")
-        assert "This may be outdated or incomplete: 1 of the hub" in view.page({}).decode()
-        consumer.connected = False
-        for part, text in (
-            ("hub", "an hour ago"),
-            ("store", "no container"),
-            ("history", "no disk"),
-        ):
-            consumer.keeper.failed(part, OSError(text))
-        assert view.ready().reasons == (
-            "the hub is not being read: the checkpoint store: OSError: no container",
-        )
-
-    asyncio.run(look())
-
-
-def test_without_an_inventory_nobody_of_an_earlier_one_is_missing(tmp_path: Path) -> None:
+def test_missing_vms_of_an_earlier_inventory_are_forgotten_without_one(tmp_path: Path) -> None:
     async def take() -> None:
-        kept, log = Kept(tmp_path), Log()
+        kept = Kept(tmp_path)
+        log = Log()
         log.beat(A)
         log.fold.missing.expect({"gone": ("gone", Place())}, log.now, 900.0)
-        await FileSnapshots(tmp_path).write(
-            "0", compressed(log.fold.snapshot(0.0)), Position("", 0, 0.0)
-        )
+        snapshot = compressed(log.fold.snapshot(0.0))
+        await FileSnapshots(tmp_path).write("0", snapshot, Position("", 0, 0.0))
+
         log.fold = await kept.keeper.take("0")
-        assert log.pass_time(2000, A) == []
+        log.pass_time(2000, A)
+
+        assert log.kinds == []
 
     asyncio.run(take())
 
 
-class Hung(History):
-    """A disk that hangs."""
+# ---- the view of a hub with three partitions
+
+
+class Viewed(Kept):
+    """An instance without a hub that has taken some of three partitions."""
+
+    def __init__(self, directory: Path, taken: int) -> None:
+        super().__init__(directory)
+        assert self.config.fleet is not None
+        self.consumer = Consumer(self.config.fleet, self.parts)
+        self.consumer.connected = True
+        self.consumer.keeper.ends = {"0": -1, "1": -1, "2": -1}
+        supervisor = Supervisor(make_orders(self.config), self.outbox)
+        self.view = FleetView(self.config, self.consumer, self.parts, supervisor)
+        asyncio.run(self._take(taken))
+
+    async def _take(self, count: int) -> None:
+        for number in range(count):
+            await self.consumer.keeper.take(str(number))
+
+    def page(self, **wanted: str) -> str:
+        return self.view.page(wanted).decode()
+
+
+def run_events_command(
+    viewed: Viewed,
+    monkeypatch: pytest.MonkeyPatch,
+    *options: str,
+) -> int:
+    """Run ``notbefore events --fleet`` and return its exit code."""
+    answer = json.loads(json_line(viewed.view.fleet({})))
+    monkeypatch.setattr(AgentClient, "ask", lambda *_: answer)
+    return main(["events", "--fleet", *options])
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
+@pytest.mark.parametrize("unread", [1, 2])
+def test_events_command_fails_when_partitions_are_unread(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    unread: int,
+    options: tuple[str, ...],
+) -> None:
+    viewed = Viewed(tmp_path, taken=3 - unread)
+
+    exit_code = run_events_command(viewed, monkeypatch, *options)
+
+    printed, errors = capsys.readouterr()
+    assert exit_code == 1
+    assert errors.count(f": {unread} of the hub's 3 partitions could not be read yet\n") == 1
+    assert "No event is scheduled" not in printed
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
+def test_events_command_succeeds_when_each_partition_is_read(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+) -> None:
+    exit_code = run_events_command(Viewed(tmp_path, 3), monkeypatch, *options)
+
+    assert exit_code == 0
+    assert "could not be read yet" not in capsys.readouterr().err
+
+
+def test_events_command_says_that_nothing_is_scheduled_when_each_partition_is_read(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_events_command(Viewed(tmp_path, 3), monkeypatch)
+
+    assert "No event is scheduled" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("taken", "is_complete"), [(1, False), (2, False), (3, True)])
+def test_page_says_that_nothing_is_scheduled_only_when_each_partition_is_read(
+    tmp_path: Path,
+    taken: int,
+    *,
+    is_complete: bool,
+) -> None:
+    page = Viewed(tmp_path, taken).page()
+
+    assert ("No event is scheduled" in page) is is_complete
+
+
+@pytest.mark.parametrize(("taken", "status"), [(1, "503"), (2, "503"), (3, "200")])
+def test_calendar_is_an_error_when_partitions_are_unread(
+    tmp_path: Path,
+    taken: int,
+    status: str,
+) -> None:
+    calendar = Viewed(tmp_path, taken).view.calendar({})
+
+    assert calendar.status.startswith(status)
+
+
+def test_filtered_page_says_that_nothing_matches(tmp_path: Path) -> None:
+    page = Viewed(tmp_path, 3).page(vm="web_1")
+
+    assert "No event is scheduled" not in page
+    assert "No event matches the filter." in page
+
+
+def test_page_with_events_says_that_it_may_be_incomplete(tmp_path: Path) -> None:
+    viewed = Viewed(tmp_path, 3)
+    viewed.consumer.keeper.ends["3"] = -1
+    log = Log()
+    log.fold = viewed.consumer.keeper.partitions["0"].fold
+
+    log.add(A, "announced")
+
+    assert "This may be outdated or incomplete: 1 of the hub" in viewed.page()
+
+
+def test_instance_is_not_ready_by_its_worst_trouble_when_disconnected(tmp_path: Path) -> None:
+    viewed = Viewed(tmp_path, 3)
+    viewed.consumer.connected = False
+
+    viewed.consumer.keeper.failed("hub", OSError("an hour ago"))
+    viewed.consumer.keeper.failed("store", OSError("no container"))
+    viewed.consumer.keeper.failed("history", OSError("no disk"))
+
+    assert viewed.view.ready().reasons == (
+        "the hub is not being read: the checkpoint store: OSError: no container",
+    )
+
+
+# ---- the history
+
+
+class HungHistory(History):
+    """A history whose disk hangs until it is released."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self.asked, self.over = threading.Event(), threading.Event()
+        self.is_writing = threading.Event()
+        self.is_released = threading.Event()
 
     def write(self, past: Sequence[PastEvent], now: float) -> None:
-        self.asked.set()
-        self.over.wait(60)
+        self.is_writing.set()
+        self.is_released.wait(60)
         super().write(past, now)
 
 
-def test_while_the_disk_of_the_history_hangs_so_many_events_wait_and_each_of_them_is_written(
+def end_events(log: Log, numbers: range) -> None:
+    """Announce and cancel an event of each of these numbers."""
+    for number in numbers:
+        log.add(A, "announced", f"E{number}", after=0.001)
+        log.add(A, "canceled", f"E{number}", after=0.001)
+
+
+def event_ids(past: Iterable[PastEvent]) -> list[str]:
+    return [event.event_id for event in past]
+
+
+def test_bounded_number_of_events_waits_for_a_hanging_history_and_is_written(
     tmp_path: Path,
 ) -> None:
     log = Log()
 
-    def end(numbers: range) -> None:
-        for number in numbers:
-            for kind in ("announced", "canceled"):
-                log.add(A, kind, f"E{number}", after=0.001)
-
     async def write() -> None:
-        kept = Kept(tmp_path, history=(hung := Hung(tmp_path)))
+        history = HungHistory(tmp_path)
+        kept = Kept(tmp_path, history=history)
         kept.keeper.ends = {"0": -1}
         log.fold = await kept.keeper.take("0")
-        end(range(2))
+
+        end_events(log, range(2))
         writing = asyncio.create_task(kept.keeper.write_history())
         try:
-            assert await asyncio.to_thread(hung.asked.wait, 20)
-            end(range(2, MAX_WAITING + 3))
+            assert await asyncio.to_thread(history.is_writing.wait, 20)
+            end_events(log, range(2, MAX_WAITING + 3))
             assert len(log.fold.state.past) == MAX_WAITING
         finally:
-            hung.over.set()
+            history.is_released.set()
             await writing
-        assert [one.event_id for one in log.fold.state.past] == [
-            f"E{number}" for number in range(2, MAX_WAITING)
-        ]
-        end(range(MAX_WAITING + 3, MAX_WAITING + 4))
+        assert event_ids(log.fold.state.past) == [f"E{number}" for number in range(2, MAX_WAITING)]
+
+        end_events(log, range(MAX_WAITING + 3, MAX_WAITING + 4))
         await kept.keeper.write_history()
-        found = [one.event_id for one in read_past(hung.past(0.0))]
-        assert found == [f"E{number}" for number in (*range(MAX_WAITING), MAX_WAITING + 3)]
+        written_numbers = [*range(MAX_WAITING), MAX_WAITING + 3]
+        written_ids = event_ids(read_past(history.past(0.0)))
+        assert written_ids == [f"E{number}" for number in written_numbers]
         assert log.fold.state.past == []
 
     asyncio.run(write())
 
 
-def test_time_goes_on_from_the_newest_record_and_a_late_one_does_not_set_it_back() -> None:
-    now = [10.0]
-    clock = HubClock(lambda: now[0])
-    assert abs(clock.now() - time.time()) < 60  # nothing is known yet
+# ---- the hub's clock
+
+
+class ManualClock:
+    """A monotonic clock that a test sets."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def read(self) -> float:
+        return self.seconds
+
+
+def test_hub_clock_is_that_of_the_machine_before_the_first_record() -> None:
+    clock = HubClock(ManualClock(10.0).read)
+
+    assert abs(clock.now() - time.time()) < 60
+
+
+def test_hub_clock_continues_from_the_newest_record() -> None:
+    monotonic = ManualClock(10.0)
+    clock = HubClock(monotonic.read)
+
     clock.hear(1000.0)
-    now[0] = 11.0
+    monotonic.seconds = 15.0
+
+    assert clock.now() == 1005.0
+
+
+def test_hub_clock_is_not_set_back_by_a_late_record() -> None:
+    monotonic = ManualClock(10.0)
+    clock = HubClock(monotonic.read)
+    clock.hear(1000.0)
+
+    monotonic.seconds = 11.0
     clock.hear(900.0)
     clock.advance_to(990.0)
-    now[0] = 15.0
+    monotonic.seconds = 15.0
+
     assert clock.now() == 1005.0
+
+
+def test_hub_clock_is_set_ahead_by_a_newer_record() -> None:
+    monotonic = ManualClock(10.0)
+    clock = HubClock(monotonic.read)
+    clock.hear(1000.0)
+    monotonic.seconds = 15.0
+
     clock.hear(1020.0)
+
     assert clock.now() == 1020.0
-    now[0] = 700.0
-    clock.advance_to(1050.0)  # a client that has just begun
-    assert clock.now() == 1705.0
-    clock.hear(1100.0)  # a clock of the hub that was set back is believed in the end
+
+
+def clock_after_a_pause() -> HubClock:
+    """Return a clock that heard nothing for 685 s, when a client has just begun."""
+    monotonic = ManualClock(15.0)
+    clock = HubClock(monotonic.read)
+    clock.hear(1020.0)
+    monotonic.seconds = 700.0
+    clock.advance_to(1050.0)
+    return clock
+
+
+def test_hub_clock_continues_when_a_client_begins() -> None:
+    assert clock_after_a_pause().now() == 1705.0
+
+
+def test_hub_clock_follows_a_hub_whose_clock_was_set_back() -> None:
+    clock = clock_after_a_pause()
+
+    clock.hear(1100.0)
+
     assert clock.now() == 1100.0
