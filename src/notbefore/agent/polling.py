@@ -136,8 +136,11 @@ class PollThread:
 
     def stop(self) -> None:
         """Stop polling and abort a request that is under way."""
-        with self._stop_lock:
-            self._stopped = True
+        # a poll that hangs while it is handled keeps the lock for ever
+        has_lock = self._stop_lock.acquire(timeout=STOP_PATIENCE)
+        self._stopped = True
+        if has_lock:
+            self._stop_lock.release()
         self._ended.put(None)
         self._client.abort()
         if self._thread.is_alive():  # it may never have been started
