@@ -1,1 +1,1 @@
-"""Parts of every always-on process: clocks, signals, standard output, systemd."""
+"""The parts of every always-on process: clocks, signals, standard output, systemd."""

@@ -12,11 +12,22 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any, Final, NoReturn, Self
 
+SIGHUP: Final[int | None] = getattr(signal, "SIGHUP", None)  # not on Windows
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+# not `select`: it takes no descriptor above 1,023, and the listener may have more connections.
+# Windows has no `poll`
+_Selector: Final = getattr(selectors, "PollSelector", selectors.SelectSelector)
+
 log = logging.getLogger("notbefore.process")
 
 
-def _not_reloaded() -> None:
+def _log_no_reload() -> None:
     log.warning("SIGHUP: the configuration is read only at the start: restart to use a new one")
+
+
+def _do_nothing(_number: int, _frame: object) -> None:
+    """Let Python write the number of the signal to the wake-up socket."""
 
 
 class MainThread:
@@ -25,23 +36,28 @@ class MainThread:
     SIGHUP calls ``on_hangup``, and ends it too.
     """
 
-    def __init__(self, on_hangup: Callable[[], None] = _not_reloaded) -> None:
+    def __init__(self, on_hangup: Callable[[], None] = _log_no_reload) -> None:
         self._on_hangup = on_hangup
-        taken = _STOPS if _SIGHUP is None else (*_STOPS, _SIGHUP)
-        # the number of the signal comes through the socket
-        self._handlers: dict[int, Any] = dict.fromkeys(taken, lambda *_: None)
+        self._other_handlers: dict[int, Any] = {}  # of the process, while this one is not entered
         self._reader, self._writer = socket.socketpair()
-        for end in (self._reader, self._writer):
-            end.settimeout(0)
+        self._reader.settimeout(0)
+        self._writer.settimeout(0)
 
     def __enter__(self) -> Self:
-        self._exchange_handlers()
-        self._wakeup_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        numbers: list[int] = [*STOP_SIGNALS]
+        if SIGHUP is not None:
+            numbers.append(SIGHUP)
+        for number in numbers:
+            self._other_handlers[number] = signal.signal(number, _do_nothing)
+        self._other_wakeup_fd = signal.set_wakeup_fd(
+            self._writer.fileno(), warn_on_full_buffer=False
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(self._wakeup_fd)
-        self._exchange_handlers()
+        signal.set_wakeup_fd(self._other_wakeup_fd)
+        for number, handler in self._other_handlers.items():
+            signal.signal(number, handler)
         self._reader.close()
         self._writer.close()
 
@@ -53,55 +69,49 @@ class MainThread:
     def wait(
         self, seconds: float, descriptors: Iterable[Any] = (), unsent: Collection[Any] = ()
     ) -> bool:
-        """Wait for a signal, for ``wake``, or until one of ``descriptors`` is readable, at most
-        ``seconds``.
+        """Wait for a signal or for ``wake``, at most ``seconds``.
 
-        A writable one of ``unsent`` ends it as well. Returns whether a signal asks the process to
-        stop.
+        A readable one of ``descriptors`` also ends the wait, and so does a writable one of
+        ``unsent``, if it is also among ``descriptors``. Returns whether a signal asks the process
+        to stop.
         """
-        if self._reader not in wait_for(seconds, [self._reader, *descriptors], unsent):
+        ready = wait_for(seconds, [self._reader, *descriptors], unsent)
+        if self._reader not in ready:
             return False
-        with suppress(BlockingIOError):
-            # many SIGHUPs are one, and none is before a signal to stop
-            numbers = {*self._reader.recv(4096)}
-            for number in numbers.intersection(_STOPS):
-                log.info("%s: stopping", signal.Signals(number).name)
-                return True
-            if _SIGHUP in numbers:
-                self._on_hangup()
-        return False
+        try:
+            numbers = set(self._reader.recv(4096))  # several SIGHUPs count as one
+        except BlockingIOError:
+            return False
 
-    def _exchange_handlers(self) -> None:
-        self._handlers = {
-            number: signal.signal(number, handler) for number, handler in self._handlers.items()
-        }
+        for number in numbers.intersection(STOP_SIGNALS):  # before SIGHUP
+            log.info("%s: stopping", signal.Signals(number).name)
+            return True
+        if SIGHUP in numbers:
+            self._on_hangup()
+        return False
 
 
 def wait_for(seconds: float, readers: Iterable[Any], unsent: Collection[Any] = ()) -> list[Any]:
-    """Wait until one of ``readers`` is readable, or writable if it is ``unsent``, at most
-    ``seconds``; return those.
+    """Return those of ``readers`` that are readable; wait for one, at most ``seconds``.
+
+    Those that are also in ``unsent`` may be writable instead.
     """
     with _Selector() as selector:
-        for one in readers:
-            selector.register(
-                one, selectors.EVENT_READ | (selectors.EVENT_WRITE if one in unsent else 0)
-            )
+        for reader in readers:
+            events = selectors.EVENT_READ
+            if reader in unsent:
+                events |= selectors.EVENT_WRITE
+            selector.register(reader, events)
         return [key.fileobj for key, _ in selector.select(seconds)]
 
 
 def exit_at_once(code: int) -> NoReturn:
-    """End the process while a disk hangs: a normal exit would close files, and SQLite would wait
-    for the disk.
+    """End the process while a disk hangs.
+
+    A normal exit would close files, and SQLite would wait for the disk.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
-
-
-_SIGHUP: Final[int | None] = getattr(signal, "SIGHUP", None)  # not on Windows
-_STOPS: Final = (signal.SIGTERM, signal.SIGINT)
-# not `select`: it takes no descriptor above 1,023, and the listener may have more connections.
-# Windows has no `poll`
-_Selector: Final = getattr(selectors, "PollSelector", selectors.SelectSelector)

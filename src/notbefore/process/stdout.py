@@ -1,8 +1,8 @@
-"""``StdoutWriter`` writes records to standard output in its own thread, so that nobody waits for a
-slow reader.
+"""``StdoutWriter`` writes records to standard output, in its own thread because a reader may be
+slow.
 
-A record is written after its step is on disk: what a killed agent has written to standard output,
-the next one knows, and does not report again. For a sick disk a record waits ``DISK_PATIENCE``, as
+A record is written after its step is on disk. So the agent after a killed one knows every record on
+standard output, and does not report it again. For a sick disk a record waits ``DISK_PATIENCE``, as
 deliveries do.
 """
 
@@ -46,18 +46,19 @@ class WaitingLine(Struct, frozen=True):
 class StdoutWriter:
     """Takes lines with ``write``, which never waits and never raises.
 
-    Without Python's buffers: their lock would hold the end of the process while nobody reads.
-
-    ``disk``: each line waits for the newest step at the time of its ``write``; without one, for
-    nothing.
+    It does not use ``sys.stdout``, whose lock would keep the process from ending while the reader
+    is slow. ``disk``: each line waits for the newest step at the time of its ``write``; without a
+    disk, lines wait for nothing.
     """
 
     def __init__(self, descriptor: int | None = None, disk: Disk | None = None) -> None:
-        self._descriptor = sys.stdout.fileno() if descriptor is None else descriptor
+        if descriptor is None:
+            descriptor = sys.stdout.fileno()
+        self._descriptor = descriptor
         self._disk = disk
         self._lines: queue.Queue[WaitingLine | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._write_lines, name="stdout", daemon=True)
-        self._missing = False  # the last line was left out, or could not be written
+        self._is_missing_lines = False  # the last line was left out, or could not be written
 
     def start(self) -> None:
         """Begin to write."""
@@ -72,7 +73,9 @@ class StdoutWriter:
 
     def write(self, line: bytes) -> None:
         """Queue a line."""
-        step = self._disk.step if self._disk is not None else 0
+        step = 0
+        if self._disk is not None:
+            step = self._disk.step
         until = time.monotonic() + DISK_PATIENCE
         try:
             self._lines.put_nowait(WaitingLine(line, step, until))
@@ -80,26 +83,37 @@ class StdoutWriter:
             self._warn("nobody reads it")
 
     def _write_lines(self) -> None:
-        left = b""  # of a line that could be written only in part: it comes before the next line
+        rest = b""  # of a line that could be written only in part: it comes before the next line
         while (waiting := self._lines.get()) is not None:
-            if self._disk is not None:
-                patience = max(0.0, waiting.until - time.monotonic())
-                self._disk.wait_step(waiting.step, patience)
-            line = waiting.line
-            left += line
-            # the agent goes on if the reader has closed the pipe
-            try:
-                while left:
-                    left = left[os.write(self._descriptor, left) :]
-            except OSError as error:
-                self._warn(str(error))
-                left = left[: -len(line)] if len(left) >= len(line) else left
-            else:
-                self._missing = False
+            self._wait_for_step(waiting)
+            rest = self._write_line(rest, waiting.line)
+
+    def _wait_for_step(self, waiting: WaitingLine) -> None:
+        if self._disk is not None:
+            patience = max(0.0, waiting.until - time.monotonic())
+            self._disk.wait_step(waiting.step, patience)
+
+    def _write_line(self, rest: bytes, line: bytes) -> bytes:
+        """Write the rest of an earlier line, and a line; return the rest of a line that was begun.
+
+        A line of which nothing was written is left out: the reader may have closed the pipe.
+        """
+        unwritten = rest + line
+        try:
+            while unwritten:
+                count = os.write(self._descriptor, unwritten)
+                unwritten = unwritten[count:]
+        except OSError as error:
+            self._warn(str(error))
+            if len(unwritten) >= len(line):  # nothing of this line was written
+                return unwritten.removesuffix(line)
+            return unwritten
+        self._is_missing_lines = False
+        return b""
 
     def _warn(self, why: str) -> None:
-        if not self._missing:
+        if not self._is_missing_lines:
             log.warning(
                 "standard output: %s: records are missing there, and kept in the history", why
             )
-        self._missing = True
+        self._is_missing_lines = True

@@ -1,16 +1,16 @@
 """``SystemdNotifier`` sends the agent's state to systemd, like ``sd_notify``: ready, reloading,
 stopping, alive.
 
-Without ``NOTIFY_SOCKET`` in the environment nothing is sent. Nothing here raises, or waits longer
+It sends nothing without ``NOTIFY_SOCKET`` in the environment. No method raises, or waits longer
 than a second.
 """
 
 import logging
+import math
 import os
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Final
 
 SEND_TIMEOUT: Final = 1.0  # seconds; systemd reads at once, unless it hangs
@@ -25,17 +25,17 @@ class SystemdNotifier:
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        given = environment.get("NOTIFY_SOCKET", "")
-        # ``@``: an abstract name
-        self._address = f"\0{given[1:]}" if given.startswith("@") else given
-        self._every = _watchdog_seconds(environment) / PINGS
-        self._pinged = time.monotonic()
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        if self._address.startswith("@"):  # an abstract name
+            self._address = "\0" + self._address.removeprefix("@")
+        self._ping_interval = _watchdog_seconds(environment) / PINGS
+        self._last_ping = time.monotonic()
         self._status = ""
 
     @property
     def patience(self) -> float:
         """Seconds until ``notify`` has to be called at the latest."""
-        return max(0.0, self._pinged + self._every - time.monotonic())
+        return max(0.0, self._last_ping + self._ping_interval - time.monotonic())
 
     def ready(self) -> None:
         """Report that the agent serves and its state is open; also sent after a reload."""
@@ -50,13 +50,13 @@ class SystemdNotifier:
         self._send("STOPPING=1\nSTATUS=stopping")
 
     def notify(self, status: str, *, alive: bool) -> None:
-        """Send the status if it has changed; ping the watchdog while ``alive``."""
+        """Send the status if it has changed; ping the watchdog while the agent is ``alive``."""
         status = " ".join(status.split())  # a line end would begin another assignment
         if status != self._status:
             self._status = status
             self._send(f"STATUS={status}")
         if self.patience <= 0:
-            self._pinged = time.monotonic()
+            self._last_ping = time.monotonic()
             if alive:
                 self._send("WATCHDOG=1")
 
@@ -76,8 +76,13 @@ def _watchdog_seconds(environment: Mapping[str, str]) -> float:
 
     Infinite without a watchdog.
     """
-    if environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid()):
-        with suppress(ValueError):
-            seconds = int(environment.get("WATCHDOG_USEC", "")) / 1_000_000
-            return seconds if seconds > 0 else float("inf")
-    return float("inf")
+    own_pid = str(os.getpid())
+    if environment.get("WATCHDOG_PID", own_pid) != own_pid:
+        return math.inf
+    try:
+        microseconds = int(environment.get("WATCHDOG_USEC", ""))
+    except ValueError:
+        return math.inf
+    if microseconds <= 0:
+        return math.inf
+    return microseconds / 1_000_000
