@@ -1,9 +1,9 @@
-"""Which deliveries a change causes, under which ids, and for how long they are worth sending."""
+"""The deliveries of a change: their sinks, ids, severities, reminders, fallbacks and expiry."""
 
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from notbefore.core.change import Approval, Change
 from notbefore.core.delivery import (
@@ -24,173 +24,324 @@ from support.azure import LEFT, ME, PEER, STARTED, at
 from support.azure import last_change as change
 
 VM = Vm(name=ME)
+OF_BOTH = {"Resources": [ME, PEER]}
+OF_ME = {"Resources": [ME]}
+OF_PEER = {"Resources": [PEER]}
+TO_CHAT = Route(sinks=("chat",))
 
 
-def made(one: Change, *routes: Route, vm: str = ME, **terms: Any) -> tuple[Delivery, ...]:
-    return deliveries(
-        one,
-        b"{}",
-        Routing(routes, {"chat": Terms(**terms), "hub": Terms(expire_on_end=False)}),
-        Vm(name=vm),
-    )
+def deliveries_of(
+    change: Change,
+    *routes: Route,
+    vm: str = ME,
+    **terms: Any,
+) -> tuple[Delivery, ...]:
+    """Return the deliveries to the sinks "chat", with these terms, and "hub"."""
+    sinks = {"chat": Terms(**terms), "hub": Terms(expire_on_end=False)}
+    return deliveries(change, b"{}", Routing(routes, sinks), Vm(name=vm))
 
 
-def test_without_routes_each_sink_gets_one() -> None:
-    chat, hub = made(change({}))
-    assert (chat.sink, chat.kind, chat.severity, chat.record) == (
-        "chat",
-        "announced",
-        "info",
-        b"{}",
-    )
-    assert chat.due == chat.created == change({}).time.timestamp()
-    assert (chat.expires_with_event, hub.expires_with_event) == (True, False)
+def ids(deliveries: tuple[Delivery, ...]) -> list[str]:
+    return [delivery.delivery_id for delivery in deliveries]
+
+
+def severities(deliveries: tuple[Delivery, ...]) -> list[str]:
+    return [delivery.severity for delivery in deliveries]
+
+
+# ---- one change
+
+
+def test_each_sink_gets_a_delivery_without_routes() -> None:
+    announced = change({})
+
+    chat, hub = deliveries_of(announced)
+
+    assert chat.sink == "chat"
+    assert hub.sink == "hub"
+    assert chat.kind == "announced"
+    assert chat.severity == "info"
+    assert chat.record == b"{}"
+
+
+def test_delivery_is_due_at_once_and_expires_in_a_day() -> None:
+    announced = change({})
+
+    chat, _ = deliveries_of(announced)
+
+    assert chat.created == announced.time.timestamp()
+    assert chat.due == chat.created
     assert chat.expires == chat.created + 86_400
 
 
-def test_an_id_is_the_same_on_every_vm_and_another_for_each_sink_and_step() -> None:
-    both = {"Resources": [ME, PEER]}
-    here, there = (made(change(both, vm=vm), vm=vm) for vm in (ME, PEER))
-    assert [one.delivery_id for one in here] == [one.delivery_id for one in there]
-    started = made(change(both, both | STARTED))
-    assert len({one.delivery_id for one in (*here, *started)}) == 4
+def test_delivery_expires_with_its_event_when_its_sink_says_so() -> None:
+    chat, hub = deliveries_of(change({}))
 
-
-def test_a_sink_of_states_gets_no_approvals() -> None:
-    approved = msgspec.structs.replace(
-        change({}), kind="approved", approval=Approval("users", "rule")
-    )
-    (hub,) = made(approved, approvals=False)
-    assert (hub.sink, hub.others) == ("hub", ())
-    assert (
-        made(approved, Route(sinks=("hub",), fallback=("chat",)), approvals=False)[0].fallback == ()
-    )
-    assert [one.expires_with_event for one in made(approved)] == [False, False]
+    assert chat.expires_with_event
+    assert not hub.expires_with_event
 
 
 @pytest.mark.parametrize(
     ("looks", "expires_with_event"),
     [
-        (({},), True),
-        (({}, {"Description": "x"}), True),
-        (({}, STARTED), False),
-        (({}, None), False),
+        pytest.param(({},), True, id="announced"),
+        pytest.param(({}, {"Description": "x"}), True, id="updated"),
+        pytest.param(({}, STARTED), False, id="started"),
+        pytest.param(({}, None), False, id="canceled"),
     ],
 )
-def test_what_leads_up_to_an_event_expires_when_it_ends(
-    looks: tuple[dict[str, Any] | None, ...], *, expires_with_event: bool
+def test_delivery_expires_with_its_event_before_the_start(
+    looks: tuple[dict[str, Any] | None, ...],
+    *,
+    expires_with_event: bool,
 ) -> None:
-    assert made(change(*looks))[0].expires_with_event == expires_with_event
+    chat, _ = deliveries_of(change(*looks))
+
+    assert chat.expires_with_event == expires_with_event
 
 
-@pytest.mark.parametrize("looks", [({"NotBefore": None},), ({}, STARTED), ({}, None), LEFT])
-def test_there_is_no_reminder_of_what_has_no_time_ahead(
+def test_delivery_id_is_the_same_on_every_vm() -> None:
+    mine = deliveries_of(change(OF_BOTH, vm=ME), vm=ME)
+    theirs = deliveries_of(change(OF_BOTH, vm=PEER), vm=PEER)
+
+    assert ids(mine) == ids(theirs)
+
+
+def test_delivery_id_differs_by_sink_and_step() -> None:
+    announced = deliveries_of(change(OF_BOTH))
+    started = deliveries_of(change(OF_BOTH, OF_BOTH | STARTED))
+
+    assert len({*ids(announced), *ids(started)}) == 4
+
+
+# ---- approvals
+
+APPROVED = replace(change({}), kind="approved", approval=Approval("users", "rule"))
+
+
+def test_sink_without_approvals_gets_none() -> None:
+    (hub,) = deliveries_of(APPROVED, approvals=False)
+
+    assert hub.sink == "hub"
+    assert hub.others == ()
+
+
+def test_sink_without_approvals_is_no_fallback_of_them() -> None:
+    to_hub = Route(sinks=("hub",), fallback=("chat",))
+
+    (hub,) = deliveries_of(APPROVED, to_hub, approvals=False)
+
+    assert hub.fallback == ()
+
+
+def test_approval_does_not_expire_with_its_event() -> None:
+    sent = deliveries_of(APPROVED)
+
+    assert [delivery.expires_with_event for delivery in sent] == [False, False]
+
+
+# ---- reminders
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        pytest.param(({"NotBefore": None},), id="no NotBefore"),
+        pytest.param(({}, STARTED), id="started"),
+        pytest.param(({}, None), id="canceled"),
+        pytest.param(LEFT, id="no longer of this VM"),
+    ],
+)
+def test_change_has_no_reminder_when_no_time_is_ahead(
     looks: tuple[dict[str, Any] | None, ...],
 ) -> None:
-    assert len(made(change(*looks), Route(sinks=("chat",), remind_before=(Duration("5m"),)))) == 1
+    reminded = replace(TO_CHAT, remind_before=(Duration("5m"),))
+
+    assert len(deliveries_of(change(*looks), reminded)) == 1
 
 
-def test_a_reminder_is_as_severe_as_the_event_is_by_then() -> None:
-    far = {"EventType": "Redeploy", "NotBefore": f"{at(86_400):%a, %d %b %Y %H:%M:%S GMT}"}
-    route = Route(sinks=("chat",), remind_before=(Duration("4h"), Duration("1h"), Duration("5m")))
-    assert [one.severity for one in made(change(far), route)] == [
-        "warning",
-        "warning",
-        "critical",
-        "critical",
-    ]
-    own = msgspec.structs.replace(route, severity="info")
-    assert {one.severity for one in made(change(far), own)} == {"info"}
+def test_event_of_another_vm_has_a_reminder_when_route_says_all() -> None:
+    to_all = replace(TO_CHAT, announce_by="all", remind_before=(Duration("5m"),))
+
+    sent = deliveries_of(change(*LEFT), to_all)
+
+    assert [delivery.kind for delivery in sent] == ["updated", "reminder"]
 
 
-def test_who_tells_of_all_is_reminded_of_what_left_this_vm() -> None:
-    route = Route(sinks=("chat",), announce_by="all", remind_before=(Duration("5m"),))
-    assert [one.kind for one in made(change(*LEFT), route)] == ["updated", "reminder"]
+FAR_REDEPLOY = {
+    "EventType": "Redeploy",
+    "NotBefore": f"{at(86_400):%a, %d %b %Y %H:%M:%S GMT}",
+}
+THREE_REMINDERS = (Duration("4h"), Duration("1h"), Duration("5m"))
 
 
-def test_there_may_be_several_reminders_each_with_its_time() -> None:
-    # the notice is 15 min
-    times = (
-        Duration("5m"),
-        Duration("10m"),
-        Duration("1h"),
-        Duration("600s"),
-    )
-    chat, *reminders = made(change({}), Route(sinks=("chat",), remind_before=times))
+def test_reminder_is_as_severe_as_the_event_when_it_is_due() -> None:
+    reminded = replace(TO_CHAT, remind_before=THREE_REMINDERS)
+
+    sent = deliveries_of(change(FAR_REDEPLOY), reminded)
+
+    assert severities(sent) == ["warning", "warning", "critical", "critical"]
+
+
+def test_reminder_has_the_severity_of_its_route() -> None:
+    reminded = replace(TO_CHAT, remind_before=THREE_REMINDERS, severity="info")
+
+    sent = deliveries_of(change(FAR_REDEPLOY), reminded)
+
+    assert severities(sent) == ["info"] * 4
+
+
+# the notice is 15 min: an hour before is too early, and 600 s is 10 min once more
+REMIND_BEFORE = (Duration("5m"), Duration("10m"), Duration("1h"), Duration("600s"))
+
+
+def test_reminders_are_due_before_not_before() -> None:
+    reminded = replace(TO_CHAT, remind_before=REMIND_BEFORE)
+
+    chat, first, second = deliveries_of(change({}), reminded)
+
     start = chat.not_before
-    found = [(one.kind, start - one.due, one.expires_with_event) for one in reminders]
-    assert found == [("reminder", 600, True), ("reminder", 300, True)]
-    assert [one.expires for one in reminders] == [reminders[1].due, start + REMINDER_GRACE]
-    # or if a sink is renamed
-    own = {one.delivery_id: delivery_id(one.change_id, "chat") for one in (chat, *reminders)}
-    assert (len(own), [*own]) == (3, [*own.values()])
-    assert {
-        one.others for one in made(change({}), Route(sinks=("chat", "hub"), remind_before=times))
-    } == {
-        ("chat",),
-        ("hub",),
-    }
+    assert first.kind == "reminder"
+    assert second.kind == "reminder"
+    assert start - first.due == 600
+    assert start - second.due == 300
 
 
-def test_who_is_still_affected_opens_the_alert_after_the_one_that_left_has_closed_it() -> None:
-    both, mine = {"Resources": [ME, PEER]}, {"Resources": [ME]}
-    update, chat = made(change(both, mine), Route(sinks=("chat", "hub")), keeps_incidents=True)
-    assert (update.due - update.created, chat.due - chat.created) == (SETTLING, 0.0)
-    (last,) = made(
-        change(both, {"Resources": [PEER]}), Route(sinks=("chat",)), keeps_incidents=True
-    )
-    (more,) = made(change(mine, both), Route(sinks=("chat",)), keeps_incidents=True)
-    assert last.due == last.created
-    assert more.due == more.created
+def test_reminder_expires_when_the_next_is_due() -> None:
+    reminded = replace(TO_CHAT, remind_before=REMIND_BEFORE)
+
+    chat, first, second = deliveries_of(change({}), reminded)
+
+    assert first.expires == second.due
+    assert second.expires == chat.not_before + REMINDER_GRACE
+    assert first.expires_with_event
+    assert second.expires_with_event
 
 
-def test_what_is_critical_has_a_fallback() -> None:
-    route = Route(sinks=("chat",), fallback=("hub", "chat"), fallback_after=Duration("30s"))
-    (critical,) = made(change({"EventType": "Reboot"}), route)
-    (info,) = made(change({}), route)
-    assert (critical.fallback, critical.fallback_at) == (("hub",), critical.created + 30)
-    # an end of it follows to whom its beginning was sent
-    assert (info.fallback, info.fallback_at) == (
-        ("hub",),
-        None,
-    )
+def test_reminders_have_ids_of_their_own() -> None:
+    reminded = replace(TO_CHAT, remind_before=REMIND_BEFORE)
+
+    sent = deliveries_of(change({}), reminded)
+
+    # an id can be computed again, when a sink is renamed
+    computed = [delivery_id(delivery.change_id, "chat") for delivery in sent]
+    assert ids(sent) == computed
+    assert len(set(computed)) == 3
 
 
-def test_a_sign_of_life_is_worth_nothing_once_the_next_one_is_due() -> None:
-    sign = heartbeat_delivery("hub", ME, b"{}", 1000.0, 300.0)
-    assert (sign.kind, sign.due, sign.expires, sign.severity) == (
-        "heartbeat",
-        1000.0,
-        1300.0,
-        "info",
-    )
-    assert sign.delivery_id != heartbeat_delivery("hub", ME, b"{}", 1300.0, 300.0).delivery_id
+def test_reminders_name_the_other_sinks() -> None:
+    reminded = Route(sinks=("chat", "hub"), remind_before=REMIND_BEFORE)
+
+    sent = deliveries_of(change({}), reminded)
+
+    assert {delivery.others for delivery in sent} == {("chat",), ("hub",)}
 
 
-def test_the_targets_of_a_record_are_those_that_the_routes_name_for_its_change() -> None:
-    of = change({})
-    line = record_of(of, VM).line()
-    routes = (
-        Route(match=Match(change=("announced",), scope=("self",)), sinks=("ops",)),
-        Route(sinks=("rest",)),
-    )
-    routes = (msgspec.structs.replace(routes[0], fallback=("ops", "rest")), routes[1])
-    assert targets_of(line, Routing(routes, {"ops": Terms(), "rest": Terms()}), VM) == Targets(
-        ("ops",), ("rest",)
-    )
-    assert targets_of(line, Routing(routes[1:], {"rest": Terms()}), VM) == Targets(("rest",))
-    assert targets_of(b"{}", Routing(routes, {}), VM) == Targets()
+# ---- incidents
 
 
-def test_a_fallback_that_has_the_change_by_its_own_route_is_not_given_it_twice() -> None:
+def test_affected_vm_reopens_incident_after_the_vm_that_left_has_closed_it() -> None:
+    to_both = Route(sinks=("chat", "hub"))
+
+    update, chat = deliveries_of(change(OF_BOTH, OF_ME), to_both, keeps_incidents=True)
+
+    assert update.due - update.created == SETTLING
+    assert chat.due - chat.created == 0.0
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(OF_BOTH, OF_PEER, id="this VM leaves"),
+        pytest.param(OF_ME, OF_BOTH, id="another VM joins"),
+    ],
+)
+def test_incident_is_updated_at_once_when_no_other_vm_closes_it(
+    before: dict[str, Any],
+    after: dict[str, Any],
+) -> None:
+    (update,) = deliveries_of(change(before, after), TO_CHAT, keeps_incidents=True)
+
+    assert update.due == update.created
+
+
+# ---- fallbacks
+
+WITH_FALLBACK = Route(
+    sinks=("chat",),
+    fallback=("hub", "chat"),
+    fallback_after=Duration("30s"),
+)
+
+
+def test_critical_delivery_has_a_fallback_after_some_time() -> None:
+    (critical,) = deliveries_of(change({"EventType": "Reboot"}), WITH_FALLBACK)
+
+    assert critical.fallback == ("hub",)
+    assert critical.fallback_at == critical.created + 30
+
+
+def test_other_delivery_has_no_time_of_its_fallback() -> None:
+    (info,) = deliveries_of(change({}), WITH_FALLBACK)
+
+    assert info.fallback == ("hub",)  # it may have got the beginning, and then gets the end
+    assert info.fallback_at is None
+
+
+def test_fallback_is_dropped_when_a_route_sends_it_the_change() -> None:
     routes = (
         Route(sinks=("chat",), fallback=("mail", "pager"), severity="critical", go_on=True),
         Route(sinks=("mail",)),
     )
-    made = deliveries(
-        change({}),
-        b"{}",
-        Routing(routes, {name: Terms() for name in ("chat", "mail", "pager")}),
-        VM,
-    )
-    assert {one.sink: one.fallback for one in made} == {"chat": ("pager",), "mail": ()}
+    sinks = {"chat": Terms(), "mail": Terms(), "pager": Terms()}
+
+    sent = deliveries(change({}), b"{}", Routing(routes, sinks), VM)
+
+    fallbacks = {delivery.sink: delivery.fallback for delivery in sent}
+    assert fallbacks == {"chat": ("pager",), "mail": ()}
+
+
+# ---- heartbeats
+
+
+def test_heartbeat_expires_when_the_next_is_due() -> None:
+    heartbeat = heartbeat_delivery("hub", ME, b"{}", 1000.0, 300.0)
+
+    assert heartbeat.kind == "heartbeat"
+    assert heartbeat.severity == "info"
+    assert heartbeat.due == 1000.0
+    assert heartbeat.expires == 1300.0
+
+
+def test_heartbeats_have_ids_of_their_own() -> None:
+    heartbeat = heartbeat_delivery("hub", ME, b"{}", 1000.0, 300.0)
+    following = heartbeat_delivery("hub", ME, b"{}", 1300.0, 300.0)
+
+    assert heartbeat.delivery_id != following.delivery_id
+
+
+# ---- the targets of a record
+
+TO_OPS = Route(
+    match=Match(change=("announced",), scope=("self",)),
+    sinks=("ops",),
+    fallback=("ops", "rest"),
+)
+TO_REST = Route(sinks=("rest",))
+
+
+def test_targets_of_a_record_are_those_of_its_change() -> None:
+    line = record_of(change({}), VM).line()
+    routing = Routing((TO_OPS, TO_REST), {"ops": Terms(), "rest": Terms()})
+
+    assert targets_of(line, routing, VM) == Targets(("ops",), ("rest",))
+
+
+def test_targets_of_a_record_are_those_of_the_next_route_without_the_first() -> None:
+    line = record_of(change({}), VM).line()
+
+    assert targets_of(line, Routing((TO_REST,), {"rest": Terms()}), VM) == Targets(("rest",))
+
+
+def test_targets_of_an_unreadable_record_are_none() -> None:
+    assert targets_of(b"{}", Routing((TO_OPS, TO_REST), {}), VM) == Targets()
