@@ -1,10 +1,11 @@
-"""What the main thread of an always-on process waits for."""
+"""``MainThread`` waits for signals, other threads and descriptors."""
 
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,55 +19,100 @@ ON_POSIX = pytest.mark.skipif(
 
 
 def wait(main: MainThread, *descriptors: socket.socket) -> bool:
-    """Wait for what is to end the wait; fails where nothing does."""
-    begun = time.monotonic()
-    stop = main.wait(LONG, descriptors)
-    assert time.monotonic() - begun < LONG
-    return stop
+    """Wait until something ends the wait, and fail when nothing does."""
+    started = time.monotonic()
+    is_to_stop = main.wait(LONG, descriptors)
+    assert time.monotonic() - started < LONG
+    return is_to_stop
 
 
-def test_another_thread_ends_the_wait_once_also_before_it_and_stops_nothing() -> None:
+def test_wait_ends_when_another_thread_wakes_it() -> None:
     with MainThread() as main:
         threading.Timer(0.05, main.wake).start()
-        assert not wait(main)
+
+        is_to_stop = wait(main)
+
+    assert not is_to_stop
+
+
+def test_wait_ends_once_when_woken_before_it() -> None:
+    with MainThread() as main:
         main.wake()
+
         assert not wait(main)
         assert not main.wait(0.0)
 
 
-def test_sigterm_and_sigint_ask_the_process_to_stop() -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        with MainThread() as main:
-            signal.raise_signal(number)
-            assert wait(main)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_asks_the_process_to_stop(number: signal.Signals) -> None:
+    with MainThread() as main:
+        signal.raise_signal(number)
+
+        is_to_stop = wait(main)
+
+    assert is_to_stop
+
+
+def raise_three_hangups() -> None:
+    for _ in range(3):
+        signal.raise_signal(signal.SIGHUP)
 
 
 @ON_POSIX
-def test_sighup_ends_the_wait_and_is_reported_in_the_main_thread() -> None:
+def test_sighup_ends_the_wait_and_stops_nothing() -> None:
+    with MainThread() as main:
+        raise_three_hangups()
+
+        is_to_stop = wait(main)
+
+    assert not is_to_stop
+
+
+@ON_POSIX
+def test_several_sighups_are_handled_once_in_the_main_thread() -> None:
     threads: list[threading.Thread] = []
-    for main in (MainThread(), MainThread(lambda: threads.append(threading.current_thread()))):
-        with main:
-            for _ in range(3):  # as one
-                signal.raise_signal(signal.SIGHUP)
-            assert not wait(main)
+
+    def note_thread() -> None:
+        threads.append(threading.current_thread())
+
+    with MainThread(note_thread) as main:
+        raise_three_hangups()
+
+        is_to_stop = wait(main)
+
+    assert not is_to_stop
     assert threads == [threading.main_thread()]
 
 
-@ON_POSIX
-def test_what_can_be_read_ends_the_wait_whatever_its_descriptor() -> None:
+@pytest.fixture
+def high_descriptor() -> Iterator[socket.socket]:
+    """A readable socket with a descriptor above 1,500, which ``select`` could not wait for."""
     import fcntl  # noqa: PLC0415 - Windows has none
     import resource  # noqa: PLC0415 - as above
 
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (2_048, limits[1]))
     reader, writer = socket.socketpair()
-    with (
-        reader,
-        writer,
-        socket.socket(fileno=fcntl.fcntl(reader, fcntl.F_DUPFD, 1_500)) as high,
-        MainThread() as main,
-    ):
-        writer.send(b".")
-        assert not wait(main, high)
-        orders.wait(LONG, orders.Channel(high))
+    with reader, writer:
+        descriptor = fcntl.fcntl(reader, fcntl.F_DUPFD, 1_500)
+        with socket.socket(fileno=descriptor) as high:
+            writer.send(b".")
+            yield high
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@ON_POSIX
+def test_wait_ends_when_a_high_descriptor_is_readable(high_descriptor: socket.socket) -> None:
+    with MainThread() as main:
+        is_to_stop = wait(main, high_descriptor)
+
+    assert not is_to_stop
+
+
+@ON_POSIX
+def test_channel_waits_for_a_high_descriptor(high_descriptor: socket.socket) -> None:
+    started = time.monotonic()
+
+    orders.wait(LONG, orders.Channel(high_descriptor))
+
+    assert time.monotonic() - started < LONG

@@ -1,4 +1,4 @@
-"""Records go to standard output in a thread of their own."""
+"""``StdoutWriter`` writes records to standard output in a thread of its own."""
 
 import os
 import sys
@@ -12,43 +12,56 @@ from support.agent import eventually
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a pipe of Windows takes a line or none of it")
-def test_what_waits_is_written_before_it_stops_and_each_line_in_full(
+def test_waiting_lines_are_written_in_full_before_the_stop(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     reading, writing = os.pipe()
-    # so that it takes a part of a line, as when the process is paused meanwhile
+    # the pipe takes a part of a line, as when the process is paused meanwhile
     os.set_blocking(writing, False)
-    teller = StdoutWriter(writing)
-    teller.write(b"x" * 100_000 + b"\n")
-    teller.start()
+    writer = StdoutWriter(writing)
+    writer.write(b"x" * 100_000 + b"\n")
+    writer.start()
     eventually(lambda: "temporarily unavailable" in caplog.text)
-    got = os.read(reading, 100_000)
-    teller.write(b"the next one\n")
-    teller.stop(20)
-    assert got + os.read(reading, 100_000) == b"x" * 100_000 + b"\nthe next one\n"
+    written = os.read(reading, 100_000)
+    writer.write(b"the next one\n")
+
+    writer.stop(20)
+
+    written += os.read(reading, 100_000)
+    assert written == b"x" * 100_000 + b"\nthe next one\n"
 
 
-def test_too_much_is_left_out_and_said_once(
+def test_lines_above_the_bound_are_dropped_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("notbefore.process.stdout.MAX_WAITING", 2)
-    teller = StdoutWriter(1)
+    writer = StdoutWriter(1)
+
     for number in range(5):
-        teller.write(b"%d\n" % number)
+        writer.write(b"%d\n" % number)
+
     assert caplog.text.count("standard output: nobody reads it") == 1
-    teller.stop(0)  # it was never started: nothing to wait for
 
 
-def test_a_pipe_that_is_gone_does_not_end_it_and_is_said_once(
+def test_writer_stops_at_once_when_it_was_not_started() -> None:
+    writer = StdoutWriter(1)
+    writer.write(b"lost\n")
+
+    writer.stop(0)
+
+
+def test_closed_pipe_is_logged_once_and_does_not_end_the_writer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    teller = StdoutWriter(writing)
-    teller.start()
-    teller.write(b"lost\n")
-    teller.write(b"lost as well\n")
-    teller.stop(20)
+    writer = StdoutWriter(writing)
+    writer.start()
+
+    writer.write(b"lost\n")
+    writer.write(b"lost too\n")
+    writer.stop(20)
+
     assert caplog.text.count("records are missing there") == 1
 
 

@@ -1,12 +1,12 @@
-"""What people read: spans, tables, log lines."""
+"""Texts that people read: spans, tables, log lines."""
 
 import json
 import logging
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from notbefore.commands.approve import describe
 from notbefore.commands.events import show_events
@@ -16,10 +16,13 @@ from notbefore.core.change import Scope
 from notbefore.core.clock import Instant
 from notbefore.core.document import Event
 from notbefore.core.duration import countdown, span
+from notbefore.core.record import Record
 from notbefore.core.tracked import PendingEvent, TrackedEvent
 from notbefore.logs import LogFormatter, set_up
 from support.azure import at
 from support.fleet_records import report, vm
+
+# ---- times
 
 
 @pytest.mark.parametrize(
@@ -35,7 +38,7 @@ from support.fleet_records import report, vm
         (-90, "-1m30s"),
     ],
 )
-def test_spans_are_written_for_people(seconds: float | None, text: str) -> None:
+def test_span_has_two_units(seconds: float | None, text: str) -> None:
     assert span(seconds) == text
 
 
@@ -52,9 +55,7 @@ def test_spans_are_written_for_people(seconds: float | None, text: str) -> None:
         (-180, "3 min ago"),
     ],
 )
-def test_a_countdown_says_how_long_it_is_to_a_time_or_how_long_ago_it_was(
-    seconds: float, text: str
-) -> None:
+def test_countdown_says_in_which_time_or_how_long_ago(seconds: float, text: str) -> None:
     assert countdown(at(seconds), at(0)) == text
 
 
@@ -62,28 +63,35 @@ def test_a_countdown_says_how_long_it_is_to_a_time_or_how_long_ago_it_was(
     ("left", "text"),
     [(None, "-"), (845, "in 14m05s"), (29.6, "in 30s"), (-0.2, "0s ago"), (-43, "43s ago")],
 )
-def test_how_far_not_before_is_has_no_sign_that_must_be_interpreted(
-    left: float | None, text: str
-) -> None:
+def test_time_to_not_before_has_words_and_no_sign(left: float | None, text: str) -> None:
     assert due(left) == text
 
 
-def answer(**fields: Any) -> dict[str, Any]:
-    """What ``/api/v1/events`` says."""
+# ---- the table of events
+
+
+def events_answer(**fields: Any) -> dict[str, Any]:
+    """Return an answer of ``/api/v1/events``."""
     return {"unreadable": 0, "silence": "", "events": [], **fields}
 
 
-LISTED = dict.fromkeys(("event_id", "event_type", "event_status", "scope", "event_source"), "x") | {
-    **dict.fromkeys(("not_before", "seconds_to_not_before", "expected_duration_seconds")),
+LISTED = {
+    "event_id": "x",
+    "event_type": "x",
+    "event_status": "x",
+    "scope": "x",
+    "event_source": "x",
+    "not_before": None,
+    "seconds_to_not_before": None,
+    "expected_duration_seconds": None,
     "resources": ["r"],
 }
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "beginning"),
     [
         ({}, "Nothing is scheduled."),
-        ({"silence": "IMDS has given no valid answer yet"}, ""),
         (
             {"silence": "old", "unreadable": 1},
             "1 listed events cannot be read: the agent's log says why.",
@@ -95,53 +103,106 @@ LISTED = dict.fromkeys(("event_id", "event_type", "event_status", "scope", "even
         ({"events": [LISTED]}, "EVENT ID"),
     ],
 )
-def test_that_nothing_is_scheduled_is_said_only_where_it_is_known(
-    fields: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    show_events(answer(**fields))
-    shown = capsys.readouterr().out
-    assert shown.startswith(said)
-    assert bool(shown) == bool(said)
-
-
-def test_the_history_says_in_words_why_an_ending_or_an_approval_is_reported(
+def test_events_are_shown_as_far_as_they_are_known(
+    fields: dict[str, Any],
+    beginning: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    seen = report(vm("vm_0"), "finished", reason="gone_after_start")
-    accepted = {
-        "change": "approved",
-        "reason": "accepted",
-        "approval_rule": "drained",
-        "approval_by": "rule",
-    }
-    too_late = {
-        "change": "approval_failed",
-        "reason": "too_late",
-        "approval_rule": "operator",
-        "approval_by": "ann",
-    }
-    records = [
-        seen,
-        *(msgspec.structs.replace(seen, **changed) for changed in (accepted, too_late)),
-    ]
-    show_history([record.flat() for record in records])
-    said = [
-        line.partition(seen.event_id)[2].strip()
-        for line in capsys.readouterr().out.splitlines()[1:]
-    ]
-    assert said == [
-        "it was Started, and is no longer listed",
-        "Azure accepted it (rule drained)",
-        "NotBefore comes first (by hand, ann)",
-    ]
+    show_events(events_answer(**fields))
+
+    assert capsys.readouterr().out.startswith(beginning)
 
 
-def test_a_name_cannot_move_the_cursor_of_the_terminal_that_shows_it(
+def test_events_are_not_claimed_to_be_none_when_imds_is_silent(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    show_events(answer(events=[LISTED | {"event_type": "a\x1b[2Jb\n"}]))
-    shown = capsys.readouterr().out
-    assert ("\x1b" in shown, shown.count("\n")) == (False, 2)
+    show_events(events_answer(silence="IMDS has given no valid answer yet"))
+
+    assert capsys.readouterr().out == ""
+
+
+def test_table_shows_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    show_events(events_answer(events=[LISTED | {"event_type": "a\x1b[2Jb\n"}]))
+
+    table = capsys.readouterr().out
+    assert "\x1b" not in table
+    assert table.count("\n") == 2
+
+
+# ---- the history
+
+FINISHED = report(vm("vm_0"), "finished", reason="gone_after_start")
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        pytest.param(FINISHED, "it was Started, and is no longer listed", id="end"),
+        pytest.param(
+            replace(
+                FINISHED,
+                change="approved",
+                reason="accepted",
+                approval_rule="drained",
+                approval_by="rule",
+            ),
+            "Azure accepted it (rule drained)",
+            id="approved by rule",
+        ),
+        pytest.param(
+            replace(
+                FINISHED,
+                change="approval_failed",
+                reason="too_late",
+                approval_rule="operator",
+                approval_by="ann",
+            ),
+            "NotBefore comes first (by hand, ann)",
+            id="approval failed",
+        ),
+    ],
+)
+def test_history_says_why_a_change_is_reported(
+    record: Record,
+    reason: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show_history([record.flat()])
+
+    _, line = capsys.readouterr().out.splitlines()
+    assert line.partition(record.event_id)[2].strip() == reason
+
+
+# ---- approval
+
+
+@pytest.mark.parametrize(
+    ("resources", "scope", "ending"),
+    [
+        (["a"], "self", "for this VM: a."),
+        (["a"], "peer", "for ANOTHER VM: a."),
+        (["a", "b"], "self", "for all 2 VMs: a, b."),
+        (["a", "b"], "peer", "for all 2 VMs: a, b, and this VM is none of them."),
+        ([], "unknown", "for VMs that Azure does not name."),
+    ],
+)
+def test_approval_by_hand_shows_which_vms_an_event_affects(
+    resources: list[str],
+    scope: Scope,
+    ending: str,
+) -> None:
+    moment = datetime(2026, 3, 1, tzinfo=UTC)
+    event = Event("E-1", "Freeze", "Scheduled", resources=tuple(resources), duration=5)
+    tracked = TrackedEvent(event, scope, Instant(moment), beginning_seen=True)
+
+    description = describe(PendingEvent.of(tracked, moment))
+
+    is_of_one_vm = len(resources) == 1
+    assert description.splitlines()[-1].endswith(ending)
+    assert ("The VM is" in description) == is_of_one_vm
+
+
+# ---- the log
 
 
 def log_record(**fields: object) -> logging.LogRecord:
@@ -156,9 +217,12 @@ def log_record(**fields: object) -> logging.LogRecord:
     )
 
 
-def test_a_log_line_holds_its_exception() -> None:
+def test_json_log_line_holds_its_exception() -> None:
     error = RuntimeError("broken")
-    line = LogFormatter(as_json=True).format(log_record(exc_info=(RuntimeError, error, None)))
+    record = log_record(exc_info=(RuntimeError, error, None))
+
+    line = LogFormatter(as_json=True).format(record)
+
     assert "\n" not in line
     assert "RuntimeError: broken" in json.loads(line)["exception"]
 
@@ -166,60 +230,62 @@ def test_a_log_line_holds_its_exception() -> None:
 FORGED = "vm_0\n12:00:00 WARNING approved (accepted)\x1b[2J\u202etxt\x85\u2028end"
 
 
-def test_text_log_stays_on_one_line_and_hides_secrets() -> None:
-    said = f"{FORGED} s3cret"
-    formatter = LogFormatter(lambda text: text.replace("s3cret", "***"))
-    failed = (RuntimeError, RuntimeError(said), None)
-    record = log_record(created=1_800_000_000.0, levelname="WARNING", args=(said,), exc_info=failed)
-    first, *others = formatter.format(record).splitlines()
-    time, level, *_ = first.split()
-    assert (datetime.fromisoformat(time), level) == (
-        datetime.fromtimestamp(1_800_000_000, UTC),
-        "WARNING",
+def hide(text: str) -> str:
+    return text.replace("s3cret", "***")
+
+
+def forged_record() -> logging.LogRecord:
+    """Return a record whose message and exception hold a forged line and a secret."""
+    text = f"{FORGED} s3cret"
+    return log_record(
+        created=1_800_000_000.0,
+        levelname="WARNING",
+        args=(text,),
+        exc_info=(RuntimeError, RuntimeError(text), None),
     )
+
+
+def test_text_log_line_begins_with_time_and_level() -> None:
+    time, level, *_ = LogFormatter(hide).format(forged_record()).split()
+
+    assert datetime.fromisoformat(time) == datetime.fromtimestamp(1_800_000_000, UTC)
+    assert level == "WARNING"
+
+
+def test_text_log_stays_on_one_line_when_message_is_forged() -> None:
+    first, *exception = LogFormatter(hide).format(forged_record()).splitlines()
+
     assert r"vm_0\u000a12:00:00 WARNING" in first
     assert first.isprintable()
-    assert others
-    assert all(line.startswith("  | ") and line.isprintable() for line in others), (
-        "none may be one of the log"
-    )
-    assert [text.count("***") for text in (first, "".join(others))] == [1, 1]
-    assert "s3cret" not in "".join((first, *others))
+    assert exception
+    for line in exception:
+        assert line.startswith("  | ")  # it cannot be taken for a line of the log
+        assert line.isprintable()
+
+
+def test_text_log_hides_secrets() -> None:
+    text = LogFormatter(hide).format(forged_record())
+
+    first, *exception = text.splitlines()
+    assert first.count("***") == 1
+    assert "".join(exception).count("***") == 1
+    assert "s3cret" not in text
 
 
 @pytest.mark.usefixtures("log_as_before")
-@pytest.mark.parametrize(
-    ("form", "json_expected"), [("json", True), ("auto", True), ("text", False)]
-)
-def test_the_form_of_the_log_is_as_configured(
-    form: str, capsys: pytest.CaptureFixture[str], *, json_expected: bool
+@pytest.mark.parametrize(("form", "is_json"), [("json", True), ("auto", True), ("text", False)])
+def test_log_has_the_configured_form_and_level(
+    form: str,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    is_json: bool,
 ) -> None:
     set_up(form, "warning")  # type: ignore[arg-type]  # one of the three
+
     logging.getLogger("notbefore.test").warning("hello")
     logging.getLogger("notbefore.test").info("not this")
-    said = capsys.readouterr().err
-    assert said.startswith("{") == json_expected
-    assert "hello" in said
-    assert "not this" not in said
 
-
-@pytest.mark.parametrize(
-    ("resources", "scope", "said"),
-    [
-        (["a"], "self", "for this VM: a."),
-        (["a"], "peer", "for ANOTHER VM: a."),
-        (["a", "b"], "self", "for all 2 VMs: a, b."),
-        (["a", "b"], "peer", "for all 2 VMs: a, b, and this VM is none of them."),
-        ([], "unknown", "for VMs that Azure does not name."),
-    ],
-)
-def test_whoever_approves_is_shown_whose_event_it_is(
-    resources: list[str], scope: Scope, said: str
-) -> None:
-    moment = datetime(2026, 3, 1, tzinfo=UTC)
-    event = Event("E-1", "Freeze", "Scheduled", resources=tuple(resources), duration=5)
-    listed = PendingEvent.of(
-        TrackedEvent(event, scope, Instant(moment), beginning_seen=True), moment
-    )
-    assert describe(listed).splitlines()[-1].endswith(said)
-    assert ("The VM is" in describe(listed)) == (len(resources) == 1), "several VMs are not one"
+    text = capsys.readouterr().err
+    assert text.startswith("{") == is_json
+    assert "hello" in text
+    assert "not this" not in text
