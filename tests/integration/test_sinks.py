@@ -59,6 +59,15 @@ def test_a_webhook_gets_the_record_signed_and_the_delivery_id(peer: HttpPeer) ->
     )
 
 
+def test_webhook_sends_the_delivery_id_as_idempotency_key(peer: HttpPeer) -> None:
+    announced = message()
+
+    sent(webhook(peer), announced)
+
+    (request,) = peer.requests
+    assert request.headers["Idempotency-Key"] == f'"{announced.delivery_id}"'
+
+
 def test_a_webhook_over_tls_with_both_sides_known(authority: trustme.CA, tmp_path: Path) -> None:
     ca_file, certificate = tmp_path / "ca.pem", tmp_path / "client.pem"
     authority.cert_pem.write_to_path(ca_file)

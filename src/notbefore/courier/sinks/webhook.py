@@ -1,6 +1,7 @@
 """POST of the record as JSON, signed if a secret is configured.
 
 ``X-Notbefore-Delivery-Id`` is the same from every VM that sends the delivery, and for each attempt.
+``Idempotency-Key``, the header of the IETF's draft, has the same value.
 ``X-Notbefore-Signature: t=<Unix seconds>,v1=<hex>``: HMAC-SHA256, keyed with the secret, over
 ``<t>.`` and the body.
 """
@@ -52,6 +53,7 @@ class Sink(HttpSink):
         headers = self._headers | {
             "Content-Type": "application/json",
             "X-Notbefore-Delivery-Id": message.delivery_id,
+            "Idempotency-Key": f'"{message.delivery_id}"',  # a string of RFC 8941, hence the quotes
         }
         if self._secret is not None:
             headers["X-Notbefore-Signature"] = sign(self._secret, body, int(time.time()))
