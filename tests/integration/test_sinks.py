@@ -65,7 +65,7 @@ def test_webhook_sends_the_delivery_id_as_idempotency_key(peer: HttpPeer) -> Non
     sent(webhook(peer), announced)
 
     (request,) = peer.requests
-    assert request.headers["Idempotency-Key"] == f'"{announced.delivery_id}"'
+    assert request.headers["idempotency-key"] == f'"{announced.delivery_id}"'
 
 
 def test_a_webhook_over_tls_with_both_sides_known(authority: trustme.CA, tmp_path: Path) -> None:
