@@ -27,7 +27,7 @@ RECIPE: Final = (
     .parents[2]
     .joinpath("docs/approval.md")
     .read_text(encoding="utf-8")
-    .partition("## When all")[2]
+    .partition("## Approve when all VMs are prepared")[2]
 )
 
 (SCRIPT,) = re.findall(r"```sh\n(.*?)```", RECIPE, re.DOTALL)
