@@ -1,6 +1,4 @@
-"""constraints.txt: one version and its hashes for everything that is installed, and what of it each
-extra needs.
-"""
+"""constraints.txt pins one version, with hashes, of each package, and says which extra needs it."""
 
 import re
 import runpy
@@ -13,61 +11,91 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-
-
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-ASKED = {"agent": PROJECT["project"]["dependencies"], **PROJECT["project"]["optional-dependencies"]}
+REQUIREMENTS = {
+    "agent": PROJECT["project"]["dependencies"],
+    **PROJECT["project"]["optional-dependencies"],
+}
 part = runpy.run_path(str(ROOT / "tools" / "pins.py"))["part"]
 
 
 def pinned(*groups: str) -> dict[str, str]:
-    found = re.findall(r"(?m)^([\w.-]+)==([^\s;\\]+)", part(TEXT, set(groups)))
-    return {canonicalize_name(name): version for name, version in found}
+    """Return the pinned version of each package that these groups need."""
+    pins = re.findall(r"(?m)^([\w.-]+)==([^\s;\\]+)", part(TEXT, set(groups)))
+    return {canonicalize_name(name): version for name, version in pins}
 
 
-@pytest.mark.parametrize("group", ASKED)
-def test_what_a_group_asks_for_is_pinned_to_a_version_that_it_allows(group: str) -> None:
+@pytest.mark.parametrize("group", REQUIREMENTS)
+def test_requirements_of_a_group_are_pinned_to_versions_that_they_allow(group: str) -> None:
     pins = pinned(group)
-    for line in ASKED[group]:
-        wanted = Requirement(line)
-        if wanted.name == PROJECT["project"]["name"]:  # what another extra asks for
+
+    for line in REQUIREMENTS[group]:
+        requirement = Requirement(line)
+        if requirement.name == PROJECT["project"]["name"]:  # the requirements of another extra
             continue
-        version = pins.get(canonicalize_name(wanted.name), "none")
-        fits = version != "none" and wanted.specifier.contains(version, prereleases=True)
+        version = pins.get(canonicalize_name(requirement.name))
+        assert version is not None, f"{line}: not pinned: run tools/pins.py"
+        fits = requirement.specifier.contains(version, prereleases=True)
         assert fits, f"{line}: {version} is pinned: run tools/pins.py"
-    assert set(PROJECT["build-system"]["requires"]) <= set(ASKED["build"])
 
 
-def test_every_package_has_hashes_and_nothing_says_where_it_comes_from() -> None:
-    blocks = re.findall(r"(?m)^[\w.-]+==.*\n(?: .*\n)*", TEXT)
-    assert len(blocks) > 100
-    for block in blocks:
-        assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", block), block
+def test_requirements_of_the_build_are_pinned() -> None:
+    assert set(PROJECT["build-system"]["requires"]) <= set(REQUIREMENTS["build"])
+
+
+def test_each_package_has_hashes() -> None:
+    packages = re.findall(r"(?m)^[\w.-]+==.*\n(?: .*\n)*", TEXT)
+
+    assert len(packages) > 100
+    for package in packages:
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", package), package
+
+
+def test_constraints_name_no_source_of_packages() -> None:
     assert not re.search(r"//|@|\b(index|find-links)\b", TEXT)
 
 
-def test_an_agent_alone_needs_little_and_what_an_extra_adds_is_added() -> None:
-    assert {"msgspec", "waitress", "requests"} <= pinned("agent").keys()
-    assert not {"apprise", "pytest", "opentelemetry-sdk"} & pinned("agent").keys()
-    assert {"apprise", "waitress"} <= pinned("agent", "apprise").keys()
+def test_agent_needs_few_packages() -> None:
+    packages = pinned("agent").keys()
+
+    assert packages >= {"msgspec", "waitress", "requests"}
+    assert not packages & {"apprise", "pytest", "opentelemetry-sdk"}
 
 
-@pytest.mark.parametrize("place", ["Makefile", ".ci/run", "Dockerfile", ".github/workflows"])
-def test_what_is_installed_is_installed_by_hash(place: str) -> None:
+def test_extra_adds_its_packages_to_those_of_the_agent() -> None:
+    assert pinned("agent", "apprise").keys() >= {"apprise", "waitress"}
+
+
+def text_of_place(place: str) -> str:
+    """Return the text of a file or of all workflows, with continued lines joined."""
     path = ROOT / place
     files = sorted(path.glob("*.yml")) if path.is_dir() else [path]
-    text = "\n".join(file.read_text(encoding="utf-8") for file in files).replace("\\\n", " ")
-    groups = {
-        name
-        for found in re.findall(r"pins.py --for \"?([\w,$(){}-]+)", text)
-        for name in found.split(",")
-    }
-    assert groups - {"${EXTRAS}"} <= ASKED.keys()
+    text = "\n".join(file.read_text(encoding="utf-8") for file in files)
+    return text.replace("\\\n", " ")
+
+
+PLACES = pytest.mark.parametrize(
+    "place", ["Makefile", ".ci/run", "Dockerfile", ".github/workflows"]
+)
+
+
+@PLACES
+def test_groups_to_install_exist(place: str) -> None:
+    groups: set[str] = set()
+    for names in re.findall(r"pins.py --for \"?([\w,$(){}-]+)", text_of_place(place)):
+        groups.update(names.split(","))
+
+    assert groups - {"${EXTRAS}"} <= REQUIREMENTS.keys()
+
+
+@PLACES
+def test_packages_are_installed_by_hash(place: str) -> None:
     installs = [
         line
-        for line in text.splitlines()
+        for line in text_of_place(place).splitlines()
         if re.search(r"(pip|PIP\)?)\S* .*(install|--requirement|--editable)", line)
     ]
+
     assert installs
     for line in installs:
         assert "--require-hashes" in line or "--no-deps" in line or "PIP     =" in line, line

@@ -1,4 +1,4 @@
-"""The JSON Schema that the package ships holds for every record, and says what is in it."""
+"""The JSON Schema that the package ships describes every record."""
 
 import json
 import re
@@ -21,7 +21,7 @@ from support.messages import VM
 SCHEMA = json.loads(files("notbefore.core").joinpath("record.v1.json").read_text(encoding="utf-8"))
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA, format_checker=jsonschema.FormatChecker())
 
-listed = st.fixed_dictionaries(
+RANDOM_ITEMS = st.fixed_dictionaries(
     {
         "EventId": st.sampled_from(["a", "b"]),
         "EventStatus": st.sampled_from(["Scheduled", "Started", "Pondered"]),
@@ -35,23 +35,23 @@ listed = st.fixed_dictionaries(
         "EventSource": st.sampled_from([None, "User"]),
     }
 )
-
-
 TAGGED = replace(
-    VM, tags={"Team": "payments", "odd \u202e": "x" * 600}, record_tags=("team", "odd \u202e")
+    VM,
+    tags={"Team": "payments", "odd \u202e": "x" * 600},
+    record_tags=("team", "odd \u202e"),
 )
 
 
 @given(
-    st.lists(st.lists(listed, max_size=3), max_size=6),
+    st.lists(st.lists(RANDOM_ITEMS, max_size=3), max_size=6),
     st.sampled_from([None, VM, TAGGED, Vm(name=ME)]),
 )
-def test_every_record_is_as_the_schema_says(
-    documents: list[list[dict[str, Any]]], vm: Vm | None
-) -> None:
+def test_every_record_is_valid(documents: list[list[dict[str, Any]]], vm: Vm | None) -> None:
     story = Story()
+
     for second, items in enumerate(documents):
-        story.sees(second, *(item(**fields) for fields in items))
+        story.sees(second, *[item(**fields) for fields in items])
+
     for change in story.changes:
         VALIDATOR.validate(json.loads(record_of(change, vm).line()))
 
@@ -65,34 +65,49 @@ def test_every_record_is_as_the_schema_says(
         {"azure.tag.": "no name"},
     ],
 )
-def test_the_schema_refuses_what_is_no_record(damage: dict[str, Any]) -> None:
-    change = Story().sees(0, item()).last
-    with pytest.raises(jsonschema.ValidationError):
-        VALIDATOR.validate(record_of(change, VM).flat() | damage)
-
-
-def test_the_schema_is_named_in_the_envelope() -> None:
-    assert SCHEMA["$id"] == DATA_SCHEMA
+def test_schema_refuses_a_damaged_record(damage: dict[str, Any]) -> None:
     record = record_of(Story().sees(0, item()).last, VM)
+
+    with pytest.raises(jsonschema.ValidationError):
+        VALIDATOR.validate(record.flat() | damage)
+
+
+def test_envelope_names_the_schema() -> None:
+    record = record_of(Story().sees(0, item()).last, VM)
+
+    assert SCHEMA["$id"] == DATA_SCHEMA
     assert cloud_event(record, "d", {})["dataschema"] == DATA_SCHEMA
 
 
-def test_a_heartbeat_says_who_is_watched_and_how_much_is_pending() -> None:
+def test_heartbeat_has_the_vm_and_the_number_of_pending_events() -> None:
     heartbeat = heartbeat_of(VM, ("a", "b", "c"), "1.2.3", T0, 300.0)
+
     values = heartbeat.flat()
-    envelope = cloud_event(heartbeat, "d", values)
-    assert (envelope["type"], envelope["id"], envelope["source"]) == (
-        "notbefore.heartbeat.v1",
-        "d",
-        VM.resource_id,
-    )
-    assert (values["host.name"], values["azure.scheduled_events.pending"]) == (ME, 3)
-    assert "dataschema" not in envelope
+
+    assert values["host.name"] == ME
+    assert values["azure.scheduled_events.pending"] == 3
+
+
+def test_heartbeat_has_no_vm_when_it_is_unknown() -> None:
     assert "host.name" not in heartbeat_of(None, (), "1", T0).flat()
 
 
-def test_the_queries_for_azure_monitor_ask_for_what_is_there() -> None:
+def test_envelope_of_a_heartbeat_has_a_type_and_no_schema() -> None:
+    heartbeat = heartbeat_of(VM, ("a", "b", "c"), "1.2.3", T0, 300.0)
+
+    envelope = cloud_event(heartbeat, "d", heartbeat.flat())
+
+    assert envelope["type"] == "notbefore.heartbeat.v1"
+    assert envelope["id"] == "d"
+    assert envelope["source"] == VM.resource_id
+    assert "dataschema" not in envelope
+
+
+def test_queries_for_azure_monitor_use_fields_of_the_schema() -> None:
     document = Path(__file__).parents[2] / "docs" / "azure-monitor.md"
-    asked = set(re.findall(r'(?:r|Properties)\["([^"]+)"\]', document.read_text(encoding="utf-8")))
-    assert len(asked) > 12
-    assert asked - SCHEMA["properties"].keys() == set()
+    text = document.read_text(encoding="utf-8")
+
+    fields = set(re.findall(r'(?:r|Properties)\["([^"]+)"\]', text))
+
+    assert len(fields) > 12
+    assert fields - SCHEMA["properties"].keys() == set()

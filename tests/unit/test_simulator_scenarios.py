@@ -1,4 +1,4 @@
-"""The scenarios: their order, their timing, what cancels them, and that an agent can read them."""
+"""The scenarios of the simulator: their order, timing, cancellation, and documents."""
 
 import time
 
@@ -13,96 +13,128 @@ from support.azure import ID, body
 
 BEGUN = 1_800_000_000.0
 
-names = st.sampled_from(sorted(SCENARIOS))
-with_notice = sorted(name for name, scenario in SCENARIOS.items() if scenario.notice)
+NAMES = st.sampled_from(sorted(SCENARIOS))
+SCENARIOS_WITH_NOTICE = sorted(name for name, scenario in SCENARIOS.items() if scenario.notice)
 
 
 def play(name: str, *, speed: float = 1.0, approved: float | None = None, **words: bool) -> Play:
+    """Return a play of a scenario, which is approved so many seconds after its beginning."""
     vms = ("WestNO_0", "WestNO_1")
-    return Play(
-        SCENARIOS[name], ID, vms, BEGUN, speed, **words, approved=approved and BEGUN + approved
-    )
+    approved_at = None if approved is None else BEGUN + approved
+    return Play(SCENARIOS[name], ID, vms, BEGUN, speed, **words, approved=approved_at)
 
 
 def status(played: Play, seconds: float) -> str | None:
     return played.status(BEGUN + seconds)
 
 
-@pytest.mark.parametrize("name", with_notice)
-def test_an_event_is_scheduled_for_its_notice_then_started_then_gone_or_canceled_half_way(
-    name: str,
-) -> None:
-    notice, played, canceled = SCENARIOS[name].notice, play(name), play(name, cancel=True)
+@pytest.mark.parametrize("name", SCENARIOS_WITH_NOTICE)
+def test_event_is_scheduled_for_its_notice_then_started_then_gone(name: str) -> None:
+    notice = SCENARIOS[name].notice
     end = notice + SCENARIOS[name].started
-    moments = (0.0, notice - 0.1, notice, end - 0.1, end)
-    assert [status(played, seconds) for seconds in moments] == [
-        "Scheduled",
-        "Scheduled",
-        "Started",
-        "Started",
-        None,
-    ]
-    moments = (0.0, notice / 2 - 0.1, notice / 2, notice, end)
-    assert [status(canceled, seconds) for seconds in moments] == [
-        "Scheduled",
-        "Scheduled",
-        None,
-        None,
-        None,
-    ]
+
+    played = play(name)
+
+    assert status(played, 0.0) == "Scheduled"
+    assert status(played, notice - 0.1) == "Scheduled"
+    assert status(played, notice) == "Started"
+    assert status(played, end - 0.1) == "Started"
+    assert status(played, end) is None
+
+
+@pytest.mark.parametrize("name", SCENARIOS_WITH_NOTICE)
+def test_canceled_event_is_gone_after_half_its_notice(name: str) -> None:
+    notice = SCENARIOS[name].notice
+    end = notice + SCENARIOS[name].started
+
+    played = play(name, cancel=True)
+
+    assert status(played, 0.0) == "Scheduled"
+    assert status(played, notice / 2 - 0.1) == "Scheduled"
+    assert status(played, notice / 2) is None
+    assert status(played, notice) is None
+    assert status(played, end) is None
 
 
 @pytest.mark.parametrize(("cancel", "approved"), [(False, 100.0), (True, 60.0)])
-def test_an_approved_event_starts_soon_also_if_it_was_to_be_canceled_and_is_started_for_its_time(
+def test_approved_event_starts_soon_although_it_was_to_be_canceled(
     approved: float, *, cancel: bool
 ) -> None:
-    played, begins = play("user-reboot", cancel=cancel, approved=approved), approved + 2
-    end = begins + SCENARIOS["user-reboot"].started
-    seen = [status(played, seconds) for seconds in (begins - 1, begins, end - 0.1, end)]
-    assert seen == ["Scheduled", "Started", "Started", None]
+    start = approved + 2
+    end = start + SCENARIOS["user-reboot"].started
+
+    played = play("user-reboot", cancel=cancel, approved=approved)
+
+    assert status(played, start - 1) == "Scheduled"
+    assert status(played, start) == "Started"
+    assert status(played, end - 0.1) == "Started"
+    assert status(played, end) is None
+
+
+STEPS = {"Scheduled": 0, "Started": 1, None: 2}
 
 
 @given(
-    names,
+    NAMES,
     st.sampled_from([1.0, 7.0, 60.0, 600.0]),
     st.booleans(),
     st.none() | st.floats(0.1, 3600),
 )
-def test_no_life_goes_backwards_whatever_is_ordered(
-    name: str, speed: float, cancel: bool, approved: float | None
+def test_status_never_goes_back(
+    name: str,
+    speed: float,
+    cancel: bool,
+    approved: float | None,
 ) -> None:
     played = play(name, speed=speed, cancel=cancel, approved=approved)
-    order = {"Scheduled": 0, "Started": 1, None: 2}
-    seen = [order[status(played, second / speed)] for second in range(0, 7200, 13)]
-    # an approval is known from the moment it is given: before it, nothing has been decided
-    since = [
-        state
-        for index, state in enumerate(seen)
-        if approved is None or index * 13 / speed >= approved
-    ]
-    assert since == sorted(since)
+
+    steps = []
+    for second in range(0, 7200, 13):
+        seconds = second / speed
+        # an approval counts from the moment at which it is given
+        if approved is None or seconds >= approved:
+            steps.append(STEPS[status(played, seconds)])
+    assert steps == sorted(steps)
     assert status(played, 7200 + (approved or 0)) is None
 
 
-@given(names, st.floats(0, 3000))
-def test_the_agent_reads_every_document_without_a_flaw(name: str, seconds: float) -> None:
-    item = play(name).item(BEGUN + seconds)
-    document = parse(body(*filter(None, [item])))
+@given(NAMES, st.floats(0, 3000))
+def test_document_of_a_scenario_is_read_without_a_flaw(name: str, seconds: float) -> None:
+    listed = play(name).item(BEGUN + seconds)
+    items = [] if listed is None else [listed]
+
+    document = parse(body(*items))
+
     assert not document.flaws
-    assert [event.resources for event in document.events] == [("WestNO_0", "WestNO_1")] * (
-        item is not None
-    )
+    assert [event.resources for event in document.events] == [("WestNO_0", "WestNO_1")] * len(items)
 
 
-def test_ended_event_raises_the_incarnation_and_accepts_approval(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def ended_event(monkeypatch: pytest.MonkeyPatch) -> tuple[SimulatorState, str, int]:
+    """A simulator whose event has ended, the event's id, and the incarnation before the end."""
     state = SimulatorState(["WestNO_0"], 1.0)
     event_id = state.start("hardware-failure")
-    before = msgspec.json.decode(state.body())["DocumentIncarnation"]
-    over = {"DocumentIncarnation": before + 1, "Events": []}
-    later = time.time() + 3600
-    monkeypatch.setattr(time, "time", lambda: later)
-    assert msgspec.json.decode(state.body()) == over
+    incarnation = msgspec.json.decode(state.body())["DocumentIncarnation"]
+    an_hour_later = time.time() + 3600
+    monkeypatch.setattr(time, "time", lambda: an_hour_later)
+    return state, event_id, incarnation
+
+
+def test_ended_event_raises_the_incarnation(ended_event: tuple[SimulatorState, str, int]) -> None:
+    state, _, incarnation = ended_event
+
+    assert msgspec.json.decode(state.body()) == {
+        "DocumentIncarnation": incarnation + 1,
+        "Events": [],
+    }
+
+
+def test_ended_event_accepts_approval_without_effect(
+    ended_event: tuple[SimulatorState, str, int],
+) -> None:
+    state, event_id, _ = ended_event
+    before = state.body()
+
     assert state.approve([event_id])
-    assert msgspec.json.decode(state.body()) == over
+
+    assert msgspec.json.decode(state.body()) == msgspec.json.decode(before)
