@@ -18,7 +18,7 @@ from notbefore.commands.main import parsed
 from notbefore.config.load import load
 from notbefore.config.model import default_state_dir
 from notbefore.courier.supervisor import STOP_SECONDS
-from notbefore.fleet.instance import STOP_PATIENCE
+from notbefore.fleet.instance import HAND_OVER_PATIENCE
 from support.agent import run
 from support.needs import needs
 
@@ -131,7 +131,7 @@ def test_the_units_have_one_sandbox_and_give_courier_and_partitions_their_time()
     agent, fleet = (dict(re.findall(r"(?m)^(\w+)=(.*)", text)) for text in texts)
     assert agent["KillMode"] == fleet["KillMode"] == "mixed", "each ends its courier itself"
     assert int(agent["TimeoutStopSec"]) > STOP_SECONDS + 5
-    assert int(fleet["TimeoutStopSec"]) > STOP_PATIENCE + STOP_SECONDS + 5
+    assert int(fleet["TimeoutStopSec"]) > HAND_OVER_PATIENCE + STOP_SECONDS + 5
     assert default_state_dir() == Path("/var/lib") / agent["StateDirectory"]
     options = parsed(fleet["ExecStart"].split()[1:])
     assert options.listen != load(None, {}, {}).server.listen, (

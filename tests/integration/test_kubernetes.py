@@ -21,7 +21,7 @@ from integration.test_deployment import BIN, CONFIG, ROOT, relabeled
 from notbefore.config.load import load
 from notbefore.config.model import default_state_dir
 from notbefore.courier.supervisor import STOP_SECONDS
-from notbefore.fleet.instance import STOP_PATIENCE
+from notbefore.fleet.instance import HAND_OVER_PATIENCE
 from notbefore.simulator.server import Simulator
 from support.agent import eventually, free_port, run
 from support.needs import needs
@@ -381,7 +381,7 @@ def test_the_pods_have_what_they_need_and_no_more(name: str) -> None:
         True,
         False,
     )
-    to_hand_over = STOP_PATIENCE if name == "notbefore-fleet" else 0
+    to_hand_over = HAND_OVER_PATIENCE if name == "notbefore-fleet" else 0
     assert pod["terminationGracePeriodSeconds"] > to_hand_over + STOP_SECONDS + 5
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounted["state"] == str(default_state_dir())

@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # most agents send no pings and export nothing
     from notbefore.agent.pings import Pings
     from notbefore.otlp.exporter import Exporter
 
-STOP_PATIENCE: Final = 1.0  # seconds for a thread to end; what it has not committed by then is lost
+FLUSH_PATIENCE: Final = 1.0  # seconds to write the last records, and to send the last metrics
 IDLE_INTERVAL: Final = 10.0  # seconds between two notes that the agent runs
 ALERT_INTERVAL: Final = 1.0  # the same while an event may start soon
 
@@ -240,7 +240,7 @@ class Agent:
             self._supervisor.tick()  # the last changes are still to be delivered
         self._supervisor.stop(self._main.wait)
         self._restart_exporter(None)
-        self._stdout.stop(STOP_PATIENCE)  # a line may wait as long for a sick disk
+        self._stdout.stop(FLUSH_PATIENCE)  # a line may wait as long for a sick disk
 
         self._server.stop()
         self._store.close()
@@ -280,7 +280,7 @@ class Agent:
         """Replace the exporter with the one that ``otlp`` configures; ``None``: do not export."""
         if self._exporter is not None:
             self._state.remove_listener(self._exporter)
-            self._exporter.stop(STOP_PATIENCE)
+            self._exporter.stop(FLUSH_PATIENCE)
             self._exporter = None
         if otlp is None:
             return

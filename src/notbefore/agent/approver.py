@@ -23,7 +23,7 @@ from notbefore.agent.control_socket import ControlReply, ControlRequest
 from notbefore.agent.freeze import longest_between
 from notbefore.agent.runtime import Published, Runtime
 from notbefore.agent.state import AgentSnapshot, AgentState, identity, name_of
-from notbefore.agent.thread_guard import ThreadGuard
+from notbefore.agent.thread_guard import THREAD_PATIENCE, ThreadGuard
 from notbefore.core.approval import (
     ApprovalAttempt,
     Decision,
@@ -42,7 +42,6 @@ from notbefore.imds.client import PREVIEW, ImdsClient, events_path
 SHORT_WAIT: Final = 0.5  # seconds to the next decision while a due one waits for IMDS or the disk
 LONG_WAIT: Final = 60.0  # seconds to the next decision if nothing happens
 OPERATOR_PATIENCE: Final = 45.0  # seconds after which an operator's request is no longer begun
-STOP_PATIENCE: Final = 0.5  # seconds for the thread to end
 CONFIRM_TIMEOUT: Final = 5.0  # seconds for IMDS's answer right before a start request
 PAUSE: Final = 5.0  # seconds after an unusable answer
 UNNAMED: Final = "it names no VM; `notbefore approve --without-resources` approves it all the same"
@@ -169,7 +168,7 @@ class Approver:
         self._stop.set()
         self._woken.set()
         if self._thread.ident is not None:
-            self._thread.join(STOP_PATIENCE)
+            self._thread.join(THREAD_PATIENCE)
 
     def _listed(self) -> ListedEvents:
         return ListedEvents(self._state.snapshot, self._state.instant())

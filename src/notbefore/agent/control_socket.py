@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from notbefore.agent.operations import Reply, Request, answer
+from notbefore.agent.thread_guard import THREAD_PATIENCE
 from notbefore.core.tracked import PendingEvent
 from notbefore.errors import NotBeforeError
 from notbefore.store.lock import PRIVATE
@@ -33,7 +34,6 @@ MAX_REASON: Final = 500  # characters
 MAX_USER: Final = 64  # characters
 # seconds for a whole request to arrive, and for its reply to be taken: the next client waits
 CLIENT_SECONDS: Final = 5.0
-STOP_PATIENCE: Final = 0.5  # seconds for the socket to be removed: the disk may hang
 ANSWER_SECONDS: Final = 60.0
 
 T = TypeVar("T")
@@ -117,7 +117,7 @@ class ControlSocket:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
-            self._thread.join(STOP_PATIENCE)
+            self._thread.join(THREAD_PATIENCE)
 
     def _listen(self) -> socket.socket:
         # an existing file was left by a killed agent: the directory's lock allows only one agent

@@ -15,14 +15,13 @@ from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 from notbefore import __version__
-from notbefore.agent.thread_guard import ThreadGuard
+from notbefore.agent.thread_guard import THREAD_PATIENCE, ThreadGuard
 from notbefore.agent.view import PingStatus
 from notbefore.config.model import HeartbeatConfig
 from notbefore.errors import ConfigError, SendError
 from notbefore.net.http import Http
 
 PING_TIMEOUT: Final = 10.0  # seconds
-STOP_PATIENCE: Final = 0.5  # seconds for the thread to end
 HEADERS: Final = {"Content-Type": "text/plain; charset=utf-8"}
 
 log = logging.getLogger("notbefore.agent.pings")
@@ -48,9 +47,9 @@ class Pings:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; do not wait for a ping under way beyond ``STOP_PATIENCE``."""
+        """End the thread; do not wait for a ping under way beyond ``THREAD_PATIENCE``."""
         self._stop.set()
-        self._thread.join(STOP_PATIENCE)
+        self._thread.join(THREAD_PATIENCE)
 
     def _run(self) -> None:
         while not self._stop.is_set():

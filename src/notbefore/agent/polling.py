@@ -14,7 +14,7 @@ from typing import Final
 
 from notbefore.agent.freeze import longest_between
 from notbefore.agent.runtime import Published, Runtime
-from notbefore.agent.thread_guard import ThreadGuard
+from notbefore.agent.thread_guard import THREAD_PATIENCE, ThreadGuard
 from notbefore.agent.tracker import Poll, Tracker
 from notbefore.core.document import ENDPOINT
 from notbefore.core.duration import back_off
@@ -42,7 +42,6 @@ SILENCE: Final = 60.0  # the same after an answer; the search delays polls
 SEARCH_PAUSE: Final = 30.0  # seconds
 SLOWER: Final = 3.0  # the next answer may take so many times as long as the last one
 NEWEST_RETRY: Final = 86_400.0  # seconds after the endpoint did not know the newest api-version
-STOP_PATIENCE: Final = 0.5  # seconds for the thread to end
 
 log = logging.getLogger("notbefore.agent.polling")
 
@@ -137,14 +136,14 @@ class PollThread:
     def stop(self) -> None:
         """Stop polling and abort a request that is under way."""
         # a poll that hangs while it is handled keeps the lock for ever
-        has_lock = self._stop_lock.acquire(timeout=STOP_PATIENCE)
+        has_lock = self._stop_lock.acquire(timeout=THREAD_PATIENCE)
         self._stopped = True
         if has_lock:
             self._stop_lock.release()
         self._ended.put(None)
         self._client.abort()
         if self._thread.is_alive():  # it may never have been started
-            self._thread.join(STOP_PATIENCE)
+            self._thread.join(THREAD_PATIENCE)
         self._client.close()
 
     @property

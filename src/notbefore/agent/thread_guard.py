@@ -11,6 +11,8 @@ from typing import Final, TypeVar
 
 # failures of the same work without a success between them, after which the process ends
 MAX_IN_A_ROW: Final = 10
+# seconds that the end of the process waits for a thread: it may be using a disk that hangs
+THREAD_PATIENCE: Final = 0.5
 
 T = TypeVar("T")
 

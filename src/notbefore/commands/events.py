@@ -38,8 +38,8 @@ WAVES_HEAD: Final = (
     "EVENT ID",
     "NAMES",
 )
-MAX_SHOWN: Final = 5  # names of affected VMs in a row
-MAX_NAMES: Final = 20  # of silent VMs in a line
+NAMES_IN_WAVE: Final = 5  # of VMs, in a row of the table
+SILENT_NAMES: Final = 20  # of silent or missing VMs, in a line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,7 +114,7 @@ def show_waves(answer: dict[str, Any]) -> None:
     for what in ("silent", "missing"):
         if names := answer[what]:
             vms = "VM is" if len(names) == 1 else "VMs are"
-            said.append(f"{len(names)} {vms} {what}: {some_of(names, MAX_NAMES)}")
+            said.append(f"{len(names)} {vms} {what}: {some_of(names, SILENT_NAMES)}")
     sys.stdout.writelines(f"{escaped(text)}\n" for text in said)
     table(WAVES_HEAD, [_wave(wave) for wave in waves])
 
@@ -131,5 +131,5 @@ def _wave(wave: dict[str, Any]) -> tuple[str, ...]:
         wave["region"] or "-",
         wave["group"] or "-",
         wave["event_id"],
-        some_of(wave["vms"], MAX_SHOWN),
+        some_of(wave["vms"], NAMES_IN_WAVE),
     )

@@ -24,7 +24,7 @@ from notbefore.wording.phrases import REASONS
 from notbefore.wording.sentences import approval_result
 
 NEWEST: Final = 100  # changes that are shown
-MAX_NAMES: Final = 3  # in a row; `--json` has all of them
+NAMES_IN_CHANGE: Final = 3  # of VMs, in a row of the table; `--json` has all of them
 HEAD: Final = (
     *(
         "TIME",
@@ -128,7 +128,7 @@ def _row(change: Record) -> tuple[str, ...]:
         change.event_type,
         change.scope,
         *map(span, measured),
-        some_of(change.resources, MAX_NAMES),
+        some_of(change.resources, NAMES_IN_CHANGE),
         change.event_id,
         approval_result(change) or REASONS.get(change.reason, ""),
     )

@@ -42,7 +42,9 @@ LINGER: Final = 10.0  # seconds without work after which a courier leaves
 # for the attempts under way when it is to leave; the next courier sends the rest again
 LEAVE_SECONDS: Final = 2.0
 STOP_SECONDS: Final = 10.0  # to send what is due before the agent ends
-LONGEST_PAUSE: Final = 60.0  # seconds between starts of couriers that end unexpectedly
+# seconds between the starts of couriers that end unexpectedly
+FIRST_PAUSE: Final = 1.0
+LONGEST_PAUSE: Final = 60.0
 
 log = logging.getLogger("notbefore.courier.supervisor")
 
@@ -339,6 +341,6 @@ class Supervisor:
             )
             self.trouble = f"{replaced}{why}: notifications wait"
             log.error("%s", self.trouble)
-        pause = back_off(self._failures, 1.0, LONGEST_PAUSE) if self._failures else 0.0
+        pause = back_off(self._failures, FIRST_PAUSE, LONGEST_PAUSE) if self._failures else 0.0
         self._failures += 1
         self._not_before = time.monotonic() + pause

@@ -31,7 +31,7 @@ from notbefore.store.lock import OwnerLock
 from notbefore.web.server import HttpServer
 
 # seconds for the consumer to write its snapshots and let go of its partitions
-STOP_PATIENCE: Final = 20.0
+HAND_OVER_PATIENCE: Final = 20.0
 
 log = logging.getLogger("notbefore.fleet")
 
@@ -125,7 +125,7 @@ class FleetInstance:
         self._supervisor.stop(self._main.wait)
         self._consumer.stop()
         if self._thread.is_alive():
-            self._thread.join(STOP_PATIENCE)
+            self._thread.join(HAND_OVER_PATIENCE)
         self._stdout.stop(1.0)
         self._server.stop()
         self._lock.release()

@@ -32,7 +32,7 @@ MATCHERS: Final = (
 )
 FILTERS: Final = (*MATCHERS, "status")  # parameters of a request
 OF_EVENTS: Final = ("event_type", "status")  # the filters that VMs do not have
-MAX_NAMES: Final = 20  # of VMs in a calendar entry
+NAMES_IN_CALENDAR: Final = 20  # of VMs, in one entry
 
 # up to 74 octets, by RFC 5545; the octet after them begins a character
 PART_OF_LINE: Final = re.compile(rb".{1,74}(?![\x80-\xbf])")
@@ -308,7 +308,7 @@ def _entry(wave: ShownWave, not_before: datetime, now: datetime) -> list[str]:
         summary += f" in {wave.group}"
     summary += ", not before this time"
 
-    description = [f"VMs: {some_of(wave.vms_to_come, MAX_NAMES)}"]
+    description = [f"VMs: {some_of(wave.vms_to_come, NAMES_IN_CALENDAR)}"]
     for name, value in wave.tags.items():
         description.append(f"{name}: {value}")
     if wave.description:

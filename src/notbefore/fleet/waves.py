@@ -45,7 +45,7 @@ from notbefore.fleet.story import (
 )
 
 MAX_ROUTED: Final = 16  # places by which the notifications of one wave are routed, by other routes
-MAX_NAMES: Final = 2_000  # of VMs in one notification
+VMS_IN_NOTIFICATION: Final = 2_000  # further ones are left out
 SHARE_OF_NOTICE: Final = 3  # news waits for a third of the notice left at most: a Preempt has 30 s
 SHARE_OF_DIGEST: Final = 2  # or for the next digest, if it leaves at least half of that notice
 DIGESTS_PER_STANDING: Final = 1_000  # a wave that begins again numbers its digests from a multiple
@@ -472,7 +472,7 @@ def event_of_wave(wave: Wave, standing: Standing) -> Event:
         most_urgent.event,
         event_id=wave.event_key,
         event_status=event_status,
-        resources=tuple(names)[:MAX_NAMES],
+        resources=tuple(names)[:VMS_IN_NOTIFICATION],
         not_before=min(dates, default=None),
         duration=max(durations, default=None),
     )

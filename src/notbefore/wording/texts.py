@@ -22,7 +22,7 @@ from notbefore.wording import phrases
 from notbefore.wording.phrases import KINDS, REASONS, TYPES, TypePhrases, phrases_of
 from notbefore.wording.sentences import EXERCISE, approval_result, many, progress
 
-MAX_NAMES: Final = 20  # VMs that are listed by name
+NAMES_IN_MESSAGE: Final = 20  # of affected VMs
 Facts = Iterator[tuple[str, str]]  # name and value; ``text_of`` leaves out those without a value
 _MARKS: Final = {"updated": " (changed)", "reminder": " (reminder)"}
 
@@ -499,7 +499,7 @@ def _place(record: Record) -> str:
 
 
 def _names(record: Record) -> str:
-    return some_of(record.names, MAX_NAMES) or "unknown (Azure names none)"
+    return some_of(record.names, NAMES_IN_MESSAGE) or "unknown (Azure names none)"
 
 
 def _id_name(record: Record) -> str:

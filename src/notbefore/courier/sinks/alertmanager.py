@@ -28,7 +28,7 @@ from notbefore.wording.texts import Text, text_of
 
 ALERT_NAME: Final = "AzureScheduledEvent"
 REPEATS: Final = 3  # per resolve_timeout
-MAX_NAMES: Final = 10  # of VMs in the annotation `resources`
+NAMES_IN_ANNOTATION: Final = 10  # of VMs, in `resources`
 # after NotBefore: long after `over_after` has ended the event
 FLEET_LASTS: Final = timedelta(days=1)
 # a VM may be missing for weeks; the fleet sends the end as soon as it is not
@@ -98,7 +98,7 @@ def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[st
         "description": text.plain,
         "status": one_line(record.event_status),
         "outcome": record.outcome or "",
-        "resources": one_line(some_of(record.names, MAX_NAMES)),
+        "resources": one_line(some_of(record.names, NAMES_IN_ANNOTATION)),
         "not_before": rfc3339(record.not_before) if record.not_before else "",
         "delivery_id": message.delivery_id,
         "dashboard": links.get("Dashboard", ""),
