@@ -22,9 +22,9 @@ from notbefore.core.change import OPERATOR, ApprovalKind, Reason
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm
-from notbefore.core.routing import DurationRange, Route, Routing, Terms, route
+from notbefore.core.routing import DurationRange, Route, Routing, Terms, route_by_sink
 from notbefore.core.tracked import Tracked, TrackedEvent, scope_of
-from notbefore.metrics.samples import Snapshot, samples
+from notbefore.metrics.samples import MetricsSnapshot, samples
 from notbefore.metrics.totals import Figures, Totals
 from support.azure import ID, ME, PEER, at, document, instant, item, now
 
@@ -377,14 +377,14 @@ def test_approval_record_id_differs_by_vm_and_number(fields: dict[str, Any]) -> 
 def test_approval_of_a_peers_event_goes_nowhere_without_routes() -> None:
     change = replace(approval_change("approved", "accepted"), scope="peer")
 
-    assert not route(change, Routing((), {"chat": Terms()}), Vm(name=ME))
+    assert not route_by_sink(change, Routing((), {"chat": Terms()}), Vm(name=ME))
 
 
 def test_approval_is_routed_although_vm_is_unaffected() -> None:
     change = replace(approval_change("approved", "accepted"), scope="peer")
     routing = Routing((Route(sinks=("chat",)),), {"chat": Terms()})
 
-    routed = route(change, routing, Vm(name="not in it"))
+    routed = route_by_sink(change, routing, Vm(name="not in it"))
 
     assert list(routed) == ["chat"]  # only this VM knows of the approval
 
@@ -405,7 +405,7 @@ def totals_of_approvals() -> Totals:
 
 
 def test_approvals_are_counted_by_rule_and_result() -> None:
-    snapshot = Snapshot(Tracked(), totals_of_approvals(), Figures(), at(0))
+    snapshot = MetricsSnapshot(Tracked(), totals_of_approvals(), Figures(), at(0))
 
     (family,) = [
         family

@@ -11,7 +11,7 @@ from notbefore.core.delivery import Delivery, deliveries
 from notbefore.core.duration import Duration
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm
-from notbefore.core.routing import DurationRange, Match, Route, Routing, Terms, route
+from notbefore.core.routing import DurationRange, Match, Route, Routing, Terms, route_by_sink
 from notbefore.core.tracked import Observation, Tracked
 from support.azure import LEFT, ME, PEER, STARTED, at, document, item
 from support.azure import last_change as change
@@ -25,7 +25,7 @@ def not_before_at(minutes: int) -> str:
 def sinks(routes: list[Route], change: Change, vm: str | None = ME) -> list[str]:
     """Return the sinks that get a change, of "oncall" and "hub"."""
     routing = Routing(tuple(routes), {"oncall": Terms(), "hub": Terms()})
-    return list(route(change, routing, Vm(name=vm) if vm else None))
+    return list(route_by_sink(change, routing, Vm(name=vm) if vm else None))
 
 
 def hub_deliveries(change: Change, *routes: Route) -> tuple[Delivery, ...]:
@@ -133,7 +133,7 @@ def test_sink_gets_a_change_once_by_the_first_route() -> None:
     second = Route(sinks=("oncall",))
     routing = Routing((first, second), {"oncall": Terms(), "hub": Terms()})
 
-    assert route(change({}), routing, Vm(name=ME)) == {"oncall": first}
+    assert route_by_sink(change({}), routing, Vm(name=ME)) == {"oncall": first}
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_vm_notifies_when_its_name_is_unknown() -> None:
     to_hub = Route(sinks=("hub",))
     routing = Routing((to_hub,), {"oncall": Terms(), "hub": Terms()})
 
-    assert route(change({}), routing, None) == {"hub": to_hub}
+    assert route_by_sink(change({}), routing, None) == {"hub": to_hub}
 
 
 PREEMPTS = Match(event_type=("Preempt",))
@@ -292,7 +292,7 @@ PREEMPT = {"EventType": "Preempt", "Resources": [PEER]}
 
 def targets(change: Change, *routes: Route, **terms: Terms) -> list[str]:
     """Return the sinks, of those with these terms, that this VM sends a change to."""
-    return list(route(change, Routing(routes, terms), Vm(name=ME)))
+    return list(route_by_sink(change, Routing(routes, terms), Vm(name=ME)))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from notbefore.core.change import APPROVAL_KINDS, Change, Scope
 from notbefore.core.document import SCHEDULED, Event
 from notbefore.core.event_types import EVENT_TYPES
 from notbefore.core.record import Vm
-from notbefore.core.routing import Match, Route, Routing, route
+from notbefore.core.routing import Match, Route, Routing, route_by_sink
 
 _TIME: Final = datetime(2000, 1, 1, tzinfo=UTC)  # of the example; routes do not match times
 
@@ -30,9 +30,9 @@ def _leaves_out_peers(way: Route, hub: str, routing: Routing) -> bool:
     vm = _vm_for(match)
     for event_type in match.event_type or EVENT_TYPES:
         own = _change_for(match, event_type, "self")
-        is_sent_here = route(own, routing, vm).get(hub) is way
+        is_sent_here = route_by_sink(own, routing, vm).get(hub) is way
         peers = _change_for(match, event_type, "peer")
-        if is_sent_here and hub not in route(peers, routing, vm):
+        if is_sent_here and hub not in route_by_sink(peers, routing, vm):
             return True
     return False
 

@@ -1,5 +1,6 @@
-"""``Change``: one step in the life of an event, a frozen fact that metrics, records and deliveries
-are made from.
+"""``Change``: one step in the life of an event. Pure.
+
+Metrics, records and deliveries are made from it.
 """
 
 from datetime import datetime
@@ -23,9 +24,9 @@ Scope = Literal["self", "peer", "unknown"]
 
 Outcome = Literal["canceled", "finished", "unknown"]
 
-# why it is this kind: ``wording.phrases.REASONS`` has some in words; docs/how-it-works.md and
-# docs/approval.md say more
 Reason = str
+"""Why a change is of its kind. ``wording.phrases.REASONS`` has some in words; docs/how-it-works.md
+and docs/approval.md say more."""
 
 SILENT: Final = "Silent"
 """An event type that Azure does not have: VMs of a fleet have stopped sending heartbeats."""
@@ -101,9 +102,8 @@ BY_RULE: Final = "rule"  # ``approval_by`` if a rule decided
 class Approval(Struct, frozen=True):
     """Who decided on an approval, and its result."""
 
-    approval_rule: (
-        str  # the rule's name in the configuration; ``OPERATOR`` for ``notbefore approve``
-    )
+    # the rule's name in the configuration; ``OPERATOR`` for ``notbefore approve``
+    approval_rule: str
     approval_by: str  # ``BY_RULE``, or the name of the user on this VM who approved it by hand
     approval_detail: str = ""  # what IMDS answered, or why nothing was sent; in words
     approval_requests: int = 0  # start requests sent for it
@@ -111,7 +111,7 @@ class Approval(Struct, frozen=True):
 
 
 def change_id(event_key: str, kind: ChangeKind, digest: str, nth: int) -> str:
-    """32 hex digits: the same for the same step on every VM, after every restart.
+    """Return 32 hex digits: the same for the same step on every VM, after every restart.
 
     ``digest`` distinguishes steps of one kind (``updated``: the event's content; approvals: the VM
     and the time). ``nth``: how often the same step happened before; an EventId can come back, a

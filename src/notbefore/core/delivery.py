@@ -18,7 +18,7 @@ from notbefore.core.routing import (
     Route,
     Routing,
     Terms,
-    route,
+    route_by_sink,
     severity_at_once,
     severity_of,
 )
@@ -96,7 +96,7 @@ class Delivery(Struct, frozen=True, omit_defaults=True):
         return self.expires_with_event or (self.kind == "started" and self.lane not in ended)
 
     def shifted(self, seconds: float) -> "Delivery":
-        """The same delivery on a clock that is ahead by ``seconds``."""
+        """Return the same delivery on a clock that is ahead by ``seconds``."""
         not_before = self.not_before
         if not_before:
             not_before += seconds
@@ -116,27 +116,27 @@ class Delivery(Struct, frozen=True, omit_defaults=True):
 
 
 def delivery_id(change_id: str, sink: str) -> str:
-    """32 hex digits, the same for the same step of an event and the same sink, on every VM."""
+    """Return 32 hex digits: the same on every VM for the same step of an event and sink."""
     return sha256(f"{change_id}\n{sink}".encode())[:32]
 
 
 def deliveries(
     change: Change, record: bytes, routing: Routing, vm: Vm | None
 ) -> tuple[Delivery, ...]:
-    """The deliveries of a change. ``record``: the change as JSON, UTF-8.
+    """Return the deliveries of a change. ``record``: the change as JSON, UTF-8.
 
-    ``vm``: this VM, as far as it is known.
+    ``vm``: this VM, if it is known.
     """
     new: list[Delivery] = []
-    targets = _targets(change, routing, vm)
+    routes = _accepting_sinks(change, routing, vm)
     plain = _without_sink(change, record)
-    for sink, way in targets.items():
+    for sink, route in routes.items():
         terms = routing.sinks[sink]
-        severity = way.severity or plain.severity
-        fallback = _fallback(change, way, targets, routing)
+        severity = route.severity or plain.severity
+        fallback = _fallback(change, route, routes, routing)
         fallback_at = None
         if fallback and severity == "critical":
-            fallback_at = plain.created + way.fallback_after.seconds
+            fallback_at = plain.created + route.fallback_after.seconds
 
         message = replace(
             for_sink(plain, sink, terms),
@@ -145,10 +145,10 @@ def deliveries(
             expires=plain.created + terms.expire_after,
             fallback=fallback,
             fallback_at=fallback_at,
-            others=tuple(sorted(targets.keys() - {sink})),
+            others=tuple(sorted(routes.keys() - {sink})),
         )
         new.append(message)
-        new += _reminders(change, way, message, announce_by=terms.announce_by(way))
+        new += _reminders(change, route, message, announce_by=terms.announce_by(route))
     return tuple(new)
 
 
@@ -225,11 +225,11 @@ def targets_of(record: bytes, routing: Routing, vm: Vm | None) -> Targets:
         change = _change_of(Record.read(record))
     except msgspec.MsgspecError:  # a heartbeat
         return Targets()
-    ways = _targets(change, routing, vm)
+    routes = _accepting_sinks(change, routing, vm)
     fallback: dict[str, None] = {}
-    for way in ways.values():
-        fallback.update(dict.fromkeys(_fallback(change, way, ways, routing)))
-    return Targets(tuple(ways), tuple(fallback))
+    for route in routes.values():
+        fallback.update(dict.fromkeys(_fallback(change, route, routes, routing)))
+    return Targets(tuple(routes), tuple(fallback))
 
 
 def _change_of(record: Record) -> Change:
@@ -267,17 +267,17 @@ def _change_of(record: Record) -> Change:
     )
 
 
-def _targets(change: Change, routing: Routing, vm: Vm | None) -> dict[str, Route]:
+def _accepting_sinks(change: Change, routing: Routing, vm: Vm | None) -> dict[str, Route]:
     """Return the sinks of a change, each with the route that leads there."""
-    ways = route(change, routing, vm)
-    return {sink: way for sink, way in ways.items() if _accepts(routing.sinks[sink], change)}
+    routes = route_by_sink(change, routing, vm)
+    return {sink: route for sink, route in routes.items() if _accepts(routing.sinks[sink], change)}
 
 
 def _fallback(
-    change: Change, way: Route, targets: Collection[str], routing: Routing
+    change: Change, route: Route, routed: Collection[str], routing: Routing
 ) -> tuple[str, ...]:
     """Return the fallback sinks of a route, without those that have routes of their own."""
-    others = [sink for sink in way.fallback if sink not in targets]
+    others = [sink for sink in route.fallback if sink not in routed]
     return tuple(sink for sink in others if _accepts(routing.sinks[sink], change))
 
 
@@ -317,7 +317,7 @@ def heartbeat_delivery(sink: str, vm: str, record: bytes, now: float, interval: 
 
 
 def _reminders(
-    change: Change, way: Route, message: Delivery, *, announce_by: AnnounceBy
+    change: Change, route: Route, message: Delivery, *, announce_by: AnnounceBy
 ) -> Iterator[Delivery]:
     """Yield the reminders to send before NotBefore."""
     event = change.event
@@ -329,10 +329,10 @@ def _reminders(
 
     # a reminder that would be due by now is left out: the message of the change is enough
     start = message.created + ahead  # by the clock of ``created``, however wrong it is
-    all_due = {start - before.seconds: before.seconds for before in way.remind_before}
+    all_due = {start - before.seconds: before.seconds for before in route.remind_before}
     due_times = sorted(due for due in all_due if due > message.created)
     expiries = [*due_times[1:], start + REMINDER_GRACE]  # the next reminder replaces it
-    severity_near = way.severity or severity_of(event.event_type, None, event.duration)
+    severity_near = route.severity or severity_of(event.event_type, None, event.duration)
 
     for due, expires in zip(due_times, expiries, strict=False):
         identity = f"{change.id} reminder {all_due[due]:g}"

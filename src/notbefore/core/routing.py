@@ -1,10 +1,8 @@
-"""Which sinks a change goes to, how severe it is, and which VM notifies.
+"""``route_by_sink``: which sinks a change goes to, how severe it is, and which VM notifies. Pure.
 
-Pure, in the manner of Alertmanager.
-
-Routes are tried in order; the first match wins unless it has ``continue``. Without any route, the
-changes of events that affect this VM go to every sink, and those of all other events that it sees
-go to the event hubs.
+Routes work as in Alertmanager: they are tried in order, and the first match wins unless it has
+``continue``. Without any route, the changes of events that affect this VM go to every sink, and
+those of all other events that it sees go to the event hubs.
 """
 
 from typing import Annotated, Final, Literal
@@ -48,9 +46,9 @@ class DurationRange(Struct, frozen=True, forbid_unknown_fields=True):
         """Whether the expected interruption is within the range."""
         if duration is None:
             return False
-        return (self.min is None or duration >= self.min) and (
-            self.max is None or duration <= self.max
-        )
+        if self.min is not None and duration < self.min:
+            return False
+        return self.max is None or duration <= self.max
 
 
 class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,14 +60,15 @@ class EventMatch(Struct, frozen=True, forbid_unknown_fields=True):
     duration: DurationRange | None = None
 
     def holds(self, event: Event) -> bool:
-        """Whether every matcher that is set matches, except ``scope``: the caller checks it, as it
-        may be unknown.
+        """Whether every matcher that is set matches, except ``scope``.
+
+        The caller checks the scope, because it may be unknown.
         """
-        return (
-            _one_of(event.event_type, self.event_type)
-            and _one_of(event.event_source or "", self.event_source)
-            and (self.duration is None or self.duration.holds(event.duration))
-        )
+        if not _matches(self.event_type, event.event_type):
+            return False
+        if not _matches(self.event_source, event.event_source or ""):
+            return False
+        return self.duration is None or self.duration.holds(event.duration)
 
 
 class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
@@ -82,61 +81,72 @@ class Match(EventMatch, frozen=True, forbid_unknown_fields=True):
     subscription: Words = ()  # the id of this VM's subscription
     location: Words = ()  # of this VM, such as westeurope
     zone: Words = ()  # of this VM, such as 1
-    tags: dict[
-        str, tuple[str, ...]
-    ] = {}  # of this VM: a value or a list of values for each; an empty list: any
+    # of this VM: a value or a list of values for each; an empty list: any
+    tags: dict[str, tuple[str, ...]] = {}
 
     def accepts(self, change: Change, vm: Vm | None) -> bool:
         """Whether every matcher that is set matches.
 
         ``self`` also matches an event that may be, or was, this VM's.
         """
-        # may be, or was: too many messages do less harm
-        ours = change.scope == "unknown" or change.no_longer_affected
-        return (
-            self.is_here(vm)
-            and _one_of(change.kind, self.change)
-            and (not self.scope or change.scope in self.scope or (ours and "self" in self.scope))
-            and self.holds(change.event)
-        )
+        if not self.is_here(vm) or not self.holds(change.event):
+            return False
+        if not _matches(self.change, change.kind):
+            return False
+        if not self.scope or change.scope in self.scope:
+            return True
+        # too many messages do less harm than too few
+        may_be_ours = change.scope == "unknown" or change.no_longer_affected
+        return may_be_ours and "self" in self.scope
 
     def is_here(self, vm: Vm | None) -> bool:
         """Whether no known value of this VM contradicts the matchers.
 
         If one does, the route never matches on this VM.
 
-        A value that IMDS has not given yet contradicts nothing: too many messages do less harm.
-        Azure compares names without regard to case, but not the values of tags.
+        A value that IMDS has not given yet contradicts nothing: too many messages do less harm than
+        too few. Azure compares names without regard to case, but not the values of tags.
         """
-        vm = vm or Vm()
-        known = bool(vm.vm_id)  # IMDS has identified this VM: it has no value for an empty fact
-        asked = (
-            self.vm,
-            self.scale_set,
-            self.resource_group,
-            self.subscription,
-            self.location,
-            self.zone,
+        if vm is None:
+            return True
+        is_identified = bool(vm.vm_id)  # by IMDS: then an empty value means that there is none
+        names = (
+            (self.vm, vm.name),
+            (self.scale_set, vm.scale_set),
+            (self.resource_group, vm.resource_group),
+            (self.subscription, vm.subscription_id),
+            (self.location, vm.location),
+            (self.zone, vm.zone),
         )
-        facts = (vm.name, vm.scale_set, vm.resource_group, vm.subscription_id, vm.location, vm.zone)
-        for names, fact in zip(asked, facts, strict=True):
-            if names and (known or fact) and _compared(fact) not in map(_compared, names):
+        for wanted, name in names:
+            is_known = is_identified or name != ""
+            if wanted and is_known and _comparable(name) not in map(_comparable, wanted):
                 return False
-        tags = {name.casefold(): value for name, value in vm.tags.items()}
-        found = (
-            [(tags.get(name.casefold()), values) for name, values in self.tags.items()]
-            if known
-            else []
-        )
-        return all(value is not None and (not values or value in values) for value, values in found)
+        return not is_identified or self._has_tags(vm)
+
+    def _has_tags(self, vm: Vm) -> bool:
+        """Whether an identified VM has the tags."""
+        values = {name.casefold(): value for name, value in vm.tags.items()}
+        for name, wanted in self.tags.items():
+            value = values.get(name.casefold())
+            if value is None:
+                return False
+            if wanted and value not in wanted:
+                return False
+        return True
 
 
-def _compared(name: str) -> str:
-    """A name in the form in which it is compared.
+def _comparable(name: str) -> str:
+    """Return a name in the form in which it is compared.
 
     Some write a location with spaces (`West Europe`).
     """
     return name.casefold().replace(" ", "")
+
+
+def _matches(wanted: tuple[str, ...], word: str) -> bool:
+    """Whether a word is among the wanted ones, in any case; every word is if none is wanted."""
+    return not wanted or word.casefold() in (name.casefold() for name in wanted)
 
 
 class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "continue"}):
@@ -144,15 +154,14 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
 
     match: Match = Match()
     sinks: tuple[str, ...] = ()  # where the change goes; without any, nobody is notified
-    go_on: bool = False  # try the routes after this one as well
+    go_on: bool = False  # also try the routes after this one
     # who notifies: only the affected VMs, or all VMs that see the event; default: `all` for event
     # hubs, else `affected`
     announce_by: AnnounceBy | None = None
     severity: Severity | None = None  # replaces the severity that follows from type and notice
     remind_before: tuple[Duration, ...] = ()  # how long before NotBefore reminders are sent
-    fallback: tuple[
-        str, ...
-    ] = ()  # sinks for critical changes if one of `sinks` refuses or is too slow
+    # sinks for critical changes if one of `sinks` refuses or is too slow
+    fallback: tuple[str, ...] = ()
     # a sink that has not accepted the change within this time is too slow
     fallback_after: Duration = Duration("60s")
 
@@ -188,10 +197,10 @@ class Terms(Struct, frozen=True):
     keeps_incidents: bool = False
     every_event: bool = False  # by default it also gets the events that affect only other VMs
 
-    def announce_by(self, way: Route) -> AnnounceBy:
+    def announce_by(self, route: Route) -> AnnounceBy:
         """Return which VMs notify this sink, by a route that leads to it."""
-        if way.announce_by is not None:
-            return way.announce_by
+        if route.announce_by is not None:
+            return route.announce_by
         return "all" if self.every_event else "affected"
 
 
@@ -234,25 +243,25 @@ def severity_at_once(change: Change) -> Severity:
     return severity_of(change.event.event_type, change.ahead_seconds, change.event.duration)
 
 
-def route(change: Change, routing: Routing, vm: Vm | None) -> dict[str, Route]:
+def route_by_sink(change: Change, routing: Routing, vm: Vm | None) -> dict[str, Route]:
     """Return the sinks that this VM sends a change to, each with the first route that
     leads there.
     """
-    ways = _ways(change, routing, vm)
+    routes = _notifying_routes(change, routing, vm)
     if _is_end_of_vanished_peer(change):
-        for sink, way in _closing_ways(change, routing, vm or Vm()).items():
-            ways.setdefault(sink, way)
-    return ways
+        for sink, route in _closing_routes(change, routing, vm or Vm()).items():
+            routes.setdefault(sink, route)
+    return routes
 
 
-def _ways(change: Change, routing: Routing, vm: Vm | None) -> dict[str, Route]:
-    ways: dict[str, Route] = {}
-    for way in _matching_routes(change, routing, vm):
-        for sink in way.sinks:
-            announce_by = routing.sinks[sink].announce_by(way)
-            if sink not in ways and _notifies(change, announce_by, vm):
-                ways[sink] = way
-    return ways
+def _notifying_routes(change: Change, routing: Routing, vm: Vm | None) -> dict[str, Route]:
+    routes: dict[str, Route] = {}
+    for route in _matching_routes(change, routing, vm):
+        for sink in route.sinks:
+            announce_by = routing.sinks[sink].announce_by(route)
+            if sink not in routes and _notifies(change, announce_by, vm):
+                routes[sink] = route
+    return routes
 
 
 def _matching_routes(change: Change, routing: Routing, vm: Vm | None) -> list[Route]:
@@ -272,32 +281,29 @@ def _is_end_of_vanished_peer(change: Change) -> bool:
     return event_type_of(change.event.event_type).vanishes
 
 
-def _closing_ways(change: Change, routing: Routing, vm: Vm) -> dict[str, Route]:
+def _closing_routes(change: Change, routing: Routing, vm: Vm) -> dict[str, Route]:
     """Return the sinks where a VM that is gone may have opened an incident.
 
-    They are those of the routes by which it sent its own events, as far as this VM knows its facts.
-    An end without an incident does nothing there, so a failure to send it needs no fallback.
+    They are those of the routes by which it sent its own events, as far as this VM knows its
+    properties. An end without an incident does nothing there, so a failure to send it needs no
+    fallback.
     """
-    ways: dict[str, Route] = {}
-    own = replace(change, scope="self")
+    routes: dict[str, Route] = {}
+    as_its_own = replace(change, scope="self")
     for name in change.event.resources:
-        for way in _matching_routes(own, routing, replace(vm, name=name)):
-            for sink in (*way.sinks, *way.fallback):
+        for route in _matching_routes(as_its_own, routing, replace(vm, name=name)):
+            for sink in (*route.sinks, *route.fallback):
                 if routing.sinks[sink].keeps_incidents:
-                    ways.setdefault(sink, Route(sinks=(sink,), severity=way.severity))
-    return ways
-
-
-def _one_of(value: str, wanted: tuple[str, ...]) -> bool:
-    return not wanted or value.casefold() in (word.casefold() for word in wanted)
+                    routes.setdefault(sink, Route(sinks=(sink,), severity=route.severity))
+    return routes
 
 
 def _notifies(change: Change, announce_by: AnnounceBy, vm: Vm | None) -> bool:
     """Whether this VM notifies.
 
-    ``affected``: if it is one of Resources, and once more when it no longer is.
+    With ``affected``: if it is one of Resources, and once more when it no longer is.
     """
-    if change.approval is not None:  # only the VM that did it knows of it
+    if change.approval is not None:  # no other VM reports this approval
         return True
     if announce_by == "all" or vm is None or not vm.name or not change.event.vms:
         return True
