@@ -28,7 +28,7 @@ from notbefore.courier.sink import Receipt
 from notbefore.courier.sinks.otlp_logs import Sink
 from notbefore.errors import SendError
 from notbefore.metrics.families import Family
-from notbefore.metrics.samples import Snapshot, samples
+from notbefore.metrics.samples import MetricsSnapshot, samples
 from notbefore.metrics.totals import Figures, PollFigures, Totals
 from notbefore.net.http import MAX_ANSWER
 from notbefore.net.redact import Redactor
@@ -75,7 +75,7 @@ class Agent(Story):
 
     def both(self) -> tuple[Any, str]:
         """One moment as OTLP, and as text."""
-        view = Snapshot(
+        view = MetricsSnapshot(
             self.tracked, self.totals, self.figures, at(5), sinks=("it",), polling=self.polling
         )
         families = list(samples(view))
@@ -157,7 +157,7 @@ def test_what_the_state_keeps_counts_since_the_first_start_and_the_rest_since_th
 
 def test_nothing_counts_since_a_time_to_come() -> None:
     agent = busy()
-    families = samples(Snapshot(agent.tracked, agent.totals, agent.figures, at(5)))
+    families = samples(MetricsSnapshot(agent.tracked, agent.totals, agent.figures, at(5)))
     before = datetime(2025, 1, 1, tzinfo=UTC)  # the clock was set back
     request = exported(metrics_data(families, resource_of({}, {}), "1.0", before))
     assert {start for each in starts(request).values() for start in each} == {
@@ -173,7 +173,9 @@ def test_what_comes_of_exports_is_counted_and_said_once(
     counts = dict[tuple[str, str], int]()
 
     def read() -> tuple[list[Family], None]:
-        return list(samples(Snapshot(agent.tracked, agent.totals, agent.figures, at(5)))), None
+        return list(
+            samples(MetricsSnapshot(agent.tracked, agent.totals, agent.figures, at(5)))
+        ), None
 
     with Receiver() as receiver, caplog.at_level("INFO"):
         receiver.default = rejecting(2, "too old for hunter2")
@@ -578,7 +580,7 @@ def test_deltas_of_a_new_process_leave_out_what_an_earlier_one_counted() -> None
 def test_agent_exports_deltas_if_the_variable_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "delta")
     monkeypatch.setattr("notbefore.otlp.exporter.FIRST", 0.0)
-    view = Snapshot(
+    view = MetricsSnapshot(
         Story().sees(0).tracked, Totals(), Figures("1.0", "3.11"), at(5), polling=PollFigures()
     )
     with Receiver() as receiver:

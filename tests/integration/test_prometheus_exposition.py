@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from notbefore.metrics.families import NOTICE, Family
-from notbefore.metrics.samples import Snapshot, samples
+from notbefore.metrics.samples import MetricsSnapshot, samples
 from notbefore.metrics.totals import Figures, Histogram, PollFigures
 from notbefore.web.exposition import render
 from support.azure import PEER, STARTED, Story, at, item
@@ -26,7 +26,7 @@ def families() -> list[Family]:
         Figures("1.0", "3.11", vm={"name": "a"}),
         PollFigures(last_success=1.5, flaws={"duration": 1}),
     )
-    view = Snapshot(story.tracked, story.totals, figures, at(5), polling=polling)
+    view = MetricsSnapshot(story.tracked, story.totals, figures, at(5), polling=polling)
     return list(samples(view))
 
 

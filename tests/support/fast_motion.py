@@ -13,7 +13,7 @@ from notbefore.core.tracked import Tracked
 from notbefore.metrics import fleet
 from notbefore.metrics.families import Family
 from notbefore.metrics.fleet import Counts
-from notbefore.metrics.samples import Snapshot, samples
+from notbefore.metrics.samples import MetricsSnapshot, samples
 from notbefore.metrics.totals import Figures, OutboxView, PollFigures, Totals
 from notbefore.web.exposition import client_metric
 from support.azure import T0, Story, at
@@ -87,7 +87,9 @@ class FleetVm(Story):
         outbox, sinks = (now(self.outbox, second), ("chat",)) if self.outbox else (OutboxView(), ())
         return exposed(
             self.name,
-            samples(Snapshot(self.tracked, totals, figures, at(second), outbox, sinks, polling)),
+            samples(
+                MetricsSnapshot(self.tracked, totals, figures, at(second), outbox, sinks, polling)
+            ),
             wanted,
         )
 
@@ -111,7 +113,7 @@ class FleetInstance:
     def scrape(self, second: int, wanted: frozenset[str]) -> dict[str, float]:
         view = now(self.story, second)
         assert view is not None
-        process = Snapshot(
+        process = MetricsSnapshot(
             Tracked(), Totals(), Figures(), at(second), now(self.outbox, second), ("chat",)
         )
         return exposed(self.name, fleet.samples(view, process), wanted, self.job)

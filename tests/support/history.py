@@ -21,7 +21,7 @@ from notbefore.core.lifecycle import diff
 from notbefore.core.outbox_rows import LATENCY_BOUNDS
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.metrics.families import Family
-from notbefore.metrics.samples import Snapshot, samples
+from notbefore.metrics.samples import MetricsSnapshot, samples
 from notbefore.metrics.totals import (
     ConfigFigures,
     Figures,
@@ -86,7 +86,7 @@ class PastVm:
         outbox = OutboxView({("hub", "dead"): 1}, {}, self.counts, self.latency)
         moment = datetime.fromtimestamp(now, UTC)
         return samples(
-            Snapshot(self.tracked, self.totals, figures, moment, outbox, SINKS, self.polling)
+            MetricsSnapshot(self.tracked, self.totals, figures, moment, outbox, SINKS, self.polling)
         )
 
     def _poll(self, now: float, step: float) -> None:

@@ -3,7 +3,7 @@
 from notbefore.core.tracked import Tracked
 from notbefore.metrics import families
 from notbefore.metrics.families import Metric
-from notbefore.metrics.samples import Snapshot, samples
+from notbefore.metrics.samples import MetricsSnapshot, samples
 from notbefore.metrics.totals import (
     ConfigFigures,
     CourierFigures,
@@ -21,7 +21,7 @@ def test_each_defined_metric_has_samples() -> None:
     story.sees(2, item("scheduled"), item("started", **STARTED), item("finished", **STARTED))
     story.sees(3, item("scheduled"), item("started", **STARTED), gap=2.0)
     approvals = {named(rule="drained", result="approved"): 1}
-    view = Snapshot(
+    view = MetricsSnapshot(
         tracked=story.tracked,
         totals=Totals(
             changes=story.totals.changes,
@@ -54,7 +54,7 @@ def test_each_defined_metric_has_samples() -> None:
 
 
 def test_snapshot_without_values_has_no_samples_of_events() -> None:
-    view = Snapshot(Tracked(), Totals(), Figures(), at(0))
+    view = MetricsSnapshot(Tracked(), Totals(), Figures(), at(0))
 
     names = [family.metric.name for family in samples(view)]
 

@@ -9,7 +9,7 @@ from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Tracked
 from notbefore.metrics import fleet
 from notbefore.metrics.families import Family
-from notbefore.metrics.samples import Snapshot, samples
+from notbefore.metrics.samples import MetricsSnapshot, samples
 from notbefore.metrics.totals import (
     MAX_ENDS,
     MAX_SERIES,
@@ -37,7 +37,7 @@ class Agent(Story):
     figures = Figures()
 
     def families(self, seconds: float) -> dict[str, Family]:
-        snapshot = Snapshot(self.tracked, self.totals, self.figures, at(seconds))
+        snapshot = MetricsSnapshot(self.tracked, self.totals, self.figures, at(seconds))
         return {family.metric.name: family for family in samples(snapshot)}
 
     def value(self, name: str, seconds: float, *labels: str) -> Any:
@@ -391,7 +391,7 @@ def test_label_has_only_printable_characters() -> None:
     ).tracked
 
     values: set[str] = set()
-    for family in samples(Snapshot(tracked, Totals(), Figures(), at(0))):
+    for family in samples(MetricsSnapshot(tracked, Totals(), Figures(), at(0))):
         for labels in family.samples:
             values.update(labels)
 
@@ -404,7 +404,7 @@ def test_label_has_only_printable_characters() -> None:
 
 def samples_of_deliveries(outbox: OutboxView) -> dict[str, Any]:
     """Return the samples of an agent with the sinks "chat" and "hub"."""
-    snapshot = Snapshot(Tracked(), Totals(), Figures(), at(60), outbox, ("chat", "hub"))
+    snapshot = MetricsSnapshot(Tracked(), Totals(), Figures(), at(60), outbox, ("chat", "hub"))
     return {family.metric.name: family.samples for family in samples(snapshot)}
 
 
@@ -452,7 +452,7 @@ def fleet_samples(
     gauges: dict[Any, dict[Labels, float]],
     figures: Figures,
 ) -> dict[Any, Family]:
-    process = Snapshot(now=at(0), tracked=Tracked(), totals=Totals(), figures=figures)
+    process = MetricsSnapshot(now=at(0), tracked=Tracked(), totals=Totals(), figures=figures)
     return {family.metric: family for family in fleet.samples(gauges, process)}
 
 

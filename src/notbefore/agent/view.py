@@ -21,7 +21,7 @@ from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.core.record import Vm, json_line
 from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.metrics.families import Family
-from notbefore.metrics.samples import Snapshot, samples
+from notbefore.metrics.samples import MetricsSnapshot, samples
 from notbefore.store.store import Store
 from notbefore.web.app import (
     App,
@@ -94,7 +94,7 @@ class AgentView:
         last_success = answered.timestamp() if answered is not None else None
         is_answering = self._age(known) <= READY_INTERVALS * config.imds.interval.seconds
         poll = replace(known.poll.figures, last_success=last_success, answering=is_answering)
-        snapshot = Snapshot(
+        snapshot = MetricsSnapshot(
             tracked=known.state.tracked,
             totals=known.state.totals,
             figures=self._figures.read(),

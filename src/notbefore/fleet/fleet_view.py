@@ -32,11 +32,11 @@ from notbefore.fleet.shown_waves import (
     under_way,
     wanted_vms,
 )
-from notbefore.fleet.snapshot import Snapshot as PartitionSnapshot
+from notbefore.fleet.snapshot import Snapshot
 from notbefore.fleet.story import OVER
 from notbefore.metrics import fleet as metrics
 from notbefore.metrics.families import Family, Metric
-from notbefore.metrics.samples import Snapshot
+from notbefore.metrics.samples import MetricsSnapshot
 from notbefore.metrics.totals import Figures, Labels
 from notbefore.web.app import (
     UNAVAILABLE,
@@ -173,7 +173,7 @@ class FleetView:
             return error(UNAVAILABLE, f"what is coming is not known: {fleet.trouble}")
         return Response(calendar(fleet.waves, datetime.now(UTC)), CALENDAR)
 
-    def _gap_in(self, shown: set[str], states: list[PartitionSnapshot]) -> str:
+    def _gap_in(self, shown: set[str], states: list[Snapshot]) -> str:
         """Return why some of the fleet's events are not known; empty if all are.
 
         ``shown``: the shown partitions.
@@ -259,7 +259,7 @@ class FleetView:
             metrics.LAG_RECORDS: {(name,): records for name, (records, _) in lag.items()},
             metrics.LAG_SECONDS: {(name,): seconds for name, (_, seconds) in lag.items()},
         }
-        process = Snapshot(
+        process = MetricsSnapshot(
             tracked=Tracked(),
             totals=parts.outbox.totals,
             figures=Figures(
@@ -277,7 +277,7 @@ def _filters(environ: Environ) -> dict[str, str]:
     return {name: values[-1] for name, values in query_of(environ, *FILTERS).items() if values[-1]}
 
 
-def _gap(states: Iterable[PartitionSnapshot], now: float) -> str:
+def _gap(states: Iterable[Snapshot], now: float) -> str:
     """Return why events of these partitions may be unknown; empty if they are not."""
     lost = 0
     unknown = 0

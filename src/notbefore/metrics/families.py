@@ -126,7 +126,7 @@ INCARNATION: Final = gauge(
 CHANGES: Final = counter(
     "azure_scheduled_event_changes",
     "Changes in the life of events that affect this VM, or may. `ended`: the event is gone, and"
-    " nobody saw how.",
+    " how it ended was not seen.",
     labels=("change", "event_type"),
 )
 NOTICE: Final = histogram(
@@ -159,7 +159,7 @@ POLL_DURATION: Final = histogram(
 )
 IMDS_UP: Final = gauge(
     "notbefore_imds_up",
-    "0 while the agent does not see what Azure announces (then /readyz says no); otherwise 1.",
+    "0 while the agent does not see what Azure announces (then /readyz fails); otherwise 1.",
 )
 LAST_POLL: Final = gauge(
     "notbefore_last_successful_poll_timestamp_seconds",
@@ -167,7 +167,7 @@ LAST_POLL: Final = gauge(
 )
 POLL_DELAY: Final = gauge(
     "notbefore_poll_delay_seconds",
-    "How much later than planned the last poll began.",
+    "Seconds by which the last poll began later than planned.",
 )
 REJECTED: Final = counter(
     "notbefore_documents_rejected",
@@ -206,7 +206,7 @@ RESTART_NEEDED: Final = gauge(
 )
 UNFORESEEN: Final = counter(
     "notbefore_unforeseen_errors",
-    "Errors that the agent does not foresee: the log has a traceback of each.",
+    "Unforeseen errors of the agent: the log has a traceback of each.",
 )
 CONFIG_LOADED: Final = gauge(
     "notbefore_config_loaded_timestamp_seconds",

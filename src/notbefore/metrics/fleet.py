@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from notbefore.metrics.families import Family, Metric, counter, gauge
-from notbefore.metrics.samples import Snapshot, by_name
+from notbefore.metrics.samples import MetricsSnapshot, by_name
 from notbefore.metrics.samples import samples as samples_of_process
 from notbefore.metrics.totals import MAX_SERIES, OTHER, Labels
 
@@ -22,7 +22,7 @@ EVENTS: Final = gauge(
 )
 VMS: Final = gauge(
     "notbefore_fleet_vms_affected",
-    "VMs that events which are not over affect.",
+    "VMs affected by events that are not over.",
     labels=_PLACE,
 )
 HEARD: Final = gauge(
@@ -42,7 +42,7 @@ MISSING_VMS: Final = gauge(
 )
 RECORDS: Final = counter(
     "notbefore_fleet_records",
-    "Records of the hub by what they were.",
+    "Event Hub records read, by result.",
     labels=("result",),
 )
 POISON: Final = counter(
@@ -70,7 +70,7 @@ NEWER_SNAPSHOTS: Final = gauge(
 )
 UNKNOWN_EVENTS: Final = gauge(
     "notbefore_fleet_events_unknown",
-    "Events that VMs list in their heartbeats, and that no VM has reported.",
+    "Events that VMs list in their heartbeats but that no VM has reported.",
 )
 PARTITIONS: Final = gauge(
     "notbefore_fleet_partitions",
@@ -109,7 +109,7 @@ Counts = Mapping[Metric, Mapping[Labels, float]]
 """Metric -> label values -> a number."""
 
 
-def samples(counts: Counts, process: Snapshot) -> Iterator[Family]:
+def samples(counts: Counts, process: MetricsSnapshot) -> Iterator[Family]:
     """Yield every family with its samples.
 
     ``process``: the values of the outbox, the courier and the process.

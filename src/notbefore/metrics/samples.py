@@ -1,4 +1,4 @@
-"""The samples of an agent's metrics, computed from one ``Snapshot`` at each scrape and each export.
+"""The samples of an agent's metrics, computed from a ``MetricsSnapshot`` at each scrape and export.
 
 Nothing is set in advance, so no sample is stale. A VM has a handful of events a year, and a fleet
 has many VMs, so a series exists only once it has a value. Prometheus would miss the first increase
@@ -48,7 +48,7 @@ _NO_LATENCY: Final = Histogram.empty(LATENCY_BOUNDS)
 Value = TypeVar("Value")
 
 
-class Snapshot(Struct, frozen=True):
+class MetricsSnapshot(Struct, frozen=True):
     """The values that samples are computed from."""
 
     tracked: Tracked
@@ -60,7 +60,7 @@ class Snapshot(Struct, frozen=True):
     polling: PollFigures = PollFigures()
 
 
-def samples(view: Snapshot) -> Iterator[Family]:
+def samples(view: MetricsSnapshot) -> Iterator[Family]:
     """Yield every family that has samples at ``view.now``."""
     stored_since = view.totals.since  # the agent's first start
     process_since = view.figures.since
@@ -155,7 +155,7 @@ def _next_not_before(by_urgency: Sequence[TrackedEvent]) -> dict[Labels, float]:
     return earliest
 
 
-def _countdowns(view: Snapshot) -> Iterator[Family]:
+def _countdowns(view: MetricsSnapshot) -> Iterator[Family]:
     """Yield the families that change with time alone."""
     shown = _by_id(view.tracked.by_urgency).items()
     seconds_left = {labels: listed.seconds_to(view.now) for labels, listed in shown}
@@ -170,19 +170,24 @@ def _countdowns(view: Snapshot) -> Iterator[Family]:
     yield Family(families.OLDEST_PENDING, ages)
 
 
-def _ends(view: Snapshot) -> dict[Labels, float]:
+def _ends(view: MetricsSnapshot) -> dict[Labels, float]:
     """Return the ends of events that were seen lately, unless the event is listed again."""
-    listed = {known.event.event_id for known in view.tracked.events.values()}
+    listed_ids = {listed.event.event_id for listed in view.tracked.events.values()}
     ends: dict[Labels, float] = {}
     for labels, time in view.totals.ends.items():
-        event_id, outcome = (value for _, value in labels)
-        if event_id not in listed and view.now.timestamp() - time < ENDS_SHOWN:
+        texts = dict(labels)
+        event_id = texts["event_id"]
+        outcome = texts["outcome"]
+        is_recent = view.now.timestamp() - time < ENDS_SHOWN
+        if is_recent and event_id not in listed_ids:
             ends[event_id, outcome] = time
     return ends
 
 
 def _unix(time: datetime | None) -> float | None:
-    return time.timestamp() if time is not None else None
+    if time is None:
+        return None
+    return time.timestamp()
 
 
 # ---- what is stored
@@ -245,7 +250,7 @@ def _polls(polling: PollFigures) -> Iterator[Family]:
     yield Family(families.FLAWS, _counts(polling.flaws))
 
 
-def _process(view: Snapshot) -> Iterator[Family]:
+def _process(view: MetricsSnapshot) -> Iterator[Family]:
     figures = view.figures
     courier = figures.courier
     config = figures.config

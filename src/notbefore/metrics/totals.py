@@ -1,17 +1,18 @@
-"""The counts and measurements.
+"""The counts and measurements that the samples of metrics are computed from. Pure.
 
 Those of changes begin at the agent's first start and survive a restart. Those of polls, store,
 courier, configuration and OTLP begin with this process. Those of deliveries come from the outbox.
 """
 
 from bisect import bisect_left
+from collections import Counter
 from datetime import datetime
 from typing import Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.core.change import SILENT, Change
+from notbefore.core.change import SILENT, Approval, Change
 from notbefore.core.event_types import EVENT_TYPES
 from notbefore.core.outbox import Outbox
 from notbefore.core.outbox_rows import LATENCY_BOUNDS
@@ -28,8 +29,7 @@ Labels = tuple[str, ...]
 # names and values, in the stored form: a metric may gain a label
 Named = tuple[tuple[str, str], ...]
 Key = TypeVar("Key")
-# seconds of a poll: the usual durations of IMDS, and durations that are slow for one poll per
-# second
+# seconds: the usual durations of a poll, and durations that are slow for one poll per second
 POLL_BOUNDS: Final = (0.01, 0.1, 1.0, 5.0)
 
 
@@ -46,11 +46,11 @@ class Histogram(Struct, frozen=True):
 
     @classmethod
     def empty(cls, bounds: tuple[float, ...]) -> "Histogram":
-        """A histogram without observations."""
+        """Return a histogram without observations."""
         return cls(bounds, (0,) * (len(bounds) + 1))
 
     def plus(self, value: float) -> "Histogram":
-        """Add an observation.
+        """Return the histogram with one more observation.
 
         A value on a bound belongs to the bucket below it, as in Prometheus.
         """
@@ -59,37 +59,19 @@ class Histogram(Struct, frozen=True):
         return Histogram(self.bounds, tuple(counts), self.sum + value, self.created)
 
 
-# Seconds. Each bucket is a series on each VM that had such an event, so only bounds of interest for
-# a fleet.
-# Azure's promises, by type
-NOTICE_BOUNDS: Final = (
-    0.0,
-    30.0,
-    60.0,
-    300.0,
-    600.0,
-    900.0,
-    3_600.0,
-    86_400.0,
-)
+# Seconds. Each bucket is a series on each VM that had such an event, so there are few.
+# the notices that Azure promises, by type
+NOTICE_BOUNDS: Final = (0.0, 30.0, 60.0, 300.0, 600.0, 900.0, 3_600.0, 86_400.0)
 # a freeze takes some seconds, a reboot minutes
-INTERRUPTION_BOUNDS: Final = (
-    1.0,
-    5.0,
-    10.0,
-    30.0,
-    120.0,
-    600.0,
-)
+INTERRUPTION_BOUNDS: Final = (1.0, 5.0, 10.0, 30.0, 120.0, 600.0)
 
 
 class Totals(Struct, frozen=True):
     """Counters and histograms over all changes since ``since``."""
 
     since: datetime | None = None  # when counting began; the start time of the cumulative series
-    changes: dict[
-        Named, int
-    ] = {}  # by change and event_type, for events that affect this VM, or may
+    # by change and event_type, for events that affect this VM, or may
+    changes: dict[Named, int] = {}
     notice: dict[Named, Histogram] = {}  # the histograms: by event_type
     interruption: dict[Named, Histogram] = {}
     approvals: dict[Named, int] = {}  # by rule and result
@@ -97,76 +79,93 @@ class Totals(Struct, frozen=True):
     created: dict[Named, float] = {}  # key of changes or approvals -> Unix time of the first count
 
     def plus(self, change: Change) -> "Totals":
-        """Add a change, and the durations that it completes."""
-        event_type = known_type(change.event.event_type)
+        """Return the totals with one more change, and the durations that it completes."""
         if change.approval is not None:
-            result = (
-                "dry_run" if change.reason == "dry_run" else change.kind.removeprefix("approval_")
-            )
-            return self._counted(
-                "approvals", named(rule=change.approval.approval_rule, result=result), change
-            )
+            return self._plus_approval(change, change.approval)
+
         totals = self
         if change.scope != "peer":
-            totals = self._counted(
-                "changes", named(change=change.kind, event_type=event_type), change
-            )
+            totals = totals._plus_step(change)
         if change.outcome is not None:
             totals = replace(totals, ends=_with_end(totals.ends, change, change.outcome))
-        by_type = named(event_type=event_type)
-        if change.notice_seconds is not None and (
-            change.kind == "announced" or (change.kind == "started" and change.previous is None)
-        ):
-            notice = _observed(
-                totals.notice, by_type, NOTICE_BOUNDS, change.notice_seconds, change.time
-            )
+        is_first = change.kind == "announced"
+        if change.kind == "started" and change.previous is None:
+            is_first = True
+        if is_first and change.notice_seconds is not None:
+            notice = _observed(totals.notice, change, NOTICE_BOUNDS, change.notice_seconds)
             totals = replace(totals, notice=notice)
         if change.interruption is not None:
             interruption = _observed(
-                totals.interruption, by_type, INTERRUPTION_BOUNDS, change.interruption, change.time
+                totals.interruption, change, INTERRUPTION_BOUNDS, change.interruption
             )
             totals = replace(totals, interruption=interruption)
         return totals
 
-    def _counted(self, name: str, labels: Named, change: Change) -> "Totals":
-        created = {labels: change.time.timestamp(), **self.created}
-        return replace(self, created=created, **{name: increased(getattr(self, name), labels)})
+    def _plus_approval(self, change: Change, approval: Approval) -> "Totals":
+        result = change.kind.removeprefix("approval_")
+        if change.reason == "dry_run":
+            result = "dry_run"
+        labels = named(rule=approval.approval_rule, result=result)
+        return replace(
+            self,
+            approvals=increased(self.approvals, labels),
+            created=_with_creation(self.created, labels, change.time),
+        )
+
+    def _plus_step(self, change: Change) -> "Totals":
+        event_type = known_type(change.event.event_type)
+        labels = named(change=change.kind, event_type=event_type)
+        return replace(
+            self,
+            changes=increased(self.changes, labels),
+            created=_with_creation(self.created, labels, change.time),
+        )
+
+
+def _with_creation(
+    created: dict[Named, float], labels: Named, time: datetime
+) -> dict[Named, float]:
+    """Return the times of the first counts; ``time``: that of this one, if it is the first."""
+    return {labels: time.timestamp(), **created}
 
 
 def _with_end(ends: dict[Named, float], change: Change, outcome: str) -> dict[Named, float]:
     """Return the newest ``MAX_ENDS`` ends, the last of them that of this change."""
     labels = named(event_id=change.event.event_id, outcome=outcome)
-    others = {key: time for key, time in ends.items() if key != labels}
-    newest = list(others.items())[1 - MAX_ENDS :]
-    return {**dict(newest), labels: change.time.timestamp()}
+    others = [(key, time) for key, time in ends.items() if key != labels]
+    newest = dict(others[1 - MAX_ENDS :])
+    newest[labels] = change.time.timestamp()
+    return newest
+
+
+def _observed(
+    histograms: dict[Named, Histogram], change: Change, bounds: tuple[float, ...], value: float
+) -> dict[Named, Histogram]:
+    """Return the histograms with one more observation for the event type of a change."""
+    labels = named(event_type=known_type(change.event.event_type))
+    histogram = histograms.get(labels)
+    if histogram is None:
+        histogram = replace(Histogram.empty(bounds), created=change.time.timestamp())
+    return {**histograms, labels: histogram.plus(value)}
 
 
 def known_type(event_type: str) -> str:
     """Return the event type as a label.
 
-    `other` if Azure does not document it, so that series are few.
+    It is `other` if Azure does not document the type, so that series are few.
     """
-    return event_type if event_type in _COUNTED_TYPES else OTHER
+    if event_type in _COUNTED_TYPES:
+        return event_type
+    return OTHER
 
 
 def named(**labels: str) -> Named:
-    """The labels of a stored value."""
+    """Return the labels of a stored value."""
     return tuple(labels.items())
 
 
-def _observed(
-    family: dict[Named, Histogram],
-    labels: Named,
-    bounds: tuple[float, ...],
-    value: float,
-    time: datetime,
-) -> dict[Named, Histogram]:
-    histogram = family.get(labels) or replace(Histogram.empty(bounds), created=time.timestamp())
-    return {**family, labels: histogram.plus(value)}
-
-
 def increased(counts: dict[Key, int], key: Key) -> dict[Key, int]:
-    """A new dict of the counts, with one more for ``key``."""
+    """Return a copy of the counts, with one more for ``key``."""
     return {**counts, key: counts.get(key, 0) + 1}
 
 
@@ -182,7 +181,7 @@ class PollFigures(Struct, frozen=True):
     flaws: dict[str, int] = {}
 
     def plus(self, result: str, delay: float, duration: float) -> "PollFigures":
-        """Add a poll; ``delay`` and ``duration`` in seconds."""
+        """Return the figures with one more poll; ``delay`` and ``duration`` in seconds."""
         return replace(
             self,
             results=increased(self.results, result),
@@ -230,32 +229,39 @@ class OutboxView(Struct, frozen=True):
     """The numbers of deliveries in the outbox, and the counts of their results."""
 
     rows: dict[tuple[str, str], int] = {}  # (sink, state)
-    oldest: dict[
-        tuple[str, str], float
-    ] = {}  # (sink, severity) -> Unix time when the oldest pending change was seen
+    # (sink, severity) -> Unix time when the oldest pending change was seen
+    oldest: dict[tuple[str, str], float] = {}
     counts: dict[tuple[str, str], int] = {}  # (sink, result)
-    latency: dict[
-        str, Histogram
-    ] = {}  # sink -> seconds from when a change was seen to its acceptance
+    # sink -> seconds from when a change was seen to its acceptance
+    latency: dict[str, Histogram] = {}
     errors: dict[str, str] = {}  # sink -> the error of its newest delivery that has one
 
 
 def view_of(outbox: Outbox, now: float, wall: float) -> OutboxView:
-    """The numbers of an outbox. ``now``: seconds on the outbox's clock.
+    """Return the numbers of an outbox. ``now``: seconds on the outbox's clock.
 
     ``wall``: the same moment as Unix time.
     """
-    rows: dict[tuple[str, str], int] = {}
+    counts: Counter[tuple[str, str]] = Counter()
     oldest: dict[tuple[str, str], float] = {}
     errors: dict[str, str] = {}
-    for row in outbox.rows.chosen():
-        key = row.sink, row.state
-        rows[key] = rows.get(key, 0) + 1
+    for row in outbox.rows.chosen():  # the oldest first
+        counts[row.sink, row.state] += 1
         if row.error:
             errors[row.sink] = row.error
         if row.state == "pending":
-            waits = row.sink, row.severity
-            oldest[waits] = min(oldest.get(waits, wall), row.created - now + wall)
+            key = (row.sink, row.severity)
+            created = row.created - now + wall
+            oldest[key] = min(oldest.get(key, wall), created)
+
     ledger = outbox.rows.ledger
-    latency = {sink: Histogram(LATENCY_BOUNDS, *found) for sink, found in ledger.latency.items()}
-    return OutboxView(rows, oldest, ledger.counts, latency, errors)
+    latency: dict[str, Histogram] = {}
+    for sink, (bucket_counts, total) in ledger.latency.items():
+        latency[sink] = Histogram(LATENCY_BOUNDS, bucket_counts, total)
+    return OutboxView(
+        rows=dict(counts),
+        oldest=oldest,
+        counts=ledger.counts,
+        latency=latency,
+        errors=errors,
+    )
