@@ -77,6 +77,11 @@ def test_options_may_stand_before_the_ids(tmp_path: Path) -> None:
         ((), "ACTION"),
         (("retry", "a", "--all"), "expected ids (see `notbefore outbox list`), or --all"),
         (("show",), "required: ID"),
+        (("list", "--user", "reader"), "outbox list: --user needs --url"),
+        (
+            ("list", "--url", "http://127.0.0.1:1", "--socket", "control.sock"),
+            "--url and --socket both name the agent",
+        ),
     ],
 )
 def test_what_is_missing_is_said(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

@@ -96,7 +96,7 @@ def answer(store: Store, request: Request) -> Reply:
     if isinstance(request, ExerciseRequest):
         _exercise(store, request)
         request = OutboxRequest("show", event_key=request.event_key)
-    return _outbox(store, request)
+    return answer_outbox(store, request)
 
 
 def _exercise(store: Store, request: ExerciseRequest) -> None:
@@ -112,7 +112,8 @@ def _exercise(store: Store, request: ExerciseRequest) -> None:
             outbox.take(step.change, step.deliveries, now, time.time())
 
 
-def _outbox(store: Store, request: OutboxRequest) -> OutboxReply:
+def answer_outbox(store: Store, request: OutboxRequest) -> OutboxReply:
+    """Carry out a request to the outbox; see ``answer``."""
     state = store.state
     listed = state.tracked.events.keys()
     with store.opened() as (outbox, now):

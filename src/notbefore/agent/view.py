@@ -4,8 +4,9 @@ All values are computed from memory, so nothing here waits for IMDS or the disk.
 ``history`` and the page, which read the history in the state file.
 """
 
+import re
 import time
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -15,22 +16,27 @@ from msgspec.structs import replace
 
 from notbefore import __version__
 from notbefore.agent.figures import ProcessFigures
+from notbefore.agent.operations import OutboxRequest, answer_outbox
+from notbefore.agent.outbox_answer import outbox_answer
 from notbefore.agent.polling import SLOWER, Polling
 from notbefore.agent.runtime import Published, Runtime
 from notbefore.agent.state import AgentSnapshot, AgentState
 from notbefore.core.record import Vm, json_line
 from notbefore.core.tracked import PendingEvent, PendingView
+from notbefore.errors import NotBeforeError
 from notbefore.metrics.families import Family
 from notbefore.metrics.samples import MetricsSnapshot, samples
 from notbefore.store.store import Store
 from notbefore.web.app import (
     App,
+    BadRequestError,
     CheckResult,
     Environ,
     Response,
     application,
     history_query,
     html,
+    query_of,
     readiness,
     rendered,
 )
@@ -41,6 +47,7 @@ PAGE_SECONDS: Final = 0.5  # during which the same page is returned again
 PAGE_CHANGES: Final = 300  # the newest ones of the history that the page reads
 # polling intervals without a good answer after which the agent is not ready
 READY_INTERVALS: Final = 3
+DELIVERY_ID: Final = re.compile("[0-9a-f]{1,32}")  # or its beginning
 SLOW: Final = 1.0  # seconds; IMDS is slow if its last answer took longer
 
 
@@ -207,6 +214,7 @@ class AgentView:
                 "/": answer_page,
                 "/api/v1/events": self._answer_events,
                 "/api/v1/history": self._answer_history,
+                "/api/v1/outbox": self._answer_outbox,
             },
         )
 
@@ -219,6 +227,39 @@ class AgentView:
     def _answer_history(self, environ: Environ) -> Response:
         since, limit = history_query(environ)
         return Response(self.history(since, limit))
+
+    def _answer_outbox(self, environ: Environ) -> Response:
+        query = query_of(environ, "id", "sink")
+        if "id" in query:
+            return Response(self._delivery(query["id"][-1]))
+        sink = None
+        if "sink" in query:
+            sink = query["sink"][-1]
+        return Response(self._deliveries(sink))
+
+    def _delivery(self, prefix: str) -> bytes:
+        """The delivery whose id begins with ``prefix``, with its record."""
+        if not DELIVERY_ID.fullmatch(prefix):
+            raise BadRequestError("id: expected a delivery id, or its beginning")
+        try:
+            reply = answer_outbox(self._store, OutboxRequest("show", ids=(prefix,)))
+        except NotBeforeError as error:
+            raise BadRequestError(f"id: {error}") from None
+        return json_line(outbox_answer(reply, datetime.now(UTC), with_records=True))
+
+    def _deliveries(self, sink: str | None) -> bytes:
+        """The deliveries without their records; the outbox bounds their number and size."""
+        reply = answer_outbox(self._store, OutboxRequest("show", sink=sink))
+        if sink is not None and not reply.rows:
+            self._require_sink(sink)
+        return json_line(outbox_answer(reply, datetime.now(UTC), with_records=False))
+
+    def _require_sink(self, sink: str) -> None:
+        if sink not in self._runtime.current.config.sinks:
+            raise BadRequestError(
+                f"sink: the outbox has no delivery for {sink[:60]!r}, and the configuration has no"
+                " such sink"
+            )
 
     def pending(self) -> PendingView:
         """The listed events, the most urgent first, as the body of ``/api/v1/events``."""

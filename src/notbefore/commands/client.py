@@ -23,6 +23,14 @@ from notbefore.web.access import load_web_config
 TIMEOUT: Final = 10.0  # seconds
 BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 END: Final = "-----END CERTIFICATE-----"
+ADDRESS: Final = {  # option -> metavar, help
+    "--url": ("URL", "the address of the agent, http://HOST:PORT or https://HOST:PORT"),
+    "--ca-file": ("FILE", "the certificate authority of the agent's certificate (PEM)"),
+    "--cert-file": ("FILE", "the client certificate for the agent (PEM)"),
+    "--key-file": ("FILE", "the key of --cert-file, if it is not in the same file"),
+    "--user": ("NAME", "the user, for an agent that requires a password"),
+    "--password-file": ("FILE", "a file that contains the password"),
+}
 
 
 class AgentClient(Struct, frozen=True):
@@ -130,30 +138,15 @@ def _fingerprint(path: Path) -> str:
 
 
 def add_agent(parser: argparse.ArgumentParser) -> None:
-    """Add the options that ``agent_client`` reads: CONFIG, ``--url``, certificates, user and
-    password.
-    """
+    """Add the options that ``agent_client`` reads: CONFIG, and those of ``add_address``."""
     add_config_file(parser, "the configuration that names the address")
-    parser.add_argument(
-        "--url",
-        metavar="URL",
-        help="the address of the agent, http://HOST:PORT or https://HOST:PORT",
-    )
-    parser.add_argument(
-        "--ca-file",
-        metavar="FILE",
-        help="the certificate authority of the agent's certificate (PEM)",
-    )
-    parser.add_argument(
-        "--cert-file", metavar="FILE", help="the client certificate for the agent (PEM)"
-    )
-    parser.add_argument(
-        "--key-file", metavar="FILE", help="the key of --cert-file, if it is not in the same file"
-    )
-    parser.add_argument(
-        "--user", metavar="NAME", help="the user, for an agent that requires a password"
-    )
-    parser.add_argument("--password-file", metavar="FILE", help="a file that contains the password")
+    add_address(parser)
+
+
+def add_address(parser: argparse.ArgumentParser) -> None:
+    """Add ``--url``, certificates, user and password."""
+    for option, (value, text) in ADDRESS.items():
+        parser.add_argument(option, metavar=value, help=text)
 
 
 def agent_client(options: argparse.Namespace) -> AgentClient:

@@ -72,7 +72,7 @@ class Response(Struct, frozen=True):
 Route = Callable[[Environ], Response]
 
 
-class _BadRequestError(Exception):
+class BadRequestError(Exception):
     """The query is wrong; the text says what was expected."""
 
 
@@ -149,7 +149,7 @@ def _respond(routes: dict[str, Route], environ: Environ) -> Response:
         return error("405 Method Not Allowed", "only GET and HEAD", ("Allow", "GET, HEAD"))
     try:
         return route(environ)
-    except _BadRequestError as bad_request:
+    except BadRequestError as bad_request:
         return error("400 Bad Request", str(bad_request))
     except StoreError as unreadable:
         return error(UNAVAILABLE, str(unreadable))
@@ -199,7 +199,7 @@ def readiness(
         return ready
     types = {name.strip().capitalize() for name in ",".join(query["pending"]).split(",")}
     for name in types.difference(EVENT_TYPES):
-        raise _BadRequestError(
+        raise BadRequestError(
             f"pending: expected a list of {', '.join(EVENT_TYPES)}, got {name[:40]!r}"
         )
     pending = events()
@@ -215,11 +215,11 @@ def readiness(
 
 
 def query_of(environ: Environ, *fields: str) -> dict[str, list[str]]:
-    """The fields of the query; raises ``_BadRequestError`` for any other field."""
+    """The fields of the query; raises ``BadRequestError`` for any other field."""
     query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
     for name in query:
         if name not in fields:
-            raise _BadRequestError(f"{name[:40]!r}: expected {' or '.join(fields)}")
+            raise BadRequestError(f"{name[:40]!r}: expected {' or '.join(fields)}")
     return query
 
 
@@ -235,7 +235,7 @@ def _limit_of(query: dict[str, list[str]]) -> int:
     if re.fullmatch(r"\d{1,9}", text, re.ASCII) and 1 <= int(text) <= HISTORY_RECORDS:
         return int(text)
     expected = f"a number from 1 to {HISTORY_RECORDS}"
-    raise _BadRequestError(f"limit: expected {expected}, got {text[:40]!r}")
+    raise BadRequestError(f"limit: expected {expected}, got {text[:40]!r}")
 
 
 def since_of(query: dict[str, list[str]]) -> datetime | None:
@@ -249,7 +249,7 @@ def since_of(query: dict[str, list[str]]) -> datetime | None:
         # a plus that was not encoded arrives as a space
         time = datetime.fromisoformat(text.replace(" ", "+"))
     except (ValueError, OverflowError, OSError):
-        raise _BadRequestError(
+        raise BadRequestError(
             f"since: expected RFC 3339 or Unix seconds, got {text[:40]!r}"
         ) from None
     if time.tzinfo is None:
