@@ -168,7 +168,7 @@ def test_what_hung_and_arrives_after_all_is_not_sent_again(
     def act(message: Message) -> Receipt:
         over.wait(20)
         if message.delivery_id == "other":
-            eventually(lambda: len(owner.results) == 2)
+            eventually(lambda: len(owner.results) >= 2)
         return Receipt()
 
     given = Orders(orders("slow", timeout="200ms").sinks | orders("other").sinks)
@@ -272,16 +272,15 @@ def test_one_that_leaves_has_two_seconds_for_what_is_under_way_but_for_a_command
         courier.until(begun.is_set)
         left = time.monotonic()
         courier.supervisor.reconfigure(given)
-        owner.add("b")  # it is given nothing more
         if runs_once:
             courier.until(lambda: time.monotonic() > left + 2.5)
             assert not owner.endings
             over.set()
         courier.until(lambda: owner.endings)
         assert time.monotonic() - left >= 2.0
-        assert [one.delivery_id for one in owner.given] == ["a"]
         over.set()
-    assert owner.left.keys() == ({"b"} if runs_once else {"a", "b"})
+    left_over = [] if runs_once else ["a"]
+    assert list(owner.left) == left_over
 
 
 # ---- events side by side

@@ -153,6 +153,117 @@ def test_a_courier_with_other_orders_takes_the_place_of_the_one_that_runs(
     assert couriers.figures.starts == CourierFigures().starts | {"due": 1, "reload": 1}
 
 
+class WaitingCommand:
+    """A command that runs until the test releases it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._log = directory / "log"
+        self._released = directory / "released"
+        begin = f"echo begin $NOTBEFORE_DELIVERY_ID >> {self._log}"
+        wait = f"while [ ! -e {self._released} ]; do sleep 0.05; done"
+        end = f"echo end $NOTBEFORE_DELIVERY_ID >> {self._log}"
+        self.script = f"{begin}; {wait}; {end}"
+
+    @property
+    def log(self) -> list[str]:
+        if not self._log.exists():
+            return []
+        return self._log.read_text(encoding="utf-8").splitlines()
+
+    def release(self) -> None:
+        self._released.touch()
+
+
+def test_reload_serves_other_sinks_while_a_command_runs(
+    tmp_path: Path, owner: Owner, start: Start
+) -> None:
+    command = WaitingCommand(tmp_path)
+    orders = Orders(sinks(run=command.script, hook="true"))
+    couriers = start(orders)
+    owner.add("drain", sink="run", once=True)
+    serve([couriers], lambda: command.log == ["begin drain"])
+
+    couriers.reconfigure(orders)
+    owner.add("notice", sink="hook")
+    serve([couriers], lambda: "notice" not in owner.left)
+
+    assert command.log == ["begin drain"]
+    assert owner.endings == 0
+    assert couriers.figures.starts == CourierFigures().starts | {"due": 1, "reload": 1}
+
+    command.release()
+    serve([couriers], lambda: owner.endings == 1)
+
+    assert owner.left == {}
+    assert command.log == ["begin drain", "end drain"]
+    assert couriers.figures.running
+
+
+def test_reload_keeps_commands_of_one_event_in_order(
+    tmp_path: Path, owner: Owner, start: Start
+) -> None:
+    command = WaitingCommand(tmp_path)
+    orders = Orders(sinks(run=command.script))
+    couriers = start(orders)
+    owner.add("announced", "started", sink="run", event="freeze", once=True)
+    serve([couriers], lambda: command.log)
+
+    couriers.reconfigure(orders)
+    owner.add("other", sink="run", once=True)
+    serve([couriers], lambda: len(command.log) == 2)
+    command.release()
+    serve([couriers], lambda: not owner.left)
+
+    log = command.log
+    assert log[:2] == ["begin announced", "begin other"]
+    assert log.index("end announced") < log.index("begin started")
+
+
+def test_killed_courier_loses_only_its_own_command(
+    tmp_path: Path, owner: Owner, start: Start
+) -> None:
+    command = WaitingCommand(tmp_path)
+    orders = Orders(sinks(run=command.script))
+    couriers = start(orders)
+    owner.add("first", sink="run", once=True)
+    serve([couriers], lambda: command.log == ["begin first"])
+    leaving = courier_of(os.getpid())
+    couriers.reconfigure(orders)
+    owner.add("second", sink="run", once=True)
+    serve([couriers], lambda: len(command.log) == 2)
+
+    os.kill(leaving, signal.SIGKILL)
+    serve([couriers], lambda: owner.endings)
+    killed = dict(owner.left)
+    command.release()
+    serve([couriers], lambda: "second" not in owner.left)
+
+    assert killed == {"first": "dead", "second": "pending"}
+    assert [delivery.delivery_id for delivery in owner.given] == ["first", "second"]
+
+
+def test_reloads_while_commands_run_start_few_couriers(
+    tmp_path: Path, owner: Owner, start: Start
+) -> None:
+    command = WaitingCommand(tmp_path)
+    orders = Orders(sinks(run=command.script, hook="true"))
+    couriers = start(orders)
+    for number in range(supervisor.MOST_COURIERS):
+        owner.add(f"drain-{number}", sink="run", once=True)
+        serve([couriers], lambda: len(command.log) == number + 1)
+        couriers.reconfigure(orders)
+
+    owner.add("notice", sink="hook")
+    some_ticks_later = time.monotonic() + 2.0
+    serve([couriers], lambda: time.monotonic() > some_ticks_later)
+    waited = "notice" in owner.left
+    command.release()
+    serve([couriers], lambda: not owner.left)
+
+    assert waited
+    assert sum(couriers.figures.starts.values()) == supervisor.MOST_COURIERS + 1
+
+
 def test_a_slow_receiver_is_not_taken_for_nothing_to_do(
     owner: Owner, monkeypatch: pytest.MonkeyPatch, start: Start
 ) -> None:
@@ -277,7 +388,7 @@ lock = os.open(sys.argv[1], os.O_RDONLY)
 courier = CourierProcess(seal(Orders(), {}), environment(Orders()), lock)
 frames = 0
 while frames < 2:  # its hello and, once it has tied its life to ours, a turn
-    frames += len(list(courier.frames()))
+    frames += len(list(courier.received()))
     time.sleep(0.01)
 os.kill(courier.pid, signal.SIGSTOP)
 print(courier.pid, flush=True)
@@ -393,6 +504,26 @@ def test_agent_ends_for_a_version_whose_check_succeeds(
     version = notbefore.__version__
     ends = f"notbefore 99.0 is installed, and works: this one ({version}) ends for it"
     assert ends in caplog.messages
+
+
+def test_upgrade_waits_for_a_running_command(
+    installed: Path, tmp_path: Path, owner: Owner, start: Start
+) -> None:
+    command = WaitingCommand(tmp_path)
+    couriers = start(Orders(sinks(run=command.script)))
+    owner.add("drain", sink="run", once=True)
+    serve([couriers], lambda: command.log)
+
+    another(installed, __main__=saying())
+    leave_time_later = time.monotonic() + supervisor.LEAVE_SECONDS + 1.0
+    serve([couriers], lambda: time.monotonic() > leave_time_later)
+    successor_meanwhile = couriers.successor
+    command.release()
+    serve([couriers], lambda: couriers.successor)
+
+    assert successor_meanwhile == ""
+    assert command.log == ["begin drain", "end drain"]
+    assert owner.left == {}
 
 
 def test_successor_gets_the_waiting_deliveries(installed: Path, owner: Owner, start: Start) -> None:
@@ -513,7 +644,7 @@ def test_courier_for_another_version_says_its_own_and_ends(kind: str) -> None:
     }
 
     courier = CourierProcess(msgspec.msgpack.encode(orders), environment(Orders()))
-    frame = eventually(lambda: next(iter(courier.frames()), b""))
+    frame = eventually(lambda: next(iter(courier.received()), b""))
 
     assert msgspec.msgpack.decode(frame, type=Hello) == Hello(notbefore.__version__, SCHEMA_VERSION)
     os.waitid(os.P_PID, courier.pid, os.WEXITED | os.WNOWAIT)

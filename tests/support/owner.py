@@ -7,7 +7,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Self
 from unittest.mock import patch
@@ -15,8 +15,9 @@ from unittest.mock import patch
 from notbefore import __version__
 from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import OF_AN_AGENT, Bounds, Outbox, SendResult
+from notbefore.courier.frames import FrameSocket, wait_for_frame
 from notbefore.courier.main import Courier
-from notbefore.courier.orders import Channel, Hello, Orders, wait
+from notbefore.courier.orders import Hello, Orders
 from notbefore.courier.sink import Sink
 from notbefore.courier.supervisor import Supervisor
 from notbefore.net.redact import Redactor
@@ -71,9 +72,9 @@ class Owner(StoredOutbox):
         self.given += given
         return given
 
-    def courier_ended(self) -> None:
+    def courier_ended(self, ids: Collection[str] | None = None) -> None:
         self.endings += 1
-        super().courier_ended()
+        super().courier_ended(ids)
 
     @property
     def rows(self) -> list[Delivery]:
@@ -113,7 +114,7 @@ class CourierHere:
         self._make = make
 
     def __enter__(self) -> Self:
-        self._started = patch("notbefore.courier.courier_process._started", self._start)
+        self._started = patch("notbefore.courier.courier_process._start", self._start)
         self._started.start()
         return self
 
@@ -122,18 +123,18 @@ class CourierHere:
         self._started.stop()
 
     def _start(self, end: socket.socket, *_: object) -> Self:
-        threading.Thread(target=self._run, args=(Channel(end.dup()),), daemon=True).start()
+        threading.Thread(target=self._run, args=(FrameSocket(end.dup()),), daemon=True).start()
         return self
 
-    def _run(self, channel: Channel) -> None:
+    def _run(self, frames: FrameSocket) -> None:
         with suppress(ConnectionError):
-            while not list(channel.receive()):  # its orders
-                wait(1.0, channel)
-            channel.send(Hello(__version__, SCHEMA_VERSION))
+            while not list(frames.receive()):  # its orders
+                wait_for_frame(1.0, frames)
+            frames.send(Hello(__version__, SCHEMA_VERSION))
             Courier(
-                channel, self._orders, Redactor(["s3cret"]), lambda name, *_: self._make(name)
+                frames, self._orders, Redactor(["s3cret"]), lambda name, *_: self._make(name)
             ).run()
-        channel.close()
+        frames.close()
 
     def kill(self) -> None:
         """Its socket is closed before."""

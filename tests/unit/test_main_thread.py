@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from notbefore.courier import orders
+from notbefore.courier.frames import FrameSocket, wait_for_frame
 from notbefore.process.main_thread import MainThread
 
 LONG = 60.0  # seconds: a wait that nothing ends takes so long
@@ -110,9 +110,9 @@ def test_wait_ends_when_a_high_descriptor_is_readable(high_descriptor: socket.so
 
 
 @ON_POSIX
-def test_channel_waits_for_a_high_descriptor(high_descriptor: socket.socket) -> None:
+def test_frame_socket_waits_for_a_high_descriptor(high_descriptor: socket.socket) -> None:
     started = time.monotonic()
 
-    orders.wait(LONG, orders.Channel(high_descriptor))
+    wait_for_frame(LONG, FrameSocket(high_descriptor))
 
     assert time.monotonic() - started < LONG

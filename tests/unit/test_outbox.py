@@ -406,6 +406,18 @@ def test_refusal_is_ignored_when_courier_was_released(box: Box) -> None:
     assert ids(given) == [released.delivery_id]
 
 
+def test_release_spares_deliveries_of_another_courier(box: Box) -> None:
+    released = delivery("e-1", delivery_id="d-1")
+    spared = delivery("e-2", delivery_id="d-2")
+    box.put(released, spared)
+    box.lease(1)
+
+    box.outbox.release(2, [released.delivery_id])
+
+    assert ids(box.outbox.rows.under_way) == [spared.delivery_id]
+    assert ids(box.lease(2)) == [released.delivery_id]
+
+
 def test_acceptance_counts_when_courier_was_released(box: Box) -> None:
     released = delivery()
     box.put(released)

@@ -333,17 +333,19 @@ class Outbox:
             given += self._give(sink, limit - under_way[sink], now)
         return given
 
-    def release(self, now: float) -> list[Delivery]:
-        """Make the deliveries of an ended courier due again.
+    def release(self, now: float, ids: Collection[str] | None = None) -> list[Delivery]:
+        """Make the deliveries of an ended courier due again: those with these ids, or all.
 
         Those that may be attempted only once are dead instead, and returned.
         """
-        dead: list[Delivery] = []
-        under_way = self.rows.under_way
-        for row in under_way:
+        released = self.rows.under_way
+        if ids is not None:
+            released = [row for row in released if row.delivery_id in ids]
+        for row in released:
             self.rows.take_back(row)
 
-        for row in under_way:
+        dead: list[Delivery] = []
+        for row in released:
             if row.once:
                 dead.append(self._bury(row, INTERRUPTED, now))
             else:

@@ -1,38 +1,69 @@
-"""The courier's process: ``python -m notbefore.courier``, started by the agent with the socket to
-it as file 0.
+"""The courier's process: ``python -m notbefore.courier``. The agent starts it, with the socket that
+connects them as its standard input.
 
-It keeps no file: all that it needs to know comes over the socket (``courier.orders``). Its agent
+It keeps no file: everything that it needs comes over the socket (``courier.orders``). Its agent
 ends it; it also ends when the agent ends.
 """
 
+import ctypes
 import logging
 import os
 import signal
 import socket
 import sys
+from types import FrameType
 from typing import Final
 
 from notbefore import __version__
+from notbefore.courier.frames import FrameSocket, wait_for_frame
 from notbefore.courier.main import Courier
-from notbefore.courier.orders import Channel, Hello, Orders, unseal, wait
+from notbefore.courier.orders import Hello, Orders, unseal
 from notbefore.logs import set_up
 from notbefore.net.redact import Redactor
 from notbefore.store import SCHEMA_VERSION
 
 PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
+ORDERS_SECONDS: Final = 60.0  # how long to wait for the orders before looking again
 
 
-def _channel() -> Channel:
-    """Return the channel over the socket that the agent made the standard input of this process."""
+def main() -> None:
+    """Send the deliveries of the agent. Raises ``ConnectionError`` once the agent has ended."""
+    frames = _take_socket()
+    orders = _read(_first_frame(frames))
+    frames.send(Hello(__version__, SCHEMA_VERSION))
+    if orders is None:
+        return
+
+    _end_with_agent()
+    redact = Redactor()
+    set_up(orders.log_format, orders.log_level, redact)
+    # apprise logs each failure. The sink turns these lines into an error, which is logged once a
+    # minute at most
+    logging.getLogger("apprise").propagate = orders.log_level == "debug"
+    Courier(frames, orders, redact).run()
+
+
+def _take_socket() -> FrameSocket:
+    """Return the socket that the agent made the standard input, and replace that by an empty one.
+
+    Libraries and programs must not read from the socket.
+    """
     if sys.platform == "win32":  # there the standard input is a pipe with the data of a socket
         end = socket.fromshare(sys.stdin.buffer.read())
     else:
         end = socket.socket(fileno=os.dup(0))
-    # libraries and programs must not read the socket as their standard input: they get an empty one
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    return Channel(end)
+
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    return FrameSocket(end)
+
+
+def _first_frame(frames: FrameSocket) -> bytes:
+    while True:
+        for frame in frames.receive():
+            return frame
+        wait_for_frame(ORDERS_SECONDS, frames)
 
 
 def _read(frame: bytes) -> Orders | None:
@@ -41,35 +72,22 @@ def _read(frame: bytes) -> Orders | None:
         orders = unseal(frame)
     except ValueError:  # another version may have other sinks
         return None
-    return orders if orders.version == __version__ else None
+    if orders.version != __version__:
+        return None
+    return orders
 
 
-def main() -> None:
-    """Send the deliveries of the agent. Raises ``ConnectionError`` once the agent has ended."""
-    channel = _channel()
-    while not (frames := list(channel.receive())):
-        wait(60.0, channel)
-    orders = _read(frames[0])
-    channel.send(Hello(__version__, SCHEMA_VERSION))
-    if orders is None:
-        return
-    if (
-        sys.platform == "linux"
-    ):  # the kernel kills it when the agent ends; elsewhere only the closed socket ends it
-        import ctypes  # noqa: PLC0415 - only on Linux
-
+def _end_with_agent() -> None:
+    """Let only the agent end this process: by its own end, or by killing this process."""
+    if sys.platform == "linux":  # elsewhere only the closed socket ends it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (
-        signal.SIGTERM,
-        signal.SIGINT,
-    ):  # only the agent handles them, and ends its courier
-        signal.signal(number, lambda *_: None)
-    redact = Redactor()
-    set_up(orders.log_format, orders.log_level, redact)
-    # apprise logs each failure: the sink makes an error of these lines, which the worker logs once
-    # a minute at most
-    logging.getLogger("apprise").propagate = orders.log_level == "debug"
-    Courier(channel, orders, redact).run()
+    # the agent gets these signals too, and handles them
+    signal.signal(signal.SIGTERM, _ignore)
+    signal.signal(signal.SIGINT, _ignore)
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """Ignore a signal. A program that the courier starts does not inherit this, unlike SIG_IGN."""
 
 
 if __name__ == "__main__":

@@ -1,42 +1,45 @@
-"""``CourierProcess``: starts one courier, exchanges frames with it over a socket, and ends it."""
+"""``CourierProcess`` starts one courier, exchanges frames with it over a socket, and ends it."""
 
 import math
 import os
 import re
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from notbefore.courier.orders import TURN_INTERVAL, Channel, Orders
-
-if TYPE_CHECKING:
-    import subprocess
+from notbefore.core.delivery import Delivery
+from notbefore.core.outbox import SendResult
+from notbefore.courier.frames import FrameSocket
+from notbefore.courier.orders import REPORT_INTERVAL, Batch, Orders
 
 REAP_SECONDS: Final = 1.0  # to wait for the end of a killed process
-# secrets, even if notbefore does not use them
+KILLED: Final = -9  # the exit code of a killed process
+# they contain secrets, even if notbefore does not use them
 _OTLP_HEADERS: Final = re.compile("OTEL_EXPORTER_OTLP_(.*_)?HEADERS")
 
 
 def environment(orders: Orders) -> dict[str, str]:
-    """Return the agent's variables without those that may be secret: the courier gets secrets
-    through the socket.
+    """Return the agent's variables without those that may be secret.
+
+    The courier gets the secrets through the socket.
     """
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name not in orders.hidden
-        and not name.startswith("NOTBEFORE_")
-        and not _OTLP_HEADERS.fullmatch(name)
-    }
+    variables: dict[str, str] = {}
+    for name, value in os.environ.items():
+        is_ours = name.startswith("NOTBEFORE_")
+        is_secret = name in orders.hidden or _OTLP_HEADERS.fullmatch(name)
+        if not is_ours and not is_secret:
+            variables[name] = value
+    return variables
 
 
 class CourierProcess:
-    """A courier that is started and gets ``frame``, its orders. Only ``end`` waits.
+    """A courier. The constructor starts it, and sends it ``frame``, its orders. Only ``end`` waits.
 
-    ``lock``: the file descriptor of the agent's lock, which the courier holds as well. Raises
+    ``lock``: the file descriptor of the agent's lock, which the courier also holds. Raises
     ``OSError``.
     """
 
@@ -44,31 +47,56 @@ class CourierProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                self._process = _started(theirs, variables, lock)
+                self._process = _start(theirs, variables, lock)
             except OSError:
                 ours.close()
                 raise
+        now = time.monotonic()
         self.pid: Final = self._process.pid
-        self.channel = Channel(ours)
-        self.works = False  # its hello was good
-        self.limits: Mapping[str, int] = {}  # those of its last turn
-        self.hangs = False  # one of its sinks hangs, by its last turn
+        self.frames: Final = FrameSocket(ours)
+        self.works = False  # it has said hello, and is of this version
+        self.limits: Mapping[str, int] = {}  # of its last report
+        self.hangs = False  # one of its sinks hangs, by its last report
         self.leave_at = math.inf  # monotonic seconds
-        self.last_busy = self._counted = time.monotonic()  # seconds
+        self.last_busy = now  # monotonic seconds
         self.silent = 0  # seconds since its last frame, while this process ran
-        with suppress(ConnectionError):  # it has ended: ``frames`` raises as well
-            self.channel.send(frame)
+        self._last_counted = now  # monotonic seconds: when ``silent`` was last increased
+        self._held: dict[str, bool] = {}  # its deliveries by id: may it be attempted only once?
+        with suppress(ConnectionError):  # it has ended, and ``received`` raises too
+            self.frames.send_frame(frame)
 
-    def frames(self) -> Iterable[bytes]:
+    def received(self) -> Iterator[bytes]:
         """Yield the frames since the last call; raises ``ConnectionError`` once it has ended."""
-        for frame in self.channel.receive():
+        for frame in self.frames.receive():
             self.silent = 0
             yield frame
-        # count at most one second per call: during a freeze of the machine, the courier is not to
-        # blame
-        if time.monotonic() - self._counted >= TURN_INTERVAL:
-            self._counted = time.monotonic()
+        # at most one second per call counts: a courier cannot answer while the machine is frozen
+        now = time.monotonic()
+        if now - self._last_counted >= REPORT_INTERVAL:
+            self._last_counted = now
             self.silent += 1
+
+    @property
+    def held(self) -> Sequence[str]:
+        """The ids of the deliveries that it has."""
+        return list(self._held)
+
+    @property
+    def holds_once(self) -> bool:
+        """Whether it has a delivery that may be attempted only once."""
+        return any(self._held.values())
+
+    def give(self, deliveries: Iterable[Delivery], now: float) -> None:
+        """Give it deliveries; ``now``: Unix seconds by the clock that the messages go by."""
+        batch = Batch(list(deliveries), now)
+        for delivery in batch.deliveries:
+            self._held[delivery.delivery_id] = delivery.once
+        self.frames.send(batch)
+
+    def note(self, results: Iterable[SendResult]) -> None:
+        """Note that it has reported these results: it no longer has the deliveries."""
+        for result in results:
+            self._held.pop(result.delivery_id, None)
 
     @property
     def leaves(self) -> bool:
@@ -81,31 +109,44 @@ class CourierProcess:
 
     def end(self) -> int:
         """Kill it, unless it has ended; return its exit code, negative for a signal."""
-        import subprocess  # noqa: PLC0415 - not needed before a courier runs
-
-        self.channel.close()
+        self.frames.close()
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(REAP_SECONDS)
-        return -9  # a thread hangs in a disk: the process ends when the disk answers
+        return KILLED  # one of its threads waits for a disk: the process ends when the disk answers
 
 
-def _started(
+def _start(
     end: socket.socket, variables: Mapping[str, str], lock: int | None
-) -> "subprocess.Popen[bytes]":
-    import subprocess  # noqa: PLC0415 - not needed if there is nothing to deliver
-
+) -> subprocess.Popen[bytes]:
+    """Start the process, with ``end`` as its standard input."""
     # -P: no module is imported from the working directory
-    command, own = [sys.executable, "-P", "-m", "notbefore.courier"], dict(variables)
+    command = [sys.executable, "-P", "-m", "notbefore.courier"]
+    if sys.platform == "win32":
+        return _start_on_windows(command, end, variables)
+
+    # the courier inherits the lock; the programs that it starts do not
+    inherited = [lock] if lock is not None else []
+    return subprocess.Popen(  # noqa: S603 - our own module
+        command, env=variables, stdin=end.fileno(), pass_fds=inherited
+    )
+
+
+def _start_on_windows(
+    command: Sequence[str], end: socket.socket, variables: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start the process, and send it the data of ``end``: a socket cannot be its standard input.
+
+    It has a console of its own, so that Ctrl-C reaches only the agent, which ends the courier.
+    """
     if sys.platform != "win32":
-        # the courier holds it, but no program that it starts
-        passed = [] if lock is None else [lock]
-        return subprocess.Popen(command, env=own, stdin=end.fileno(), pass_fds=passed)  # noqa: S603 - our own module
-    # on Windows a socket cannot be the standard input: its data goes through a pipe. The courier
-    # has its own console, so that Ctrl-C reaches only the agent, which ends the courier
-    flags = subprocess.CREATE_NO_WINDOW
-    own["PYTHONIOENCODING"] = "utf-8"  # of its log, as that of the agent
-    process = subprocess.Popen(command, env=own, stdin=subprocess.PIPE, creationflags=flags)  # noqa: S603 - as above
+        raise NotImplementedError
+    process = subprocess.Popen(  # noqa: S603 - our own module
+        command,
+        env={**variables, "PYTHONIOENCODING": "utf-8"},  # of its log, as that of the agent
+        stdin=subprocess.PIPE,
+        creationflags=subprocess.CREATE_NO_WINDOW,
+    )
     if process.stdin is not None:
         with process.stdin as pipe:
             pipe.write(end.share(process.pid))

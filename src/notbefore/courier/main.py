@@ -1,9 +1,10 @@
-"""``Courier``: lets its sinks send the deliveries that its agent gives, and reports the results. It
+"""``Courier`` lets its sinks send the deliveries that its agent gives, and reports the results. It
 owns nothing.
 
-It is a separate process (``notbefore.courier``): imports of its sinks cost the agent no memory, and
-it can be killed if they hang. Its main thread talks to the agent; each sink has threads of its own.
-An attempt without an end is reported after its deadline, and the agent replaces the courier.
+It is a separate process (``notbefore.courier``): the imports of its sinks cost the agent no memory,
+and it can be killed if they hang. Its main thread talks to the agent; each sink has threads of its
+own. An attempt that does not end is reported after its deadline, and the agent replaces the
+courier.
 """
 
 import socket
@@ -19,72 +20,83 @@ import msgspec
 from notbefore.config.sinks import Messages, SinkConfig
 from notbefore.core.outbox import SendResult
 from notbefore.courier import sinks
-from notbefore.courier.orders import TURN_INTERVAL, Channel, Given, Orders, Turn, wait
+from notbefore.courier.frames import FrameSocket, wait_for_frame
+from notbefore.courier.orders import REPORT_INTERVAL, Batch, Orders, Report
 from notbefore.courier.sink import Sink
 from notbefore.courier.worker import Worker
 from notbefore.net.redact import Redactor
 
-GATHER: Final = 0.005  # seconds between two turns with results
+GATHER_SECONDS: Final = 0.005  # between two reports with results
 
 
 class Courier:
-    """``make`` makes a sink, in that sink's thread; ``redact`` removes secrets from errors."""
+    """The main thread of a courier.
+
+    ``make_sink`` is called in that sink's thread; ``redact`` removes secrets from errors.
+    """
 
     def __init__(
         self,
-        channel: Channel,
+        frames: FrameSocket,
         orders: Orders,
         redact: Redactor,
-        make: Callable[[str, SinkConfig, Messages], Sink] = sinks.make,
+        make_sink: Callable[[str, SinkConfig, Messages], Sink] = sinks.make,
     ) -> None:
-        self._channel = channel
+        self._frames = frames
         # not a pipe: not every system can wait for one
         self._reader, self._writer = socket.socketpair()
-        for end in (self._reader, self._writer):
-            end.settimeout(0)
-        self._results: deque[SendResult] = deque()  # for the next turn
-        self._workers = {
-            name: Worker(
-                name, config, partial(make, name, config, orders.messages), self._report, redact
-            )
-            for name, config in orders.sinks.items()
-        }
-        self._last_turn = 0.0  # monotonic seconds
+        self._reader.settimeout(0)
+        self._writer.settimeout(0)
+        self._results: deque[SendResult] = deque()  # for the next report
+        self._last_report = 0.0  # monotonic seconds
+        self._workers: dict[str, Worker] = {}
+        for name, config in orders.sinks.items():
+            make = partial(make_sink, name, config, orders.messages)
+            self._workers[name] = Worker(name, config, make, self._add_result, redact)
 
     def run(self) -> NoReturn:
-        """Work until the agent ends it; raises ``ConnectionError`` once the agent has ended."""
+        """Work until the agent ends this process.
+
+        Raises ``ConnectionError`` once the agent has ended.
+        """
         with self._reader, self._writer:
             while True:
-                for frame in self._channel.receive():
-                    given = msgspec.msgpack.decode(frame, type=Given)
-                    for delivery in given.deliveries:
-                        self._workers[delivery.sink].give(delivery, time.time() - given.time)
+                for frame in self._frames.receive():
+                    self._distribute(msgspec.msgpack.decode(frame, type=Batch))
                 for worker in self._workers.values():
                     self._results.extend(worker.watch())
-                self._turn()
+                self._report()
                 self._wait()
 
-    def _turn(self) -> None:
+    def _distribute(self, batch: Batch) -> None:
+        ahead = time.time() - batch.time
+        for delivery in batch.deliveries:
+            self._workers[delivery.sink].give(delivery, ahead)
+
+    def _report(self) -> None:
         """Report results, and how many deliveries the sinks may have, if it is time to."""
-        if time.monotonic() - self._last_turn < (GATHER if self._results else TURN_INTERVAL):
+        pause = GATHER_SECONDS if self._results else REPORT_INTERVAL
+        if time.monotonic() - self._last_report < pause:
             return
-        results = [self._results.popleft() for _ in range(len(self._results))]
+        results: list[SendResult] = []
+        while self._results:
+            results.append(self._results.popleft())
         limits = {name: worker.limit for name, worker in self._workers.items()}
         hangs = any(worker.hangs for worker in self._workers.values())
-        self._channel.send(Turn(results, limits, hangs))
-        self._last_turn = time.monotonic()
+        self._frames.send(Report(results, limits, hangs))
+        self._last_report = time.monotonic()
 
-    def _report(self, result: SendResult) -> None:
-        """Store a result and wake the main thread; called in a worker's thread."""
+    def _add_result(self, result: SendResult) -> None:
+        """Keep a result for the next report, and wake the main thread. Called in sink threads."""
         self._results.append(result)
-        with suppress(OSError):  # full, so the main thread wakes anyway; or closed at the end
+        with suppress(OSError):  # full: the main thread wakes anyway. Closed: the courier ends
             self._writer.send(b".")
 
     def _wait(self) -> None:
         """Wait for a frame or for a result."""
         if self._results:  # more results come soon: report them together
-            wait(GATHER, self._channel)
+            wait_for_frame(GATHER_SECONDS, self._frames)
             return
-        wait(TURN_INTERVAL, self._channel, self._reader)
+        wait_for_frame(REPORT_INTERVAL, self._frames, self._reader)
         with suppress(BlockingIOError):
             self._reader.recv(4096)

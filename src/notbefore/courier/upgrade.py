@@ -1,4 +1,4 @@
-"""``UpgradeCheck`` asks the installed version whether it can take over from the running one."""
+"""Another version of the package on disk: it is noticed, and asked whether it can take over."""
 
 import os
 import subprocess
@@ -10,10 +10,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import notbefore
 from notbefore.core.text import escaped
 
 CHECK_SECONDS: Final = 60.0  # for the whole check; a loaded VM needs some seconds
 MAX_PROBLEM: Final = 500  # characters of its output
+MAX_OUTPUT: Final = 64 * 1024  # bytes of its output that are read
+
+
+def package_on_disk() -> tuple[int, ...]:
+    """Return values that differ when another package is installed; none if there is no package.
+
+    A new file may have the inode of the one that it replaces, but not also its time of change.
+    """
+    try:
+        status = Path(notbefore.__file__).stat()
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
 class UpgradeCheck:
@@ -56,13 +70,11 @@ class UpgradeCheck:
         """Why the installed version cannot take over, in words; empty if it can."""
         if self._timed_out:
             return f"`notbefore check-config` took more than {CHECK_SECONDS:.0f} s"
-        if self._process.returncode == 0:
-            return ""
-        self._output.seek(0)
-        lines = self._output.read(64 * 1024).decode(errors="replace").split("\n")
-        said = next((line for line in reversed(lines) if line.strip()), "")
         code = self._process.returncode
-        return escaped(f"`notbefore check-config` fails (exit code {code}): {said}")[:MAX_PROBLEM]
+        if code == 0:
+            return ""
+        problem = f"`notbefore check-config` fails (exit code {code}): {self._last_line()}"
+        return escaped(problem)[:MAX_PROBLEM]
 
     def end(self) -> None:
         """Kill the check, unless it has ended."""
@@ -70,6 +82,15 @@ class UpgradeCheck:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         self._output.close()
+
+    def _last_line(self) -> str:
+        """Return the last line of its output that is not blank."""
+        self._output.seek(0)
+        text = self._output.read(MAX_OUTPUT).decode(errors="replace")
+        for line in reversed(text.split("\n")):
+            if line.strip():
+                return line
+        return ""
 
 
 def installed_command() -> list[str]:

@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -86,17 +86,17 @@ class StoredOutbox:
             return outbox.exchange(list(results), limits, now)
 
     def under_way(self) -> Sequence[Delivery]:
-        """Return the deliveries that the courier has."""
+        """Return the deliveries that a courier has."""
         with self._memory_lock:
             return self._outbox.rows.under_way
 
-    def courier_ended(self) -> None:
-        """Make the deliveries of the ended courier due again.
+    def courier_ended(self, ids: Collection[str] | None = None) -> None:
+        """Make the deliveries of an ended courier due again: those with these ids, or all.
 
         Those that may be attempted only once are dead.
         """
         with self.opened(by_courier=True) as (outbox, now):
-            for row in outbox.release(now):
+            for row in outbox.release(now, ids):
                 log.error(
                     "sink %s: `%s` of event %s: %s", row.sink, row.kind, row.event_key, row.error
                 )
