@@ -7,6 +7,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from notbefore.config.sinks import Alertmanager, Email, Links, Messages
+from notbefore.core.event_types import SPOT_REBALANCE
 from notbefore.core.message import Message
 from notbefore.courier.sinks import alertmanager, email, pagerduty, slack
 from notbefore.wording.texts import text_of
@@ -24,6 +25,7 @@ REBOOT: Final = {
     "EventSource": "User",
     "Description": "Virtual machine is going to be restarted as requested by authorized user.",
 }
+ADVICE: Final = {"EventType": SPOT_REBALANCE, "DurationInSeconds": -1}
 LATER: Final = {"NotBefore": "Sun, 01 Mar 2026 12:45:00 GMT"}
 FINISHED: Final = message(REBOOT, REBOOT | STARTED, None, seconds=(2, 900, 1500))
 APPROVAL: Final = {
@@ -50,6 +52,8 @@ MESSAGES: Final = {  # by their kinds
     "Ended: nobody saw how": recording(
         message(REBOOT, None, kind="ended"), change="ended", outcome="unknown"
     ),
+    "Announced: a recommendation": message(ADVICE, now=at(2)),
+    "Ended: a recommendation was withdrawn": message(ADVICE, None, now=at(120)),
     "Approved": recording(message(REBOOT, kind="approved", now=at(60)), **APPROVAL),
 }
 APART: Final = ("approved", "approval_failed", "approval_skipped")  # they change no alert

@@ -27,6 +27,7 @@ import trustme
 from msgspec.structs import replace
 
 from notbefore.config.model import Server
+from notbefore.core.event_types import SPOT_REBALANCE
 from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.errors import ListenError
 from notbefore.web import channel as channels
@@ -97,6 +98,7 @@ def test_readiness_can_depend_on_the_events_of_this_vm(server: HttpServer, view:
     for shown, query, status in (
         (listed(), "", 200),
         (listed(), "?pending=Redeploy&pending=reboot", 503),
+        (listed(EventType=SPOT_REBALANCE), "?pending=spotrebalancerecommendation", 503),
         (listed(Description=""), "?pending=Redeploy", 200),
         (listed(**STARTED), "?pending=Reboot,Redeploy", 503),
         (listed(Resources=[PEER]), "?pending=Reboot", 200),

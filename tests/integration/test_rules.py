@@ -16,11 +16,17 @@ from typing import Any, Final, NamedTuple
 import pytest
 import yaml
 
-from notbefore.core.event_types import EVENT_TYPES
+from notbefore.core.event_types import EVENT_TYPES, SPOT_REBALANCE, event_type_of
 from notbefore.core.routing import NEAR, severity_of
 from notbefore.metrics import fleet
 from notbefore.metrics.totals import ConfigFigures, OutboxView
-from notbefore.wording.phrases import FINISHED_TITLE, KINDS, TypePhrases, phrases_of
+from notbefore.wording.phrases import (
+    FINISHED_TITLE,
+    KINDS,
+    WITHDRAWN_TITLE,
+    TypePhrases,
+    phrases_of,
+)
 from support.agent import run
 from support.azure import at, item
 from support.fast_motion import Chapters, FleetInstance, FleetVm, Items, Target, scraped
@@ -80,6 +86,12 @@ def of_event(alert: str, says: dict[int, str], **more: str) -> Look:
     return look(alert, says, **{**known, **more})
 
 
+def recommendation(event_id: str = "E1", **fields: Any) -> dict[str, Any]:
+    """A recommendation with a NotBefore that is near, and an expected interruption that is long."""
+    near = {"NotBefore": clock(120), "DurationInSeconds": 600}
+    return reboot(event_id, **{"EventType": SPOT_REBALANCE, **near, **fields})
+
+
 def phrases_for(labels: dict[str, str]) -> TypePhrases:
     """The phrases of messages about an event with these labels of its alert."""
     is_short = labels.get("severity") == "info"
@@ -98,7 +110,7 @@ def listed(says: dict[int, str], names: str = "web_0", **more: str) -> Look:
     phrases = phrases_for(more)
     requested = ", as requested by a user" if more.get("event_source") == "User" else ""
     description = (
-        f"Azure will {phrases.verb} {names}{requested}. What to do: {filled(phrases.ahead)}"
+        f"Azure {phrases.verb} {names}{requested}. What to do: {filled(phrases.ahead)}"
         f" Azure says: {words}"
     )
     return of_event("AzureScheduledEvent", says, description=description, **more)
@@ -195,6 +207,7 @@ OUTCOMES: Final = {
     FINISHED_TITLE: "finished",
     KINDS["canceled"].title: "canceled",
     KINDS["ended"].title: "unknown",
+    WITHDRAWN_TITLE: "unknown",
 }
 BEGUN: Final = "Reboot of web_0 has started"
 SUDDEN: Final = begun(reboot())
@@ -233,6 +246,31 @@ OF_EVENTS: Final[list[Case]] = [
         "an end that nobody saw is neither finished nor canceled",
         vms({**ANNOUNCED, 120: [reboot(NotBefore=clock(960), EventStatus="Odd")], 300: []}, 2),
         listed({285: LISTED, 300: NOT_SEEN, 330: ""}),
+    ),
+    (
+        "a recommendation is information until it is withdrawn, and nothing else",
+        vms({0: [], 60: [recommendation()], 180: [begun(recommendation())], 600: []}),
+        listed(
+            {
+                45: "",
+                60: f"{SPOT_REBALANCE} of web_0",
+                585: f"{SPOT_REBALANCE} of web_0",
+                600: f"{SPOT_REBALANCE} of web_0 {WITHDRAWN_TITLE}",
+                630: "",
+            },
+            event_type=SPOT_REBALANCE,
+            severity="info",
+        ),
+        of_event("AzureScheduledEventImminent", {60: "", 120: "", 180: ""}),
+        of_event("AzureScheduledEventStarted", {180: "", 585: ""}),
+        of_event(SUDDENLY, {60: "", 180: ""}),
+        of_event(LONGER, {615: ""}),
+        of_event(SHORT, {60: "", 120: ""}),
+    ),
+    (
+        "a recommendation that is listed for long does not take too long",
+        vms({0: [recommendation()], 60: [begun(recommendation())], 2700: []}),
+        of_event(TOO_LONG, {1920: "", 2640: ""}),
     ),
     (
         "an event has not ended while one of its VMs still lists it",
@@ -811,7 +849,8 @@ def advised(event_type: str) -> Case:
     )
 
 
-OF_TYPES: Final = [advised(event_type) for event_type in (*EVENT_TYPES, "New")]
+IMPACTS: Final = [name for name in (*EVENT_TYPES, "New") if not event_type_of(name).is_advice]
+OF_TYPES: Final = [advised(event_type) for event_type in IMPACTS]
 CASES: Final = [*OF_TYPES, *OF_EVENTS, *OF_AGENTS, *OF_FLEETS]
 
 

@@ -14,7 +14,9 @@ from support.azure import ID, body
 BEGUN = 1_800_000_000.0
 
 NAMES = st.sampled_from(sorted(SCENARIOS))
-SCENARIOS_WITH_NOTICE = sorted(name for name, scenario in SCENARIOS.items() if scenario.notice)
+SCENARIOS_WITH_NOTICE = sorted(
+    name for name, scenario in SCENARIOS.items() if scenario.notice and scenario.started
+)
 
 
 def play(name: str, *, speed: float = 1.0, approved: float | None = None, **words: bool) -> Play:

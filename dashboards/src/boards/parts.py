@@ -45,6 +45,7 @@ COLORS: Final = {
     "Redeploy": "purple",
     "Preempt": "red",
     "Terminate": "dark-red",
+    "SpotRebalanceRecommendation": "yellow",
     "announced": "yellow",
     "updated": "light-blue",
     "started": "orange",

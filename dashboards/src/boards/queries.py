@@ -32,9 +32,11 @@ INFO: Final = "azure_scheduled_event_status"
 LAST_POLL: Final = "notbefore_last_successful_poll_timestamp_seconds"
 
 PROMISED: Final = {
-    name: round(event_type.promised_notice) for name, event_type in EVENT_TYPES.items()
+    name: round(event_type.promised_notice)
+    for name, event_type in EVENT_TYPES.items()
+    if event_type.promised_notice
 }
-"""Seconds of notice that Azure promises, by type."""
+"""Seconds of notice that Azure promises, by type; a type without a promise is not here."""
 
 # seconds by which a notice may seem short: NotBefore is cut to seconds, and polls are a second
 # apart

@@ -25,6 +25,7 @@ from notbefore.agent.runtime import Published, Runtime
 from notbefore.agent.state import AgentSnapshot, AgentState, identity, name_of
 from notbefore.agent.thread_guard import THREAD_PATIENCE, ThreadGuard
 from notbefore.core.approval import (
+    ADVICE,
     ApprovalAttempt,
     Decision,
     content_of,
@@ -395,6 +396,8 @@ class Approver:
             raise NotBeforeError(f"nothing is sent: {runtime.approval_off}")
         if tracked is None:
             raise NotBeforeError(f"no event {request.event_id} is listed: see `notbefore events`")
+        if tracked.event.is_advice:
+            raise NotBeforeError(f"nothing is sent: {ADVICE}")
 
         content = content_of(tracked)
         if not request.content:

@@ -147,29 +147,37 @@ def _vm(config: Config) -> Vm:
 
 
 def _changes(event_type: str, vm: str) -> list[Change]:
-    """Return the changes of a made-up event on a VM: announced, started, finished, a
-    second apart.
+    """Return the changes of a made-up event on a VM, a second apart.
+
+    It is announced, started and finished; an advice is announced and withdrawn.
     """
     now = datetime.now(UTC)
     notice = timedelta(seconds=EVENT_TYPES[event_type].promised_notice)
+    is_advice = EVENT_TYPES[event_type].is_advice
+    not_before = None if is_advice else (now + notice).replace(microsecond=0)
     event = Event(
         event_id=f"EXERCISE-{uuid.uuid4()}",
         event_type=event_type,
         event_status=SCHEDULED,
         resources=(vm,),
-        not_before=(now + notice).replace(microsecond=0),
+        not_before=not_before,
         description="Exercise: somebody runs `notbefore drill`.",
         event_source=USER,
         duration=EVENT_TYPES[event_type].drill_interruption,
     )
     started = msgspec.structs.replace(event, event_status=STARTED, not_before=None)
-    tracked, found = Tracked(), list[Change]()
-    for number, listed in enumerate(((event,), (started,), ())):
-        at = now + timedelta(seconds=number)
-        step = diff(tracked, Document(number, listed), Observation(Instant(at, date=at), vm))
-        tracked = step.tracked
-        found += step.changes
-    return found
+    documents = [Document(0, (event,)), Document(1, (started,)), Document(2, ())]
+    if is_advice:
+        documents.remove(documents[1])
+
+    tracked = Tracked()
+    changes: list[Change] = []
+    for seconds, document in enumerate(documents):
+        at = now + timedelta(seconds=seconds)
+        result = diff(tracked, document, Observation(Instant(at, date=at), vm))
+        tracked = result.tracked
+        changes += result.changes
+    return changes
 
 
 def _send(state_dir: Path, steps: list[StoredChange], patience: float) -> list[Delivery]:

@@ -25,7 +25,7 @@ from notbefore.core.change import (
 from notbefore.core.clock import Instant
 from notbefore.core.document import EVENT_SOURCES, SCHEDULED
 from notbefore.core.duration import Duration
-from notbefore.core.event_types import EVENT_TYPES
+from notbefore.core.event_types import EVENT_TYPES, event_type_of, known_name
 from notbefore.core.routing import EventMatch
 from notbefore.core.text import one_of, sha256
 from notbefore.core.tracked import Tracked, TrackedEvent
@@ -33,6 +33,7 @@ from notbefore.core.tracked import Tracked, TrackedEvent
 # finished attempts kept for events that are gone: a list that flaps may show them again
 KEPT_ATTEMPTS: Final = 20
 MAX_DECISIONS: Final = 100  # remembered decisions per event
+ADVICE: Final = "it is a recommendation: there is nothing that an approval could start"
 
 
 class RuleMatch(EventMatch, frozen=True, forbid_unknown_fields=True):
@@ -85,8 +86,17 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True):
                 "match: expected event_type, event_source or duration; `match: all` approves every"
                 " event"
             )
+        if self.action == "approve":
+            self._check_types()
         if self.name == OPERATOR:
             raise ValueError(f"name: {OPERATOR!r} is reserved for approvals by hand")
+
+    def _check_types(self) -> None:
+        """Raise ``ValueError`` if the rule names a type that cannot be approved."""
+        for word in self.matcher.event_type:
+            name = known_name(word)
+            if event_type_of(name).is_advice:
+                raise ValueError(f"match: no rule approves a {name}: {ADVICE}")
 
     @property
     def _names_events(self) -> bool:
@@ -165,6 +175,8 @@ def judge(
 
     ``flawed``: a part of the event could not be read.
     """
+    if tracked.event.is_advice:
+        return Decision("leave", ADVICE)
     if tracked.event.event_status != SCHEDULED:
         why = f"it is {tracked.event.event_status}: only a Scheduled event can be approved"
         return Decision("leave", why)

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from notbefore.core.event_types import event_type_of
 from notbefore.core.text import sha256
 from notbefore.errors import DocumentError
 
@@ -53,11 +54,21 @@ class Event(Struct, frozen=True):
     event_status: str  # Scheduled, Started, or what Azure adds
     resource_type: str | None = None
     resources: tuple[str, ...] = ()  # the VMs affected; may be empty
-    not_before: datetime | None = None  # UTC; None once started
+    not_before: datetime | None = None  # UTC; None once started, and for an advice
     description: str | None = None
     event_source: str | None = None  # Platform, User
     duration: int | None = None  # expected interruption in seconds; None = unknown (Azure's -1)
     resources_cut: bool = False  # resources or parts of names were cut off
+
+    @property
+    def is_advice(self) -> bool:
+        """Whether it only advises: it affects no VM by itself."""
+        return event_type_of(self.event_type).is_advice
+
+    @property
+    def has_started(self) -> bool:
+        """Whether Azure affects the VMs now. An advice never starts, whatever its status."""
+        return self.event_status == STARTED and not self.is_advice
 
     @property
     def key(self) -> str:
@@ -254,6 +265,11 @@ def _read(raw: Raw) -> _Reading:
         flaws.append(Flaw("resources", event_id))
     if description is not None and len(item.Description) > MAX_DESCRIPTION:
         flaws.append(Flaw("description", event_id))
+
+    if event_type_of(event_type).is_advice:
+        # it has no impact on the VMs, so these mean nothing
+        not_before = None
+        duration = None
 
     event = Event(
         event_id=event_id,

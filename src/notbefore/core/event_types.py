@@ -19,8 +19,11 @@ class EventType(Struct, frozen=True, kw_only=True):
     severity: Severity
     """The highest severity of its events; ``routing.severity_of`` lowers it for some of them."""
 
-    promised_notice: float
+    promised_notice: float = 0.0
     """Seconds between the announcement and NotBefore that Azure's documentation promises."""
+
+    is_advice: bool = False
+    """Whether it only advises: nothing happens at its NotBefore, and an approval has no effect."""
 
     reboots: bool = False
     """Whether the VM boots during the event."""
@@ -37,18 +40,28 @@ REBOOT: Final = "Reboot"
 REDEPLOY: Final = "Redeploy"
 PREEMPT: Final = "Preempt"
 TERMINATE: Final = "Terminate"
+SPOT_REBALANCE: Final = "SpotRebalanceRecommendation"
 
-# those of api-version 2020-07-01; the notice of a Terminate is the shortest that can be configured
+# those of api-version 2024-07-09; the notice of a Terminate is the shortest that can be configured
 EVENT_TYPES: Final = {
     FREEZE: EventType(severity="warning", promised_notice=900.0, drill_interruption=9),
     REBOOT: EventType(severity="critical", promised_notice=900.0, reboots=True),
     REDEPLOY: EventType(severity="critical", promised_notice=600.0, reboots=True),
     PREEMPT: EventType(severity="critical", promised_notice=30.0, vanishes=True),
     TERMINATE: EventType(severity="critical", promised_notice=300.0, vanishes=True),
+    SPOT_REBALANCE: EventType(severity="info", is_advice=True),
 }
 
 # a type that Azure has added since: it has promised nothing
-_UNDOCUMENTED: Final = EventType(severity="warning", promised_notice=0.0)
+_UNDOCUMENTED: Final = EventType(severity="warning")
+
+
+_NAMES: Final = {name.casefold(): name for name in EVENT_TYPES}
+
+
+def known_name(word: str) -> str:
+    """Return Azure's name of a type that a user wrote in any case; another word as it is."""
+    return _NAMES.get(word.casefold(), word)
 
 
 def event_type_of(name: str) -> EventType:

@@ -54,6 +54,9 @@ TRANSITIONS: Final[dict[tuple[str, str], tuple[ChangeKind, Reason]]] = {
     (STARTED, ABSENT): ("finished", "gone_after_start"),
     (OTHER, ABSENT): ("ended", "gone_from_other_status"),
 }
+WITHDRAWN: Final[tuple[ChangeKind, Reason]] = ("ended", "withdrawn")
+"""The end of an advice: there was nothing to cancel or to finish."""
+
 OUTCOMES: Final[dict[ChangeKind, Outcome]] = {
     "canceled": "canceled",
     "finished": "finished",
@@ -187,7 +190,7 @@ class _Comparison(Struct, frozen=True):
         start = None
         start_seen = False
         interruption: float | None = 0.0
-        if event.event_status == STARTED:
+        if event.has_started:
             start = now.at
             start_seen = beginning_seen
             if not beginning_seen:
@@ -214,7 +217,7 @@ class _Comparison(Struct, frozen=True):
         start = before.start
         start_seen = before.start_seen
         not_before = event.not_before or before.not_before
-        if event.event_status == STARTED:
+        if event.has_started:
             # Azure empties NotBefore of a started event, or shows a time that is not ahead
             not_before = before.not_before or event.not_before
             if start is None:
@@ -304,6 +307,8 @@ class _Comparison(Struct, frozen=True):
         self, tracked_event: TrackedEvent, *, is_watched: bool, is_proven: bool
     ) -> tuple[ChangeKind, Reason]:
         """Return how the event ended, so far as that is certain, and the reason."""
+        if tracked_event.event.is_advice:
+            return WITHDRAWN
         phase = _phase(tracked_event.event)
         if phase == STARTED:  # it can only finish
             if is_watched:
@@ -391,8 +396,10 @@ class _Comparison(Struct, frozen=True):
 
 def _phase(event: Event) -> str:
     """Return the phase of a listed event, as in ``TRANSITIONS``."""
-    if event.event_status in (SCHEDULED, STARTED):
-        return event.event_status
+    if event.has_started:
+        return STARTED
+    if event.event_status == SCHEDULED:
+        return SCHEDULED
     return OTHER
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from notbefore.core.change import AS_FAR_AS_KNOWN
 from notbefore.core.delivery import EXPIRING_KINDS, Delivery, MessageKind
 from notbefore.core.document import STARTED
-from notbefore.core.event_types import Severity
+from notbefore.core.event_types import Severity, event_type_of
 from notbefore.core.lifecycle import OUTCOMES
 from notbefore.core.record import Heartbeat, Record
 from notbefore.core.text import escaped, sha256
@@ -97,7 +97,11 @@ class Message(Struct, frozen=True):
 
     @property
     def is_good_news(self) -> bool:
-        """Whether it is the last message, and the outcome of the event is known."""
+        """Whether it is the last message, and leaves no question: the outcome of the event is known,
+        or it was an advice.
+        """
+        if event_type_of(self.record.event_type).is_advice:
+            return self.settled
         if not self.settled or self.record.reason == AS_FAR_AS_KNOWN:
             return False
         return self.kind != "ended" or self.record.outcome != "unknown"

@@ -230,7 +230,10 @@ def severity_of(event_type: str, ahead: float | None, duration: int | None) -> S
     ``ahead``: seconds to NotBefore; ``None`` if the event is started or has none. ``duration``: the
     interruption that Azure expects, in seconds; ``None`` if unknown.
     """
-    if event_type_of(event_type).severity == "critical":
+    highest = event_type_of(event_type).severity
+    if highest == "info":
+        return highest
+    if highest == "critical":
         is_near = ahead is None or ahead <= NEAR
         return "critical" if is_near else "warning"
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 from notbefore.core.change import Change, ChangeKind, Reason, Scope
 from notbefore.core.clock import Instant, elapsed
 from notbefore.core.document import STARTED, Event
+from notbefore.core.event_types import event_type_of
 from notbefore.core.record import Vm
 
 WATCHED: Final = 15.0
@@ -132,9 +133,9 @@ class TrackedEvent(Struct, frozen=True):
     @property
     def may_be_ours(self) -> bool:
         """Whether it affects this VM, or may: while that is unknown, freezes are measured as if it
-        did.
+        did. An advice affects none.
         """
-        return self.scope != "peer"
+        return self.scope != "peer" and not self.event.is_advice
 
 
 class Tracked(Struct, frozen=True):
@@ -157,7 +158,7 @@ class Tracked(Struct, frozen=True):
     def interrupting(self) -> bool:
         """Whether an event that affects this VM, or may, is Started: delays have to be measured."""
         ours = [tracked for tracked in self.events.values() if tracked.may_be_ours]
-        return any(tracked.event.event_status == STARTED for tracked in ours)
+        return any(tracked.event.has_started for tracked in ours)
 
     @property
     def imminent_from(self) -> datetime | None:
@@ -172,7 +173,7 @@ class Tracked(Struct, frozen=True):
 
 
 def _urgency(tracked: TrackedEvent) -> float:
-    if tracked.event.event_status == STARTED:
+    if tracked.event.has_started:
         return 0.0
     if tracked.not_before is None:
         return math.inf
@@ -216,6 +217,11 @@ class PendingEvent(Struct, frozen=True):
     notice_seconds: float | None
     started: datetime | None
     start_seen: bool  # the start was observed; else it had started before the agent saw it
+
+    @property
+    def is_advice(self) -> bool:
+        """Whether it only advises: there is no time at which anything happens to the VM."""
+        return event_type_of(self.event_type).is_advice
 
     @classmethod
     def of(cls, tracked: TrackedEvent, now: datetime) -> "PendingEvent":

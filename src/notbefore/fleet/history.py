@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from notbefore.core.change import Outcome
-from notbefore.core.event_types import EVENT_TYPES
+from notbefore.core.event_types import event_type_of
 from notbefore.errors import StoreError
 from notbefore.fleet.shown_waves import EventFacts
 from notbefore.fleet.story import OUTCOMES, Measures, Story, from_unix
@@ -205,10 +205,7 @@ def _counted(events: list[PastEvent]) -> Row:
 
 def _promised_notice(event_type: str) -> float | None:
     """Return the seconds of notice that Azure promises; ``None`` for a type without a promise."""
-    documented = EVENT_TYPES.get(event_type)
-    if documented is None:
-        return None
-    return documented.promised_notice
+    return event_type_of(event_type).promised_notice or None
 
 
 def _spread(name: str, values: list[float]) -> Row:

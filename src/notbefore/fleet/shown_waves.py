@@ -9,6 +9,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from notbefore.core.event_types import event_type_of
 from notbefore.core.text import natural, one_line, some_of
 from notbefore.fleet.silence import Heard
 from notbefore.fleet.waves import (
@@ -59,6 +60,11 @@ class EventFacts(Struct, frozen=True, kw_only=True):
     not_before: datetime | None
     started: datetime | None  # the first start
     description: str | None = None
+
+    @property
+    def is_advice(self) -> bool:
+        """Whether it only advises: there is no time at which anything happens to its VMs."""
+        return event_type_of(self.event_type).is_advice
 
 
 class ShownWave(EventFacts, frozen=True, kw_only=True):

@@ -16,6 +16,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from notbefore.core.event_types import event_type_of
+
 # seconds from a start request to Started; real delays were seen from none to longer
 APPROVED_AFTER: Final = 2.0
 FAULTS: Final = {  # kind -> default VALUE, a status or seconds
@@ -85,7 +87,8 @@ class Play(Struct, frozen=True):
     def status(self, now: float) -> str | None:
         """Return ``Scheduled``, ``Started``, or ``None`` when it is gone."""
         starts, half = self.not_before, (self.begun + self.not_before) / 2
-        if self.approved is not None:
+        # an approval of an advice has no effect
+        if self.approved is not None and not event_type_of(self.scenario.event_type).is_advice:
             starts = min(starts, self.approved + APPROVED_AFTER / self.speed)
         # Azure does not cancel an approved event
         if self.cancel and self.approved is None and self.scenario.notice and now >= half:

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs
 import msgspec
 from msgspec import Struct
 
-from notbefore.core.event_types import EVENT_TYPES
+from notbefore.core.event_types import EVENT_TYPES, known_name
 from notbefore.core.record import HISTORY_RECORDS
 from notbefore.core.tracked import PendingView
 from notbefore.errors import StoreError
@@ -197,7 +197,7 @@ def readiness(
     query = query_of(environ, "pending")
     if not query:
         return ready
-    types = {name.strip().capitalize() for name in ",".join(query["pending"]).split(",")}
+    types = {known_name(name.strip()) for name in ",".join(query["pending"]).split(",")}
     for name in types.difference(EVENT_TYPES):
         raise BadRequestError(
             f"pending: expected a list of {', '.join(EVENT_TYPES)}, got {name[:40]!r}"

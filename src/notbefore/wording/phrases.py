@@ -8,18 +8,25 @@ from typing import Final, NamedTuple
 
 from notbefore.core.change import AS_FAR_AS_KNOWN
 from notbefore.core.document import PLATFORM, USER
-from notbefore.core.event_types import FREEZE, PREEMPT, REBOOT, REDEPLOY, TERMINATE
+from notbefore.core.event_types import (
+    FREEZE,
+    PREEMPT,
+    REBOOT,
+    REDEPLOY,
+    SPOT_REBALANCE,
+    TERMINATE,
+)
 from notbefore.core.routing import LONG_FREEZE
 
 
 class TypePhrases(NamedTuple):
     """The sentences about a type of event."""
 
-    verb: str  # what Azure does to the VM
+    verb: str  # what Azure will do to the VM
     effect: str  # what happens to the VM, and the consequences; ``{pause}``: how long it takes
-    ahead: str  # what to do before it starts; then while it lasts, and after it
-    started: str
+    ahead: str  # what to do before it starts; then after it, and while it lasts
     over: str
+    started: str = ""  # an advice never starts
     finished: str = "The event is over. Nothing more will happen."  # what its end means
 
 
@@ -38,7 +45,7 @@ _WAIT: Final = (
 _GONE: Final = "The event is over, and {the_vm} is gone."
 TYPES: Final = {
     FREEZE: TypePhrases(
-        verb="pause",
+        verb="will pause",
         effect=(
             "paused for {pause}. CPU and network stop for that time. Memory and open files are"
             " kept."
@@ -51,14 +58,14 @@ TYPES: Final = {
         over="Nothing, if the applications on {the_vm} are healthy.",
     ),
     REBOOT: TypePhrases(
-        verb="reboot",
+        verb="will reboot",
         effect="rebooted. All processes end, and what is in memory is lost.",
         ahead="Move or stop applications that must not be killed. {The_vm} comes back by itself.",
         started=_WAIT,
         over="Check that all applications on {the_vm} run again.",
     ),
     REDEPLOY: TypePhrases(
-        verb="redeploy",
+        verb="will redeploy",
         effect="moved to another host. This is a reboot, and the temporary disk is lost.",
         ahead=(
             "Move or stop applications that must not be killed. Save what is on the temporary disk."
@@ -68,7 +75,7 @@ TYPES: Final = {
         over="Check that all applications on {the_vm} run again. The temporary disk is empty now.",
     ),
     PREEMPT: TypePhrases(
-        verb="evict",
+        verb="will evict",
         effect="evicted. A Spot VM that is evicted is deleted or deallocated.",
         ahead=(
             "You may have only 30 seconds: only automation can react in time. Replace {the_vm} if"
@@ -79,12 +86,28 @@ TYPES: Final = {
         finished=_GONE,
     ),
     TERMINATE: TypePhrases(
-        verb="delete",
+        verb="will delete",
         effect="deleted. It does not come back.",
         ahead="Remove {the_vm} from everything that depends on it. It does not come back.",
         started="Remove {the_vm} from everything that depends on it. It does not come back.",
         over="Remove {the_vm} from everything that still depends on it.",
         finished=_GONE,
+    ),
+    SPOT_REBALANCE: TypePhrases(
+        verb="may evict",
+        effect=(
+            "more likely to be evicted than before. This is a recommendation: nothing happens to"
+            " it until Azure announces a Preempt, and that has only 30 seconds of notice."
+        ),
+        ahead=(
+            "Start a replacement for {the_vm} if you need one, and move work there while there is"
+            " time. There is nothing to approve."
+        ),
+        over="Nothing. If Azure evicts {the_vm}, it announces a Preempt.",
+        finished=(
+            "The recommendation was withdrawn. Whether Azure evicts {the_vm} is announced as"
+            " Preempt."
+        ),
     ),
 }
 SHORT_FREEZE: Final = TYPES[FREEZE]._replace(
@@ -98,7 +121,7 @@ NO_PAUSE: Final = TYPES[FREEZE]._replace(
     started="Nothing: Azure expects no interruption.",
 )
 UNKNOWN_TYPE: Final = TYPES[REBOOT]._replace(
-    verb="do maintenance on",
+    verb="will do maintenance on",
     ahead=(
         "notbefore does not know this type of event. Read Azure's description below. Prepare as for"
         " a reboot."
@@ -117,6 +140,8 @@ def phrases_of(event_type: str, duration: int | None = None) -> TypePhrases:
 
 
 FINISHED_TITLE: Final = "is over"
+ADVICE_TITLE: Final = "eviction is more likely now"
+WITHDRAWN_TITLE: Final = "was withdrawn"
 UNDO: Final = "Nothing. If you moved or stopped something for this event, bring it back."
 _NOT_APPROVED: Final = (
     "If {the_vm} is ready, and the event has not started, run `notbefore approve {event}` on {vm}."
@@ -172,6 +197,9 @@ REASONS: Final[dict[str, str]] = {
         "it was Started, and is no longer listed; nobody saw when it ended"
     ),
     "start_may_be_missed": "no longer listed, and NotBefore passed while IMDS gave no answer",
+    "withdrawn": (
+        "the recommendation was withdrawn; whether Azure evicts is announced as Preempt"
+    ),
     "gone_from_other_status": "no longer listed, after a status that is not known",
     "not_watched": (
         "no longer listed after a time in which the agent was down, or IMDS gave no answer"

@@ -13,6 +13,10 @@ _OUTCOMES: Final = {
     "finished": "finished",
     "unknown": "gone, and how it ended was not seen",
 }
+_ADVICE: Final = {  # by kind of change
+    "announced": "announced",
+    "ended": "withdrawn: whether Azure evicts is announced as Preempt",
+}
 _AFFECTED: Final = {  # by scope
     "self": "this VM",
     "peer": "another VM",
@@ -62,6 +66,8 @@ def _no_longer_affected(change: Change) -> str:
 
 def _step(change: Change, fleet: FleetFacts | None) -> str:
     """Return the rest of the sentence, from its verb."""
+    if change.event.is_advice and change.kind in _ADVICE:
+        return _ADVICE[change.kind]
     if change.kind == "announced":
         return _announced(change)
     if change.kind == "updated":

@@ -147,12 +147,19 @@ def _event(message: Message, custom_advice: Mapping[str, str]) -> _Sentences:
     record = message.record
     if record.no_longer_affected:
         return _no_longer_affected(record)
+    if message.over and _is_advice(record):
+        return _withdrawn(record)
     if record.outcome == "finished":  # also for ``ended``, if a boot proves it
         return _finished(record)
     if message.kind in KINDS:
         return _same_for_every_type(message)
 
-    sentences = _ahead(message) if message.is_ahead else _under_way(message)
+    if _is_advice(record):
+        sentences = _advice(message)
+    elif message.is_ahead:
+        sentences = _ahead(message)
+    else:
+        sentences = _under_way(message)
     for event_type, advice in custom_advice.items():
         if event_type.casefold() == record.event_type.casefold():
             sentences = sentences._replace(advice=advice)
@@ -165,6 +172,16 @@ def _no_longer_affected(record: Record) -> _Sentences:
         title=f"{record.event_type} no longer affects {vm}",
         summary=f"Azure removed {vm} from the event.",
         advice=phrases.UNDO,
+    )
+
+
+def _withdrawn(record: Record) -> _Sentences:
+    """Return the sentences about the end of an advice."""
+    type_phrases = _phrases_of(record)
+    return _Sentences(
+        title=f"{_event_name(record)} {phrases.WITHDRAWN_TITLE}",
+        summary=_filled(type_phrases.finished, record),
+        advice=_filled(type_phrases.over, record),
     )
 
 
@@ -209,6 +226,17 @@ def _ahead(message: Message) -> _Sentences:
     return _Sentences(
         title=_title(message, state),
         summary=effect(record.event_type, "will be", affected, record.expected_duration_seconds),
+        advice=_filled(_phrases_of(record).ahead, record),
+    )
+
+
+def _advice(message: Message) -> _Sentences:
+    """Return the sentences about an advice that is listed."""
+    record = message.record
+    mark = _MARKS.get(message.kind, "")
+    return _Sentences(
+        title=f"{_event_name(record)}: {phrases.ADVICE_TITLE}{mark}",
+        summary=effect(record.event_type, who=_capitalized(_affected(record))),
         advice=_filled(_phrases_of(record).ahead, record),
     )
 
@@ -291,6 +319,10 @@ def effect(
     pause = "some seconds" if duration is None else f"about {words(duration)}"
     text = phrases_of(event_type, duration).effect.format(pause=pause)
     return f"{who} {tense} {text}"
+
+
+def _is_advice(record: Record) -> bool:
+    return event_type_of(record.event_type).is_advice
 
 
 def _title(message: Message, state: str) -> str:
@@ -379,6 +411,8 @@ def _times(message: Message) -> Facts:
     record = message.record
     if message.over:
         yield from _times_of_end(record)
+    elif _is_advice(record):
+        return
     elif message.is_ahead:
         yield from _times_ahead(message)
     elif record.event_status == STARTED or message.kind == "started":
@@ -451,7 +485,8 @@ def _is_interruption_of_interest(message: Message) -> bool:
         return False
     if record.approval_rule is not None:
         return False
-    return not event_type_of(record.event_type).vanishes
+    event_type = event_type_of(record.event_type)
+    return not (event_type.vanishes or event_type.is_advice)
 
 
 def _measured(message: Message) -> Facts:

@@ -1,0 +1,238 @@
+"""A recommendation of Azure: an event that only advises, from its first sight to its end."""
+
+from typing import Any, Final
+
+import pytest
+
+from notbefore.commands.drill import _changes
+from notbefore.config.sinks import Messages
+from notbefore.core.approval import ADVICE, Policy, Rule, RuleMatch, judge
+from notbefore.core.delivery import deliveries
+from notbefore.core.event_types import SPOT_REBALANCE, event_type_of
+from notbefore.core.record import Record
+from notbefore.core.routing import Route, Routing, Terms
+from notbefore.core.tracked import PendingEvent
+from notbefore.metrics import families
+from notbefore.metrics.samples import Snapshot, samples
+from notbefore.metrics.totals import Figures, Totals
+from notbefore.simulator.state import SCENARIOS, Play
+from notbefore.wording.records import record_of
+from notbefore.wording.texts import Text, text_of
+from support.azure import ID, ME, PEER, STARTED, Story, at, item
+from support.messages import VM, message
+
+# with the values of an impact, which mean nothing in a recommendation
+ADVICE_FIELDS: Final = {"EventType": SPOT_REBALANCE, "DurationInSeconds": 600}
+LATER: Final = {"NotBefore": "Sun, 01 Mar 2026 12:45:00 GMT"}
+
+
+def advice(**fields: Any) -> dict[str, Any]:
+    return item(**{**ADVICE_FIELDS, **fields})
+
+
+def text(*looks: dict[str, Any] | None, **settings: Any) -> Text:
+    described = message(*(None if look is None else ADVICE_FIELDS | look for look in looks))
+    return text_of(described, Messages(**settings))
+
+
+# ---- from its first sight to its end
+
+
+@pytest.mark.parametrize(
+    "end",
+    [{}, {"silence": 3600.0}, {"silence": 40.0, "rebooted": True, "gap": 40.0, "down": at(905)}],
+    ids=["watched", "not watched", "after a boot"],
+)
+def test_advice_is_withdrawn_however_it_ends(end: dict[str, Any]) -> None:
+    story = Story().sees(0).sees(1, advice()).sees(1000, **end)
+
+    assert story.kinds == ["announced", "ended"]
+    assert story.last.reason == "withdrawn"
+    assert story.last.outcome == "unknown"
+    assert story.last.interruption is None
+    assert story.last.started_seconds is None
+
+
+def test_advice_never_starts_whatever_its_status() -> None:
+    story = Story().sees(0).sees(1, advice()).sees(900, advice(**STARTED), gap=8.0).sees(1000)
+
+    assert story.kinds == ["announced", "updated", "ended"]
+    assert story.last.reason == "withdrawn"
+    assert story.last.interruption is None
+    assert not story.changes[1].without_notice
+
+
+def test_advice_first_seen_started_is_announced() -> None:
+    story = Story().sees(0).sees(1, advice(**STARTED))
+
+    assert story.kinds == ["announced"]
+    assert not story.last.without_notice
+    assert not story.tracked.interrupting
+
+
+def test_advice_has_no_time_of_impact() -> None:
+    story = Story().sees(0).sees(1, advice()).sees(2, advice(**LATER))
+
+    listed = story.tracked.events[ID.casefold()]
+    pending = PendingEvent.of(listed, at(2))
+    assert story.kinds == ["announced"]
+    assert story.last.not_before is None
+    assert story.last.ahead_seconds is None
+    assert listed.notice is None
+    assert pending.is_advice
+    assert pending.seconds_to_not_before is None
+    assert pending.expected_duration_seconds is None
+    assert story.tracked.imminent_from is None
+
+
+def test_advice_is_listed_after_events_with_impact() -> None:
+    story = Story().sees(0).sees(1, advice(**STARTED), item("E2"))
+
+    ids = [listed.event.event_id for listed in story.tracked.by_urgency]
+    assert ids == ["E2", ID]
+
+
+# ---- what is made of it
+
+
+def test_advice_has_no_countdown_in_metrics() -> None:
+    story = Story().sees(0).sees(1, advice()).sees(2)
+    listed = Story().sees(0).sees(1, advice())
+
+    def names(tracked: Any, totals: Totals) -> set[str]:
+        shown = samples(Snapshot(tracked, totals, Figures(), at(2)))
+        return {family.metric.name for family in shown if family.samples}
+
+    shown = names(listed.tracked, listed.totals)
+    assert families.STATUS.name in shown
+    for metric in (
+        families.NOT_BEFORE,
+        families.NEXT,
+        families.SECONDS_TO_NOT_BEFORE,
+        families.CURRENT_NOTICE,
+        families.EXPECTED,
+        families.STARTED_AT,
+        families.NOTICE,
+    ):
+        assert metric.name not in shown
+    assert families.INTERRUPTION.name not in names(story.tracked, story.totals)
+    ends = {labels: time for labels, time in story.totals.ends.items()}
+    ((_, outcome),) = [tuple(value for _, value in labels) for labels in ends]
+    assert outcome == "unknown"
+
+
+def test_advice_is_information_and_is_not_repeated() -> None:
+    story = Story().sees(0).sees(1, advice())
+    record = record_of(story.last, VM)
+    routing = Routing((Route(sinks=("chat",), remind_before=("5m",)),), {"chat": Terms()})  # type: ignore[arg-type]
+
+    (delivery,) = deliveries(story.last, record.line(), routing, VM)
+
+    assert delivery.severity == "info"
+    assert delivery.kind == "announced"
+    assert event_type_of(SPOT_REBALANCE).promised_notice == 0
+
+
+def test_record_of_advice_says_that_it_was_withdrawn() -> None:
+    story = Story().sees(0).sees(1, advice()).sees(2)
+
+    bodies = [record_of(change, VM).body for change in story.changes]
+    record = Record.read(record_of(story.last, VM).line())
+
+    assert bodies == [
+        "SpotRebalanceRecommendation of this VM announced",
+        "SpotRebalanceRecommendation of this VM withdrawn: whether Azure evicts is announced as"
+        " Preempt",
+    ]
+    assert record.outcome == "unknown"
+    assert record.reason == "withdrawn"
+    assert record.not_before is None
+
+
+# ---- messages
+
+
+def test_message_about_advice_has_effect_and_advice_without_countdown() -> None:
+    announced = text({})
+
+    assert announced.title == (
+        "SpotRebalanceRecommendation of WestNO_0: eviction is more likely now"
+    )
+    assert announced.summary.startswith("The VM is more likely to be evicted than before.")
+    assert announced.advice.startswith("Start a replacement for the VM if you need one")
+    names = {fact.name for fact in announced.facts}
+    assert not names & {"Not before", "Expected interruption", "Started", "Changed"}
+
+
+def test_changed_advice_is_marked_as_changed() -> None:
+    changed = text({}, {"Description": "another one"})
+
+    assert changed.title.endswith("eviction is more likely now (changed)")
+
+
+def test_message_about_several_vms_speaks_of_each() -> None:
+    announced = text({"Resources": [ME, PEER]})
+
+    assert announced.summary.startswith("Each affected VM is more likely to be evicted")
+
+
+def test_message_about_withdrawn_advice_is_good_news() -> None:
+    withdrawn = message(ADVICE_FIELDS, None)
+
+    words = text({}, None)
+
+    assert words.title == "SpotRebalanceRecommendation of WestNO_0 was withdrawn"
+    assert words.summary == (
+        "The recommendation was withdrawn. Whether Azure evicts the VM is announced as Preempt."
+    )
+    assert words.advice == "Nothing. If Azure evicts the VM, it announces a Preempt."
+    assert withdrawn.is_good_news
+    assert withdrawn.shown_severity == "info"
+
+
+def test_users_advice_replaces_the_built_in_one() -> None:
+    announced = text({}, advice={SPOT_REBALANCE: "Scale out."})
+
+    assert announced.advice == "Scale out."
+
+
+# ---- approval
+
+
+def test_rules_never_approve_advice() -> None:
+    story = Story().sees(0).sees(1, advice())
+    (tracked,) = story.tracked.events.values()
+
+    decision = judge(Policy(rules=(Rule("all"),)), tracked, ME)
+
+    assert decision.action == "leave"
+    assert decision.why == ADVICE
+    assert decision.skipped is None
+
+
+def test_rule_that_approves_advice_is_refused() -> None:
+    match = RuleMatch(event_type=(SPOT_REBALANCE.lower(),))
+
+    with pytest.raises(ValueError, match=f"no rule approves a {SPOT_REBALANCE}"):
+        Rule(match)
+
+    assert Rule(match, action="leave").matcher is match
+
+
+# ---- exercises and simulations
+
+
+def test_drill_of_advice_announces_and_withdraws_it() -> None:
+    changes = _changes(SPOT_REBALANCE, ME)
+
+    assert [change.kind for change in changes] == ["announced", "ended"]
+    assert [change.not_before for change in changes] == [None, None]
+    assert changes[-1].reason == "withdrawn"
+
+
+def test_simulated_advice_never_starts_and_ignores_approvals() -> None:
+    played = Play(SCENARIOS["spot-rebalance"], ID, (ME,), 0.0, approved=1.0)
+
+    statuses = [played.status(seconds) for seconds in (0.0, 10.0, 899.0, 900.0)]
+
+    assert statuses == ["Scheduled", "Scheduled", "Scheduled", None]
