@@ -82,6 +82,25 @@ def not_ready(agent: RunningAgent, why: bytes) -> bool:
     return status == 503 and why in said
 
 
+def test_agent_is_ready_and_says_slow_while_slow_answers_arrive(
+    imds: Simulator, tmp_path: Path
+) -> None:
+    slow = b"IMDS is slow: its last answer took 2 s"
+    with RunningAgent(imds.endpoint, tmp_path / "state") as agent:
+        agent.ready()
+        imds.fault("slow", 2.2, times=100)
+
+        eventually(lambda: slow in get(agent.port, "/readyz")[1])
+        status, body = get(agent.port, "/readyz")
+        assert status == 200
+        assert slow in body
+
+        imds.clear()
+        imds.fault("status", 500, times=100)
+        eventually(lambda: not_ready(agent, b"the last good answer of IMDS is"))
+        assert slow not in get(agent.port, "/readyz")[1]
+
+
 def test_a_full_disk_keeps_nobody_from_being_notified(
     imds: Simulator, hook: HttpPeer, config: dict[str, Any], state: Path
 ) -> None:

@@ -37,8 +37,8 @@ FREEZES = RuleMatch(event_type=("Freeze",))
 ON = Policy(enabled=True, dry_run=False, rules=(Rule(FREEZES),))
 
 
-def listed(**fields: Any) -> bytes:
-    return body(item(**{"NotBefore": FUTURE, **fields}))
+def listed(incarnation: int = 1, **fields: Any) -> bytes:
+    return body(item(**{"NotBefore": FUTURE, **fields}), incarnation=incarnation)
 
 
 class World:
@@ -427,6 +427,18 @@ def test_a_start_request_names_the_event_and_the_version_in_use(
     assert world.decide() == "accepted"
     wanted = {"StartRequests": [{"EventId": ID}]}
     assert posted == [("/metadata/scheduledevents?api-version=2019-01-01", wanted)]
+
+
+def test_start_request_of_the_first_version_has_the_incarnation(world: World) -> None:
+    imds = Imds(api_version="2017-03-01")
+    world.agent.config = msgspec.structs.replace(world.agent.config, imds=imds)
+    world.sees(listed(incarnation=7))
+
+    outcome = world.decide()
+
+    assert outcome == "accepted"
+    assert world.imds.start_requests == [ID]
+    assert world.imds.start_incarnations == [7]
 
 
 # ---- by hand

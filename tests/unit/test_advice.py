@@ -23,6 +23,7 @@ from support.messages import VM, message
 
 # with the values of an impact, which mean nothing in a recommendation
 ADVICE_FIELDS: Final = {"EventType": SPOT_REBALANCE, "DurationInSeconds": 600}
+WITHDRAWN: Final = "withdrawn: whether Azure evicts is announced as Preempt"
 LATER: Final = {"NotBefore": "Sun, 01 Mar 2026 12:45:00 GMT"}
 
 
@@ -116,9 +117,8 @@ def test_advice_has_no_countdown_in_metrics() -> None:
     ):
         assert metric.name not in shown
     assert families.INTERRUPTION.name not in names(story.tracked, story.totals)
-    ends = {labels: time for labels, time in story.totals.ends.items()}
-    ((_, outcome),) = [tuple(value for _, value in labels) for labels in ends]
-    assert outcome == "unknown"
+    (labels,) = story.totals.ends
+    assert dict(labels) == {"event_id": ID, "outcome": "unknown"}
 
 
 def test_advice_is_information_and_is_not_repeated() -> None:
@@ -141,8 +141,7 @@ def test_record_of_advice_says_that_it_was_withdrawn() -> None:
 
     assert bodies == [
         "SpotRebalanceRecommendation of this VM announced",
-        "SpotRebalanceRecommendation of this VM withdrawn: whether Azure evicts is announced as"
-        " Preempt",
+        f"SpotRebalanceRecommendation of this VM {WITHDRAWN}",
     ]
     assert record.outcome == "unknown"
     assert record.reason == "withdrawn"

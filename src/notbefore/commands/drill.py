@@ -172,8 +172,8 @@ def _changes(event_type: str, vm: str) -> list[Change]:
 
     tracked = Tracked()
     changes: list[Change] = []
-    for seconds, document in enumerate(documents):
-        at = now + timedelta(seconds=seconds)
+    for document in documents:
+        at = now + timedelta(seconds=document.incarnation)
         result = diff(tracked, document, Observation(Instant(at, date=at), vm))
         tracked = result.tracked
         changes += result.changes

@@ -15,14 +15,16 @@ from typing import Any, Final, Self
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import msgspec
+from msgspec import Struct
 
 from notbefore.simulator.state import Fault, SimulatorState, instance
 
 EVENTS: Final = "/metadata/scheduledevents"
 INSTANCE: Final = "/metadata/instance"
+PREVIEW: Final = "2017-03-01"  # only its start requests have the DocumentIncarnation
 VERSIONS: Final = {  # the api-versions of each path
     EVENTS: (
-        "2017-03-01",
+        PREVIEW,
         "2017-08-01",
         "2017-11-01",
         "2019-01-01",
@@ -84,6 +86,17 @@ class Simulator(SimulatorState):
         self.close()
 
 
+class _StartRequest(Struct):
+    EventId: str
+
+
+class _StartRequests(Struct):
+    """The body of a start request."""
+
+    StartRequests: list[_StartRequest]
+    DocumentIncarnation: int | None = None  # of the document that listed the events
+
+
 class _RefusedError(Exception):
     """The answer is an error: a status and a text."""
 
@@ -130,11 +143,12 @@ class _Handler(BaseHTTPRequestHandler):
             raise _RefusedError("X-Forwarded-For: requests through a proxy are not answered")
         if self.headers.get("Metadata", "").casefold() != "true":
             raise _RefusedError("Required metadata header not specified")
-        self._check_version(path, parse_qs(url.query).get("api-version", [""])[-1])
+        version = parse_qs(url.query).get("api-version", [""])[-1]
+        self._check_version(path, version)
         if path == INSTANCE:
             self._reply(instance(name))
         elif self.command == "POST":
-            self._approve(body)
+            self._approve(body, version)
         elif (fault := state.take_fault()) is not None:
             self._fail(fault)
         else:
@@ -163,17 +177,20 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.state.hold(fault.value)
             self.close_connection = True
 
-    def _approve(self, body: bytes) -> None:
+    def _approve(self, body: bytes, version: str) -> None:
         try:
-            wanted = msgspec.json.decode(body, type=dict[str, list[dict[str, str]]])
-            event_ids = [one["EventId"] for one in wanted["StartRequests"]]
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError) as error:
+            wanted = msgspec.json.decode(body, type=_StartRequests)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _RefusedError(f"malformed body: {error}") from None
+        if version == PREVIEW and wanted.DocumentIncarnation is None:
+            raise _RefusedError("DocumentIncarnation: expected a number")
+        event_ids = [request.EventId for request in wanted.StartRequests]
         fault = self.server.state.take_fault(start_request=True)
         if fault is not None and fault.status is not None:
             raise _RefusedError(fault.kind, fault.status)
         if not self.server.state.approve(event_ids):
             raise _RefusedError("no such event")
+        self.server.state.start_incarnations.append(wanted.DocumentIncarnation)
         if fault is not None:
             self.server.state.hold(fault.value)
             self.close_connection = True

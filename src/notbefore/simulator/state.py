@@ -139,6 +139,7 @@ class SimulatorState:
         self.speed = speed
         self.requests = 0  # for the document
         self.start_requests: list[str] = []  # EventIds approved, in order
+        self.start_incarnations: list[int | None] = []  # of each start request
         self._lock = threading.Lock()
         self._plays: dict[str, Play] = {}  # by EventId in lower case
         self._raw: bytes | None = None

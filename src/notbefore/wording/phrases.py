@@ -197,9 +197,7 @@ REASONS: Final[dict[str, str]] = {
         "it was Started, and is no longer listed; nobody saw when it ended"
     ),
     "start_may_be_missed": "no longer listed, and NotBefore passed while IMDS gave no answer",
-    "withdrawn": (
-        "the recommendation was withdrawn; whether Azure evicts is announced as Preempt"
-    ),
+    "withdrawn": ("the recommendation was withdrawn; whether Azure evicts is announced as Preempt"),
     "gone_from_other_status": "no longer listed, after a status that is not known",
     "not_watched": (
         "no longer listed after a time in which the agent was down, or IMDS gave no answer"
