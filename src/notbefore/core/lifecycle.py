@@ -310,13 +310,8 @@ class _Comparison(Struct, frozen=True):
         if tracked_event.event.is_advice:
             return WITHDRAWN
         phase = _phase(tracked_event.event)
-        if phase == STARTED:  # it can only finish
-            if is_watched:
-                return TRANSITIONS[STARTED, ABSENT]
-            if is_proven:
-                return "finished", "machine_rebooted"
-            return "finished", "gone_after_start_unwatched"
-
+        if phase == STARTED:
+            return _ending_of_started(is_watched=is_watched, is_proven=is_proven)
         if self.now.rebooted:
             return "ended", "machine_rebooted"
         if tracked_event.start is not None:  # it had started, whatever status was listed after that
@@ -392,6 +387,15 @@ class _Comparison(Struct, frozen=True):
             incarnation=self.document.incarnation,
         )
         return counted, change
+
+
+def _ending_of_started(*, is_watched: bool, is_proven: bool) -> tuple[ChangeKind, Reason]:
+    """Return how a started event ended, which can only finish, and the reason."""
+    if is_watched:
+        return TRANSITIONS[STARTED, ABSENT]
+    if is_proven:
+        return "finished", "machine_rebooted"
+    return "finished", "gone_after_start_unwatched"
 
 
 def _phase(event: Event) -> str:

@@ -97,8 +97,9 @@ class Message(Struct, frozen=True):
 
     @property
     def is_good_news(self) -> bool:
-        """Whether it is the last message, and leaves no question: the outcome of the event is known,
-        or it was an advice.
+        """Whether it is the last message, and the outcome of the event is known.
+
+        The end of an advice is good news too: there is no outcome to know.
         """
         if event_type_of(self.record.event_type).is_advice:
             return self.settled
