@@ -13,7 +13,7 @@ from notbefore.core.record import Record
 from notbefore.core.routing import Route, Routing, Terms
 from notbefore.core.tracked import PendingEvent
 from notbefore.metrics import families
-from notbefore.metrics.samples import Snapshot, samples
+from notbefore.metrics.samples import MetricsSnapshot, samples
 from notbefore.metrics.totals import Figures, Totals
 from notbefore.simulator.state import SCENARIOS, Play
 from notbefore.wording.records import record_of
@@ -101,7 +101,7 @@ def test_advice_has_no_countdown_in_metrics() -> None:
     listed = Story().sees(0).sees(1, advice())
 
     def names(tracked: Any, totals: Totals) -> set[str]:
-        shown = samples(Snapshot(tracked, totals, Figures(), at(2)))
+        shown = samples(MetricsSnapshot(tracked, totals, Figures(), at(2)))
         return {family.metric.name for family in shown if family.samples}
 
     shown = names(listed.tracked, listed.totals)
