@@ -1,6 +1,4 @@
-"""The documents hold: references are not stale, configurations are right, commands can be typed,
-links lead on.
-"""
+"""The documents are true: generated pages, configurations, commands, links and names."""
 
 import json
 import re
@@ -31,110 +29,174 @@ DOCUMENTS: Final = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 SECTIONS: Final = {field.encode_name for field in msgspec.structs.fields(Config)}
-PROJECT: Final[dict[str, Any]] = tomllib.loads(
-    (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-)["project"]
-VERSIONS: Final = {  # where the version stands beside pyproject.toml
+TEXTS: Final = {path: path.read_text(encoding="utf-8") for path in DOCUMENTS}
+PYPROJECT: Final = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+PROJECT: Final[dict[str, Any]] = tomllib.loads(PYPROJECT)["project"]
+# the files that name the version, besides pyproject.toml, and how
+VERSIONS: Final = {
     "src/notbefore/__init__.py": r'__version__ = "(.+)"',
     "config/helm/notbefore/Chart.yaml": r"(?m)^(?:version|appVersion): (\S+)",
     "config/kubernetes/fleet.yaml": r"image: notbefore:(\S+)",
     "docs/getting-started.md": r"notbefore-([\d.]+)-bundle",
     "config/fleet/cloud-init.yml": r"notbefore-([\d.]+)-bundle",
 }
-_FENCE: Final = re.compile(r"^[ ]*```(\w+)[^\n]*\n(.*?)^[ ]*```$", re.MULTILINE | re.DOTALL)
-_LINK: Final = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
+FENCE: Final = re.compile(r"^[ ]*```(\w+)[^\n]*\n(.*?)^[ ]*```$", re.MULTILINE | re.DOTALL)
+LINK: Final = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
+PYTHON_VERSION: Final = re.compile(r"3\.\d\d")
 
 
-TEXTS: Final = {path: path.read_text(encoding="utf-8") for path in DOCUMENTS}
+def read(name: str) -> str:
+    """Return the text of a file of the repository."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def document_name(path: Path) -> str:
+    return path.name
+
+
+each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=document_name)
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
-    """Each block of a language, and the document that it stands in."""
-    return [
-        (path.name, block)
-        for path, text in TEXTS.items()
-        for kind, block in _FENCE.findall(text)
-        if kind == language
-    ]
+    """Return the name of the document and the text of each block of a language."""
+    found = []
+    for path, text in TEXTS.items():
+        for block_language, block in FENCE.findall(text):
+            if block_language == language:
+                found.append((path.name, block))
+    return found
 
+
+# ---- generated pages
 
 PAGES: Final = runpy.run_path(str(ROOT / "tools" / "reference.py"))["PAGES"]
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_reference_says_what_the_code_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_page_is_up_to_date(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
-    made = PAGES[name]()
-    assert (ROOT / "docs" / name).read_text(encoding="utf-8") == made, "it is stale: make reference"
+
+    page = PAGES[name]()
+
+    assert read(f"docs/{name}") == page, "it is stale: make reference"
 
 
-def test_every_file_names_the_version_and_the_pythons_that_are_claimed_are_tested() -> None:
-    found = {
-        name: set(re.findall(way, (ROOT / name).read_text(encoding="utf-8")))
-        for name, way in VERSIONS.items()
-    }
+# ---- versions
+
+
+@pytest.mark.parametrize(("name", "pattern"), VERSIONS.items(), ids=VERSIONS.keys())
+def test_file_names_the_version(name: str, pattern: str) -> None:
+    assert set(re.findall(pattern, read(name))) == {PROJECT["version"]}
+
+
+def test_changelog_has_the_version() -> None:
     version: str = PROJECT["version"]
-    assert found == {name: {version} for name in VERSIONS}
-    assert f"\n## {version} - " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert "<" not in PROJECT["requires-python"], "newer Pythons could not even try"
-    claimed = set(re.findall(r"3\.\d\d", " ".join(PROJECT["classifiers"])))
+
+    assert f"\n## {version} - " in read("CHANGELOG.md")
+
+
+def test_newer_versions_of_python_are_allowed() -> None:
+    assert "<" not in PROJECT["requires-python"]
+
+
+def test_claimed_versions_of_python_are_tested() -> None:
+    claimed = set(PYTHON_VERSION.findall(" ".join(PROJECT["classifiers"])))
+    tested = set(PYTHON_VERSION.findall(read(".github/workflows/ci.yml")))
+
     assert claimed
-    assert claimed <= set(
-        re.findall(r"3\.\d\d", (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
-    )
+    assert claimed <= tested
+
+
+# ---- configurations
+
+
+def is_of_sinks(values: dict[str, Any]) -> bool:
+    """Return whether a block defines sinks by their names, without the section ``sinks``."""
+    return all(isinstance(sink, dict) and set(sink) <= set(KINDS) for sink in values.values())
 
 
 def configurations() -> Iterator[tuple[str, dict[str, Any]]]:
-    """The blocks that are a configuration or a part of one: sections, or sinks by their names."""
+    """Yield each block that is a configuration, a section of one, or some sinks."""
     for name, text in blocks("yaml"):
         values = yaml.safe_load(text)
-        if isinstance(values, dict) and set(values) <= SECTIONS:
+        if not isinstance(values, dict):
+            continue
+        if set(values) <= SECTIONS:
             yield name, values
-        elif isinstance(values, dict) and all(
-            isinstance(one, dict) and set(one) <= set(KINDS) for one in values.values()
-        ):
+        elif is_of_sinks(values):
             yield name, {"sinks": values}
 
 
-def test_what_looks_like_a_configuration_is_one_and_the_schema_for_editors_takes_it(
-    tmp_path: Path,
-) -> None:
-    schema = json.loads((ROOT / "config" / "notbefore.schema.json").read_text(encoding="utf-8"))
-    validator = jsonschema.Draft7Validator(schema)
-    hub = "Endpoint=sb://x.example.org/;SharedAccessKeyName=root;SharedAccessKey=abc=;EntityPath=changes"
-    secrets = {"hub": hub, "pager": "0" * 32}  # by what is in their names
+CONFIGURATIONS: Final = list(configurations())
+each_configuration = pytest.mark.parametrize(
+    "values",
+    [pytest.param(values, id=name) for name, values in CONFIGURATIONS],
+)
+HUB_SECRET: Final = (
+    "Endpoint=sb://x.example.org/;SharedAccessKeyName=root;SharedAccessKey=abc=;EntityPath=changes"
+)
+URL_SECRET: Final = "https://example.org/secret"
+
+
+def secret_for(place: str) -> str:
+    """Return a secret of the kind that the name of its file suggests."""
+    if "hub" in place:
+        return HUB_SECRET
+    if "pager" in place:
+        return "0" * 32
+    return URL_SECRET
+
+
+def with_missing_sinks(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the sinks that its routes name and the document leaves out."""
+    sinks = dict(values.get("sinks", {}))
+    for route in values.get("routes", ()):
+        for sink in route["sinks"]:
+            sinks.setdefault(sink, {"command": {"command": ["/bin/true"]}})
+    if not sinks:
+        return values
+    return {**values, "sinks": sinks}
+
+
+def test_documents_have_configurations() -> None:
+    assert len(CONFIGURATIONS) >= 5
+
+
+@each_configuration
+def test_configuration_is_accepted_by_the_schema_for_editors(values: dict[str, Any]) -> None:
+    schema = json.loads(read("config/notbefore.schema.json"))
+
+    errors = jsonschema.Draft7Validator(schema).iter_errors(values)
+
+    assert [error.message for error in errors] == []
+
+
+@each_configuration
+def test_configuration_is_loaded(values: dict[str, Any], tmp_path: Path) -> None:
     environment = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
-    found = list(configurations())
-    assert len(found) >= 5
-    for number, (name, values) in enumerate(found):
-        assert [error.message for error in validator.iter_errors(values)] == [], name
-        for route in values.get("routes", ()):  # of sinks that the block leaves out
-            for sink in route["sinks"]:
-                values.setdefault("sinks", {}).setdefault(
-                    sink, {"command": {"command": ["/bin/true"]}}
-                )
-        text = yaml.safe_dump(values)
-        for key, place in re.findall(r"((?:\w+_)?(?:file|env|credential)): (\S+)", text):
-            if key.endswith("env"):
-                environment[place] = "https://example.org/secret"
-                continue
-            file = tmp_path / place.lstrip("/").replace("/", "-")
-            secret = next(
-                (one for part, one in secrets.items() if part in place),
-                "https://example.org/secret",
-            )
-            file.write_text(secret, encoding="utf-8")
-            text = text.replace(f"{key}: {place}", f"{key}: {file.name}")
-        path = tmp_path / f"{number} {name}"
-        path.write_text(text, encoding="utf-8")
-        load(path, environment, {})  # raises what is wrong, with its place
+    text = yaml.safe_dump(with_missing_sinks(values))
+    for key, place in re.findall(r"((?:\w+_)?(?:file|env|credential)): (\S+)", text):
+        if key.endswith("env"):
+            environment[place] = URL_SECRET
+            continue
+        file = tmp_path / place.lstrip("/").replace("/", "-")
+        file.write_text(secret_for(place), encoding="utf-8")
+        text = text.replace(f"{key}: {place}", f"{key}: {file.name}")
+    path = tmp_path / "configuration.yaml"
+    path.write_text(text, encoding="utf-8")
+
+    load(path, environment, {})  # raises each mistake with its place
+
+
+# ---- commands
 
 
 def commands() -> Iterator[tuple[str, str]]:
-    """Each ``notbefore ...`` that a reader may type."""
+    """Yield the document and the text of each ``notbefore ...`` that a reader may type."""
     for name, text in blocks("console"):
         for line in text.splitlines():
-            for part in re.split(r"&&|\||\s#\s", re.sub(r"^\s*[$#>] ", "", line)):
+            without_prompt = re.sub(r"^\s*[$#>] ", "", line)
+            for part in re.split(r"&&|\||\s#\s", without_prompt):
                 if part.strip().startswith("notbefore "):
                     yield name, part.strip()
     for path, text in TEXTS.items():
@@ -143,68 +205,99 @@ def commands() -> Iterator[tuple[str, str]]:
                 yield path.name, span
 
 
-def test_every_command_can_be_typed() -> None:
-    found = sorted(set(commands()))
-    assert len(found) > 30
-    for name, line in found:
-        words = [word.rstrip(",") for word in shlex.split(line, posix=False)][1:]
-        try:
-            # only its name: there must be one of that name
-            parsed(words if len(words) > 1 else [*words, "--help"])
-        except SystemExit as end:
-            assert end.code == 0, f"{name}: {line}"
-    table = TEXTS[ROOT / "README.md"].partition("## The commands")[2].partition("\n## ")[0]
-    assert set(re.findall(r"(?m)^\| `([\w-]+)", table)) <= {*COMMANDS, "--version"}
+COMMAND_LINES: Final = sorted(set(commands()))
+
+
+def test_documents_have_commands() -> None:
+    assert len(COMMAND_LINES) > 30
+
+
+@pytest.mark.parametrize(("name", "line"), COMMAND_LINES)
+def test_command_can_be_typed(name: str, line: str) -> None:
+    words = [word.rstrip(",") for word in shlex.split(line, posix=False)][1:]
+    if len(words) == 1:  # only the name of a command, which must exist
+        words.append("--help")
+
+    try:
+        parsed(words)
+    except SystemExit as end:
+        assert end.code == 0, f"{name}: {line}"
+
+
+def test_readme_has_a_table_of_all_commands() -> None:
+    table = read("README.md").partition("## The commands")[2].partition("\n## ")[0]
+
+    listed = set(re.findall(r"(?m)^\| `([\w-]+)", table))
+
+    assert listed <= {*COMMANDS, "--version"}
     assert [name for name in COMMANDS if f"`{name}" not in table] == []
 
 
-def test_every_link_leads_somewhere_and_every_program_that_is_named_is_there() -> None:
-    for path, text in TEXTS.items():
-        for target, anchor in _LINK.findall(text):
-            leads = (path.parent / target).resolve() if target else path
-            assert leads.exists(), f"{path.name}: {target}"
-            if anchor and leads.suffix == ".md":
-                assert anchor in anchors(leads), f"{path.name}: {target}#{anchor}"
-        for program in re.findall(r"\b(?:benchmarks|tools)/\w+\.py\b", text):
-            assert (ROOT / program).exists(), f"{path.name}: {program}"
+# ---- links and names
 
 
 @cache
 def anchors(path: Path) -> set[str]:
-    """As GitHub makes them of headings."""
+    """Return the anchors that GitHub makes of headings."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return {
-        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
-    }
+    letters = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {text.strip().replace(" ", "-") for text in letters}
 
 
-def test_every_metric_that_is_named_exists() -> None:
-    defined = (*vars(families).values(), *vars(fleet).values())
-    known = {value.name for value in defined if isinstance(value, Metric)}
-    for path, text in TEXTS.items():
-        for name in re.findall(r"`((?:azure_scheduled_event|notbefore_)\w*)[`{]", text):
-            family = re.sub(r"_(?:total|bucket|sum|count)$", "", name)
-            assert family in known or name in known, f"{path.name}: {name}"
+@each_document
+def test_links_have_targets(path: Path) -> None:
+    for target, anchor in LINK.findall(TEXTS[path]):
+        linked = (path.parent / target).resolve() if target else path
+        assert linked.exists(), target
+        if anchor and linked.suffix == ".md":
+            assert anchor in anchors(linked), f"{target}#{anchor}"
 
 
-def test_the_table_of_the_house_has_every_room_and_module_and_names_only_what_is_there() -> None:
-    source = ROOT / "src" / "notbefore"
-    named = set(
-        re.findall(
-            r"`(\w+/(?:\w+/)*(?:\w+\.\w+)?)`",
-            (ROOT / "docs" / "how-it-works.md").read_text("utf-8"),
-        )
-    )
-    assert [
-        name for name in named if not any((place / name).exists() for place in (source, ROOT))
-    ] == []
-    modules = {
-        str(path.relative_to(source))
-        for path in source.glob("*/*.py")
-        if path.name != "__init__.py"
-    }
-    free = ("commands/", "fleet/")  # one for each command; docs/fleet.md has its own
-    wanted = {name for name in modules if not name.startswith(free)} | {
-        f"{name.split('/')[0]}/" for name in modules
-    }
-    assert wanted <= named, "add it to the table"
+@each_document
+def test_programs_exist(path: Path) -> None:
+    programs = re.findall(r"\b(?:benchmarks|tools)/\w+\.py\b", TEXTS[path])
+
+    assert [program for program in programs if not (ROOT / program).exists()] == []
+
+
+METRIC_NAMES: Final = {
+    value.name
+    for value in (*vars(families).values(), *vars(fleet).values())
+    if isinstance(value, Metric)
+}
+
+
+@each_document
+def test_metrics_exist(path: Path) -> None:
+    for name in re.findall(r"`((?:azure_scheduled_event|notbefore_)\w*)[`{]", TEXTS[path]):
+        family = re.sub(r"_(?:total|bucket|sum|count)$", "", name)
+        assert family in METRIC_NAMES or name in METRIC_NAMES, name
+
+
+# ---- the table of modules
+
+SOURCE: Final = ROOT / "src" / "notbefore"
+
+
+def places_in_table() -> set[str]:
+    return set(re.findall(r"`(\w+/(?:\w+/)*(?:\w+\.\w+)?)`", read("docs/how-it-works.md")))
+
+
+def test_table_of_modules_names_existing_files() -> None:
+    missing = [
+        name
+        for name in places_in_table()
+        if not (SOURCE / name).exists() and not (ROOT / name).exists()
+    ]
+
+    assert missing == []
+
+
+def test_table_of_modules_is_complete() -> None:
+    paths = [path for path in SOURCE.glob("*/*.py") if path.name != "__init__.py"]
+    modules = {path.relative_to(SOURCE).as_posix() for path in paths}
+    rooms = {f"{path.parent.name}/" for path in paths}
+    # commands/ has a module for each command, and docs/fleet.md has a table of fleet/
+    listed_modules = {name for name in modules if not name.startswith(("commands/", "fleet/"))}
+
+    assert rooms | listed_modules <= places_in_table(), "add it to the table"
