@@ -1,9 +1,9 @@
-"""The dashboards as files: written by their code, as Grafana 13 defines them, and put together with
-care.
-"""
+"""The dashboards as files: written by their code, valid for Grafana 13, and laid out with care."""
 
+import itertools
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,137 +26,250 @@ UNITS = {
     if isinstance(value, str) and not name.startswith("__")
 }
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-GRAFANAS = {"__rate_interval", "__rate_interval_ms", "__range", "__range_s"}
-boards = pytest.mark.parametrize(
-    "board", [pytest.param(board, id=name) for name, board in BOARDS.items()]
-)
-panels = pytest.mark.parametrize(
-    "panel",
-    [
-        pytest.param(one, id=f"{name} {one['title']}")
-        for name, board in BOARDS.items()
-        for one in board["panels"]
-    ],
-)
+VARIABLES_OF_GRAFANA = {"__rate_interval", "__rate_interval_ms", "__range", "__range_s"}
 
 
-def errors(value: Any, definition: str) -> list[str]:
+def all_panels() -> Iterator[Any]:
+    """Yield each panel as a case of a test."""
+    for name, board in BOARDS.items():
+        for panel in board["panels"]:
+            yield pytest.param(panel, id=f"{name} {panel['title']}")
+
+
+each_board = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS.keys())
+each_panel = pytest.mark.parametrize("panel", list(all_panels()))
+
+
+def schema_errors(value: Any, definition: str) -> list[str]:
     schema = {**SCHEMA, "$ref": f"#/definitions/{definition}"}
-    return [
-        f"{list(error.path)}: {error.message}"
-        for error in Draft7Validator(schema).iter_errors(value)
-    ]
+    errors = Draft7Validator(schema).iter_errors(value)
+    return [f"{list(error.path)}: {error.message}" for error in errors]
 
 
-def test_the_files_are_what_their_code_writes() -> None:
-    assert {path.name for path in (ROOT / "dashboards").glob("*.json")} == set(DASHBOARDS)
-    for name, write in DASHBOARDS.items():
-        written = (ROOT / "dashboards" / name).read_text(encoding="utf-8")
-        assert written == write(), (
-            f"dashboards/{name} is not what dashboards/src says: make dashboards"
-        )
+# ---- files
 
 
-@boards
-def test_it_is_a_dashboard_as_grafana_defines_it_and_leads_to_the_others(
-    board: dict[str, Any],
-) -> None:
-    assert errors({**board, "panels": []}, "Board") == []
-    assert errors({**board, "panels": [], "refresh": 30}, "Board"), (
-        "the schema refuses what Grafana does not know"
-    )
-    for key in ("uid", "title"):
-        assert [one[key] for one in BOARDS.values()].count(board[key]) == 1
+def test_directory_has_a_file_for_each_dashboard() -> None:
+    names = {path.name for path in (ROOT / "dashboards").glob("*.json")}
+
+    assert names == set(DASHBOARDS)
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_file_is_written_by_its_code(name: str) -> None:
+    text = (ROOT / "dashboards" / name).read_text(encoding="utf-8")
+
+    assert text == DASHBOARDS[name](), "it is stale: make dashboards"
+
+
+# ---- dashboards
+
+
+@each_board
+def test_dashboard_is_valid_for_grafana(board: dict[str, Any]) -> None:
+    assert schema_errors({**board, "panels": []}, "Board") == []
+
+
+@each_board
+def test_schema_refuses_a_dashboard_that_grafana_does_not_know(board: dict[str, Any]) -> None:
+    unknown = {**board, "panels": [], "refresh": 30}
+
+    assert schema_errors(unknown, "Board")
+
+
+@each_board
+@pytest.mark.parametrize("key", ["uid", "title"])
+def test_dashboard_has_a_uid_and_a_title_of_its_own(key: str, board: dict[str, Any]) -> None:
+    values = [other[key] for other in BOARDS.values()]
+
+    assert values.count(board[key]) == 1
+
+
+@each_board
+def test_dashboard_links_to_the_others(board: dict[str, Any]) -> None:
     (link,) = board["links"]
-    assert (link["type"], link["includeVars"], link["keepTime"]) == ("dashboards", True, True)
+
+    assert link["type"] == "dashboards"
+    assert link["includeVars"] is True
+    assert link["keepTime"] is True
     assert set(link["tags"]) <= set(board["tags"])
-    led = re.findall(r'"/d/([\w-]+)\?', json.dumps(board).replace('\\"', '"'))
-    assert set(led) <= {other["uid"] for other in BOARDS.values()}
 
 
-@boards
-def test_the_panels_fill_one_screen_without_gap_or_overlap(board: dict[str, Any]) -> None:
-    places = [panel["gridPos"] for panel in board["panels"]]
-    cells = [
-        (x, y)
-        for place in places
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
-    ]
+@each_board
+def test_links_of_panels_lead_to_dashboards(board: dict[str, Any]) -> None:
+    text = json.dumps(board).replace('\\"', '"')
+
+    linked = set(re.findall(r'"/d/([\w-]+)\?', text))
+
+    assert linked <= {other["uid"] for other in BOARDS.values()}
+
+
+@each_board
+def test_panels_fill_one_screen_without_gap_or_overlap(board: dict[str, Any]) -> None:
+    cells = []
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                cells.append((x, y))
+
     height = max(y for _, y in cells) + 1
+    screen = itertools.product(range(24), range(height))
     assert height <= SCREEN
-    assert sorted(cells) == [(x, y) for x in range(24) for y in range(height)]
+    assert sorted(cells) == list(screen)
 
 
-@boards
-def test_what_it_asks_can_be_narrowed_down_and_is_asked_of_the_chosen_source(
-    board: dict[str, Any],
-) -> None:
-    first, *others = board["templating"]["list"]
-    assert (first["type"], first["name"], first["query"]) == (
-        "datasource",
-        "datasource",
-        "prometheus",
-    )
-    names = [variable["name"] for variable in others]
-    assert names == (
-        ["job", "region", "scale_set"] if board["uid"] == "notbefore-event-hub" else [*VARIABLES]
-    )
-    annotations = board["annotations"]["list"]
-    assert [(one["name"], one["enable"]) for one in annotations] == [
-        ("Announced", True),
-        ("Started", True),
-    ]
-    assert all(item["datasource"] == SOURCE for item in [*board["panels"], *annotations, *others])
-    targets = [target for panel in board["panels"] for target in panel["targets"]]
-    asked = [
-        one["expr"] for one in [*targets, *(annotation["target"] for annotation in annotations)]
-    ]
-    used = {name for query in asked for name in re.findall(r"\$([a-z_]\w*)", query)}
-    assert used - GRAFANAS == set(names)
-    for key in ("id", "title"):
-        found = [(panel["type"] if key == "title" else "", panel[key]) for panel in board["panels"]]
-        assert len(set(found)) == len(found)
+def variables(board: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the variables of a dashboard, without that of its data source."""
+    return list(board["templating"]["list"][1:])
 
 
-@panels
-def test_a_panel_says_what_it_shows_in_which_unit_and_from_which_thresholds(
-    panel: dict[str, Any],
-) -> None:
-    kind = f"{panel['type'].replace('-', '')}Panel"
-    assert errors(panel, kind) == []
+def annotations(board: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(board["annotations"]["list"])
+
+
+@each_board
+def test_first_variable_is_the_data_source(board: dict[str, Any]) -> None:
+    first = board["templating"]["list"][0]
+
+    assert first["type"] == "datasource"
+    assert first["name"] == "datasource"
+    assert first["query"] == "prometheus"
+
+
+@each_board
+def test_dashboard_has_the_usual_variables(board: dict[str, Any]) -> None:
+    names = [variable["name"] for variable in variables(board)]
+
+    if board["uid"] == "notbefore-event-hub":
+        assert names == ["job", "region", "scale_set"]
+    else:
+        assert names == [*VARIABLES]
+
+
+@each_board
+def test_dashboard_shows_announcements_and_starts(board: dict[str, Any]) -> None:
+    names = [annotation["name"] for annotation in annotations(board)]
+
+    assert names == ["Announced", "Started"]
+    assert all(annotation["enable"] is True for annotation in annotations(board))
+
+
+@each_board
+def test_queries_use_the_chosen_data_source(board: dict[str, Any]) -> None:
+    for element in [*board["panels"], *annotations(board), *variables(board)]:
+        assert element["datasource"] == SOURCE
+
+
+@each_board
+def test_queries_use_each_variable(board: dict[str, Any]) -> None:
+    targets = [annotation["target"] for annotation in annotations(board)]
+    for panel in board["panels"]:
+        targets += panel["targets"]
+
+    used: set[str] = set()
+    for target in targets:
+        used.update(re.findall(r"\$([a-z_]\w*)", target["expr"]))
+
+    assert used - VARIABLES_OF_GRAFANA == {variable["name"] for variable in variables(board)}
+
+
+@each_board
+def test_panels_have_ids_of_their_own(board: dict[str, Any]) -> None:
+    ids = [panel["id"] for panel in board["panels"]]
+
+    assert len(set(ids)) == len(ids)
+
+
+@each_board
+def test_panels_of_one_type_have_titles_of_their_own(board: dict[str, Any]) -> None:
+    titles = [(panel["type"], panel["title"]) for panel in board["panels"]]
+
+    assert len(set(titles)) == len(titles)
+
+
+# ---- panels
+
+
+def overridden_properties(panel: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for override in panel["fieldConfig"]["overrides"]:
+        yield from override["properties"]
+
+
+@each_panel
+def test_panel_is_valid_for_grafana(panel: dict[str, Any]) -> None:
+    definition = f"{panel['type'].replace('-', '')}Panel"
+
+    assert schema_errors(panel, definition) == []
     assert panel["id"] > 0
+
+
+@each_panel
+def test_panel_has_title_and_description(panel: dict[str, Any]) -> None:
     assert panel["title"]
     assert panel["description"].endswith(".")
-    defaults = panel["fieldConfig"]["defaults"]
-    overridden = [one for item in panel["fieldConfig"]["overrides"] for one in item["properties"]]
-    assert {defaults["unit"], *(one["value"] for one in overridden if one["id"] == "unit")} <= UNITS
-    for thresholds in (defaults.get("thresholds"), *(one["value"] for one in overridden)):
+
+
+@each_panel
+def test_panel_has_units_that_grafana_knows(panel: dict[str, Any]) -> None:
+    used = {panel["fieldConfig"]["defaults"]["unit"]}
+    for item in overridden_properties(panel):
+        if item["id"] == "unit":
+            used.add(item["value"])
+
+    assert used <= UNITS
+
+
+@each_panel
+def test_panel_has_rising_thresholds(panel: dict[str, Any]) -> None:
+    values = [panel["fieldConfig"]["defaults"].get("thresholds")]
+    values += [item["value"] for item in overridden_properties(panel)]
+
+    for thresholds in values:
         if isinstance(thresholds, dict) and "steps" in thresholds:
             base, *steps = [step["value"] for step in thresholds["steps"]]
             assert base is None
             assert steps == sorted(set(steps))
 
 
-@panels
-def test_queries_have_ids_and_legends_and_their_ranges_follow_the_panel(
-    panel: dict[str, Any],
-) -> None:
+# ---- queries
+
+
+@each_panel
+def test_queries_have_ids_of_their_own(panel: dict[str, Any]) -> None:
     ids = [target["refId"] for target in panel["targets"]]
+
     assert len(set(ids)) == len(ids)
+
+
+@each_panel
+def test_queries_have_legends_when_panel_shows_several_series(panel: dict[str, Any]) -> None:
+    if panel["type"] in ("timeseries", "statetimeline", "bargauge", "heatmap"):
+        for target in panel["targets"]:
+            assert target.get("legendFormat")
+
+
+@each_panel
+def test_queries_are_of_a_range_or_of_an_instant(panel: dict[str, Any]) -> None:
     for target in panel["targets"]:
         assert target["range"] is not target["instant"]
-        assert target.get("legendFormat") or panel["type"] not in (
-            "timeseries",
-            "statetimeline",
-            "bargauge",
-            "heatmap",
-        )
-        # at once over the whole time range; but for what it must not hide: agents and VMs that are
-        # silent, gone or down
-        allowed = {"$__range", "1h", "6h", "7d"} if target["instant"] else {"$__rate_interval"}
-        assert set(re.findall(r"\[([^\]]+)\]", target["expr"])) <= allowed, target["expr"]
-        counters = re.findall(
-            r"\w+\((\w+(?:_total|_bucket|_sum|_count))\b(?![^[]*\[)", target["expr"]
-        )
-        assert not counters, "a counter is shown by its rate or increase"
+
+
+@each_panel
+def test_ranges_of_queries_follow_the_panel(panel: dict[str, Any]) -> None:
+    for target in panel["targets"]:
+        allowed = {"$__rate_interval"}
+        if target["instant"]:
+            # the whole time range at once, but for agents and VMs that are silent, gone or down,
+            # which it must not hide
+            allowed = {"$__range", "1h", "6h", "7d"}
+        ranges = set(re.findall(r"\[([^\]]+)\]", target["expr"]))
+        assert ranges <= allowed, target["expr"]
+
+
+@each_panel
+def test_counters_are_shown_by_rate_or_increase(panel: dict[str, Any]) -> None:
+    without_range = r"\w+\((\w+(?:_total|_bucket|_sum|_count))\b(?![^[]*\[)"
+
+    for target in panel["targets"]:
+        assert not re.findall(without_range, target["expr"])

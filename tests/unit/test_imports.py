@@ -1,4 +1,4 @@
-"""The house: which room may import which, and that nothing goes in circles."""
+"""The rooms of the package import inward, and without circles."""
 
 import ast
 import subprocess
@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 import notbefore
 
 SOURCE = Path(next(iter(notbefore.__path__)))
 AT_THE_ROOT = {"__init__", "__main__", "errors", "logs"}
-# a room may import the layers before its own, and itself; the rooms of one layer do not know each
-# other
+# a room may import itself and the layers before its own, but no other room of its layer
 LAYERS = (
     {"core"},
     {"wording"},
@@ -50,8 +51,9 @@ IMPURE = {
 RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
 
-def modules() -> list[str]:
-    paths = (path.relative_to(SOURCE).with_suffix("") for path in sorted(SOURCE.rglob("*.py")))
+def module_names() -> list[str]:
+    """Return the names of all modules, such as ``core.lifecycle``."""
+    paths = [path.relative_to(SOURCE).with_suffix("") for path in sorted(SOURCE.rglob("*.py"))]
     return [".".join(path.parts) for path in paths]
 
 
@@ -59,69 +61,108 @@ def source_of(module: str) -> str:
     return (SOURCE / Path(*module.split("."))).with_suffix(".py").read_text(encoding="utf-8")
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
-    """Every name that is imported, at the top or inside a function.
+def imports_of(module: str) -> Iterator[str]:
+    """Yield every name that a module imports, at the top or inside a function.
 
-    Of ``from a import b`` both a and a.b.
+    Of ``from a import b`` these are both a and a.b.
     """
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(source_of(module))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            for alias in node.names:
+                yield alias.name
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             assert node.module is not None
             yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}"
 
 
-def faults(module: str, source: str) -> Iterator[str]:
-    """What is wrong with the imports of a module (``core.lifecycle``), in words.
-
-    Ruff knows what is too heavy.
-    """
-    room = module.partition(".")[0]
-    for name in imported(ast.parse(source)):
-        first, other = (*name.split("."), "")[:2]
-        if first == "notbefore":
-            if room in RANKS and other in RANKS and other != room and RANKS[other] >= RANKS[room]:
-                yield f"{room} imports {other}"
-        elif (
-            room == "core"
-            and first != "msgspec"
-            and (first not in sys.stdlib_module_names or first in IMPURE)
-        ):
-            yield f"the core imports {name}"
+def points_inward(importing_room: str, imported_room: str) -> bool:
+    """Return whether a room may import another; what is no room may be imported by all."""
+    if importing_room not in RANKS or imported_room not in RANKS:
+        return True
+    if importing_room == imported_room:
+        return True
+    return RANKS[imported_room] < RANKS[importing_room]
 
 
-def test_nothing_else_lies_at_the_root() -> None:
+def is_pure(package: str) -> bool:
+    """Return whether the core may import a package."""
+    if package == "msgspec":
+        return True
+    return package in sys.stdlib_module_names and package not in IMPURE
+
+
+def test_root_has_few_modules() -> None:
     assert {path.stem for path in SOURCE.glob("*.py")} == AT_THE_ROOT
-    rooms = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert rooms <= set().union(*LAYERS)
 
 
-def test_imports_point_inward() -> None:
-    assert {
-        module: found for module in modules() if (found := list(faults(module, source_of(module))))
-    } == {}
+def test_each_room_belongs_to_a_layer() -> None:
+    directories = {path.name for path in SOURCE.iterdir() if path.is_dir()}
+
+    assert directories - {"__pycache__"} <= RANKS.keys()
 
 
-def test_no_import_goes_in_a_circle_those_inside_functions_included() -> None:
-    found = {
-        f"notbefore.{module}": set(imported(ast.parse(source_of(module)))) for module in modules()
-    }
-    del found["notbefore.__init__"]
-    TopologicalSorter(
-        {name: (names & found.keys()) - {name} for name, names in found.items()}
-    ).prepare()
+@pytest.mark.parametrize("module", module_names())
+def test_module_imports_rooms_of_lower_layers(module: str) -> None:
+    room = module.partition(".")[0]
+    own_imports = [name.split(".") for name in imports_of(module) if name.startswith("notbefore.")]
+
+    outward = [parts for parts in own_imports if not points_inward(room, parts[1])]
+
+    assert outward == []
 
 
-def test_an_agent_loads_no_command_but_its_own_and_nothing_for_a_page_that_nobody_opens() -> None:
-    code = (
-        "import sys, notbefore.agent.agent; from notbefore.commands.main import parsed;"
-        " parsed(['run'])\nothers = ('notbefore.commands.', 'notbefore.web.page',"
-        " 'jinja2')\nprint(*sorted(name for name in sys.modules if name.startswith(others)))"
+CORE = [name for name in module_names() if name.startswith("core.")]
+
+
+@pytest.mark.parametrize("module", CORE)
+def test_module_of_the_core_imports_nothing_impure(module: str) -> None:
+    packages = {name.partition(".")[0] for name in imports_of(module)} - {"notbefore"}
+
+    assert [package for package in packages if not is_pure(package)] == []
+
+
+def test_imports_have_no_circle() -> None:
+    imports = {f"notbefore.{module}": set(imports_of(module)) for module in module_names()}
+    del imports["notbefore.__init__"]
+    graph = {name: (names & imports.keys()) - {name} for name, names in imports.items()}
+
+    TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+@pytest.fixture(scope="module")
+def modules_of_an_agent() -> list[str]:
+    """The modules that a process has loaded once it has read the command ``run``."""
+    program = """
+import sys
+import notbefore.agent.agent
+from notbefore.commands.main import parsed
+parsed(["run"])
+print(*sorted(sys.modules))
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert loaded == [f"notbefore.commands.{name}" for name in ("main", "options", "run")]
+    return process.stdout.split()
+
+
+def test_agent_loads_no_command_but_its_own(modules_of_an_agent: list[str]) -> None:
+    commands = [name for name in modules_of_an_agent if name.startswith("notbefore.commands.")]
+
+    assert commands == [
+        "notbefore.commands.main",
+        "notbefore.commands.options",
+        "notbefore.commands.run",
+    ]
+
+
+def test_agent_loads_nothing_for_a_page_that_is_not_opened(modules_of_an_agent: list[str]) -> None:
+    of_the_page = [
+        name
+        for name in modules_of_an_agent
+        if name.startswith("notbefore.web.page") or name == "jinja2"
+    ]
+
+    assert of_the_page == []
