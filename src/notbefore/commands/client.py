@@ -1,6 +1,4 @@
-"""``AgentClient``: the commands' client of a running agent, with its address, its certificate and
-the password.
-"""
+"""``AgentClient``: sends the requests of commands to a running agent."""
 
 import argparse
 import hashlib
@@ -33,14 +31,32 @@ ADDRESS: Final = {  # option -> metavar, help
 }
 
 
+class _TlsAdapter(HTTPAdapter):
+    """Checks another host name than that of the URL, or a fingerprint instead of an authority."""
+
+    def __init__(self, name: str | None, fingerprint: str | None) -> None:
+        self._name = name
+        self._fingerprint = fingerprint
+        super().__init__(pool_connections=1, pool_maxsize=1)
+
+    def init_poolmanager(self, *arguments: Any, **settings: Any) -> None:
+        """Make the connection pool; the constructor of ``HTTPAdapter`` calls this."""
+        super().init_poolmanager(
+            *arguments,
+            **settings,
+            server_hostname=self._name,
+            assert_fingerprint=self._fingerprint,
+        )
+
+
 class AgentClient(Struct, frozen=True):
     """Sends requests to one agent over HTTP or HTTPS."""
 
     url: str
-    options: argparse.Namespace  # of the command line: whom to trust, and how to log in
-    # the agent's certificate, if its file is known: no other is accepted
-    own_cert_file: str | None = None
-    # the host name that TLS checks, if ``url`` has one of its addresses instead
+    options: argparse.Namespace  # certificates, user and password: see ``add_agent``
+    # the agent's own certificate, if its file is known: then no other one is accepted
+    agent_cert_file: str | None = None
+    # the host name that TLS checks, if ``url`` has an address instead of the name
     name: str | None = None
 
     def ask(self, path: str) -> dict[str, Any]:
@@ -52,16 +68,15 @@ class AgentClient(Struct, frozen=True):
             with self._session() as session:
                 url = self.url.rstrip("/") + path
                 response = session.get(url, timeout=TIMEOUT, allow_redirects=False)
-        except ValueError:  # of requests, urllib3, or the name's encoding
+        except ValueError:  # from requests, from urllib3, or from the encoding of the name
             raise ConfigError(
                 f"--url: expected http://HOST:PORT or https://HOST:PORT, got {self.url!r}"
             ) from None
         except SSLError as error:
-            text = (
+            raise NotBeforeError(
                 f"{self.url}: TLS failed ({error}): is it this agent, and is --ca-file or"
                 " --cert-file needed?"
-            )
-            raise NotBeforeError(text) from None
+            ) from None
         except requests.RequestException as error:
             raise NotBeforeError(
                 f"no agent answers at {self.url} ({type(error).__name__}): is `notbefore run`"
@@ -75,24 +90,21 @@ class AgentClient(Struct, frozen=True):
         return self._read(path, response.status_code, response.content)
 
     def _session(self) -> requests.Session:
-        session, options = requests.Session(), self.options
-        session.trust_env = False  # connect to the agent without a proxy
-        if self.url.lower().startswith("http:") and (
-            options.ca_file or options.cert_file or options.key_file
-        ):
+        options = self.options
+        has_tls_options = options.ca_file or options.cert_file or options.key_file
+        if has_tls_options and self.url.lower().startswith("http:"):
             raise ConfigError(f"{self.url}: --ca-file, --cert-file and --key-file need https://")
+
+        session = requests.Session()
+        session.trust_env = False  # no proxy
         session.verify = options.ca_file or True
-        adapter, own = HTTPAdapter(), self.own_cert_file
-        adapter.init_poolmanager(
-            1,
-            1,
-            server_hostname=self.name,
-            assert_fingerprint=_fingerprint(Path(own)) if own is not None else None,
-        )
-        session.mount("https://", adapter)
-        if own is not None:
-            # compare the fingerprint instead: issuer, name and dates do not matter
+        fingerprint = None
+        if self.agent_cert_file is not None:
+            # issuer, name and dates do not matter: the fingerprint is compared instead
             session.verify = False
+            fingerprint = _fingerprint(Path(self.agent_cert_file))
+        session.mount("https://", _TlsAdapter(self.name, fingerprint))
+
         if options.cert_file is not None:
             session.cert = (options.cert_file, options.key_file or options.cert_file)
         if options.user is not None:
@@ -113,28 +125,27 @@ class AgentClient(Struct, frozen=True):
                 f"{self.url}{path}: HTTP {status}, and the body is not JSON: {text!r}"
             ) from None
         if status == requests.codes.not_found:
-            hint = (
-                "an agent, not a fleet instance?"
-                if "/fleet/" in path
-                else "a fleet instance? Use `events --fleet`"
-            )
+            hint = "a fleet instance? Use `events --fleet`"
+            if "/fleet/" in path:
+                hint = "an agent, not a fleet instance?"
             raise NotBeforeError(f"{self.url}{path}: HTTP 404: is this {hint}")
         if status != requests.codes.ok:
-            reasons = body.get("error") or ": ".join(
-                [str(body.get("status", status)), *body.get("reasons", ())]
-            )
-            raise NotBeforeError(f"{self.url}{path}: {reasons}")
+            reasons = [str(body.get("status", status)), *body.get("reasons", ())]
+            text = body.get("error") or ": ".join(reasons)
+            raise NotBeforeError(f"{self.url}{path}: {text}")
         return body
 
 
 def _fingerprint(path: Path) -> str:
     """The SHA-256 of the first certificate in a file (PEM); raises ``ConfigError``."""
     try:
-        first = path.read_bytes().decode("ascii", "replace").split(END)[0]
-        own = ssl.PEM_cert_to_DER_cert(first[first.find(BEGIN) :] + END)
+        content = path.read_bytes().decode("ascii", "replace")
+        up_to_first, _, _ = content.partition(END)
+        begin = up_to_first.find(BEGIN)
+        certificate = ssl.PEM_cert_to_DER_cert(up_to_first[begin:] + END)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot read a certificate: {error}") from None
-    return hashlib.sha256(own).hexdigest()
+    return hashlib.sha256(certificate).hexdigest()
 
 
 def add_agent(parser: argparse.ArgumentParser) -> None:
@@ -156,10 +167,11 @@ def agent_client(options: argparse.Namespace) -> AgentClient:
     if options.url is not None:
         return AgentClient(options.url, options)
     server = load_configuration(options, sending=False).server
-    tls = (
-        load_web_config(Path(server.web_config_file)).tls_server_config
-        if server.web_config_file
-        else None
-    )
-    own = tls.cert_file if tls is not None and options.ca_file is None else None
-    return AgentClient(local_url(*host_and_port(server.listen), tls=tls is not None), options, own)
+    tls = None
+    if server.web_config_file:
+        tls = load_web_config(Path(server.web_config_file)).tls_server_config
+    agent_cert_file = None
+    if tls is not None and options.ca_file is None:
+        agent_cert_file = tls.cert_file
+    host, port = host_and_port(server.listen)
+    return AgentClient(local_url(host, port, tls=tls is not None), options, agent_cert_file)

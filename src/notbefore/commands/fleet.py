@@ -1,4 +1,4 @@
-"""``notbefore fleet``: one instance that reads the changes of all VMs."""
+"""``notbefore fleet``: run one instance, which reads the changes of all VMs."""
 
 import argparse
 from pathlib import Path
@@ -27,6 +27,6 @@ def run(options: argparse.Namespace) -> int:
     """
     config = begin(options)
     check_extra("fleet")
-    from notbefore.fleet.instance import FleetInstance  # after the check above
+    from notbefore.fleet.instance import FleetInstance  # the extra `fleet` may not be installed
 
     return FleetInstance(config, check_arguments(options, "fleet")).run()

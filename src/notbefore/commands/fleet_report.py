@@ -4,7 +4,6 @@ import argparse
 import csv
 import socket
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
@@ -18,8 +17,9 @@ from notbefore.commands.options import add_json, print_json, table
 from notbefore.core.duration import span
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, NotBeforeError
-from notbefore.fleet.history import COLUMNS, FIGURES, USUAL, read_past, report
+from notbefore.fleet.history import COLUMNS, FIGURES, USUAL, Row, read_past, report
 
+DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 IN_TABLE: Final = (
     "events",
     "vms",
@@ -67,88 +67,119 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the report; returns the exit code. Raises ``NotBeforeError``."""
     since = start_time(options.since, datetime.now(UTC))
-    by = tuple(options.by.split(","))
-    for name in by:
-        if name not in COLUMNS and name.removeprefix("tags.") in ("", name):
-            raise ConfigError(f"--by: there is no {name!r}{one_of(name, (*COLUMNS, 'tags.NAME'))}")
-    options.url, *others = (options.url or "").split(",")
-    options.url = options.url or None
-    first = agent_client(options)
-    asked = [first, *(replace(first, url=url, own_cert_file=None) for url in others)]
-    path = f"/api/v1/fleet/history?since={quote(since.isoformat())}"
-    found = [
-        event for client in asked for one in _instances(client) for event in _events(one, path)
-    ]
-    rows = report(read_past(map(msgspec.json.encode, found)), by)
+    by = _columns(options.by)
+    events: list[Any] = []
+    for client in _clients(options):
+        for instance in _instances(client):
+            events += _past_events(instance, since)
+    rows = report(read_past(msgspec.json.encode(event) for event in events), by)
+
     if options.json:
         print_json(rows)
     elif options.csv:
-        writer = csv.DictWriter(sys.stdout, dict.fromkeys((*by, *FIGURES)), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({name: _inert(value) for name, value in row.items()} for row in rows)
+        _print_csv(rows, by)
     else:
-        sys.stdout.write(
-            f"Events that ended since {since:%Y-%m-%d %H:%M} UTC, without exercises.\n"
-        )
-        columns = (*by, *IN_TABLE)
-        head = tuple(name.removeprefix("event_").replace("_", " ").upper() for name in columns)
-        table(head, [tuple(_cell(row[name]) for name in columns) for row in rows])
-        sys.stdout.write(LEGEND if rows else "None.\n")
+        _print_table(rows, by, since)
     return 0
 
 
-def _instances(client: AgentClient) -> Iterator[AgentClient]:
-    """The instances at an address: one for each address of the host name.
+def _columns(text: str) -> tuple[str, ...]:
+    """Return the columns of ``--by``; raises ``ConfigError``."""
+    columns = tuple(text.split(","))
+    for name in columns:
+        is_tag = name.startswith("tags.") and name != "tags."
+        if name not in COLUMNS and not is_tag:
+            raise ConfigError(f"--by: there is no {name!r}{one_of(name, (*COLUMNS, 'tags.NAME'))}")
+    return columns
 
-    ``localhost`` is one, at any of its own.
+
+def _clients(options: argparse.Namespace) -> list[AgentClient]:
+    """Return a client for each address of ``--url``, or for that of the configuration."""
+    if not options.url:
+        options.url = None
+        return [agent_client(options)]
+    clients: list[AgentClient] = []
+    for url in options.url.split(","):
+        options_of_one = argparse.Namespace(**{**vars(options), "url": url})
+        clients.append(agent_client(options_of_one))
+    return clients
+
+
+def _instances(client: AgentClient) -> list[AgentClient]:
+    """Return a client for each address of the host name.
+
+    ``localhost`` is one instance, although it may have two addresses.
     """
     try:
-        address = urlsplit(client.url)
-        name, port = (
-            address.hostname,
-            address.port or {"http": 80, "https": 443}.get(address.scheme),
-        )
-        known = name and port and name != "localhost"
-        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM) if known else []
+        url = urlsplit(client.url)
+        name = url.hostname
+        port = url.port or DEFAULT_PORTS.get(url.scheme)
+        if not name or not port or name == "localhost":
+            return [client]
+        resolved = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise NotBeforeError(
             f"{client.url}: the name cannot be resolved ({error.strerror or error})"
         ) from None
     except ValueError:
-        found = []  # the client says what is expected
-    if not found:
-        yield client
-    for host in dict.fromkeys(str(one[4][0]) for one in found):
-        named = f"[{host}]" if ":" in host else host
-        yield replace(client, url=f"{address.scheme}://{named}:{port}{address.path}", name=name)
+        return [client]  # which raises an error that says what is expected
+
+    instances: dict[str, AgentClient] = {}
+    for _family, _type, _protocol, _name, socket_address in resolved:
+        address = str(socket_address[0])
+        host = address
+        if ":" in address:
+            host = f"[{address}]"
+        address_url = f"{url.scheme}://{host}:{port}{url.path}"
+        instances[address] = replace(client, url=address_url, name=name)
+    return list(instances.values())
 
 
-def _events(client: AgentClient, path: str) -> list[Any]:
-    """Ask an instance for its past events.
-
-    Raises a ``NotBeforeError`` also if its answer has none.
-    """
-    found = client.ask(path).get("events")
-    if not isinstance(found, list):
+def _past_events(instance: AgentClient, since: datetime) -> list[Any]:
+    """Ask an instance for its past events. Raises ``NotBeforeError``."""
+    reply = instance.ask(f"/api/v1/fleet/history?since={quote(since.isoformat())}")
+    events = reply.get("events")
+    if not isinstance(events, list):
         raise NotBeforeError(
-            f"{client.url}: the answer has no list `events`: is it an instance of `notbefore"
+            f"{instance.url}: the answer has no list `events`: is it an instance of `notbefore"
             " fleet`?"
         )
-    return found
+    return events
+
+
+def _print_csv(rows: list[Row], by: tuple[str, ...]) -> None:
+    columns = dict.fromkeys((*by, *FIGURES))  # each once, in this order
+    writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: _inert(value) for name, value in row.items()})
+
+
+def _print_table(rows: list[Row], by: tuple[str, ...], since: datetime) -> None:
+    sys.stdout.write(f"Events that ended since {since:%Y-%m-%d %H:%M} UTC, without exercises.\n")
+    columns = (*by, *IN_TABLE)
+    head = tuple(name.removeprefix("event_").replace("_", " ").upper() for name in columns)
+    table(head, [tuple(_cell(row[name]) for name in columns) for row in rows])
+    if rows:
+        sys.stdout.write(LEGEND)
+    else:
+        sys.stdout.write("None.\n")
 
 
 def _inert(value: object) -> object:
-    """The value of a cell of CSV.
+    """Return the value of a cell of CSV.
 
     A text that a spreadsheet would evaluate gets a ' in front, as OWASP advises.
     """
-    return (
-        f"'{value}"
-        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-        else value
-    )
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{value}"
+    return value
 
 
 def _cell(value: float | str | None) -> str:
-    """The text of a cell; floats are seconds."""
-    return span(value) if isinstance(value, float) else "-" if value in (None, "") else str(value)
+    """Return the text of a cell; floats are seconds."""
+    if isinstance(value, float):
+        return span(value)
+    if value is None or value == "":
+        return "-"
+    return str(value)

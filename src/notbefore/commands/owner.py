@@ -1,6 +1,6 @@
-"""``ask_owner``: commands ask the agent that owns the state.
+"""``ask_owner``: commands ask the agent that owns a state directory.
 
-If none runs, they open the state under its lock.
+If no agent runs, they open the state themselves, under its lock.
 """
 
 import os
@@ -19,28 +19,27 @@ R = TypeVar("R", bound=Reply)
 
 
 def ask_owner(directory: Path, request: Request, reply: type[R]) -> R:
-    """Return the reply of the agent of a state directory, or of its state.
-
-    Raises ``NotBeforeError``.
-    """
+    """Return the reply to a request about a state directory. Raises ``NotBeforeError``."""
     if listens(directory):
         return ask_agent(directory, request, reply)
     path = directory / FILE_NAME
     if not path.exists():
         raise StoreError(f"{path} cannot be opened: has `notbefore run` been started here?")
-    owner = path.stat()
-    if hasattr(os, "geteuid") and os.geteuid() == 0 and owner.st_uid != 0:
-        os.setegid(owner.st_gid)  # new files have to belong to the agent
-        os.seteuid(owner.st_uid)
+    _become_owner(path)
     with closing(Store(directory, Clock())) as store:
         if store.disk.degraded is not None:
             raise StoreError(f"{store.path} cannot be opened ({store.disk.degraded})")
-        found = answer(store, request)
-        if (
-            isinstance(found, OutboxReply)
-            and found.done
-            and not store.disk.wait_written(WRITE_PATIENCE)
-        ):
+        answered = answer(store, request)
+        has_changed = isinstance(answered, OutboxReply) and answered.done > 0
+        if has_changed and not store.disk.wait_written(WRITE_PATIENCE):
             why = store.disk.degraded or "the disk does not answer"
             raise StoreError(f"{store.path} cannot be written ({why}): nothing was changed")
-        return cast("R", found)
+        return cast("R", answered)
+
+
+def _become_owner(path: Path) -> None:
+    """If this is root: take on the user of the file, so that new files belong to the agent too."""
+    status = path.stat()
+    if hasattr(os, "geteuid") and os.geteuid() == 0 and status.st_uid != 0:
+        os.setegid(status.st_gid)
+        os.seteuid(status.st_uid)

@@ -1,4 +1,4 @@
-"""``notbefore run``: the agent."""
+"""``notbefore run``: run the agent."""
 
 import argparse
 from functools import partial
