@@ -24,6 +24,8 @@ def test_six_hundred_records_are_a_handful_of_notifications_though_the_instance_
         1,
         1,
     ]
-    assert [text for text in shown if "silent" in text] == ["2 VMs of the scale set data: silent"]
+    assert [text for text in shown if "silent" in text] == [
+        "2 VMs of the scale set data are silent"
+    ]
     assert "600 records of events went in" in done.stdout
     assert re.search(r"Freeze +westeurope +5 +40 ", done.stdout)

@@ -473,7 +473,7 @@ def test_vm_with_an_endless_heartbeat_interval_is_forgotten() -> None:
 def test_thousands_of_silent_vms_are_all_notified() -> None:
     log = Log()
     vms = [
-        replace(vm(f"vm-{number}", scale_set=""), resource_group=f"rg-{number}")
+        replace(vm(f"vm-{number}", "", f"region-{number}"), resource_group=f"rg-{number}")
         for number in range(3000)
     ]
     log.beat(*vms)

@@ -6,10 +6,14 @@ All of a wave are notified at once.
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from notbefore.core.record import Vm
+from notbefore.core.routing import Match, Route
+from notbefore.fleet.mutes import Mute, is_muted
+from notbefore.wording.records import record_of
 from support.azure import at
-from support.fleet_log import LIMIT, WAVES, Log
+from support.fleet_log import LIMIT, WAVES, Log, grouped
 from support.fleet_records import vm
 
 A, B, C = vm("web_0"), vm("web_1"), vm("web_2")
@@ -285,3 +289,138 @@ def test_vms_of_a_place_share_it_after_a_takeover() -> None:
     heard = log.taken_over().fold.silence.heard.values()
 
     assert len({id(heard_vm.place) for heard_vm in heard}) == 1
+
+
+# ---- several groups of one region
+
+
+def scale_sets(count: int, vms: int, region: str = "westeurope") -> list[Vm]:
+    """Return the VMs of some scale sets of a region."""
+    fleet: list[Vm] = []
+    for number in range(count):
+        name = f"set{number}"
+        if region != "westeurope":
+            name = f"{region}{number}"
+        fleet += [vm(f"{name}_{index}", name, region) for index in range(vms)]
+    return fleet
+
+
+def body_of(log: Log) -> str:
+    """Return the sentence of the last notification."""
+    last = log.last
+    return record_of(last.change, last.vm, fleet=last.facts).body
+
+
+def test_region_that_falls_silent_is_one_wave_with_one_end() -> None:
+    log = Log(WAVES)
+    region = scale_sets(40, 5)
+    elsewhere = vm("far_0", "far", "northeurope")
+    log.pass_time(300, *region, elsewhere)
+
+    log.pass_time(1800, elsewhere)
+
+    assert log.kinds == ["started"]
+    assert body_of(log) == "40 scale sets (200 VMs) in westeurope are silent"
+    assert log.last.place.region == "westeurope"
+    assert log.last.place.scale_set == ""
+
+    log.pass_time(1200, *region, elsewhere)
+
+    assert log.kinds == ["started", "finished"]
+    assert body_of(log) == (
+        "40 scale sets (200 VMs) in westeurope are heard from again, or no longer expected"
+    )
+
+
+def test_group_that_falls_silent_later_joins_the_wave_of_its_region() -> None:
+    log = Log(WAVES)
+    early = scale_sets(2, 2)
+    late = vm("late_0", "late")
+    log.pass_time(300, *early, late)
+    log.pass_time(1200, late)
+    assert log.kinds == ["started"]
+
+    log.pass_time(1800)
+
+    assert log.kinds == ["started", "updated"]
+    assert body_of(log) == "3 scale sets (5 VMs) in westeurope are silent"
+    assert {made.change.event.key for made in log.made} == {log.last.change.event.key}
+
+
+def test_digest_of_a_silent_region_leaves_out_groups_that_are_back() -> None:
+    log = Log(WAVES)
+    fleet = scale_sets(3, 2)
+    log.pass_time(300, *fleet)
+    log.pass_time(1200)
+
+    log.pass_time(900, *fleet[:2])
+
+    assert log.kinds == ["started", "updated"]
+    assert body_of(log) == "2 scale sets (4 VMs) in westeurope are silent"
+    assert log.last.change.event.resources == ("set1_0", "set1_1", "set2_0", "set2_1")
+
+
+def test_groups_of_two_regions_fall_silent_in_two_waves() -> None:
+    log = Log(WAVES)
+    log.pass_time(300, *scale_sets(2, 1), *scale_sets(2, 1, "northeurope"))
+
+    log.pass_time(1800)
+
+    assert log.kinds == ["started", "started"]
+    assert {made.place.region for made in log.made} == {"westeurope", "northeurope"}
+
+
+def test_vms_of_one_name_in_silent_groups_are_all_counted() -> None:
+    log = Log(WAVES)
+    log.pass_time(300, vm("web_0", "blue"), replace(vm("web_0", ""), resource_group="other"))
+
+    log.pass_time(1800)
+
+    assert body_of(log) == "1 scale set and 1 resource group (2 VMs) in westeurope are silent"
+
+
+def test_next_owner_keeps_the_wave_of_a_silent_region() -> None:
+    log = Log(WAVES)
+    fleet = scale_sets(3, 1)
+    log.pass_time(300, *fleet)
+    log.pass_time(1200)
+
+    later = log.taken_over()
+    later.pass_time(900)
+    assert later.kinds == []
+    later.pass_time(1200, *fleet)
+
+    assert later.kinds == ["finished"]
+    assert later.last.change.event.key == log.last.change.event.key
+
+
+def test_silent_groups_with_different_routes_are_different_waves() -> None:
+    routes = (
+        Route(match=Match(scale_set=("set0", "set1")), sinks=("web-team",)),
+        Route(sinks=("oncall",)),
+    )
+    log = Log(grouped(("scale_set", "event_type"), routes=routes))
+    log.pass_time(300, *scale_sets(4, 1))
+
+    log.pass_time(1800)
+
+    assert log.kinds == ["started", "started"]
+    named = [set(made.change.event.resources) for made in log.made]
+    assert named == [{"set0_0", "set1_0"}, {"set2_0", "set3_0"}]
+
+
+@pytest.mark.parametrize(
+    ("match", "muted"),
+    [
+        ({"region": "westeurope"}, True),
+        ({"event_type": "Silent"}, True),
+        ({"scale_set": "set0"}, False),  # the other scale sets are news
+    ],
+)
+def test_silent_region_is_muted_when_all_its_vms_match(match: dict[str, str], muted: bool) -> None:
+    log = Log(WAVES)
+    log.pass_time(300, *scale_sets(2, 1))
+    log.pass_time(1800)
+    mute = Mute(id="1", match=match, by="me", comment="test", until=log.now + 60)
+
+    assert is_muted([mute], log.now, log.last, set()) is muted

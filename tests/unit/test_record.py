@@ -292,7 +292,34 @@ def test_sentence_of_a_fleet_names_silent_or_missing_vms(
 
     record = record_of(silence, Vm(scale_set="web"), fleet=FleetFacts(1, 2, 1))
 
-    assert record.body == f"2 VMs of the scale set web: {body}"
+    assert record.body == f"2 VMs of the scale set web are {body}"
+
+
+@pytest.mark.parametrize(
+    ("facts", "vms"),
+    [
+        (FleetFacts(40, 2_000, 40, fleet_scale_sets=40), "40 scale sets (2,000 VMs)"),
+        (FleetFacts(2, 2, 2, fleet_resource_groups=2), "2 resource groups (2 VMs)"),
+        (
+            FleetFacts(3, 9, 3, fleet_scale_sets=1, fleet_resource_groups=2),
+            "1 scale set and 2 resource groups (9 VMs)",
+        ),
+    ],
+)
+def test_sentence_of_a_fleet_counts_silent_groups(facts: FleetFacts, vms: str) -> None:
+    silence = replace(announced(EventType=SILENT), kind="started")
+
+    record = record_of(silence, Vm(location="westeurope"), fleet=facts)
+
+    assert record.body == f"{vms} in westeurope are silent"
+
+
+def test_sentence_of_a_fleet_names_a_single_silent_vm() -> None:
+    silence = replace(announced(EventType=SILENT), kind="started")
+
+    record = record_of(silence, Vm(name="web_0"), fleet=FleetFacts(1, 1, 1))
+
+    assert record.body == "web_0 is silent"
 
 
 # ---- CloudEvents and partition keys

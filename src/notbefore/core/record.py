@@ -62,6 +62,9 @@ class FleetFacts(Struct, frozen=True):
     fleet_reported_by: int  # VMs that reported it
     fleet_under_way: int = 0  # events that have started
     fleet_over: int = 0  # events that are over
+    # only if VMs of several groups are silent: see ``Silence``
+    fleet_scale_sets: int | None = None
+    fleet_resource_groups: int | None = None  # those of VMs without a scale set
 
 
 class BaseRecord(Struct, frozen=True, kw_only=True):
@@ -174,6 +177,10 @@ class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
     fleet_reported_by: int | None = field(default=None, name=_attribute("fleet.reported_by"))
     fleet_under_way: int | None = field(default=None, name=_attribute("fleet.events_under_way"))
     fleet_over: int | None = field(default=None, name=_attribute("fleet.events_over"))
+    fleet_scale_sets: int | None = field(default=None, name=_attribute("fleet.scale_sets"))
+    fleet_resource_groups: int | None = field(
+        default=None, name=_attribute("fleet.resource_groups")
+    )
     # the attributes that were cut to fit, or not read in full
     truncated: tuple[str, ...] | None = field(default=None, name="notbefore.truncated")
 
@@ -331,6 +338,8 @@ def _with_fleet_facts(record: Record, facts: FleetFacts) -> Record:
         fleet_reported_by=facts.fleet_reported_by,
         fleet_under_way=facts.fleet_under_way,
         fleet_over=facts.fleet_over,
+        fleet_scale_sets=facts.fleet_scale_sets,
+        fleet_resource_groups=facts.fleet_resource_groups,
     )
 
 

@@ -41,6 +41,13 @@ Tags = tuple[tuple[str, str], ...]
 """Names in lower case with their values, sorted by name."""
 
 
+class VmGroup(NamedTuple):
+    """A scale set, or the VMs of a resource group that are in none; all names in one case."""
+
+    group: str  # see ``Place.group``
+    scale_set: str
+
+
 class Place(NamedTuple):
     """Where a VM is, and its tags; for several VMs, what they have in common."""
 
@@ -83,6 +90,11 @@ class Place(NamedTuple):
         subscription = self.subscription.replace("/", "_")
         resource_group = self.resource_group.replace("/", "_")
         return f"{subscription}/{resource_group}/".casefold()
+
+    @property
+    def vm_group(self) -> VmGroup:
+        """The scale set of a VM, else its resource group."""
+        return VmGroup(self.group, self.scale_set.casefold())
 
 
 @lru_cache(maxsize=16_384)

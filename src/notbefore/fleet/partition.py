@@ -258,7 +258,7 @@ class Events:
         ``late``: the VMs that were not heard from in time. A VM that an event has deleted has left
         as well. One that is no longer known stays away until it is heard from.
         """
-        left = late | {vm for vm in self._state.vanished if self.is_gone(vm)}
+        left = late | self.deleted()
         left_by_group: dict[str, set[str]] = {}
         for vm in left:
             group, slash, name = vm.rpartition("/")
@@ -297,7 +297,11 @@ class Events:
 
     # ---- for silence
 
-    def is_gone(self, vm: str) -> bool:
+    def deleted(self) -> set[str]:
+        """Return the VMs that a Preempt or a Terminate has deleted, and that have not come back."""
+        return {vm for vm in self._state.vanished if self._is_deleted(vm)}
+
+    def _is_deleted(self, vm: str) -> bool:
         """Whether a Preempt or a Terminate of the VM is over, and the VM has not come back."""
         vanished_at = self._state.vanished.get(vm)
         if vanished_at is None:
@@ -546,8 +550,10 @@ class Partition:
     def _look_at_vms(self, now: float, unwatched: float) -> None:
         """Find the VMs that are silent or missing."""
         self._unwatched = None
-        self.silence.look(now, unwatched, self.events.is_gone, self.events.explained)
-        self.missing.look(now, unwatched, self.events.is_gone, self.events.explained)
+        deleted = self.events.deleted()
+        explained = self.events.explained(now)
+        self.silence.look(now, unwatched, deleted, explained)
+        self.missing.look(now, unwatched, deleted, explained)
         self.events.look_for_gone(self.silence.late)
 
     def _notify_next(self, now: float) -> Notification | None:

@@ -3,13 +3,13 @@ explains it. Pure.
 
 A VM is known from its first heartbeat on. It is silent after three of its intervals without a
 record from it. The silent VMs of one scale set or resource group are one wave, of the type
-``Silent``: it starts with the first of them, and is over once all are heard from again. The VMs of
-an inventory that are not heard from at all are missing, by the same rules. Times are Unix seconds
-of the hub's clock.
+``Silent``: it starts with the first of them, and is over once all are heard from again. If several
+scale sets or resource groups of one region fall silent at once, they are one wave, which others may
+join before it is over. The VMs of an inventory that are not heard from at all are missing, by the
+same rules. Times are Unix seconds of the hub's clock.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable
 from sys import intern
 from typing import Final, NamedTuple
 
@@ -20,13 +20,21 @@ from notbefore.core.change import MISSING, SILENT
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
 from notbefore.core.text import sha256
-from notbefore.fleet.hub_records import Beat, Place, PoisonError, Report, one_place
+from notbefore.fleet.hub_records import (
+    Beat,
+    Place,
+    PoisonError,
+    Report,
+    VmGroup,
+    one_place,
+)
 from notbefore.fleet.story import FINISHED, STARTED, Story, from_unix
 from notbefore.fleet.waves import Grouping, OpenWaves, Waves
 
 INTERVALS: Final = 3  # of its heartbeats: after so many without a record a VM is silent
 FORGET_SECONDS: Final = 86_400.0  # after which a silent VM is forgotten: it was probably deleted
-SHORTEST, LONGEST = 10.0, 86_400.0  # seconds between heartbeats: other intervals are cut to these
+SHORTEST: Final = 10.0  # seconds between heartbeats: a shorter interval is cut to this
+LONGEST: Final = 86_400.0  # a longer one to this
 MAX_HEARD: Final = 50_000  # VMs of one partition
 # of them in one resource group: its VMs can report under any name
 MAX_HEARD_OF_GROUP: Final = 20_000
@@ -63,6 +71,7 @@ class ChangedPlace(NamedTuple):
     place: Place
     story: Story | None
     silent: list[Heard]
+    with_others: bool  # other groups of its region have fallen silent at the same time
 
 
 class Silence:
@@ -84,7 +93,7 @@ class Silence:
     ) -> None:
         self.heard = heard
         self.waves = Waves(replace(grouping, group_by=_TOGETHER), waves)
-        self._groups = Counter(one.place.group for one in heard.values())
+        self._groups = Counter(vm.place.group for vm in heard.values())
         self._missing = missing
         self.late: set[str] = set()  # keys of VMs that were not heard in time before the last look
         self._changed: deque[ChangedPlace] = deque()  # by the last look, and not noted yet
@@ -105,16 +114,15 @@ class Silence:
         for key in self.heard.keys() - vms.keys():
             self._forget(key)
 
-    def hear(self, found: Beat | Report, now: float) -> None:
+    def hear(self, record: Beat | Report, now: float) -> None:
         """Note a record of a VM: it is alive.
 
         Raises ``PoisonError`` if too many VMs are known to add this one.
         """
-        group = found.place.group
-        key = group + found.vm
+        key = record.place.group + record.vm
         vm = self.heard.get(key)
-        if isinstance(found, Beat):
-            vm = self._hear_beat(key, vm, found, now)
+        if isinstance(record, Beat):
+            vm = self._hear_beat(key, vm, record, now)
         if vm is not None:
             vm.at = max(vm.at, now)
 
@@ -159,45 +167,54 @@ class Silence:
         self._groups[vm.place.group] -= 1
         self._bytes -= _bytes_of(key, vm)
 
-    def look(
-        self,
-        now: float,
-        unwatched: float,
-        gone: Callable[[str], bool],
-        explained: Callable[[float], set[str]],
-    ) -> None:
+    def look(self, now: float, unwatched: float, deleted: set[str], explained: set[str]) -> None:
         """Find the VMs that are silent now, and those that are back; ``note_next`` notes them.
 
         ``unwatched``: seconds before ``now`` in which nothing could be heard: they do not count.
-        ``gone``: whether an event has deleted a VM. ``explained``: the VMs whose silence is
-        explained by an event under way.
+        ``deleted``: VMs that an event has deleted. ``explained``: VMs whose silence is explained by
+        an event under way.
         """
-        explained_vms: set[str] | None = None
         silent: dict[Place, list[Heard]] = {}
         self.late = set()
         for key, vm in list(self.heard.items()):
             vm.at = min(now, vm.at + unwatched)
             is_late = now - vm.at > INTERVALS * vm.interval
-            is_forgotten = now - vm.at > FORGET_SECONDS and not self._missing
             if is_late:
                 self.late.add(key)
-            if is_late and (gone(key) or is_forgotten):
-                self._forget(key)
-                continue
+                if key in deleted or self._is_forgotten(vm, now):
+                    self._forget(key)
+                    continue
 
-            if is_late and not vm.silent:
-                if explained_vms is None:
-                    explained_vms = explained(now)
-                is_late = key not in explained_vms
-            vm.silent = is_late
-            if is_late:
+            vm.silent = is_late and (vm.silent or key not in explained)
+            if vm.silent:
                 silent.setdefault(vm.place, []).append(vm)
+        self._find_changed(silent)
 
+    def _is_forgotten(self, vm: Heard, now: float) -> bool:
+        """Whether a VM has been silent for so long that it was probably deleted."""
+        if self._missing:
+            return False  # the inventory decides which VMs there are
+        return now - vm.at > FORGET_SECONDS
+
+    def _find_changed(self, silent: dict[Place, list[Heard]]) -> None:
+        """Find the places whose VMs may have fallen silent, or be back."""
         stories = self._stories()
-        self._changed = deque(
-            ChangedPlace(place, stories.get(place), silent.get(place, []))
-            for place in {**stories, **silent}
-        )
+        new_places = [place for place in silent if place not in stories]
+        groups: dict[str, set[VmGroup]] = {}  # of the new places, by region
+        for place in new_places:
+            groups.setdefault(place.region.casefold(), set()).add(place.vm_group)
+
+        self._changed.clear()
+        for place in {**stories, **silent}:
+            region = place.region.casefold()
+            self._changed.append(
+                ChangedPlace(
+                    place=place,
+                    story=stories.get(place),
+                    silent=silent.get(place, []),
+                    with_others=len(groups.get(region, ())) > 1,
+                )
+            )
 
     @property
     def has_changed(self) -> bool:
@@ -207,7 +224,23 @@ class Silence:
     def note_next(self, now: float) -> None:
         """Note the silent VMs of the next place, or that they are back."""
         changed = self._changed.popleft()
-        self._note(changed.story, changed.place, changed.silent, now)
+        names = tuple(sorted(vm.name for vm in changed.silent))
+        story = changed.story
+        if story is None:
+            story = self._begin(changed, names, now)
+        elif names == _silent_in(story):
+            return
+
+        if names:
+            story.event = replace(story.event, resources=names)
+            story.claim = STARTED
+            story.standing = STARTED
+            story.over = None
+        else:  # the story keeps the names of those that are back
+            story.claim = FINISHED
+            story.standing = FINISHED
+            story.over = from_unix(now)
+        self.waves.note(story, now)
 
     def _stories(self) -> dict[Place, Story]:
         """Return the stories of silent VMs by their place."""
@@ -217,29 +250,53 @@ class Silence:
                 stories[story.place] = story
         return stories
 
-    def _note(self, story: Story | None, place: Place, silent: list[Heard], now: float) -> None:
-        """Update the story of a place, and its wave, if its silent VMs are not the same
-        as before.
-        """
-        names = tuple(sorted(one.name for one in silent))
-        if story is None:
-            began = from_unix(min(one.at for one in silent))
-            kind, why = ("missing", MISSING) if self._missing else ("silent", None)
-            # several places of one wave may fall silent at once
-            where = sha256(repr(place).encode())[:8]
-            event = Event(
-                f"{kind}-{now:.0f}-{where}",
-                SILENT,
-                STATUS_STARTED,
-                "VirtualMachine",
-                (),
-                description=why,
-            )
-            mark = (began, "", "")
-            story = Story(event, place, began, place.group, "", mark, mark, started=began)
-        elif names == (story.event.resources if story.standing is STARTED else ()):
-            return
-        story.event = replace(story.event, resources=names or story.event.resources)
-        story.claim = story.standing = STARTED if names else FINISHED
-        story.over = None if names else from_unix(now)
-        self.waves.note(story, now)
+    def _begin(self, changed: ChangedPlace, names: tuple[str, ...], now: float) -> Story:
+        """Begin the story of the silent VMs of a place."""
+        place = changed.place
+        kind = "silent"
+        description = None
+        if self._missing:
+            kind = "missing"
+            description = MISSING
+
+        began = from_unix(min(vm.at for vm in changed.silent))
+        digest = sha256(repr(place).encode())[:8]  # several places may fall silent at once
+        event = Event(
+            event_id=f"{kind}-{now:.0f}-{digest}",
+            event_type=SILENT,
+            event_status=STATUS_STARTED,
+            resource_type="VirtualMachine",
+            resources=names,
+            description=description,
+        )
+        source = (began, "", "")
+        story = Story(
+            event=event,
+            place=place,
+            first_seen=began,
+            group=place.group,
+            sender="",
+            newest=source,
+            dated=source,
+            started=began,
+        )
+        story.labels = self._labels(story, with_others=changed.with_others)
+        return story
+
+    def _labels(self, story: Story, *, with_others: bool) -> tuple[str, ...]:
+        """Return the key of the wave of a new story: that of its group, or of its region."""
+        labels = self.waves.labels(story)
+        if labels in self.waves.open or not story.place.region:
+            return labels
+
+        labels_of_region = self.waves.labels_of_region(story)
+        if with_others or labels_of_region in self.waves.open:
+            return labels_of_region
+        return labels
+
+
+def _silent_in(story: Story) -> tuple[str, ...]:
+    """Return the names of the VMs that are silent according to a story."""
+    if story.standing is STARTED:
+        return story.event.resources
+    return ()

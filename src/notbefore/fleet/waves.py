@@ -18,7 +18,14 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.core.change import AS_FAR_AS_KNOWN, Change, LifecycleKind, Reason, change_id
+from notbefore.core.change import (
+    AS_FAR_AS_KNOWN,
+    SILENT,
+    Change,
+    LifecycleKind,
+    Reason,
+    change_id,
+)
 from notbefore.core.document import SCHEDULED as STATUS_SCHEDULED
 from notbefore.core.document import STARTED as STATUS_STARTED
 from notbefore.core.document import Event
@@ -102,8 +109,11 @@ class Wave(Struct, array_like=True):
     @property
     def standing(self) -> Standing:
         """Its state, by those of its stories."""
-        stories = list(self.stories.values())  # a copy: other threads read it
-        standings = {story.standing for story in stories}
+        standings: set[Standing] = set()
+        for story in self.stories.values():
+            if story.standing is STARTED:
+                return STARTED  # nothing counts more: a wave may have thousands of stories
+            standings.add(story.standing)
         for standing in _BY_WEIGHT:
             if standing in standings:
                 return standing
@@ -157,13 +167,29 @@ class Waves:
 
     # ---- stories
 
+    def labels(self, story: Story) -> tuple[str, ...]:
+        """Return the key of the wave of a new story."""
+        labels = [story.group]
+        labels += [_label(name, story) for name in self._grouping.group_by]
+        if story.exercise:
+            labels.append("exercise")  # never in a wave of real events
+        return (*labels, self._routes_of(story))
+
+    def labels_of_region(self, story: Story) -> tuple[str, ...]:
+        """Return the key of a wave that has the stories of a whole region."""
+        return ("region", story.place.region.casefold(), self._routes_of(story))
+
+    def _routes_of(self, story: Story) -> str:
+        vm = vm_of(story.place, story.event.resources)
+        return matching_routes(vm, story.event, self._grouping.routes)
+
     def note(self, story: Story, now: float, notified: Standing = NEW) -> None:
         """Note that a story is new or has changed at ``now``; set when its wave is due.
 
         ``notified``: the last notified standing of a story that was over, and turns out not to be.
         """
         if not story.labels:
-            story.labels = self._labels(story)
+            story.labels = self.labels(story)
         wave = self.open.get(story.labels)
         if wave is None:
             wave = self._begin(story, now, notified)
@@ -221,17 +247,6 @@ class Waves:
         )
         self.open[story.labels] = wave
         return wave
-
-    def _labels(self, story: Story) -> tuple[str, ...]:
-        """Return the key of the wave of a new story."""
-        labels = [story.group]
-        labels += [_label(name, story) for name in self._grouping.group_by]
-        if story.exercise:
-            labels.append("exercise")  # never in a wave of real events
-
-        vm = vm_of(story.place, story.event.resources)
-        labels.append(matching_routes(vm, story.event, self._grouping.routes))
-        return tuple(labels)
 
     def _event_key(self, story: Story, notified: Standing) -> str:
         """Return the key of a new wave.
@@ -457,7 +472,7 @@ def event_of_wave(wave: Wave, standing: Standing) -> Event:
         return replace(most_urgent.event, not_before=not_before)
 
     names: dict[str, None] = {}
-    for part in by_progress(stories):
+    for part in by_progress(_named(stories)):
         names |= dict.fromkeys(affected(part))
 
     not_started = [story for story in live if story.standing is not STARTED]
@@ -485,6 +500,16 @@ def by_progress(stories: Collection[Story]) -> Progress:
         under_way=[story for story in stories if story.standing is STARTED],
         over=[story for story in stories if story.standing in OVER],
     )
+
+
+def _named(stories: list[Story]) -> list[Story]:
+    """Return the stories whose VMs a notification names.
+
+    A silent VM that is heard from again is silent no longer: it is only named at the end.
+    """
+    if stories[0].event.event_type != SILENT:
+        return stories
+    return by_progress(stories).under_way or stories
 
 
 def affected(stories: Iterable[Story]) -> list[str]:
@@ -603,17 +628,28 @@ def _notification(
     )
 
 
-def _facts(stories: Collection[Story]) -> FleetFacts:
+def _facts(stories: list[Story]) -> FleetFacts:
     progress = by_progress(stories)
-    names: set[str] = set()
-    for story in stories:
-        names.update(story.event.vms)
-    return FleetFacts(
+    vms: set[str] = set()
+    for story in _named(stories):
+        vms.update(story.vms)
+
+    facts = FleetFacts(
         fleet_events=len(stories),
-        fleet_vms=len(names),
+        fleet_vms=len(vms),
         fleet_reported_by=len(reporters(stories)),
         fleet_under_way=len(progress.under_way),
         fleet_over=len(progress.over),
+    )
+    groups = {story.place.vm_group for story in _named(stories)}
+    if len(groups) == 1 or stories[0].event.event_type != SILENT:
+        return facts
+
+    scale_sets = [group for group in groups if group.scale_set]
+    return replace(
+        facts,
+        fleet_scale_sets=len(scale_sets),
+        fleet_resource_groups=len(groups) - len(scale_sets),
     )
 
 

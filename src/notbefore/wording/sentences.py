@@ -29,9 +29,9 @@ def sentence(change: Change, vm: Vm | None = None, fleet: FleetFacts | None = No
 
     ``fleet``: what many VMs say about it together; ``vm`` then has what these VMs have in common.
     """
+    if change.event.event_type == SILENT and fleet is not None:
+        return _silence(change, vm or Vm(), fleet)
     affected = _affected(change, vm, fleet)
-    if change.event.event_type == SILENT:
-        return f"{affected}: {_silence(change)}"
     if change.no_longer_affected:
         return _no_longer_affected(change)
     return f"{change.event.event_type} of {affected} {_step(change, fleet)}"
@@ -48,14 +48,38 @@ def _affected(change: Change, vm: Vm | None, fleet: FleetFacts | None) -> str:
     return vms_in_words(fleet.fleet_vms, vm)
 
 
-def _silence(change: Change) -> str:
-    """Return the state of VMs of a fleet that send no heartbeats, or send them again."""
+def _silence(change: Change, vm: Vm, fleet: FleetFacts) -> str:
+    """Return the sentence about VMs of a fleet that send no heartbeats, or send them again."""
+    silent_vms = _silent_vms(vm, fleet)
+    verb = "is" if fleet.fleet_vms == 1 else "are"
     is_missing = change.event.description == MISSING
-    if change.kind != "finished":
-        return "missing" if is_missing else "silent"
-    if is_missing:
-        return "no longer missing"
-    return "heard from again, or no longer expected"
+    if change.kind == "finished":
+        state = "no longer missing" if is_missing else "heard from again, or no longer expected"
+    else:
+        state = "missing" if is_missing else "silent"
+    return f"{silent_vms} {verb} {state}"
+
+
+def _silent_vms(vm: Vm, fleet: FleetFacts) -> str:
+    """Return the silent VMs in words: ``40 scale sets (2,000 VMs) in westeurope``."""
+    groups: list[str] = []
+    if fleet.fleet_scale_sets:
+        groups.append(_counted(fleet.fleet_scale_sets, "scale set"))
+    if fleet.fleet_resource_groups:
+        groups.append(_counted(fleet.fleet_resource_groups, "resource group"))
+
+    if groups:
+        return f"{' and '.join(groups)} ({_counted(fleet.fleet_vms, 'VM')}) in {vm.location}"
+    if fleet.fleet_vms == 1 and vm.name:
+        return vm.name
+    return vms_in_words(fleet.fleet_vms, vm)
+
+
+def _counted(count: int, noun: str) -> str:
+    """Return a number of things: ``1 VM``, ``2,000 VMs``."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}s"
 
 
 def _no_longer_affected(change: Change) -> str:
@@ -131,12 +155,9 @@ def progress(facts: FleetFacts | Record) -> str:
 
 def vms_in_words(count: int, place: Vm | Record) -> str:
     """Return the number of VMs, and where they are: ``48 VMs of the scale set web``."""
-    if count == 0:
-        vms = "VMs that Azure does not name"
-    elif count == 1:
-        vms = "1 VM"
-    else:
-        vms = f"{count} VMs"
+    vms = "VMs that Azure does not name"
+    if count:
+        vms = _counted(count, "VM")
 
     if place.scale_set:
         return f"{vms} of the scale set {place.scale_set}"
