@@ -857,6 +857,32 @@ def test_drop_deletes_and_counts_deliveries(box: Box) -> None:
     assert box.count("dropped") == 1
 
 
+def test_retry_spares_delivery_under_way(box: Box) -> None:
+    under_way = delivery()
+    box.put(under_way)
+    box.lease(1)
+
+    retried = box.outbox.retry([under_way.delivery_id], 1e6)
+
+    assert retried == 0
+    assert box.lease(1e6) == []
+
+
+def test_operator_retries_and_drops_delivery_of_a_released_courier(box: Box) -> None:
+    released = delivery()
+    box.put(released)
+    box.lease(1)
+    box.outbox.release(2)
+
+    retried = box.outbox.retry([released.delivery_id], 2)
+    dropped = box.outbox.drop([released.delivery_id, "unknown"])
+
+    assert retried == 1
+    assert dropped == 1
+    assert box.count("accepted") == 1
+    assert box.count("dropped") == 1
+
+
 def test_drop_spares_delivery_under_way(box: Box) -> None:
     under_way = delivery()
     box.put(under_way)
@@ -1125,6 +1151,34 @@ def test_restored_once_delivery_waits_when_its_attempt_failed(box: Box) -> None:
 # ---- the disk and the clock
 
 
+def test_delivery_waits_until_it_is_on_disk() -> None:
+    box = Box(patience=1.0)
+    written = delivery()
+    box.put(written)
+    assert box.lease(0.5) == []
+    assert box.outbox.rows.next_due() == 1.0
+
+    box.outbox.rows.take(0.5)
+    assert box.outbox.rows.written()
+
+    assert not box.outbox.rows.written()  # nothing else waits for the disk
+    assert ids(box.lease(0.5)) == [written.delivery_id]
+
+
+def test_delivery_waits_a_second_at_most_for_the_disk() -> None:
+    box = Box(patience=1.0)
+    written = delivery()
+    unwritten = delivery("f")
+    box.put(written)
+    box.outbox.rows.take(1)
+    box.put(unwritten, now=0.5)
+    box.outbox.rows.written()
+
+    assert ids(box.lease(0.5)) == [written.delivery_id]
+    assert box.outbox.rows.next_due() == 1.5
+    assert ids(box.lease(1.5)) == [unwritten.delivery_id]
+
+
 def test_next_delivery_waits_until_previous_result_is_on_disk() -> None:
     box = Box(patience=1.0)
     first = delivery()
@@ -1252,6 +1306,38 @@ def critical(**fields: Any) -> Delivery:
         fallback_at=60.0,
         **fields,
     )
+
+
+def test_fallback_gets_delivery_that_is_not_accepted_in_time(box: Box) -> None:
+    failing = critical()
+    box.put(failing)
+    box.lease(1, chat=9, mail=9, hub=9)
+    box.lease(2, failed(failing, error="503", retry_after=98.0))
+    assert box.lease(59, chat=9, mail=9, hub=9) == []
+    assert box.outbox.rows.next_due() == 60.0
+
+    mail, hub = box.lease(60, chat=9, mail=9, hub=9)
+
+    assert mail.sink == "mail"
+    assert hub.sink == "hub"
+    assert mail.note == "chat has not accepted it so far: 503"
+    (copy,) = box.rows(sink="mail")
+    assert copy.due == 60.0
+    assert copy.expires == 60.0 + A_DAY
+    assert copy.fallback == ()
+
+
+def test_fallback_copies_are_sent_once_and_their_original_again(box: Box) -> None:
+    failing = critical()
+    box.put(failing)
+    box.lease(1, chat=9)
+    box.lease(2, failed(failing, error="503", retry_after=98.0))
+    mail, hub = box.lease(60, mail=9, hub=9)
+
+    given = box.lease(100, accepted(mail), accepted(hub), chat=9, mail=9, hub=9)
+
+    assert ids(given) == [failing.delivery_id]
+    assert box.lease(1000, accepted(failing), chat=9, mail=9, hub=9) == []
 
 
 def test_fallback_is_immediate_when_somebody_must_act(box: Box) -> None:

@@ -1,11 +1,12 @@
-"""The outbox against a model that shares no code with it: an account of what was put in, and of
-what receivers took.
+"""The outbox against a model that shares no code with it.
 
-Clocks jump, couriers and owners are killed, the disk is late or sick. What holds: at least once, in
-order, under one id; no row is stuck; and each delivery is in the outbox or counted as what became
-of it.
+The model keeps an account of the deliveries that were put in and of those that receivers accepted.
+Clocks jump, couriers and owners are killed, the disk is late or sick. Still each delivery arrives
+at least once, in order, under one id; no row is stuck; and each delivery is in the outbox, or
+counted under its outcome.
 """
 
+from collections.abc import Iterable
 from math import inf
 from typing import Any
 
@@ -21,26 +22,43 @@ from support.box import change, delivery
 SINKS = ("chat", "hub")
 BOUNDS = Bounds(12, 1 << 20)
 OUTCOMES = ("accepted", "accepted", "accepted", "failed", "refused", "returned")
+OUTCOMES_OF_ACCEPTED = ("delivered", "expired", "withdrawn", "overflowed", "dropped")
+EXPIRING_KINDS = ("announced", "updated", "reminder")
+
+Lane = tuple[str, str]  # a sink and an event: their deliveries leave in order
+
+
+def lane_of(delivery: Delivery) -> Lane:
+    return delivery.sink, delivery.event_key
+
+
+def ids(deliveries: Iterable[Delivery]) -> set[str]:
+    return {delivery.delivery_id for delivery in deliveries}
+
+
+def half() -> float:
+    return 0.5
+
+
+def expired_in(counts: dict[tuple[str, str], int]) -> int:
+    return sum(count for (_, outcome), count in counts.items() if outcome == "expired")
 
 
 class Account(RuleBasedStateMachine):
-    """One outbox.
-
-    ``waiting`` is what it owes to receivers, by their sinks and events, in the order of the
-    changes.
-    """
+    """An account of one outbox."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.now, self.disk = 1_000.0, OutboxImage()  # what was written
-        self.outbox = Outbox(lambda: 0.5, BOUNDS)
-        self.number = 0
-        self.queued: dict[tuple[str, str], list[str]] = {}  # what has to arrive in this order
-        self.reached: set[str] = set()  # ids that a receiver has accepted
+        self.now = 1_000.0
+        self.disk = OutboxImage()  # as it was written last
+        self.outbox = Outbox(half, BOUNDS)
+        self.number = 0  # of the last delivery; ids rise with it
+        self.in_order: dict[Lane, list[str]] = {}  # the ids that must arrive in this order
+        self.arrived: set[str] = set()  # the ids that a receiver has accepted
         self.under_way: dict[str, Delivery] = {}
-        self.held_back: set[tuple[str, str]] = set()
-        self.excused: set[str] = set()  # ids that may go without having arrived
-        self.expired = 0  # how many have, at the last look
+        self.held_back: set[Lane] = set()  # lanes with a failure that the courier still holds
+        self.excused: set[str] = set()  # the ids that need not arrive
+        self.expired = 0  # the number of expired deliveries when they were excused last
 
     @rule(
         key=st.sampled_from("abc"),
@@ -51,35 +69,48 @@ class Account(RuleBasedStateMachine):
         extra=st.sampled_from([{}, {}, {"once": True}]),
     )
     def change_is_seen(
-        self, *, key: str, sink: str, kind: Any, severity: str, wait: float, extra: dict[str, Any]
+        self,
+        *,
+        key: str,
+        sink: str,
+        kind: Any,
+        severity: str,
+        wait: float,
+        extra: dict[str, Any],
     ) -> None:
         self.number += 1
-        made = {
-            "kind": kind,
-            "severity": severity,
-            "delivery_id": f"{self.number:06d}",
-            "created": self.now,
-        }
-        made |= {"expires_with_event": kind in ("announced", "updated", "reminder"), **extra}
-        one = delivery(key, sink, due=self.now + wait, expires=self.now + 3_000, **made)
-        self._excuse(key, kind)
-        if kind == "reminder":
-            self.outbox.put([one], self.now, self.now)
-            # whoever knows that the event moved or ended needs none
-            self.excused.add(one.delivery_id)
-        else:
-            self.outbox.take(change(kind, key), [one], self.now, self.now)
-            self.queued.setdefault(lane_of(one), []).append(one.delivery_id)
-        self.outbox.make_room(self.now)
-        if len(self.outbox.rows.chosen()) >= BOUNDS.rows:
-            self.excused |= {row.delivery_id for row in self.outbox.rows.chosen()} | {
-                one.delivery_id
-            }
+        new = delivery(
+            key,
+            sink,
+            kind=kind,
+            severity=severity,
+            delivery_id=f"{self.number:06d}",
+            created=self.now,
+            due=self.now + wait,
+            expires=self.now + 3_000,
+            expires_with_event=kind in EXPIRING_KINDS,
+            **extra,
+        )
+        if kind == "finished":
+            self._excuse_expiring_rows(key)
 
-    def _excuse(self, key: str, kind: str) -> None:
-        """What this change makes needless."""
+        if kind == "reminder":
+            self.outbox.put([new], self.now, self.now)
+            self.excused.add(new.delivery_id)  # it is withdrawn when the event moves or ends
+        else:
+            self.outbox.take(change(kind, key), [new], self.now, self.now)
+            self.in_order.setdefault(lane_of(new), []).append(new.delivery_id)
+
+        self.outbox.make_room(self.now)
+        rows = self.outbox.rows.chosen()
+        if len(rows) >= BOUNDS.rows:
+            self.excused |= ids(rows)
+            self.excused.add(new.delivery_id)
+
+    def _excuse_expiring_rows(self, key: str) -> None:
+        """Excuse the rows that expire with the end of this event."""
         for row in self.outbox.rows.chosen():
-            if row.event_key == key and kind == "finished" and row.expires_with_event:
+            if row.event_key == key and row.expires_with_event:
                 self.excused.add(row.delivery_id)
 
     @rule(
@@ -89,38 +120,43 @@ class Account(RuleBasedStateMachine):
     )
     def courier_takes_a_turn(self, outcomes: list[Any], room: int, *, repeat: bool) -> None:
         results = []
-        for one, drawn in zip(list(self.under_way.values()), outcomes, strict=False):
-            del self.under_way[one.delivery_id]
-            # what was given after one that is to be tried again, of the same event, comes back
-            outcome: Any = "returned" if lane_of(one) in self.held_back else drawn
+        for sent, drawn_outcome in zip(list(self.under_way.values()), outcomes, strict=False):
+            del self.under_way[sent.delivery_id]
+            outcome: Any = drawn_outcome
+            if lane_of(sent) in self.held_back:
+                outcome = "returned"  # it follows a failed delivery of the same event
+
             if outcome in ("failed", "returned"):
-                self.held_back.add(lane_of(one))
-            if outcome == "accepted":
-                self._arrive(one)
+                self.held_back.add(lane_of(sent))
+            elif outcome == "accepted":
+                self._arrive(sent)
             elif outcome == "refused":
-                self.excused.add(one.delivery_id)
-            results.append(SendResult(one.delivery_id, outcome, repeat=20.0 if repeat else None))
-        self.held_back &= {lane_of(one) for one in self.under_way.values()}
-        self._give(results, dict.fromkeys(SINKS, room))
+                self.excused.add(sent.delivery_id)
 
-    def _give(self, results: list[SendResult], room: dict[str, int]) -> None:
-        for one in self.outbox.exchange(results, room, self.now):
-            assert one.delivery_id not in self.under_way, "given twice"
-            beside = [other for other in self.under_way.values() if lane_of(other) == lane_of(one)]
-            assert all(other.delivery_id < one.delivery_id for other in beside), (
-                "an earlier one beside a later one"
-            )
-            self.under_way[one.delivery_id] = one
+            repeat_after = 20.0 if repeat else None
+            results.append(SendResult(sent.delivery_id, outcome, repeat=repeat_after))
+        self.held_back &= {lane_of(sent) for sent in self.under_way.values()}
+        self._exchange(results, room)
 
-    def _arrive(self, one: Delivery) -> None:
-        if one.delivery_id in self.reached:
+    def _exchange(self, results: list[SendResult], room: int) -> None:
+        """Give results to the outbox, and take so many deliveries for each sink."""
+        for new in self.outbox.exchange(results, dict.fromkeys(SINKS, room), self.now):
+            assert new.delivery_id not in self.under_way, "given twice"
+            for other in self.under_way.values():
+                if lane_of(other) == lane_of(new):
+                    assert other.delivery_id < new.delivery_id, "an earlier one after a later one"
+            self.under_way[new.delivery_id] = new
+
+    def _arrive(self, sent: Delivery) -> None:
+        """Note that a receiver has accepted a delivery; none before it may be missing."""
+        if sent.delivery_id in self.arrived:
             return
-        self.reached.add(one.delivery_id)
-        order = self.queued.get(lane_of(one), [])
-        if one.delivery_id in order:
-            before = order[: order.index(one.delivery_id)]
-            missing = [earlier for earlier in before if earlier not in self.reached | self.excused]
-            assert not missing, f"{one.delivery_id} came before {missing}"
+        self.arrived.add(sent.delivery_id)
+        order = self.in_order.get(lane_of(sent), [])
+        if sent.delivery_id in order:
+            earlier = set(order[: order.index(sent.delivery_id)])
+            missing = earlier - self.arrived - self.excused
+            assert not missing, f"{sent.delivery_id} came before {missing}"
 
     @rule(seconds=st.sampled_from([0.01, 1.0, 8.0, 100.0, 400.0]))
     def time_passes(self, seconds: float) -> None:
@@ -132,7 +168,7 @@ class Account(RuleBasedStateMachine):
         self.outbox.rows.written()
 
     @rule()
-    def disk_does_not_say_that_it_has_written(self) -> None:
+    def disk_writes_without_confirming_it(self) -> None:
         self.disk = self.outbox.rows.take(self.now)
 
     @rule()
@@ -148,93 +184,83 @@ class Account(RuleBasedStateMachine):
         passed=st.sampled_from([0.0, 30.0]),
     )
     def owner_is_killed(self, *, boot: bool, uptime: float, passed: float) -> None:
-        """What only its memory knew is gone; another boot has another clock."""
-        self.now = uptime if boot else self.now + passed
-        image = self.disk
-        known = {row.delivery_id for row in image.rows}
-        self.excused |= {
-            row.delivery_id for row in self.outbox.rows.chosen()
-        } - known  # nobody knows of them any more
-        self.excused |= {row.delivery_id for row in image.rows if row.begun}
-        self.outbox, self.under_way = Outbox(lambda: 0.5, BOUNDS), {}
-        self.outbox.restore(
-            image, self.now, 0.0 if boot else self.now - image.clock, time_known=not boot
-        )
+        """Lose all that is not on the disk; another boot has another clock."""
+        seconds_since_the_image = 0.0
+        if boot:
+            self.now = uptime
+        else:
+            self.now += passed
+            seconds_since_the_image = self.now - self.disk.clock
+
+        self.excused |= ids(self.outbox.rows.chosen()) - ids(self.disk.rows)
+        self.excused |= ids(row for row in self.disk.rows if row.begun)
+        self.under_way = {}
+
+        self.outbox = Outbox(half, BOUNDS)
+        self.outbox.restore(self.disk, self.now, seconds_since_the_image, time_known=not boot)
         self.outbox.make_room(self.now)
-        self.expired = sum(
-            count for (_, name), count in image.ledger.counts.items() if name == "expired"
-        )
+        self.expired = expired_in(self.disk.ledger.counts)
 
     @precondition(lambda self: not self.outbox.rows.time_known)
     @rule(seconds=st.sampled_from([0.0, 60.0, 4_000.0]))
     def imds_says_the_time(self, seconds: float) -> None:
         self.outbox.advance(seconds)
 
-    @rule(nth=st.integers(0, 5), again=st.booleans())
-    def somebody_retries_or_drops(self, nth: int, *, again: bool) -> None:
-        for row in self.outbox.rows.chosen()[nth : nth + 1]:
-            if again:
-                self.outbox.retry([row.delivery_id], self.now)
-                continue
-            if self.outbox.drop([row.delivery_id]):
-                self.excused.add(row.delivery_id)
+    @rule(index=st.integers(0, 5), retries=st.booleans())
+    def operator_retries_or_drops(self, index: int, *, retries: bool) -> None:
+        rows = self.outbox.rows.chosen()
+        if index >= len(rows):
+            return
+        delivery_id = rows[index].delivery_id
+        if retries:
+            self.outbox.retry([delivery_id], self.now)
+        elif self.outbox.drop([delivery_id]):
+            self.excused.add(delivery_id)
 
     @invariant()
-    def each_is_there_or_counted(self) -> None:
+    def accepted_deliveries_are_in_the_outbox_or_counted(self) -> None:
+        counts = self.outbox.rows.ledger.counts
         for sink in SINKS:
-            counts = {
-                name: count
-                for (of, name), count in self.outbox.rows.ledger.counts.items()
-                if of == sink
-            }
-            gone = ("delivered", "expired", "withdrawn", "overflowed", "dropped")
-            rows = sum(row.state != "repeating" for row in self.outbox.rows.chosen(sink=sink))
-            assert counts.get("accepted", 0) == sum(counts.get(name, 0) for name in gone) + rows
+            rows = self.outbox.rows.chosen(sink=sink)
+            waiting = [row for row in rows if row.state != "repeating"]
+            ended = sum(counts.get((sink, outcome), 0) for outcome in OUTCOMES_OF_ACCEPTED)
+            assert counts.get((sink, "accepted"), 0) == ended + len(waiting)
 
     @invariant()
-    def nothing_is_lost(self) -> None:
-        """What has not arrived is there, unless its time was over or something made it needless."""
-        rows = {row.delivery_id for row in self.outbox.rows.chosen()}
-        owed = (
-            {one for order in self.queued.values() for one in order}
-            - rows
-            - self.reached
-            - self.excused
-        )
-        expired = sum(
-            count
-            for (_, name), count in self.outbox.rows.ledger.counts.items()
-            if name == "expired"
-        )
-        assert len(owed) <= expired - self.expired, f"lost: {owed}"
-        self.excused |= owed
+    def no_delivery_is_lost(self) -> None:
+        """Each delivery has arrived, is in the outbox, has expired, or is excused."""
+        owed: set[str] = set()
+        for order in self.in_order.values():
+            owed.update(order)
+        missing = owed - ids(self.outbox.rows.chosen()) - self.arrived - self.excused
+
+        expired = expired_in(self.outbox.rows.ledger.counts)
+        assert len(missing) <= expired - self.expired, f"lost: {missing}"
+        self.excused |= missing
         self.expired = expired
 
     def teardown(self) -> None:
-        """Whatever the clock did: a courier that can do all gets all, and nothing is left to be
-        sent.
-        """
+        """Let a perfect courier take everything, and check that nothing is left to be sent."""
         self.courier_is_killed()
         if not self.outbox.rows.time_known:
             self.outbox.advance(0.0)
+
         for _ in range(200):
             due = self.outbox.rows.next_due()
             if due == inf and not self.under_way:
                 break
-            self.now = max(self.now, due if due < inf else 0.0)
-            self.nothing_is_lost()  # what has expired meanwhile is excused
-            results = [SendResult(one, "accepted") for one in self.under_way]
-            for one in self.under_way.values():
-                self._arrive(one)
+            if due < inf:
+                self.now = max(self.now, due)
+            self.no_delivery_is_lost()  # it excuses what has expired meanwhile
+            results = [SendResult(delivery_id, "accepted") for delivery_id in self.under_way]
+            for sent in self.under_way.values():
+                self._arrive(sent)
             self.under_way = {}
-            self._give(results, dict.fromkeys(SINKS, 50))
+            self._exchange(results, room=50)
+
+        stuck = [row for row in self.outbox.rows.chosen() if row.state == "pending"]
         assert not self.under_way
-        left = [row for row in self.outbox.rows.chosen() if row.state == "pending"]
-        assert not left, f"stuck: {left}"
-
-
-def lane_of(one: Delivery) -> tuple[str, str]:
-    return one.sink, one.event_key
+        assert not stuck
 
 
 TestAccount = Account.TestCase
