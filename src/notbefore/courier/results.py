@@ -1,4 +1,4 @@
-"""``Results``: makes the result of each attempt of one sink, and its log line."""
+"""``Results`` makes the result of each attempt of one sink, and its log line."""
 
 import logging
 import threading
@@ -35,33 +35,38 @@ class Results:
             self._logged.clear()
         if has_failed:
             log.info("sink %s accepts messages again", self.sink)
-        log.debug("sink %s accepted %s (%s)", self.sink, _what(delivery), delivery.delivery_id[:8])
+        log.debug("sink %s accepted %s (%s)", self.sink, _description(delivery), delivery.delivery_id[:8])
         return SendResult(
-            delivery.delivery_id, "accepted", thread=receipt.thread, repeat=receipt.repeat
+            delivery.delivery_id,
+            outcome="accepted",
+            thread=receipt.thread,
+            repeat=receipt.repeat,
         )
 
     def failed(
         self, delivery: Delivery, error: SendError, unforeseen: Exception | None = None
     ) -> SendResult:
         """Return the result of a failed attempt. The traceback of ``unforeseen`` is logged."""
-        cause = shortened(self._redact(str(error)[:MAX_CAUSE]), MAX_ERROR)
+        # redact before shortening: a part of a secret would not be recognized
+        redacted = self._redact(str(error)[:MAX_CAUSE])
+        cause = shortened(redacted, MAX_ERROR)
         if error.permanent and delivery.state != "repeating":
             level = logging.ERROR
             text = (
-                f"refused {_what(delivery)} for good ({cause}): correct the cause, then, on an"
+                f"refused {_description(delivery)} for good ({cause}): correct the cause, then, on an"
                 f" agent, `notbefore outbox retry {delivery.delivery_id[:8]}`"
             )
         else:
             level = logging.WARNING
-            text = f"did not accept {_what(delivery)} ({cause}): it will be tried again"
+            text = f"did not accept {_description(delivery)} ({cause}): it will be tried again"
         if self._may_log(level):
             log.log(level, "sink %s %s", self.sink, text, exc_info=unforeseen)
 
         return SendResult(
             delivery.delivery_id,
-            "refused" if error.permanent else "failed",
-            cause,
-            error.retry_after,
+            outcome="refused" if error.permanent else "failed",
+            error=cause,
+            retry_after=error.retry_after,
             by_hand=error.by_hand,
         )
 
@@ -75,7 +80,9 @@ class Results:
             return True
 
 
-def _what(delivery: Delivery) -> str:
+def _description(delivery: Delivery) -> str:
     """Return a description of the delivery for a log line."""
-    repeated = "the repetition of " if delivery.state == "repeating" else ""
-    return f"{repeated}`{delivery.kind}` of event {delivery.event_key}"
+    description = f"`{delivery.kind}` of event {delivery.event_key}"
+    if delivery.state == "repeating":
+        return f"the repetition of {description}"
+    return description

@@ -1,4 +1,4 @@
-"""``SinkThread``: makes a sink on first use, sends deliveries one after the other, and reports each
+"""``SinkThread`` makes a sink on first use, sends deliveries one after the other, and reports each
 result.
 """
 
@@ -25,23 +25,30 @@ QUICK: Final = 0.25  # seconds; an attempt is quick if it takes less
 SLOW: Final = 1.0  # seconds; an attempt is slow once it has taken more
 
 
-class Job(NamedTuple):
+class QueuedDelivery(NamedTuple):
     """A delivery to send."""
 
     delivery: Delivery
     ahead: float  # seconds by which this machine's clock is ahead of the agent's time
 
 
+class Attempt(NamedTuple):
+    """An attempt to send a delivery."""
+
+    delivery: Delivery
+    started: float  # monotonic seconds
+
+
 class SinkThread:
     """One thread, with a sink of its own. The main thread calls the public methods.
 
-    ``make`` makes the sink, and ``report`` is called with each result, both in this thread.
+    ``make_sink`` makes the sink, and ``report`` is called with each result, both in this thread.
     """
 
     def __init__(
         self,
         config: SinkConfig,
-        make: Callable[[], Sink],
+        make_sink: Callable[[], Sink],
         report: Callable[[SendResult], None],
         results: Results,
         redact: Redactor,
@@ -49,15 +56,15 @@ class SinkThread:
         self.is_quick = False  # its last attempt was quick
         self.hangs = False  # its present attempt was reported as hanging
         self._config = config
-        self._make = make
+        self._make_sink = make_sink
         self._report = report
         self._results = results
         self._redact = redact
         self._sink: Sink | None = None
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-        self._given = 0  # jobs; only the main thread counts these
-        self._ended = 0  # jobs; only the thread itself counts these
-        self._under_way: tuple[float, Delivery] | None = None  # its start in monotonic seconds
+        self._queue: queue.SimpleQueue[QueuedDelivery] = queue.SimpleQueue()
+        self._queued_count = 0  # of all deliveries so far; only the main thread changes it
+        self._ended_count = 0  # of all deliveries so far; only the thread itself changes it
+        self._attempt: Attempt | None = None  # the present one
         threading.Thread(target=self._run, name=f"sink-{results.sink}", daemon=True).start()
 
     # ---- for the main thread
@@ -65,96 +72,99 @@ class SinkThread:
     @property
     def is_idle(self) -> bool:
         """Whether it has reported the results of all its deliveries."""
-        return self._given == self._ended
+        return self._queued_count == self._ended_count
 
     @property
     def is_slow(self) -> bool:
         """Whether its present attempt takes so long that other events must not wait for it."""
-        under_way = self._under_way
-        return under_way is not None and time.monotonic() - under_way[0] > SLOW
+        attempt = self._attempt
+        return attempt is not None and time.monotonic() - attempt.started > SLOW
 
-    def give(self, job: Job) -> None:
+    def give(self, queued: QueuedDelivery) -> None:
         """Queue a delivery."""
-        self._given += 1
-        self._jobs.put(job)
+        self._queued_count += 1
+        self._queue.put(queued)
 
     def take_back(self) -> list[SendResult]:
         """Return the deliveries that it has not begun to send."""
         returned: list[SendResult] = []
-        while (job := self._next_queued()) is not None:
-            self._given -= 1
-            returned.append(SendResult(job.delivery.delivery_id, "returned"))
+        while (queued := self._next_queued()) is not None:
+            self._queued_count -= 1
+            returned.append(SendResult(queued.delivery.delivery_id, "returned"))
         return returned
 
     def overdue(self) -> SendResult | None:
         """Return a failed result for an attempt that hangs, once. Its thread cannot be ended.
 
-        What may be attempted only once is refused: nobody knows how far it came.
+        What may be attempted only once is refused: it may have had its effect.
         """
         limit = self._config.settings.timeout.seconds + GRACE
-        under_way = self._under_way
-        if self.hangs or under_way is None:
+        attempt = self._attempt
+        if self.hangs or attempt is None:
             return None
-        begun, delivery = under_way
-        if time.monotonic() - begun <= limit:
+        if time.monotonic() - attempt.started <= limit:
             return None
         self.hangs = True
         error = SendError(
             f"no result after {limit:g} s: given up", permanent=self._config.settings.ONCE
         )
-        return self._results.failed(delivery, error)
+        return self._results.failed(attempt.delivery, error)
 
     # ---- in its own thread
 
     def _run(self) -> None:
         while True:
-            result = self._result_of(self._jobs.get())
+            result = self._result_of(self._queue.get())
             self._end(result)
             if result.retry_after or not self.is_quick:
                 # the receiver wants a pause, or has become slow: the outbox chooses again
                 self._return_queued()
 
     def _end(self, result: SendResult) -> None:
-        self._ended += 1
+        self._ended_count += 1
         self._report(result)
 
     def _return_queued(self) -> None:
-        while (job := self._next_queued()) is not None:
-            self._end(SendResult(job.delivery.delivery_id, "returned"))
+        while (queued := self._next_queued()) is not None:
+            self._end(SendResult(queued.delivery.delivery_id, "returned"))
 
-    def _next_queued(self) -> Job | None:
+    def _next_queued(self) -> QueuedDelivery | None:
         try:
-            return self._jobs.get_nowait()
+            return self._queue.get_nowait()
         except queue.Empty:
             return None
 
-    def _result_of(self, job: Job) -> SendResult:
-        begun = time.monotonic()
-        self._under_way = (begun, job.delivery)
+    def _result_of(self, queued: QueuedDelivery) -> SendResult:
+        """Attempt a delivery."""
+        delivery = queued.delivery
+        started = time.monotonic()
+        self._attempt = Attempt(delivery, started)
         try:
-            return self._results.accepted(job.delivery, self._send(job))
+            receipt = self._send(queued)
         except SendError as error:
-            return self._results.failed(job.delivery, error)
+            return self._results.failed(delivery, error)
         except NotBeforeError as error:
             # such as a secret that cannot be read, which can be corrected
-            return self._results.failed(job.delivery, SendError(str(error)))
+            return self._results.failed(delivery, SendError(str(error)))
         except Exception as error:  # noqa: BLE001 - a library may raise anything; continue
             cause = f"unforeseen error, please report it: {type(error).__name__}: {error}"
-            return self._results.failed(job.delivery, SendError(cause), unforeseen=error)
+            return self._results.failed(delivery, SendError(cause), unforeseen=error)
         finally:
-            self.is_quick = time.monotonic() - begun < QUICK
-            self._under_way = None
+            self.is_quick = time.monotonic() - started < QUICK
+            self._attempt = None
+        return self._results.accepted(delivery, receipt)
 
-    def _send(self, job: Job) -> Receipt:
-        now = datetime.now(UTC) - timedelta(seconds=job.ahead)
+    def _send(self, queued: QueuedDelivery) -> Receipt:
+        now = datetime.now(UTC) - timedelta(seconds=queued.ahead)
         try:
-            message = Message.of(job.delivery, now)
+            message = Message.of(queued.delivery, now)
         except msgspec.DecodeError as error:
             raise SendError(f"the record cannot be read: {error}", permanent=True) from None
+
         if self._sink is None:
             for secret in known_secrets(self._config):
                 self._redact.add(secret)
-            self._sink = self._make()
+            self._sink = self._make_sink()
         try:
             return self._sink.send(message)
         except SendError:

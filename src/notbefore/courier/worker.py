@@ -1,9 +1,10 @@
-"""``Worker``: divides the deliveries of one sink among threads.
+"""``Worker`` divides the deliveries of one sink among threads.
 
-An event must not wait for a slow attempt of another event. So a sink that starts programs starts
-one for each event at once. A sink that sends to a receiver has one thread, one connection, and a
-second one only while an attempt of the first is slow; and so on. ``SIDE_BY_SIDE`` of its settings
-is the bound. The outbox gives one delivery of an event at a time, so those stay in order.
+An event must not wait for a slow attempt of another event. So a sink that starts programs has a
+thread for each event. A sink that sends to a receiver has one thread, with one connection; it gets
+another thread only while the attempts of all others are slow. ``SIDE_BY_SIDE`` of its settings is
+the largest number of threads. The outbox gives one delivery of an event at a time, so those stay in
+order.
 """
 
 from collections.abc import Callable
@@ -14,28 +15,29 @@ from notbefore.core.delivery import Delivery
 from notbefore.core.outbox import SendResult
 from notbefore.courier.results import Results
 from notbefore.courier.sink import Sink
-from notbefore.courier.sink_thread import Job, SinkThread
+from notbefore.courier.sink_thread import QueuedDelivery, SinkThread
 from notbefore.net.redact import Redactor
 
 BATCH: Final = 16  # deliveries that a quick sink has at a time at most
 
 
 class Worker:
-    """Used in the main thread.
+    """The main thread uses it.
 
-    ``make`` makes a sink, and ``report`` is called with each result, in the threads of the sink.
+    ``make_sink`` makes a sink, and ``report`` is called with each result, in the threads of the
+    sink.
     """
 
     def __init__(
         self,
         name: str,
         config: SinkConfig,
-        make: Callable[[], Sink],
+        make_sink: Callable[[], Sink],
         report: Callable[[SendResult], None],
         redact: Redactor,
     ) -> None:
         self._config = config
-        self._make = make
+        self._make_sink = make_sink
         self._report = report
         self._redact = redact
         self._results = Results(name, redact)
@@ -50,16 +52,16 @@ class Worker:
         if settings.ONCE:
             return usable
 
-        busy = sum(thread.is_slow and not thread.hangs for thread in self._threads)
-        if busy >= usable:
+        slow = sum(thread.is_slow and not thread.hangs for thread in self._threads)
+        if slow >= usable:
             return usable
-        if busy == 0 and any(thread.is_quick for thread in self._threads):
+        if slow == 0 and any(thread.is_quick for thread in self._threads):
             return BATCH
-        return busy + 1
+        return slow + 1
 
     @property
     def hangs(self) -> bool:
-        """Whether one of its threads cannot be used any more."""
+        """Whether an attempt hangs, so that its thread can no longer be used."""
         return any(thread.hangs for thread in self._threads)
 
     def give(self, delivery: Delivery, ahead: float) -> None:
@@ -71,10 +73,10 @@ class Worker:
         if thread is None:  # an attempt has become slow since ``limit`` was reported
             self._report(SendResult(delivery.delivery_id, "returned"))
         else:
-            thread.give(Job(delivery, ahead))
+            thread.give(QueuedDelivery(delivery, ahead))
 
     def watch(self) -> list[SendResult]:
-        """Return the results of attempts that hang, and what waits behind slow ones."""
+        """Return failures of attempts that hang, and return what waits behind slow attempts."""
         results: list[SendResult] = []
         for thread in self._threads:
             overdue = thread.overdue()
@@ -85,16 +87,19 @@ class Worker:
         return results
 
     def _free_thread(self) -> SinkThread | None:
-        """Return a thread for the next delivery; ``None`` if there are no more."""
+        """Return a thread for the next delivery; ``None`` if all are busy and no more may start."""
         for thread in self._threads:
             if thread.is_idle:
                 return thread
-        if not self._config.settings.ONCE:
+        settings = self._config.settings
+        if not settings.ONCE:
             for thread in self._threads:
                 if not thread.is_slow and not thread.hangs:
                     return thread
-        if len(self._threads) == self._config.settings.SIDE_BY_SIDE:
+        if len(self._threads) == settings.SIDE_BY_SIDE:
             return None
-        thread = SinkThread(self._config, self._make, self._report, self._results, self._redact)
+        thread = SinkThread(
+            self._config, self._make_sink, self._report, self._results, self._redact
+        )
         self._threads.append(thread)
         return thread
