@@ -14,7 +14,8 @@ import trustme
 
 from notbefore.errors import SendError
 from notbefore.net.addresses import check_address
-from notbefore.net.http import MAX_REFUSAL, Http
+from notbefore.net.http import Http
+from notbefore.net.response import MAX_REFUSAL
 from support.peers import HttpPeer, Say
 from support.raw_server import Talk, answer, raw, serving
 

@@ -30,8 +30,8 @@ from notbefore.errors import SendError
 from notbefore.metrics.families import Family
 from notbefore.metrics.samples import MetricsSnapshot, samples
 from notbefore.metrics.totals import Figures, PollFigures, Totals
-from notbefore.net.http import MAX_ANSWER
 from notbefore.net.redact import Redactor
+from notbefore.net.response import MAX_ANSWER
 from notbefore.otlp.deltas import Deltas
 from notbefore.otlp.exporter import Exporter
 from notbefore.otlp.sender import PartialSuccess, Sender, partial_success

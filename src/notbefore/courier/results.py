@@ -14,6 +14,7 @@ from notbefore.net.redact import Redactor
 
 LOG_EVERY: Final = 60.0  # seconds between two log lines about failures of the same level
 MAX_CAUSE: Final = 8_000  # characters of a cause that are redacted
+SHORT_ID: Final = 8  # characters of a delivery's id that identify it for a person
 MAX_ERROR: Final = 300  # characters of the redacted cause that are kept
 
 log = logging.getLogger("notbefore.courier")
@@ -35,7 +36,12 @@ class Results:
             self._logged.clear()
         if has_failed:
             log.info("sink %s accepts messages again", self.sink)
-        log.debug("sink %s accepted %s (%s)", self.sink, _description(delivery), delivery.delivery_id[:8])
+        log.debug(
+            "sink %s accepted %s (%s)",
+            self.sink,
+            _description(delivery),
+            delivery.delivery_id[:SHORT_ID],
+        )
         return SendResult(
             delivery.delivery_id,
             outcome="accepted",
@@ -52,10 +58,9 @@ class Results:
         cause = shortened(redacted, MAX_ERROR)
         if error.permanent and delivery.state != "repeating":
             level = logging.ERROR
-            text = (
-                f"refused {_description(delivery)} for good ({cause}): correct the cause, then, on an"
-                f" agent, `notbefore outbox retry {delivery.delivery_id[:8]}`"
-            )
+            short_id = delivery.delivery_id[:SHORT_ID]
+            todo = f"correct the cause, then, on an agent, `notbefore outbox retry {short_id}`"
+            text = f"refused {_description(delivery)} for good ({cause}): {todo}"
         else:
             level = logging.WARNING
             text = f"did not accept {_description(delivery)} ({cause}): it will be tried again"

@@ -1,1 +1,1 @@
-"""HTTP for everybody but the client of IMDS, and the redaction of secrets."""
+"""HTTP for everything but IMDS, and the redaction of secrets."""

@@ -1,4 +1,4 @@
-"""``check_address``: which addresses are public, for requests that must lead to nothing private."""
+"""The guard of addresses: a request of a webhook leads to public addresses only."""
 
 import ipaddress
 import socket
@@ -7,15 +7,15 @@ from urllib.parse import urlsplit
 
 from notbefore.errors import SendError
 
-# the unicast addresses of the internet; whatever lies outside is not public
+# the unicast addresses of the internet; all others are not public
 UNICAST: Final = (
     ipaddress.ip_network("0.0.0.0/1"),
     ipaddress.ip_network("128.0.0.0/2"),
     ipaddress.ip_network("192.0.0.0/3"),
     ipaddress.ip_network("2000::/3"),
 )
-# within them, what IANA's registries of special-purpose addresses list and older versions of
-# Python's ``ipaddress`` take for global
+# special-purpose addresses of IANA's registries that lie within them; some versions of Python's
+# ``ipaddress`` take these for global
 SPECIAL: Final = (
     ipaddress.ip_network("168.63.129.16/32"),  # Azure's host agent: as private as IMDS
     ipaddress.ip_network("192.0.0.0/24"),  # IETF protocols; one of them is another cloud's IMDS
@@ -31,7 +31,7 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 def check_address(address: str) -> None:
     """Raise ``SendError`` for an address that is not public."""
-    ip = _reached(ipaddress.ip_address(address.partition("%")[0]))
+    ip = _destination(ipaddress.ip_address(address.partition("%")[0]))
     is_unicast = any(ip in network for network in UNICAST)
     is_special = any(ip in network for network in SPECIAL)
     if is_special or not is_unicast or not ip.is_global:
@@ -41,8 +41,8 @@ def check_address(address: str) -> None:
         )
 
 
-def _reached(ip: IPAddress) -> IPAddress:
-    """Return the IPv4 address that an IPv6 address leads to, if it does."""
+def _destination(ip: IPAddress) -> IPAddress:
+    """Return the IPv4 address that an IPv6 address stands for; any other address as it is."""
     if not isinstance(ip, ipaddress.IPv6Address):
         return ip
     if ip.ipv4_mapped is not None:
@@ -53,18 +53,18 @@ def _reached(ip: IPAddress) -> IPAddress:
 
 
 def check_host(host: str) -> None:
-    """Raise as ``check_address`` if any address of a host is not public.
+    """Raise ``SendError`` if an address of a host is not public.
 
     Raises ``OSError`` or ``ValueError`` if the host cannot be resolved.
     """
-    for *_, address in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
-        check_address(str(address[0]))
+    for *_, endpoint in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
+        check_address(str(endpoint[0]))
 
 
 def check_proxied(url: str) -> None:
-    """Raise as ``check_host`` for the host to which a proxy is to connect.
+    """Raise ``SendError`` if the host to which a proxy is to connect is not public.
 
-    Also raise if it cannot be resolved here: the proxy may know a private address of it.
+    Also raise it if the host cannot be resolved here: the proxy may know a private address of it.
     """
     host = urlsplit(url).hostname or ""
     try:

@@ -1,6 +1,6 @@
-"""The connections of ``Http``: one deadline for an exchange, and a guard of addresses.
+"""The connections of ``Http``: urllib3's, with a deadline for an exchange and a guard of addresses.
 
-They are urllib3's, which ``requests`` uses, and are given to it by an adapter.
+``Adapter`` lets ``requests`` use them.
 """
 
 import socket
@@ -18,9 +18,9 @@ from notbefore.net.addresses import check_address, check_host
 
 
 class Deadline:
-    """The end of one exchange after another: a timer shuts the connection down.
+    """Limits each exchange: when its time is over, a timer shuts the connection down.
 
-    The timeout of a socket is only for the next bytes. With it alone, an answer that drips would
+    The timeout of a socket is only for the next bytes. With that alone, an answer that drips would
     never end.
     """
 
@@ -44,7 +44,7 @@ class Deadline:
             self._connection = None
 
     def watch(self, connection: "GuardedConnection") -> None:
-        """Name the connection of the exchange."""
+        """Shut this connection down at the end: it is the one of the present exchange."""
         self._connection = connection
 
     def check(self) -> None:
@@ -82,7 +82,7 @@ class GuardedConnection(HTTPConnection):
         super().connect()
 
         self._connected = self.sock
-        if self._guarded:  # the real address: the name may have another one by now
+        if self._guarded:  # check the real address: the name may have another one by now
             check_address(self.sock.getpeername()[0])
         self._deadline.check()
 
@@ -93,10 +93,10 @@ class GuardedConnection(HTTPConnection):
         self._deadline.check()
 
     def shut_down(self) -> None:
-        """Let whoever reads or writes in another thread fail at once."""
+        """Let reads and writes in another thread fail at once."""
         sock = self.sock or self._connected
         if sock is not None:
-            with suppress(OSError):  # it is closed, or TLS begins and has its own timeout
+            with suppress(OSError):  # it is closed, or in a TLS handshake with its own timeout
                 sock.shutdown(socket.SHUT_RDWR)
 
 
@@ -131,7 +131,7 @@ class Adapter(HTTPAdapter):
 
 
 def _pools(deadline: Deadline, *, guarded: bool) -> dict[str, Any]:
-    """Return what makes the pools, by scheme; they hand the options to their connections."""
+    """Return the makers of connection pools, by scheme. Pools pass the options to connections."""
     return {
         "http": partial(_Pool, deadline=deadline, guarded=guarded),
         "https": partial(_TlsPool, deadline=deadline, guarded=guarded),

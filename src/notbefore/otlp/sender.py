@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import requests
-import urllib3
 from google.protobuf.message import DecodeError
 from msgspec import Struct
 from opentelemetry.exporter.otlp.proto.http import Compression
@@ -28,7 +27,8 @@ from notbefore.config.sinks import OtlpConnection
 from notbefore.core.text import one_line
 from notbefore.errors import ConfigError, SendError
 from notbefore.net.connections import Adapter, Deadline
-from notbefore.net.http import MAX_ANSWER, forget_frames, innermost, place_of, read_answer
+from notbefore.net.failures import REQUEST_ERRORS, forget_frames, host_and_port, innermost_cause
+from notbefore.net.response import MAX_ANSWER, read_response
 
 # from receivers that do not send protobuf
 PLAIN: Final = (b"", b"{}", b"ok", b"success", b'{"partialsuccess":{}}')
@@ -53,12 +53,6 @@ COMPRESSIONS: Final = {
     "gzip": Compression.Gzip,
     "deflate": Compression.Deflate,
 }
-_FAILURES: Final = (
-    requests.RequestException,
-    urllib3.exceptions.HTTPError,
-    OSError,
-    ValueError,
-)
 
 
 class PartialSuccess(Struct, frozen=True):
@@ -282,7 +276,7 @@ class _Exchange:
         """Read an answer, which nobody has read so far. Raises ``SendError`` to refuse it."""
         try:
             with self._adapter.failures_of(response.url):
-                answer = read_answer(response)
+                answer = read_response(response)
             answer.check_status()
             self._outcome = partial_success(answer.body)
         except SendError as error:
@@ -312,8 +306,8 @@ class _Adapter(Adapter):
         """Make a ``SendError`` of what goes wrong inside the ``with``."""
         try:
             yield
-        except _FAILURES as error:
-            self.failure = f"{place_of(url)}: {innermost(error)}"
+        except REQUEST_ERRORS as error:
+            self.failure = f"{host_and_port(url)}: {innermost_cause(error)}"
             forget_frames(error)
             raise SendError(self.failure) from None
 

@@ -18,7 +18,7 @@ from notbefore.core.message import Message
 from notbefore.courier.sink import Receipt
 from notbefore.courier.sink import Sink as BaseSink
 from notbefore.errors import ConfigError, SendError
-from notbefore.net.http import error_of_status
+from notbefore.net.response import error_of_status
 from notbefore.wording.texts import Text, text_of
 
 _STATUS: Final = re.compile(r"error[ =:]*\(?(\d{3})\b|\bstatus[ =:]*(\d{3})\b", re.IGNORECASE)

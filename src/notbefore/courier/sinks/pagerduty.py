@@ -39,7 +39,7 @@ class Sink(HttpSink):
         body = json_line(event(message, text) | {"routing_key": self._key})
         answer = self._http.post(self._url, {"Content-Type": "application/json"}, body)
         answer.check()
-        said = answer.said()
+        said = answer.json()
         if isinstance(said, dict) and said.get("status", SUCCESS) != SUCCESS:
             raise SendError(f"this is not an acceptance of PagerDuty: {answer.cause}")
         return Receipt(thread=message.alert_key)
