@@ -36,8 +36,18 @@ def all_panels() -> Iterator[Any]:
             yield pytest.param(panel, id=f"{name} {panel['title']}")
 
 
+def all_queries(*panel_types: str) -> Iterator[Any]:
+    """Yield each query of panels, of all types or of these, as a case of a test."""
+    for name, board in BOARDS.items():
+        for panel in board["panels"]:
+            if not panel_types or panel["type"] in panel_types:
+                for target in panel["targets"]:
+                    yield pytest.param(target, id=f"{name} {panel['title']} {target['refId']}")
+
+
 each_board = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS.keys())
 each_panel = pytest.mark.parametrize("panel", list(all_panels()))
+each_query = pytest.mark.parametrize("target", list(all_queries()))
 
 
 def schema_errors(value: Any, definition: str) -> list[str]:
@@ -242,34 +252,34 @@ def test_queries_have_ids_of_their_own(panel: dict[str, Any]) -> None:
     assert len(set(ids)) == len(ids)
 
 
-@each_panel
-def test_queries_have_legends_when_panel_shows_several_series(panel: dict[str, Any]) -> None:
-    if panel["type"] in ("timeseries", "statetimeline", "bargauge", "heatmap"):
-        for target in panel["targets"]:
-            assert target.get("legendFormat")
+@pytest.mark.parametrize(
+    "target",
+    list(all_queries("timeseries", "state-timeline", "bargauge", "heatmap")),
+)
+def test_query_of_a_panel_with_series_has_a_legend(target: dict[str, Any]) -> None:
+    assert target.get("legendFormat")
 
 
-@each_panel
-def test_queries_are_of_a_range_or_of_an_instant(panel: dict[str, Any]) -> None:
-    for target in panel["targets"]:
-        assert target["range"] is not target["instant"]
+@each_query
+def test_query_is_of_a_range_or_of_an_instant(target: dict[str, Any]) -> None:
+    assert target["range"] is not target["instant"]
 
 
-@each_panel
-def test_ranges_of_queries_follow_the_panel(panel: dict[str, Any]) -> None:
-    for target in panel["targets"]:
-        allowed = {"$__rate_interval"}
-        if target["instant"]:
-            # the whole time range at once, but for agents and VMs that are silent, gone or down,
-            # which it must not hide
-            allowed = {"$__range", "1h", "6h", "7d"}
-        ranges = set(re.findall(r"\[([^\]]+)\]", target["expr"]))
-        assert ranges <= allowed, target["expr"]
+@each_query
+def test_ranges_of_a_query_follow_the_panel(target: dict[str, Any]) -> None:
+    allowed = {"$__rate_interval"}
+    if target["instant"]:
+        # the whole time range at once, but for agents and VMs that are silent, gone or down,
+        # which it must not hide
+        allowed = {"$__range", "1h", "6h", "7d"}
+
+    ranges = set(re.findall(r"\[([^\]]+)\]", target["expr"]))
+
+    assert ranges <= allowed
 
 
-@each_panel
-def test_counters_are_shown_by_rate_or_increase(panel: dict[str, Any]) -> None:
+@each_query
+def test_counters_are_shown_by_rate_or_increase(target: dict[str, Any]) -> None:
     without_range = r"\w+\((\w+(?:_total|_bucket|_sum|_count))\b(?![^[]*\[)"
 
-    for target in panel["targets"]:
-        assert not re.findall(without_range, target["expr"])
+    assert not re.findall(without_range, target["expr"])

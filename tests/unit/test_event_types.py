@@ -28,7 +28,10 @@ def test_undocumented_event_type_is_neither_critical_nor_promised() -> None:
     assert not event_type.vanishes
 
 
-def test_event_types_that_take_the_vm_down_are_critical() -> None:
-    for event_type in EVENT_TYPES.values():
-        is_critical = event_type.severity == "critical"
-        assert is_critical == (event_type.reboots or event_type.vanishes)
+@pytest.mark.parametrize("name", EVENT_TYPES)
+def test_event_type_is_critical_when_it_takes_the_vm_down(name: str) -> None:
+    event_type = EVENT_TYPES[name]
+
+    is_critical = event_type.severity == "critical"
+
+    assert is_critical == (event_type.reboots or event_type.vanishes)

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from notbefore.core.record import Vm
@@ -16,12 +17,16 @@ DETAILS: dict[str, Any] = {
     "event_source": "Platform",
     "expected_duration_seconds": 9,
 }
-UNKNOWN: dict[str, Any] = dict.fromkeys(DETAILS)
+UNKNOWN: dict[str, Any] = {
+    "description": None,
+    "event_source": None,
+    "expected_duration_seconds": None,
+}
 HEARTBEAT_SECONDS = 300.0
 
 
 def add_detailed(log: Log, who: Vm, kind: Any, details: dict[str, Any], **fields: Any) -> None:
-    """A VM reports an event with these details."""
+    """Let a VM report an event with these details."""
     log.now += 1
     now = datetime.fromtimestamp(log.now, UTC)
     record = report(who, kind, at=now, not_before=at(900), **fields)
@@ -99,17 +104,25 @@ def test_heartbeat_without_a_place_keeps_the_known_one() -> None:
     assert heard.place.tags == (("team", "web"),)
 
 
-def test_report_without_a_place_keeps_the_known_one() -> None:
-    lost = replace(B, location="", scale_set="")
+WITHOUT_PLACE = replace(B, location="", scale_set="")
 
-    for first, second in ((A, lost), (lost, A)):
-        log = Log(EACH)
-        log.add(first, "announced", resources=[A.name, B.name])
-        log.add(second, "announced", resources=[A.name, B.name])
 
-        (story,) = log.fold.events.open.values()
-        assert story.place.scale_set == "web"
-        assert story.place.region == "westeurope"
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(A, WITHOUT_PLACE, id="known at first"),
+        pytest.param(WITHOUT_PLACE, A, id="learned later"),
+    ],
+)
+def test_report_without_a_place_keeps_the_known_one(first: Vm, second: Vm) -> None:
+    log = Log(EACH)
+
+    log.add(first, "announced", resources=[A.name, B.name])
+    log.add(second, "announced", resources=[A.name, B.name])
+
+    (story,) = log.fold.events.open.values()
+    assert story.place.scale_set == "web"
+    assert story.place.region == "westeurope"
 
 
 # ---- VMs that vanish

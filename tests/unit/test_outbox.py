@@ -117,9 +117,9 @@ def test_dead_letter_and_waiting_reminder_delay_nothing(box: Box) -> None:
     box.put(dead, delivery(kind="reminder", due=50.0), approval)
     box.lease(1)
 
-    given = box.lease(2, refused(dead))
+    leased = box.lease(2, refused(dead))
 
-    assert ids(given) == [approval.delivery_id]
+    assert ids(leased) == [approval.delivery_id]
 
 
 def test_lane_sends_nothing_while_a_delivery_is_under_way(box: Box) -> None:
@@ -207,9 +207,9 @@ def test_retry_after_pauses_its_sink_alone(box: Box) -> None:
     box.put(throttled, waiting, elsewhere)
     box.lease(1, chat=1)
 
-    given = box.lease(2, failed(throttled, retry_after=88.0))
+    leased = box.lease(2, failed(throttled, retry_after=88.0))
 
-    assert ids(given) == [elsewhere.delivery_id]
+    assert ids(leased) == [elsewhere.delivery_id]
     assert box.outbox.rows.next_due() == 90
     assert box.lease(89) == []
     assert ids(box.lease(90)) == [throttled.delivery_id, waiting.delivery_id]
@@ -278,9 +278,9 @@ def test_pause_does_not_begin_for_waiting_delivery_that_would_lose_its_notice(bo
     box.put(throttled, freeze)
     box.lease(1, chat=1)
 
-    given = box.lease(2, failed(throttled, retry_after=1e9), chat=1)
+    leased = box.lease(2, failed(throttled, retry_after=1e9), chat=1)
 
-    assert ids(given) == [freeze.delivery_id]
+    assert ids(leased) == [freeze.delivery_id]
 
 
 def test_pause_ends_when_a_reminder_is_due(box: Box) -> None:
@@ -401,9 +401,9 @@ def test_refusal_is_ignored_when_courier_was_released(box: Box) -> None:
     box.lease(1)
     box.outbox.release(2)
 
-    given = box.lease(2, refused(released))
+    leased = box.lease(2, refused(released))
 
-    assert ids(given) == [released.delivery_id]
+    assert ids(leased) == [released.delivery_id]
 
 
 def test_release_spares_deliveries_of_another_courier(box: Box) -> None:
@@ -424,9 +424,9 @@ def test_acceptance_counts_when_courier_was_released(box: Box) -> None:
     box.lease(1)
     box.outbox.release(2)
 
-    given = box.lease(2, accepted(released))
+    leased = box.lease(2, accepted(released))
 
-    assert given == []
+    assert leased == []
     assert box.rows() == []
     assert box.count("delivered") == 1
 
@@ -610,9 +610,9 @@ def test_accepted_delivery_is_not_repeated_when_a_newer_one_waits(box: Box) -> N
     box.lease(1)
     box.put(newer)
 
-    given = box.lease(2, accepted(older, repeat=30.0))
+    leased = box.lease(2, accepted(older, repeat=30.0))
 
-    assert ids(given) == [newer.delivery_id]
+    assert ids(leased) == [newer.delivery_id]
     assert ids(box.rows()) == [newer.delivery_id]
 
 
@@ -1091,11 +1091,11 @@ def test_once_delivery_is_given_after_its_begin_is_on_disk() -> None:
 
 def test_once_delivery_is_dead_when_its_courier_ends(box: Box) -> None:
     box.put(delivery(once=True))
-    (given,) = box.lease(1)
+    (leased,) = box.lease(1)
 
     (dead,) = box.outbox.release(2)
 
-    assert dead.delivery_id == given.delivery_id
+    assert dead.delivery_id == leased.delivery_id
     assert dead.state == "dead"
     assert dead.error == INTERRUPTED
     assert box.lease(3) == []
@@ -1117,9 +1117,9 @@ def test_begun_delivery_is_not_overtaken_when_disk_is_sick() -> None:
     box.lease(1.0, chat=1)
     box.put(delivery("d", once=True, severity="critical"), now=1.2)
 
-    given = box.lease(2.5, chat=1)
+    leased = box.lease(2.5, chat=1)
 
-    assert event_keys(given) == ["a"]
+    assert event_keys(leased) == ["a"]
     assert begun_events(box) == ["a"]
 
 
@@ -1137,8 +1137,8 @@ def test_restored_once_delivery_is_dead_when_it_had_begun(box: Box) -> None:
 
 def test_restored_once_delivery_waits_when_its_attempt_failed(box: Box) -> None:
     box.put(delivery(once=True))
-    (given,) = box.lease(1)
-    box.lease(2, failed(given, error="503"), chat=0)
+    (leased,) = box.lease(1)
+    box.lease(2, failed(leased, error="503"), chat=0)
     outbox = restarted_outbox()
 
     outbox.restore(box.outbox.rows.take(2), 2)
@@ -1334,9 +1334,9 @@ def test_fallback_copies_are_sent_once_and_their_original_again(box: Box) -> Non
     box.lease(2, failed(failing, error="503", retry_after=98.0))
     mail, hub = box.lease(60, mail=9, hub=9)
 
-    given = box.lease(100, accepted(mail), accepted(hub), chat=9, mail=9, hub=9)
+    leased = box.lease(100, accepted(mail), accepted(hub), chat=9, mail=9, hub=9)
 
-    assert ids(given) == [failing.delivery_id]
+    assert ids(leased) == [failing.delivery_id]
     assert box.lease(1000, accepted(failing), chat=9, mail=9, hub=9) == []
 
 
@@ -1359,9 +1359,9 @@ def test_delivery_is_tried_again_after_its_fallback(box: Box) -> None:
     box.lease(1, chat=9)
     mail, hub = box.lease(2, failed(failing, error="401", by_hand=True), mail=9, hub=9)
 
-    given = box.lease(100, failed(mail, by_hand=True), accepted(hub), chat=9)
+    leased = box.lease(100, failed(mail, by_hand=True), accepted(hub), chat=9)
 
-    assert ids(given) == [failing.delivery_id]
+    assert ids(leased) == [failing.delivery_id]
 
 
 def test_moved_once_delivery_has_not_begun() -> None:
@@ -1389,9 +1389,9 @@ def test_accepted_delivery_needs_no_fallback(box: Box) -> None:
 def test_change_goes_to_a_fallback_sink_once(box: Box) -> None:
     box.put(critical(sink="chat"), critical(sink="pager"))
 
-    given = box.lease(100, mail=9, hub=9)
+    leased = box.lease(100, mail=9, hub=9)
 
-    assert sorted(sinks(given)) == ["hub", "mail"]
+    assert sorted(sinks(leased)) == ["hub", "mail"]
 
 
 def end_with_fallback(*fallback: str) -> Delivery:
@@ -1474,17 +1474,17 @@ def fallback_messages(steps: list[tuple[LifecycleKind, bool, float]]) -> list[De
         fallback_after = 60.0 if is_critical else None
         box.take(kind, "e", *change_for_two_sinks(kind, number, now, fallback_after), now=now)
 
-        given = box.lease(now, chat=9, hub=9, mail=9)
-        while given:
+        leased = box.lease(now, chat=9, hub=9, mail=9)
+        while leased:
             now += seconds / 10
             results: list[SendResult] = []
-            for message in given:
+            for message in leased:
                 if message.sink == "mail":
                     received.append(message)
                     results.append(accepted(message))
                 else:
                     results.append(failed(message))
-            given = box.lease(now, *results, mail=9)
+            leased = box.lease(now, *results, mail=9)
         now += seconds
     return received
 
@@ -1600,8 +1600,8 @@ def test_end_goes_to_sinks_that_opened_something(box: Box, ends: list[Delivery])
     assert end.final
     assert end.due == 100.0
     assert end.expires == 100.0 + PAGER.expire_after
-    (given,) = box.lease(101, pager=9)
-    assert given.thread == "incident"
+    (leased,) = box.lease(101, pager=9)
+    assert leased.thread == "incident"
 
 
 def test_last_message_of_a_vm_goes_to_sinks_that_opened_something(box: Box) -> None:
@@ -1683,10 +1683,10 @@ def test_late_acceptance_does_not_forget_what_is_to_be_closed(box: Box) -> None:
     box.lease(3, pager=9)
     box.take("finished", "e", routed_end("pager"), now=100)
 
-    (given,) = box.lease(101, accepted(update, thread="incident"), pager=9)
+    (leased,) = box.lease(101, accepted(update, thread="incident"), pager=9)
 
-    assert given.kind == "finished"
-    assert given.thread == "incident"
+    assert leased.kind == "finished"
+    assert leased.thread == "incident"
 
 
 def test_end_follows_fallback_that_its_route_does_not_have(box: Box) -> None:
@@ -1749,9 +1749,9 @@ def test_moved_thread_continues_in_the_other_outbox(box: Box) -> None:
 
     other_box.outbox.restore(box.outbox.rows.image(10, ["a"]), 110)
 
-    (given,) = other_box.lease(111)
-    assert given.delivery_id == waiting.delivery_id
-    assert given.thread == "t"
+    (leased,) = other_box.lease(111)
+    assert leased.delivery_id == waiting.delivery_id
+    assert leased.thread == "t"
 
 
 def test_moved_once_delivery_is_dead_when_it_had_begun(box: Box) -> None:

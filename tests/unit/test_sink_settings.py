@@ -259,8 +259,9 @@ def test_secret_within_an_address_is_hidden_in_base64() -> None:
     text = Redactor([url])(f"500: {echoed}")
 
     assert b64encode(b"canary-7f3a9b2c").decode()[:8] not in text
-    for offset in range(3):
-        assert b64encode(b"x" * offset + b"canary-7f3a9b2c").decode()[4:-4] not in text
+    assert b64encode(b"canary-7f3a9b2c").decode()[4:-4] not in text
+    assert b64encode(b"xcanary-7f3a9b2c").decode()[4:-4] not in text
+    assert b64encode(b"xxcanary-7f3a9b2c").decode()[4:-4] not in text
 
 
 def test_identifier_is_not_hidden_as_a_secret_in_hex() -> None:

@@ -98,7 +98,8 @@ def test_line_waits_for_its_step_on_disk() -> None:
     assert os.read(reading, 100) == b"first\n"
     ((step, patience),) = disk.waits
     assert step == 1
-    assert 0 < patience <= DISK_PATIENCE
+    assert patience > 0
+    assert patience <= DISK_PATIENCE
 
 
 def test_lines_wait_for_a_sick_disk_together() -> None:
