@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -26,11 +26,19 @@ from notbefore.core.tracked import PendingEvent
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.wording.texts import effect
 
-# by scope
-WHOSE: Final = {
-    "self": ("this", ""),
-    "peer": ("ANOTHER", ", and this VM is none of them"),
+
+class ScopeWords(NamedTuple):
+    """The words for the VMs of an event, as seen from this VM."""
+
+    one: str  # before `VM: ` and the name, if the event names a single VM
+    several: str  # after the names, if it names several
+
+
+SCOPE_WORDS: Final = {
+    "self": ScopeWords("this", ""),
+    "peer": ScopeWords("ANOTHER", ", and this VM is none of them"),
 }
+UNKNOWN_SCOPE: Final = ScopeWords("perhaps this", ", perhaps this one")  # this VM has no name yet
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,24 +65,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the event, ask, and approve it; returns the exit code. Raises ``NotBeforeError``."""
-    record = _read_record(options.unchanged) if options.unchanged is not None else None
-    config = load_configuration(options, sending=False)
-    directory = state_directory(options, config)
+    """Show the event, ask, and approve it; return the exit code. Raises ``NotBeforeError``."""
+    expected: Record | None = None
+    if options.unchanged is not None:
+        expected = _read_record(options.unchanged)
     if len(options.reason) > MAX_REASON:
         raise ConfigError(f"--reason: expected at most {MAX_REASON} characters")
+    config = load_configuration(options, sending=False)
+    directory = state_directory(options, config)
+
     shown = ask_agent(directory, ControlRequest(options.event_id), ControlReply)
     if shown.event is None:
         raise NotBeforeError(shown.words)
-    if record is not None and _facts(record) != _facts(shown.event):
+    if expected is not None and _facts(expected) != _facts(shown.event):
         raise NotBeforeError("nothing was sent: the event is no longer the one in the record")
     sys.stdout.write(describe(shown.event))
     if shown.words:  # there is nothing left to decide
         sys.stdout.write(escaped(shown.words) + "\n")
         return 0
-    if not options.yes and not _confirmed():
+    if not options.yes and not _ask_for_confirmation():
         sys.stdout.write("Nothing was sent.\n")
         return 1
+
     sudo_user = os.environ.get("SUDO_USER", "")[:MAX_USER]  # the agent uses it only if root asks
     request = ControlRequest(
         event_id=options.event_id,
@@ -91,8 +103,9 @@ def run(options: argparse.Namespace) -> int:
 def _read_record(path: str) -> Record:
     """Read the record in a file or from standard input; raises ``ConfigError`` if there is none."""
     try:
-        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-        return Record.read(content)
+        if path == "-":
+            return Record.read(sys.stdin.buffer.read())
+        return Record.read(Path(path).read_bytes())
     except OSError as error:
         raise ConfigError(f"--unchanged: {path}: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -100,7 +113,7 @@ def _read_record(path: str) -> Record:
 
 
 def _facts(event: Record | PendingEvent) -> tuple[object, ...]:
-    """The facts that an approval is given for: the event, its effect, the affected VMs, the
+    """Return the facts that an operator approves: the event, its effect, the affected VMs, the
     expected interruption.
     """
     return (
@@ -115,41 +128,37 @@ def _facts(event: Record | PendingEvent) -> tuple[object, ...]:
 def describe(event: PendingEvent) -> str:
     """Return a text about the event, for the operator who is asked to approve it."""
     names = [one_line(name) for name in event.resources]
-    when = (
-        f", NotBefore {due(event.seconds_to_not_before)}"
-        if event.seconds_to_not_before is not None
-        else ""
-    )
+    event_type = one_line(event.event_type)
+    status = one_line(event.event_status)
+    head = f"{event_type} {one_line(event.event_id)}, {status}"
+    if event.seconds_to_not_before is not None:
+        head += f", NotBefore {due(event.seconds_to_not_before)}"
+    subject = "Each affected VM"
+    if len(names) == 1:
+        subject = "The VM"
+
     lines = [
-        (
-            f"{one_line(event.event_type)} {one_line(event.event_id)},"
-            f" {one_line(event.event_status)}{when}"
-        ),
+        head,
         one_line(event.description or ""),
-        effect(
-            event.event_type,
-            who="The VM" if len(names) == 1 else "Each affected VM",
-            duration=event.expected_duration_seconds,
-        ),
+        effect(event.event_type, who=subject, duration=event.expected_duration_seconds),
         f"Expected interruption: {span(event.expected_duration_seconds)}",
-        f"Approving lets Azure start it at once, for {_all_of(names, event.scope)}.",
+        f"Approving lets Azure start it at once, for {_affected(names, event.scope)}.",
     ]
-    return "\n".join(filter(None, lines)) + "\n"
+    return "".join(f"{line}\n" for line in lines if line)
 
 
-def _all_of(names: list[str], scope: str) -> str:
+def _affected(names: list[str], scope: str) -> str:
+    """Return the words for the affected VMs."""
+    words = SCOPE_WORDS.get(scope, UNKNOWN_SCOPE)
     if not names:
         return "VMs that Azure does not name"
-    # this VM's name is not known yet
-    one, several = WHOSE.get(scope, ("perhaps this", ", perhaps this one"))
-    return (
-        f"{one} VM: {names[0]}"
-        if len(names) == 1
-        else f"all {len(names)} VMs: {', '.join(names)}{several}"
-    )
+    if len(names) == 1:
+        return f"{words.one} VM: {names[0]}"
+    return f"all {len(names)} VMs: {', '.join(names)}{words.several}"
 
 
-def _confirmed() -> bool:
+def _ask_for_confirmation() -> bool:
+    """Return whether the operator types yes."""
     if not sys.stdin.isatty():
         raise NotBeforeError(
             "cannot ask for confirmation (standard input is not a terminal): use --yes"

@@ -1,5 +1,5 @@
-"""``notbefore events``: show the listed events that a running agent knows, or the coming events of
-a fleet.
+"""``notbefore events``: show the listed events that a running agent knows, or the events of a
+fleet.
 """
 
 import argparse
@@ -59,17 +59,23 @@ def run(options: argparse.Namespace) -> int:
     Raises ``NotBeforeError`` if the agent or IMDS does not answer.
     """
     client = agent_client(options)
-    answer = client.ask("/api/v1/fleet/events" if options.fleet else "/api/v1/events")
+    if options.fleet:
+        answer = client.ask("/api/v1/fleet/events")
+        items = answer["waves"]
+        problem = answer["trouble"]
+    else:
+        answer = client.ask("/api/v1/events")
+        items = answer["events"]
+        problem = answer["silence"]
+
     if options.json:
-        print_json(answer["waves" if options.fleet else "events"])
+        print_json(items)
     elif options.fleet:
         show_waves(answer)
     else:
         show_events(answer)
-    if unknown := answer[
-        "trouble" if options.fleet else "silence"
-    ]:  # an error must not look like an empty list
-        raise NotBeforeError(f"it is not known what is scheduled now: {unknown}")
+    if problem:  # an error must not look like an empty list
+        raise NotBeforeError(f"it is not known what is scheduled now: {problem}")
     return 0
 
 
@@ -84,10 +90,10 @@ def show_events(answer: dict[str, Any]) -> None:
         sys.stdout.write("Events that were listed when IMDS last answered:\n")
     elif not answer["silence"] and not events:
         sys.stdout.write("Nothing is scheduled.\n")
-    table(HEAD, [_row(event) for event in events])
+    table(HEAD, [_event_row(event) for event in events])
 
 
-def _row(event: dict[str, Any]) -> tuple[str, ...]:
+def _event_row(event: dict[str, Any]) -> tuple[str, ...]:
     return (
         event["event_id"],
         event["event_type"],
@@ -106,26 +112,34 @@ def show_waves(answer: dict[str, Any]) -> None:
 
     Say that no event is scheduled only if that is known.
     """
-    waves, said = answer["waves"], []
-    if answer["trouble"]:
-        said += ["This may be outdated or incomplete:"] if waves else []
-    elif not waves:
-        said.append("No event is scheduled.")
-    for what in ("silent", "missing"):
-        if names := answer[what]:
+    waves = answer["waves"]
+    lines: list[str] = []
+    if answer["trouble"] and waves:
+        lines.append("This may be outdated or incomplete:")
+    if not answer["trouble"] and not waves:
+        lines.append("No event is scheduled.")
+    for state in ("silent", "missing"):
+        names = answer[state]
+        if names:
             vms = "VM is" if len(names) == 1 else "VMs are"
-            said.append(f"{len(names)} {vms} {what}: {some_of(names, SILENT_NAMES)}")
-    sys.stdout.writelines(f"{escaped(text)}\n" for text in said)
-    table(WAVES_HEAD, [_wave(wave) for wave in waves])
+            lines.append(f"{len(names)} {vms} {state}: {some_of(names, SILENT_NAMES)}")
+    sys.stdout.writelines(f"{escaped(line)}\n" for line in lines)
+    table(WAVES_HEAD, [_wave_row(wave) for wave in waves])
 
 
-def _wave(wave: dict[str, Any]) -> tuple[str, ...]:
+def _wave_row(wave: dict[str, Any]) -> tuple[str, ...]:
+    not_before = "-"
+    if wave["not_before"]:
+        not_before = f"{wave['not_before'][:19]}Z"  # to the second
+    events = str(wave["events"])
+    if wave["over"]:
+        events = f"{wave['events']} ({wave['over']} over)"
     return (
         wave["event_type"],
         wave["status"],
-        f"{wave['not_before'][:19]}Z" if wave["not_before"] else "-",  # to the second
+        not_before,
         due(wave["seconds_to_not_before"]),
-        f"{wave['events']} ({wave['over']} over)" if wave["over"] else str(wave["events"]),
+        events,
         str(len(wave["vms"])),
         str(wave["reported_by"]),
         wave["region"] or "-",

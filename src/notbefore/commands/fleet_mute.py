@@ -1,4 +1,4 @@
-"""``notbefore fleet mute``: for a time, send no notifications of matching events.
+"""``notbefore fleet mute``: send no notifications of matching events for a time.
 
 All instances share the mutes.
 """
@@ -46,30 +46,59 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Mute, end a mute, or list them; returns the exit code. Raises ``NotBeforeError``."""
-    begun = _begun(options) if options.match or options.seconds or options.comment else None
+    """Begin a mute, end one, or list them; return the exit code. Raises ``NotBeforeError``."""
+    new_mute: Mute | None = None
+    if options.match or options.seconds or options.comment:
+        new_mute = _new_mute(options)
     config = load_configuration(options)
     if config.fleet is None:
         raise ConfigError("the configuration has no section `fleet`")
     check_extra("fleet")
-    import asyncio  # only for this command
+    import asyncio  # with Azure's SDK, which the extra `fleet` installs
 
-    from notbefore.fleet.keeper import in_one_line  # as above
-    from notbefore.fleet.snapshot_store import FAILURES  # only for this command, with Azure's SDK
+    from notbefore.fleet.keeper import in_one_line
+    from notbefore.fleet.snapshot_store import FAILURES
 
+    state_dir = Path(config.state.dir)
     try:
-        left = asyncio.run(_changed(config.fleet, Path(config.state.dir), begun, options.end))
+        mutes = asyncio.run(_change_and_list(config.fleet, state_dir, new_mute, options.end))
     except FAILURES as error:
         raise NotBeforeError(f"the mutes cannot be written or read: {in_one_line(error)}") from None
-    sys.stdout.writelines(f"{one.id}  {escaped(one.words)}\n" for one in left)
+    sys.stdout.writelines(f"{mute.id}  {escaped(mute.words)}\n" for mute in mutes)
     return 0
 
 
-def _begun(options: argparse.Namespace) -> Mute:
+def _new_mute(options: argparse.Namespace) -> Mute:
+    """Return the mute that the options describe; raises ``ConfigError``."""
+    match = _match(options.match)
+    comment = options.comment or ""
+    if options.end or not match or not comment.strip():
+        raise ConfigError(
+            "expected --match NAME=VALUE and --comment TEXT, or --end ID alone, or none for a list"
+        )
+    duration = seconds("--for", options.seconds or "4h")
+    if not SHORTEST <= duration <= LONGEST:
+        raise ConfigError(f"--for: expected 1m to {LONGEST / 86_400:.0f}d, got {options.seconds}")
+    _warn_of_unknown_type(match.get("event_type", SILENT))
+
+    uid = None
+    if hasattr(os, "getuid"):
+        uid = os.getuid()
+    return Mute(
+        id=uuid4().hex[:8],
+        match=match,
+        by=user_name(uid, os.environ.get("SUDO_USER", "")),
+        comment=comment,
+        until=time.time() + duration,
+    )
+
+
+def _match(texts: list[str]) -> dict[str, str]:
+    """Return the matchers of ``--match`` by name; raises ``ConfigError``."""
     match: dict[str, str] = {}
-    for text in options.match:
-        name, sign, value = text.partition("=")
-        if not sign or not value:
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not value:
             raise ConfigError(f"--match: expected NAME=VALUE, such as vm=web_0, got {text!r}")
         if name not in MATCHERS:
             raise ConfigError(f"--match: there is no {name!r}{one_of(name, MATCHERS)}")
@@ -78,46 +107,45 @@ def _begun(options: argparse.Namespace) -> Mute:
                 f"--match: {name} is given twice, and all must match: make a mute for each value"
             )
         match[name] = value
-    if options.end or not (match and (options.comment or "").strip()):
-        raise ConfigError(
-            "expected --match NAME=VALUE and --comment TEXT, or --end ID alone, or none for a list"
-        )
-    lasts = seconds("--for", options.seconds or "4h")
-    if not SHORTEST <= lasts <= LONGEST:
-        raise ConfigError(f"--for: expected 1m to {LONGEST / 86_400:.0f}d, got {options.seconds}")
-    word = match.get("event_type", SILENT)
-    if word.casefold() not in map(str.casefold, TYPES):
+    return match
+
+
+def _warn_of_unknown_type(event_type: str) -> None:
+    known_types = {name.casefold() for name in TYPES}
+    if event_type.casefold() not in known_types:
         sys.stderr.write(
-            f"notbefore: warning: --match: no event has the type {word!r}{one_of(word, TYPES)}\n"
+            f"notbefore: warning: --match: no event has the type {event_type!r}"
+            f"{one_of(event_type, TYPES)}\n"
         )
-    who = user_name(os.getuid() if hasattr(os, "getuid") else None, os.environ.get("SUDO_USER", ""))
-    return Mute(uuid4().hex[:8], match, who, options.comment, time.time() + lasts)
 
 
-async def _changed(
-    fleet: FleetConfig, state_dir: Path, begun: Mute | None, ended: str | None
+async def _change_and_list(
+    fleet: FleetConfig, state_dir: Path, new_mute: Mute | None, ended_id: str | None
 ) -> list[Mute]:
-    """Begin or end a mute, if asked; return the present mutes."""
+    """Begin or end a mute, if one is given; return the present mutes."""
     from notbefore.fleet.instance import make_snapshots  # 30 MB, only for this command
     from notbefore.fleet.sdk import make_consumer  # as above
 
-    def changed(body: bytes) -> bytes:
-        mutes = {one.id: one for one in read_mutes(body)}
-        if begun is not None:
-            mutes[begun.id] = begun
-        elif mutes.pop(str(ended), None) is None:
+    def change(body: bytes) -> bytes:
+        mutes = {mute.id: mute for mute in read_mutes(body)}
+        if new_mute is not None:
+            mutes[new_mute.id] = new_mute
+        elif ended_id in mutes:
+            del mutes[ended_id]
+        else:
             raise NotBeforeError(
-                f"there is no mute {ended}: `notbefore fleet mute CONFIG` lists them"
+                f"there is no mute {ended_id}: `notbefore fleet mute CONFIG` lists them"
             )
         return write_mutes(list(mutes.values()), time.time())
 
     snapshots, credential = make_snapshots(fleet, state_dir)
     client = make_consumer(fleet, credential, snapshots)  # it connects to nothing
     try:
-        if begun is not None or ended:
-            await snapshots.change(NOTE, changed)
-        return [one for one in read_mutes(await snapshots.read(NOTE)) if one.until > time.time()]
+        if new_mute is not None or ended_id:
+            await snapshots.change(NOTE, change)
+        mutes = read_mutes(await snapshots.read(NOTE))
+        return [mute for mute in mutes if mute.until > time.time()]
     finally:
-        for one in (client, snapshots, credential):
-            if one is not None:
-                await one.close()
+        for resource in (client, snapshots, credential):
+            if resource is not None:
+                await resource.close()

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import msgspec
 
 from notbefore.agent.operations import HistoryReply, HistoryRequest
-from notbefore.commands.client import add_agent, agent_client
+from notbefore.commands.client import AgentClient, add_agent, agent_client
 from notbefore.commands.main import FAILED, OK
 from notbefore.commands.options import add_json, print_json, table
 from notbefore.commands.owner import ask_owner
@@ -26,20 +26,27 @@ from notbefore.wording.sentences import approval_result
 NEWEST: Final = 100  # changes that are shown
 NAMES_IN_CHANGE: Final = 3  # of VMs, in a row of the table; `--json` has all of them
 HEAD: Final = (
-    *(
-        "TIME",
-        "CHANGE",
-        "OUTCOME",
-        "TYPE",
-        "SCOPE",
-        "NOTICE",
-        "SCHEDULED",
-        "STARTED",
-        "INTERRUPTION",
-        "RESOURCES",
-    ),
-    *("EVENT ID", "REASON"),  # the reason for an ending, or the result of an approval, in words
+    "TIME",
+    "CHANGE",
+    "OUTCOME",
+    "TYPE",
+    "SCOPE",
+    "NOTICE",
+    "SCHEDULED",
+    "STARTED",
+    "INTERRUPTION",
+    "RESOURCES",
+    "EVENT ID",
+    "REASON",  # the reason for an ending, or the result of an approval, in words
 )
+
+
+class ShownChanges(NamedTuple):
+    """Changes to show, oldest first, as the JSON objects of records."""
+
+    changes: list[dict[str, Any]]
+    was_cut: bool  # older ones were left out
+    problem: str  # why changes are missing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,36 +68,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the changes, oldest first; return the exit code. Raises ``NotBeforeError``."""
-    since = start_time(options.since, datetime.now(UTC)) if options.since else None
-    limit = HISTORY_RECORDS if since else NEWEST
-    changes: list[dict[str, Any]]
+    since: datetime | None = None
+    limit = NEWEST
+    if options.since:
+        since = start_time(options.since, datetime.now(UTC))
+        limit = HISTORY_RECORDS
     if options.state_dir is None:
-        path = f"/api/v1/history?limit={limit}" + (
-            f"&since={quote(rfc3339(since))}" if since else ""
-        )
-        answer = agent_client(options).ask(path)
-        changes = answer["changes"]
-        cut = answer.get("cut")
-        problem = answer.get("problem")
+        history = _ask_agent(agent_client(options), since, limit)
     else:
-        request = HistoryRequest(since.timestamp() if since else None, limit)
-        reply = ask_owner(Path(options.state_dir), request, HistoryReply)
-        changes = [msgspec.json.decode(bytes(record)) for record in reply.records]
-        cut = reply.cut
-        problem = reply.problem
-    if cut:
+        history = _read_directory(Path(options.state_dir), since, limit)
+
+    if history.was_cut:
         sys.stderr.write("Older changes are left out: one answer cannot hold them.\n")
     if options.json:
-        print_json(changes)
-    elif changes or not problem:
-        show_history(changes)
-    if problem:
+        print_json(history.changes)
+    elif history.changes or not history.problem:
+        show_history(history.changes)
+    if history.problem:
         sys.stderr.write(
             "notbefore: changes are missing here: the agent cannot read its state file now"
-            f" ({escaped(problem)}). Try again.\n"
+            f" ({escaped(history.problem)}). Try again.\n"
         )
         return FAILED
     return OK
+
+
+def _ask_agent(client: AgentClient, since: datetime | None, limit: int) -> ShownChanges:
+    path = f"/api/v1/history?limit={limit}"
+    if since is not None:
+        path += f"&since={quote(rfc3339(since))}"
+    answer = client.ask(path)
+    return ShownChanges(
+        answer["changes"],
+        was_cut=answer.get("cut", False),
+        problem=answer.get("problem", ""),
+    )
+
+
+def _read_directory(directory: Path, since: datetime | None, limit: int) -> ShownChanges:
+    start = None
+    if since is not None:
+        start = since.timestamp()
+    reply = ask_owner(directory, HistoryRequest(start, limit), HistoryReply)
+    changes = [msgspec.json.decode(bytes(record)) for record in reply.records]
+    return ShownChanges(changes, was_cut=reply.cut, problem=reply.problem)
 
 
 def start_time(text: str, now: datetime) -> datetime:
@@ -99,7 +120,9 @@ def start_time(text: str, now: datetime) -> datetime:
         return now - timedelta(seconds=Duration(text).seconds)
     try:
         time = datetime.fromisoformat(text)
-        return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
+        if time.tzinfo is None:
+            return time.replace(tzinfo=UTC)
+        return time.astimezone(UTC)
     except (ValueError, OverflowError):  # OverflowError: before the year 1, or after 9999
         raise ConfigError(
             "--since: expected an age (30m, 1h, 2d) or a time such as 2026-03-01T12:00:00Z, got"
@@ -108,7 +131,7 @@ def start_time(text: str, now: datetime) -> datetime:
 
 
 def show_history(changes: Sequence[dict[str, Any]]) -> None:
-    """Print a table of changes, given as the JSON objects of records."""
+    """Print a table of changes, which are the JSON objects of records."""
     if not changes:
         sys.stdout.write("No change has been seen.\n")
     table(HEAD, [_row(msgspec.convert(change, Record)) for change in changes])

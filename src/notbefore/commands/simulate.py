@@ -13,7 +13,9 @@ from notbefore.simulator.server import Simulator
 from notbefore.simulator.state import FAULTS, NAMED
 
 DEFAULT_LISTEN: Final = "127.0.0.1:16925"
-SPEEDS: Final = (0.01, 100_000.0)  # within these limits, every year has four digits
+# between these speeds, every year has four digits
+SLOWEST: Final = 0.01
+FASTEST: Final = 100_000.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,46 +70,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM. Raises ``ConfigError`` and ``ListenError``."""
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    if not SPEEDS[0] <= options.speed <= SPEEDS[1]:
-        raise ConfigError(f"--speed: expected {SPEEDS[0]:g} to {SPEEDS[1]:g}")
-    try:
-        host, port = host_and_port(options.listen)
-        simulator = Simulator(
-            options.vm or ("WestNO_0",), listen=(host or "127.0.0.1", port), speed=options.speed
-        )
-    except ValueError as error:
-        raise ConfigError(f"--listen: {error}") from None
-    except OSError as error:
-        raise ListenError(f"cannot listen at {options.listen}: {error}") from None
-    with simulator:
+    stopped = threading.Event()
+
+    def stop(_number: int, _frame: object) -> None:
+        stopped.set()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    with _make_simulator(options) as simulator:
         for version in options.refuse_version:
             simulator.refuse_version(version, HTTPStatus.BAD_REQUEST)
-        for spec in options.fault:
-            _add_fault(simulator, spec)
+        for fault in options.fault:
+            _add_fault(simulator, fault)
         for name in options.scenario:
             simulator.start(NAMED[name].name, cancel=options.cancel)
-        sys.stdout.write(
-            f"IMDS at {simulator.endpoint}: notbefore run --imds {simulator.endpoint}\n"
-        )
-        if len(simulator.vms) > 1:
-            sys.stdout.writelines(f"  {vm}: {simulator.endpoint_of(vm)}\n" for vm in simulator.vms)
-        sys.stdout.flush()
-        while not ended.wait(0.2):  # Windows handles no signal during a longer wait
+        _print_endpoints(simulator)
+        while not stopped.wait(0.2):  # Windows handles no signal during a longer wait
             pass
     return 0
 
 
-def _add_fault(simulator: Simulator, spec: str) -> None:
-    """Let one answer fail as an option ``--fault`` says. Raises ``ConfigError``."""
-    kind, _, value = spec.partition(":")
+def _make_simulator(options: argparse.Namespace) -> Simulator:
+    if not SLOWEST <= options.speed <= FASTEST:
+        raise ConfigError(f"--speed: expected {SLOWEST:g} to {FASTEST:g}")
+    vms = options.vm or ["WestNO_0"]
     try:
-        simulator.fault(kind, float(value) if value else None)
+        host, port = host_and_port(options.listen)
+        return Simulator(vms, listen=(host or "127.0.0.1", port), speed=options.speed)
+    except ValueError as error:
+        raise ConfigError(f"--listen: {error}") from None
+    except OSError as error:
+        raise ListenError(f"cannot listen at {options.listen}: {error}") from None
+
+
+def _print_endpoints(simulator: Simulator) -> None:
+    sys.stdout.write(f"IMDS at {simulator.endpoint}: notbefore run --imds {simulator.endpoint}\n")
+    if len(simulator.vms) > 1:
+        sys.stdout.writelines(f"  {vm}: {simulator.endpoint_of(vm)}\n" for vm in simulator.vms)
+    sys.stdout.flush()
+
+
+def _add_fault(simulator: Simulator, text: str) -> None:
+    """Let one answer fail as ``--fault`` says. Raises ``ConfigError``."""
+    kind, _, value = text.partition(":")
+    try:
+        if value:
+            simulator.fault(kind, float(value))
+        else:
+            simulator.fault(kind)
     except ValueError:
         expected = (
             f"KIND is {', '.join(FAULTS)}, and VALUE a status from 300 to 599, or seconds"
             " up to a day"
         )
-        raise ConfigError(f"--fault {spec}: expected KIND or KIND:VALUE: {expected}") from None
+        raise ConfigError(f"--fault {text}: expected KIND or KIND:VALUE: {expected}") from None
