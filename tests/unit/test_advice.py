@@ -13,8 +13,9 @@ from notbefore.core.record import Record
 from notbefore.core.routing import Route, Routing, Terms
 from notbefore.core.tracked import PendingEvent
 from notbefore.metrics import families
+from notbefore.metrics.families import Metric
 from notbefore.metrics.samples import MetricsSnapshot, samples
-from notbefore.metrics.totals import Figures, Totals
+from notbefore.metrics.totals import Figures
 from notbefore.simulator.state import SCENARIOS, Play
 from notbefore.wording.records import record_of
 from notbefore.wording.texts import Text, text_of
@@ -31,9 +32,16 @@ def advice(**fields: Any) -> dict[str, Any]:
     return item(**{**ADVICE_FIELDS, **fields})
 
 
-def text(*looks: dict[str, Any] | None, **settings: Any) -> Text:
-    described = message(*(None if look is None else ADVICE_FIELDS | look for look in looks))
-    return text_of(described, Messages(**settings))
+def metric_name(metric: Metric) -> str:
+    return metric.name
+
+
+def text_of_advice(*looks: dict[str, Any], is_gone: bool = False, **settings: Any) -> Text:
+    """Return the text about advice that was listed with these fields, one after the other."""
+    listed: list[dict[str, Any] | None] = [ADVICE_FIELDS | look for look in looks]
+    if is_gone:
+        listed.append(None)
+    return text_of(message(*listed), Messages(**settings))
 
 
 # ---- from its first sight to its end
@@ -54,8 +62,12 @@ def test_advice_is_withdrawn_however_it_ends(end: dict[str, Any]) -> None:
     assert story.last.started_seconds is None
 
 
-def test_advice_never_starts_whatever_its_status() -> None:
-    story = Story().sees(0).sees(1, advice()).sees(900, advice(**STARTED), gap=8.0).sees(1000)
+def test_advice_does_not_start_when_it_is_listed_as_started() -> None:
+    story = Story().sees(0)
+
+    story.sees(1, advice())
+    story.sees(900, advice(**STARTED), gap=8.0)
+    story.sees(1000)
 
     assert story.kinds == ["announced", "updated", "ended"]
     assert story.last.reason == "withdrawn"
@@ -71,18 +83,31 @@ def test_advice_first_seen_started_is_announced() -> None:
     assert not story.tracked.interrupting
 
 
-def test_advice_has_no_time_of_impact() -> None:
-    story = Story().sees(0).sees(1, advice()).sees(2, advice(**LATER))
+def test_advice_is_unchanged_when_its_not_before_moves() -> None:
+    story = Story().sees(0).sees(1, advice())
+
+    story.sees(2, advice(**LATER))
+
+    assert story.kinds == ["announced"]
+
+
+def test_announcement_of_advice_has_no_time_of_impact() -> None:
+    story = Story().sees(0).sees(1, advice())
+
+    assert story.last.not_before is None
+    assert story.last.ahead_seconds is None
+
+
+def test_pending_advice_has_no_time_of_impact() -> None:
+    story = Story().sees(0).sees(1, advice())
 
     listed = story.tracked.events[ID.casefold()]
     pending = PendingEvent.of(listed, at(2))
-    assert story.kinds == ["announced"]
-    assert story.last.not_before is None
-    assert story.last.ahead_seconds is None
-    assert listed.notice is None
+
     assert pending.is_advice
     assert pending.seconds_to_not_before is None
     assert pending.expected_duration_seconds is None
+    assert listed.notice is None
     assert story.tracked.imminent_from is None
 
 
@@ -93,20 +118,23 @@ def test_advice_is_listed_after_events_with_impact() -> None:
     assert ids == ["E2", ID]
 
 
-# ---- what is made of it
+# ---- metrics, deliveries and records
 
 
-def test_advice_has_no_countdown_in_metrics() -> None:
-    story = Story().sees(0).sees(1, advice()).sees(2)
-    listed = Story().sees(0).sees(1, advice())
+def sampled_metrics(story: Story) -> set[Metric]:
+    snapshot = MetricsSnapshot(story.tracked, story.totals, Figures(), at(2))
+    return {family.metric for family in samples(snapshot) if family.samples}
 
-    def names(tracked: Any, totals: Totals) -> set[str]:
-        shown = samples(MetricsSnapshot(tracked, totals, Figures(), at(2)))
-        return {family.metric.name for family in shown if family.samples}
 
-    shown = names(listed.tracked, listed.totals)
-    assert families.STATUS.name in shown
-    for metric in (
+def test_pending_advice_has_a_status_in_metrics() -> None:
+    story = Story().sees(0).sees(1, advice())
+
+    assert families.STATUS in sampled_metrics(story)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
         families.NOT_BEFORE,
         families.NEXT,
         families.SECONDS_TO_NOT_BEFORE,
@@ -114,14 +142,29 @@ def test_advice_has_no_countdown_in_metrics() -> None:
         families.EXPECTED,
         families.STARTED_AT,
         families.NOTICE,
-    ):
-        assert metric.name not in shown
-    assert families.INTERRUPTION.name not in names(story.tracked, story.totals)
+    ],
+    ids=metric_name,
+)
+def test_pending_advice_has_no_times_in_metrics(metric: Metric) -> None:
+    story = Story().sees(0).sees(1, advice())
+
+    assert metric not in sampled_metrics(story)
+
+
+def test_withdrawn_advice_has_no_interruption_in_metrics() -> None:
+    story = Story().sees(0).sees(1, advice()).sees(2)
+
+    assert families.INTERRUPTION not in sampled_metrics(story)
+
+
+def test_withdrawn_advice_is_counted_with_an_unknown_outcome() -> None:
+    story = Story().sees(0).sees(1, advice()).sees(2)
+
     (labels,) = story.totals.ends
     assert dict(labels) == {"event_id": ID, "outcome": "unknown"}
 
 
-def test_advice_is_information_and_is_not_repeated() -> None:
+def test_advice_is_information_without_a_reminder() -> None:
     story = Story().sees(0).sees(1, advice())
     record = record_of(story.last, VM)
     routing = Routing((Route(sinks=("chat",), remind_before=("5m",)),), {"chat": Terms()})  # type: ignore[arg-type]
@@ -130,6 +173,9 @@ def test_advice_is_information_and_is_not_repeated() -> None:
 
     assert delivery.severity == "info"
     assert delivery.kind == "announced"
+
+
+def test_advice_has_no_promised_notice() -> None:
     assert event_type_of(SPOT_REBALANCE).promised_notice == 0
 
 
@@ -152,7 +198,7 @@ def test_record_of_advice_says_that_it_was_withdrawn() -> None:
 
 
 def test_message_about_advice_has_effect_and_advice_without_countdown() -> None:
-    announced = text({})
+    announced = text_of_advice({})
 
     assert announced.title == (
         "SpotRebalanceRecommendation of WestNO_0: eviction is more likely now"
@@ -164,33 +210,36 @@ def test_message_about_advice_has_effect_and_advice_without_countdown() -> None:
 
 
 def test_changed_advice_is_marked_as_changed() -> None:
-    changed = text({}, {"Description": "another one"})
+    changed = text_of_advice({}, {"Description": "another one"})
 
     assert changed.title.endswith("eviction is more likely now (changed)")
 
 
 def test_message_about_several_vms_speaks_of_each() -> None:
-    announced = text({"Resources": [ME, PEER]})
+    announced = text_of_advice({"Resources": [ME, PEER]})
 
     assert announced.summary.startswith("Each affected VM is more likely to be evicted")
+
+
+def test_message_about_withdrawn_advice_says_that_an_eviction_is_announced() -> None:
+    withdrawn = text_of_advice({}, is_gone=True)
+
+    assert withdrawn.title == "SpotRebalanceRecommendation of WestNO_0 was withdrawn"
+    assert withdrawn.summary == (
+        "The recommendation was withdrawn. Whether Azure evicts the VM is announced as Preempt."
+    )
+    assert withdrawn.advice == "Nothing. If Azure evicts the VM, it announces a Preempt."
 
 
 def test_message_about_withdrawn_advice_is_good_news() -> None:
     withdrawn = message(ADVICE_FIELDS, None)
 
-    words = text({}, None)
-
-    assert words.title == "SpotRebalanceRecommendation of WestNO_0 was withdrawn"
-    assert words.summary == (
-        "The recommendation was withdrawn. Whether Azure evicts the VM is announced as Preempt."
-    )
-    assert words.advice == "Nothing. If Azure evicts the VM, it announces a Preempt."
     assert withdrawn.is_good_news
     assert withdrawn.shown_severity == "info"
 
 
 def test_users_advice_replaces_the_built_in_one() -> None:
-    announced = text({}, advice={SPOT_REBALANCE: "Scale out."})
+    announced = text_of_advice({}, advice={SPOT_REBALANCE: "Scale out."})
 
     assert announced.advice == "Scale out."
 
@@ -209,13 +258,16 @@ def test_rules_never_approve_advice() -> None:
     assert decision.skipped is None
 
 
+MATCHES_ADVICE: Final = RuleMatch(event_type=(SPOT_REBALANCE.lower(),))
+
+
 def test_rule_that_approves_advice_is_refused() -> None:
-    match = RuleMatch(event_type=(SPOT_REBALANCE.lower(),))
-
     with pytest.raises(ValueError, match=f"no rule approves a {SPOT_REBALANCE}"):
-        Rule(match)
+        Rule(MATCHES_ADVICE)
 
-    assert Rule(match, action="leave").matcher is match
+
+def test_rule_that_leaves_advice_is_accepted() -> None:
+    assert Rule(MATCHES_ADVICE, action="leave").matcher is MATCHES_ADVICE
 
 
 # ---- exercises and simulations

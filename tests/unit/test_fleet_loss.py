@@ -44,6 +44,14 @@ DAY = 86_400.0
 NEW_STORY_FIELDS = 3  # since the previous form
 
 
+def do_nothing() -> None:
+    pass
+
+
+def discard(_record: bytes) -> None:
+    pass
+
+
 class Instance:
     """The parts of an instance without a hub: snapshots in files, and a view."""
 
@@ -54,8 +62,8 @@ class Instance:
         assert config.fleet is not None
         self.snapshots = FileSnapshots(directory / "partitions")
         self.clock = HubClock()
-        outbox = FleetOutbox(config.routing, lambda: None, self.clock.now)
-        parts = Parts(self.snapshots, outbox, self.clock, History(directory), lambda _: None)
+        outbox = FleetOutbox(config.routing, do_nothing, self.clock.now)
+        parts = Parts(self.snapshots, outbox, self.clock, History(directory), discard)
         self.consumer = Consumer(config.fleet, parts)
         self.keeper = self.consumer.keeper
         self.keeper.ends = {"0": -1}
@@ -112,21 +120,38 @@ def test_snapshot_of_the_previous_form_is_read() -> None:
     assert story.event.event_type == "Redeploy"
 
 
-def test_check_of_the_form_refuses_only_newer_ones() -> None:
-    snapshot = snapshot_of_an_event()
-    with pytest.raises(NewerSnapshotError, match=f"form {FORM + 1}"):
-        check_form(with_form(snapshot, FORM + 1))
-    with pytest.raises(ValueError, match="form 3"):
-        read_snapshot(with_form(snapshot, 3))
+def test_check_of_the_form_refuses_a_newer_one() -> None:
+    newer = with_form(snapshot_of_an_event(), FORM + 1)
 
-    check_form(with_form(snapshot, FORM))
-    check_form(b"")
-    check_form(b"no snapshot")
-    check_form(compressed(b"\x93"))
-    check_form(compressed(b"{}"))
-    check_form(compressed(b"\x93\xcd\x01\x00"))
+    with pytest.raises(NewerSnapshotError, match=f"form {FORM + 1}"):
+        check_form(newer)
+
+
+def test_check_of_the_form_refuses_a_newer_one_in_a_damaged_snapshot() -> None:
     with pytest.raises(NewerSnapshotError):
         check_form(compressed(b"\x93\x7f"))
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        pytest.param(with_form(snapshot_of_an_event(), FORM), id="this form"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b"no snapshot", id="not compressed"),
+        pytest.param(compressed(b"\x93"), id="truncated"),
+        pytest.param(compressed(b"{}"), id="no list"),
+        pytest.param(compressed(b"\x93\xcd\x01\x00"), id="a form of two bytes"),
+    ],
+)
+def test_check_of_the_form_accepts_all_but_newer_ones(stored: bytes) -> None:
+    check_form(stored)
+
+
+def test_snapshot_of_an_old_form_is_refused() -> None:
+    old = with_form(snapshot_of_an_event(), 3)
+
+    with pytest.raises(ValueError, match="form 3"):
+        read_snapshot(old)
 
 
 def test_snapshot_of_a_newer_form_is_never_overwritten(instance: Instance) -> None:
@@ -171,7 +196,8 @@ def test_lost_snapshot_is_rebuilt_from_the_start_of_retention(instance: Instance
         read_days(log, now)
 
         assert log.kinds == ["announced", "announced", "started"]
-        assert {one.change.event.event_id for one in log.made} == {"PENDING", "FRESH"}
+        event_ids = {notification.change.event.event_id for notification in log.made}
+        assert event_ids == {"PENDING", "FRESH"}
         assert instance.view.ready().reasons
         assert instance.view.calendar({}).status.startswith("503")
         assert instance.metric("notbefore_fleet_snapshots_lost") == 1
