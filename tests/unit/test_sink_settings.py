@@ -11,7 +11,8 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from notbefore.config.load import examine, load, warnings
+from notbefore.config.lint import warnings
+from notbefore.config.load import examine, load
 from notbefore.config.secret import Secret, secrets_in
 from notbefore.config.sinks import Alertmanager, SinkConfig, Webhook
 from notbefore.courier.orders import Orders, seal, unseal

@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 
 from notbefore.commands.main import OK, WRONG
 from notbefore.commands.options import add_configuration, add_json, overrides, print_json
-from notbefore.config.load import examine, nearest_existing, warnings
+from notbefore.config.extras import check_extra
+from notbefore.config.lint import nearest_existing, warnings
+from notbefore.config.load import examine
 from notbefore.config.model import Config
-from notbefore.config.sinks import check_extra
 from notbefore.config.yaml_file import Places
 from notbefore.core.text import escaped
 from notbefore.courier.sinks import try_out

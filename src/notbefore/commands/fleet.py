@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from notbefore.commands.options import begin, check_arguments
-from notbefore.config.sinks import check_extra
+from notbefore.config.extras import check_extra
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

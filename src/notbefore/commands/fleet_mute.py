@@ -13,8 +13,8 @@ from uuid import uuid4
 
 from notbefore.agent.control_socket import user_name
 from notbefore.commands.options import load_configuration, seconds
+from notbefore.config.extras import check_extra
 from notbefore.config.model import FleetConfig
-from notbefore.config.sinks import check_extra
 from notbefore.core.change import SILENT
 from notbefore.core.event_types import EVENT_TYPES
 from notbefore.core.text import escaped, one_of

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from notbefore.agent.control_socket import NAME as SOCKET_NAME
-from notbefore.config.load import examine, load, warnings
+from notbefore.config.lint import warnings
+from notbefore.config.load import examine, load
 from notbefore.config.model import Config, default_state_dir
 from notbefore.core.duration import Duration, span
 from notbefore.core.record import json_line

@@ -1,10 +1,7 @@
-"""Constraints on values beyond their type, as annotations of the fields.
-
-``config.reading`` applies them.
-"""
+"""Constraints on values beyond their type: annotations of fields, for ``config.reading``."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
@@ -23,15 +20,14 @@ NO_URL: Final = (
 
 
 class Constraint(Struct, frozen=True):
-    """An annotation: ``check`` raises a ``ValueError`` that says what was expected, and never shows
-    a secret.
+    """An annotation of a type.
 
-    For a ``Secret`` it gets the revealed text. ``looks``: it reads files, so it is skipped if
-    nothing will be sent.
+    ``check`` gets a value, of a ``Secret`` the revealed text. It raises a ``ValueError`` that says
+    what was expected, and that does not contain the value: it may be a secret.
     """
 
     check: Callable[[Any], object]
-    looks: bool = False
+    reads_files: bool = False  # then it is checked only if something will be sent
 
 
 def expect(fits: Callable[[Any], object], expected: str) -> Constraint:
@@ -49,23 +45,29 @@ def matching(pattern: str, expected: str) -> Constraint:
     return expect(re.compile(pattern, re.ASCII).fullmatch, expected)
 
 
-def between(least: str, most: str = "", why: str = "") -> Constraint:
-    """Return the constraint that a duration is from ``least`` to ``most``."""
-    low, high = Duration(least).seconds, Duration(most).seconds if most else float("inf")
-    return expect(
-        lambda given: low <= given.seconds <= high,
-        (f"{least} to {most}" if most else f"{least} or more") + why,
-    )
+def between(shortest: str, longest: str = "", why: str = "") -> Constraint:
+    """Return the constraint that a duration is from ``shortest`` to ``longest``."""
+    least_seconds = Duration(shortest).seconds
+    most_seconds = float("inf")
+    expected = f"{shortest} or more"
+    if longest:
+        most_seconds = Duration(longest).seconds
+        expected = f"{shortest} to {longest}"
+
+    def fits(duration: Duration) -> bool:
+        return least_seconds <= duration.seconds <= most_seconds
+
+    return expect(fits, expected + why)
 
 
 def check_address(text: str) -> None:
     """Raise ``ValueError`` unless it is an HTTP address without a password.
 
-    Never shows it: it may contain a key.
+    The error does not contain the address: it may contain a key.
     """
     try:
         url = urlsplit(text)
-        _ = url.port
+        _ = url.port  # raises if it is no number, or too large
     except ValueError:
         raise ValueError(NO_URL) from None
     if url.scheme not in ("http", "https") or not url.hostname:
@@ -76,16 +78,28 @@ def check_address(text: str) -> None:
         raise ValueError("user and password do not belong in the address")
 
 
-def _readable(name: str) -> None:
+def _check_readable(name: str) -> None:
     try:
         open_file(name).close()
     except OSError as error:
         path = Path(name)
-        place = path.with_name(shown(path.name))  # a secret may stand there by mistake
-        raise ValueError(f"{place} cannot be read: {error.strerror}") from None
+        shown_path = path.with_name(shown(path.name))  # the name may be a secret, by mistake
+        raise ValueError(f"{shown_path} cannot be read: {error.strerror}") from None
 
 
-Port = Annotated[int, expect(lambda port: 1 <= port <= MAX_PORT, f"a port from 1 to {MAX_PORT}")]
+def _is_port(number: int) -> bool:
+    return 1 <= number <= MAX_PORT
+
+
+def _has_no_query(url: str) -> bool:
+    return "?" not in url
+
+
+def _is_one_line(text: str) -> bool:
+    return len(text.splitlines()) == 1
+
+
+Port = Annotated[int, expect(_is_port, f"a port from 1 to {MAX_PORT}")]
 LinkUrl = Annotated[  # Alertmanager refuses every alert with a link that has a bare %
     str,
     Constraint(check_address),
@@ -95,7 +109,7 @@ LinkUrl = Annotated[  # Alertmanager refuses every alert with a link that has a 
     ),
 ]
 HttpUrl = Annotated[
-    LinkUrl, expect(lambda url: "?" not in url, "the address alone: what follows `?` may be a key")
+    LinkUrl, expect(_has_no_query, "the address alone: what follows `?` may be a key")
 ]
 HostName = Annotated[
     str,
@@ -104,13 +118,11 @@ HostName = Annotated[
         "a name or an address alone: a port stands under its own key",
     ),
 ]
-ReadableFile = Annotated[str, Constraint(_readable, looks=True)]
+ReadableFile = Annotated[str, Constraint(_check_readable, reads_files=True)]
 MailAddress = Annotated[
     str, matching(r'[^\s@<>,;:"\\]+@[^\s@<>,;:"\\]+', "a mail address such as ops@example.org")
 ]
-Password = Annotated[
-    Secret, expect(lambda text: len(text.splitlines()) == 1, "one line: this secret has several")
-]
+Password = Annotated[Secret, expect(_is_one_line, "one line: this secret has several")]
 _LOGIN: Final = matching(
     "[ -~]+", "one line of ASCII characters: Python's SMTP client sends no others as a login"
 )
@@ -145,12 +157,10 @@ StorageConnection = Annotated[
 SendTimeout = Annotated[Duration, between("100ms", "5m")]
 
 
-def refuse(*rules: tuple[object, str]) -> None:
-    """Raise ``ValueError`` with the texts of the broken rules, one per line.
+def raise_mistakes(texts: Sequence[str]) -> None:
+    """Raise ``ValueError`` with these texts, one per line, if there are any.
 
-    For rules about several keys.
-
-    ``rules``: (broken, text). A text may begin with the name of a key and ``: ``.
+    For rules about several keys of a struct. A text may begin with the name of a key and ``: ``.
     """
-    if found := [text for broken, text in rules if broken]:
-        raise ValueError("\n".join(found))
+    if texts:
+        raise ValueError("\n".join(texts))

@@ -1,38 +1,40 @@
-"""``without_peers(routing)``: the routes by which an event hub gets no events of other VMs.
+"""``without_peers(routing)`` finds the routes that give an event hub no events of other VMs.
 
 A VM that a Preempt deletes cannot report the end, so the fleet learns it only from other VMs. To
-find such a route, an event that it sends to the hub is routed again as one of another VM. Pure.
+find such a route, this module routes two examples: an event of this VM, and the same event of
+another VM. Pure.
 """
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final
 
-from notbefore.core.change import APPROVAL_KINDS, Change, Scope
+from notbefore.core.change import APPROVAL_KINDS, Change, ChangeKind, Scope
 from notbefore.core.document import SCHEDULED, Event
 from notbefore.core.event_types import EVENT_TYPES
 from notbefore.core.record import Vm
 from notbefore.core.routing import Match, Route, Routing, route_by_sink
 
-_TIME: Final = datetime(2000, 1, 1, tzinfo=UTC)  # of the example; routes do not match times
+_TIME: Final = datetime(2000, 1, 1, tzinfo=UTC)  # of the examples; routes do not match times
 
 
 def without_peers(routing: Routing) -> Iterator[tuple[int, str]]:
-    """Yield the number of each such route, and the name of the hub."""
-    for number, way in enumerate(routing.routes):
-        for sink in way.sinks:
-            if routing.sinks[sink].every_event and _leaves_out_peers(way, sink, routing):
-                yield number, sink
+    """Yield the index of each such route, and the name of the hub."""
+    for index, route in enumerate(routing.routes):
+        for sink in route.sinks:
+            if routing.sinks[sink].every_event and _leaves_out_peers(route, sink, routing):
+                yield index, sink
 
 
-def _leaves_out_peers(way: Route, hub: str, routing: Routing) -> bool:
-    match = way.match
+def _leaves_out_peers(route: Route, hub: str, routing: Routing) -> bool:
+    """Whether a route gives a hub the events of this VM, and none gives it those of other VMs."""
+    match = route.match
     vm = _vm_for(match)
     for event_type in match.event_type or EVENT_TYPES:
-        own = _change_for(match, event_type, "self")
-        is_sent_here = route_by_sink(own, routing, vm).get(hub) is way
-        peers = _change_for(match, event_type, "peer")
-        if is_sent_here and hub not in route_by_sink(peers, routing, vm):
+        change_of_this_vm = _change_for(match, event_type, "self")
+        change_of_another_vm = _change_for(match, event_type, "peer")
+        uses_route = route_by_sink(change_of_this_vm, routing, vm).get(hub) is route
+        if uses_route and hub not in route_by_sink(change_of_another_vm, routing, vm):
             return True
     return False
 
@@ -40,7 +42,7 @@ def _leaves_out_peers(way: Route, hub: str, routing: Routing) -> bool:
 def _vm_for(match: Match) -> Vm:
     """Return a VM that the matchers accept.
 
-    It has no id: so no other route is sure that it does not match this VM.
+    It has no id, so its empty facts are unknown: they contradict no matcher of the other routes.
     """
     return Vm(
         name=_first(match.vm, "vm"),
@@ -54,7 +56,11 @@ def _vm_for(match: Match) -> Vm:
 
 def _change_for(match: Match, event_type: str, scope: Scope) -> Change:
     """Return a change that the matchers accept, except for its scope."""
-    kinds = [kind for kind in match.change if kind not in APPROVAL_KINDS]
+    kind: ChangeKind = "announced"
+    kinds = [name for name in match.change if name not in APPROVAL_KINDS]
+    if kinds:
+        kind = kinds[0]
+
     duration = None
     if match.duration is not None:
         duration = match.duration.max
@@ -70,7 +76,7 @@ def _change_for(match: Match, event_type: str, scope: Scope) -> Change:
     )
     return Change(
         id="example",
-        kind=kinds[0] if kinds else "announced",
+        kind=kind,
         reason="first_seen_scheduled",
         time=_TIME,
         event=event,
@@ -80,5 +86,5 @@ def _change_for(match: Match, event_type: str, scope: Scope) -> Change:
     )
 
 
-def _first(words: tuple[str, ...], otherwise: str = "") -> str:
-    return words[0] if words else otherwise
+def _first(words: tuple[str, ...], default: str = "") -> str:
+    return words[0] if words else default

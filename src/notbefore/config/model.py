@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -18,7 +19,7 @@ from notbefore.config.constraints import (
     check_address,
     expect,
     matching,
-    refuse,
+    raise_mistakes,
 )
 from notbefore.config.sinks import EventHub, Messages, OtlpConnection, SinkConfig
 from notbefore.core.approval import Policy
@@ -28,26 +29,19 @@ from notbefore.core.record import MAX_TAG_NAME, MAX_TAGS
 from notbefore.core.routing import Route, Routing
 from notbefore.core.text import one_of
 
-GROUP_LABELS: Final = (
-    *(
-        "event_id",
-        "event_type",
-        "event_source",
-        "region",
-        "zone",
-        "subscription",
-        "resource_group",
-        "scale_set",
-    ),
-    "tags.NAME",
-)
-Labels = Annotated[tuple[str, ...], Meta(min_length=1)]
-# what all events of a wave share
-ONE_WAVE: Final = (
+GROUP_LABELS: Final = (  # besides these, ``tags.`` with the name of a tag
+    "event_id",
+    "event_type",
+    "event_source",
+    "region",
+    "zone",
     "subscription",
     "resource_group",
-    "event_type",
+    "scale_set",
 )
+Labels = Annotated[tuple[str, ...], Meta(min_length=1)]
+# all events of a wave have the same values of these
+WAVE_LABELS: Final = ("subscription", "resource_group", "event_type")
 ConsumerGroup = Annotated[
     str, matching(r"\$?[A-Za-z0-9._-]{1,50}", "the name of a consumer group, such as $Default")
 ]
@@ -84,9 +78,9 @@ class Checkpoints(Struct, frozen=True, forbid_unknown_fields=True):
     container: str | None = None  # beside `connection_string`
 
     def __post_init__(self) -> None:
-        if (self.container_url is not None) == (
-            self.connection_string is not None and bool(self.container)
-        ):
+        has_url = self.container_url is not None
+        has_connection_string = self.connection_string is not None and bool(self.container)
+        if has_url == has_connection_string:
             raise ValueError(
                 "expected either `container_url`, or `connection_string` and `container`"
             )
@@ -113,50 +107,46 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     rebalance: Annotated[Duration, between("1s")] = Duration("10s")
     # others take over the partitions of an instance silent this long
     takeover: Duration = Duration("20s")
-    history_keep: Annotated[Duration, between("1d")] | None = (
-        None  # at least 1d: delete older events; else never
-    )
-    metrics_by: tuple[
-        Literal["subscription", "resource_group"], ...
-    ] = ()  # additional labels of the metrics
+    # at least 1d: delete older events; else never
+    history_keep: Annotated[Duration, between("1d")] | None = None
+    # additional labels of the metrics
+    metrics_by: tuple[Literal["subscription", "resource_group"], ...] = ()
     inventory_file: str | None = None  # the expected VMs, one per line
     # a VM of the inventory that is silent for this long is missing
     missing_after: Duration = Duration("15m")
 
     def __post_init__(self) -> None:
-        known = GROUP_LABELS[:-1]
-        odd = [
-            one
-            for one in self.group_by
-            if one not in known and not (one.startswith("tags.") and one != "tags.")
-        ]
-        lacking = [one for one in ONE_WAVE if not {one, "event_id"} & set(self.group_by)]
-        alone = "else events of unrelated VMs, or of several types, would be one wave"
-        anonymous = (
-            self.hub.connection_string and self.checkpoints and self.checkpoints.container_url
-        )
-        refuse(
-            (
-                anonymous,
-                (
-                    "checkpoints.container_url: the hub has no identity: use a connection_string"
-                    " and container"
-                ),
-            ),
-            (self.hub.heartbeat, "hub.heartbeat: agents send heartbeats, the fleet only reads"),
-            (lacking, f"group_by: add {', '.join(lacking)}: {alone}"),
-            *(
-                (label, f"group_by: there is no {label!r} here{one_of(label, GROUP_LABELS)}")
-                for label in odd
-            ),
-            (
-                self.takeover.seconds < 2 * self.rebalance.seconds,
-                "takeover: expected twice `rebalance` or more",
-            ),
-        )
+        mistakes: list[str] = []
+        needs_identity = self.checkpoints is not None and self.checkpoints.container_url is not None
+        if needs_identity and self.hub.connection_string is not None:
+            mistakes.append(
+                "checkpoints.container_url: the hub has no identity: use a connection_string"
+                " and container"
+            )
+        if self.hub.heartbeat is not None:
+            mistakes.append("hub.heartbeat: agents send heartbeats, the fleet only reads")
+        mistakes += self._mistakes_of_group_by()
+        if self.takeover.seconds < 2 * self.rebalance.seconds:
+            mistakes.append("takeover: expected twice `rebalance` or more")
+        raise_mistakes(mistakes)
+
+    def _mistakes_of_group_by(self) -> list[str]:
+        mistakes: list[str] = []
+        missing = [label for label in WAVE_LABELS if label not in self.group_by]
+        if missing and "event_id" not in self.group_by:
+            mistakes.append(
+                f"group_by: add {', '.join(missing)}: else events of unrelated VMs, or of several"
+                " types, would be one wave"
+            )
+        for label in self.group_by:
+            is_tag = label.startswith("tags.") and label != "tags."
+            if label not in GROUP_LABELS and not is_tag:
+                expected = one_of(label, [*GROUP_LABELS, "tags.NAME"])
+                mistakes.append(f"group_by: there is no {label!r} here{expected}")
+        return mistakes
 
 
-def _imds(url: str) -> None:
+def _check_imds(url: str) -> None:
     if not url.startswith("http://"):
         raise ValueError("expected http://ADDRESS[:PORT]: IMDS has no TLS")
     check_address(url)
@@ -171,18 +161,32 @@ def host_and_port(listen: str) -> tuple[str, int]:
 
     Raises ``ValueError``.
     """
-    found = _LISTEN.fullmatch(listen)
-    if found is None or int(found["port"]) > MAX_PORT:
+    match = _LISTEN.fullmatch(listen)
+    if match is None or int(match["port"]) > MAX_PORT:
         raise ValueError(
             f"expected HOST:PORT such as 127.0.0.1:10169 or [::1]:10169, got {listen!r}"
         )
-    return found["v6"] or found["host"] or "", int(found["port"])
+    return match["v6"] or match["host"] or "", int(match["port"])
 
 
 def local_url(host: str, port: int, *, tls: bool) -> str:
     """Return the URL for this machine of a server that listens at an address."""
-    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
-    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+    if host in ("", "0.0.0.0"):  # noqa: S104 - it is compared, not bound
+        host = "127.0.0.1"
+    elif host == "::":
+        host = "::1"
+    if ":" in host:
+        host = f"[{host}]"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://{host}:{port}"
+
+
+def _are_tag_names(names: Sequence[str]) -> bool:
+    return len(names) <= MAX_TAGS and all(len(name) <= MAX_TAG_NAME for name in names)
+
+
+def _is_printable(path: str) -> bool:
+    return path != "" and path.isprintable()
 
 
 PollInterval = Annotated[
@@ -192,7 +196,7 @@ PollInterval = Annotated[
 TagNames = Annotated[
     tuple[str, ...],
     expect(
-        lambda names: len(names) <= MAX_TAGS and all(len(one) <= MAX_TAG_NAME for one in names),
+        _are_tag_names,
         f"{MAX_TAGS} names or less, each of {MAX_TAG_NAME} characters or less: records go to every"
         " sink",
     ),
@@ -200,7 +204,7 @@ TagNames = Annotated[
 StateDir = Annotated[
     str,
     expect(
-        lambda path: path and path.isprintable(),
+        _is_printable,
         r"a path: in double quotes a backslash begins an escape: write C:\... in single quotes",
     ),
 ]
@@ -216,7 +220,7 @@ class _Section(Struct, frozen=True, forbid_unknown_fields=True):
 class Imds(_Section, frozen=True):
     """Where IMDS is, and how often it is polled."""
 
-    endpoint: Annotated[str, Constraint(_imds)] = ENDPOINT
+    endpoint: Annotated[str, Constraint(_check_imds)] = ENDPOINT
     # if the usual endpoint does not answer, look for another (DHCP option 245)
     discover: bool = True
     api_version: ApiVersion = "auto"  # auto: the newest that the endpoint answers
@@ -243,18 +247,17 @@ class Server(_Section, frozen=True):
     # TLS and passwords, in the format of Prometheus's exporter-toolkit
     web_config_file: str | None = None
     insecure: bool = False  # listen beyond loopback without TLS and passwords: everybody may read
-    allowed_hosts: tuple[
-        str, ...
-    ] = ()  # the names that requests may have as Host; `*.example.org`: all names below it
+    # the names that requests may have as Host; `*.example.org`: all names below it
+    allowed_hosts: tuple[str, ...] = ()
 
 
 def default_state_dir() -> Path:
     """Return systemd's ``STATE_DIRECTORY``, or the platform's usual directory for the state of a
     service.
     """
-    given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
-    if given:
-        return Path(given)
+    from_systemd = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
+    if from_systemd:
+        return Path(from_systemd)
     if sys.platform == "win32":
         return Path(os.environ.get("PROGRAMDATA", r"C:\ProgramData")) / "notbefore"
     return Path("/var/lib/notbefore")
@@ -302,9 +305,8 @@ class Config(_Section, frozen=True):
     state: State = field(default_factory=State)
     log: Log = Log()
     sinks: dict[SinkName, SinkConfig] = {}
-    routes: tuple[
-        Route, ...
-    ] = ()  # without any, a sink gets the events that affect this VM, an event hub gets all
+    # without any, a sink gets the events that affect this VM, an event hub gets all
+    routes: tuple[Route, ...] = ()
     messages: Messages = Messages()
     heartbeat: HeartbeatConfig | None = None  # a dead man's switch
     approval: Policy = Policy()

@@ -1,6 +1,6 @@
-"""The standard variables of OpenTelemetry (``OTEL_*``), for what the configuration leaves open.
+"""The standard variables of OpenTelemetry (``OTEL_*``), where the configuration has no value.
 
-Addresses, headers and certificates are read by OpenTelemetry's exporters themselves.
+OpenTelemetry's exporters read addresses, headers and certificates themselves.
 """
 
 import logging
@@ -32,12 +32,12 @@ def resolved(connection: Connection, signal: Signal, environment: Mapping[str, s
     timeout = connection.timeout
     if timeout == default.timeout:
         timeout = _timeout(signal, environment) or timeout
-    found = replace(connection, protocol=protocol, timeout=timeout)
-    if isinstance(found, Otlp) and found.interval == Otlp().interval:
+    complete = replace(connection, protocol=protocol, timeout=timeout)
+    if isinstance(complete, Otlp) and complete.interval == Otlp().interval:
         interval = _interval(environment)
         if interval is not None:
-            return replace(found, interval=interval)
-    return found
+            return replace(complete, interval=interval)
+    return complete
 
 
 def is_disabled(environment: Mapping[str, str]) -> bool:
@@ -57,7 +57,7 @@ def compression_of(signal: Signal, environment: Mapping[str, str]) -> Compressio
 
 
 def prefers_deltas(environment: Mapping[str, str]) -> bool:
-    """Whether counters and histograms are exported as what came since the last export."""
+    """Whether counters and histograms are exported as differences since the last export."""
     name = "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE"
     text = environment.get(name, "").strip()
     if text.lower() in {"delta", "lowmemory"}:
@@ -79,8 +79,8 @@ def _protocol(signal: Signal, environment: Mapping[str, str]) -> OtlpProtocol:
 def _timeout(signal: Signal, environment: Mapping[str, str]) -> Duration | None:
     """Return the time for one export.
 
-    The specification has milliseconds, and OpenTelemetry's SDK for Python has seconds. No export
-    takes less than 100 ms: a smaller number means seconds.
+    The specification uses milliseconds, and OpenTelemetry's SDK for Python uses seconds. No export
+    takes less than 100 ms, so a smaller number means seconds.
     """
     name, text = _variable("TIMEOUT", signal, environment)
     shortest, _ = TIMEOUTS

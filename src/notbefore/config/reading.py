@@ -1,9 +1,9 @@
-"""Makes structs from the values of a file, of variables and of arguments, by field types.
+"""Converts the values of a file, of variables and of arguments to structs, by the types of their
+fields.
 
-Finds all mistakes at once.
-
-It accepts several ways of writing: ``KEY_file``, ``KEY_env`` and ``KEY_credential`` for a secret,
-one text for a list with one item, and a path relative to the file that contains it.
+It finds all mistakes at once. It accepts several notations: ``KEY_file``, ``KEY_env`` and
+``KEY_credential`` for a secret, one text for a list with one item, and a path relative to the file
+that contains it.
 """
 
 import re
@@ -14,7 +14,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from notbefore.config.constraints import Constraint
 from notbefore.config.secret import SOURCES, Secret
@@ -24,90 +24,120 @@ from notbefore.core.duration import Duration
 from notbefore.core.text import one_of
 from notbefore.errors import ConfigError, Mistake
 
-Part = TypeVar("Part")
-Made = Callable[[str, Any], Iterable[str]]
+Section = TypeVar("Section")
+# (path, struct) -> the mistakes of the struct
+StructCheck = Callable[[str, Struct], Iterable[str]]
 WRONG: Final[Any] = object()  # replaces a value with a mistake
 LONGEST_SHOWN: Final = 40  # characters of a wrong text; a longer one may be a secret
 NOTHING: Final = "the value is empty: write one, or leave the line out for the default"
 SECTION: Final = "keys with values below it, `key: value`"
 LIST: Final = "a list, [ONE, TWO] or lines that begin with `- `"
 WORDS: Final = {str: "text", int: "a whole number", bool: "true or false"}
+# a key, or a path of keys, at the beginning of a mistake
+KEY_PATH: Final = re.compile(r"[a-z]\w*(?:\.\w+)*", re.ASCII)
 
 
-class Kind(NamedTuple):
-    """A type without its annotations and without ``None``."""
+class ValueType(NamedTuple):
+    """The type of a field, taken apart."""
 
-    of: Any
+    base: Any  # without annotations and without ``None``
     constraints: tuple[Constraint, ...]
-    least: int  # items of a list
+    min_length: int  # of a list
     struct: type[Struct] | None  # the struct that it is or may be
     choices: tuple[str, ...]  # of the ``Literal`` that it is or may be
 
 
-def read_struct(path: Path, kind: type[Part]) -> Part:
+class Entry(NamedTuple):
+    """A key with its value."""
+
+    key: str  # as it is written
+    name: str  # of the field: the key without ``_file``, ``_env`` or ``_credential`` of a secret
+    value: Any
+    is_variable: bool
+
+
+def read_struct(path: Path, struct: type[Section]) -> Section:
     """Return a whole YAML file as a struct; raises ``ConfigError`` with all its mistakes."""
     values, places = read(path)
     reader = Reader(places, path.absolute().parent)
-    made: Part = reader.read(values, kind)
+    section: Section = reader.read(values, struct)
     if reader.mistakes:
         raise ConfigError.of(reader.mistakes)
-    return made
+    return section
+
+
+def _accept(_path: str, _struct: Struct) -> Iterable[str]:
+    return ()
 
 
 class Reader(Struct, frozen=True):
-    """Makes structs, and collects ``mistakes``."""
+    """Converts values, and collects ``mistakes``."""
 
     places: Places
-    base: Path  # the directory for relative paths
+    directory: Path  # for relative paths
     environment: Mapping[str, str] | None = None  # without it, secrets and named files are not read
-    made: Made = lambda _path, _struct: ()  # (path, struct) -> further mistakes of the struct
+    check_struct: StructCheck = _accept
     mistakes: list[Mistake] = []
 
     def read(self, value: Any, annotation: Any, path: str = "") -> Any:
         """Return the value converted to its type, or ``WRONG``."""
-        kind = kind_of(annotation)
-        if value is None and kind.struct is None and NoneType in get_args(annotation):
+        expected = value_type(annotation)
+        is_optional = NoneType in get_args(annotation)
+        if value is None and is_optional and expected.struct is None:
             return None  # but not for a section: an empty one is probably unfinished
         try:
-            found = self._converted(value, kind, path)
-            if found is not WRONG:
-                self._check(found, kind)
+            converted = self._converted(value, expected, path)
+            if converted is not WRONG:
+                self._check(converted, expected)
         except (ValueError, ConfigError) as error:
             return self._mistake(path, str(error))
-        return found
+        return converted
 
     def _mistake(self, path: str, text: str) -> Any:
-        """Add a mistake at a path.
+        """Add a mistake at a path; return ``WRONG``.
 
         ``text`` may begin with the name of a key below the path and ``: ``.
         """
-        name, colon, rest = text.partition(": ")
-        if colon and re.fullmatch(r"[a-z]\w*(?:\.\w+)*", name, re.ASCII):
-            path, text = _below(path, name), rest
+        key, colon, rest = text.partition(": ")
+        if colon and KEY_PATH.fullmatch(key):
+            path = _below(path, key)
+            text = rest
         self.mistakes.append(Mistake(self.places.nearest(path), path, text))
         return WRONG
 
-    def _converted(self, value: Any, kind: Kind, path: str) -> Any:
+    def _converted(self, value: Any, expected: ValueType, path: str) -> Any:
         """Convert a value; raises ``ValueError`` if it has another form than its type."""
-        if kind.struct is not None and (isinstance(value, dict) or kind.of is kind.struct):
-            return self._struct(value, kind.struct, path)
-        if get_origin(kind.of) is tuple:
-            return self._list(value, kind, path)
-        if get_origin(kind.of) is dict:
-            return self._mapping(value, kind, path)
-        return self._secret(value) if kind.of is Secret else _scalar(value, kind)
+        base = expected.base
+        struct = expected.struct
+        if struct is not None and (isinstance(value, dict) or base is struct):
+            return self._struct(value, struct, path)
+        if get_origin(base) is tuple:
+            return self._list(value, expected, path)
+        if get_origin(base) is dict:
+            return self._mapping(value, expected, path)
+        if base is Secret:
+            return self._secret(value)
+        return _scalar(value, expected)
 
-    def _check(self, value: Any, kind: Kind) -> None:
-        for one in kind.constraints:
-            if self.environment is not None:
-                one.check(value.reveal(self.environment) if isinstance(value, Secret) else value)
-            elif not (one.looks or isinstance(value, Secret)):
-                one.check(value)
+    def _check(self, value: Any, expected: ValueType) -> None:
+        """Raise ``ValueError`` if a value breaks a constraint of its type."""
+        is_secret = isinstance(value, Secret)
+        for constraint in expected.constraints:
+            if self.environment is None:
+                if not constraint.reads_files and not is_secret:
+                    constraint.check(value)
+            elif is_secret:
+                constraint.check(value.reveal(self.environment))
+            else:
+                constraint.check(value)
 
-    def _mapping(self, values: Any, kind: Kind, path: str) -> dict[Any, Any]:
+    # ---- mappings and lists
+
+    def _mapping(self, values: Any, expected: ValueType, path: str) -> dict[Any, Any]:
+        """Convert a section whose keys the user chooses."""
         if not isinstance(values, dict):
             raise _unlike(values, SECTION)
-        of_key, of_value = get_args(kind.of)
+        key_type, item_type = get_args(expected.base)
         mapping: dict[Any, Any] = {}
         for key, value in values.items():
             below = _below(path, key)
@@ -116,147 +146,177 @@ class Reader(Struct, frozen=True):
             if value is None and missing_blank(key):
                 self._mistake(below, missing_blank(key))
                 continue
-            read_key = self.read(key, of_key, below)
-            read_value = self.read(value, of_value, below)
-            if read_key is not WRONG and read_value is not WRONG:
-                mapping[read_key] = read_value
+            converted_key = self.read(key, key_type, below)
+            converted_value = self.read(value, item_type, below)
+            if converted_key is not WRONG and converted_value is not WRONG:
+                mapping[converted_key] = converted_value
         return mapping
 
-    def _struct(self, values: Any, kind: type[Struct], path: str) -> Any:
+    def _list(self, value: Any, expected: ValueType, path: str) -> Any:
+        """Convert a list. A single text needs no brackets."""
+        item_type = get_args(expected.base)[0]
+        items = value
+        if isinstance(value, Variable):
+            items = [part.strip() for part in value.split(",")]
+        elif isinstance(value, str) and value_type(item_type).struct is None:
+            items = [value]
+        if not isinstance(items, list):
+            raise _unlike(items, LIST)
+        if len(items) < expected.min_length:
+            raise ValueError("expected at least one")
+
+        converted: list[Any] = []
+        for index, item in enumerate(items):
+            converted.append(self.read(item, item_type, f"{path}[{index}]"))
+        return WRONG if WRONG in converted else tuple(converted)
+
+    # ---- sections
+
+    def _struct(self, values: Any, struct: type[Struct], path: str) -> Any:
         if not isinstance(values, dict):
             raise _unlike(values, SECTION)
-        fields = fields_of(kind)
-        found: dict[str, Any] = {}
-        set_after = {
-            self._named(key, value, fields)[0]
-            for key, value in values.items()
-            if isinstance(value, Variable)
-        }
-        for key, value in values.items():
-            name, given = self._named(key, value, fields)
-            if name in set_after and not isinstance(value, Variable):
-                continue  # `url_file` in the file, and the variable of `url`: the variable wins
-            if name not in fields:
-                found[key] = self._mistake(_below(path, shown(key)), _unknown(key, kind, path))
-            elif name in found:
-                found[name] = self._mistake(
-                    _below(path, key), f"{name} is given twice: leave one of the two out"
-                )
+        fields = fields_of(struct)
+        has_unknown_keys = False
+        converted: dict[str, Any] = {}  # by the names of the keys
+        for entry in self._entries(values, fields):
+            if entry.name not in fields:
+                has_unknown_keys = True
+                text = _unknown_key(entry.key, struct, path)
+                self._mistake(_below(path, shown(entry.key)), text)
+            elif entry.name in converted:
+                text = f"{entry.name} is given twice: leave one of the two out"
+                converted[entry.name] = self._mistake(_below(path, entry.key), text)
             else:
-                found[name] = self.read(given, fields[name].type, _below(path, key))
-        for name, one in fields.items():
-            if (
-                one.required and name not in found and found.keys() <= fields.keys()
-            ):  # else a key may be misspelt
-                found[name] = self._mistake(path, f"the key `{name}` is missing")
-        if path and WRONG in found.values():
+                below = _below(path, entry.key)
+                converted[entry.name] = self.read(entry.value, fields[entry.name].type, below)
+
+        missing = [name for name in fields if fields[name].required and name not in converted]
+        if missing and not has_unknown_keys:  # else a required key may be misspelled
+            for name in missing:
+                converted[name] = self._mistake(path, f"the key `{name}` is missing")
+
+        is_part = path != ""
+        if is_part and (has_unknown_keys or WRONG in converted.values()):
             return WRONG
-        # at the top level, the struct is made from the valid values
-        return self._make(
-            kind, {fields[name].name: one for name, one in found.items() if one is not WRONG}, path
-        )
+        # the whole configuration is made from its valid values
+        valid = {name: value for name, value in converted.items() if value is not WRONG}
+        return self._make(struct, {fields[name].name: valid[name] for name in valid}, path)
 
-    def _named(self, key: str, value: Any, fields: Mapping[str, Any]) -> tuple[str, Any]:
-        """Return the field that a key is for, and its value.
+    def _entries(self, values: dict[str, Any], fields: Mapping[str, Any]) -> list[Entry]:
+        """Return the keys with their values, without those that a variable replaces.
 
-        The path of a file is made relative to ``base``.
+        `url_file` in the file is replaced by the variable of `url`.
         """
-        name, _, source = key.rpartition("_")
-        if source in SOURCES and name in fields and kind_of(fields[name].type).of is Secret:
-            return name, {source: value}
-        if key.endswith("_file") and isinstance(value, str):
-            return key, str(self.base / value)
-        return key, value
+        entries = [self._entry(key, value, fields) for key, value in values.items()]
+        replaced = {entry.name for entry in entries if entry.is_variable}
+        return [entry for entry in entries if entry.is_variable or entry.name not in replaced]
 
-    def _make(self, kind: type[Struct], given: dict[str, Any], path: str) -> Any:
+    def _entry(self, key: str, value: Any, fields: Mapping[str, Any]) -> Entry:
+        """Return a key with its value. The path of a file is made relative to ``directory``."""
+        is_variable = isinstance(value, Variable)
+        name, _, source = key.rpartition("_")
+        is_secret = name in fields and value_type(fields[name].type).base is Secret
+        if is_secret and source in SOURCES:
+            return Entry(key, name, {source: value}, is_variable)
+        if key.endswith("_file") and isinstance(value, str):
+            return Entry(key, key, str(self.directory / value), is_variable)
+        return Entry(key, key, value, is_variable)
+
+    def _make(self, struct: type[Struct], arguments: dict[str, Any], path: str) -> Any:
         try:
-            made = kind(**given)
-            texts = list(self.made(path, made))
+            section = struct(**arguments)
         except ValueError as error:  # from a rule about several keys
             texts = str(error).splitlines()
+        else:
+            texts = list(self.check_struct(path, section))
+            if not texts:
+                return section
         for text in texts:
             self._mistake(path, text)
-        return WRONG if texts else made
+        return WRONG
 
     def _secret(self, value: Any) -> Secret:
+        reference = value
         if isinstance(value, dict) and isinstance(value.get("file"), str):
-            value = value | {"file": str(self.base / value["file"])}
-        secret = Secret.read(value)
+            reference = {**value, "file": str(self.directory / value["file"])}
+        secret = Secret.read(reference)
         if self.environment is not None:
-            secret.reveal(self.environment)
+            secret.reveal(self.environment)  # raises if it cannot be read
         return secret
 
-    def _list(self, value: Any, kind: Kind, path: str) -> Any:
-        """Make a tuple. A single text needs no brackets."""
-        item = get_args(kind.of)[0]
-        if isinstance(value, Variable):
-            value = [one.strip() for one in value.split(",")]
-        elif isinstance(value, str) and kind_of(item).struct is None:
-            value = [value]
-        if not isinstance(value, list):
-            raise _unlike(value, LIST)
-        if len(value) < kind.least:
-            raise ValueError("expected at least one")
-        found = tuple(self.read(one, item, f"{path}[{number}]") for number, one in enumerate(value))
-        return WRONG if WRONG in found else found
-
 
 @cache
-def fields_of(kind: type[Struct]) -> dict[str, msgspec.structs.FieldInfo]:
+def fields_of(struct: type[Struct]) -> dict[str, msgspec.structs.FieldInfo]:
     """Return the fields of a struct by the names of their keys."""
-    return {one.encode_name: one for one in msgspec.structs.fields(kind)}
+    return {field.encode_name: field for field in msgspec.structs.fields(struct)}
 
 
 @cache
-def kind_of(annotation: Any) -> Kind:
-    """Return the ``Kind`` of an annotation."""
-    union = get_origin(annotation) in (Union, UnionType)
-    parts = [one for one in get_args(annotation) if one is not NoneType] if union else [annotation]
-    of, notes = parts[0] if len(parts) == 1 else annotation, list[Any]()
-    if get_origin(of) is Annotated:
-        of, *notes = get_args(of)
-    constraints = tuple(one for one in notes if isinstance(one, Constraint))
-    least = max((getattr(one, "min_length", 0) for one in notes), default=0)
-    struct = next(
-        (one for one in (of, *parts) if isinstance(one, type) and issubclass(one, Struct)), None
+def value_type(annotation: Any) -> ValueType:
+    """Take the annotation of a field apart."""
+    alternatives = [annotation]
+    if get_origin(annotation) in (Union, UnionType):
+        alternatives = [part for part in get_args(annotation) if part is not NoneType]
+    base = alternatives[0] if len(alternatives) == 1 else annotation
+    notes: list[Any] = []
+    if get_origin(base) is Annotated:
+        base, *notes = get_args(base)
+
+    lengths = [note.min_length or 0 for note in notes if isinstance(note, Meta)]
+    struct = None
+    choices: tuple[str, ...] = ()
+    for part in (base, *alternatives):
+        if isinstance(part, type) and issubclass(part, Struct) and struct is None:
+            struct = part
+        if get_origin(part) is Literal and not choices:
+            choices = get_args(part)
+    return ValueType(
+        base=base,
+        constraints=tuple(note for note in notes if isinstance(note, Constraint)),
+        min_length=max(lengths, default=0),
+        struct=struct,
+        choices=choices,
     )
-    choices = next((get_args(one) for one in parts if get_origin(one) is Literal), ())
-    return Kind(of, constraints, least, struct, choices)
 
 
-def _scalar(value: Any, kind: Kind) -> Any:
+def _scalar(value: Any, expected: ValueType) -> Any:
+    """Convert a text; raises ``ValueError`` if it does not have the form of its type."""
     if not isinstance(value, str):
-        raise _unlike(value, WORDS.get(kind.of, "text"))
-    if kind.choices and value not in kind.choices:
+        raise _unlike(value, WORDS.get(expected.base, "text"))
+    if expected.choices and value not in expected.choices:
         word = shown(value)
-        raise ValueError(f"there is no {word!r} here{one_of(word, kind.choices)}")
-    if kind.of is Duration:
+        raise ValueError(f"there is no {word!r} here{one_of(word, expected.choices)}")
+    if expected.base is Duration:
         return Duration(value)
-    if kind.of not in (int, bool):
+    if expected.base not in (int, bool):
         return str(value)
     try:
-        return msgspec.convert(str(value), kind.of, strict=False)
+        return msgspec.convert(str(value), expected.base, strict=False)
     except msgspec.ValidationError:
-        raise _unlike(value, WORDS[kind.of]) from None
+        raise _unlike(value, WORDS[expected.base]) from None
 
 
 def _below(path: str, key: object) -> str:
+    """Return the path of a key below a path."""
     name = meant(str(key))
     return f"{path}.{name}" if path else name
 
 
-def _unknown(key: str, kind: type[Struct], path: str) -> str:
+def _unknown_key(key: str, struct: type[Struct], path: str) -> str:
     """Return the text about an unknown key of a struct, with the key that was probably meant."""
     hint = missing_blank(key)
     if hint:
         return hint
 
-    fields, own = fields_of(kind), path.rpartition(".")[2]
-    if path == f"sinks.{own}" and own in fields:
-        return f"the kind needs a name of your choice before it: `sinks: {{NAME: {{{own}: ...}}}}`"
+    fields = fields_of(struct)
+    section = path.rpartition(".")[2]
+    if path == f"sinks.{section}" and section in fields:
+        example = f"`sinks: {{NAME: {{{section}: ...}}}}`"
+        return f"the kind needs a name of your choice before it: {example}"
+
     expected = list(fields)
     for name, field in fields.items():
-        if kind_of(field.type).of is Secret:
+        if value_type(field.type).base is Secret:
             expected += [f"{name}_{source}" for source in SOURCES]
     return f"there is no such key here{one_of(shown(key), expected)}"
 
@@ -268,12 +328,11 @@ def _unlike(value: Any, expected: str) -> ValueError:
     """
     if value is None:
         return ValueError(NOTHING)
-    if isinstance(value, str):
-        got = (
-            repr(str(value))
-            if expected in WORDS.values() and len(value) <= LONGEST_SHOWN
-            else "text"
-        )
-    else:
-        got = "a list" if isinstance(value, list) else "keys with values"
+    got = "keys with values"
+    if isinstance(value, list):
+        got = "a list"
+    elif isinstance(value, str):
+        got = "text"
+        if expected in WORDS.values() and len(value) <= LONGEST_SHOWN:
+            got = repr(str(value))
     return ValueError(f"expected {expected}, got {got}")

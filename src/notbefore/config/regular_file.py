@@ -6,19 +6,19 @@ import stat
 from pathlib import Path
 from typing import BinaryIO, Final
 
-# Windows has neither: there, nothing waits for the other end of a pipe with such a name
+# so that opening a FIFO does not wait for its other end; Windows has neither flag
 _NO_WAIT: Final = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 
-_OWN_DESCRIPTORS: Final = ("/dev/fd/", "/dev/stdin")
+_INHERITED: Final = ("/dev/fd/", "/dev/stdin")  # opened by the shell
 
 
 def open_file(path: str | Path) -> BinaryIO:
     """Open a regular file for reading; raises ``OSError``, also if it is of another kind.
 
-    A FIFO would wait for a writer, and a device may never end. A pipe from the shell has its writer
-    already: ``check-config <(make-config)``.
+    A FIFO would wait for a writer, and a device may never end. A pipe that the shell has opened is
+    allowed, because it has its writer: ``check-config <(make-config)``.
     """
-    if str(path).startswith(_OWN_DESCRIPTORS):
+    if str(path).startswith(_INHERITED):
         return Path(path).open("rb")
     return open(path, "rb", opener=_open_regular)
 

@@ -1,6 +1,6 @@
-"""``Secret``: a password, a token, or a URL that grants access. It is never printed.
+"""``Secret``: a password, a token, or a URL that grants access.
 
-Only ``reveal()`` returns it.
+It is never printed. Only ``reveal()`` returns its text.
 """
 
 import os
@@ -16,19 +16,17 @@ from notbefore.config.shown import shown
 from notbefore.errors import ConfigError
 
 MAX_SECRET: Final = 64 * 1024  # bytes
-# of a resolved path one slash is left; C:/ is a drive
+# `Path` leaves one slash of https://; C:/ is a drive
 ADDRESS: Final = re.compile("[A-Za-z]{2,}:/")
 HIDDEN: Final = "***"
-# systemd loads them from here for the service; only root may read it
+# the directory from which systemd loads credentials for the service; only root may read it
 INSTALLED: Final = "/etc/notbefore/credentials"
 Source = Literal["inline", "file", "env", "credential"]
 SOURCES: Final[tuple[Source, ...]] = get_args(Source)[1:]
 
 
 class Secret:
-    """The place of a secret: a file, an environment variable, a systemd credential, or the
-    configuration itself.
-    """
+    """A secret, or a reference to its file, environment variable or systemd credential."""
 
     __slots__ = ("_reference", "source")
 
@@ -38,22 +36,17 @@ class Secret:
 
     @classmethod
     def read(cls, value: object) -> "Secret":
-        """Make one from text, ``{file: ...}``, ``{env: ...}`` or ``{credential: ...}``.
+        """Return the secret that a value of the configuration is or refers to.
 
-        Raises ``ValueError``.
+        The value is a text, ``{file: ...}``, ``{env: ...}`` or ``{credential: ...}``. Raises
+        ``ValueError`` for any other.
         """
         if isinstance(value, str) and value:
             return cls(value)
         if isinstance(value, Mapping) and len(value) == 1:
             ((source, reference),) = value.items()
             if source in get_args(Source) and isinstance(reference, str) and reference:
-                if source == "credential" and Path(reference).name != reference:
-                    raise ValueError("expected the name of a credential, not a path")
-                # the secret itself may stand there by mistake: it is not repeated
-                if source == "env" and not reference.isidentifier():
-                    raise ValueError("expected the name of an environment variable")
-                if source == "file" and ADDRESS.search(reference):
-                    raise ValueError("expected the path of a file, not an address")
+                _check_reference(source, reference)
                 return cls(reference, source)
         raise ValueError(
             "expected a text that is not empty, or one of file, env and credential with its value"
@@ -69,7 +62,7 @@ class Secret:
         if self.source == "env":
             text = environment.get(self._reference, "")
             if not text:
-                name = shown(self._reference)  # the secret may stand there by mistake
+                name = shown(self._reference)  # it may be the secret, by mistake
                 raise ConfigError(f"the environment variable {name} is not set, or empty")
             return text
         return _read(self._path(environment))
@@ -87,16 +80,13 @@ class Secret:
         return Path(directory, self._reference)
 
     def sealed(self, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-        """Return the secret for the pipe to the courier: a file as its path, everything else
-        revealed.
+        """Return the secret in the form in which the courier gets it: a path, or the text.
 
-        The environment of the courier holds no secrets.
+        The text, because the environment of the courier holds no secrets.
         """
-        return (
-            {"file": self._reference}
-            if self.source == "file"
-            else {"inline": self.reveal(environment)}
-        )
+        if self.source == "file":
+            return {"file": self._reference}
+        return {"inline": self.reveal(environment)}
 
     def __repr__(self) -> str:
         return f"Secret({HIDDEN})"
@@ -105,10 +95,9 @@ class Secret:
         return HIDDEN
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Secret) and (self.source, self._reference) == (
-            other.source,
-            other._reference,
-        )
+        if not isinstance(other, Secret):
+            return False
+        return self.source == other.source and self._reference == other._reference
 
     def __hash__(self) -> int:
         return hash((self.source, self._reference))
@@ -123,26 +112,44 @@ def secrets_in(value: object, path: str = "") -> dict[str, Secret]:
     """Return every secret in a part of the configuration, by the path of its key."""
     if isinstance(value, Secret):
         return {path: value}
-    inner = msgspec.structs.asdict(value) if isinstance(value, msgspec.Struct) else value
-    if not isinstance(inner, dict):
+    entries = value
+    if isinstance(value, msgspec.Struct):
+        entries = msgspec.structs.asdict(value)
+    if not isinstance(entries, dict):
         return {}
-    return {
-        found: secret
-        for key, one in inner.items()
-        for found, secret in secrets_in(one, f"{path}.{key}" if path else key).items()
-    }
+
+    secrets: dict[str, Secret] = {}
+    for key, entry in entries.items():
+        secrets |= secrets_in(entry, f"{path}.{key}" if path else key)
+    return secrets
+
+
+def _check_reference(source: Source, reference: str) -> None:
+    """Raise ``ValueError`` for a reference that cannot be right.
+
+    The error does not contain it: it may be the secret, by mistake.
+    """
+    if source == "credential" and Path(reference).name != reference:
+        raise ValueError("expected the name of a credential, not a path")
+    if source == "env" and not reference.isidentifier():
+        raise ValueError("expected the name of an environment variable")
+    if source == "file" and ADDRESS.search(reference):
+        raise ValueError("expected the path of a file, not an address")
 
 
 def _read(path: Path) -> str:
-    place = path.with_name(shown(path.name))  # a secret may stand there by mistake
+    shown_path = path.with_name(shown(path.name))  # the name may be the secret, by mistake
     try:
         with open_file(path) as file:
             data = file.read(MAX_SECRET + 1)
-        text = data.decode("utf-8-sig").rstrip("\r\n")  # Windows may begin a file with a mark
+        # -sig: editors of Windows may begin a file with a mark
+        text = data.decode("utf-8-sig").rstrip("\r\n")
     except OSError as error:
-        raise ConfigError(f"{place} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{shown_path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise ConfigError(f"{place} is not UTF-8 text") from None
+        raise ConfigError(f"{shown_path} is not UTF-8 text") from None
     if not text or len(data) > MAX_SECRET:
-        raise ConfigError(f"{place}: expected a secret of 1 to {MAX_SECRET} bytes, got {len(data)}")
+        raise ConfigError(
+            f"{shown_path}: expected a secret of 1 to {MAX_SECRET} bytes, got {len(data)}"
+        )
     return text

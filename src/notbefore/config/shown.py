@@ -1,16 +1,16 @@
-"""``shown(name)`` returns a name from the configuration without what may be a secret in it.
+"""``shown(name)`` hides a possible secret in a name from the configuration.
 
-A missing blank, or a value in the wrong place, makes a secret a name. ``meant(name)`` is enough for
-a name that is valid.
+A missing blank makes a key of a secret: `{url:https://...}`. So does a value in the wrong place.
+``meant(name)`` suffices for a valid name.
 """
 
 import re
 from typing import Final
 
-_END: Final = re.compile(r"[:=\s]")  # what stands before it is the name that was meant
+_END: Final = re.compile(r"[:=\s]")  # of the name that was meant
 _LONGEST: Final = 20  # characters; a longer name with a digit may be a key or a token
-_VARIABLE: Final = re.compile(r"[A-Z0-9]+(?:_+[A-Z0-9]+)+")  # words of an environment variable
-_BEGINNING: Final = 4  # characters shown of it
+_VARIABLE: Final = re.compile(r"[A-Z0-9]+(?:_+[A-Z0-9]+)+")  # an environment variable
+_BEGINNING: Final = 4  # characters shown of a possible token
 
 
 def meant(name: str) -> str:
@@ -19,7 +19,7 @@ def meant(name: str) -> str:
 
 
 def shown(name: str) -> str:
-    """Return the name that was meant; only its beginning if it looks like a token."""
+    """Return the name that was meant, or its beginning if it looks like a token."""
     text = meant(name)
     may_be_token = len(text) > _LONGEST and re.search(r"\d", text) is not None
     if may_be_token and not _VARIABLE.fullmatch(text):
@@ -28,7 +28,7 @@ def shown(name: str) -> str:
 
 
 def missing_blank(key: str) -> str:
-    """Return the hint that a key is a key and its value; empty if it does not look like that."""
+    """Return a hint if a key contains its value, as in `url:https`; else an empty text."""
     name, colon, _ = key.partition(":")
     if not colon or name != shown(name):
         return ""

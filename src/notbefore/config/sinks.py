@@ -4,6 +4,7 @@ Every key has a default, except addresses and secrets.
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, get_args
 from urllib.parse import urlsplit
@@ -29,14 +30,15 @@ from notbefore.config.constraints import (
     between,
     expect,
     matching,
-    refuse,
+    raise_mistakes,
 )
 from notbefore.config.secret import Secret
 from notbefore.core.duration import Duration
 from notbefore.core.routing import Terms
-from notbefore.errors import ConfigError
 from notbefore.wording import texts
 
+TLS_PORT: Final = 465  # of mail servers, without STARTTLS
+KEY_WITHOUT_CERTIFICATE: Final = "expected `cert_file` beside `key_file`"
 Advice = Annotated[str, matching(r"[\s\S]{0,2000}", "a text of 2000 characters or less")]
 
 
@@ -59,14 +61,22 @@ class Messages(texts.Additions, frozen=True, forbid_unknown_fields=True):
     links: Links = Links()
 
 
-MODULES: Final = {  # extra of the package -> the module that it installs
-    "apprise": "apprise",
-    "eventhub": "azure.eventhub",
-    "fleet": "azure.eventhub.extensions.checkpointstoreblobaio",
-    "otlp": "opentelemetry.exporter.otlp.proto.http",
-    "otlp-grpc": "opentelemetry.exporter.otlp.proto.grpc",
-    "web": "bcrypt",
-}
+def _is_incoming_webhook(url: str) -> bool:
+    return not re.match(r"https://hooks\.slack\.com/(?:workflows|triggers)/", url)
+
+
+def _has_no_alerts_path(url: str) -> bool:
+    return not re.search(r"/api/v\d+(?:/alerts)?/?$", url)
+
+
+def _has_no_signal_path(url: str) -> bool:
+    return not re.search(r"/v1/(?:metrics|logs|traces)/?$", url)
+
+
+def _begins_with_absolute_path(words: Sequence[str]) -> bool:
+    return len(words) > 0 and Path(words[0]).is_absolute()
+
+
 OtlpProtocol = Literal["http/protobuf", "grpc"]
 ExpireAfter = Annotated[Duration, between("1s")]
 LabelName = Annotated[
@@ -84,21 +94,21 @@ HubAddress = Annotated[
 SlackUrl = Annotated[
     SecretUrl,
     expect(
-        lambda url: not re.match(r"https://hooks\.slack\.com/(?:workflows|triggers)/", url),
+        _is_incoming_webhook,
         "an incoming webhook, https://hooks.slack.com/services/...: a workflow takes other fields",
     ),
 ]
 AlertmanagerUrl = Annotated[
     HttpUrl,
     expect(
-        lambda url: not re.search(r"/api/v\d+(?:/alerts)?/?$", url),
+        _has_no_alerts_path,
         "the address of Alertmanager: the agent adds /api/v2/alerts",
     ),
 ]
 OtlpUrl = Annotated[
     HttpUrl,
     expect(
-        lambda url: not re.search(r"/v1/(?:metrics|logs|traces)/?$", url),
+        _has_no_signal_path,
         "the address of the receiver: the agent adds /v1/metrics or /v1/logs",
     ),
 ]
@@ -110,7 +120,7 @@ RoutingKey = Annotated[  # PagerDuty answers 400 to any other length
 Arguments = Annotated[
     tuple[str, ...],
     expect(
-        lambda words: words and Path(words[0]).is_absolute(),
+        _begins_with_absolute_path,
         "a list that begins with the absolute path of an executable",
     ),
 ]
@@ -148,13 +158,17 @@ class SinkSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         )
 
 
-def refuse_two_authorizations(settings: "Webhook | Alertmanager") -> None:
-    """Refuse half a login, and more than one way to say who asks."""
+def _mistakes_of_authorization(settings: "Webhook | Alertmanager") -> list[str]:
+    """Return the mistake if a login is incomplete, or if there is more than one authorization."""
     has_half_a_login = (settings.username is None) != (settings.password is None)
-    ways = [settings.username is not None, settings.token is not None]
-    ways += [name.lower() == "authorization" for name in settings.headers]
-    expected = "expected one of `username` with `password`, `token` and the header Authorization"
-    refuse((has_half_a_login or sum(ways) > 1, expected))
+    authorizations = [name for name in settings.headers if name.lower() == "authorization"]
+    if settings.username is not None:
+        authorizations.append("username")
+    if settings.token is not None:
+        authorizations.append("token")
+    if not has_half_a_login and len(authorizations) <= 1:
+        return []
+    return ["expected one of `username` with `password`, `token` and the header Authorization"]
 
 
 class Slack(SinkSettings, frozen=True, kw_only=True):
@@ -176,16 +190,14 @@ class Email(SinkSettings, frozen=True, kw_only=True):
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
 
     def __post_init__(self) -> None:
-        refuse(
-            (
-                (self.user is None) != (self.password is None),
-                "expected `user` and `password`, or none of them",
-            ),
-            (
-                (self.port, self.tls) == (465, "starttls"),
-                "port: at 465 a mail server expects TLS from the first byte on: `tls: tls`",
-            ),
-        )
+        mistakes: list[str] = []
+        if (self.user is None) != (self.password is None):
+            mistakes.append("expected `user` and `password`, or none of them")
+        if self.port == TLS_PORT and self.tls == "starttls":
+            mistakes.append(
+                f"port: at {TLS_PORT} a mail server expects TLS from the first byte on: `tls: tls`"
+            )
+        raise_mistakes(mistakes)
 
 
 class PagerDuty(SinkSettings, frozen=True, kw_only=True):
@@ -233,14 +245,12 @@ class Webhook(SinkSettings, frozen=True, kw_only=True):
     dedup_key: LabelName | None = None
 
     def __post_init__(self) -> None:
-        refuse_two_authorizations(self)
-        refuse(
-            (self.key_file and not self.cert_file, "expected `cert_file` beside `key_file`"),
-            (
-                self.dedup_key in ("time", "body"),
-                "dedup_key: expected a name that no other field of the body has",
-            ),
-        )
+        mistakes = _mistakes_of_authorization(self)
+        if self.key_file and not self.cert_file:
+            mistakes.append(KEY_WITHOUT_CERTIFICATE)
+        if self.dedup_key in ("time", "body"):
+            mistakes.append("dedup_key: expected a name that no other field of the body has")
+        raise_mistakes(mistakes)
 
     @property
     def keeps_incidents(self) -> bool:
@@ -254,9 +264,8 @@ class Alertmanager(SinkSettings, frozen=True, kw_only=True):
     # an alert shows the event's state, which an approval does not change
     APPROVALS: ClassVar[bool] = False
 
-    urls: Annotated[
-        tuple[AlertmanagerUrl, ...], Meta(min_length=1)
-    ]  # of every member of the cluster
+    # of every member of the cluster
+    urls: Annotated[tuple[AlertmanagerUrl, ...], Meta(min_length=1)]
     username: str | None = None  # of basic authentication, together with `password`
     password: Password | None = None  # together with `username`
     token: HeaderValue | None = None  # a bearer token
@@ -267,7 +276,7 @@ class Alertmanager(SinkSettings, frozen=True, kw_only=True):
     labels: dict[LabelName, str] = {}  # additional labels, the same on every VM
 
     def __post_init__(self) -> None:
-        refuse_two_authorizations(self)
+        raise_mistakes(_mistakes_of_authorization(self))
 
     @property
     def keeps_incidents(self) -> bool:
@@ -287,23 +296,23 @@ class EventHub(SinkSettings, frozen=True, kw_only=True):
     connection_string: HubConnection | None = None  # contains a key; replaces an identity
     namespace: Namespace | None = None  # such as fleet.servicebus.windows.net
     hub: str | None = None  # the name of the hub
-    auth: Literal["managed_identity", "default"] = (
-        "managed_identity"  # default: azure-identity's chain
-    )
+    # default: azure-identity's chain
+    auth: Literal["managed_identity", "default"] = "managed_identity"
     client_id: str | None = None  # of a user-assigned identity
     transport: Literal["amqp", "websockets"] = "amqp"  # port 5671, or 443
     endpoint: HubAddress | None = None  # connect to another address: sb://HOST:PORT
     ca_file: ReadableFile | None = None  # of a private CA, instead of the known ones
-    heartbeat: Annotated[Duration, between("5m")] | None = (
-        None  # 5m or more: how often each VM sends a heartbeat
-    )
+    # 5m or more: how often each VM sends a heartbeat
+    heartbeat: Annotated[Duration, between("5m")] | None = None
     timeout: SendTimeout = Duration("15s")
     expire_after: ExpireAfter = Duration("7d")  # a stream should be complete
     expire_on_end: bool = False
 
     def __post_init__(self) -> None:
-        named = self.namespace is not None and bool(self.hub)
-        if named == (self.connection_string is not None) or (self.namespace and not named):
+        has_address = self.namespace is not None and bool(self.hub)
+        has_connection_string = self.connection_string is not None
+        has_half_an_address = bool(self.namespace) and not has_address
+        if has_half_an_address or has_address == has_connection_string:
             raise ValueError("expected either `connection_string`, or `namespace` and `hub`")
 
 
@@ -338,14 +347,13 @@ class OtlpConnection(SinkSettings, frozen=True, kw_only=True):
     expire_on_end: bool = False
 
     def __post_init__(self) -> None:
+        mistakes: list[str] = []
+        if self.key_file and not self.cert_file:
+            mistakes.append(KEY_WITHOUT_CERTIFICATE)
         has_port = self.endpoint is None or urlsplit(self.endpoint).port is not None
-        refuse(
-            (self.key_file and not self.cert_file, "expected `cert_file` beside `key_file`"),
-            (
-                self.protocol == "grpc" and not has_port,
-                "endpoint: gRPC needs a port, such as http://HOST:4317",
-            ),
-        )
+        if self.protocol == "grpc" and not has_port:
+            mistakes.append("endpoint: gRPC needs a port, such as http://HOST:4317")
+        raise_mistakes(mistakes)
 
 
 class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -362,13 +370,10 @@ class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
     otlp_logs: OtlpConnection | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
-        refuse(
-            (
-                len(given) != 1,
-                f"expected exactly one of {', '.join(self.__struct_fields__)}, got {len(given)}",
-            )
-        )
+        kinds = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
+        if len(kinds) != 1:
+            expected = f"exactly one of {', '.join(self.__struct_fields__)}"
+            raise ValueError(f"expected {expected}, got {len(kinds)}")
 
     @property
     def kind(self) -> str:
@@ -382,30 +387,5 @@ class SinkConfig(Struct, frozen=True, forbid_unknown_fields=True):
         return settings
 
 
-KINDS: Final = {one.name: get_args(one.type)[0] for one in msgspec.structs.fields(SinkConfig)}
-
-
-def check_extra(extra: str) -> None:
-    """Raise ``ConfigError`` if the library of an extra is not installed.
-
-    Imports at most its parent packages.
-    """
-    from importlib.util import find_spec  # noqa: PLC0415 - 0.03 MiB, only if an extra is needed
-
-    try:
-        found = find_spec(MODULES[extra])
-    except ModuleNotFoundError:  # its parent package is missing
-        found = None
-    if found is None:
-        raise ConfigError(
-            f"{MODULES[extra]} is not installed: pip install 'azure-notbefore[{extra}]'"
-        )
-
-
-def check_installed(settings: SinkSettings) -> None:
-    """Raise ``ConfigError`` if the library that a sink or the export over OTLP needs is not
-    installed.
-    """
-    grpc = isinstance(settings, OtlpConnection) and settings.protocol == "grpc"
-    if extra := "otlp-grpc" if grpc else settings.EXTRA:
-        check_extra(extra)
+# the name of each kind -> its settings
+KINDS: Final = {kind.name: get_args(kind.type)[0] for kind in msgspec.structs.fields(SinkConfig)}

@@ -22,10 +22,10 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from notbefore.config.extras import check_extra
 from notbefore.config.model import Server, host_and_port
 from notbefore.config.regular_file import open_file
 from notbefore.config.shown import shown
-from notbefore.config.sinks import check_extra
 from notbefore.errors import ConfigError
 from notbefore.web.app import ANONYMOUS, App, Environ, Response, StartResponse, error, path_of, send
 

@@ -8,7 +8,8 @@ CONTRIBUTING.md explains how to add one.
 from importlib import import_module
 from typing import Any
 
-from notbefore.config.sinks import Messages, SinkConfig, check_installed
+from notbefore.config.extras import check_installed
+from notbefore.config.sinks import Messages, SinkConfig
 from notbefore.courier.sink import Sink
 from notbefore.errors import ConfigError
 from notbefore.net.redact import Redactor, known_secrets
