@@ -1,5 +1,5 @@
-# The agent in a container: `buildah build --tag notbefore .`; another base, a mirror, more extras: --build-arg.
-# The base needs python3 (3.11 to 3.13) with venv, the same in both stages.
+# The agent in a container: `buildah build --tag notbefore .`. Use --build-arg for another base image, a mirror or other extras.
+# The base image needs python3 (3.11 to 3.13) with venv; both stages use the same one.
 ARG BASE=python:3.13-slim
 
 FROM ${BASE} AS build
@@ -10,8 +10,8 @@ COPY tools/pins.py tools/pins.py
 COPY src src
 COPY config config
 COPY dashboards/*.json dashboards/
-# a virtual environment of its own: only this is copied, without pip and the sources
-# what comes from an index is known by its hash
+# the image gets only the virtual environment, without pip and the sources
+# packages from an index are checked by their hashes
 RUN python3 -m venv --without-pip /opt/notbefore \
     && python3 -m venv /tmp/build \
     && python3 tools/pins.py --for build >/tmp/build.txt \
@@ -34,7 +34,7 @@ LABEL org.opencontainers.image.title="notbefore" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /opt/notbefore /opt/notbefore
-# a number that is no user of the base; the state is the one place that is written to
+# the base image has no user with this number; the agent writes only to the state directory
 RUN install --directory --owner=10169 --group=10169 --mode=0700 /var/lib/notbefore
 USER 10169:10169
 WORKDIR /var/lib/notbefore

@@ -1,6 +1,6 @@
 #!/bin/sh
-# For those who come from azure-scheduledevents-manager with `--drain.mode=command`: a `command` sink that runs your drain
-# and uncordon commands with the variables that they know. docs/switching.md#drain-commands describes it.
+# Runs the drain and uncordon commands of azure-scheduledevents-manager (`--drain.mode=command`), with the same variables, as
+# a `command` sink. See docs/switching.md#drain-commands.
 #
 #   sinks:
 #     drain: {command: {command: [.../webdevops.sh, "DRAIN COMMAND", "UNCORDON COMMAND"], timeout: 5m}}
@@ -14,15 +14,15 @@ EVENT_STATUS=$NOTBEFORE_EVENT_STATUS
 EVENT_TYPE=$NOTBEFORE_EVENT_TYPE
 EVENT_RESOURCES=$(echo "${NOTBEFORE_EVENT_RESOURCES-}" | tr , ' ')
 EVENT_RESOURCETYPE=${NOTBEFORE_EVENT_RESOURCE_TYPE-}
-EVENT_NOTBEFORE='' # as Azure writes it: a time in English, none once the event is started
+EVENT_NOTBEFORE='' # in Azure's format; empty if the event has started
 if [ "$EVENT_STATUS" = Scheduled ] && [ -n "${NOTBEFORE_EVENT_NOT_BEFORE-}" ]; then
     EVENT_NOTBEFORE=$(LC_ALL=C date -u -d "$NOTBEFORE_EVENT_NOT_BEFORE" '+%a, %d %b %Y %H:%M:%S GMT')
 fi
 export EVENT_ID EVENT_SOURCE EVENT_STATUS EVENT_TYPE EVENT_RESOURCES EVENT_RESOURCETYPE EVENT_NOTBEFORE
-[ "${NOTBEFORE_EVENT_RESOURCES+given}" ] || unset EVENT_RESOURCES # too long for a variable: the record on standard input has it
+[ "${NOTBEFORE_EVENT_RESOURCES+given}" ] || unset EVENT_RESOURCES # a list that is too long for a variable is only in the record on standard input
 
 case $NOTBEFORE_CHANGE:${NOTBEFORE_EVENT_REASON-} in
-    announced:* | started:first_seen_started) exec sh -c "$1" ;; # what had started when it was first seen was never announced
+    announced:* | started:first_seen_started) exec sh -c "$1" ;; # an event that starts at once is never announced
     canceled:* | finished:* | ended:*)
         # the manager gives this command no variables
         unset EVENT_ID EVENT_SOURCE EVENT_STATUS EVENT_TYPE EVENT_RESOURCES EVENT_RESOURCETYPE EVENT_NOTBEFORE

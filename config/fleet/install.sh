@@ -1,23 +1,23 @@
 #!/bin/sh
-# Sets the agent up as a service of systemd on this VM; run it again after each upgrade, or with another configuration:
+# Installs the agent as a systemd service on this VM. Run it again after each upgrade, or with another configuration:
 #
 #   python3 -m venv /opt/notbefore && /opt/notbefore/bin/pip install '.[apprise]'
 #   /opt/notbefore/share/notbefore/fleet/install.sh [--config FILE] [--no-start]
 #   /opt/notbefore/share/notbefore/fleet/install.sh --uninstall [--purge]
 #
-# On a VM without a package index, from a bundle (`make bundle`), which installs the package into /opt/notbefore first:
+# On a VM without a package index, use a bundle (`make bundle`). This installs the package into /opt/notbefore first:
 #
 #   install.sh --bundle notbefore-0.1.0-bundle.tar.gz [--config FILE] [--no-start]
 #
-# The script in an unpacked bundle needs no --bundle. PYTHON=python3.12 takes another Python than `python3`.
+# The script in an unpacked bundle needs no --bundle. PYTHON=python3.12 uses another Python than `python3`.
 #
-# A configuration that is there stays unless --config gives another; one that is wrong, or holds a secret, changes nothing.
-# What it names is read as root: the service says at its start what it cannot read. Each file of /etc/notbefore/credentials becomes a credential of the service:
-# `url_credential: slack-url`. --uninstall removes the service, and keeps its configuration, credentials and state, which
-# --purge removes as well. A link in /usr/local/bin leads to the command. DESTDIR is put before every path that is written to,
-# and nothing is started then.
+# --config FILE replaces the configuration; without it, an existing one stays. If the configuration is wrong or holds a
+# secret, nothing changes. The check reads files as root; the service reports at its start which ones it cannot read.
+# Each file in /etc/notbefore/credentials becomes a credential of the service: `url_credential: slack-url`.
+# --uninstall removes the service, and keeps configuration, credentials and state; --purge removes these too.
+# /usr/local/bin gets a link to the command. DESTDIR is a prefix for every written path; then nothing is started.
 set -eu
-umask 022 # whatever root's shell has: what is written here everybody may read, and only root may write
+umask 022 # root's shell may have another one: every user may read these files, and only root may write them
 
 here=$(cd "$(dirname "$0")" && pwd)
 prefix=$(cd "$here/../../.." 2>/dev/null && pwd)
@@ -34,7 +34,7 @@ fail() {
     exit 1
 }
 
-# standard input with one text instead of another, whatever signs are in them
+# replaces a text in standard input literally: sed would treat some characters as special
 replace() {
     FROM=$1 TO=$2 awk '{
         rest = $0; line = ""
@@ -46,7 +46,7 @@ replace() {
     }'
 }
 
-# installs the package with its hashes, without a network, and goes on with the script of that version
+# installs the package offline, checks its hashes, and continues with the script of that version
 install_bundle() {
     python=${PYTHON:-python3}
     "$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
@@ -60,7 +60,7 @@ install_bundle() {
     wheels=${unpacked:-$bundle}
     [ -f "$wheels/requirements.txt" ] || fail "$bundle: not a bundle of notbefore: it has no requirements.txt"
     [ -x "$prefix/bin/python" ] || "$python" -m venv "$prefix"
-    # reinstalled: pip would leave a package of the same version as it is, whatever the bundle holds
+    # --force-reinstall: otherwise pip keeps a package of the same version, even if the bundle has other content
     "$prefix/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --force-reinstall --no-index \
         --find-links "$wheels/wheels" --require-hashes --requirement "$wheels/requirements.txt" ||
         fail "$bundle: pip did not install it; nothing of the running service has changed"
@@ -72,13 +72,13 @@ install_bundle() {
 }
 
 uninstall() {
-    [ "$start" = no ] || systemctl disable --now --quiet notbefore.service || true # it may be gone already
+    [ "$start" = no ] || systemctl disable --now --quiet notbefore.service || true # it may not exist any more
     rm -f "$units/notbefore.service" "$units/notbefore.service.d/credentials.conf"
     [ "$(readlink "$link")" != "$prefix/bin/notbefore" ] || rm -f "$link"
     if [ -n "$purge" ]; then
         rm -rf "$etc" "$units/notbefore.service.d" "$root/var/lib/notbefore" "$root/var/lib/private/notbefore"
     else
-        rmdir "$units/notbefore.service.d" 2>/dev/null || true # a drop-in of somebody else's stays
+        rmdir "$units/notbefore.service.d" 2>/dev/null || true # not empty: other drop-ins stay
         echo "kept: $etc and $root/var/lib/notbefore (--purge removes them)"
     fi
     [ "$start" = no ] || systemctl daemon-reload
@@ -97,7 +97,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 [ -z "$purge" ] || [ -n "$remove" ] || fail "--purge goes with --uninstall"
-[ -z "$root" ] || start=no # what is written there is for another system
+[ -z "$root" ] || start=no # these files are for another system
 [ -n "$root" ] || [ "$(id -u)" = 0 ] || fail "run it as root"
 if [ -n "$remove" ]; then
     uninstall
@@ -113,8 +113,8 @@ install -d -m 0755 "$etc" "$units/notbefore.service.d"
 install -d -m 0700 "$etc/credentials"
 [ -n "$config" ] || [ -e "$etc/notbefore.yml" ] || config="$prefix/share/notbefore/notbefore.yml"
 
-# What is wrong is said before anything of the running service is touched. A new configuration is read where it will lie:
-# what it names is looked for beside it. Nobody else reads it until it is known that it holds no secret.
+# The check comes before any change of the running service. A new configuration is checked in its final directory,
+# because its relative paths start there. Only root can read it until the check has found no secret.
 checked="$etc/notbefore.yml" new="$etc/.notbefore.yml"
 if [ -n "$config" ]; then
     trap 'rm -f "$new"' EXIT
@@ -122,9 +122,9 @@ if [ -n "$config" ]; then
     install -m 0600 "$config" "$new"
     checked=$new
 fi
-export CREDENTIALS_DIRECTORY="$etc/credentials" # it is read with its secrets
-said=$("$prefix/bin/notbefore" check-config --strict "$checked" 2>&1 >/dev/null) || wrong=yes
-[ -z "$said" ] || echo "$said" | replace "$new:" "$config:" | replace "$new" "$etc/notbefore.yml" >&2
+export CREDENTIALS_DIRECTORY="$etc/credentials" # the check reads the secrets too
+messages=$("$prefix/bin/notbefore" check-config --strict "$checked" 2>&1 >/dev/null) || wrong=yes
+[ -z "$messages" ] || echo "$messages" | replace "$new:" "$config:" | replace "$new" "$etc/notbefore.yml" >&2
 [ -z "$wrong" ] || exit 1
 [ -z "$config" ] || chmod 0644 "$new"
 
@@ -138,7 +138,7 @@ replace /opt/notbefore/bin/notbefore "$prefix/bin/notbefore" \
         [ ! -f "$file" ] || echo "LoadCredential=$(basename "$file"):/etc/notbefore/credentials/$(basename "$file")"
     done
 } | install -m 0644 /dev/stdin "$units/notbefore.service.d/credentials.conf"
-if [ ! -e "$link" ]; then # what somebody else put there stays
+if [ ! -e "$link" ]; then # another file of this name stays
     mkdir -p "$(dirname "$link")"
     ln -sfn "$prefix/bin/notbefore" "$link"
 fi

@@ -21,7 +21,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.tls.certificate | default (printf "%s-tls" .Release.Name) }}
 {{- end }}
 
-{{- /* the agent's configuration: that of the values, and the section `server` that `access` means */ -}}
+{{- /* the agent's configuration: the one in the values, with the section `server` for the value of `access` */ -}}
 {{- define "notbefore.config" -}}
 {{- if dig "server" "listen" "" .Values.config }}
 {{- fail "config.server.listen: leave it out: `access` (node, tls or open) sets it" }}
