@@ -2,9 +2,11 @@
 
 import asyncio
 import importlib.metadata
+import json
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,7 @@ from azure.eventhub.amqp import AmqpAnnotatedMessage
 
 from notbefore.config.load import load
 from notbefore.fleet import consumer as consumer_module
+from notbefore.fleet import snapshot_store as snapshot_store_module
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.history import History
 from notbefore.fleet.keeper import HubClock, Parts
@@ -237,6 +240,30 @@ def test_more_partitions_are_read_and_how_far_the_hub_is_ahead_is_known_of_each(
         eventually(lambda: len(consumer.keeper.folds) == 2, patience=60)
         hub.order("resize:3")
         eventually(lambda: consumer.lag.keys() == {"0", "1", "2"}, patience=60)
+
+
+def test_events_that_move_to_an_added_partition_end_once(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_module, "LOOK_EVERY", 0.5)
+    monkeypatch.setattr(snapshot_store_module, "EVERY", 0.2)
+    vms = [vm(f"set{number}_0", f"set{number}") for number in range(8)]
+    with consuming(tmp_path, hub) as (consumer, written):
+        send(hub, [report(each, "announced", f"E-{each.name}") for each in vms])
+        eventually(lambda: len(written) == len(vms), patience=60)
+
+        hub.order("resize:5")
+        eventually(lambda: len(consumer.keeper.folds) == 5, patience=60)
+        for kind in ("started", "finished"):
+            send(hub, [report(each, kind, f"E-{each.name}") for each in vms])
+        eventually(lambda: len(written) == 3 * len(vms), patience=60)
+        # no partition has an event any more that it could end a second time
+        eventually(lambda: not any(fold.events.open for fold in consumer.keeper.folds), patience=60)
+
+        added = [fold for fold in consumer.keeper.folds if int(fold.name) >= 2]
+        assert any(fold.state.position.sequence >= 0 for fold in added)
+    changes = [json.loads(line)["azure.scheduled_event.change"] for line in written]
+    assert Counter(changes) == {"announced": 8, "started": 8, "finished": 8}
 
 
 def test_a_hub_that_does_not_know_the_offset_is_read_from_the_window_on(

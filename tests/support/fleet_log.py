@@ -81,6 +81,11 @@ class Log:
                 body(heartbeat_of(who, (), "1", datetime.fromtimestamp(self.now, UTC), interval))
             )
 
+    def beat_listing(self, sender: Vm, *event_ids: str) -> None:
+        """A heartbeat of a VM that lists these events, now."""
+        now = datetime.fromtimestamp(self.now, UTC)
+        self.read(body(heartbeat_of(sender, event_ids, "1", now, 300.0)))
+
     def pass_time(self, seconds: float, *alive: Vm) -> list[str]:
         """Let time pass in which these VMs send a heartbeat each minute."""
         end = self.now + seconds

@@ -30,7 +30,7 @@ from notbefore.fleet.mutes import NOTE, Mute, is_muted, read_mutes
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.sdk import forget_tags, make_consumer, record_of
 from notbefore.fleet.snapshot import Snapshot
-from notbefore.fleet.snapshot_store import LostPartitionError, Others
+from notbefore.fleet.snapshot_store import LostPartitionError
 from notbefore.fleet.waves import Notification
 
 BATCH: Final = 300  # the most records of one partition in a batch
@@ -74,7 +74,6 @@ class Consumer:
         self.mutes: list[Mute] = []
         self.client: Any = None
         self.keeper = Keeper(config, parts)
-        self._others = Others(parts.snapshots, self.keeper.partitions)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._over = asyncio.Event()  # set when this client has to be closed
@@ -87,10 +86,10 @@ class Consumer:
         if self._loop is not None and self._loop.is_running():
             # if the loop ends, or the store is slow: return the known snapshots
             with suppress(RuntimeError, TimeoutError, concurrent.futures.CancelledError):
-                asyncio.run_coroutine_threadsafe(self._others.look(), self._loop).result(
+                asyncio.run_coroutine_threadsafe(self.keeper.others.look(), self._loop).result(
                     ASK_SECONDS
                 )
-        return self._others.found
+        return self.keeper.others.found
 
     def stop(self) -> None:
         """End ``run``."""
@@ -118,6 +117,7 @@ class Consumer:
             (LOOK_EVERY, "hub", self._watch),
             (LOOK_EVERY, "store", self._read_mutes),
             (LOOK_EVERY, "fold", self._compare),
+            (LOOK_EVERY, "fold", self._follow),
         )
         tasks = [asyncio.create_task(_regularly(self.keeper, *one)) for one in regular]
         failures = 0
@@ -244,12 +244,22 @@ class Consumer:
         await _tried(self.keeper, "inventory", lambda: asyncio.to_thread(inventory.look))
         held = self.keeper.partitions.get(first)
         if held is not None and inventory.vms is not None:
-            await self._others.look()
-            heard = {key for one in self._others.found.values() for key in one.heard}
+            await self.keeper.others.look()
+            heard = {key for one in self.keeper.others.found.values() for key in one.heard}
             heard |= {key for fold in self.keeper.folds for key in fold.silence.heard}
             now = max(held.fold.state.position.enqueued, self._parts.clock.now() - MARGIN)
             expected = {key: vm for key, vm in inventory.vms.items() if key not in heard}
             held.fold.missing.expect(expected, now, self._config.missing_after.seconds)
+
+    async def _follow(self) -> None:
+        """After partitions were added: leave the events that have moved to other partitions."""
+        for fold in self.keeper.folds:
+            if not fold.events.may_have_moved:
+                continue
+            await self.keeper.others.look()
+            others = self.keeper.others_of(fold)
+            for event_key in fold.events.follow(others, fold.state.position.enqueued):
+                self._parts.outbox.end_reminders(fold.name, event_key)
 
     # ---- called by the SDK
 

@@ -30,7 +30,13 @@ from notbefore.fleet.snapshot import (
     compressed,
     read_snapshot,
 )
-from notbefore.fleet.snapshot_store import FAILURES, STORE_ERRORS, LostPartitionError, Snapshots
+from notbefore.fleet.snapshot_store import (
+    FAILURES,
+    STORE_ERRORS,
+    LostPartitionError,
+    Others,
+    Snapshots,
+)
 from notbefore.fleet.waves import Grouping
 
 SOON: Final = 0.2  # seconds after something was notified or accepted
@@ -131,6 +137,7 @@ class Keeper:
         # partition -> why it is left to a newer version, in words
         self.refused: dict[str, str] = {}
         self.partitions: dict[str, Held] = {}
+        self.others = Others(parts.snapshots, self.partitions)
         self.ends: dict[
             str, int
         ] = {}  # partition of the hub -> its last record when this client began; -1: none
@@ -178,13 +185,28 @@ class Keeper:
             self.failed("store", error)
             raise LostPartitionError(name) from None
         fold = self.partitions[name].fold
-        fold.hub_has(len(self.ends))
+        await self._note_partitions(fold)
         log.info(
             "partition %s: reading from sequence number %d on",
             name,
             max(fold.state.position.sequence, -1) + 1,
         )
         return fold
+
+    async def _note_partitions(self, fold: Partition) -> None:
+        """Tell a fold how many partitions the hub has.
+
+        If they are more than before, its VMs may have moved, and those of others may come.
+        """
+        count = len(self.ends)
+        if count != fold.state.partitions:
+            await self.others.look()
+            fold.hub_has(count, self.others_of(fold), self._parts.clock.now())
+
+    def others_of(self, fold: Partition) -> list[Snapshot]:
+        """Return the states of the other partitions, as far as they are known."""
+        states = [other.state for other in self.folds if other is not fold]
+        return [*states, *self.others.found.values()]
 
     async def let_go(self, *names: str) -> None:
         """Write the snapshots of these partitions, and leave them to other instances: send nothing

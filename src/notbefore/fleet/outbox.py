@@ -78,6 +78,15 @@ class FleetOutbox(StoredOutbox):
         """Notify no one of a step: only withdraw what it makes needless."""
         self._take(partition, notification.change)
 
+    def end_reminders(self, partition: str, event_key: str) -> None:
+        """Remind no one of an event that has moved to another partition, and repeat nothing.
+
+        If that partition is read here, its deliveries of the event stay.
+        """
+        with self.opened() as (outbox, now):
+            if self._partition_of.get(event_key) == partition:
+                outbox.no_longer_affected([event_key], now)
+
     def _take(
         self,
         partition: str,

@@ -35,7 +35,7 @@ from notbefore.fleet.story import (
     Story,
     from_unix,
 )
-from notbefore.fleet.waves import Grouping, Notification, Waves
+from notbefore.fleet.waves import Grouping, Notification, Wave, Waves, copied
 
 CHUNK: Final = 8  # steps that ``advance_chunk`` takes: a step of a large wave needs milliseconds
 UNWATCHED: Final = 120.0  # seconds between two looks; after more, the hub was not read meanwhile
@@ -71,6 +71,11 @@ class Events:
         self._to_judge: deque[tuple[Story, set[str]]] = deque()
         self._weights: Counter[str] = Counter()  # of open events, summed by the keys of ``_bounds``
         self._first_keys: dict[str, str] = {}  # EventId -> the key of the first event that has it
+        self._elsewhere: dict[
+            str, str
+        ] = {}  # an event of another partition -> its wave's event key
+        # keys of open events that another partition has heard of later: see ``follow``
+        self.continued: set[str] = set()
         self._restore()
 
     def _restore(self) -> None:
@@ -89,6 +94,7 @@ class Events:
         for key, closed in self._state.closed.items():
             if closed.event_key:
                 self._first_keys[closed.event_key] = key
+        self._find_elsewhere()
 
     # ---- records
 
@@ -98,9 +104,10 @@ class Events:
         Raises ``PoisonError`` if there is no room.
         """
         key = report.place.group + report.event_id.casefold()
-        story = self.open.get(key)
+        story = self._known(key)
         if story is not None and _begins_again(story, report, now):
-            self._close(story, now)  # the wave of the earlier event may continue
+            wave = self.waves.open[story.labels]
+            self._close(story, now, wave.event_key)  # the wave of the earlier event may continue
             story = None
 
         if story is not None:
@@ -125,11 +132,17 @@ class Events:
         """Note that a VM lists these events: they are not over."""
         for event_id in event_ids:
             key = group + event_id.casefold()
-            story = self.open.get(key)
+            story = self._known(key)
             if story is not None:
                 story.heard_at = now
             elif key not in self._state.closed:
                 self._note_unknown(key, now)
+
+    def _known(self, key: str) -> Story | None:
+        """Return an open event; also one that another partition has had until now."""
+        if key in self._elsewhere:
+            self._continue_wave(self._elsewhere[key])
+        return self.open.get(key)
 
     def _note_unknown(self, key: str, now: float) -> None:
         """Note that a VM lists an event that was not reported."""
@@ -200,6 +213,106 @@ class Events:
             if heard is not None:
                 story.locate(heard.place, affected=True)
 
+    # ---- partitions that were added
+
+    def expect_waves(self, others: Iterable[Snapshot]) -> None:
+        """Note the events of the other partitions: their VMs may report here from now on.
+
+        A wave continues here with the first record about one of its events, under the same event
+        key. An event that is closed there is closed here.
+        """
+        self._state.elsewhere.clear()
+        closed = dict(self._state.closed)
+        for other in others:
+            for wave in copied(other.waves).values():
+                self._state.elsewhere[wave.event_key] = wave
+            self._state.muted |= other.muted
+            closed = other.closed | closed
+
+        self._state.closed.clear()
+        self._state.closed.update(sorted(closed.items(), key=_closed_at))
+        self._find_elsewhere()
+
+    def _find_elsewhere(self) -> None:
+        self._elsewhere.clear()
+        for event_key, wave in self._state.elsewhere.items():
+            for story in wave.stories.values():
+                if story.key not in self.open:
+                    self._elsewhere[story.key] = event_key
+
+    def _continue_wave(self, event_key: str) -> None:
+        """Continue a wave that another partition has had."""
+        wave = self._state.elsewhere.pop(event_key)
+        for story in list(wave.stories.values()):
+            if story.key in self.open:
+                del wave.stories[story.event.key]  # its id is used by another event here
+
+        if self.waves.continue_wave(wave):
+            for story in wave.stories.values():
+                self._keep(story)
+                self._state.unknown.pop(story.key, None)
+                self._first_keys.setdefault(story.event.key, story.key)
+        self._find_elsewhere()
+
+    @property
+    def may_have_moved(self) -> bool:
+        """Whether there are events that were last heard of before partitions were added."""
+        return any(story.heard_at <= self._state.resized_at for story in self.open.values())
+
+    def follow(self, others: Iterable[Snapshot], now: float) -> set[str]:
+        """Leave the events to other partitions that have heard of them later.
+
+        An event is left once its wave was notified of there. If its wave has another event key
+        there, it is ended here once it is over there: what was opened for it is closed. Return the
+        event keys that no one is to be reminded of by this partition any more.
+        """
+        self.continued = set()
+        outdated: set[str] = set()
+        for other in others:
+            for wave in other.waves.values():
+                for story in wave.stories.values():
+                    outdated |= self._follow_open(story, wave)
+            for key, closed in other.closed.items():
+                outdated |= self._follow_closed(key, closed, now)
+        return outdated
+
+    def _follow_open(self, other: Story, other_wave: Wave) -> set[str]:
+        """Follow an event that is open in another partition; see ``follow``."""
+        story = self.open.get(other.key)
+        if story is None or story.heard_at >= other.heard_at:
+            return set()
+
+        self.continued.add(story.key)
+        wave = self.waves.open[story.labels]
+        if other_wave.notified is NEW or other_wave.notified_at <= wave.notified_at:
+            return set()  # until then, people are reminded of what this partition has announced
+
+        if other_wave.event_key == wave.event_key:
+            self._leave(story)
+        return {wave.event_key}
+
+    def _follow_closed(self, key: str, closed: Closed, now: float) -> set[str]:
+        """Follow an event that is over in another partition; see ``follow``."""
+        story = self.open.get(key)
+        if story is None or story.heard_at >= closed.at or story.standing in OVER:
+            return set()
+
+        wave = self.waves.open[story.labels]
+        if closed.wave_key == wave.event_key:
+            self._leave(story)
+        else:
+            story.claim = max(story.claim, closed.standing)
+            story.give_up()
+            self._note(story, now, NEW)
+        return {wave.event_key}
+
+    def _leave(self, story: Story) -> None:
+        """Forget an event that another partition has now."""
+        del self.open[story.key]
+        self.continued.discard(story.key)
+        self._count(story, -_weight(story.event.resources))
+        self.waves.drop(story)
+
     # ---- the bounds
 
     def _keep(self, story: Story) -> None:
@@ -227,6 +340,7 @@ class Events:
         for story in self.open.values():
             if self._is_overdue(story, now):
                 self._overdue.append(story)
+        self._forget_elsewhere(now)
 
         for vm, vanished_at in list(self._state.vanished.items()):
             if now - vanished_at >= FORGET_SECONDS:
@@ -250,7 +364,16 @@ class Events:
             self._note(story, now, NEW)
 
     def _is_overdue(self, story: Story, now: float) -> bool:
-        return story.standing not in OVER and now > story.deadline(self._limit)
+        if story.standing in OVER or story.key in self.continued:
+            return False
+        return now > story.deadline(self._limit)
+
+    def _forget_elsewhere(self, now: float) -> None:
+        """Forget the waves of other partitions that no record here was about."""
+        for event_key, wave in list(self._state.elsewhere.items()):
+            if all(now > story.deadline(self._limit) for story in wave.stories.values()):
+                del self._state.elsewhere[event_key]
+                self._find_elsewhere()
 
     def look_for_gone(self, late: set[str]) -> None:
         """Find the stories that VMs have left, or come back to; ``judge_next`` judges them.
@@ -321,16 +444,17 @@ class Events:
 
     # ---- the end
 
-    def close(self, stories: Iterable[Story], now: float) -> None:
+    def close(self, stories: Iterable[Story], now: float, wave_key: str = "") -> None:
         """Close these stories, which are over.
 
-        One whose id has come back in another wave is closed already.
+        One whose id has come back in another wave is closed already. ``wave_key``: the event key of
+        their wave, if people know of it.
         """
-        for story in stories:
+        for story in list(stories):
             if self.open.get(story.key) is story:
-                self._close(story, now)
+                self._close(story, now, wave_key)
 
-    def _close(self, story: Story, now: float) -> None:
+    def _close(self, story: Story, now: float, wave_key: str) -> None:
         del self.open[story.key]
         self._count(story, -_weight(story.event.resources))
 
@@ -346,6 +470,7 @@ class Events:
             at=now,
             nth=story.nth,
             over=_over_since(story, now),
+            wave_key=wave_key,
         )
 
 
@@ -372,8 +497,11 @@ class Partition:
         self._unwatched: float | None = None  # the argument of ``Silence.look`` if that is due
 
     def event_keys(self) -> set[str]:
-        """Return the event keys of all open waves."""
-        return {wave.event_key for waves in self._every_waves for wave in waves.open.values()}
+        """Return the event keys of all waves that are open, or may continue here."""
+        keys = set(self.state.elsewhere)
+        for waves in self._every_waves:
+            keys.update(wave.event_key for wave in waves.open.values())
+        return keys
 
     def snapshot(self, at: float, outbox: OutboxImage | None = None) -> bytes:
         """Return all that is needed to continue from here, as MessagePack.
@@ -384,14 +512,19 @@ class Partition:
         self.state.outbox = outbox or OutboxImage()
         return msgspec.msgpack.encode(self.state)
 
-    def hub_has(self, partitions: int) -> None:
-        """Note the number of partitions.
+    def hub_has(self, partitions: int, others: Iterable[Snapshot] = (), now: float = 0.0) -> None:
+        """Note the number of partitions; ``others``: the states of the other ones.
 
-        If it has changed, forget the VMs: they may use another partition now.
+        If it has changed, VMs may use another partition now: forget them, and expect those of the
+        others. ``now``: Unix seconds of the hub's clock.
         """
-        if partitions != self.state.partitions:
-            self.state.partitions = partitions
-            self.silence.expect({}, 0.0, 0.0)
+        if partitions == self.state.partitions:
+            return
+        if self.state.partitions:
+            self.state.resized_at = now
+        self.state.partitions = partitions
+        self.silence.expect({}, 0.0, 0.0)
+        self.events.expect_waves(others)
 
     # ---- the records
 
@@ -563,7 +696,7 @@ class Partition:
             if due is None:
                 continue
             if due.wave.standing in OVER:
-                self.events.close(due.wave.stories.values(), now)
+                self.events.close(due.wave.stories.values(), now, due.wave.event_key)
             return due.notification
         return None
 
@@ -612,6 +745,11 @@ def _common(names: set[str], reported: dict[str, int]) -> set[str]:
     if len(names) < len(reported):
         return {name for name in names if name in reported}
     return {name for name in reported if name in names}
+
+
+def _closed_at(item: tuple[str, Closed]) -> float:
+    _, closed = item
+    return closed.at
 
 
 def _newest_first(story: Story) -> int:

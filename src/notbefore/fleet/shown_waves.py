@@ -180,9 +180,7 @@ def coming(waves: Iterable[Wave], now: datetime) -> tuple[ShownWave, ...]:
     Groups of one name in several places have their subscription and resource group in front.
     """
     open_waves: list[ShownWave] = []
-    for wave in waves:
-        if not wave.stories:
-            continue
+    for wave in _newest(waves):
         shown_wave = shown(wave, now)
         if shown_wave.over < shown_wave.events:
             open_waves.append(shown_wave)
@@ -190,6 +188,27 @@ def coming(waves: Iterable[Wave], now: datetime) -> tuple[ShownWave, ...]:
     open_waves.sort(key=_order)
     names = _distinct(_group(wave) for wave in open_waves)
     return tuple(replace(wave, group=names[_group(wave)]) for wave in open_waves)
+
+
+def _newest(waves: Iterable[Wave]) -> list[Wave]:
+    """Return the waves that have stories, each once.
+
+    After partitions were added, a wave may for some time be in two of them: the one that has heard
+    of it last knows more.
+    """
+    newest: dict[tuple[str, ...], Wave] = {}
+    for wave in waves:
+        if not wave.stories:
+            continue
+        key = (wave.event_key, *wave.labels)
+        other = newest.get(key)
+        if other is None or _heard_at(wave) > _heard_at(other):
+            newest[key] = wave
+    return list(newest.values())
+
+
+def _heard_at(wave: Wave) -> float:
+    return max(story.heard_at for story in wave.stories.values())
 
 
 def _order(wave: ShownWave) -> tuple[bool, datetime, str]:

@@ -13,7 +13,7 @@ from notbefore.core.outbox_rows import OutboxImage
 from notbefore.fleet.history import PastEvent
 from notbefore.fleet.silence import Heard
 from notbefore.fleet.story import Standing
-from notbefore.fleet.waves import OpenWaves
+from notbefore.fleet.waves import OpenWaves, Wave
 
 # The version of a snapshot's form. Forms only add fields at the end, so that a version also reads
 # the previous one; what cannot be added needs a reader of its own.
@@ -53,6 +53,7 @@ class Closed(Struct, array_like=True):
     at: float  # Unix seconds of the hub's clock
     nth: int  # see ``Story``
     over: datetime  # the last VM's report of the end
+    wave_key: str = ""  # the event key of its wave; empty if no one was notified of it
 
 
 class Snapshot(Struct, array_like=True):
@@ -83,6 +84,9 @@ class Snapshot(Struct, array_like=True):
     quiet_until: float = 0.0
     lost_at: float = 0.0  # when the last snapshot was found to be lost; 0: never
     unknown: dict[str, Unknown] = {}  # by resource group and EventId
+    resized_at: float = 0.0  # when the hub was found to have more partitions; 0: never
+    # by event key: waves that other partitions had then, and that may continue here
+    elsewhere: dict[str, Wave] = {}
 
     def was_lost(self, now: float) -> bool:
         """Whether a snapshot was lost so recently that events may still be missing."""

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Final, NamedTuple
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -105,6 +106,12 @@ class Wave(Struct, array_like=True):
     nth: int = 0  # the number of earlier events with this id
     routed: tuple[Vm, ...] = ()  # the places that route its notifications, each once
     notified_progress: tuple[int, ...] = ()  # ``Progress.counts`` as notified
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The key under which it is open; it must have stories."""
+        story = next(iter(self.stories.values()))
+        return story.labels
 
     @property
     def standing(self) -> Standing:
@@ -219,18 +226,31 @@ class Waves:
         if len(wave.routed) < MAX_ROUTED:
             wave.routed = (*wave.routed, vm)
 
+    def continue_wave(self, wave: Wave) -> bool:
+        """Add a wave that another partition has had, unless these labels have one here."""
+        labels = wave.labels
+        if labels in self.open:
+            return False
+        self.open[labels] = wave
+        self._schedule.put(labels, wave.due)
+        return True
+
+    def drop(self, story: Story) -> Wave:
+        """Remove a story from its wave, which is returned; drop the wave if it has no other one."""
+        wave = self.open[story.labels]
+        del wave.stories[story.event.key]
+        if not wave.stories:
+            del self.open[story.labels]
+            self._schedule.drop(story.labels)
+        return wave
+
     def forget_over(self) -> list[Story]:
         """Remove and return the stories that are over, before any wave is notified."""
         forgotten: list[Story] = []
-        for labels, wave in list(self.open.items()):
-            over = by_progress(wave.stories.values()).over
-            for story in over:
-                del wave.stories[story.event.key]
-            forgotten += over
-
-            if not wave.stories:
-                del self.open[labels]
-                self._schedule.drop(labels)
+        for wave in list(self.open.values()):
+            for story in by_progress(wave.stories.values()).over:
+                self.drop(story)
+                forgotten.append(story)
         return forgotten
 
     def _begin(self, story: Story, now: float, notified: Standing) -> Wave:
@@ -347,6 +367,11 @@ class Waves:
             if wave.standing in OVER:
                 del self.open[labels]
             return DueWave(wave, notification)
+
+
+def copied(open_waves: OpenWaves) -> OpenWaves:
+    """Return a copy of waves, which shares nothing with them."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(open_waves), type=OpenWaves)
 
 
 def _label(name: str, story: Story) -> str:
