@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import pytest
 
-from notbefore.commands.drill import _changes
+from notbefore.commands.drill import exercise_changes
 from notbefore.config.sinks import Messages
 from notbefore.core.approval import ADVICE, Policy, Rule, RuleMatch, judge
 from notbefore.core.delivery import deliveries
@@ -274,7 +274,7 @@ def test_rule_that_leaves_advice_is_accepted() -> None:
 
 
 def test_drill_of_advice_announces_and_withdraws_it() -> None:
-    changes = _changes(SPOT_REBALANCE, ME)
+    changes = exercise_changes(SPOT_REBALANCE, ME)
 
     assert [change.kind for change in changes] == ["announced", "ended"]
     assert [change.not_before for change in changes] == [None, None]

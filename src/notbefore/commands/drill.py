@@ -1,7 +1,7 @@
-"""``notbefore drill``: an exercise through the real routes and sinks, to test that people are
+"""``notbefore drill``: send an exercise through the real routes and sinks, to test that people are
 reached.
 
-Like a real change, it goes through the outbox and the courier of the agent that runs with this
+Like a real event, it goes through the outbox and the courier of the agent that runs with this
 configuration. It closes the alerts and incidents that it opens, even if no route would. If it is
 killed, its deliveries expire.
 """
@@ -12,14 +12,14 @@ import sys
 import time
 import uuid
 from datetime import UTC, datetime, timedelta
-from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Literal
 
-import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from notbefore.agent.control_socket import ask_agent
-from notbefore.agent.operations import ExerciseRequest, OutboxReply, OutboxRequest, Request
+from notbefore.agent.operations import ExerciseRequest, OutboxReply, OutboxRequest
 from notbefore.commands.options import (
     add_config_file,
     add_json,
@@ -36,7 +36,7 @@ from notbefore.core.document import SCHEDULED, STARTED, USER, Document, Event
 from notbefore.core.event_types import EVENT_TYPES
 from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm
-from notbefore.core.routing import Route, Routing
+from notbefore.core.routing import Route, Routing, Terms
 from notbefore.core.tracked import Observation, Tracked
 from notbefore.errors import ConfigError, NotBeforeError
 from notbefore.simulator.state import NAMED
@@ -48,6 +48,28 @@ LOOK_INTERVAL: Final = 0.1  # seconds between two checks of the exercise's deliv
 SPARE: Final = 5.0
 SCENARIOS: Final = {name: scenario.event_type for name, scenario in NAMED.items()}
 UNENDED: Final = "its attempt has not ended, and may still be accepted"
+
+
+class SinkResult(Struct, frozen=True):
+    """The result of one message to one sink."""
+
+    sink: str
+    kind: str  # of the sink
+    change: str
+    result: Literal["delivered", "refused", "failed", "not sent"] = "delivered"
+    error: str = ""
+
+
+class DrillReport(Struct, frozen=True):
+    """The result of an exercise; all but the results are names of sinks."""
+
+    event_id: str
+    results: list[SinkResult]
+    reached: list[str]
+    not_reached: list[str]
+    without_route: list[str]
+    closed_by_drill: list[str]  # no route sends the end of the event there
+    still_open: list[str]  # a person has to close the alert or incident
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,51 +107,44 @@ def run(options: argparse.Namespace) -> int:
     patience = seconds("--wait", options.wait)
     routing = _routing(config, options.sink, patience + SPARE)
     vm = _vm(config)
-    steps = [
-        _step(change, routing, vm) for change in _changes(SCENARIOS[options.scenario], vm.name)
-    ]
-    # an incident stays open until its sink gets the event's end
-    alerting = {name for name, terms in routing.sinks.items() if terms.keeps_incidents}
-    *before, last = ({one.sink for one in step.deliveries} for step in steps)
-    unclosed = sorted((set().union(*before) & alerting) - last)
+
+    changes = exercise_changes(SCENARIOS[options.scenario], vm.name)
+    steps = [_step(change, routing, vm) for change in changes]
+    unclosed = _unclosed_sinks(steps, routing)
     if unclosed:
         closing = Route(sinks=tuple(unclosed), announce_by="all")
-        steps.append(_step(steps[-1].change, Routing((closing,), routing.sinks), vm))
-    left = {one.delivery_id: one for one in _send(Path(config.state.dir), steps, patience)}
+        steps.append(_step(changes[-1], Routing((closing,), routing.sinks), vm))
+    unaccepted = _send(Path(config.state.dir), steps, patience)
 
-    sent = sorted((one for step in steps for one in step.deliveries), key=attrgetter("sink"))
-    rows = [_row(config.sinks[one.sink].kind, one, left.get(one.delivery_id)) for one in sent]
-    tried = {one.sink for one in sent}
-    accepted = {(row["sink"], row["change"]) for row in rows if row["result"] == "delivered"}
-    opened = accepted | {(row["sink"], row["change"]) for row in rows if row["error"] == UNENDED}
-    missed = {one.sink for one in sent if (one.sink, one.kind) not in accepted}
-    end = steps[-1].change
-    report = {
-        "event_id": end.event.event_id,
-        "results": rows,
-        "reached": sorted(tried - missed),
-        "not_reached": sorted(missed),
-        "without_route": sorted(config.sinks.keys() - tried) if options.sink is None else [],
-        "closed_by_drill": unclosed,
-        "still_open": sorted(
-            {sink for sink, _ in opened if (sink, end.kind) not in accepted} & alerting
-        ),
-    }
+    results = _results(config, steps, unaccepted)
+    untried = config.sinks.keys() - {result.sink for result in results}
+    if options.sink is not None:
+        untried = set()
+    missed = {result.sink for result in results if result.result != "delivered"}
+    report = DrillReport(
+        event_id=changes[-1].event.event_id,
+        results=results,
+        reached=sorted({result.sink for result in results} - missed),
+        not_reached=sorted(missed),
+        without_route=sorted(untried),
+        closed_by_drill=unclosed,
+        still_open=_open_sinks(results, routing, end=changes[-1].kind),
+    )
     if options.json:
         print_json([report])
     else:
-        _show(report)
-    return 0 if rows and not missed else 1
+        _print_report(report)
+    return 0 if results and not missed else 1
 
 
-def _routing(config: Config, sink: str | None, lasts: float) -> Routing:
+def _routing(config: Config, sink: str | None, seconds_to_live: float) -> Routing:
+    """Return the routing of the exercise; all goes to ``sink``, if one is given."""
     if not config.sinks:
         raise ConfigError("this configuration has no sink: nobody would be notified")
-    # every step of an exercise is sent, even if the event is over
-    own = {"expire_on_end": False, "expire_after": lasts}
-    terms = {
-        name: msgspec.structs.replace(one, **own) for name, one in config.routing.sinks.items()
-    }
+    terms: dict[str, Terms] = {}
+    for name, configured in config.routing.sinks.items():
+        # every step of an exercise is sent, even if the event is over
+        terms[name] = replace(configured, expire_on_end=False, expire_after=seconds_to_live)
     if sink is None:
         return Routing(config.routes, terms)
     if sink not in config.sinks:
@@ -138,125 +153,185 @@ def _routing(config: Config, sink: str | None, lasts: float) -> Routing:
 
 
 def _vm(config: Config) -> Vm:
-    known = (
-        ask_agent(Path(config.state.dir), OutboxRequest("show", event_key=""), OutboxReply).vm
-        or Vm()
-    )
-    name = known.name or config.vm.name or socket.gethostname()
-    return msgspec.structs.replace(known, name=name, record_tags=config.records.tags)
+    """Return the identity of this VM, as far as the agent knows it."""
+    reply = ask_agent(Path(config.state.dir), OutboxRequest("show", event_key=""), OutboxReply)
+    vm = reply.vm or Vm()
+    name = vm.name or config.vm.name or socket.gethostname()
+    return replace(vm, name=name, record_tags=config.records.tags)
 
 
-def _changes(event_type: str, vm: str) -> list[Change]:
-    """Return the changes of a made-up event on a VM, a second apart.
-
-    It is announced, started and finished; an advice is announced and withdrawn.
+def exercise_changes(event_type: str, vm: str) -> list[Change]:
+    """Return the changes of a made-up event on a VM: announced, started, finished, a second
+    apart.
     """
     now = datetime.now(UTC)
-    notice = timedelta(seconds=EVENT_TYPES[event_type].promised_notice)
-    is_advice = EVENT_TYPES[event_type].is_advice
-    not_before = None if is_advice else (now + notice).replace(microsecond=0)
-    event = Event(
+    documented = EVENT_TYPES[event_type]
+    not_before = now + timedelta(seconds=documented.promised_notice)
+    scheduled = Event(
         event_id=f"EXERCISE-{uuid.uuid4()}",
         event_type=event_type,
         event_status=SCHEDULED,
         resources=(vm,),
-        not_before=not_before,
+        not_before=not_before.replace(microsecond=0),
         description="Exercise: somebody runs `notbefore drill`.",
         event_source=USER,
-        duration=EVENT_TYPES[event_type].drill_interruption,
+        duration=documented.drill_interruption,
     )
-    started = msgspec.structs.replace(event, event_status=STARTED, not_before=None)
-    documents = [Document(0, (event,)), Document(1, (started,)), Document(2, ())]
-    if is_advice:
-        documents.remove(documents[1])
+    started = replace(scheduled, event_status=STARTED, not_before=None)
 
-    tracked = Tracked()
     changes: list[Change] = []
-    for document in documents:
-        at = now + timedelta(seconds=document.incarnation)
-        result = diff(tracked, document, Observation(Instant(at, date=at), vm))
-        tracked = result.tracked
-        changes += result.changes
+    tracked = Tracked()
+    documents = (Document(0, (scheduled,)), Document(1, (started,)), Document(2, ()))
+    for number, document in enumerate(documents):
+        time_of_step = now + timedelta(seconds=number)
+        step = diff(tracked, document, Observation(Instant(time_of_step, date=time_of_step), vm))
+        tracked = step.tracked
+        changes += step.changes
     return changes
+
+
+def _step(change: Change, routing: Routing, vm: Vm) -> StoredChange:
+    """Return a change of the exercise with its deliveries.
+
+    It has no reminders. It has no fallbacks, because a sink that fails is to be named, and no other
+    sink is to be used for it.
+    """
+    line = record_of(change, vm, exercise=True).line()
+    messages: list[Delivery] = []
+    for delivery in deliveries(change, line, routing, vm):
+        if delivery.kind == change.kind:
+            messages.append(replace(delivery, fallback=(), fallback_at=None))
+    return StoredChange(change, line, tuple(messages))
+
+
+def _sinks_of(step: StoredChange) -> set[str]:
+    return {delivery.sink for delivery in step.deliveries}
+
+
+def _unclosed_sinks(steps: list[StoredChange], routing: Routing) -> list[str]:
+    """Return the sinks in which an incident would stay open: no route sends them the end."""
+    *earlier_steps, last_step = steps
+    notified: set[str] = set()
+    for step in earlier_steps:
+        notified |= _sinks_of(step)
+    unclosed = notified - _sinks_of(last_step)
+    return sorted(sink for sink in unclosed if routing.sinks[sink].keeps_incidents)
 
 
 def _send(state_dir: Path, steps: list[StoredChange], patience: float) -> list[Delivery]:
     """Let the agent send the steps, and repeat failed attempts for ``patience`` seconds.
 
-    Return the unaccepted ones.
-
-    Raises ``NotBeforeError`` if the result is not known.
+    Return the deliveries that were not accepted. Raises ``NotBeforeError`` if the result is not
+    known.
     """
     end = steps[-1].change
-    key, deadline = end.event.key, end.time.timestamp() + patience
+    deadline = end.time.timestamp() + patience
+    show = OutboxRequest("show", event_key=end.event.key)
+    drop = OutboxRequest("drop", event_key=end.event.key)
 
-    def ask(request: Request) -> OutboxReply:
-        return ask_agent(state_dir, request, OutboxReply)
-
-    reply = ask(ExerciseRequest(key, steps))
-    lost = reply.lost
-    # as long as an attempt will follow
-    while any(
-        row.state == "pending" and max(row.due + reply.shift, time.time()) <= deadline
-        for row in reply.rows
-    ):
+    reply = ask_agent(state_dir, ExerciseRequest(end.event.key, steps), OutboxReply)
+    lost_before = reply.lost
+    while _has_attempts_left(reply, deadline):
         time.sleep(LOOK_INTERVAL)
-        reply = ask(OutboxRequest("show", event_key=key))
-    reply = ask(OutboxRequest("drop", event_key=key))
-    if reply.lost != lost + reply.done:  # else what has left the outbox was accepted
+        reply = ask_agent(state_dir, show, OutboxReply)
+
+    reply = ask_agent(state_dir, drop, OutboxReply)
+    if reply.lost != lost_before + reply.done:  # otherwise, what has left the outbox was accepted
         raise NotBeforeError(
             "it is not known who was reached: deliveries have left the outbox unsent meanwhile, by"
             " a reload, an operator, or for lack of room"
         )
-    under_way = {row.delivery_id for row in ask(OutboxRequest("show", event_key=key)).rows}
-    return [
-        msgspec.structs.replace(row, error=UNENDED) if row.delivery_id in under_way else row
-        for row in reply.rows
-    ]
+    # the courier has those that could not be dropped
+    after_drop = ask_agent(state_dir, show, OutboxReply)
+    under_way = {delivery.delivery_id for delivery in after_drop.rows}
+    unaccepted: list[Delivery] = []
+    for delivery in reply.rows:
+        if delivery.delivery_id in under_way:
+            unaccepted.append(replace(delivery, error=UNENDED))
+        else:
+            unaccepted.append(delivery)
+    return unaccepted
 
 
-def _step(change: Change, routing: Routing, vm: Vm) -> StoredChange:
-    line = record_of(change, vm, exercise=True).line()
-    made = deliveries(change, line, routing, vm)
-    # no reminders, and no fallback: a sink that fails is to be named, and nobody else to be woken
-    # for it
-    own = {"fallback": (), "fallback_at": None}
-    return StoredChange(
-        change,
-        line,
-        tuple(msgspec.structs.replace(one, **own) for one in made if one.kind == change.kind),
-    )
+def _has_attempts_left(reply: OutboxReply, deadline: float) -> bool:
+    """Whether an attempt follows before ``deadline``, in Unix seconds."""
+    now = time.time()
+    for delivery in reply.rows:
+        next_attempt = max(now, delivery.due + reply.shift)
+        if delivery.state == "pending" and next_attempt <= deadline:
+            return True
+    return False
 
 
-def _row(kind: str, sent: Delivery, left: Delivery | None) -> dict[str, str]:
-    """The result of one message to one sink."""
-    result, error = "delivered", ""
-    if left is not None:
-        result, error = "refused" if left.state == "dead" else "failed", left.error
-        if not error:
-            result, error = "not sent", "no attempt was made"
-    return {"sink": sent.sink, "kind": kind, "change": sent.kind, "result": result, "error": error}
+def _results(
+    config: Config, steps: list[StoredChange], unaccepted: list[Delivery]
+) -> list[SinkResult]:
+    """Return the result of each message, by sink and in the order of the steps."""
+    unaccepted_by_id = {delivery.delivery_id: delivery for delivery in unaccepted}
+    results: list[SinkResult] = []
+    for step in steps:
+        for sent in step.deliveries:
+            kind = config.sinks[sent.sink].kind
+            result = SinkResult(sink=sent.sink, kind=kind, change=sent.kind)
+            rest = unaccepted_by_id.get(sent.delivery_id)
+            if rest is not None:
+                result = _failed(result, rest)
+            results.append(result)
+    results.sort(key=_sink)
+    return results
 
 
-def _show(report: dict[str, Any]) -> None:
+def _sink(result: SinkResult) -> str:
+    return result.sink
+
+
+def _failed(result: SinkResult, unaccepted: Delivery) -> SinkResult:
+    """Return the result of a message that was not accepted."""
+    if not unaccepted.error:
+        return replace(result, result="not sent", error="no attempt was made")
+    if unaccepted.state == "dead":
+        return replace(result, result="refused", error=unaccepted.error)
+    return replace(result, result="failed", error=unaccepted.error)
+
+
+def _open_sinks(results: list[SinkResult], routing: Routing, end: str) -> list[str]:
+    """Return the sinks that keep an incident open. ``end``: the change that closes it."""
+    opened: set[str] = set()
+    closed: set[str] = set()
+    for result in results:
+        if not routing.sinks[result.sink].keeps_incidents:
+            continue
+        if result.result == "delivered" and result.change == end:
+            closed.add(result.sink)
+        elif result.result == "delivered" or result.error == UNENDED:
+            opened.add(result.sink)
+    return sorted(opened - closed)
+
+
+def _print_report(report: DrillReport) -> None:
     """Print the report for people."""
-    if not report["results"]:
+    if not report.results:
         sys.stdout.write("No route matches this event: nobody was notified.\n")
         return
-    table(
-        ("SINK", "KIND", "CHANGE", "RESULT", "ERROR"),
-        [tuple(row.values()) for row in report["results"]],
+    rows = [
+        (result.sink, result.kind, result.change, result.result, result.error)
+        for result in report.results
+    ]
+    table(("SINK", "KIND", "CHANGE", "RESULT", "ERROR"), rows)
+    _print_sinks("Reached: {}.", report.reached)
+    _print_sinks("NOT reached: {}.", report.not_reached)
+    _print_sinks("No route sends this to: {}.", report.without_route)
+    _print_sinks(
+        "No route sends the end of an event to {}: real alerts stay open there. This exercise has"
+        " closed its own.",
+        report.closed_by_drill,
     )
-    closed = "real alerts stay open there. This exercise has closed its own."
-    sentences = {
-        "reached": "Reached: {}.",
-        "not_reached": "NOT reached: {}.",
-        "without_route": "No route sends this to: {}.",
-        "closed_by_drill": f"No route sends the end of an event to {{}}: {closed}",
-        "still_open": f"STILL OPEN: {{}}. Close the alert of {report['event_id']} there by hand.",
-    }
-    sys.stdout.writelines(
-        f"\n{text.format(', '.join(report[key]))}\n"
-        for key, text in sentences.items()
-        if report[key]
+    _print_sinks(
+        f"STILL OPEN: {{}}. Close the alert of {report.event_id} there by hand.",
+        report.still_open,
     )
+
+
+def _print_sinks(sentence: str, sinks: list[str]) -> None:
+    if sinks:
+        sys.stdout.write(f"\n{sentence.format(', '.join(sinks))}\n")
