@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from notbefore.core.record import Vm
 from notbefore.core.tracked import PendingEvent, PendingView
@@ -171,7 +172,7 @@ def test_finished_event_says_that_its_end_was_not_seen() -> None:
 
     text = text_of(agent.model(5001))
 
-    end = "finished it was Started, and is no longer listed; nobody saw when it ended"
+    end = "finished it was Started, and is no longer listed; when it ended was not seen"
     assert end in text
 
 
@@ -209,7 +210,46 @@ def test_worst_event_comes_first() -> None:
     assert "Reboot of this VM is under way." in text_of(model)
 
 
+@pytest.mark.parametrize(
+    ("items", "seconds", "sentence"),
+    [
+        ([item()], 2, "Freeze of this VM is next, not before 12:15:00 UTC."),
+        ([item()], 901, "Freeze of this VM was due at 12:15:00 UTC, and has not started."),
+        ([item(NotBefore=None)], 2, "Freeze of this VM is next, at a time not given."),
+        ([item(Resources=[PEER])], 2, "Freeze of another VM is next"),
+        ([item(Resources=[])], 2, "Freeze of perhaps this VM is next"),
+        ([item("a"), item("b")], 2, "UTC. 1 more is pending."),
+        ([item("a"), item("b"), item("c")], 2, "UTC. 2 more are pending."),
+        (
+            [item(NotBefore="Mon, 02 Mar 2026 09:00:00 GMT")],
+            2,
+            "is next, not before 2026-03-02 09:00:00 UTC.",
+        ),
+    ],
+)
+def test_summary_says_what_is_next(items: list[Any], seconds: int, sentence: str) -> None:
+    model = Agent().sees(0).sees(1, *items).model(seconds)
+
+    assert sentence in model.summary
+
+
+def test_summary_says_that_listed_events_may_be_outdated() -> None:
+    model = Agent().sees(0).sees(1, item()).model(2)
+
+    silent = replace(model, listed=replace(model.listed, silence="IMDS gives no answer"))
+
+    assert silent.summary.endswith("what is scheduled now is not known.")
+
+
 # ---- the state of the agent
+
+
+def test_summary_says_that_something_cannot_be_read() -> None:
+    model = Agent().model(0)
+
+    unreadable = replace(model, listed=replace(model.listed, unreadable=1))
+
+    assert unreadable.summary.startswith("Something is scheduled that cannot be read")
 
 
 @pytest.mark.parametrize(

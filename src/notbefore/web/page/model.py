@@ -14,6 +14,7 @@ from notbefore.core.routing import severity_of
 from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.metrics.totals import OutboxView
 from notbefore.web.app import CheckResult
+from notbefore.wording.page import summary
 from notbefore.wording.phrases import REASONS
 
 MAX_PENDING: Final = 100  # events; /api/v1/events has all of them
@@ -98,6 +99,11 @@ class PageModel(Struct, frozen=True):
     def shown(self) -> list[PendingEvent]:
         """The most urgent of the pending events."""
         return self.pending[:MAX_PENDING]
+
+    @property
+    def summary(self) -> str:
+        """The listed events in a sentence or two."""
+        return summary(self.pending, self.listed, self.now, is_ready=self.ready.ok)
 
     @property
     def sinks(self) -> list[str]:

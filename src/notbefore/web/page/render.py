@@ -20,6 +20,7 @@ from notbefore.core.document import STARTED
 from notbefore.core.duration import Duration, span
 from notbefore.core.text import escaped
 from notbefore.web.page.model import PageModel, TimelineEvent
+from notbefore.wording.page import affected, time_of_day
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 LINEAR: Final = 20.0  # seconds around NotBefore within which the scale is linear
@@ -48,7 +49,7 @@ def template(name: str, *directories: Path) -> Template:
 
     All values are made safe for HTML.
     """
-    made = Environment(
+    environment = Environment(
         loader=FileSystemLoader([*directories, TEMPLATES]),
         autoescape=True,
         undefined=StrictUndefined,
@@ -57,8 +58,14 @@ def template(name: str, *directories: Path) -> Template:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    made.filters |= {"span": span, "timer": timer, "time_of_day": time_of_day, "utc": _utc}
-    return made.get_template(name)
+    environment.filters |= {
+        "affected": affected,
+        "span": span,
+        "time_of_day": time_of_day,
+        "timer": timer,
+        "utc": _utc,
+    }
+    return environment.get_template(name)
 
 
 def _visible(value: Any) -> Any:
@@ -73,16 +80,6 @@ def timer(seconds: float) -> str:
     if days:
         return f"{days}d {hours:02d}:{minutes:02d}:{left:02d}"
     return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
-
-
-def time_of_day(time: datetime, now: datetime) -> str:
-    """A time in UTC, without the date if it is today."""
-    utc = time.astimezone(UTC)
-    return (
-        f"{utc:%H:%M:%S}"
-        if utc.date() == now.astimezone(UTC).date()
-        else f"{utc:%Y-%m-%d %H:%M:%S}"
-    )
 
 
 def _utc(time: datetime, form: str) -> str:
