@@ -76,7 +76,7 @@ test: $(VENV)/compiled
 	PYTHONDONTWRITEBYTECODE= NOT_SEEN=$(VENV)/not-seen $(BIN)/coverage run -m pytest $(PARALLEL)
 	@$(BIN)/coverage combine --quiet
 	@if [ -e $(VENV)/not-seen ]; then echo 'The coverage was not checked: it counts only if no test is skipped.'; else \
-		$(BIN)/coverage report --include='src/notbefore/core/*,src/notbefore/metrics/*' --fail-under=100 && \
+		$(BIN)/coverage report --include='src/notbefore/core/*,src/notbefore/metrics/*,src/notbefore/wording/*' --fail-under=100 && \
 		$(BIN)/coverage report --fail-under=95; fi
 endif
 

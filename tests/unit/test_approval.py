@@ -1,5 +1,6 @@
 """``judge`` approves only what the first matching rule says, and an attempt settles one step."""
 
+import re
 from typing import Any
 
 import pytest
@@ -33,6 +34,43 @@ def tracked(**fields: Any) -> TrackedEvent:
     """Return an event first seen at 0, with a NotBefore at 900."""
     seen = diff(Tracked(), document(item(**fields)), now(0)).tracked
     return seen.events[ID.casefold()]
+
+
+# ---- rules that cannot be meant
+
+
+@pytest.mark.parametrize(
+    ("match", "problem"),
+    [
+        ({"event_type": ("Rebot",)}, "event_type: Azure has no 'Rebot': did you mean 'Reboot'?"),
+        ({"event_source": ("Me",)}, "event_source: Azure has no 'Me': expected one of Platform"),
+    ],
+)
+def test_rule_refuses_words_that_azure_does_not_use(match: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        RuleMatch(**match)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"action": "leave", "approve_after": Duration("1m")}, "leave accepts neither"),
+        ({"action": "leave", "for_all_resources": "each"}, "leave accepts neither"),
+        ({}, "match: expected event_type, event_source or duration"),
+        ({"match": "all", "name": OPERATOR}, "is reserved for approvals by hand"),
+    ],
+)
+def test_rule_refuses_settings_that_contradict_it(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Rule(**settings)
+
+
+def test_policy_refuses_two_rules_of_one_name() -> None:
+    with pytest.raises(ValueError, match="two rules have the same name"):
+        Policy(rules=(Rule("all", name="drained"), Rule("all", name="drained")))
+
+
+# ---- the first rule that matches
 
 
 def judged(event: TrackedEvent, *rules: Rule, vm: str | None = ME) -> Decision:

@@ -122,6 +122,10 @@ def test_instant_is_not_credible_when_imds_is_far_ahead() -> None:
     assert not credible(end(60, 60, 100_000), BEGIN)
 
 
+def test_instant_is_not_credible_when_imds_is_far_ahead_after_a_boot() -> None:
+    assert not credible(end(60, None, 100_000), BEGIN)
+
+
 SECONDS = st.floats(-100_000, 100_000)
 
 

@@ -10,6 +10,7 @@ from notbefore.core.delivery import (
     REMINDER_GRACE,
     SETTLING,
     Delivery,
+    Lane,
     Targets,
     deliveries,
     delivery_id,
@@ -22,6 +23,7 @@ from notbefore.core.routing import Match, Route, Routing, Terms
 from notbefore.wording.records import record_of
 from support.azure import LEFT, ME, PEER, STARTED, at
 from support.azure import last_change as change
+from support.box import delivery
 
 VM = Vm(name=ME)
 OF_BOTH = {"Resources": [ME, PEER]}
@@ -345,3 +347,23 @@ def test_targets_of_a_record_are_those_of_the_next_route_without_the_first() -> 
 
 def test_targets_of_an_unreadable_record_are_none() -> None:
     assert targets_of(b"{}", Routing((TO_OPS, TO_REST), {}), VM) == Targets()
+
+
+# ---- what stays open
+
+
+@pytest.mark.parametrize(
+    ("kind", "expires_with_event", "ended", "stays_open"),
+    [
+        ("announced", True, set(), True),
+        ("announced", False, set(), False),
+        ("started", False, set(), True),
+        ("started", False, {("chat", "e")}, False),
+    ],
+)
+def test_delivery_stays_open_when_no_later_message_closes_it(
+    kind: Any, ended: set[Lane], *, expires_with_event: bool, stays_open: bool
+) -> None:
+    row = delivery(kind=kind, expires_with_event=expires_with_event)
+
+    assert row.stays_open(ended) is stays_open

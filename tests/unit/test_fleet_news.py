@@ -265,7 +265,7 @@ def test_message_during_an_event_says_what_comes_next() -> None:
     log.wait(300)
 
     text = text_of_last(log)
-    progress = "goes on: 1 of 3 events is over, 1 is under way, 1 is to come (changed)"
+    progress = "continues: 1 of 3 events is over, 1 is under way, 1 is to come (changed)"
     assert text.title.endswith(progress)
     assert "Next: not before 2026-03-01 12:30:00 UTC, in " in text.plain
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from notbefore.core.change import Change
 from notbefore.core.clock import Instant
-from notbefore.core.document import Document, parse
+from notbefore.core.document import MAX_DESCRIPTION, Document, parse
 from notbefore.core.lifecycle import (
     MAX_DEPARTED,
     MAX_STEPS,
@@ -135,6 +135,16 @@ def test_hardware_failure_starts_without_notice() -> None:
     assert started.reason == "first_seen_started"
     assert started.notice_seconds == 0
     assert finished.started_seconds == 600
+
+
+def test_update_has_the_new_description_when_it_was_cut() -> None:
+    story = Story()
+    story.sees(0, SCHEDULED_ITEM)
+
+    story.sees(1, item(Description="x" * (MAX_DESCRIPTION + 1)))
+
+    _, updated = story.changes
+    assert updated.event.description == "x" * MAX_DESCRIPTION
 
 
 def test_update_carries_previous_not_before_when_it_moves() -> None:

@@ -141,6 +141,19 @@ def test_full_outbox_keeps_delivery_under_way() -> None:
     assert event_keys(box.rows()) == ["a", "c"]
 
 
+def test_outbox_is_too_full_while_all_of_it_is_under_way() -> None:
+    box = Box(Bounds(2, A_MEBIBYTE))
+    box.put(delivery("a"), delivery("b"))
+    box.lease(1)
+    box.outbox.rows.put(delivery("c"))
+    box.outbox.rows.give(box.outbox.rows.of_event("c")[0])
+
+    removed = box.outbox.make_room(2)
+
+    assert removed == []
+    assert event_keys(box.rows()) == ["a", "b", "c"]
+
+
 # ---- results
 
 
@@ -926,6 +939,18 @@ def test_view_shows_last_error_by_sink(box: Box) -> None:
     assert view.errors["hub"] == "503"
 
 
+def test_view_shows_latency_by_sink(box: Box) -> None:
+    sent = delivery(created=1.0)
+    box.put(sent)
+    box.lease(1)
+    box.lease(3, accepted(sent))
+
+    view = view_of(box.outbox, 10, 1_010.0)
+
+    assert view.latency["chat"].sum == 2.0
+    assert sum(view.latency["chat"].counts) == 1
+
+
 # ---- a sink that was renamed or removed
 
 NEW_TERMS = dict.fromkeys(("ops", "mail", "hub"), Terms())
@@ -1278,6 +1303,14 @@ def test_reminder_is_not_due_until_time_is_known(box: Box) -> None:
     outbox.advance(20)
 
     assert ids(outbox.exchange([], {"chat": 9}, 106)) == [reminder.delivery_id]
+
+
+def test_reminder_that_was_due_waits_when_time_gets_unknown(box: Box) -> None:
+    box.put(delivery(kind="reminder", due=5.0))
+
+    box.outbox.restore(OutboxImage(), 10, time_known=False)
+
+    assert box.lease(20) == []
 
 
 def test_new_reminder_keeps_its_time_when_time_gets_known(box: Box) -> None:

@@ -8,6 +8,8 @@ from msgspec.structs import replace
 
 from notbefore.core.change import MISSING, SILENT, Change
 from notbefore.core.cloud_event import cloud_event, partition_key
+from notbefore.core.delivery import heartbeat_delivery
+from notbefore.core.message import Message
 from notbefore.core.record import (
     MAX_TAG,
     MAX_TAGS,
@@ -20,10 +22,12 @@ from notbefore.core.record import (
     resource_attributes,
     tags_in,
 )
+from notbefore.errors import SendError
 from notbefore.wording.records import heartbeat_of, record_of
 from notbefore.wording.sentences import many, progress, sentence
-from support.azure import ID, ME, PEER, STARTED, Story, item
+from support.azure import ID, ME, PEER, STARTED, Story, at, item
 from support.box import change
+from support.messages import message
 
 VM = Vm(
     name=ME,
@@ -335,6 +339,20 @@ def test_partition_key_is_the_scale_set_when_group_is_known() -> None:
     assert partition_key(record_of(announced(), place), "e-1") == "8d10/rg/web"
 
 
+def test_partition_key_is_the_resource_group_without_a_scale_set() -> None:
+    place = replace(VM, resource_group="RG")
+
+    assert partition_key(record_of(announced(), place), "e-1") == "8d10/rg"
+
+
+def test_alert_key_is_a_digest_when_event_id_is_too_long() -> None:
+    short = message({})
+    long = replace(short, event_key="e" * 300)
+
+    assert short.alert_key == f"notbefore/{ID.casefold()}"
+    assert len(long.alert_key) == len("notbefore/") + 64
+
+
 @pytest.mark.parametrize(
     ("vm", "source"),
     [
@@ -354,3 +372,14 @@ def test_cloud_event_has_no_subject_without_an_event_id() -> None:
     record = replace(record_of(announced(), VM), event_id="")
 
     assert "subject" not in cloud_event(record, "d", {})
+
+
+def test_heartbeat_is_decoded_as_one_that_only_some_sinks_can_send() -> None:
+    heartbeat = heartbeat_of(VM, ("e-1",), "1.0", at(0), 60.0)
+    delivery = heartbeat_delivery("hub", ME, heartbeat.line(), 0.0, 60.0)
+
+    decoded = Message.of(delivery, at(1))
+
+    assert decoded.content == heartbeat
+    with pytest.raises(SendError, match="cannot send a heartbeat"):
+        _ = decoded.record

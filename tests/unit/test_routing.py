@@ -283,6 +283,39 @@ def test_route_of_preempts_refuses_reminder_before_their_notice() -> None:
         Route(sinks=("hub",), match=PREEMPTS, remind_before=(Duration("30s"),))
 
 
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (
+            {"remind_before": tuple(Duration(f"{minute}m") for minute in range(1, 14))},
+            "remind_before: expected 12 or less, got 13",
+        ),
+        ({"fallback_after": Duration("5m")}, "fallback_after: expected `fallback`"),
+    ],
+)
+def test_route_refuses_settings_without_use(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Route(sinks=("hub",), **settings)
+
+
+def test_range_of_durations_has_an_end() -> None:
+    with pytest.raises(ValueError, match="expected min or max"):
+        DurationRange()
+
+
+def test_range_of_durations_refuses_ends_in_the_wrong_order() -> None:
+    with pytest.raises(ValueError, match="expected min to be no more than max, got 9 and 5"):
+        DurationRange(min=9, max=5)
+
+
+@pytest.mark.parametrize(
+    ("duration", "expected"),
+    [(None, False), (4, False), (5, True), (9, True), (10, False)],
+)
+def test_range_of_durations_includes_its_ends(duration: int | None, *, expected: bool) -> None:
+    assert DurationRange(min=5, max=9).holds(duration) is expected
+
+
 # ---- event hubs, and events of VMs that are gone
 
 HUB = Terms(every_event=True)

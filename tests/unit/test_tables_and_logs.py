@@ -17,6 +17,7 @@ from notbefore.core.clock import Instant
 from notbefore.core.document import Event
 from notbefore.core.duration import countdown, span
 from notbefore.core.record import Record
+from notbefore.core.text import shortened
 from notbefore.core.tracked import PendingEvent, TrackedEvent
 from notbefore.logs import LogFormatter, set_up
 from support.azure import at
@@ -53,6 +54,10 @@ def test_span_has_two_units(seconds: float | None, text: str) -> None:
         (0.5, "now"),
         (-0.5, "now"),
         (-180, "3 min ago"),
+        (7_200, "in 2 h"),
+        (11_400, "in 3 h 10 min"),
+        (172_800, "in 2 d"),
+        (-532_800, "6 d 4 h ago"),
     ],
 )
 def test_countdown_says_in_which_time_or_how_long_ago(seconds: float, text: str) -> None:
@@ -65,6 +70,11 @@ def test_countdown_says_in_which_time_or_how_long_ago(seconds: float, text: str)
 )
 def test_time_to_not_before_has_words_and_no_sign(left: float | None, text: str) -> None:
     assert due(left) == text
+
+
+@pytest.mark.parametrize(("text", "shown"), [("abcd", "abcd"), ("abcde", "abc…")])
+def test_long_text_is_cut_with_an_ellipsis(text: str, shown: str) -> None:
+    assert shortened(text, 4) == shown
 
 
 # ---- the table of events

@@ -27,6 +27,13 @@ def text_of(message: Message, **settings: Any) -> Text:
     return texts.text_of(replace(message, now=EARLY), Messages(**settings))
 
 
+def test_text_leaves_out_parts_that_are_empty() -> None:
+    silence = Text(title="2 VMs: silent", summary="", delivery_id="d")
+
+    assert silence.plain == ""
+    assert silence.whole == "\n\nDelivery: d"
+
+
 # ---- the title
 
 
@@ -47,7 +54,7 @@ def text_of(message: Message, **settings: Any) -> Text:
         (({"NotBefore": None},), "Freeze of WestNO_0 at an unknown time"),
         (
             (REBOOT, REBOOT | STARTED, REBOOT | STARTED | {"Description": "x"}),
-            "Reboot of WestNO_0 goes on (changed)",
+            "Reboot of WestNO_0 continues (changed)",
         ),
         (({"Resources": ["9" * 200, "a1b", "1", "\u0661"]},), "Freeze of 1 and 3 more in 14 min"),
     ],
@@ -335,12 +342,21 @@ LATE = REBOOT | {  # announced after its NotBefore
         (({"EventSource": "Else"},), "Caused by: Else\n"),
         (({"EventType": "Novelty"},), "Read Azure's description"),
         ((REBOOT | STARTED,), "Treat the VM as crashed"),
+        ((UNKNOWN | {"EventStatus": "Paused"},), "Not before: unknown\n"),
     ],
 )
 def test_message_says_what_is_known(looks: tuple[dict[str, Any] | None, ...], line: str) -> None:
     text = text_of(message(*looks))
 
     assert line in text.plain
+
+
+@pytest.mark.parametrize("not_before", [None, LATER["NotBefore"]])
+def test_message_about_an_approval_has_the_time_of_the_event(not_before: str | None) -> None:
+    text = text_of(message({"NotBefore": not_before}, kind="approved"))
+
+    time = "2026-03-01 12:30:00 UTC" if not_before else "unknown"
+    assert f"Not before: {time}\n" in text.plain
 
 
 @pytest.mark.parametrize(

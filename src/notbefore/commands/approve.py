@@ -140,7 +140,7 @@ def describe(event: PendingEvent) -> str:
     lines = [
         head,
         one_line(event.description or ""),
-        effect(event.event_type, who=subject, duration=event.expected_duration_seconds),
+        effect(event.event_type, affected=subject, duration=event.expected_duration_seconds),
         f"Expected interruption: {span(event.expected_duration_seconds)}",
         f"Approving lets Azure start it at once, for {_affected(names, event.scope)}.",
     ]

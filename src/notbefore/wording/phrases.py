@@ -135,7 +135,7 @@ def phrases_of(event_type: str, duration: int | None = None) -> TypePhrases:
     Azure expects, if known.
     """
     if event_type == FREEZE and duration is not None and duration < LONG_FREEZE:
-        return SHORT_FREEZE if duration > 0 else NO_PAUSE
+        return NO_PAUSE if duration == 0 else SHORT_FREEZE
     return TYPES.get(event_type, UNKNOWN_TYPE)
 
 
@@ -194,7 +194,7 @@ REASONS: Final[dict[str, str]] = {
     "gone_before_start": "no longer listed, and it had not started",
     "gone_after_start": "it was Started, and is no longer listed",
     "gone_after_start_unwatched": (
-        "it was Started, and is no longer listed; nobody saw when it ended"
+        "it was Started, and is no longer listed; when it ended was not seen"
     ),
     "start_may_be_missed": "no longer listed, and NotBefore passed while IMDS gave no answer",
     "withdrawn": ("the recommendation was withdrawn; whether Azure evicts is announced as Preempt"),
@@ -213,7 +213,7 @@ REASONS: Final[dict[str, str]] = {
     "no_answer": "IMDS gave no usable answer in time",
     "dry_run": "this is a dry run, so nothing was sent",
     "no_resources": "the event names no VM",
-    "several_resources": "the event affects other VMs as well, and the rule does not allow that",
+    "several_resources": "the event also affects other VMs, and the rule does not allow that",
     "changed": "the event changed meanwhile",
     "no_longer_scheduled": "the event started or disappeared before that",
     "too_late": "NotBefore comes first",

@@ -14,8 +14,7 @@ def record_of(
     exercise: bool = False,
     fleet: FleetFacts | None = None,
 ) -> Record:
-    """Return the record of a change that was seen on ``vm`` (``None``: it is not known which VM
-    this is).
+    """Return the record of a change that was seen on ``vm``; ``None``: the VM is not known yet.
 
     ``fleet``: what many VMs say about it together; ``vm`` then has what these VMs have in common.
     """

@@ -65,7 +65,7 @@ class Text(Struct, frozen=True):
     @property
     def plain(self) -> str:
         """Everything except title, links and the id, with one line per fact."""
-        paragraphs = []
+        paragraphs: list[str] = []
         if self.summary:
             paragraphs.append(self.summary)
         if self.advice:
@@ -108,7 +108,7 @@ def text_of(message: Message, additions: Additions) -> Text:
         summary=sentences.summary,
         delivery_id=message.delivery_id,
         advice=sentences.advice,
-        facts=tuple(_known(facts)),
+        facts=tuple(_with_values(facts)),
         links=tuple(_links(additions.links, record)),
     )
 
@@ -128,7 +128,7 @@ def _labeled(sentences: _Sentences, record: Record) -> _Sentences:
     return sentences
 
 
-def _known(facts: Facts) -> Iterator[Fact]:
+def _with_values(facts: Facts) -> Iterator[Fact]:
     """Yield the facts that have a value, each on one line."""
     for name, value in facts:
         line = one_line(value)
@@ -236,7 +236,7 @@ def _advice(message: Message) -> _Sentences:
     mark = _MARKS.get(message.kind, "")
     return _Sentences(
         title=f"{_event_name(record)}: {phrases.ADVICE_TITLE}{mark}",
-        summary=effect(record.event_type, who=_capitalized(_affected(record))),
+        summary=effect(record.event_type, affected=_capitalized(_affected(record))),
         advice=_filled(_phrases_of(record).ahead, record),
     )
 
@@ -270,7 +270,9 @@ def _under_way(message: Message) -> _Sentences:
 def _state_under_way(message: Message) -> str:
     record = message.record
     if message.kind == "updated":
-        return f"goes on: {progress(record)}" if progress(record) else "goes on"
+        if progress(record):
+            return f"continues: {progress(record)}"
+        return "continues"
     if record.events_to_come and progress(record):
         return f"has begun: {progress(record)}"
     if record.without_notice:
@@ -302,13 +304,12 @@ def subject(record: Record) -> str:
 def effect(
     event_type: str,
     tense: str = "is",
-    who: str = "The VM",
+    affected: str = "The VM",
     duration: int | None = None,
 ) -> str:
     """Return the effect of an event of this type: ``The VM is rebooted. ...``.
 
     ``duration``: the seconds of interruption that Azure expects, if known.
-
 
     Empty for a type that Azure does not document.
     """
@@ -316,9 +317,11 @@ def effect(
         return ""
     if event_type == FREEZE and duration == 0:
         return phrases.NO_INTERRUPTION
-    pause = "some seconds" if duration is None else f"about {words(duration)}"
+    pause = "some seconds"
+    if duration is not None:
+        pause = f"about {words(duration)}"
     text = phrases_of(event_type, duration).effect.format(pause=pause)
-    return f"{who} {tense} {text}"
+    return f"{affected} {tense} {text}"
 
 
 def _is_advice(record: Record) -> bool:
@@ -504,7 +507,9 @@ def _expected(seconds: int | None) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    return words(value) if value is not None else "unknown"
+    if value is None:
+        return "unknown"
+    return words(value)
 
 
 def _cause(record: Record) -> str:
