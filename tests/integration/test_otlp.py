@@ -34,7 +34,8 @@ from notbefore.net.redact import Redactor
 from notbefore.net.response import MAX_ANSWER
 from notbefore.otlp.deltas import Deltas
 from notbefore.otlp.exporter import Exporter
-from notbefore.otlp.sender import PartialSuccess, Sender, partial_success
+from notbefore.otlp.partial_success import PartialSuccess, partial_success
+from notbefore.otlp.sender import Sender
 from notbefore.otlp.signals import log_record, metrics_data, resource_of
 from notbefore.web.exposition import render
 from peers.otlp import (
@@ -552,12 +553,12 @@ def test_deltas_add_up_to_the_totals_also_after_a_failed_export() -> None:
     data, _ = agent.both()
     (before,) = [one.value for one in points_of(data, POLLS)]
 
-    first = deltas.of(data)
+    first = deltas.since_accepted(data)
     deltas.accepted()
     agent.polling = agent.polling.plus("changed", 0.0, 0.02)
-    deltas.of(agent.both()[0])  # the receiver does not accept it
+    deltas.since_accepted(agent.both()[0])  # the receiver does not accept it
     agent.polling = agent.polling.plus("changed", 0.0, 0.02)
-    third = deltas.of(agent.both()[0])
+    third = deltas.since_accepted(agent.both()[0])
 
     assert [one.value for one in points_of(first, POLLS)] == [before]
     assert [one.value for one in points_of(third, POLLS)] == [2]
@@ -572,7 +573,7 @@ def test_deltas_of_a_new_process_leave_out_what_an_earlier_one_counted() -> None
     deltas = Deltas(began=2**62)
     data, _ = busy().both()
 
-    first = deltas.of(data)
+    first = deltas.since_accepted(data)
 
     assert {one.value for one in points_of(first, "azure_scheduled_event_changes")} == {0}
 

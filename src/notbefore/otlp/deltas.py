@@ -1,4 +1,4 @@
-"""``Deltas``: cumulative values -> what came since the last accepted export."""
+"""``Deltas`` turns cumulative values into what came since the last accepted export."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -17,15 +17,15 @@ from opentelemetry.sdk.metrics.export import Histogram as HistogramData
 
 DELTA: Final = AggregationTemporality.DELTA
 
-Series = tuple[str, tuple[tuple[str, Any], ...]]  # the name of the metric, and the attributes
+Series = tuple[str, tuple[tuple[str, Any], ...]]  # the name of a metric, and the attributes
 Point = NumberDataPoint | HistogramDataPoint
 
 
 class Deltas:
     """For one thread. ``began``: when exports began, in Unix nanoseconds.
 
-    A series that counts since an earlier time was exported by an earlier process: its first value
-    here is where its deltas start.
+    A series that counts since an earlier time was exported by an earlier process: its deltas start
+    at its first value here.
     """
 
     def __init__(self, began: int) -> None:
@@ -33,42 +33,38 @@ class Deltas:
         self._accepted: dict[Series, Point] = {}
         self._exported: dict[Series, Point] = {}
 
-    def of(self, data: MetricsData) -> MetricsData:
+    def since_accepted(self, data: MetricsData) -> MetricsData:
         """Return the data as deltas."""
         self._exported = {}
-        return MetricsData(
-            [
-                ResourceMetrics(resource.resource, self._scopes(resource), resource.schema_url)
-                for resource in data.resource_metrics
-            ]
-        )
+        resources: list[ResourceMetrics] = []
+        for resource in data.resource_metrics:
+            scopes = self._scopes(resource)
+            resources.append(ResourceMetrics(resource.resource, scopes, resource.schema_url))
+        return MetricsData(resources)
 
     def accepted(self) -> None:
-        """Note that the receiver accepted what ``of`` returned last."""
+        """Note that the receiver accepted what ``since_accepted`` returned last."""
         self._accepted = self._exported
 
     def _scopes(self, resource: ResourceMetrics) -> list[ScopeMetrics]:
-        return [
-            ScopeMetrics(
-                scope.scope, [self._metric(one) for one in scope.metrics], scope.schema_url
-            )
-            for scope in resource.scope_metrics
-        ]
+        scopes: list[ScopeMetrics] = []
+        for scope in resource.scope_metrics:
+            metrics = [self._metric(metric) for metric in scope.metrics]
+            scopes.append(ScopeMetrics(scope.scope, metrics, scope.schema_url))
+        return scopes
 
     def _metric(self, metric: Metric) -> Metric:
         data = metric.data
-        points: list[Any]
+        deltas: Sum | HistogramData
         if isinstance(data, Sum):
             points = self._points(metric.name, data.data_points)
-            return Metric(
-                metric.name, metric.description, metric.unit, Sum(points, DELTA, data.is_monotonic)
-            )
-        if isinstance(data, HistogramData):
+            deltas = Sum(points, DELTA, data.is_monotonic)
+        elif isinstance(data, HistogramData):
             points = self._points(metric.name, data.data_points)
-            return Metric(
-                metric.name, metric.description, metric.unit, HistogramData(points, DELTA)
-            )
-        return metric  # a gauge has no temporality
+            deltas = HistogramData(points, DELTA)
+        else:
+            return metric  # a gauge has no temporality
+        return Metric(metric.name, metric.description, metric.unit, deltas)
 
     def _points(self, name: str, points: Iterable[Any]) -> list[Any]:
         deltas: list[Any] = []
@@ -78,14 +74,17 @@ class Deltas:
             before = self._accepted.get(series)
             if before is None and point.start_time_unix_nano < self._began:
                 before = point
-            deltas.append(point if before is None else _difference(point, before))
+            if before is None:
+                deltas.append(point)
+            else:
+                deltas.append(_difference(point, before))
         return deltas
 
 
 def _difference(point: Any, before: Any) -> Any:
     """Return what came between two values of one series."""
     if isinstance(point, NumberDataPoint):
-        if point.value < before.value:  # it began again
+        if point.value < before.value:  # the series started again
             return point
         return NumberDataPoint(
             attributes=point.attributes,

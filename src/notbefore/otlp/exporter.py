@@ -1,6 +1,6 @@
-"""``Exporter``: sends the agent's metrics over OTLP, in its own thread.
+"""``Exporter`` sends the agent's metrics over OTLP, in its own thread.
 
-Nothing waits for it, and nothing is stored: each export contains the values of its moment, and
+No other thread waits for it, and nothing is stored: each export has the values of its moment, and
 after a failure the next one has newer values. OpenTelemetry is imported in the thread, only if
 ``otlp`` is configured.
 """
@@ -11,23 +11,24 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
-from notbefore import __version__
 from notbefore.config.model import Otlp
-from notbefore.config.otel import prefers_deltas
 from notbefore.core.record import Vm
 from notbefore.core.text import shortened
 from notbefore.errors import ConfigError, SendError
 from notbefore.metrics.families import Family
 from notbefore.net.redact import Redactor
 
+if TYPE_CHECKING:
+    from notbefore.otlp.metrics_export import MetricsExport
+    from notbefore.otlp.partial_success import PartialSuccess
+
 FIRST: Final = 2.0  # seconds to the first export: by then IMDS has usually given this VM's identity
 SPACING: Final = 1.0  # seconds between two exports, even if changes come faster
 RETRY: Final = 30.0  # seconds to the next attempt after a failure, if the interval is not shorter
 MAX_REASON: Final = 200  # characters of a receiver's text
-SAID: Final = {
+WARNINGS: Final = {  # by the result of an export that has a reason
     "failure": "the export failed, and is tried again",
     "rejected": "the receiver rejected a part of an export",
     "success": "the receiver warns",
@@ -54,13 +55,13 @@ class Exporter:
         self._read = read
         self._counts = counts
         self._redactor = redactor
-        self._woken, self._stopped = threading.Event(), threading.Event()
-        self._sender: Any = None  # otlp.sender.Sender
-        self._deltas: Any = None  # otlp.deltas.Deltas, if these are wanted
+        self._woken = threading.Event()
+        self._stopped = threading.Event()
+        self._export: MetricsExport | None = None
         self._began = time.time_ns()
-        self._failed = False  # the last attempt
-        self._said = False  # of the last attempt was a reason
-        for result in SAID:
+        self._failed = False  # the last export
+        self._warned = False  # the last export had a reason to warn
+        for result in WARNINGS:
             counts.setdefault(("metrics", result), 0)
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
         self._thread.start()
@@ -70,10 +71,7 @@ class Exporter:
         self._woken.set()
 
     def stop(self, patience: float) -> None:
-        """Export once more and end.
-
-        Do not wait longer than ``patience`` seconds for a receiver that hangs.
-        """
+        """Export a last time and end. Wait ``patience`` seconds at most: a receiver may hang."""
         self._stopped.set()
         self._woken.set()
         self._thread.join(patience)
@@ -81,54 +79,47 @@ class Exporter:
     # ---- the thread
 
     def _run(self) -> None:
-        interval = self._config.interval.seconds
         self._stopped.wait(FIRST)
         while not self._stopped.is_set():
             self._woken.clear()
-            self._export()
-            if (
-                not self._stopped.wait(min(RETRY, interval) if self._failed else SPACING)
-                and not self._failed
-            ):
-                self._woken.wait(interval - SPACING)
+            self._try_export()
+            self._wait()
         if not self._failed:
-            self._export()
-        if self._sender is not None:
-            self._sender.close()
+            self._try_export()
+        if self._export is not None:
+            self._export.close()
 
-    def _export(self) -> None:
+    def _wait(self) -> None:
+        """Wait until the next export is due, or ``stop`` is called."""
+        interval = self._config.interval.seconds
+        if self._failed:
+            self._stopped.wait(min(RETRY, interval))
+        elif not self._stopped.wait(SPACING):
+            self._woken.wait(interval - SPACING)
+
+    def _try_export(self) -> None:
         try:
             partial = self._send()
         except (SendError, ConfigError) as error:
-            # also for a secret that cannot be read: somebody may repair it
-            self._ended("failure", str(error))
+            # also for a secret that cannot be read: it may be corrected
+            self._note("failure", str(error))
         except Exception as error:  # noqa: BLE001 - a library may raise anything; the next export may work
-            self._ended("failure", f"{type(error).__name__}: {error}")
+            self._note("failure", f"{type(error).__name__}: {error}")
         else:
-            self._ended("rejected" if partial.rejected else "success", partial.reason)
+            self._note("rejected" if partial.rejected else "success", partial.reason)
 
-    def _send(self) -> Any:
-        from notbefore.otlp.deltas import Deltas  # noqa: PLC0415 - megabytes, only if configured
-        from notbefore.otlp.sender import Sender
-        from notbefore.otlp.signals import agent_resource, metrics_data
+    def _send(self) -> "PartialSuccess":
+        if self._export is None:
+            from notbefore.otlp.metrics_export import (
+                MetricsExport,
+            )
 
-        if self._sender is None:
-            self._sender = Sender(self._config, "metrics")
-        if self._deltas is None and prefers_deltas(os.environ):
-            self._deltas = Deltas(self._began)
-
+            self._export = MetricsExport(self._config, self._began)
         families, vm = self._read()
-        self._learn()
-        resource = agent_resource(vm, __version__, self._config.resource)
-        data = metrics_data(families, resource, __version__, datetime.now(UTC))
-        if self._deltas is None:
-            return self._sender.send(data)
+        self._learn_secrets()
+        return self._export.send(families, vm)
 
-        partial = self._sender.send(self._deltas.of(data))
-        self._deltas.accepted()
-        return partial
-
-    def _learn(self) -> None:
+    def _learn_secrets(self) -> None:
         """Let the redactor know the present secrets: the secret in a file may have changed."""
         for secret in self._config.headers.values():
             with suppress(ConfigError):  # a secret that cannot be read cannot be shown either
@@ -138,14 +129,16 @@ class Exporter:
                 for pair in text.split(","):
                     self._redactor.add(pair.partition("=")[2].strip())
 
-    def _ended(self, result: str, reason: str) -> None:
-        """Count the result, and log what differs from the last attempt."""
-        failed, said = result == "failure", bool(reason)
+    def _note(self, result: str, reason: str) -> None:
+        """Count the result, and log what differs from the last export."""
+        failed = result == "failure"
+        warns = bool(reason)
         self._counts["metrics", result] += 1
         if self._failed and not failed:
             log.info("OTLP metrics: exports are accepted again")
-        if said and (failed, said) != (self._failed, self._said):
+        if warns and (failed, warns) != (self._failed, self._warned):
             # redact before cutting: a part of a secret would not be recognized
             text = shortened(self._redactor(reason), MAX_REASON)
-            log.warning("OTLP metrics: %s: %s", SAID[result], text)
-        self._failed, self._said = failed, said
+            log.warning("OTLP metrics: %s: %s", WARNINGS[result], text)
+        self._failed = failed
+        self._warned = warns

@@ -1,11 +1,11 @@
-"""Families and log records -> the values that OpenTelemetry's SDK exports.
-
-Imported only if OTLP is configured.
+"""Families and records as the values that OpenTelemetry's SDK exports.
 
 They are made here, and not by the SDK's instruments, so that ``metrics.families`` is the only
 definition of a metric. Names and labels are those of ``/metrics``, also after OTLP is translated
 for Prometheus. Each export contains the series of its moment; it has no series for an event that is
 gone.
+
+Imported only if OTLP is configured.
 """
 
 import socket
@@ -39,7 +39,7 @@ from notbefore.metrics.totals import Histogram, Labels
 CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 # the semantic conventions whose names are used
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.44.0"
-# of records, which the courier sends too
+# of records; that of metrics is made in ``metrics_data``
 SCOPE: Final = InstrumentationScope("notbefore", __version__, SCHEMA_URL)
 # the part of the resource that names who made the telemetry
 SDK: Final = {
@@ -76,12 +76,14 @@ INT64: Final = range(-(2**63), 2**63)  # the integers of protobuf
 def metrics_data(
     families: Iterable[Family], resource: Resource, version: str, now: datetime
 ) -> MetricsData:
-    """All families at ``now``. ``resource``: who reports them; ``version``: the agent's version."""
+    """Return all families at ``now``.
+
+    ``resource`` reports them; ``version``: the agent's version.
+    """
     scope = InstrumentationScope("notbefore", version, SCHEMA_URL)
     metrics = [_metric(family, _nanoseconds(now)) for family in families]
-    return MetricsData(
-        [ResourceMetrics(resource, [ScopeMetrics(scope, metrics, SCHEMA_URL)], SCHEMA_URL)]
-    )
+    scope_metrics = ScopeMetrics(scope, metrics, SCHEMA_URL)
+    return MetricsData([ResourceMetrics(resource, [scope_metrics], SCHEMA_URL)])
 
 
 def log_record(  # noqa: PLR0917 - the fields of a record
@@ -92,11 +94,10 @@ def log_record(  # noqa: PLR0917 - the fields of a record
     attributes: Mapping[str, Any],
     event_name: str,
 ) -> ReadableLogRecord:
-    """A log record without a trace.
+    """Return a log record without a trace.
 
-    It is observed at its own time, because the agent that reports it has seen it.
-
-    ``severity``: info, warning or critical.
+    It is observed at its own time, because the agent that reports it has seen it. ``severity``:
+    info, warning or critical.
     """
     record = LogRecord(
         timestamp=_nanoseconds(time),
@@ -111,8 +112,10 @@ def log_record(  # noqa: PLR0917 - the fields of a record
 
 
 def _metric(family: Family, now: int) -> Metric:
-    since = _nanoseconds(family.since) if family.since is not None else 0
-    # one kind per family
+    since = 0
+    if family.since is not None:
+        since = _nanoseconds(family.since)
+    # all points of a family are of one kind
     points: list[Any] = [_point(family, labels, since, now) for labels in family.samples]
     data: HistogramData | Gauge | Sum
     metric = family.metric
@@ -137,15 +140,20 @@ def _point(
 ) -> NumberDataPoint | HistogramDataPoint:
     attributes = _attributes(dict(zip(family.metric.labels, labels, strict=True)))
     value = family.samples[labels]
-    created = value.created if isinstance(value, Histogram) else family.created.get(labels)
-    # the clock may have been set back
-    since = min(round(created * 1e9) if created is not None else since, now)
+    created = family.created.get(labels)
+    if isinstance(value, Histogram):
+        created = value.created
+    start = since
+    if created is not None:
+        start = round(created * 1e9)
+    start = min(start, now)  # the clock may have been set back
+
     if not isinstance(value, Histogram):
-        return NumberDataPoint(attributes, since, now, value)
-    counts = list(value.counts)  # copied once: it may be counted on meanwhile
+        return NumberDataPoint(attributes, start, now, value)
+    counts = list(value.counts)  # one copy for both uses: another thread may increase them
     return HistogramDataPoint(
         attributes=attributes,
-        start_time_unix_nano=since,
+        start_time_unix_nano=start,
         time_unix_nano=now,
         count=sum(counts),
         sum=value.sum,
@@ -156,27 +164,34 @@ def _point(
     )
 
 
-def agent_resource(vm: Vm | None, version: str, own: Mapping[str, str]) -> Resource:
-    """The agent as the resource that reports metrics.
+def agent_resource(vm: Vm | None, version: str, configured: Mapping[str, str]) -> Resource:
+    """Return the agent as the resource that reports metrics.
 
-    ``own``: attributes from the configuration.
+    ``configured``: attributes from the configuration.
     """
-    # becomes `instance` in Prometheus: without it, all VMs of a fleet would share one series
-    instance = (vm.vm_id or vm.name if vm is not None else "") or socket.gethostname()
-    known: dict[str, str] = {}
+    vm_attributes: dict[str, str] = {}
+    instance = ""
     if vm is not None:
-        known = {name: value for name, value in resource_attributes(vm).items() if value}
-    return resource_of({"service.version": version, "service.instance.id": instance, **known}, own)
+        vm_attributes = {name: value for name, value in resource_attributes(vm).items() if value}
+        instance = vm.vm_id or vm.name
+    attributes = {
+        "service.version": version,
+        # `instance` in Prometheus: without it, all VMs of a fleet would share one series
+        "service.instance.id": instance or socket.gethostname(),
+        **vm_attributes,
+    }
+    return resource_of(attributes, configured)
 
 
-def resource_of(attributes: Mapping[str, Any], own: Mapping[str, str]) -> Resource:
-    """The resource: ``attributes``, then the ``OTEL_*`` variables, then the configuration's
-    ``own``; later ones win.
+def resource_of(attributes: Mapping[str, Any], configured: Mapping[str, str]) -> Resource:
+    """Return a resource with these attributes.
+
+    The ``OTEL_*`` variables replace them, and the attributes of the configuration replace both.
     """
-    ours = {**SDK, "service.name": "notbefore", **attributes}
-    resource = Resource(_attributes(ours), SCHEMA_URL)
+    defaults = {**SDK, "service.name": "notbefore", **attributes}
+    resource = Resource(_attributes(defaults), SCHEMA_URL)
     resource = resource.merge(OTELResourceDetector().detect())
-    return resource.merge(Resource(_attributes(own)))
+    return resource.merge(Resource(_attributes(configured)))
 
 
 def _attributes(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,14 +199,16 @@ def _attributes(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
-    """The value in a form that protobuf can hold; the SDK would leave out another attribute."""
+    """Return the value in a form that protobuf can hold; the SDK leaves out all others."""
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, int) and value not in INT64:
         return float(value)
-    return [_value(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_value(item) for item in value]
+    return value
 
 
 def _nanoseconds(time: datetime) -> int:
-    """Unix time in nanoseconds, from microseconds."""
+    """Return Unix nanoseconds. The time is exact to the microsecond, a float is to no more."""
     return round(time.timestamp() * 1_000_000) * 1_000
