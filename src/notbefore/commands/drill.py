@@ -161,28 +161,36 @@ def _vm(config: Config) -> Vm:
 
 
 def exercise_changes(event_type: str, vm: str) -> list[Change]:
-    """Return the changes of a made-up event on a VM: announced, started, finished, a second
-    apart.
+    """Return the changes of a made-up event on a VM, a second apart.
+
+    It is announced, started and finished; an advice is announced and withdrawn.
     """
     now = datetime.now(UTC)
     documented = EVENT_TYPES[event_type]
-    not_before = now + timedelta(seconds=documented.promised_notice)
+    not_before: datetime | None = None  # an advice has none
+    if not documented.is_advice:
+        notice = timedelta(seconds=documented.promised_notice)
+        not_before = (now + notice).replace(microsecond=0)
     scheduled = Event(
         event_id=f"EXERCISE-{uuid.uuid4()}",
         event_type=event_type,
         event_status=SCHEDULED,
         resources=(vm,),
-        not_before=not_before.replace(microsecond=0),
+        not_before=not_before,
         description="Exercise: somebody runs `notbefore drill`.",
         event_source=USER,
         duration=documented.drill_interruption,
     )
     started = replace(scheduled, event_status=STARTED, not_before=None)
 
+    listings: list[tuple[Event, ...]] = [(scheduled,), (started,), ()]
+    if documented.is_advice:
+        listings = [(scheduled,), ()]
+
     changes: list[Change] = []
     tracked = Tracked()
-    documents = (Document(0, (scheduled,)), Document(1, (started,)), Document(2, ()))
-    for number, document in enumerate(documents):
+    for number, events in enumerate(listings):
+        document = Document(number, events)
         time_of_step = now + timedelta(seconds=number)
         step = diff(tracked, document, Observation(Instant(time_of_step, date=time_of_step), vm))
         tracked = step.tracked
