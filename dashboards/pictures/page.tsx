@@ -1,5 +1,5 @@
-// A dashboard's panels, drawn by Grafana's own components from answers of a Prometheus (window.dashboard, see render.py).
-// What is not in @grafana/ui (heatmap, state timeline) is drawn by plugins of Grafana itself: render.py leaves it out.
+// Draws a dashboard's panels with Grafana's components from the answers of a Prometheus (window.dashboard, see render.py).
+// Panels that are not in @grafana/ui (heatmap, state timeline) need plugins of Grafana: render.py leaves them out.
 import {
   createTheme, DataFrame, EventBusSrv, Field, FieldType, getDisplayProcessor, standardTransformers, standardTransformersRegistry,
   ThemeContext, toDataFrame, transformDataFrame,
@@ -15,7 +15,7 @@ type Drawn = { panel: any; series: Series[]; frames: DataFrame[] };
 const { dashboard, shown, width, mode, from, to } = (window as any).dashboard;
 
 const CELL = width / 24;
-const LINE = 38; // pixels of a line of the grid, as Grafana has it
+const LINE = 38; // pixels of a line of Grafana's grid
 const GAP = 8;
 const theme = createTheme({ colors: { mode } });
 const range: any = { from: { valueOf: () => from }, to: { valueOf: () => to }, raw: { from, to } };
@@ -30,7 +30,7 @@ standardTransformersRegistry.setInit(() =>
 const legend = (format: string, labels: Record<string, string>) =>
   format.replace(/{{(\w+)}}/g, (_: string, name: string) => labels[name] ?? '');
 
-// what Grafana does with a field: the panel's defaults, and the overrides that name it
+// applies the panel's defaults and the overrides for this name to a field, as Grafana does
 function configured(panel: any, field: Field, name: string): Field {
   const { defaults, overrides } = panel.fieldConfig;
   const config: any = { ...field.config, ...defaults, custom: { ...defaults.custom } };
@@ -47,8 +47,8 @@ function configured(panel: any, field: Field, name: string): Field {
   return made;
 }
 
-// Grafana breaks a line where a sample is missing
-function broken({ times, values, step }: Series): { times: number[]; values: Array<number | null> } {
+// breaks a line at a missing sample, as Grafana does
+function withBreaks({ times, values, step }: Series): { times: number[]; values: Array<number | null> } {
   const made = { times: [] as number[], values: [] as Array<number | null> };
   times.forEach((time, number) => {
     if (number && time - times[number - 1] > 1.5 * step) {
@@ -64,7 +64,7 @@ function broken({ times, values, step }: Series): { times: number[]; values: Arr
 function overTime(panel: any, series: Series[]): DataFrame[] {
   return series.map((one, number) => {
     const target = panel.targets.find((target: any) => target.refId === one.refId);
-    const { times, values } = broken(one);
+    const { times, values } = withBreaks(one);
     const frame = toDataFrame({
       refId: one.refId,
       fields: [

@@ -1,10 +1,10 @@
-"""Pictures of the dashboards: ``make dashboard-pictures``.
+"""Draws pictures of the dashboards: ``make dashboard-pictures``.
 
-Each panel is drawn by Grafana's own components (``@grafana/ui``) in headless Chromium, from what a
-real Prometheus answers to the panel's queries; it has scraped the tests' fleet
-(``tests/support/fleet.py``). There is no Grafana in it: the heading, the variables and the
-annotations are missing, and so are panels that Grafana draws by plugins of its own, which no
-package on npm has: their neighbours take their place.
+Grafana's components (``@grafana/ui``) draw each panel in headless Chromium. The values are the
+answers of a real Prometheus that has scraped the fleet of the tests (``tests/support/fleet.py``).
+There is no Grafana server, so the heading, the variables and the annotations are missing. Panels
+that need a plugin of Grafana are left out, because npm has no package of them; the panels next to
+them take their place.
 """
 
 import json
@@ -41,11 +41,11 @@ BUNDLING: Final = (
 
 
 def main(into: Path) -> None:
-    """Draw all of them."""
+    """Draw all pictures into a directory."""
     for program in ("npm", "chromium", "prometheus", "promtool"):
         if shutil.which(program) is None:
             sys.exit(f"there is no {program}: apt-get install npm chromium prometheus")
-    # kept beside the environment: what npm installs is half a gigabyte
+    # kept in the environment, because npm installs half a gigabyte
     work = Path(sys.prefix) / "pictures"
     work.mkdir(exist_ok=True)
     for name in ("package.json", "page.tsx", "shoot.mjs"):
@@ -63,7 +63,7 @@ def main(into: Path) -> None:
 
 
 def run(work: Path, *command: str) -> None:
-    """Run a command there; what it says is shown."""
+    """Run a command in a directory, and show its output."""
     subprocess.run(
         command,
         cwd=work,
@@ -75,11 +75,12 @@ def run(work: Path, *command: str) -> None:
 def page_of(
     prometheus: Prometheus, name: str, mode: str, variables: dict[str, str]
 ) -> dict[str, Any]:
-    """The dashboard, and what its queries found, for ``page.tsx``."""
+    """Return the dashboard and the results of its queries, for ``page.tsx``."""
     dashboard = json.loads((DASHBOARDS / f"{name}.json").read_bytes())
-    dashboard["panels"] = drawn(dashboard["panels"])
+    panels = drawable_panels(dashboard["panels"])
+    dashboard["panels"] = panels
     now = time.time()
-    shown = {panel["id"]: found(prometheus, panel, variables, now) for panel in dashboard["panels"]}
+    shown = {panel["id"]: query(prometheus, panel, variables, now) for panel in panels}
     begin = (now - HOURS * 3600) * 1000
     return {
         "dashboard": dashboard,
@@ -91,27 +92,33 @@ def page_of(
     }
 
 
-def drawn(panels: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The panels that can be drawn; those beside one that cannot take its place."""
-    lines: dict[int, list[dict[str, Any]]] = {}
+def drawable_panels(panels: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the panels that need no plugin, widened to fill their row."""
+    rows: dict[int, list[dict[str, Any]]] = {}
     for panel in panels:
         if panel["type"] not in PLUGINS:
-            lines.setdefault(panel["gridPos"]["y"], []).append(panel)
-    for line in lines.values():
-        wide, x = sum(panel["gridPos"]["w"] for panel in line), 0.0
-        for panel in line:
-            panel["gridPos"] |= {"x": x, "w": panel["gridPos"]["w"] * COLUMNS / wide}
-            x += panel["gridPos"]["w"]
-    return [panel for line in lines.values() for panel in line]
+            rows.setdefault(panel["gridPos"]["y"], []).append(panel)
+
+    drawable = []
+    for row in rows.values():
+        row_width = sum(panel["gridPos"]["w"] for panel in row)
+        x = 0.0
+        for panel in row:
+            width = panel["gridPos"]["w"] * COLUMNS / row_width
+            panel["gridPos"] |= {"x": x, "w": width}
+            x += width
+            drawable.append(panel)
+    return drawable
 
 
-def found(
+def query(
     prometheus: Prometheus, panel: dict[str, Any], variables: dict[str, str], now: float
 ) -> list[dict[str, Any]]:
-    """The series of all queries of a panel."""
+    """Return the series of all queries of a panel."""
+    begin = now - HOURS * 3600
     step = HOURS * 3600 / panel.get("maxDataPoints", 360)
     rate = max(4 * STEP, step + STEP)
-    known = {
+    all_variables = {
         **variables,
         "__range": f"{HOURS:g}h",
         "__range_s": f"{HOURS * 3600:.0f}",
@@ -120,40 +127,33 @@ def found(
     }
     series = []
     for target in panel["targets"]:
-        expr = re.sub(r"\$([a-z_]\w*)", lambda match: known[match[1]], target["expr"])
+        expr = re.sub(r"\$([a-z_]\w*)", lambda match: all_variables[match[1]], target["expr"])
         if target["instant"]:
-            answer = prometheus.ask("query", query=expr, time=now)["result"]
-            answers = [(one["metric"], [one["value"]]) for one in answer]
+            answer = prometheus.ask("query", query=expr, time=now)
         else:
-            begin = now - HOURS * 3600
-            answer = prometheus.ask("query_range", query=expr, start=begin, end=now, step=step)[
-                "result"
-            ]
-            answers = [(one["metric"], one["values"]) for one in answer]
-        for labels, points in answers:
-            times, values = [at * 1000 for at, _ in points], [float(value) for _, value in points]
-            one = {
+            answer = prometheus.ask("query_range", query=expr, start=begin, end=now, step=step)
+        for result in answer["result"]:
+            samples = [result["value"]] if target["instant"] else result["values"]
+            one_series = {
                 "refId": target["refId"],
-                "labels": labels,
-                "times": times,
-                "values": values,
+                "labels": result["metric"],
+                "times": [at * 1000 for at, _ in samples],
+                "values": [float(value) for _, value in samples],
                 "step": step * 1000,
             }
-            series.append(one)
+            series.append(one_series)
     return series
 
 
 def shoot(work: Path, picture: Path, page: dict[str, Any]) -> None:
-    """Draw one page."""
-    # NaN is no JSON; and nothing in a label may end the script
+    """Draw one picture."""
+    # JSON has no NaN, and a `<` in a label must not end the script
     data = re.sub(r"\bNaN\b", "null", json.dumps(page)).replace("<", "\\u003c")
     head = "<!doctype html><meta charset=utf-8><link rel=stylesheet href=page.css>"
     body = f"<body style=margin:0><div id=board></div><script>window.dashboard={data}</script>"
     (work / "page.html").write_text(f"{head}{body}<script src=page.js></script>", encoding="utf-8")
-    height = (
-        max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in page["dashboard"]["panels"])
-        * LINE
-    )
+    positions = [panel["gridPos"] for panel in page["dashboard"]["panels"]]
+    height = max(position["y"] + position["h"] for position in positions) * LINE
     picture.parent.mkdir(parents=True, exist_ok=True)
     run(
         work,
