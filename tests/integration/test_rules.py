@@ -613,7 +613,7 @@ OF_AGENTS: Final[list[Case]] = [
             "NotbeforeRestartNeeded",
             {
                 180: "",
-                240: "another package is installed than the one that runs, and does not work",
+                240: "the installed package is not the one that runs, and does not work",
                 1260: "",
             },
             "upgraded",
