@@ -1,4 +1,4 @@
-"""``PageModel``: the values that the page shows. Pure: a test needs no server."""
+"""``PageModel``: the values that the page shows. Pure, so a test needs no server."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -19,12 +19,15 @@ from notbefore.wording.phrases import REASONS
 
 MAX_PENDING: Final = 100  # events; /api/v1/events has all of them
 MAX_ENDED: Final = 10
-# seconds that a delivery may wait until it is a problem, as for NotbeforeNotificationsStuck
+# seconds after which a waiting delivery is a problem, as for the alert NotbeforeNotificationsStuck
 STUCK: Final = 300.0
 
 
 class TimelineEvent(Struct, frozen=True):
-    """An event from its first sight to its end; ``None``: not observed, or still to come."""
+    """An event from its first sight to its end.
+
+    A value is ``None`` if it was not observed, or is still to come.
+    """
 
     event_id: str
     event_type: str
@@ -34,7 +37,7 @@ class TimelineEvent(Struct, frozen=True):
     started: datetime | None = None
     ended: datetime | None = None
     outcome: str | None = None
-    why: str = ""  # the reason of the outcome, in words
+    why: str = ""  # the reason for the outcome, in words
     notice_seconds: float | None = None
     started_seconds: float | None = None
     interruption_seconds: float | None = None  # measured on this VM
@@ -54,14 +57,14 @@ class TimelineEvent(Struct, frozen=True):
 
     @property
     def anchor(self) -> datetime:
-        """The time from which the others are measured: NotBefore, else the start, else the first
+        """The time that the timeline has in its middle: NotBefore, else the start, else the first
         sight.
         """
         return self.not_before or self.started or self.first_seen
 
     @property
     def key(self) -> str:
-        """The identity of its row: an EventId may come back."""
+        """The identity of its row. An EventId alone is not enough: it may come back."""
         return f"{self.event_id} {self.first_seen.timestamp()}"
 
 
@@ -80,7 +83,7 @@ class PageModel(Struct, frozen=True):
     kinds: dict[str, str] = {}  # of the configured sinks: name -> kind
     outbox: OutboxView = OutboxView()
     approval_off: str = ""  # why no approval is sent, in words; empty if approvals are sent
-    approval_untouched: bool = False  # approval is off by default: nobody has switched it on
+    approval_untouched: bool = False  # approval is off because the configuration is silent on it
     watching_since: datetime | None = None
 
     @property
@@ -108,20 +111,27 @@ class PageModel(Struct, frozen=True):
     @property
     def sinks(self) -> list[str]:
         """The configured sinks, then those that only the outbox has."""
-        others = {sink for sink, _ in (*self.outbox.rows, *self.outbox.counts)} - self.kinds.keys()
-        return [*self.kinds, *sorted(others)]
+        in_outbox = {sink for sink, _ in self.outbox.rows}
+        in_outbox |= {sink for sink, _ in self.outbox.counts}
+        return [*self.kinds, *sorted(in_outbox - self.kinds.keys())]
 
     def count(self, state: str) -> int:
         """The number of deliveries of all sinks in this state."""
-        return sum(count for (_, found), count in self.outbox.rows.items() if found == state)
+        total = 0
+        for (_, state_of_rows), count in self.outbox.rows.items():
+            if state_of_rows == state:
+                total += count
+        return total
 
     def oldest(self, sink: str | None = None) -> float | None:
         """Seconds that the oldest pending delivery has waited, of one sink or of all."""
-        since = min(
-            (time for (name, _), time in self.outbox.oldest.items() if sink in (None, name)),
-            default=None,
-        )
-        return self.seconds_since(since) if since is not None else None
+        times: list[float] = []
+        for (name, _), time in self.outbox.oldest.items():
+            if sink is None or name == sink:
+                times.append(time)
+        if not times:
+            return None
+        return self.seconds_since(min(times))
 
     @property
     def deliveries_ok(self) -> bool | None:
@@ -129,8 +139,9 @@ class PageModel(Struct, frozen=True):
 
         ``None`` without sinks and deliveries.
         """
-        waiting, dead = self.count("pending"), self.count("dead")
-        if not (self.kinds or waiting or dead):
+        pending = self.count("pending")
+        dead = self.count("dead")
+        if not self.kinds and not pending and not dead:
             return None
         return not dead and (self.oldest() or 0.0) <= STUCK
 
@@ -140,11 +151,14 @@ class PageModel(Struct, frozen=True):
 
 
 def newest_ended(history: Iterable[bytes]) -> tuple[TimelineEvent, ...]:
-    """The last events that ended, from records. Each return of an EventId is an event."""
-    changes = [msgspec.json.decode(line, type=Record) for line in history]
-    return tuple(_ended(change) for change in changes if change.change in OUTCOMES)[
-        : -MAX_ENDED - 1 : -1
-    ]
+    """The last events that ended, the newest first. ``history``: records, the oldest first.
+
+    An EventId that comes back is another event.
+    """
+    changes = [msgspec.json.decode(record, type=Record) for record in history]
+    ends = [change for change in changes if change.change in OUTCOMES]
+    newest_first = reversed(ends[-MAX_ENDED:])
+    return tuple(_ended(change) for change in newest_first)
 
 
 def _ended(change: Record) -> TimelineEvent:

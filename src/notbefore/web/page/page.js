@@ -1,41 +1,55 @@
-// Updates the countdowns, and refreshes the page: it replaces only the parts that differ from the page that the agent
-// renders now. Other parts are not touched, so that focus, selection, scrolling and unfolded parts stay as they are.
+// Updates the countdowns, and refreshes the page. It fetches the page as the agent renders it now, and replaces only the
+// parts that differ, so that focus, selection and scrolling stay as they are.
 "use strict";
 
-const EVERY = 500; // ms: with a poll a second a change is seen well within two
+const REFRESH_INTERVAL = 500; // ms: with a poll a second, a change is shown within two seconds
+const COUNT_INTERVAL = 200; // ms: each second is shown in time
 const TIMEOUT = 5000; // ms for an answer
 
-let ahead = 0; // ms that the agent's clock is ahead of the browser's
-let fetched = Date.now(); // when the agent last answered
+let ahead = 0; // ms by which the agent's clock is ahead of the browser's
+let fetched = Date.now(); // when the agent last answered, by the browser's clock
 let paused = false;
 let refreshing = false;
 
-function timer(seconds) { // as timer in render.py
-  const whole = Math.trunc(Math.abs(seconds)); // the text beside it says that the time has passed
-  const two = (number) => String(number).padStart(2, "0");
-  const days = Math.floor(whole / 86400), hours = Math.floor(whole / 3600) % 24;
-  const rest = two(Math.floor(whole / 60) % 60) + ":" + two(whole % 60);
-  if (days) return days + "d " + two(hours) + ":" + rest;
-  return hours ? hours + ":" + rest : rest.replace(/^0/, "");
+// The same as timer in render.py. It has no sign: the text next to it says whether the time has passed.
+function timer(seconds) {
+  const whole = Math.trunc(Math.abs(seconds));
+  const days = Math.floor(whole / 86400);
+  const hours = Math.floor(whole / 3600) % 24;
+  const minutes = Math.floor(whole / 60) % 60;
+  const rest = twoDigits(whole % 60);
+  if (days) return days + "d " + twoDigits(hours) + ":" + twoDigits(minutes) + ":" + rest;
+  if (hours) return hours + ":" + twoDigits(minutes) + ":" + rest;
+  return minutes + ":" + rest;
 }
 
-function count() {
+function twoDigits(number) {
+  return String(number).padStart(2, "0");
+}
+
+function updateCounters() {
   if (paused) return;
   const now = (Date.now() + ahead) / 1000;
-  for (const one of document.querySelectorAll("[data-until], [data-since]")) {
-    const { until, since } = one.dataset;
-    const left = until !== undefined ? until - now : now - since;
-    if (left < 0 && until !== undefined) one.nextElementSibling.textContent = "past its NotBefore"; // as in pending.html
-    const text = timer(left);
-    if (one.textContent !== text) one.textContent = text;
+  for (const counter of document.querySelectorAll("[data-until], [data-since]")) {
+    const { until, since } = counter.dataset;
+    const isCountdown = until !== undefined;
+    const seconds = isCountdown ? until - now : now - since;
+    if (isCountdown && seconds < 0) counter.nextElementSibling.textContent = "past its NotBefore"; // as in pending.html
+    setText(counter, timer(seconds));
   }
 }
 
-function synchronize() {
+// A text that stays the same is not set: that would end a selection.
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function readClock() {
   ahead = document.body.dataset.now * 1000 - Date.now();
   fetched = Date.now();
 }
 
+// Makes an element or a text of this page equal to one of the fresh page.
 function update(old, fresh) {
   if (old.nodeType !== Node.ELEMENT_NODE) {
     if (old.data !== fresh.data) old.data = fresh.data;
@@ -49,45 +63,68 @@ function update(old, fresh) {
   for (const { name, value } of fresh.attributes) {
     if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   }
-  if (!("until" in old.dataset || "since" in old.dataset)) updateChildren(old, fresh);
+  const isCounter = "until" in old.dataset || "since" in old.dataset; // updateCounters writes its text
+  if (!isCounter) updateChildren(old, fresh);
 }
 
+function keyOf(node) {
+  return node.dataset?.key;
+}
+
+// Children with a key correspond to those with the same key. The others correspond to those at the same place.
 function updateChildren(old, fresh) {
-  const key = (node) => node.dataset?.key;
-  const keys = new Set([...fresh.childNodes].map(key));
-  for (const gone of [...old.childNodes].filter((node) => key(node) && !keys.has(key(node)))) gone.remove();
-  const keyed = new Map([...old.childNodes].filter(key).map((node) => [key(node), node]));
-  let at = old.firstChild;
+  removeGone(old, fresh);
+  const byKey = new Map();
+  for (const child of old.childNodes) {
+    if (keyOf(child)) byKey.set(keyOf(child), child);
+  }
+
+  let place = old.firstChild; // where the next child belongs
   for (const next of fresh.childNodes) {
-    let match = key(next) ? keyed.get(key(next)) : at;
-    if (match && (match.nodeName !== next.nodeName || key(match) !== key(next))) match = null;
-    if (key(next)) keyed.delete(key(next));
-    if (!match) {
-      old.insertBefore(document.importNode(next, true), at);
+    const key = keyOf(next);
+    const candidate = key ? byKey.get(key) : place;
+    byKey.delete(key); // a second child with this key is a new one
+    if (!candidate || candidate.nodeName !== next.nodeName || keyOf(candidate) !== key) {
+      old.insertBefore(document.importNode(next, true), place);
       continue;
     }
-    // remove nodes without a key that are in the way: a row that is moved loses the reader's focus and selection
-    while (match !== at && at && !key(at)) at = removed(at);
-    if (match === at) at = at.nextSibling;
-    else old.insertBefore(match, at);
-    update(match, next);
+    // do not move the candidate if nodes without a key can be removed instead: a row that is moved loses focus and selection
+    while (candidate !== place && place && !keyOf(place)) place = removeAndReturnNext(place);
+    if (candidate === place) place = place.nextSibling;
+    else old.insertBefore(candidate, place);
+    update(candidate, next);
   }
-  while (at) at = removed(at);
+  while (place) place = removeAndReturnNext(place);
 }
 
-function removed(node) {
+// Removes the children whose key the fresh page does not have.
+function removeGone(old, fresh) {
+  const freshKeys = new Set([...fresh.childNodes].map(keyOf));
+  for (const child of [...old.childNodes]) {
+    if (keyOf(child) && !freshKeys.has(keyOf(child))) child.remove();
+  }
+}
+
+function removeAndReturnNext(node) {
   const next = node.nextSibling;
   node.remove();
   return next;
 }
 
-function showSilence(silent) {
+function showSilence() {
   const alert = document.getElementById("silence");
-  const text = silent ? "The " + document.body.dataset.who + " does not answer. This is its state at " + timeOfDay(fetched) + " UTC." : "";
-  if (alert.textContent !== text) alert.textContent = text;
-  alert.hidden = !silent;
+  const who = document.body.dataset.who;
+  setText(alert, "The " + who + " does not answer. This is its state at " + timeOfDay(fetched) + " UTC.");
+  alert.hidden = false;
 }
 
+function hideSilence() {
+  const alert = document.getElementById("silence");
+  setText(alert, "");
+  alert.hidden = true;
+}
+
+// The time of day in UTC, by the agent's clock.
 function timeOfDay(time) {
   return new Date(time + ahead).toISOString().slice(11, 19);
 }
@@ -96,19 +133,20 @@ async function refresh() {
   if (paused || refreshing || document.hidden) return;
   refreshing = true;
   try {
-    const answer = await fetch(location.pathname + location.search, { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT) });
+    const options = { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT) };
+    const answer = await fetch(location.pathname + location.search, options);
     if (!answer.ok) throw new Error(answer.statusText);
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-    if (paused) return;
+    if (paused) return; // the reader has paused it in the meantime
     update(document.body, fresh.body);
     document.title = fresh.title;
-    synchronize();
-    showSilence(false);
+    readClock();
+    hideSilence();
   } catch {
-    showSilence(true);
+    showSilence();
   } finally {
     refreshing = false;
-    count();
+    updateCounters();
   }
 }
 
@@ -119,7 +157,7 @@ function showLocalTime(event) {
 
 function setUp() {
   document.addEventListener("mouseover", showLocalTime);
-  synchronize();
+  readClock();
   const button = document.getElementById("pause");
   button.hidden = false;
   button.addEventListener("click", () => {
@@ -128,8 +166,8 @@ function setUp() {
     refresh();
   });
   document.addEventListener("visibilitychange", refresh);
-  setInterval(count, 200);
-  setInterval(refresh, EVERY);
+  setInterval(updateCounters, COUNT_INTERVAL);
+  setInterval(refresh, REFRESH_INTERVAL);
 }
 
 setUp();

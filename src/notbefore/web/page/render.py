@@ -1,8 +1,8 @@
-"""``render`` makes HTML from a ``PageModel`` with the Jinja2 templates beside this file.
+"""``render`` makes HTML from a ``PageModel`` with the Jinja2 templates next to this file.
 
-The whole page is rendered each time; ``page.js`` replaces the parts that differ. It recognizes rows
-by their ``data-key`` and leaves elements with ``data-keep`` alone. ``Scale`` gives the positions on
-each event's timeline.
+The whole page is rendered each time. In the browser, ``page.js`` replaces the parts that differ. It
+identifies rows by their ``data-key``, and does not touch elements with ``data-keep``. ``Scale``
+gives the positions on the timeline.
 """
 
 import math
@@ -24,28 +24,31 @@ from notbefore.wording.page import affected, time_of_day
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 LINEAR: Final = 20.0  # seconds around NotBefore within which the scale is linear
-TICKS: Final = tuple(
-    (int(Duration(text).seconds), text)
-    for text in ("1m", "5m", "15m", "1h", "6h", "1d", "7d", "30d")
-)
-APART: Final = 9.0  # percent between two labels
-MARGIN: Final = 2.0  # percent left free at both ends
+# labels of the scale, and the ends that it may have; in seconds from NotBefore
+TICKS: Final = {
+    int(Duration(text).seconds): text for text in ("1m", "5m", "15m", "1h", "6h", "1d", "7d", "30d")
+}
+LABEL_DISTANCE: Final = 9.0  # percent of the width between two labels, at least
+MARGIN: Final = 2.0  # percent of the width left free at both ends
 
 
 def render(model: PageModel) -> bytes:
     """The whole page, in UTF-8."""
-    listed = [TimelineEvent.of(event) for event in model.shown]
-    lives = [*listed, *model.ended]
-    scale = Scale.over(lives, model.now)
+    pending = [TimelineEvent.of(event) for event in model.shown]
+    on_timeline = [*pending, *model.ended]
     page = template("page.html").render(
-        model=model, now=model.now, lives=lives, scale=scale, STARTED=STARTED
+        model=model,
+        now=model.now,
+        on_timeline=on_timeline,
+        scale=Scale.over(on_timeline, model.now),
+        STARTED=STARTED,
     )
     return page.encode(errors="replace")  # a file name may contain bytes that are not text
 
 
 @cache
 def template(name: str, *directories: Path) -> Template:
-    """A template from these directories or from those beside this file.
+    """A template from these directories, or from the one next to this file.
 
     All values are made safe for HTML.
     """
@@ -58,41 +61,42 @@ def template(name: str, *directories: Path) -> Template:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    environment.filters |= {
-        "affected": affected,
-        "span": span,
-        "time_of_day": time_of_day,
-        "timer": timer,
-        "utc": _utc,
-    }
+    environment.filters["affected"] = affected
+    environment.filters["span"] = span
+    environment.filters["time_of_day"] = time_of_day
+    environment.filters["timer"] = timer
+    environment.filters["utc"] = _utc
     return environment.get_template(name)
 
 
 def _visible(value: Any) -> Any:
-    r"""Make invisible characters of a value visible, as ``\u202e``. Jinja2 escapes the rest."""
-    return escaped(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    r"""Make invisible characters of a text visible, as ``\u202e``. Jinja2 escapes HTML."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return escaped(value)
+    return value
 
 
 def timer(seconds: float) -> str:
     """``9:05``, ``1:02:03``, ``6d 01:02:03``, without a sign. ``page.js`` has the same function."""
-    days, rest = divmod(int(abs(seconds)), 86_400)
-    hours, minutes, left = rest // 3600, rest // 60 % 60, rest % 60
+    days, seconds_of_day = divmod(int(abs(seconds)), 86_400)
+    hours, seconds_of_hour = divmod(seconds_of_day, 3600)
+    minutes, rest = divmod(seconds_of_hour, 60)
     if days:
-        return f"{days}d {hours:02d}:{minutes:02d}:{left:02d}"
-    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
+        return f"{days}d {hours:02d}:{minutes:02d}:{rest:02d}"
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}"
 
 
-def _utc(time: datetime, form: str) -> str:
-    return time.astimezone(UTC).strftime(form)
+def _utc(time: datetime, time_format: str) -> str:
+    return time.astimezone(UTC).strftime(time_format)
 
 
 class Scale(Struct, frozen=True):
     """A scale from ``before`` seconds before NotBefore to ``after`` seconds after it.
 
-    Positions are percents of width.
-
-    The half minute of a Preempt and a week of failing hardware share one scale, so it is linear
-    near NotBefore and logarithmic further away.
+    Positions are percents of the width. The half minute of a Preempt and a week of failing hardware
+    share one scale. So it is linear near NotBefore, and logarithmic further away.
     """
 
     before: int
@@ -104,19 +108,24 @@ class Scale(Struct, frozen=True):
 
         Its ends are ticks, so that it seldom changes.
         """
-        offsets = [
-            (time - event.anchor).total_seconds()
-            for event in events
-            for time in (event.first_seen, event.started, event.ended or now)
-            if time is not None
-        ]
-        return cls(_tick(-min(offsets, default=0.0)), _tick(max(offsets, default=0.0)))
+        earliest = 0.0
+        latest = 0.0
+        for event in events:
+            times = [event.first_seen, event.ended or now]
+            if event.started is not None:
+                times.append(event.started)
+            offsets = [(time - event.anchor).total_seconds() for time in times]
+            earliest = min(earliest, *offsets)
+            latest = max(latest, *offsets)
+        return cls(before=_tick(-earliest), after=_tick(latest))
 
     def x(self, seconds: float) -> float:
         """The position of an offset from NotBefore, in percent."""
-        low, high = _compressed(-self.before), _compressed(self.after)
-        share = (_compressed(seconds) - low) / (high - low)
-        return round(MARGIN + (100 - 2 * MARGIN) * min(max(share, 0.0), 1.0), 2)
+        start = _compressed(-self.before)
+        end = _compressed(self.after)
+        share = (_compressed(seconds) - start) / (end - start)
+        share = min(max(share, 0.0), 1.0)
+        return round(MARGIN + (100 - 2 * MARGIN) * share, 2)
 
     def of(self, event: TimelineEvent, time: datetime, later: float = 0.0) -> float:
         """The position, in percent, of a moment of an event, or of ``later`` seconds after it."""
@@ -125,21 +134,32 @@ class Scale(Struct, frozen=True):
     @property
     def labels(self) -> list[tuple[float, str]]:
         """The labels above the lines: position in percent, and text."""
-        labels = [(self.x(0), "NotBefore")]
-        for sign, end in ((-1, self.before), (1, self.after)):
-            # the label in the middle is twice as wide as the others
-            last = self.x(0) + sign * APART
-            for seconds, text in TICKS:
-                x = self.x(sign * seconds)
-                if seconds <= end and abs(x - last) >= APART and (x - last) * sign > 0:
-                    labels.append((x, ("-" if sign < 0 else "+") + text))
-                    last = x
+        before = self._labels_of_side(-1, self.before)
+        after = self._labels_of_side(1, self.after)
+        return [(self.x(0), "NotBefore"), *before, *after]
+
+    def _labels_of_side(self, sign: int, end: int) -> list[tuple[float, str]]:
+        """The labels before NotBefore (``sign`` -1) or after it (1), as many as have room."""
+        labels: list[tuple[float, str]] = []
+        # the label in the middle is twice as wide as the others
+        last = self.x(0) + sign * LABEL_DISTANCE
+        for seconds, text in TICKS.items():
+            x = self.x(sign * seconds)
+            has_room = (x - last) * sign >= LABEL_DISTANCE
+            if seconds <= end and has_room:
+                labels.append((x, f"{'-' if sign < 0 else '+'}{text}"))
+                last = x
         return labels
 
 
 def _tick(seconds: float) -> int:
-    return next((tick for tick, _ in TICKS if tick >= seconds), TICKS[-1][0])
+    """The first tick that is not before an offset, or the last of all."""
+    for tick in TICKS:
+        if tick >= seconds:
+            return tick
+    return max(TICKS)
 
 
 def _compressed(seconds: float) -> float:
+    """An offset from NotBefore on the scale: linear up to about ``LINEAR``, then logarithmic."""
     return math.copysign(math.log1p(abs(seconds) / LINEAR), seconds)
