@@ -1,3 +1,4 @@
-"""A simulated IMDS for trials and tests: the scenarios of real VMs, in real or fast time, and
-faults.
+"""A simulated IMDS for trials and tests.
+
+It plays the scenarios of real VMs, in real or fast time, with faults on request.
 """

@@ -1,8 +1,8 @@
-"""``Simulator``: an IMDS on loopback, as strict as the real one about header and api-version, with
-faults on request.
+"""``Simulator``: an IMDS on loopback, with faults on request.
 
-With several VMs, ``http://HOST:PORT/vm/NAME`` is the endpoint of each, and ``http://HOST:PORT``
-that of the first. All VMs see the same events.
+It is as strict as the real one about header and api-version. With several VMs,
+``http://HOST:PORT/vm/NAME`` is the endpoint of each, and ``http://HOST:PORT`` that of the first.
+All VMs see the same events.
 """
 
 import socketserver
@@ -68,9 +68,7 @@ class Simulator(SimulatorState):
         return f"{self.endpoint}/vm/{quote(vm, safe='')}"
 
     def close(self) -> None:
-        """Stop serving: free the port, release clients that a fault holds, and answer no more on
-        kept connections.
-        """
+        """Free the port, release clients that a fault holds, and end kept connections."""
         self._server.closed = True
         if self._thread.is_alive():
             self._server.shutdown()
@@ -114,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: "_Server"
 
     def do_GET(self) -> None:
-        """Answer a request."""
+        """Answer a request of any method."""
         if self.server.closed:
             self.close_connection = True
             return
@@ -132,27 +130,30 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             raise _RefusedError("Content-Length: expected a number") from None
         body = self.rfile.read(max(0, min(length, MAX_BODY)))
-        url, state = urlsplit(self.path), self.server.state
-        name, path = state.vms[0], url.path
+
+        state = self.server.state
+        url = urlsplit(self.path)
+        name = state.vms[0]
+        path = url.path
         if path.startswith("/vm/"):
-            name, _, rest = path.removeprefix("/vm/").partition("/")
-            name, path = unquote(name), f"/{rest}"
+            quoted_name, _, rest = path.removeprefix("/vm/").partition("/")
+            name = unquote(quoted_name)
+            path = f"/{rest}"
         if name not in state.vms or path not in VERSIONS:
             raise _RefusedError("not found", HTTPStatus.NOT_FOUND)
         if "X-Forwarded-For" in self.headers:
             raise _RefusedError("X-Forwarded-For: requests through a proxy are not answered")
         if self.headers.get("Metadata", "").casefold() != "true":
             raise _RefusedError("Required metadata header not specified")
-        version = parse_qs(url.query).get("api-version", [""])[-1]
+        *_, version = parse_qs(url.query).get("api-version", [""])
         self._check_version(path, version)
+
         if path == INSTANCE:
             self._reply(instance(name))
         elif self.command == "POST":
             self._approve(body, version)
-        elif (fault := state.take_fault()) is not None:
-            self._fail(fault)
         else:
-            self._send(HTTPStatus.OK, state.body())
+            self._send_document()
 
     def _check_version(self, path: str, version: str) -> None:
         """Raise ``_RefusedError`` unless the path is known in this api-version."""
@@ -162,20 +163,28 @@ class _Handler(BaseHTTPRequestHandler):
         if path == EVENTS and refusal is not None:
             raise _RefusedError(f"api-version {version} is not known", refusal)
 
-    def _fail(self, fault: Fault) -> None:
-        """Answer with a fault."""
-        if fault.status is not None:
+    def _send_document(self) -> None:
+        """Send the document, or what the next fault says."""
+        state = self.server.state
+        fault = state.take_fault()
+        if fault is None:
+            self._send(HTTPStatus.OK, state.body())
+        elif fault.status is not None:
             raise _RefusedError(fault.kind, fault.status)
-        if fault.kind == "empty":
+        elif fault.kind == "empty":
             self._send(HTTPStatus.OK, b"")
         elif fault.kind == "slow":
-            self.server.state.hold(fault.value)
-            self._send(HTTPStatus.OK, self.server.state.body())
+            state.hold(fault.value)
+            self._send(HTTPStatus.OK, state.body())
         elif fault.kind == "garbage":
             self._send(HTTPStatus.OK, b"<html>Service Unavailable</html>")
-        else:  # "freeze"
-            self.server.state.hold(fault.value)
-            self.close_connection = True
+        else:
+            self._freeze(fault)
+
+    def _freeze(self, fault: Fault) -> None:
+        """Send nothing for the time of the fault, and close the connection."""
+        self.server.state.hold(fault.value)
+        self.close_connection = True
 
     def _approve(self, body: bytes, version: str) -> None:
         try:
@@ -192,8 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _RefusedError("no such event")
         self.server.state.start_incarnations.append(wanted.DocumentIncarnation)
         if fault is not None:
-            self.server.state.hold(fault.value)
-            self.close_connection = True
+            self._freeze(fault)
         else:
             self._send(HTTPStatus.OK, b"")
 
@@ -212,7 +220,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
-    """The standard library's threading server."""
+    """Serves each connection in a thread of its own."""
 
     daemon_threads = True
     block_on_close = False
@@ -224,14 +232,10 @@ class _Server(ThreadingHTTPServer):
         super().__init__(listen, _Handler)
 
     def server_bind(self) -> None:
-        """Bind without the DNS query of HTTPServer for this machine's name, which can take many
-        seconds.
-        """
+        """Bind without HTTPServer's DNS query for this machine's name, which can take seconds."""
         socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = (
-            str(self.server_address[0]),
-            int(self.server_address[1]),
-        )
+        self.server_name = str(self.server_address[0])
+        self.server_port = int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Print nothing for clients that went away: many faults cause it."""

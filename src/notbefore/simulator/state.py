@@ -1,8 +1,8 @@
-"""The simulator's state: the events, the faults, the start requests. No HTTP.
+"""``SimulatorState``: the events of a simulator, its faults and its start requests. No HTTP.
 
 The scenarios are in scenarios.json. Their times and texts follow Microsoft's documentation and
-captures from real VMs: minimum notice by type, some seconds of impact, about ten minutes from
-Started to gone.
+captures from real VMs: the minimum notice of each type, some seconds of impact, about ten minutes
+from Started to the end.
 """
 
 import threading
@@ -15,21 +15,23 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from notbefore.core.event_types import event_type_of
 
 # seconds from a start request to Started; real delays were seen from none to longer
 APPROVED_AFTER: Final = 2.0
-FAULTS: Final = {  # kind -> default VALUE, a status or seconds
+FAULTS: Final = {  # kind -> default value, a status or seconds
     "status": 500.0,
     "empty": 0.0,  # 200 with an empty body
-    "slow": 20.0,  # the right answer, so late
+    "slow": 20.0,  # the right answer after this time
     "garbage": 0.0,  # 200 with a body that is not JSON
-    "freeze": 30.0,  # the connection is accepted, and nothing is sent for so long
+    "freeze": 30.0,  # the connection is accepted, and nothing is sent for this time
     "start-status": 503.0,  # a start request gets this status and is ignored
-    "start-freeze": 30.0,  # a start request is accepted, and not answered for so long
+    "start-freeze": 30.0,  # a start request is accepted, and not answered for this time
 }
 MAX_VALUE: Final = 86_400.0  # of a fault; no client waits longer than a day
+STATUSES: Final = range(300, 600)  # of faults
 
 
 class Scenario(Struct, frozen=True):
@@ -39,29 +41,28 @@ class Scenario(Struct, frozen=True):
     event_type: str
     event_source: str
     description: str
-    duration: int  # DurationInSeconds; -1 = unknown
-    notice: float  # from announced to NotBefore, when it starts unless approved; 0 = none
-    started: float  # from Started to gone
+    duration: int  # DurationInSeconds; -1: unknown
+    notice: float  # from announced to NotBefore, when it starts unless approved; 0: none
+    started: float  # from Started to the end
 
 
-SCENARIOS: Final = {
-    scenario.name: scenario
-    for scenario in msgspec.json.decode(
-        Path(__file__).with_name("scenarios.json").read_bytes(), type=tuple[Scenario, ...]
-    )
-}
+def _read_scenarios() -> dict[str, Scenario]:
+    content = Path(__file__).with_name("scenarios.json").read_bytes()
+    scenarios = msgspec.json.decode(content, type=list[Scenario])
+    return {scenario.name: scenario for scenario in scenarios}
 
 
-def _named() -> dict[str, Scenario]:
-    """Return the scenarios by event type, the first one of each, and by their own names."""
-    named: dict[str, Scenario] = {}
-    for scenario in SCENARIOS.values():
-        named.setdefault(scenario.event_type.lower(), scenario)
-    return named | SCENARIOS
+def _by_all_names(scenarios: dict[str, Scenario]) -> dict[str, Scenario]:
+    """Return the first scenario of each event type by that type, and all by their own names."""
+    by_type: dict[str, Scenario] = {}
+    for scenario in scenarios.values():
+        by_type.setdefault(scenario.event_type.lower(), scenario)
+    return by_type | scenarios
 
 
-NAMED: Final = _named()
-"""What commands call the scenarios: `reboot` is the first Reboot."""
+SCENARIOS: Final = _read_scenarios()
+NAMED: Final = _by_all_names(SCENARIOS)
+"""The scenarios by the names that commands accept: `reboot` is the first Reboot."""
 
 
 class Play(Struct, frozen=True):
@@ -86,22 +87,34 @@ class Play(Struct, frozen=True):
 
     def status(self, now: float) -> str | None:
         """Return ``Scheduled``, ``Started``, or ``None`` when it is gone."""
-        starts, half = self.not_before, (self.begun + self.not_before) / 2
-        # an approval of an advice has no effect
-        if self.approved is not None and not event_type_of(self.scenario.event_type).is_advice:
-            starts = min(starts, self.approved + APPROVED_AFTER / self.speed)
-        # Azure does not cancel an approved event
-        if self.cancel and self.approved is None and self.scenario.notice and now >= half:
+        start = self.not_before
+        is_advice = event_type_of(self.scenario.event_type).is_advice
+        if self.approved is not None and not is_advice:  # an approval of an advice has no effect
+            start = min(start, self.approved + APPROVED_AFTER / self.speed)
+        end = start + self.scenario.started / self.speed
+
+        if self._is_canceled(now):
             return None
-        if now < starts:
+        if now < start:
             return "Scheduled"
-        return "Started" if now < starts + self.scenario.started / self.speed else None
+        if now < end:
+            return "Started"
+        return None
+
+    def _is_canceled(self, now: float) -> bool:
+        if not self.cancel or self.approved is not None:  # Azure does not cancel an approved event
+            return False
+        halfway = (self.begun + self.not_before) / 2
+        return self.scenario.notice > 0 and now >= halfway
 
     def item(self, now: float) -> dict[str, Any] | None:
-        """Return the event as an item of the document, ``None`` when it is not listed."""
+        """Return the event as an item of the document; ``None`` when it is not listed."""
         status = self.status(now)
         if status is None:
             return None
+        not_before = ""
+        if status == "Scheduled":
+            not_before = formatdate(self.not_before, usegmt=True)
         scenario = self.scenario
         return {
             "EventId": self.event_id,
@@ -109,7 +122,7 @@ class Play(Struct, frozen=True):
             "EventType": scenario.event_type,
             "ResourceType": "VirtualMachine",
             "Resources": list(self.resources),
-            "NotBefore": formatdate(self.not_before, usegmt=True) if status == "Scheduled" else "",
+            "NotBefore": not_before,
             "Description": scenario.description,
             "EventSource": scenario.event_source,
             "DurationInSeconds": scenario.duration,
@@ -126,9 +139,16 @@ class Fault(NamedTuple):
     def status(self) -> int | None:
         """The HTTP status of the answer, for faults that are only a status.
 
-        It may be one without a name.
+        It may be a number that ``HTTPStatus`` lacks.
         """
-        return int(self.value) if self.kind.endswith("status") else None
+        if not self.kind.endswith("status"):
+            return None
+        return int(self.value)
+
+    @property
+    def is_of_start_request(self) -> bool:
+        """Whether it affects a start request, not an answer with the document."""
+        return self.kind.startswith("start-")
 
 
 class SimulatorState:
@@ -138,15 +158,15 @@ class SimulatorState:
         self.vms = tuple(vms)
         self.speed = speed
         self.requests = 0  # for the document
-        self.start_requests: list[str] = []  # EventIds approved, in order
+        self.start_requests: list[str] = []  # the approved EventIds, in order
         self.start_incarnations: list[int | None] = []  # of each start request
         self._lock = threading.Lock()
         self._plays: dict[str, Play] = {}  # by EventId in lower case
-        self._raw: bytes | None = None
+        self._fixed_document: bytes | None = None  # of ``set_document``
         self._faults: list[Fault] = []
         self._refused_versions: dict[str, int] = {}  # api-version -> status of the answer
         self._incarnation = 1
-        self._shown: list[dict[str, Any]] = []
+        self._last_items: list[dict[str, Any]] = []  # of the last document
         self._release = threading.Event()  # set to release the clients that faults hold
 
     def start(
@@ -157,18 +177,27 @@ class SimulatorState:
         cancel: bool = False,
         speed: float | None = None,
     ) -> str:
-        """Start a scenario; returns its EventId."""
-        event_id, vms = str(uuid.uuid4()).upper(), tuple(resources) or self.vms[:1]
-        play = Play(SCENARIOS[scenario], event_id, vms, time.time(), speed or self.speed, cancel)
+        """Start a scenario; return its EventId. ``resources``: by default the first VM."""
+        event_id = str(uuid.uuid4()).upper()
+        play = Play(
+            scenario=SCENARIOS[scenario],
+            event_id=event_id,
+            resources=tuple(resources) or self.vms[:1],
+            begun=time.time(),
+            speed=speed or self.speed,
+            cancel=cancel,
+        )
         with self._lock:
-            self._raw = None
+            self._fixed_document = None
             self._plays[event_id.casefold()] = play
         return event_id
 
     def set_document(self, document: bytes | dict[str, Any]) -> None:
         """Answer with this document, valid or not, until ``clear``."""
+        if not isinstance(document, bytes):
+            document = msgspec.json.encode(document)
         with self._lock:
-            self._raw = document if isinstance(document, bytes) else msgspec.json.encode(document)
+            self._fixed_document = document
 
     def fault(self, kind: str, value: float | None = None, times: int = 1) -> None:
         """Let the next ``times`` answers fail. Several faults occur one after the other.
@@ -177,8 +206,13 @@ class SimulatorState:
         """
         if kind not in FAULTS:
             raise ValueError(f"no fault {kind!r}; there are {', '.join(FAULTS)}")
-        fault = Fault(kind, FAULTS[kind] if value is None else value)
-        if not 0 <= fault.value <= MAX_VALUE or fault.status not in (None, *range(300, 600)):
+        if value is None:
+            value = FAULTS[kind]
+        fault = Fault(kind, value)
+        is_valid = 0 <= value <= MAX_VALUE
+        if is_valid and fault.status is not None:
+            is_valid = fault.status in STATUSES
+        if not is_valid:
             raise ValueError(
                 f"{kind}: VALUE is 0 to {MAX_VALUE:g} seconds, or a status of 300 to 599"
             )
@@ -202,7 +236,7 @@ class SimulatorState:
         with self._lock:
             self._plays = {}
             self._faults = []
-            self._raw = None
+            self._fixed_document = None
             self._refused_versions = {}
             self._release.set()
             self._release = threading.Event()
@@ -216,53 +250,67 @@ class SimulatorState:
     def approve(self, event_ids: Sequence[str]) -> bool:
         """Accept start requests.
 
-        Returns False, and accepts none, if one names an event that never existed.
+        Return False, and accept none, if one names an event that never existed.
 
         An event that has started or is over does not change: its id is still valid, as after
         another VM's approval.
         """
-        now = time.time()
         with self._lock:
-            written = (self._raw or b"").lower()  # the document of ``set_document``
-            wanted = [event_id.casefold() for event_id in event_ids]
-            if any(one not in self._plays and f'"{one}"'.encode() not in written for one in wanted):
+            if not all(self._exists(event_id) for event_id in event_ids):
                 return False
-            for event_id, one in zip(event_ids, wanted, strict=True):
-                play = self._plays.get(one)
-                self.start_requests.append(play.event_id if play is not None else event_id)
-                if play is not None and play.approved is None and play.status(now) == "Scheduled":
-                    self._plays[one] = msgspec.structs.replace(play, approved=now)
+            for event_id in event_ids:
+                self._approve(event_id)
             return True
 
+    def _exists(self, event_id: str) -> bool:
+        key = event_id.casefold()
+        fixed_document = self._fixed_document or b""
+        return key in self._plays or f'"{key}"'.encode() in fixed_document.lower()
+
+    def _approve(self, event_id: str) -> None:
+        now = time.time()
+        key = event_id.casefold()
+        play = self._plays.get(key)
+        if play is None:  # only the fixed document has it
+            self.start_requests.append(event_id)
+            return
+        self.start_requests.append(play.event_id)
+        if play.approved is None and play.status(now) == "Scheduled":
+            self._plays[key] = replace(play, approved=now)
+
     def take_fault(self, *, start_request: bool = False) -> Fault | None:
-        """Remove and return the fault for this answer, if there is one."""
+        """Remove and return the fault for this answer, if there is one; count the request."""
         with self._lock:
-            self.requests += not start_request
-            fault = next(
-                (one for one in self._faults if one.kind.startswith("start-") == start_request),
-                None,
-            )
-            if fault is not None:
-                self._faults.remove(fault)
-            return fault
+            if not start_request:
+                self.requests += 1
+            for fault in self._faults:
+                if fault.is_of_start_request == start_request:
+                    self._faults.remove(fault)
+                    return fault
+            return None
 
     def body(self) -> bytes:
         """Return the present document; the incarnation rises whenever the content changes."""
         with self._lock:
-            if self._raw is not None:
-                return self._raw
+            if self._fixed_document is not None:
+                return self._fixed_document
             now = time.time()
-            items = [item for play in self._plays.values() if (item := play.item(now)) is not None]
-            if items != self._shown:
-                self._shown = items
+            items: list[dict[str, Any]] = []
+            for play in self._plays.values():
+                item = play.item(now)
+                if item is not None:
+                    items.append(item)
+            if items != self._last_items:
+                self._last_items = items
                 self._incarnation += 1
             return msgspec.json.encode({"DocumentIncarnation": self._incarnation, "Events": items})
 
 
 def instance(vm: str) -> dict[str, Any]:
     """Return a made-up ``/metadata/instance`` of a VM, the same for each call."""
-    subscription, group = "8d10da13-8125-4ba9-a717-bf7490507b3d", "fleet"
-    above = f"/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Compute"
+    subscription = "8d10da13-8125-4ba9-a717-bf7490507b3d"
+    group = "fleet"
+    provider = f"/subscriptions/{subscription}/resourceGroups/{group}/providers/Microsoft.Compute"
     return {
         "compute": {
             "location": "westeurope",
@@ -270,7 +318,7 @@ def instance(vm: str) -> dict[str, Any]:
             "platformFaultDomain": "1",
             "platformUpdateDomain": "3",
             "resourceGroupName": group,
-            "resourceId": f"{above}/virtualMachines/{vm}",
+            "resourceId": f"{provider}/virtualMachines/{vm}",
             "subscriptionId": subscription,
             "tagsList": [{"name": "role", "value": "simulated"}],
             "vmId": str(uuid.uuid5(uuid.NAMESPACE_DNS, vm)),
