@@ -22,7 +22,8 @@ from notbefore.core.document import MAX_BYTES, MAX_EVENTS, MAX_ID, MAX_RESOURCES
 from notbefore.core.lifecycle import diff
 from notbefore.core.tracked import Tracked
 from notbefore.errors import ConfigError, DocumentError, DocumentReason, ImdsError
-from notbefore.imds.client import MAX_ANSWER, ImdsClient
+from notbefore.imds.answer import MAX_ANSWER
+from notbefore.imds.client import ImdsClient
 from notbefore.imds.identity import fetch_vm
 from notbefore.web.access import load_web_config
 from notbefore.wording.records import record_of

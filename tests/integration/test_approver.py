@@ -26,7 +26,8 @@ from notbefore.core.approval import ApprovalAttempt, Policy, Rule, RuleMatch, co
 from notbefore.core.change import Change
 from notbefore.core.record import Vm
 from notbefore.errors import ImdsError
-from notbefore.imds.client import ImdsAnswer, ImdsClient
+from notbefore.imds.answer import ImdsAnswer
+from notbefore.imds.client import ImdsClient
 from notbefore.simulator.server import Simulator
 from support.agent import PATIENCE, eventually
 from support.azure import FUTURE, ID, ME, PEER, body, item

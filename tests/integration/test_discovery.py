@@ -86,6 +86,8 @@ def test_imds_is_who_answers_as_it_does(silent: str) -> None:
         (b"a83f8110", "168.63.129.16"),
         (b"a8:3f:81:10:00", ""),
         (b"a8:3f:81:100", ""),
+        (b"a8:3f81:10", ""),
+        (b"a8::81:10", ""),
         (b"\xff", ""),
         (b"0:0:0:0", ""),  # what follows cannot be another machine
         (b"7f:0:0:1", ""),

@@ -19,7 +19,8 @@ from notbefore.agent.thread_guard import ThreadGuard
 from notbefore.agent.tracker import Poll, Tracker
 from notbefore.config.load import load
 from notbefore.errors import ConfigError, ImdsError
-from notbefore.imds.client import MAX_ANSWER, ImdsClient
+from notbefore.imds.answer import MAX_ANSWER
+from notbefore.imds.client import ImdsClient
 from notbefore.imds.identity import fetch_vm, vm_of
 from support.agent import eventually, free_port
 from support.azure import FUTURE

@@ -1,15 +1,13 @@
 """``Polling`` asks IMDS for the events, and at times for the identity of this VM.
 
-It polls once each interval, without drift and never twice at a time; more slowly while IMDS fails.
-An identity request that hangs delays the next poll by at most ``IDENTITY_TIMEOUT``. If the endpoint
-does not answer, the polling searches for IMDS at other addresses.
+It polls once in each interval, without drift and never twice at a time. While IMDS fails, it polls
+more slowly. An identity request that hangs delays the next poll by at most ``IDENTITY_TIMEOUT``. If
+the endpoint does not answer, the polling searches for IMDS at other addresses.
 """
 
 import logging
 import threading
-from contextlib import suppress
 from math import inf
-from queue import Empty, SimpleQueue
 from typing import Final
 
 from notbefore.agent.freeze import longest_between
@@ -19,12 +17,13 @@ from notbefore.agent.tracker import Poll, Tracker
 from notbefore.core.document import ENDPOINT
 from notbefore.core.duration import back_off
 from notbefore.errors import ImdsError
+from notbefore.imds import elsewhere
+from notbefore.imds.answer import ImdsAnswer
 from notbefore.imds.client import (
     FALLBACK,
     FIRST_TIMEOUT,
     NEWEST,
     TIMEOUT,
-    ImdsAnswer,
     ImdsClient,
     events_path,
 )
@@ -108,7 +107,7 @@ class PollThread:
         self._due = clock.boot_time()
         self._due_wall = clock.time()
         # seconds since the last request in which the thread did not wait, and so measured no delay;
-        # nothing of this thread measured the time before it
+        # infinite at first, because the thread did not measure the time before its start
         self._busy = inf
 
         self._timeout = FIRST_TIMEOUT  # seconds for the next answer
@@ -121,11 +120,9 @@ class PollThread:
         self._search_failed = False  # the last search found nothing
         self._next_search = 0.0  # seconds since the boot
 
-        self._stopped = False
+        self._stop = threading.Event()
         # a stopped thread publishes no endpoint, and passes no answer on
         self._stop_lock = threading.Lock()
-        # an Event would create a lock for each wait, a tenth of a poll's cost
-        self._ended = SimpleQueue[None]()
         self._thread = threading.Thread(target=self._run, name="poll", daemon=True)
 
     def start(self) -> None:
@@ -137,10 +134,9 @@ class PollThread:
         """Stop polling and abort a request that is under way."""
         # a poll that hangs while it is handled keeps the lock for ever
         has_lock = self._stop_lock.acquire(timeout=THREAD_PATIENCE)
-        self._stopped = True
+        self._stop.set()
         if has_lock:
             self._stop_lock.release()
-        self._ended.put(None)
         self._client.abort()
         if self._thread.is_alive():  # it may never have been started
             self._thread.join(THREAD_PATIENCE)
@@ -149,7 +145,7 @@ class PollThread:
     @property
     def overdue(self) -> float:
         """Seconds since the next poll was due, negative before it; 0 once the thread is stopped."""
-        if self._stopped:
+        if self._stop.is_set():
             return 0.0
         return self._clock.boot_time() - self._due
 
@@ -170,7 +166,7 @@ class PollThread:
         self._ask_identity()
         self._due = self._clock.boot_time()
         self._due_wall = self._clock.time()
-        while not self._stops_within(max(0.0, self._due - self._clock.boot_time())):
+        while not self._stop.wait(self._seconds_until_due()):
             began = self._clock.read()
             error = self._errors.attempt("poll", self._poll)
             now = self._clock.read()
@@ -178,10 +174,8 @@ class PollThread:
             self._due = self._next_due(error, now.uptime)
             self._due_wall = now.wall.timestamp() + self._due - now.uptime
 
-    def _stops_within(self, seconds: float) -> bool:
-        with suppress(Empty):
-            self._ended.get(timeout=seconds)
-        return self._stopped
+    def _seconds_until_due(self) -> float:
+        return max(0.0, self._due - self._clock.boot_time())
 
     def _poll(self) -> ImdsError | None:
         """Poll once and pass the answer to the tracker; return the error if there is no answer."""
@@ -195,18 +189,16 @@ class PollThread:
         except ImdsError as error:
             if error.reason == "timeout":  # the answer may still come on a bad host
                 self._timeout = FIRST_TIMEOUT
-            if not self._stopped:  # else ``stop`` has aborted it
-                duration = self._clock.boot_time() - started
-                self._handle_failure(
-                    Poll(
-                        lag,
-                        duration,
-                        error=error,
-                        wall_lag=wall_lag,
-                        asked=asked,
-                        busy=self._busy,
-                    )
-                )
+            poll = Poll(
+                lag=lag,
+                duration=self._clock.boot_time() - started,
+                error=error,
+                wall_lag=wall_lag,
+                asked=asked,
+                busy=self._busy,
+            )
+            if not self._stop.is_set():  # else ``stop`` has aborted the request
+                self._handle_failure(poll)
             return error
 
         now = self._clock.boot_time()
@@ -216,19 +208,17 @@ class PollThread:
         if now >= self._next_identity:
             self._ask_identity()
 
-        body = answer.body if answer.body != self._body else None
-        self._body = None  # if handling it fails, an equal body counts as new
-        self._pass_on(
-            Poll(
-                lag,
-                now - started,
-                body,
-                date=answer.date,
-                wall_lag=wall_lag,
-                asked=asked,
-                busy=self._busy,
-            )
+        poll = Poll(
+            lag=lag,
+            duration=now - started,
+            body=None if answer.body == self._body else answer.body,
+            date=answer.date,
+            wall_lag=wall_lag,
+            asked=asked,
+            busy=self._busy,
         )
+        self._body = None  # if handling it fails, an equal body counts as new
+        self._pass_on(poll)
         self._body = answer.body
         return None
 
@@ -262,7 +252,7 @@ class PollThread:
         if version == self._api_version:
             return
         with self._stop_lock:
-            if self._stopped:  # a reload may already have published another endpoint
+            if self._stop.is_set():  # a reload may already have published another endpoint
                 return
             # first, so that the approver judges no event of the other version
             self._tracker.use(self._endpoint, version, self._interval)
@@ -281,7 +271,7 @@ class PollThread:
         By then the tracker may belong to another thread, and the state may be closed.
         """
         with self._stop_lock:
-            if not self._stopped:
+            if not self._stop.is_set():
                 self._tracker.handle(poll)
 
     def _handle_failure(self, poll: Poll) -> None:
@@ -299,7 +289,7 @@ class PollThread:
         """Return when the next poll is due: whole intervals later, or after a back-off."""
         if error is None:
             self._failures = 0
-            # those that became due during a slow answer are left out
+            # polls that became due during a slow answer are left out
             missed = max(0.0, now - self._due) // self._interval
             return self._due + (missed + 1) * self._interval
 
@@ -313,7 +303,7 @@ class PollThread:
     # ---- the identity of this VM
 
     def _use_configured_name(self) -> None:
-        """Tell the tracker that the configured name may have changed."""
+        """Let the tracker use the configured name, which may have changed."""
         self._tracker.identify(None)
 
     def _ask_identity(self) -> None:
@@ -327,12 +317,12 @@ class PollThread:
         try:
             vm = fetch_vm(self._client, IDENTITY_TIMEOUT)
         except ImdsError as error:
-            if not self._identity_failed and not self._stopped:
+            if not self._identity_failed and not self._stop.is_set():
                 text = "IMDS does not give the identity of this VM (%s); the agent asks again"
                 log.warning(text, error)
             return False
         with self._stop_lock:
-            if not self._stopped:  # else it may be the identity from another IMDS
+            if not self._stop.is_set():  # else it may be the identity from another IMDS
                 self._tracker.identify(vm)
         return True
 
@@ -340,17 +330,16 @@ class PollThread:
 
     def _search(self) -> None:
         """Look for IMDS at one address after the other; poll the first that answers from now on."""
-        # in a VNet nobody needs it
-        from notbefore.imds.elsewhere import candidates, why_not  # noqa: PLC0415
-
         self._next_search = self._clock.boot_time() + SEARCH_PAUSE
         version = FALLBACK if self._chooses_version else self._api_version
-        level = logging.DEBUG if self._search_failed else logging.INFO
-        for place, endpoint in candidates():
+        level = logging.INFO
+        if self._search_failed:  # the same was logged by the previous search
+            level = logging.DEBUG
+        for place, endpoint in elsewhere.candidates():
             self._due = self._clock.boot_time()  # a slow search is not a thread that hangs
-            if self._stopped:
+            if self._stop.is_set():
                 return
-            reason = why_not(endpoint, version)
+            reason = elsewhere.why_not(endpoint, version)
             log.log(level, "is IMDS at %s (%s)? %s", endpoint, place, reason or "yes")
             if not reason:
                 self._search_failed = False
@@ -360,7 +349,7 @@ class PollThread:
         if not self._search_failed and not self._has_answered:
             log.warning(
                 "IMDS was not found at any address: this does not look like an Azure VM. The agent"
-                " goes on asking. `notbefore demo` shows what it does"
+                " keeps asking. `notbefore demo` shows what it does"
             )
         self._search_failed = True
 
@@ -369,7 +358,7 @@ class PollThread:
         if endpoint == self._endpoint:
             return
         with self._stop_lock:
-            if self._stopped:  # a reload may already have published another endpoint
+            if self._stop.is_set():  # a reload may already have published another endpoint
                 return
             self._runtime.replace(endpoint=endpoint)
         self._endpoint = endpoint

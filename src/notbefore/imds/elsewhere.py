@@ -42,24 +42,42 @@ def candidates(
 ) -> Iterator[tuple[str, str]]:
     """Yield the endpoints where IMDS may be, as (place, endpoint), in the order to try them."""
     yield "the usual address", ENDPOINT
-    if address := environment.get(VARIABLE, ""):
-        yield VARIABLE, address if "://" in address else f"http://{address}"
+
+    address = environment.get(VARIABLE, "")
+    if "://" in address:
+        yield VARIABLE, address
+    elif address:
+        yield VARIABLE, f"http://{address}"
+
     for pattern in LEASES:
         with suppress(OSError):  # a file is gone, or cannot be read
-            files = sorted(
-                filter(Path.is_file, root.glob(pattern)), key=lambda path: -path.stat().st_mtime
-            )
-            for path in files[:MAX_FILES]:
-                if address := address_in(_tail(path)):
-                    yield str(path), f"http://{address}"
-                    break  # older files of this DHCP client have older addresses
+            yield from _newest_lease(root, pattern)
+
+
+def _newest_lease(root: Path, pattern: str) -> Iterator[tuple[str, str]]:
+    """Yield the endpoint in the newest lease of one DHCP client; older ones have older addresses.
+
+    Raises ``OSError``.
+    """
+    files = [path for path in root.glob(pattern) if path.is_file()]
+    files.sort(key=_modified, reverse=True)
+    for path in files[:MAX_FILES]:
+        address = address_in(_tail(path))
+        if address:
+            yield str(path), f"http://{address}"
+            return
+
+
+def _modified(path: Path) -> float:
+    return path.stat().st_mtime
 
 
 def why_not(endpoint: str, api_version: str) -> str:
     """Return why IMDS is not at an endpoint, in words; empty if it is."""
     try:
         with closing(ImdsClient(endpoint)) as client:
-            parse(client.get(events_path(api_version), timeout=PROBE_TIMEOUT).body)
+            answer = client.get(events_path(api_version), timeout=PROBE_TIMEOUT)
+            parse(answer.body)
     except (ConfigError, ImdsError) as error:
         return str(error)
     except DocumentError as error:
@@ -69,28 +87,34 @@ def why_not(endpoint: str, api_version: str) -> str:
 
 def address_in(lease: bytes) -> str:
     """Return the IPv4 address in the last, newest option 245 that has one; empty without one."""
-    for written in reversed(_OPTION.findall(lease)):
-        try:  # a83f8110, or a8:3f:81:10
-            parts = (
-                written.split(b":")
-                if b":" in written
-                else [written[i : i + 2] for i in range(0, len(written), 2)]
-            )
-            address = ipaddress.IPv4Address(bytes(int(part, 16) for part in parts))
-        except ValueError:
-            continue
-        if not (
-            address.is_unspecified
-            or address.is_multicast
-            or address.is_loopback
-            or address.is_reserved
-        ):
+    for value in reversed(_OPTION.findall(lease)):
+        address = _address(value.decode("ascii"))
+        if address is not None and _may_be_imds(address):
             return str(address)
     return ""
 
 
+def _address(value: str) -> ipaddress.IPv4Address | None:
+    """Return the address that ``a83f8110`` or ``a8:3f:81:10`` means; ``None`` for another form."""
+    if ":" in value:
+        parts = value.split(":")
+    else:
+        parts = [value[begin : begin + 2] for begin in range(0, len(value), 2)]
+    try:
+        return ipaddress.IPv4Address(bytes(int(part, 16) for part in parts))
+    except ValueError:
+        return None
+
+
+def _may_be_imds(address: ipaddress.IPv4Address) -> bool:
+    return not (
+        address.is_unspecified or address.is_multicast or address.is_loopback or address.is_reserved
+    )
+
+
 def _tail(path: Path) -> bytes:
-    """The end of a file: it has the newest lease."""
+    """Return the end of a file: it has the newest lease."""
     with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_LEASE))
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - MAX_LEASE))
         return file.read(MAX_LEASE)

@@ -26,10 +26,10 @@ def fetch_vm(client: ImdsClient, timeout: float = TIMEOUT) -> Vm:
     """
     answer = client.get(PATH, timeout=timeout)
     try:
-        compute = msgspec.json.decode(answer.body, type=_Instance).compute
+        instance = msgspec.json.decode(answer.body, type=_Instance)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ImdsError("rejected", f"/metadata/instance: {error}") from error
-    vm = vm_of(compute)
+    vm = vm_of(instance.compute)
     if not vm.name:
         raise ImdsError("rejected", "/metadata/instance has no compute.name")
     return vm
@@ -37,30 +37,37 @@ def fetch_vm(client: ImdsClient, timeout: float = TIMEOUT) -> Vm:
 
 def vm_of(compute: dict[str, Any]) -> Vm:
     """Return the used fields of ``compute``; a field that is missing or not a text is empty."""
-
-    def text(name: str) -> str:
-        value = compute.get(name)
-        return value[:MAX_TEXT] if isinstance(value, str) else ""
-
     return Vm(
-        name=text("name"),
-        vm_id=text("vmId"),
-        resource_id=text("resourceId"),
-        subscription_id=text("subscriptionId"),
-        resource_group=text("resourceGroupName"),
-        location=text("location"),
-        zone=text("zone"),
-        scale_set=text("vmScaleSetName"),
-        vm_size=text("vmSize"),
+        name=_text(compute, "name"),
+        vm_id=_text(compute, "vmId"),
+        resource_id=_text(compute, "resourceId"),
+        subscription_id=_text(compute, "subscriptionId"),
+        resource_group=_text(compute, "resourceGroupName"),
+        location=_text(compute, "location"),
+        zone=_text(compute, "zone"),
+        scale_set=_text(compute, "vmScaleSetName"),
+        vm_size=_text(compute, "vmSize"),
         tags=_tags(compute.get("tagsList")),
     )
 
 
-def _tags(listed: object) -> dict[str, str]:
-    """The tags of ``[{"name": ..., "value": ...}]``; items of another form are left out."""
-    found: dict[str, str] = {}
-    for tag in listed[:MAX_TAGS] if isinstance(listed, list) else ():
-        name, value = (tag.get("name"), tag.get("value")) if isinstance(tag, dict) else (None, None)
+def _text(fields: dict[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str):
+        return ""
+    return value[:MAX_TEXT]
+
+
+def _tags(items: object) -> dict[str, str]:
+    """Return the tags of ``[{"name": ..., "value": ...}]``, without items of another form."""
+    if not isinstance(items, list):
+        return {}
+    tags: dict[str, str] = {}
+    for item in items[:MAX_TAGS]:
+        if not isinstance(item, dict):
+            continue
+        name = item.get("name")
+        value = item.get("value")
         if isinstance(name, str) and isinstance(value, str):
-            found[name[:MAX_TEXT]] = value[:MAX_TEXT]
-    return found
+            tags[name[:MAX_TEXT]] = value[:MAX_TEXT]
+    return tags
