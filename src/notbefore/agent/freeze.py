@@ -17,23 +17,24 @@ from notbefore.process.clock import Clock
 
 TICK: Final = 0.1  # seconds; also the precision of a measured interruption
 
-
 UNMEASURED: Final = 0.5
-"""Seconds in which nothing has to measure: IMDS usually answers within them."""
+"""The longest unmeasured time, in seconds, that does not make an interruption unknown. IMDS usually
+answers within it."""
 
 NO_GAP: Final = Gap(0.0, 0.0)
 
 
 class FreezeMeter:
-    """Call ``switch`` to start it, then ``take`` for the longest gap since the last ``take``.
+    """Measures while it is switched on; ``take`` returns the longest gap since the last ``take``.
 
-    Both from one thread.
+    One thread calls both.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._wall = self._uptime = 0.0  # the last tick
+        self._wall = 0.0  # of the last tick, in Unix seconds
+        self._uptime = 0.0  # of the last tick, in seconds since the boot
         self._longest = NO_GAP
         self._stop: threading.Event | None = None
 
@@ -45,14 +46,17 @@ class FreezeMeter:
     def switch(self, *, on: bool) -> None:
         """Begin or stop measuring; no effect if it is already in that state."""
         if on and self._stop is None:
-            self._stop = threading.Event()
-            self.take()
-            threading.Thread(
-                target=self._run, args=(self._stop,), name="freeze", daemon=True
-            ).start()
+            self._start()
         elif not on and self._stop is not None:
             self._stop.set()
             self._stop = None
+
+    def _start(self) -> None:
+        self.take()  # the time before does not count
+        stop = threading.Event()
+        thread = threading.Thread(target=self._run, args=(stop,), name="freeze", daemon=True)
+        thread.start()
+        self._stop = stop
 
     def take(self) -> Gap:
         """Return the longest gap since the last call, up to this moment, without the tick
@@ -82,11 +86,16 @@ class MeasuredGap(Struct, frozen=True):
     """How long this VM may have stood still since the last good answer."""
 
     longest: Gap
-    unmeasured: float  # the longest time in which nothing measured, in seconds
+    unmeasured: float  # the longest time that neither the meter nor a poll measured, in seconds
 
     def believed(self, seconds: float | None) -> float | None:
-        """``seconds`` of the longest gap; ``None`` if it is none, and not all was measured."""
-        if seconds is None or (seconds < UNMEASURED < self.unmeasured):
+        """Return the believed ``seconds`` of ``longest``; ``None`` if a longer gap may have gone
+        unmeasured.
+        """
+        if seconds is None:
+            return None
+        is_short = seconds < UNMEASURED
+        if is_short and self.unmeasured > UNMEASURED:
             return None
         return seconds
 
@@ -95,48 +104,50 @@ class PollGaps:
     """Collects how long this VM may have stood still since the last good answer.
 
     An answer is as old as its request, so the time of the request belongs to the next answer too.
-    The lateness of a poll says nothing of the time in which its request is under way.
+    The lateness of a poll does not include the time in which its request is under way.
     """
 
     def __init__(self, meter: FreezeMeter) -> None:
         self._meter = meter
-        self._metered = False  # the meter ran during the poll before
-        self._late = NO_GAP
-        self._unmeasured = 0.0
+        self._metered = False  # the meter ran during the last poll
+        self._longest = NO_GAP
+        self._unmeasured = 0.0  # seconds, as in ``MeasuredGap``
 
     def add(self, late: Gap, busy: float) -> None:
         """Add a poll, whatever its result.
 
-        ``late``: how late it began. ``busy``: the seconds from the request of the poll before until
-        the polling waited again.
+        ``late``: how late it began. ``busy``: the seconds from the previous request until the
+        polling waited again.
         """
         if not self._metered:
             self._unmeasured = max(self._unmeasured, busy)
         self._metered = self._meter.running
         if not self._metered:
-            self._late = longer(self._late, late)
+            self._longest = longer(self._longest, late)
 
     def take(self, asked: Instant, now: Instant) -> MeasuredGap:
         """Return the gap up to a good answer, and begin again with its request."""
-        flight = longest_between(asked, now)
+        request_seconds = longest_between(asked, now)
         if self._metered:
-            self._late = longer(self._late, self._meter.take())
+            self._longest = longer(self._longest, self._meter.take())
         else:
-            self._unmeasured = max(self._unmeasured, flight)
-        measured = MeasuredGap(self._late, self._unmeasured)
+            self._unmeasured = max(self._unmeasured, request_seconds)
+        measured = MeasuredGap(self._longest, self._unmeasured)
 
-        # a freeze in this long a flight may be that of an event which the next answer shows
-        if not self._metered or flight <= UNMEASURED:
-            self._late = NO_GAP
+        # a freeze during a long request may belong to an event that only the next answer shows
+        if not self._metered or request_seconds <= UNMEASURED:
+            self._longest = NO_GAP
         self._unmeasured = 0.0
         return measured
 
 
 def longer(first: Gap, second: Gap) -> Gap:
-    """The longer delay on each clock."""
+    """Return the longer delay on each clock."""
     return Gap(max(first.wall, second.wall), max(first.uptime, second.uptime))
 
 
 def longest_between(begin: Instant, end: Instant) -> float:
-    """Seconds between two moments of one boot, on the clock of this VM that shows more of them."""
-    return max(end.uptime - begin.uptime, (end.wall - begin.wall).total_seconds())
+    """Return the seconds between two moments of one boot, on the clock that shows more of them."""
+    uptime = end.uptime - begin.uptime
+    wall = (end.wall - begin.wall).total_seconds()
+    return max(uptime, wall)

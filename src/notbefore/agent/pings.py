@@ -2,10 +2,10 @@
 
 While the agent works, it sends a request to a URL at each interval.
 
-The form is that of healthchecks.io and others: a POST with the status as text, to the path with
-``/start`` appended when the agent begins, and with ``/fail`` if it is not ready. A thread of the
-agent sends it, because pings would keep a courier running all the time. Nothing is stored or tried
-again: the next ping says the same.
+The form is that of healthchecks.io and others: a POST with the status as text. The path ends with
+``/start`` when the agent begins, and with ``/fail`` if it is not ready. A thread of the agent sends
+it, because pings would keep a courier running all the time. A failed ping is not repeated: the next
+one says the same.
 """
 
 import logging
@@ -22,6 +22,7 @@ from notbefore.errors import ConfigError, SendError
 from notbefore.net.http import Http
 
 PING_TIMEOUT: Final = 10.0  # seconds
+SUCCESS: Final = range(200, 300)
 HEADERS: Final = {"Content-Type": "text/plain; charset=utf-8"}
 
 log = logging.getLogger("notbefore.agent.pings")
@@ -40,14 +41,14 @@ class Pings:
         self._thread = threading.Thread(target=self._run, name="pings", daemon=True)
         self._http = Http(PING_TIMEOUT)
         self._started = False  # ``start`` was sent
-        self._failing = ""  # why the last ping did not arrive
+        self._failing = ""  # why the last ping did not arrive, in words
 
     def start(self) -> None:
         """Begin to ping."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; do not wait for a ping under way beyond ``THREAD_PATIENCE``."""
+        """End the thread. Wait for a ping under way at most ``THREAD_PATIENCE`` seconds."""
         self._stop.set()
         self._thread.join(THREAD_PATIENCE)
 
@@ -62,29 +63,34 @@ class Pings:
         if status.signal == "start" and self._started:
             return
         self._started = True
-        body = f"notbefore {__version__} on {status.vm or 'unknown VM'}: {status.line}\n".encode()
-        why = ""  # without the URL: it may be a secret
-        try:
-            parts = urlsplit(self._heartbeat.ping_url.reveal())
-            if status.signal != "success":
-                parts = parts._replace(path=f"{parts.path.rstrip('/')}/{status.signal}")
-            answer = self._http.post(urlunsplit(parts), HEADERS, body)
-            if answer.status // 100 != 2:  # noqa: PLR2004 - 2xx
-                why = f"{parts.hostname} answers {answer.status}"
-            elif answer.is_page:
-                why = f"{parts.hostname} answers with a web page: a captive portal, or a proxy"
-        except (
-            ConfigError,
-            SendError,
-        ) as error:  # the secret cannot be read; the URL cannot be reached
-            why = str(error)
-        except ValueError:  # its text may show the URL
-            why = "the URL is not valid"
-        # the receiver may close a kept connection at the moment of the next ping: 60 s is a usual
-        # time for both
-        self._http.close()
-        if why and why != self._failing:
-            log.warning("heartbeat: ping_url was not reached: %s", why)
-        elif self._failing and not why:
+
+        failure = self._send(status)
+        if failure and failure != self._failing:
+            log.warning("heartbeat: ping_url was not reached: %s", failure)
+        elif self._failing and not failure:
             log.info("heartbeat: ping_url is reached again")
-        self._failing = why
+        self._failing = failure
+
+    def _send(self, status: PingStatus) -> str:
+        """Send a ping; return why it did not arrive, without the URL, which may be a secret."""
+        vm = status.vm or "unknown VM"
+        body = f"notbefore {__version__} on {vm}: {status.line}\n"
+        try:
+            url = urlsplit(self._heartbeat.ping_url.reveal())
+            if status.signal != "success":
+                url = url._replace(path=f"{url.path.rstrip('/')}/{status.signal}")
+            answer = self._http.post(urlunsplit(url), HEADERS, body.encode())
+        except (ConfigError, SendError) as error:  # no secret in its file, or no answer
+            return str(error)
+        except ValueError:  # its text may show the URL
+            return "the URL is not valid"
+        finally:
+            # a receiver may close a kept connection just when the next ping is sent: both often
+            # happen after 60 s
+            self._http.close()
+
+        if answer.status not in SUCCESS:
+            return f"{url.hostname} answers {answer.status}"
+        if answer.is_page:
+            return f"{url.hostname} answers with a web page: a captive portal, or a proxy"
+        return ""

@@ -1,9 +1,10 @@
 """``ThreadGuard``: an unforeseen exception does not end a thread.
 
-It is logged and counted, and the work goes on.
+It is logged and counted, and the thread continues.
 """
 
 import logging
+import re
 import threading
 import traceback
 from collections.abc import Callable
@@ -20,13 +21,14 @@ log = logging.getLogger("notbefore.agent")
 
 
 class ThreadGuard:
-    """Guards the loops of the agent's threads. ``give_up`` is called if the process has to end.
+    """Guards the loops of the agent's threads.
 
-    It may not wait.
+    It calls ``give_up``, which must not wait, if the process has to end.
     """
 
-    def __init__(self, give_up: Callable[[], None] = lambda: None) -> None:
-        self.given_up = False  # the process is to end with an exit code that has it restarted
+    def __init__(self, give_up: Callable[[], None] | None = None) -> None:
+        # the process has to end with an exit code for which its service manager restarts it
+        self.given_up = False
         self.count = 0  # unforeseen exceptions since the start of the process
         self._give_up = give_up
         self._in_a_row: dict[str, int] = {}
@@ -41,12 +43,11 @@ class ThreadGuard:
         try:
             result = work()
         except Exception as error:  # noqa: BLE001 - any unforeseen exception
-            self._caught(name, error)
+            self._count(name, error)
             if vital and self._in_a_row[name] >= MAX_IN_A_ROW:
                 self._end(f"{name} failed {MAX_IN_A_ROW} times in a row")
             return None
-        if name in self._in_a_row:
-            del self._in_a_row[name]
+        self._in_a_row.pop(name, None)
         return result
 
     def thread_ended(self, arguments: threading.ExceptHookArgs) -> None:
@@ -55,31 +56,33 @@ class ThreadGuard:
         Used as ``threading.excepthook``.
         """
         name = arguments.thread.name if arguments.thread is not None else "unknown"
-        thread = name.partition(" ")[0].partition("-")[0]
-        if isinstance(arguments.exc_value, Exception):
-            self._caught(name, arguments.exc_value)
-            if thread != "http":  # input from the network may not end the process
-                self._end(f"the thread {name} has ended")
+        if not isinstance(arguments.exc_value, Exception):
+            return
+        self._count(name, arguments.exc_value)
+        kind_of_thread = re.split("[ -]", name)[0]
+        if kind_of_thread != "http":  # input from the network must not end the process
+            self._end(f"the thread {name} has ended")
 
-    def _caught(self, name: str, error: Exception) -> None:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = (name, f"{type(error).__name__} {frame.filename}:{frame.lineno}")
+    def _count(self, name: str, error: Exception) -> None:
+        """Count an exception, and log it unless it came from the same place before."""
         # without a lock: two threads at the same moment may lose a count, or log a line twice
         self.count += 1
         self._in_a_row[name] = self._in_a_row.get(name, 0) + 1
-        if place not in self._logged:  # the same error is counted but not logged again
-            self._logged.add(place)
-            log.error(
-                "unforeseen error in %s (%s): please report it",
-                name,
-                type(error).__name__,
-                exc_info=error,
-            )
 
-    def _end(self, why: str) -> None:
-        if not self.given_up:
-            self.given_up = True
-            log.error(
-                "%s: the agent ends with exit code 1, so that its service manager restarts it", why
-            )
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        kind = type(error).__name__
+        place = (name, f"{kind} {frame.filename}:{frame.lineno}")
+        if place in self._logged:
+            return
+        self._logged.add(place)
+        text = "unforeseen error in %s (%s): please report it"
+        log.error(text, name, kind, exc_info=error)
+
+    def _end(self, reason: str) -> None:
+        if self.given_up:
+            return
+        self.given_up = True
+        text = "%s: the agent ends with exit code 1, so that its service manager restarts it"
+        log.error(text, reason)
+        if self._give_up is not None:
             self._give_up()
