@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from notbefore.core.record import Vm
-from notbefore.fleet.story import SCHEDULED
+from notbefore.fleet.story import Standing
 from support.azure import at
 from support.fleet_log import EACH, LIMIT, WAVES, A, B, C, D, Log
 from support.fleet_records import body, report
@@ -156,7 +156,7 @@ def test_event_stays_open_when_a_silent_vm_comes_back() -> None:
     log.pass_time(2 * HEARTBEAT_SECONDS, A, B, C)
 
     (story,) = log.fold.events.open.values()
-    assert story.standing is SCHEDULED
+    assert story.standing is Standing.SCHEDULED
     assert story.gone == set()
 
 

@@ -42,7 +42,7 @@ KEY_WITHOUT_CERTIFICATE: Final = "expected `cert_file` beside `key_file`"
 Advice = Annotated[str, matching(r"[\s\S]{0,2000}", "a text of 2000 characters or less")]
 
 
-class Links(texts.Links, frozen=True, forbid_unknown_fields=True):
+class Links(texts.LinkTemplates, frozen=True, forbid_unknown_fields=True):
     """Links in a message.
 
     `{vm}` is replaced by the name of the sending VM, `{event_type}` by Azure's type.

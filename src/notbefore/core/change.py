@@ -38,7 +38,7 @@ AS_FAR_AS_KNOWN: Final = "as_far_as_known"
 """The reason of an end that not every VM of a fleet has reported."""
 
 
-class Step:
+class StepProperties:
     """The properties that ``Change`` and ``Record`` have in common."""
 
     __slots__ = ()
@@ -58,7 +58,7 @@ class Step:
         return self.reason == "first_seen_started" and self.notice_seconds == 0
 
 
-class Change(Struct, Step, frozen=True):
+class Change(Struct, StepProperties, frozen=True):
     """One step in an event's life. Times are UTC.
 
     Durations are seconds and ``None`` where they were not observed.

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from notbefore.core.change import Approval, Change, Step
+from notbefore.core.change import Approval, Change, StepProperties
 from notbefore.core.text import escaped, natural, rfc3339
 
 PREFIX: Final = "azure.scheduled_event."  # of the attributes that OpenTelemetry does not define
@@ -136,7 +136,7 @@ def _attribute(name: str) -> str:
     return PREFIX + name
 
 
-class Record(BaseRecord, Step, frozen=True, kw_only=True, rename=_attribute):
+class Record(BaseRecord, StepProperties, frozen=True, kw_only=True, rename=_attribute):
     """One change. Durations are seconds.
 
     A field is plain text if a newer version may add values to it.

@@ -21,7 +21,7 @@ from notbefore.config.sinks import Messages, SinkConfig
 from notbefore.core.outbox import SendResult
 from notbefore.courier import sinks
 from notbefore.courier.frames import FrameSocket, wait_for_frame
-from notbefore.courier.orders import REPORT_INTERVAL, Batch, Orders, Report
+from notbefore.courier.orders import REPORT_INTERVAL, Batch, CourierReport, Orders
 from notbefore.courier.sink import Sink
 from notbefore.courier.worker import Worker
 from notbefore.net.redact import Redactor
@@ -83,7 +83,7 @@ class Courier:
             results.append(self._results.popleft())
         limits = {name: worker.limit for name, worker in self._workers.items()}
         hangs = any(worker.hangs for worker in self._workers.values())
-        self._frames.send(Report(results, limits, hangs))
+        self._frames.send(CourierReport(results, limits, hangs))
         self._last_report = time.monotonic()
 
     def _add_result(self, result: SendResult) -> None:

@@ -1,7 +1,8 @@
 """The messages between an agent and its courier (``FrameSocket`` carries them).
 
 The agent sends ``Orders``, and the courier answers ``Hello``: each version can read these two from
-any other version. Then the courier sends a ``Report``, and the agent a ``Batch``, at any time.
+any other version. After that the courier sends a ``CourierReport`` and the agent a ``Batch``, each
+at any time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ class Hello(Struct, frozen=True):
     schema: int
 
 
-class Report(Struct, frozen=True):
+class CourierReport(Struct, frozen=True):
     """The results of deliveries, and what the courier can do now."""
 
     results: Sequence[SendResult]

@@ -28,7 +28,7 @@ from notbefore.core.duration import back_off
 from notbefore.core.outbox import SendResult
 from notbefore.courier.courier_process import CourierProcess, environment
 from notbefore.courier.frames import FrameSocket
-from notbefore.courier.orders import REPORT_INTERVAL, Hello, Orders, Report, seal
+from notbefore.courier.orders import REPORT_INTERVAL, CourierReport, Hello, Orders, seal
 from notbefore.courier.upgrade import UpgradeCheck, package_on_disk
 from notbefore.errors import ConfigError
 from notbefore.metrics.totals import CourierFigures, increased
@@ -240,7 +240,7 @@ class Supervisor:
         results = list[SendResult]()
         for frame in courier.received():
             if courier.works:
-                report = msgspec.msgpack.decode(frame, type=Report)
+                report = msgspec.msgpack.decode(frame, type=CourierReport)
                 courier.limits = report.limits
                 courier.hangs = report.hangs
                 results += report.results

@@ -23,18 +23,7 @@ from notbefore.fleet.history import PastEvent
 from notbefore.fleet.hub_records import Beat, PartitionFigures, PoisonError, Report, read
 from notbefore.fleet.silence import FORGET_SECONDS, Silence
 from notbefore.fleet.snapshot import Closed, Position, Snapshot, Unknown
-from notbefore.fleet.story import (
-    CANCELED,
-    ENDED,
-    FINISHED,
-    NEW,
-    OVER,
-    STARTED,
-    STRENGTH,
-    Standing,
-    Story,
-    from_unix,
-)
+from notbefore.fleet.story import OVER, STRENGTH, Standing, Story, from_unix
 from notbefore.fleet.waves import Grouping, Notification, Wave, Waves, copied
 
 CHUNK: Final = 8  # steps that ``advance_chunk`` takes: a step of a large wave needs milliseconds
@@ -113,19 +102,20 @@ class Events:
         if story is not None:
             if story.began is not None and report.time < story.began:
                 return "late"  # about the earlier event with this id
-            return self._add(story, report, now, NEW)
+            return self._add(story, report, now, Standing.NEW)
 
         self._state.unknown.pop(key, None)
         closed = self._state.closed.get(key)
         if closed is None:
             story = self._begin(report)
-            return self._add(story, report, now, NEW)
+            return self._add(story, report, now, Standing.NEW)
         if not _reopens(closed, report):
             return "late"
 
         story = self._reopen(closed, report, now)
         if story.began is not None:
-            return self._add(story, report, now, NEW)  # a new event with the id of the closed one
+            # a new event with the id of the closed one
+            return self._add(story, report, now, Standing.NEW)
         return self._add(story, report, now, closed.standing)
 
     def listed(self, group: str, event_ids: Iterable[str], now: float) -> None:
@@ -202,7 +192,9 @@ class Events:
     def _note(self, story: Story, now: float, notified: Standing) -> None:
         """Note that an event is new or has changed, and which VMs it has deleted."""
         is_deletion = event_type_of(story.event.event_type).vanishes
-        if is_deletion and story.standing in (ENDED, FINISHED):  # now: its wave may continue
+        # noted at once, because the wave of the event may continue
+        has_happened = story.standing in (Standing.ENDED, Standing.FINISHED)
+        if is_deletion and has_happened:
             self._state.vanished |= dict.fromkeys(story.vms, now)
         self.waves.note(story, now, notified)
 
@@ -284,7 +276,7 @@ class Events:
 
         self.continued.add(story.key)
         wave = self.waves.open[story.labels]
-        if other_wave.notified is NEW or other_wave.notified_at <= wave.notified_at:
+        if other_wave.notified is Standing.NEW or other_wave.notified_at <= wave.notified_at:
             return set()  # until then, people are reminded of what this partition has announced
 
         if other_wave.event_key == wave.event_key:
@@ -303,7 +295,7 @@ class Events:
         else:
             story.claim = max(story.claim, closed.standing)
             story.give_up()
-            self._note(story, now, NEW)
+            self._note(story, now, Standing.NEW)
         return {wave.event_key}
 
     def _leave(self, story: Story) -> None:
@@ -361,7 +353,7 @@ class Events:
         standing = story.standing
         story.give_up()
         if story.standing is not standing:
-            self._note(story, now, NEW)
+            self._note(story, now, Standing.NEW)
 
     def _is_overdue(self, story: Story, now: float) -> bool:
         if story.standing in OVER or story.key in self.continued:
@@ -406,7 +398,7 @@ class Events:
         """Judge the next story without the VMs that have left."""
         story, gone = self._to_judge.popleft()
         if self.open.get(story.key) is story and story.leave_out(gone):
-            self._note(story, now, NEW)
+            self._note(story, now, Standing.NEW)
 
     def _forget_closed(self, now: float) -> None:
         """Forget the events that were over long ago, and the oldest of too many."""
@@ -763,7 +755,7 @@ def _over_since(story: Story, now: float) -> datetime:
 
 def _is_under_way(story: Story, now: float) -> bool:
     """Whether an event may be interrupting its VMs: it has started, or its NotBefore has passed."""
-    if story.standing is STARTED:
+    if story.standing is Standing.STARTED:
         return True
 
     # what is over interrupts no VM
@@ -798,7 +790,7 @@ def _reopens(closed: Closed, report: Report) -> bool:
         return _came_back(report, closed.over)
 
     # a finished event stays finished
-    if closed.standing not in (CANCELED, ENDED):
+    if closed.standing not in (Standing.CANCELED, Standing.ENDED):
         return False
 
     # this VM has seen more than those that reported the end

@@ -17,8 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from notbefore.core.change import MISSING, SILENT
-from notbefore.core.document import STARTED as STATUS_STARTED
-from notbefore.core.document import Event
+from notbefore.core.document import STARTED, Event
 from notbefore.core.text import sha256
 from notbefore.fleet.hub_records import (
     Beat,
@@ -28,7 +27,7 @@ from notbefore.fleet.hub_records import (
     VmGroup,
     one_place,
 )
-from notbefore.fleet.story import FINISHED, STARTED, Story, from_unix
+from notbefore.fleet.story import Standing, Story, from_unix
 from notbefore.fleet.waves import Grouping, OpenWaves, Waves
 
 INTERVALS: Final = 3  # of its heartbeats: after so many without a record a VM is silent
@@ -233,12 +232,12 @@ class Silence:
 
         if names:
             story.event = replace(story.event, resources=names)
-            story.claim = STARTED
-            story.standing = STARTED
+            story.claim = Standing.STARTED
+            story.standing = Standing.STARTED
             story.over = None
         else:  # the story keeps the names of those that are back
-            story.claim = FINISHED
-            story.standing = FINISHED
+            story.claim = Standing.FINISHED
+            story.standing = Standing.FINISHED
             story.over = from_unix(now)
         self.waves.note(story, now)
 
@@ -264,7 +263,7 @@ class Silence:
         event = Event(
             event_id=f"{kind}-{now:.0f}-{digest}",
             event_type=SILENT,
-            event_status=STATUS_STARTED,
+            event_status=STARTED,
             resource_type="VirtualMachine",
             resources=names,
             description=description,
@@ -297,6 +296,6 @@ class Silence:
 
 def _silent_in(story: Story) -> tuple[str, ...]:
     """Return the names of the VMs that are silent according to a story."""
-    if story.standing is STARTED:
+    if story.standing is Standing.STARTED:
         return story.event.resources
     return ()

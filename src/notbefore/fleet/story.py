@@ -29,46 +29,48 @@ class Standing(IntEnum):
     FINISHED = 5
 
 
-NEW, SCHEDULED, ENDED, CANCELED, STARTED, FINISHED = Standing
-
 STRENGTH: Final[dict[LifecycleKind, Standing]] = {
-    "announced": SCHEDULED,
-    "updated": SCHEDULED,
-    "ended": ENDED,  # this VM saw no end: one that did knows better
-    "canceled": CANCELED,  # it looks canceled: a VM that saw the start knows better
-    "started": STARTED,
-    "finished": FINISHED,  # it had started, and is over
+    "announced": Standing.SCHEDULED,
+    "updated": Standing.SCHEDULED,
+    "ended": Standing.ENDED,  # this VM saw no end: one that did knows better
+    "canceled": Standing.CANCELED,  # it looks canceled: a VM that saw the start knows better
+    "started": Standing.STARTED,
+    "finished": Standing.FINISHED,  # it had started, and is over
 }
 """Change -> the claim that a VM makes by it. Of two claims, that of the VM that saw more counts."""
 
 OUTCOMES: Final[dict[Standing, Outcome]] = {
-    ENDED: "unknown",
-    CANCELED: "canceled",
-    FINISHED: "finished",
+    Standing.ENDED: "unknown",
+    Standing.CANCELED: "canceled",
+    Standing.FINISHED: "finished",
 }
 OVER: Final = frozenset(OUTCOMES)
 
-ENDS_AS: Final = {SCHEDULED: ENDED, STARTED: FINISHED}
+ENDS_AS: Final = {Standing.SCHEDULED: Standing.ENDED, Standing.STARTED: Standing.FINISHED}
 """The standing of an event that is over although no VM claims an end.
 
 After Started, Azure has only one next step.
 """
 
 _ENDS: Final[dict[Standing, LifecycleKind]] = {
-    CANCELED: "canceled",
-    FINISHED: "finished",
-    ENDED: "ended",
+    Standing.CANCELED: "canceled",
+    Standing.FINISHED: "finished",
+    Standing.ENDED: "ended",
 }
 STEPS: Final[dict[Standing, dict[Standing, LifecycleKind]]] = {
-    NEW: {SCHEDULED: "announced", STARTED: "started", **_ENDS},
-    SCHEDULED: {SCHEDULED: "updated", STARTED: "started", **_ENDS},
+    Standing.NEW: {Standing.SCHEDULED: "announced", Standing.STARTED: "started", **_ENDS},
+    Standing.SCHEDULED: {Standing.SCHEDULED: "updated", Standing.STARTED: "started", **_ENDS},
     # only a wave goes from started to canceled: the rest of its events were canceled
-    STARTED: {STARTED: "updated", **_ENDS, CANCELED: "finished"},
+    Standing.STARTED: {Standing.STARTED: "updated", **_ENDS, Standing.CANCELED: "finished"},
     # it looked canceled, and was not
-    CANCELED: {STARTED: "started", FINISHED: "finished"},
+    Standing.CANCELED: {Standing.STARTED: "started", Standing.FINISHED: "finished"},
     # a VM reported its end late
-    ENDED: {STARTED: "started", FINISHED: "finished", CANCELED: "canceled"},
-    FINISHED: {},
+    Standing.ENDED: {
+        Standing.STARTED: "started",
+        Standing.FINISHED: "finished",
+        Standing.CANCELED: "canceled",
+    },
+    Standing.FINISHED: {},
 }
 """Last notified standing -> standing now -> the change to notify of. Other pairs have none."""
 
@@ -102,8 +104,8 @@ class Story(Struct, array_like=True):
     sender: str  # the VM that reported it first, after its group
     newest: Source  # where the content is from
     dated: Source  # the same for NotBefore
-    claim: Standing = NEW  # the strongest claim
-    standing: Standing = NEW  # the event's state by all reports
+    claim: Standing = Standing.NEW  # the strongest claim
+    standing: Standing = Standing.NEW  # the event's state by all reports
     reported: dict[str, int] = {}  # VM -> its last word about the end: see ``_last_word``
     room: int = MAX_REPORTERS  # bytes left for the names of more VMs
     measured: dict[str, Measures] = {}  # by affected VM
@@ -217,11 +219,11 @@ class Story(Struct, array_like=True):
             return ENDS_AS.get(self.claim, self.claim)
 
         # a VM that counts still lists it: a claim of the end proves no more than the start
-        if self.claim >= STARTED:
-            return STARTED
+        if self.claim >= Standing.STARTED:
+            return Standing.STARTED
 
         # a VM that saw it canceled may have lost sight of it: the others still list it
-        return SCHEDULED
+        return Standing.SCHEDULED
 
     def _is_over(self) -> bool:
         """Whether the VMs that count have reported the end.

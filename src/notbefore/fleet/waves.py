@@ -27,30 +27,14 @@ from notbefore.core.change import (
     Reason,
     change_id,
 )
-from notbefore.core.document import SCHEDULED as STATUS_SCHEDULED
-from notbefore.core.document import STARTED as STATUS_STARTED
-from notbefore.core.document import Event
+from notbefore.core.document import SCHEDULED, STARTED, Event
 from notbefore.core.event_types import SEVERITIES
 from notbefore.core.outbox_rows import Schedule
 from notbefore.core.record import WAVE, FleetFacts, Vm
 from notbefore.core.routing import Route, severity_of
 from notbefore.core.text import natural
 from notbefore.fleet.hub_records import Place
-from notbefore.fleet.story import (
-    CANCELED,
-    ENDED,
-    FINISHED,
-    NEW,
-    OUTCOMES,
-    OVER,
-    SCHEDULED,
-    STARTED,
-    STEPS,
-    Standing,
-    Story,
-    content,
-    from_unix,
-)
+from notbefore.fleet.story import OUTCOMES, OVER, STEPS, Standing, Story, content, from_unix
 
 MAX_ROUTED: Final = 16  # places by which the notifications of one wave are routed, by other routes
 VMS_IN_NOTIFICATION: Final = 2_000  # further ones are left out
@@ -67,7 +51,13 @@ _REASONS: Final[dict[LifecycleKind, Reason]] = {
     "ended": "not_watched",
 }
 
-_BY_WEIGHT: Final = (STARTED, SCHEDULED, ENDED, FINISHED, CANCELED)
+_BY_WEIGHT: Final = (
+    Standing.STARTED,
+    Standing.SCHEDULED,
+    Standing.ENDED,
+    Standing.FINISHED,
+    Standing.CANCELED,
+)
 """The standing of a wave is the first of these that one of its stories has.
 
 It is started while one of its events is, and over once all of them are. Then the least known end
@@ -98,7 +88,7 @@ class Wave(Struct, array_like=True):
 
     event_key: str  # the event key of its notifications
     stories: dict[str, Story] = {}
-    notified: Standing = NEW  # the standing that was notified last
+    notified: Standing = Standing.NEW  # the standing that was notified last
     notified_event: Event | None = None
     notified_at: float = 0.0  # Unix seconds of the hub's clock; when it began, if not notified yet
     due: float | None = None  # when the next notification is due, in Unix seconds
@@ -118,13 +108,13 @@ class Wave(Struct, array_like=True):
         """Its state, by those of its stories."""
         standings: set[Standing] = set()
         for story in self.stories.values():
-            if story.standing is STARTED:
-                return STARTED  # nothing counts more: a wave may have thousands of stories
+            if story.standing is Standing.STARTED:
+                return Standing.STARTED  # nothing counts more: a wave may have thousands of stories
             standings.add(story.standing)
         for standing in _BY_WEIGHT:
             if standing in standings:
                 return standing
-        return NEW
+        return Standing.NEW
 
 
 OpenWaves = dict[tuple[str, ...], Wave]
@@ -190,7 +180,7 @@ class Waves:
         vm = vm_of(story.place, story.event.resources)
         return matching_routes(vm, story.event, self._grouping.routes)
 
-    def note(self, story: Story, now: float, notified: Standing = NEW) -> None:
+    def note(self, story: Story, now: float, notified: Standing = Standing.NEW) -> None:
         """Note that a story is new or has changed at ``now``; set when its wave is due.
 
         ``notified``: the last notified standing of a story that was over, and turns out not to be.
@@ -207,7 +197,7 @@ class Waves:
 
         standing = wave.standing
         due = self._due(wave, standing, story, now)
-        was_notified = wave.notified is not NEW
+        was_notified = wave.notified is not Standing.NEW
         ends_or_continues = was_notified and (standing in OVER or was_over)
         if wave.due is None or due < wave.due or ends_or_continues:
             wave.due = due
@@ -256,7 +246,7 @@ class Waves:
     def _begin(self, story: Story, now: float, notified: Standing) -> Wave:
         """Add the wave of a story that has none."""
         notified_at = 0.0
-        if notified is NEW:
+        if notified is Standing.NEW:
             notified_at = now
         wave = Wave(
             event_key=self._event_key(story, notified),
@@ -294,12 +284,12 @@ class Waves:
             return now
 
         # the event with the NotBefore that people expect is over: others may end with it
-        is_outdated = standing is not STARTED and _is_outdated(wave, now)
+        is_outdated = standing is not Standing.STARTED and _is_outdated(wave, now)
         if is_outdated and story.standing in OVER:
             return now + grouping.group_wait
 
         # people do not know of the wave, or expect a NotBefore that it no longer has
-        if wave.notified is NEW or is_outdated:
+        if wave.notified is Standing.NEW or is_outdated:
             return self._soon(story, now)
 
         return self._due_again(wave, standing, story, now)
@@ -307,7 +297,7 @@ class Waves:
     def _due_again(self, wave: Wave, standing: Standing, story: Story, now: float) -> float:
         """Return when a wave is due that people know of."""
         # the first start is what people wait for
-        if standing is STARTED and wave.notified is SCHEDULED:
+        if standing is Standing.STARTED and wave.notified is Standing.SCHEDULED:
             return now
 
         # the end waits, as the next VM's event may still come
@@ -331,7 +321,7 @@ class Waves:
 
     def _rests_until(self, wave: Wave) -> float:
         """Return until when more events may join a wave that was over before its notification."""
-        if wave.notified is not NEW:
+        if wave.notified is not Standing.NEW:
             return 0.0
         if wave.standing not in OVER or self._grouping.each_event:
             return 0.0
@@ -396,7 +386,7 @@ def _label(name: str, story: Story) -> str:
 def _is_outdated(wave: Wave, now: float) -> bool:
     """Whether people expect a NotBefore that no event to come has any more."""
     # people know of no NotBefore: they were not notified, or it has started
-    if wave.notified is not SCHEDULED or wave.notified_event is None:
+    if wave.notified is not Standing.SCHEDULED or wave.notified_event is None:
         return False
 
     # no one is reminded of a NotBefore that is unknown, or has passed
@@ -411,7 +401,7 @@ def _is_outdated(wave: Wave, now: float) -> bool:
 def _is_urgent(wave: Wave, story: Story, now: float) -> bool:
     """Whether a story is news that people can still prepare for."""
     # it has started, or is over: nothing is left to prepare for
-    if story.standing is not SCHEDULED:
+    if story.standing is not Standing.SCHEDULED:
         return False
 
     # no notification has named the event
@@ -493,19 +483,19 @@ def event_of_wave(wave: Wave, standing: Standing) -> Event:
     live = [story for story in stories if story.standing not in OVER] or stories
     most_urgent = min(live, key=_urgency)
     if len(stories) == 1 and wave.event_key == most_urgent.event.key:
-        not_before = None if standing is STARTED else most_urgent.not_before
+        not_before = None if standing is Standing.STARTED else most_urgent.not_before
         return replace(most_urgent.event, not_before=not_before)
 
     names: dict[str, None] = {}
     for part in by_progress(_named(stories)):
         names |= dict.fromkeys(affected(part))
 
-    not_started = [story for story in live if story.standing is not STARTED]
+    not_started = [story for story in live if story.standing is not Standing.STARTED]
     dates = [story.not_before for story in not_started if story.not_before is not None]
 
-    event_status = STATUS_SCHEDULED  # as a VM reports it
-    if standing in (STARTED, FINISHED):
-        event_status = STATUS_STARTED
+    event_status = SCHEDULED  # as a VM reports it
+    if standing in (Standing.STARTED, Standing.FINISHED):
+        event_status = STARTED
 
     durations = [story.event.duration for story in stories if story.event.duration is not None]
     return replace(
@@ -521,8 +511,8 @@ def event_of_wave(wave: Wave, standing: Standing) -> Event:
 def by_progress(stories: Collection[Story]) -> Progress:
     """Return the stories that are still to come, those under way, and those that are over."""
     return Progress(
-        to_come=[story for story in stories if story.standing is SCHEDULED],
-        under_way=[story for story in stories if story.standing is STARTED],
+        to_come=[story for story in stories if story.standing is Standing.SCHEDULED],
+        under_way=[story for story in stories if story.standing is Standing.STARTED],
         over=[story for story in stories if story.standing in OVER],
     )
 
@@ -600,8 +590,8 @@ def _notify(wave: Wave) -> Notification | None:
     standing = wave.standing
     event = event_of_wave(wave, standing)
     progress = by_progress(wave.stories.values()).counts
-    if wave.notified is STARTED and standing is SCHEDULED:
-        standing = STARTED  # it is between two of its events, and does not start twice
+    if wave.notified is Standing.STARTED and standing is Standing.SCHEDULED:
+        standing = Standing.STARTED  # it is between two of its events, and does not start twice
 
     kind = STEPS[wave.notified].get(standing)
     if kind is None:
@@ -698,7 +688,7 @@ def _change(
         digest = str(wave.number)
 
     ahead_seconds = None
-    if standing not in (STARTED, FINISHED):
+    if standing not in (Standing.STARTED, Standing.FINISHED):
         ahead_seconds = _seconds(now, not_before)
 
     scheduled_seconds = None

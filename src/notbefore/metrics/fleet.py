@@ -6,9 +6,9 @@ Each instance has those of its partitions, so that sums over all instances are r
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from notbefore.metrics import samples as agent_samples
 from notbefore.metrics.families import Family, Metric, counter, gauge
 from notbefore.metrics.samples import MetricsSnapshot, by_name
-from notbefore.metrics.samples import samples as samples_of_process
 from notbefore.metrics.totals import MAX_SERIES, OTHER, Labels
 
 # subscription and resource_group are empty, unless the configuration asks for them
@@ -119,7 +119,7 @@ def samples(counts: Counts, process: MetricsSnapshot) -> Iterator[Family]:
         since = None if metric.kind == "gauge" else process.figures.since
         yield Family(metric, bounded(values), since)
 
-    for family in samples_of_process(process):
+    for family in agent_samples.samples(process):
         if family.metric.name.startswith(COMMON):
             yield family
 

@@ -27,7 +27,7 @@ Facts = Iterator[tuple[str, str]]  # name and value; ``text_of`` leaves out thos
 _MARKS: Final = {"updated": " (changed)", "reminder": " (reminder)"}
 
 
-class Links(Struct, frozen=True):
+class LinkTemplates(Struct, frozen=True):
     """The addresses of the links in a message.
 
     `{vm}` is replaced by the name of the sending VM, `{event_type}` by Azure's type.
@@ -42,7 +42,7 @@ class Additions(Struct, frozen=True):
     """The user's additions to the texts of messages."""
 
     advice: dict[str, str] = {}  # what to do, by event type; replaces the built-in text
-    links: Links = Links()
+    links: LinkTemplates = LinkTemplates()
 
 
 class Fact(NamedTuple):
@@ -563,7 +563,7 @@ def clock(time: datetime) -> str:
 # ---- the links
 
 
-def _links(links: Links, record: Record) -> Iterator[Fact]:
+def _links(links: LinkTemplates, record: Record) -> Iterator[Fact]:
     """Yield the links, except one that names the VM if its name is not known."""
     vm = quote(record.vm_name or "", safe="")
     event_type = quote(record.event_type, safe="")
