@@ -12,7 +12,7 @@ from grafana_foundation_sdk.models import units
 from jsonschema import Draft7Validator
 
 from boards.__main__ import DASHBOARDS
-from boards.parts import VARIABLES
+from boards.frame import VARIABLES
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "tests/grafana/dashboard.schema.json").read_bytes())

@@ -1,4 +1,4 @@
-"""Write the dashboards' JSON beside their code: ``python -m boards``."""
+"""``python -m boards`` writes the dashboards as JSON."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ DASHBOARDS = {
 
 
 def main(directory: Path) -> None:
-    """Write all of them."""
+    """Write all dashboards."""
     for name, build in DASHBOARDS.items():
         (directory / name).write_text(build(), encoding="utf-8")
 

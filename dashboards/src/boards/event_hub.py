@@ -1,30 +1,20 @@
-"""``event-hub.json``: what ``notbefore fleet`` reads from the Event Hub, and how its instances
-fare.
+"""``event-hub.json``: the fleet as ``notbefore fleet`` reads it from the Event Hub, and its
+instances.
 
-Each instance shows the partitions that are its own, so sums over all instances are right whichever
-has which.
+Each instance has metrics of the partitions that it reads, so a sum over all instances is the fleet.
 """
 
 from typing import Final
 
 from grafana_foundation_sdk.models.dashboard import Panel
 
-from boards import parts
-from boards.parts import (
-    GOOD,
-    NONE_IS_CALM,
-    NONE_IS_GOOD,
-    Annotation,
-    Column,
-    Variable,
-    now,
-    over_time,
-    rows,
-)
+from boards import frame, panels
+from boards.frame import Annotation, Variable
+from boards.panels import GOOD, NONE_IS_CALM, NONE_IS_GOOD, Column, now, over_time, rows
 from boards.queries import INTERVAL
 
 PLACE: Final = 'job=~"$job", region=~"$region", scale_set=~"$scale_set"'
-REGION: Final = 'job=~"$job", region=~"$region"'  # of histograms, which have no more
+REGION: Final = 'job=~"$job", region=~"$region"'
 JOB: Final = 'job=~"$job"'
 BY_PLACE: Final = "event_type, event_status, region, scale_set, zone"
 LATE: Final = ((None, "green"), (5, "yellow"), (30, "red"))
@@ -38,27 +28,19 @@ VARIABLES: Final = (
 
 
 def build() -> str:
-    """The dashboard as JSON."""
-    panels = parts.grid(
+    """Return the dashboard as JSON."""
+    grid = frame.grid(
         (3, [(4, panel) for panel in _figures()]),
         (8, [(14, _coming()), (10, _heard())]),
-        (
-            7,
-            [
-                (6, _by_type()),
-                (6, _silent()),
-                (6, _lag("seconds", "s")),
-                (6, _lag("records", "short")),
-            ],
-        ),
+        (7, [(6, _by_type()), (6, _silent()), (6, _lag_seconds()), (6, _lag_records())]),
         (8, [(12, _records()), (12, _instances())]),
     )
-    return parts.dashboard_json(
+    return frame.dashboard_json(
         "notbefore-event-hub",
         "Azure Scheduled Events: the fleet by Event Hub",
-        "What all VMs report to the hub: events and the VMs that they affect, who is silent, how"
-        " late it is read.",
-        panels,
+        "What all VMs report to the hub: events and the VMs that they affect, silent VMs, and how"
+        " late the hub is read.",
+        grid,
         time="24h",
         variables=VARIABLES,
         annotations=(
@@ -77,13 +59,16 @@ def _annotation(name: str, status: str, color: str) -> Annotation:
 
 
 def _sum(metric: str, selector: str = PLACE, by: str = "") -> str:
-    return f"sum{f' by ({by}) ' if by else ''}({metric}{{{selector}}})"
+    if by:
+        return f"sum by ({by}) ({metric}{{{selector}}})"
+    return f"sum({metric}{{{selector}}})"
 
 
 def _grown(metric: str, selector: str, by: str, window: str) -> str:
-    """What was counted.
+    """Return by how much a counter grew.
 
-    Each instance begins anew at its start: of a series without a sample before, all is new.
+    The counters of an instance begin at 0 with its start. So a series without a sample before the
+    window grew by its whole value.
     """
     series = f"{metric}{{{selector}}}"
     new = f"last_over_time({series}[{window}]) unless {series} offset {window}"
@@ -93,42 +78,43 @@ def _grown(metric: str, selector: str, by: str, window: str) -> str:
 def _figures() -> list[Panel]:
     started = f'event_status="started", {PLACE}'
     return [
-        parts.stat_panel(
+        panels.stat_panel(
             "Events",
             "Events that are scheduled or have started, each once, however many VMs report it.",
             "short",
             now(f"{_sum('notbefore_fleet_events_pending')} or vector(0)"),
             NONE_IS_CALM,
         ),
-        parts.stat_panel(
+        panels.stat_panel(
             "VMs affected",
             "VMs that these events affect; one that two events affect counts twice.",
             "short",
             now(f"{_sum('notbefore_fleet_vms_affected')} or vector(0)"),
             NONE_IS_CALM,
         ),
-        parts.stat_panel(
+        panels.stat_panel(
             "Started",
-            "Events that are going on.",
+            "Events that have started and are not over.",
             "short",
             now(f"{_sum('notbefore_fleet_events_pending', started)} or vector(0)"),
             NONE_IS_GOOD,
         ),
-        parts.stat_panel(
+        panels.stat_panel(
             "VMs heard from",
             "VMs that send heartbeats, the silent ones included.",
             "short",
             now(_sum("notbefore_fleet_vms_heard")),
             GOOD,
         ),
-        parts.stat_panel(
+        panels.stat_panel(
             "Silent VMs",
-            "VMs without a heartbeat for three of their intervals, and no event explains it.",
+            "VMs without a heartbeat for three of their intervals, without an event that explains"
+            " it.",
             "short",
             now(_sum("notbefore_fleet_vms_silent")),
             NONE_IS_GOOD,
         ),
-        parts.stat_panel(
+        panels.stat_panel(
             "Lag",
             "Age of the oldest record that is still to be read, over all partitions.",
             "s",
@@ -143,7 +129,7 @@ def _coming() -> Panel:
     vms = f"sum by (event_type, region, scale_set, zone) (notbefore_fleet_vms_affected{{{PLACE}}})"
     labels = "event_type, region, scale_set, zone"
     events = _sum("notbefore_fleet_events_pending", by=BY_PLACE)
-    asked = [
+    table_queries = [
         rows(events, "events"),
         rows(f"0 * ({events}) + on ({labels}) group_left () {vms}", "vms"),
     ]
@@ -156,11 +142,11 @@ def _coming() -> Panel:
         Column("Value #events", "Events", "short", decimals=0, width=70),
         Column("Value #vms", "VMs", "short", decimals=0, width=70),
     ]
-    return parts.table_panel(
+    return panels.table_panel(
         "Scheduled and started events",
         "Events that are not over, by type and place. VMs: those that all events of this type and"
         " place affect, whatever their status.",
-        asked,
+        table_queries,
         columns,
         none="nothing scheduled",
     )
@@ -168,7 +154,7 @@ def _coming() -> Panel:
 
 def _heard() -> Panel:
     by = "region, scale_set"
-    asked = [
+    table_queries = [
         rows(_sum("notbefore_fleet_vms_heard", by=by), "heard"),
         rows(_sum("notbefore_fleet_vms_silent", by=by), "silent"),
     ]
@@ -185,18 +171,18 @@ def _heard() -> Panel:
             steps=((None, "text"), (1, "red")),
         ),
     ]
-    return parts.table_panel(
+    return panels.table_panel(
         "VMs heard from",
         "By region and scale set: VMs that send heartbeats, and those of them that are silent now."
         " `/api/v1/fleet/events` has their names.",
-        asked,
+        table_queries,
         columns,
         none="no heartbeats",
     )
 
 
 def _by_type() -> Panel:
-    return parts.lines_panel(
+    return panels.lines_panel(
         "Events by type",
         "Events that are not over, by type.",
         "short",
@@ -207,7 +193,7 @@ def _by_type() -> Panel:
 
 
 def _silent() -> Panel:
-    return parts.lines_panel(
+    return panels.lines_panel(
         "Silent VMs by scale set",
         "VMs whose heartbeats have stopped without an event that explains it.",
         "short",
@@ -220,17 +206,21 @@ def _silent() -> Panel:
     )
 
 
-def _lag(what: str, unit: str) -> Panel:
-    said = {
-        "seconds": "Age of the next record to be read",
-        "records": "Records that are still to be read",
-    }[what]
-    return parts.lines_panel(
-        f"Lag in {what}",
-        f"{said}, by partition.",
+def _lag_seconds() -> Panel:
+    return _lag("seconds", "Age of the next record to be read, by partition.", "s")
+
+
+def _lag_records() -> Panel:
+    return _lag("records", "Records that are still to be read, by partition.", "short")
+
+
+def _lag(measure: str, description: str, unit: str) -> Panel:
+    return panels.lines_panel(
+        f"Lag in {measure}",
+        description,
         unit,
         over_time(
-            f"max by (job, partition) (notbefore_fleet_lag_{what}{{{JOB}}})",
+            f"max by (job, partition) (notbefore_fleet_lag_{measure}{{{JOB}}})",
             "{{job}} {{partition}}",
         ),
     )
@@ -238,10 +228,10 @@ def _lag(what: str, unit: str) -> Panel:
 
 def _records() -> Panel:
     errors = _grown("notbefore_fleet_errors_total", JOB, "part", INTERVAL)
-    return parts.lines_panel(
+    return panels.lines_panel(
         "Records and errors",
-        "Records that were read a second, by what they were: news changed an event, beat is a"
-        " heartbeat, poison was not used. And errors of the hub and of the checkpoint store.",
+        "Records read per second, by result: news changed an event, beat is a heartbeat, poison"
+        " was not used. And errors of the hub and of the checkpoint store.",
         "short",
         over_time(
             f"sum by (result) (rate(notbefore_fleet_records_total{{{JOB}}}[{INTERVAL}]))",
@@ -257,9 +247,9 @@ def _instances() -> Panel:
     dead = f'sum by ({by}) (notbefore_outbox_deliveries{{state="dead", {JOB}}})'
     waiting = f"max by ({by}) (notbefore_outbox_oldest_pending_seconds{{{JOB}}})"
     partitions = f"max by ({by}) (notbefore_fleet_partitions{{{JOB}}})"
-    asked = [
+    table_queries = [
         rows(partitions, "partitions"),
-        # an instance without any has no series
+        # an instance without waiting notifications has no such series
         rows(f"({waiting} or 0 * {partitions}) and on ({by}) {partitions}", "waiting"),
         rows(f"({dead} or 0 * {partitions}) and on ({by}) {partitions}", "dead"),
         rows(
@@ -276,11 +266,11 @@ def _instances() -> Panel:
         ),
         Column("Value #memory", "Memory", "bytes", decimals=0, width=80),
     ]
-    return parts.table_panel(
+    return panels.table_panel(
         "Instances",
         "By instance: partitions that it reads; age of the oldest notification that waits for its"
-        " receiver; refused notifications, which an operator must look at; resident size.",
-        asked,
+        " receiver; refused notifications, which need an operator; resident memory.",
+        table_queries,
         columns,
         none="no instance is scraped",
     )

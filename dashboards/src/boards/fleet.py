@@ -1,11 +1,11 @@
-"""``fleet.json``: scheduled and started events, what came of them, and who says nothing."""
+"""``fleet.json``: scheduled and started events, their ends, and silent agents."""
 
 from typing import Final
 
 from grafana_foundation_sdk.models.dashboard import Panel
 
-from boards import parts, queries
-from boards.parts import AGE, COUNTDOWN, NONE_IS_CALM, NONE_IS_GOOD, Column, now, over_time, rows
+from boards import frame, panels, queries
+from boards.panels import AGE, COUNTDOWN, NONE_IS_CALM, NONE_IS_GOOD, Column, now, over_time, rows
 from boards.queries import (
     STALE,
     chosen,
@@ -25,19 +25,18 @@ LATENCY: Final = "notbefore_delivery_latency_seconds"
 
 
 def build() -> str:
-    """The dashboard as JSON."""
-    panels = parts.grid(
+    """Return the dashboard as JSON."""
+    grid = frame.grid(
         (3, [(4, panel) for panel in (*_events(), *_agents())]),
         (8, [(16, _coming()), (8, _failing())]),
         (7, [(7, _by_type()), (7, _notices()), (10, _notice_by_type())]),
         (7, [(7, _interruptions()), (4, _outcomes()), (4, _approvals()), (9, _notifications())]),
     )
-    return parts.dashboard_json(
+    return frame.dashboard_json(
         "notbefore-fleet",
         "Azure Scheduled Events: the fleet",
-        "What Azure is about to do to the VMs, with how much notice, what came of it, and which"
-        " agents are silent.",
-        panels,
+        "Scheduled and started events of the VMs, their notice, their ends, and silent agents.",
+        grid,
         time="24h",
     )
 
@@ -45,7 +44,7 @@ def build() -> str:
 def _events() -> list[Panel]:
     upcoming = 'azure_scheduled_events_next_not_before_timestamp_seconds{scope!="peer"}'
     return [
-        parts.stat_panel(
+        panels.stat_panel(
             "Next NotBefore",
             "Time until the first of the events that hit a chosen VM may start.",
             "dtdhms",
@@ -53,26 +52,26 @@ def _events() -> list[Panel]:
             COUNTDOWN,
             none="nothing scheduled",
         ),
-        parts.stat_panel(
+        panels.stat_panel(
             "VMs affected now",
-            "VMs that are in the Resources of a listed event, and have an agent; also one that is"
-            " down by now.",
+            "VMs with an agent that are in the Resources of a listed event; also VMs that are down"
+            " now.",
             "short",
             now(counted(f"group by (job, instance) ({queries.chosen_hits()})")),
             NONE_IS_CALM,
         ),
-        parts.stat_panel(
+        panels.stat_panel(
             "Events listed now",
             "Each event counts once, however many VMs report it.",
             "short",
-            now(counted(queries.known())),
+            now(counted(queries.current_events())),
             NONE_IS_CALM,
         ),
-        parts.stat_panel(
+        panels.stat_panel(
             "Started now",
-            "Events that are going on: Azure has started them, and has not ended them yet.",
+            "Events that have started and are not over.",
             "short",
-            now(counted(queries.known_started())),
+            now(counted(queries.current_started_events())),
             NONE_IS_GOOD,
         ),
     ]
@@ -81,15 +80,15 @@ def _events() -> list[Panel]:
 def _agents() -> list[Panel]:
     waiting = chosen("notbefore_outbox_oldest_pending_seconds")
     return [
-        parts.stat_panel(
+        panels.stat_panel(
             "Silent or failing agents",
-            "Agents that cannot be scraped, are gone, or get no answer of IMDS: nobody watches for"
-            " those VMs.",
+            "Agents that cannot be scraped, are gone, or get no answer from IMDS: their VMs are not"
+            " watched.",
             "short",
             now(queries.failing_agents()),
             NONE_IS_GOOD,
         ),
-        parts.stat_panel(
+        panels.stat_panel(
             "Oldest waiting notification",
             "Age of the oldest notification that its receiver has not accepted yet.",
             "s",
@@ -104,9 +103,9 @@ def _coming() -> Panel:
     notice = of_event("azure_scheduled_event_current_notice_seconds")
     expected = of_event("azure_scheduled_event_expected_interruption_seconds")
     resources = of_event("azure_scheduled_event_resources")
-    asked = [
+    table_queries = [
         rows(f"{listed()} * on (event_id) group_left () {resources}", "resources"),
-        rows(f"{queries.coming()} * on (event_id) group_left () {due}", "countdown"),
+        rows(f"{queries.not_started()} * on (event_id) group_left () {due}", "countdown"),
         rows(f"{listed()} * on (event_id) group_left () {notice}", "notice"),
         rows(f"{listed()} * on (event_id) group_left () {expected}", "expected"),
     ]
@@ -121,26 +120,26 @@ def _coming() -> Panel:
         Column("Value #resources", "VMs", "short", width=55),
         Column("description", "Description"),
     ]
-    return parts.table_panel(
+    return panels.table_panel(
         "Scheduled and started events",
-        "The listed events that hit a chosen VM, also one that is down by now. Notice: from the"
-        " first sight to NotBefore, where the beginning was seen. Expected: the interruption that"
-        " Azure announces. VMs: all that the event affects.",
-        asked,
+        "The listed events that affect a chosen VM, also a VM that is down now. Notice: from the"
+        " first sight to NotBefore, if the beginning was seen. Expected: the interruption that"
+        " Azure announces. VMs: all VMs that the event affects.",
+        table_queries,
         columns,
         none="nothing scheduled",
-        links={"VM": parts.vm_link("VM")},
+        links={"VM": frame.vm_link("VM")},
         sort="May start in",
     )
 
 
 def _failing() -> Panel:
-    return parts.table_panel(
+    return panels.table_panel(
         "Silent or failing agents",
-        "Agents that cannot be scraped, or left the scrape in the last hour (as a VM does that was"
-        f" deleted), or got no good answer of IMDS for {STALE} s or ever, or cannot write their"
-        " state; and how long ago the last good poll was (else the start), looking back"
-        f" {queries.LONG}. One that never said who it is stands here whatever the variables say.",
+        "Agents that cannot be scraped, or left the scrape in the last hour (as a deleted VM does),"
+        f" or got no good answer from IMDS for {STALE} s or ever, or cannot write their state. The"
+        f" time since the last good poll of the last {queries.LONG}, else since the start. An agent"
+        " whose VM is unknown is shown whatever the variables choose.",
         [rows(queries.failing(), "age")],
         [
             Column("name", "VM", width=95),
@@ -149,12 +148,12 @@ def _failing() -> Panel:
             Column("Value", "Since", "s", steps=AGE, width=90, nan="never"),
         ],
         none="all agents are well",
-        links={"VM": parts.vm_link("VM")},
+        links={"VM": frame.vm_link("VM")},
     )
 
 
 def _by_type() -> Panel:
-    return parts.lines_panel(
+    return panels.lines_panel(
         "Events by type",
         "Events that were listed, by type. Each counts once, however many VMs report it.",
         "short",
@@ -165,10 +164,10 @@ def _by_type() -> Panel:
 
 
 def _notices() -> Panel:
-    return parts.heatmap_panel(
+    return panels.heatmap_panel(
         "Notice that Azure gave",
-        "How long before NotBefore events were first seen. A scale set counts once, since its VMs"
-        " tell of the same events; so does each other VM.",
+        "How long before NotBefore events were first seen. A scale set counts once, because its VMs"
+        " report the same events. Any other VM counts by itself.",
         "s",
         queries.notice_buckets(),
     )
@@ -176,7 +175,7 @@ def _notices() -> Panel:
 
 def _notice_by_type() -> Panel:
     enough = f"(({queries.promised()}) - {queries.GRACE})"
-    asked = [
+    table_queries = [
         rows(queries.promised(), "promised"),
         rows(f"count by (event_type) ({NOTICE}) or 0 * ({queries.promised()})", "events"),
         rows(f"min by (event_type) ({NOTICE})", "shortest"),
@@ -196,13 +195,13 @@ def _notice_by_type() -> Panel:
         Column("Value #p50", "Median", "s", decimals=1),
         Column("Value #kept", "Kept", "percentunit", decimals=0, width=65, steps=KEPT),
     ]
-    return parts.table_panel(
+    return panels.table_panel(
         "Notice: promised and given",
         "By type, of the events in the time range whose beginning was seen, each once. 10 %: nine"
         " of ten had more. Kept: the share with at least the notice that Azure promises, less"
-        f" {queries.GRACE} s for rounding and polling. Of a Terminate the promise is the least that"
-        " can be configured.",
-        asked,
+        f" {queries.GRACE} s for rounding and polling. For Terminate, the promise is the shortest"
+        " notice that can be configured.",
+        table_queries,
         columns,
     )
 
@@ -210,7 +209,7 @@ def _notice_by_type() -> Panel:
 def _interruptions() -> Panel:
     created = f"{INTERRUPTION}_created"
     hits = queries.grown_by("event_type", f"{INTERRUPTION}_count", created)
-    asked = [
+    table_queries = [
         rows(
             "avg by (event_type)"
             f" ({each_event('azure_scheduled_event_expected_interruption_seconds')})",
@@ -230,22 +229,21 @@ def _interruptions() -> Panel:
         Column("Value #mean", "Mean", "s", decimals=1),
         Column("Value #p95", "95 %", "s", decimals=1),
     ]
-    return parts.table_panel(
+    return panels.table_panel(
         "Interruption: expected and measured",
         "Expected: the mean DurationInSeconds of the events in the time range that have one. Count:"
-        " how often a VM could measure how long it stood still. Then the mean of that, and the 95th"
-        " percentile.",
-        asked,
+        " interruptions that VMs measured, with their mean and 95th percentile.",
+        table_queries,
         columns,
     )
 
 
 def _outcomes() -> Panel:
     ends = 'azure_scheduled_event_changes_total{change=~"finished|canceled|ended"}'
-    return parts.bars_panel(
+    return panels.bars_panel(
         "How they ended",
-        "Ends of events in the time range, one for each VM that was hit: an agent counts, and has"
-        " no event_id to be counted by. `ended`: gone, and nobody watched how.",
+        "Ends of events in the time range, one for each affected VM: the agents' counters have no"
+        " event_id. `ended`: the event is gone, and no agent saw how.",
         "short",
         now(
             queries.grown_by("change", ends, "azure_scheduled_event_changes_created"), "{{change}}"
@@ -254,10 +252,9 @@ def _outcomes() -> Panel:
 
 
 def _approvals() -> Panel:
-    return parts.bars_panel(
+    return panels.bars_panel(
         "Approvals",
-        "What the approval rules came to in the time range, by rule; nothing where approval is not"
-        " enabled.",
+        "Results of the approval rules in the time range; none if approval is not enabled.",
         "short",
         now(
             queries.grown_by(
@@ -276,7 +273,7 @@ def _notifications() -> Panel:
     def deliveries(results: str) -> str:
         return increase_by("sink", f'notbefore_deliveries_total{{result=~"{results}"}}')
 
-    asked = [
+    table_queries = [
         rows(deliveries("delivered"), "delivered"),
         rows(deliveries("failed"), "failed"),
         rows(deliveries("dead|expired|overflowed"), "lost"),
@@ -297,12 +294,12 @@ def _notifications() -> Panel:
         Column("Value #p50", "Median", "s", decimals=1),
         Column("Value #p95", "95 %", "s", decimals=1),
     ]
-    return parts.table_panel(
+    return panels.table_panel(
         "Notifications",
         "By sink, in the time range: accepted by the receiver; attempts that failed and are"
-        " repeated; lost: refused for good, expired or pushed out; waiting now; and the time from"
-        " the change to its acceptance.",
-        asked,
+        " repeated; lost: refused for good, expired or removed from a full outbox; waiting now; and"
+        " the time from the change to its acceptance.",
+        table_queries,
         columns,
         none="no sink is configured",
     )

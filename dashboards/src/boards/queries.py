@@ -1,9 +1,9 @@
-"""PromQL that stands in several panels.
+"""PromQL of several panels.
 
-Two things hold everywhere. What the variables choose are VMs, by the labels of
-``notbefore_vm_info``; other metrics are filtered by it over ``job`` and ``instance``: another
-exporter on the VM may have the same ``instance``. And every VM of a group reports the same event:
-where events are counted they are first reduced to one series an ``event_id``.
+Two rules hold everywhere. The variables choose VMs by the labels of ``notbefore_vm_info``. Other
+metrics are joined with it on ``job`` and ``instance``: another exporter on the VM may have the same
+``instance``. And every VM of a group reports the same event, so before events are counted, they are
+reduced to one series for each ``event_id``.
 """
 
 from typing import Final
@@ -14,18 +14,18 @@ VM: Final = (
     'notbefore_vm_info{location=~"$region", resource_group=~"$group", scale_set=~"$scale_set",'
     ' name=~"$vm"}'
 )
-VM_IN_RANGE: Final = f"last_over_time({VM}[$__range])"  # also those that have gone since
-UP: Final = 'up{job="notbefore"}'  # the job that the rules know as well
-# for this long a VM that is down keeps an event that others list still, as in the rules
+VM_IN_RANGE: Final = f"last_over_time({VM}[$__range])"  # also VMs that are gone now
+UP: Final = 'up{job="notbefore"}'  # the alert rules use the same job
+# a VM that is down keeps an event that others still list, for this long, as in the alert rules
 EVENT: Final = "6h"
 RANGE: Final = "$__range"
 INTERVAL: Final = "$__rate_interval"
-# a window -> the same in seconds
+# window -> its length in seconds
 WINDOWS: Final = {
     RANGE: "$__range_s",
     INTERVAL: "$__rate_interval_ms / 1000",
 }
-# for this long it is known who an agent was that is silent, whatever the time range
+# a silent agent keeps the name of its VM for this long, whatever the time range
 LONG: Final = "7d"
 
 INFO: Final = "azure_scheduled_event_status"
@@ -38,36 +38,36 @@ PROMISED: Final = {
 }
 """Seconds of notice that Azure promises, by type; a type without a promise is not here."""
 
-# seconds by which a notice may seem short: NotBefore is cut to seconds, and polls are a second
+# seconds by which a notice may seem too short: NotBefore has whole seconds, and polls are a second
 # apart
 GRACE: Final = 5
 STALE: Final = 60  # seconds without a good poll after which an agent counts as failing
 
 
 def chosen(expr: str) -> str:
-    """Those series of an expression that come from a chosen VM."""
+    """Return the series of an expression that come from a chosen VM."""
     return f"({expr}) and on (job, instance) {VM}"
 
 
 def chosen_in_range(expr: str) -> str:
-    """As ``chosen``, for an expression over ``$__range``: with VMs that have gone since."""
+    """Do the same as ``chosen`` over ``$__range``, also for VMs that are gone now."""
     return f"({expr}) and on (job, instance) {VM_IN_RANGE}"
 
 
 def counted(expr: str) -> str:
-    """How many series; 0 for none."""
+    """Return the number of series; 0 for none."""
     return f"count({expr}) or vector(0)"
 
 
 def events(selector: str = "", *, by: str = "event_id") -> str:
-    """One series for each event that is listed now, whoever reports it."""
+    """Return one series for each event that is listed now, however many VMs report it."""
     return f"group by ({by}) ({chosen(INFO + selector)})"
 
 
 def hits() -> str:
-    """A series for each listed event and VM that it affects.
+    """Return a series for each listed event and VM that it affects.
 
-    For a VM that is down, its last known one.
+    A VM that is down keeps its last ones.
     """
     listed = f'{INFO}{{scope="self"}}'
     lost = (
@@ -78,32 +78,32 @@ def hits() -> str:
 
 
 def chosen_hits() -> str:
-    """Those of ``hits`` that are of a chosen VM."""
+    """Return the series of ``hits`` that belong to a chosen VM."""
     return f"({hits()}) and on (job, instance) last_over_time({VM}[{EVENT}])"
 
 
 def started() -> str:
-    """The events that anybody sees started."""
+    """Return the events that any VM reports as started."""
     return f'{INFO}{{event_status="Started"}}'
 
 
-def known() -> str:
-    """One series for each event that a selected VM lists, or that affects a selected VM which is
+def current_events() -> str:
+    """Return one series for each event that a chosen VM lists, or that affects a chosen VM that is
     down.
     """
     return f"group by (event_id) ({chosen(INFO)} or {chosen_hits()})"
 
 
-def known_started() -> str:
-    """Those of ``known`` that anybody sees started."""
-    return f"{known()} and on (event_id) {started()}"
+def current_started_events() -> str:
+    """Return the current events that any VM reports as started."""
+    return f"{current_events()} and on (event_id) {started()}"
 
 
 def listed(*, peers: bool = False) -> str:
-    """One series for each listed event and VM that it hits, with what a table shows of both.
+    """Return one series for each listed event and VM that it affects, with labels of both.
 
-    ``peers``: also the listed events that do not affect the VM. The status is from any VM, because
-    this one may be down.
+    ``peers``: also for listed events that do not affect the VM. The status comes from any VM,
+    because this one may be down.
     """
     labels = "name, event_id, event_type, event_source, scope, description"
     rows = f'({hits()} or {INFO}{{scope!="self"}})' if peers else hits()
@@ -115,21 +115,20 @@ def listed(*, peers: bool = False) -> str:
     return f"{named} * on (event_id) group_left (event_status) {status}"
 
 
-def coming(*, peers: bool = False) -> str:
-    """Those of ``listed`` that nobody sees started."""
+def not_started(*, peers: bool = False) -> str:
+    """Return the series of ``listed`` whose events no VM reports as started."""
     return f"({listed(peers=peers)} unless on (event_id) {started()})"
 
 
 def of_event(metric: str) -> str:
-    """A metric of the event, once for all VMs."""
+    """Return one series of a metric for each event."""
     return f"max by (event_id) ({metric})"
 
 
 def each_event(metric: str) -> str:
-    """The last value of a metric for each event of the time range, with its type."""
-    types = (
-        f"group by (event_id, event_type) ({chosen_in_range(f'last_over_time({INFO}[$__range])')})"
-    )
+    """Return the last value of a metric for each event of the time range, with its type."""
+    events_in_range = chosen_in_range(f"last_over_time({INFO}[$__range])")
+    types = f"group by (event_id, event_type) ({events_in_range})"
     return (
         f"max by (event_id) (last_over_time({metric}[$__range])) * on (event_id) group_right ()"
         f" {types}"
@@ -137,22 +136,24 @@ def each_event(metric: str) -> str:
 
 
 def rate_by(labels: str, metric: str, *, function: str = "rate") -> str:
-    """A sum of rates, for a panel over time."""
-    return f"sum by ({labels}) ({chosen(f'{function}({metric}[$__rate_interval])')})"
+    """Return a sum of rates, for a panel over time."""
+    rate = f"{function}({metric}[$__rate_interval])"
+    return f"sum by ({labels}) ({chosen(rate)})"
 
 
 def increase_by(labels: str, metric: str) -> str:
-    """What was counted in the time range."""
-    return f"sum by ({labels}) ({chosen_in_range(f'increase({metric}[$__range])')})"
+    """Return by how much a counter grew in the time range."""
+    increase = f"increase({metric}[$__range])"
+    return f"sum by ({labels}) ({chosen_in_range(increase)})"
 
 
 def grown(metric: str, created: str, window: str) -> str:
-    """What a counter of events grew by; ``window``: RANGE or INTERVAL.
+    """Return by how much a counter of events grew; ``window``: RANGE or INTERVAL.
 
-    Its series begins with the first event of its kind, at 1, and increase() does not see that. A
-    series that was created in the window, and had no sample before it, grew by its last value.
-    ``created`` is at most five minutes older than the first sample: an interval of scrapes, and
-    what the clocks differ.
+    Its series begins with the first event of its kind, at 1, which increase() ignores. So a series
+    that was created in the window, and has no sample before it, grew by its last value. ``created``
+    is at most five minutes older than the first sample: an interval of scrapes, and the difference
+    of two clocks.
     """
     born = f"last_over_time({created}[{window}]) > time() - 300 - {WINDOWS[window]}"
     new = (
@@ -163,54 +164,57 @@ def grown(metric: str, created: str, window: str) -> str:
 
 
 def rare_by(labels: str, metric: str) -> str:
-    """What was counted of a kind that mostly never occurs, for a panel over time.
+    """Return by how much a counter grew that mostly stays at 0, for a panel over time.
 
-    These counters begin anew with each start of the agent: of one without a sample before the
-    window, all is new.
+    These counters begin at 0 with each start of the agent. So a series without a sample before the
+    window grew by its whole value.
     """
     new = f"last_over_time({metric}[{INTERVAL}]) unless {metric} offset {INTERVAL}"
-    return f"sum by ({labels}) ({chosen(f'({new} or increase({metric}[{INTERVAL}]))')})"
+    growth = f"({new} or increase({metric}[{INTERVAL}]))"
+    return f"sum by ({labels}) ({chosen(growth)})"
 
 
 def grown_by(labels: str, metric: str, created: str) -> str:
-    """What events were counted in the time range."""
+    """Return by how much a counter of events grew in the time range."""
     return f"sum by ({labels}) ({chosen_in_range(grown(metric, created, RANGE))})"
 
 
 def growth_by(labels: str, metric: str, created: str) -> str:
-    """What events were counted, for a panel over time."""
+    """Return by how much a counter of events grew, for a panel over time."""
     return f"sum by ({labels}) ({chosen(grown(metric, created, INTERVAL))})"
 
 
 def quantile_by(labels: str, quantile: float, metric: str, created: str = "") -> str:
-    """A quantile over the time range; nothing, rather than NaN, where nothing was observed."""
-    by, bucket = f"le, {labels}", f"{metric}_bucket"
-    buckets = grown_by(by, bucket, created) if created else increase_by(by, bucket)
+    """Return a quantile over the time range, without the NaN of a histogram without values."""
+    by = f"le, {labels}"
+    buckets = increase_by(by, f"{metric}_bucket")
+    if created:
+        buckets = grown_by(by, f"{metric}_bucket", created)
     return f"histogram_quantile({quantile:g}, {buckets}) >= 0"
 
 
 def promised() -> str:
-    """The notice that Azure promises, as a series a type."""
-    constants = (
-        f'label_replace(vector({s}), "event_type", "{t}", "", "")' for t, s in PROMISED.items()
-    )
+    """Return one series for each type: the notice that Azure promises."""
+    constants: list[str] = []
+    for event_type, seconds in PROMISED.items():
+        constants.append(f'label_replace(vector({seconds}), "event_type", "{event_type}", "", "")')
     return " or ".join(constants)
 
 
 def last_name(window: str) -> str:
-    """One series for each chosen VM, now or when last known.
+    """Return one series for each chosen VM, the last in a window.
 
-    An address may have had several VMs in that time.
+    In this time several VMs may have had the same address.
     """
     return f"topk by (job, instance) (1, {VM} or on (job, instance) last_over_time({VM}[{window}]))"
 
 
 def failing() -> str:
-    """A series for each agent that is silent or failing: what is wrong, and for how long nothing
-    good was heard.
+    """Return a series for each silent or failing agent: its problem, and the time since the last
+    good poll.
 
-    That is NaN for a target that was never scraped. One that never said who it is is there whatever
-    the variables say.
+    The time is NaN for a target that was never scraped. An agent whose VM is not known is included,
+    whatever the variables choose.
     """
     loaded = "notbefore_config_loaded_timestamp_seconds"
     started = f"max by (job, instance) ({loaded})"
@@ -233,27 +237,29 @@ def failing() -> str:
         ),
         "never polled": f"(time() - {started}) unless on (job, instance) {LAST_POLL}",
     }
-    named = (
+    labeled = [
         f'label_replace({expr}, "problem", "{problem}", "", "")'
         for problem, expr in problems.items()
-    )
+    ]
     nameless = (
         f"group by (job, instance) ({UP} or {loaded})"
         f" unless on (job, instance) last_over_time(notbefore_vm_info[{LONG}])"
     )
     return (
-        f"({' or '.join(named)}) * on (job, instance) group_left (name) ({last_name(LONG)} or"
+        f"({' or '.join(labeled)}) * on (job, instance) group_left (name) ({last_name(LONG)} or"
         f" ({nameless}))"
     )
 
 
 def failing_agents() -> str:
-    """How many; an agent may fail in several ways."""
+    """Return the number of silent or failing agents. An agent may have several problems."""
     return counted(f"group by (job, instance) ({failing()})")
 
 
 def notice_buckets() -> str:
-    """The notices of events by bucket. A scale set counts once: its VMs tell of the same events."""
+    """Return the notices of events by bucket. A scale set counts once: its VMs report the same
+    events.
+    """
     alone = f'label_replace({VM}, "group", "$1", "name", "(.*)")'
     group = f'label_replace({alone}, "group", "$1", "scale_set", "(.+)")'
     notice = "azure_scheduled_event_initial_notice_seconds"

@@ -4,8 +4,8 @@ from typing import Final
 
 from grafana_foundation_sdk.models.dashboard import Panel
 
-from boards import parts, queries
-from boards.parts import AGE, COUNTDOWN, NONE_IS_CALM, NONE_IS_GOOD, Column, now, over_time, rows
+from boards import frame, panels, queries
+from boards.panels import AGE, COUNTDOWN, NONE_IS_CALM, NONE_IS_GOOD, Column, now, over_time, rows
 from boards.queries import chosen, counted, increase_by, listed, of_event, quantile_by, rate_by
 
 INTERRUPTION: Final = "azure_scheduled_event_measured_interruption_seconds"
@@ -13,19 +13,19 @@ BY_EVENT: Final = "event_type, event_id, scope"
 
 
 def build() -> str:
-    """The dashboard as JSON."""
-    panels = parts.grid(
+    """Return the dashboard as JSON."""
+    grid = frame.grid(
         (4, [(4, panel) for panel in _figures()] + [(8, _identity())]),
         (6, [(14, _listed()), (10, _states())]),
         (7, [(8, _countdown()), (8, _interruptions()), (8, _changes())]),
         (7, [(8, _polls()), (8, _delay()), (8, _deliveries())]),
     )
-    return parts.dashboard_json(
+    return frame.dashboard_json(
         "notbefore-vm",
         "Azure Scheduled Events: one VM",
         "Events of one VM and of its group, their measured interruptions, and the health of its"
         " agent.",
-        panels,
+        grid,
         time="24h",
         one_vm=True,
     )
@@ -33,43 +33,36 @@ def build() -> str:
 
 def _figures() -> list[Panel]:
     upcoming = 'azure_scheduled_events_next_not_before_timestamp_seconds{scope!="peer"}'
+    started_hits = f"{queries.chosen_hits()} and on (event_id) {queries.started()}"
+    last_polls = queries.chosen_in_range(f"last_over_time({queries.LAST_POLL}[$__range])")
     return [
-        parts.stat_panel(
+        panels.stat_panel(
             "Next NotBefore",
-            "Time until the first event that hits this VM may start.",
+            "Time until the first event that affects this VM may start.",
             "dtdhms",
             now(f"clamp_min(min({chosen(upcoming)}) - time(), 0)"),
             COUNTDOWN,
             none="nothing scheduled",
         ),
-        parts.stat_panel(
+        panels.stat_panel(
             "Events that hit it",
             "Listed events with this VM in their Resources.",
             "short",
             now(counted(f"group by (event_id) ({queries.chosen_hits()})")),
             NONE_IS_CALM,
         ),
-        parts.stat_panel(
+        panels.stat_panel(
             "Started now",
-            "Events of this VM that are going on.",
+            "Events of this VM that have started and are not over.",
             "short",
-            now(
-                counted(
-                    f"group by (event_id) ({queries.chosen_hits()} and on (event_id)"
-                    f" {queries.started()})"
-                )
-            ),
+            now(counted(f"group by (event_id) ({started_hits})")),
             NONE_IS_GOOD,
         ),
-        parts.stat_panel(
+        panels.stat_panel(
             "Last good poll",
-            "How long ago IMDS last answered; also of an agent that has fallen silent in the time"
-            " range.",
+            "Time since IMDS last answered, also for agents that became silent in the range.",
             "s",
-            now(
-                "time() -"
-                f" max({queries.chosen_in_range(f'last_over_time({queries.LAST_POLL}[$__range])')})"
-            ),
+            now(f"time() - max({last_polls})"),
             AGE,
             none="never",
         ),
@@ -85,9 +78,9 @@ def _identity() -> Panel:
         Column("version", "Agent", width=70),
     ]
     shown = "location, zone, resource_group, scale_set, version"
-    return parts.table_panel(
+    return panels.table_panel(
         "Who it is",
-        "As IMDS says: region, zone, resource group, scale set; the agent's version.",
+        "Region, zone, resource group and scale set from IMDS, and the agent's version.",
         [
             rows(
                 f"group by ({shown}) ({queries.VM} * on (job, instance) group_left (version)"
@@ -104,9 +97,9 @@ def _listed() -> Panel:
     due = f"clamp_min({of_event('azure_scheduled_event_not_before_timestamp_seconds')} - time(), 0)"
     notice = of_event("azure_scheduled_event_current_notice_seconds")
     expected = of_event("azure_scheduled_event_expected_interruption_seconds")
-    asked = [
+    table_queries = [
         rows(listed(peers=True), "listed"),
-        rows(f"{queries.coming(peers=True)} * on (event_id) group_left () {due}", "countdown"),
+        rows(f"{queries.not_started(peers=True)} * on (event_id) group_left () {due}", "countdown"),
         rows(f"{listed(peers=True)} * on (event_id) group_left () {notice}", "notice"),
         rows(f"{listed(peers=True)} * on (event_id) group_left () {expected}", "expected"),
     ]
@@ -119,11 +112,11 @@ def _listed() -> Panel:
         Column("Value #expected", "Expected", "s", width=85, decimals=0),
         Column("description", "Description"),
     ]
-    return parts.table_panel(
+    return panels.table_panel(
         "Listed now",
         "Events that this VM lists: those that affect it (self), and those of other VMs of its"
         " group (peer).",
-        asked,
+        table_queries,
         columns,
         none="nothing scheduled",
         sort="May start in",
@@ -133,7 +126,7 @@ def _listed() -> Panel:
 def _states() -> Panel:
     scheduled = chosen(f'{queries.INFO}{{event_status="Scheduled"}}')
     started = chosen(f'{queries.INFO}{{event_status="Started"}}')
-    return parts.timeline_panel(
+    return panels.timeline_panel(
         "Events over time",
         "When each event was scheduled and started, as this VM saw it.",
         {"1": ("Scheduled", "yellow"), "2": ("Started", "red")},
@@ -147,10 +140,10 @@ def _states() -> Panel:
 def _countdown() -> Panel:
     left = chosen("azure_scheduled_event_seconds_to_not_before")
     types = f"max by ({BY_EVENT}) ({chosen(queries.INFO)})"
-    return parts.lines_panel(
+    return panels.lines_panel(
         "Time to NotBefore",
-        "The countdown of the next event of each type as it was scraped; a step up is a NotBefore"
-        " that was put off, or the next event.",
+        "The countdown of the next event of each type. A step up is a postponed NotBefore, or the"
+        " next event.",
         "s",
         over_time(
             f"min by (event_type, scope) ({types} * on (event_id) group_left () max by (event_id)"
@@ -168,12 +161,12 @@ def _interruptions() -> Panel:
         "azure_scheduled_event_expected_interruption_seconds and on (job, instance, event_id)"
         f" {hits}"
     )
-    return parts.lines_panel(
+    return panels.lines_panel(
         "Interruption: expected and measured",
         "Measured: interruption of the VM by each event, in seconds, at the end of the event."
         " Expected: DurationInSeconds of the events that affect it, while they are listed.",
         "s",
-        # the mean of those in a window: increase() extrapolates, in a quotient that cancels
+        # the mean of those in a window: increase() extrapolates, which the quotient cancels
         over_time(
             f"{queries.growth_by('event_type', f'{INTERRUPTION}_sum', created)} / ({hit} > 0)",
             "measured, {{event_type}}",
@@ -186,12 +179,15 @@ def _interruptions() -> Panel:
 
 
 def _changes() -> Panel:
-    changes = "azure_scheduled_event_changes_total", "azure_scheduled_event_changes_created"
-    return parts.lines_panel(
+    changes = queries.growth_by(
+        "change", "azure_scheduled_event_changes_total", "azure_scheduled_event_changes_created"
+    )
+    return panels.lines_panel(
         "Changes",
-        "Steps in the life of the events that hit this VM. `ended`: gone, and nobody watched how.",
+        "Changes of the events that affect this VM. `ended`: the event is gone, and no agent saw"
+        " how.",
         "short",
-        over_time(queries.growth_by("change", *changes) + " > 0", "{{change}}"),
+        over_time(f"{changes} > 0", "{{change}}"),
         stacked=True,
         points=200,
     )
@@ -199,9 +195,9 @@ def _changes() -> Panel:
 
 def _polls() -> Panel:
     buckets = rate_by("le", "notbefore_poll_duration_seconds_bucket")
-    return parts.lines_panel(
+    return panels.lines_panel(
         "Answers of IMDS",
-        "Time to the end of an answer, errors included.",
+        "Time from a request to the end of IMDS's answer, also of an error.",
         "s",
         over_time(f"histogram_quantile(0.5, {buckets})", "median", "p50"),
         over_time(f"histogram_quantile(0.99, {buckets})", "99 %", "p99"),
@@ -209,9 +205,9 @@ def _polls() -> Panel:
 
 
 def _delay() -> Panel:
-    return parts.lines_panel(
+    return panels.lines_panel(
         "Delay of polls",
-        "How late a poll began. A frozen VM shows here too.",
+        "How late a poll began. A frozen VM is visible here too.",
         "s",
         over_time(f"max({chosen('notbefore_poll_delay_seconds')})", "delay"),
     )
@@ -221,7 +217,7 @@ def _deliveries() -> Panel:
     def deliveries(results: str) -> str:
         return increase_by("sink", f'notbefore_deliveries_total{{result=~"{results}"}}')
 
-    asked = [
+    table_queries = [
         rows(deliveries("delivered"), "delivered"),
         rows(deliveries("failed"), "failed"),
         rows(deliveries("dead|expired|overflowed"), "lost"),
@@ -240,12 +236,12 @@ def _deliveries() -> Panel:
         ),
         Column("Value #p95", "95 %", "s", decimals=1),
     ]
-    return parts.table_panel(
+    return panels.table_panel(
         "Notifications of this VM",
         "By sink, in the time range: accepted by the receiver; attempts that failed and are"
-        " repeated; refused for good, expired or pushed out. Then the age of the oldest that waits,"
-        " and how long acceptance took.",
-        asked,
+        " repeated; lost: refused for good, expired or removed from a full outbox; the age of the"
+        " oldest that waits; and the time from the change to its acceptance.",
+        table_queries,
         columns,
         none="no sink is configured",
     )
