@@ -148,7 +148,7 @@ def test_duration_is_never_negative_nor_longer_than_the_silence(
 
 
 @given(st.floats(0, 100_000), st.floats(-100_000, 100_000))
-def test_duration_is_independent_of_the_wall_clock_when_imds_gives_its_time(
+def test_duration_ignores_the_wall_clock_when_imds_gives_its_time(
     passed: float, step: float
 ) -> None:
     later = end(passed + step, passed, passed)

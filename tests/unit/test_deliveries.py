@@ -242,7 +242,7 @@ def test_reminders_name_the_other_sinks() -> None:
 # ---- incidents
 
 
-def test_affected_vm_reopens_incident_after_the_vm_that_left_has_closed_it() -> None:
+def test_affected_vm_reopens_incident_after_another_has_closed_it() -> None:
     to_both = Route(sinks=("chat", "hub"))
 
     update, chat = deliveries_of(change(OF_BOTH, OF_ME), to_both, keeps_incidents=True)
@@ -339,7 +339,7 @@ def test_targets_of_a_record_are_those_of_its_change() -> None:
     assert targets_of(line, routing, VM) == Targets(("ops",), ("rest",))
 
 
-def test_targets_of_a_record_are_those_of_the_next_route_without_the_first() -> None:
+def test_targets_of_a_record_are_those_of_the_next_matching_route() -> None:
     line = record_of(change({}), VM).line()
 
     assert targets_of(line, Routing((TO_REST,), {"rest": Terms()}), VM) == Targets(("rest",))

@@ -40,7 +40,7 @@ def test_snapshot_is_readable_by_its_user_alone(tmp_path: Path) -> None:
     assert {mode_of(path) for path in directory.iterdir()} == {0o600}
 
 
-def test_snapshot_of_an_earlier_version_becomes_readable_by_its_user_alone(tmp_path: Path) -> None:
+def test_snapshot_of_an_earlier_version_becomes_private(tmp_path: Path) -> None:
     directory = tmp_path / "state"
     write_snapshot(directory)
     (directory / "0").chmod(0o666)

@@ -403,7 +403,7 @@ def test_events_command_succeeds_when_each_partition_is_read(
     assert "could not be read yet" not in capsys.readouterr().err
 
 
-def test_events_command_says_that_nothing_is_scheduled_when_each_partition_is_read(
+def test_events_command_says_nothing_is_scheduled_when_all_is_read(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -414,7 +414,7 @@ def test_events_command_says_that_nothing_is_scheduled_when_each_partition_is_re
 
 
 @pytest.mark.parametrize(("taken", "is_complete"), [(1, False), (2, False), (3, True)])
-def test_page_says_that_nothing_is_scheduled_only_when_each_partition_is_read(
+def test_page_says_nothing_is_scheduled_only_when_all_is_read(
     tmp_path: Path,
     taken: int,
     *,
@@ -495,7 +495,7 @@ def event_ids(past: Iterable[PastEvent]) -> list[str]:
     return [event.event_id for event in past]
 
 
-def test_bounded_number_of_events_waits_for_a_hanging_history_and_is_written(
+def test_history_of_a_hanging_disk_is_bounded_and_written_later(
     tmp_path: Path,
 ) -> None:
     log = Log()

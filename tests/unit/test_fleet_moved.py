@@ -82,7 +82,7 @@ def test_moved_wave_keeps_the_events_that_are_still_to_come() -> None:
     assert new.last.change.event.key == old.last.change.event.key
 
 
-def test_event_stays_announced_while_only_heartbeats_come_from_its_new_partition() -> None:
+def test_event_stays_announced_when_new_partition_has_only_heartbeats() -> None:
     old, new = logs(EACH)
     old.add(A, "announced", not_before=None, notice=3 * LIMIT)
     add_partition(old, new)

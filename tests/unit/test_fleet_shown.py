@@ -150,7 +150,7 @@ def test_vms_of_one_name_are_shown_with_their_resource_groups() -> None:
     assert names_of(HEARD) == ("b", "sub/x/a", "sub/y/A")
 
 
-def test_vm_is_shown_by_name_alone_when_the_filter_hides_others_of_its_name() -> None:
+def test_vm_is_shown_by_name_alone_when_others_of_its_name_are_hidden() -> None:
     wanted = wanted_vms(HEARD, {"resource_group": "Y", "status": "started"})
 
     assert names_of(wanted) == ("A",)
@@ -268,7 +268,7 @@ def test_calendar_escapes_and_folds_its_lines() -> None:
 # ---- reports of the past
 
 
-def test_notice_is_counted_by_vm_and_short_below_nine_tenths_of_the_promise() -> None:
+def test_notice_is_short_below_nine_tenths_of_the_promise() -> None:
     events = [past("A", notice=(900.0, 811.0, 809.0)), past("B", notice=(60.0,))]
 
     (row,) = report_of(events)

@@ -47,7 +47,7 @@ def test_silent_vm_is_notified_once() -> None:
     assert log.kinds == ["started"]
 
 
-def test_no_vm_is_silent_when_the_clock_was_ahead_before_the_first_record() -> None:
+def test_no_vm_is_silent_when_the_clock_was_ahead_at_first() -> None:
     log = Log()
     notifications = log.fold.advance(log.now + 86_400)
     assert not any(notifications)

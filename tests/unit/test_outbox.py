@@ -111,6 +111,45 @@ def test_update_replaces_reminder_but_no_approval(box: Box) -> None:
     assert kinds(box.rows()) == ["approved", "updated"]
 
 
+def test_update_replaces_reminders_of_its_own_lane_alone(box: Box) -> None:
+    of_another_sink = delivery(kind="reminder", due=100.0, sink="hub")
+    of_another_event = delivery("f", kind="reminder", due=100.0)
+    update = delivery(kind="updated")
+    box.put(delivery(kind="reminder", due=100.0), of_another_sink, of_another_event)
+
+    box.put(update)
+
+    assert ids(box.rows()) == ids([of_another_sink, of_another_event, update])
+
+
+def test_reminder_waits_until_it_is_due(box: Box) -> None:
+    announced = delivery()
+    box.put(announced, delivery(kind="reminder", due=100.0))
+    box.lease(1)
+
+    assert box.lease(2, accepted(announced)) == []
+    assert box.outbox.rows.next_due() == 100
+
+
+def test_due_reminder_waits_for_the_delivery_before_it(box: Box) -> None:
+    announced = delivery()
+    reminder = delivery(kind="reminder")
+    box.put(announced, reminder)
+
+    assert ids(box.lease(1)) == [announced.delivery_id]
+    assert ids(box.lease(2, accepted(announced))) == [reminder.delivery_id]
+
+
+def test_later_delivery_gets_the_thread_of_its_event(box: Box) -> None:
+    first = delivery()
+    box.put(first, delivery(kind="started"), delivery(sink="hub"))
+    assert [leased.thread for leased in box.lease(1)] == [None, None]
+
+    (second,) = box.lease(2, accepted(first, thread="1234.5"))
+
+    assert second.thread == "1234.5"
+
+
 def test_dead_letter_and_waiting_reminder_delay_nothing(box: Box) -> None:
     dead = delivery()
     approval = delivery(kind="approved")
@@ -139,6 +178,32 @@ def test_full_outbox_keeps_delivery_under_way() -> None:
     box.put(delivery("b"), delivery("c"))
 
     assert event_keys(box.rows()) == ["a", "c"]
+
+
+def test_delivery_under_way_does_not_expire() -> None:
+    box = Box(Bounds(2, A_MEBIBYTE))
+    under_way = delivery("a", expires=10.0)
+    box.put(under_way)
+    box.lease(1)
+
+    box.put(delivery("b"), delivery("c"), now=11)
+
+    assert event_keys(box.rows()) == ["a", "c"]
+    assert box.count("accepted") == 3
+    assert box.count("overflowed") == 1
+    assert box.count("expired") == 0
+
+
+def test_delivery_that_was_under_way_expires_when_its_attempt_fails(box: Box) -> None:
+    under_way = delivery(expires=10.0)
+    box.put(under_way)
+    box.lease(1)
+
+    box.lease(12, failed(under_way), chat=0)
+    box.lease(12, chat=0)
+
+    assert box.rows() == []
+    assert box.count("expired") == 1
 
 
 def test_outbox_is_too_full_while_all_of_it_is_under_way() -> None:
@@ -285,7 +350,7 @@ def test_pause_ends_for_new_delivery_that_would_lose_its_notice(box: Box) -> Non
     assert ids(box.lease(10)) == [preempt.delivery_id, throttled.delivery_id]
 
 
-def test_pause_does_not_begin_for_waiting_delivery_that_would_lose_its_notice(box: Box) -> None:
+def test_pause_spares_waiting_delivery_that_would_lose_its_notice(box: Box) -> None:
     throttled = delivery("throttled")
     freeze = delivery("freeze", not_before=900.0)
     box.put(throttled, freeze)
@@ -592,6 +657,32 @@ def test_repetition_outlives_expiry_of_its_delivery(box: Box) -> None:
     (row,) = box.rows()
     assert row.due == 129
     assert row.expires == 2 + REPEAT_SECONDS
+
+
+def test_repetition_lasts_for_a_year_at_most(box: Box) -> None:
+    repeated = delivery()
+    box.put(repeated)
+    box.lease(1)
+    box.lease(4, accepted(repeated, repeat=30.0))
+    (row,) = box.rows()
+    assert row.due == 34
+    assert row.expires == 4 + REPEAT_SECONDS
+
+    assert box.lease(4 + REPEAT_SECONDS) == []
+    assert box.rows() == []
+    assert box.count("expired") == 0
+
+
+def test_operator_drops_repetition_uncounted(box: Box) -> None:
+    repeated = delivery()
+    repeat(box, repeated)
+
+    dropped = box.outbox.drop([repeated.delivery_id])
+
+    assert dropped == 1
+    assert box.count("accepted") == 1
+    assert box.count("delivered") == 1
+    assert box.count("dropped") == 0
 
 
 def test_end_removes_repetition_uncounted(box: Box) -> None:
