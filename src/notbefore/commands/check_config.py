@@ -6,10 +6,10 @@ It makes no connections: ``notbefore drill`` shows whether a receiver accepts a 
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from notbefore.commands.main import OK, WRONG
@@ -26,8 +26,8 @@ from notbefore.logs import set_up
 from notbefore.net.addresses import check_address
 from notbefore.web.access import Access
 
-# command -> the module that imports all that it needs
-STARTING: Final = {"run": "notbefore.agent.agent", "fleet": "notbefore.fleet.instance"}
+# command -> a module whose imports are everything that the command needs
+MODULES: Final = {"run": "notbefore.agent.agent", "fleet": "notbefore.fleet.instance"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--for",
         dest="starting",
-        choices=STARTING,
+        choices=MODULES,
         default="run",
         help="the command that is to start with it (default: run)",
     )
@@ -51,31 +51,42 @@ def run(options: argparse.Namespace) -> int:
     """
     set_up("text", "critical")  # a library's log line about an address may hold a secret
     try:
-        config, places = _examined(options)
+        config, places = _examine(options)
     except ConfigError as error:
         if not options.json:
             raise
-        keys = ("file", "line", "column", "key", "text")
-        mistakes = [
-            dict(zip(keys, (*one.place, one.key, one.text), strict=True)) for one in error.mistakes
-        ]
+        mistakes = [_as_json(mistake) for mistake in error.mistakes]
         print_json([{"ok": False, "error": str(error), "mistakes": mistakes}])
         return WRONG
-    found = warnings(config, places)
-    code = WRONG if options.strict and found else OK
+
+    texts = warnings(config, places)
+    code = OK
+    if options.strict and texts:
+        code = WRONG
     if options.json:
-        print_json([{"ok": code == OK, "error": None, "warnings": found}])
+        print_json([{"ok": code == OK, "error": None, "warnings": texts}])
         return code
-    sys.stderr.writelines(f"notbefore: warning: {escaped(text)}\n" for text in found)
+    sys.stderr.writelines(f"notbefore: warning: {escaped(text)}\n" for text in texts)
     name = options.config or "The configuration (no file: defaults, environment and command line)"
-    sys.stdout.write(
-        f"{name} is valid{f', with {len(found)} warning(s): see above' if found else ''}.\n"
-    )
+    if texts:
+        sys.stdout.write(f"{name} is valid, with {len(texts)} warning(s): see above.\n")
+    else:
+        sys.stdout.write(f"{name} is valid.\n")
     return code
 
 
-def _examined(options: argparse.Namespace) -> tuple[Config, Places]:
-    """Return the configuration and the place of each key.
+def _as_json(mistake: Mistake) -> dict[str, Any]:
+    return {
+        "file": mistake.place.origin,
+        "line": mistake.place.line,
+        "column": mistake.place.column,
+        "key": mistake.key,
+        "text": mistake.text,
+    }
+
+
+def _examine(options: argparse.Namespace) -> tuple[Config, Places]:
+    """Return the configuration and the places of its keys.
 
     Raises ``ConfigError`` with all mistakes.
     """
@@ -85,32 +96,58 @@ def _examined(options: argparse.Namespace) -> tuple[Config, Places]:
             text = "the section that names the hub to read is missing"
             mistakes.append(Mistake(places.nearest("fleet"), "fleet", text))
         check_extra("fleet")
+    _check_installation(options.starting)
+
+    mistakes += _private_webhooks(config, places)
+    mistakes += _impossible_state_dir(config, places)
+    mistakes += _unusable_sinks(config, places)
+    mistakes += _open_access(config, places)
+    if mistakes:
+        raise ConfigError.of(mistakes)
+    return config, places
+
+
+def _check_installation(command: str) -> None:
     try:
-        import_module(STARTING[options.starting])
+        import_module(MODULES[command])
     except ImportError as error:
         raise ConfigError(
             f"this installation is not complete ({error}): install it again"
         ) from None
-    mistakes += _private_webhooks(config, places)
-    place = nearest_existing(Path(config.state.dir))
-    if not place.is_dir():
-        text = f"it cannot be created: {place} is not a directory"
-        mistakes.append(Mistake(places.nearest("state.dir"), "state.dir", text))
+
+
+def _impossible_state_dir(config: Config, places: Places) -> Iterator[Mistake]:
+    """Yield a mistake if the state directory cannot be created."""
+    existing = nearest_existing(Path(config.state.dir))
+    if not existing.is_dir():
+        text = f"it cannot be created: {existing} is not a directory"
+        yield Mistake(places.nearest("state.dir"), "state.dir", text)
+
+
+def _unusable_sinks(config: Config, places: Places) -> Iterator[Mistake]:
+    """Yield a mistake for each sink that a courier could not make."""
     for name, sink in config.sinks.items():
         try:
             try_out(name, sink)
         except ConfigError as error:
             key = f"sinks.{name}.{sink.kind}"
-            mistakes.append(Mistake(places.nearest(key), key, str(error)))
+            yield Mistake(places.nearest(key), key, str(error))
+
+
+def _open_access(config: Config, places: Places) -> Iterable[Mistake]:
+    """Return the mistakes of the listener, such as that everybody could read."""
     try:
-        Access(config.server).check_listen()  # raises if everybody could read
+        Access(config.server).check_listen()
     except ConfigError as error:
-        text = str(error).removeprefix("server.listen: ")
-        key = "server.web_config_file" if text == str(error) else "server.listen"
-        mistakes += error.mistakes or [Mistake(places.nearest(key), key, text)]
-    if mistakes:
-        raise ConfigError.of(mistakes)
-    return config, places
+        if error.mistakes:  # of the web configuration
+            return error.mistakes
+        key = "server.web_config_file"
+        text = str(error)
+        if text.startswith("server.listen: "):
+            key = "server.listen"
+            text = text.removeprefix("server.listen: ")
+        return [Mistake(places.nearest(key), key, text)]
+    return []
 
 
 def _private_webhooks(config: Config, places: Places) -> Iterator[Mistake]:
@@ -129,5 +166,5 @@ def _private_webhooks(config: Config, places: Places) -> Iterator[Mistake]:
             check_address(host)
         except SendError as error:
             yield Mistake(places.nearest(key), key, str(error))
-        except ValueError:  # a name
+        except ValueError:  # a host name
             continue

@@ -11,9 +11,8 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, NoReturn, TextIO
 
 from notbefore import __version__
 from notbefore.core.text import escaped, one_of
@@ -32,22 +31,20 @@ OK: Final = 0
 FAILED: Final = 1
 WRONG: Final = 2
 CANNOT_START: Final = 3
-# what a closed pipe gives
-NOBODY_READS: Final = errno.EINVAL if sys.platform == "win32" else errno.EPIPE
-# of standard output
+PIPE_CLOSED: Final = errno.EINVAL if sys.platform == "win32" else errno.EPIPE
+# errors of standard output that are no bug
 UNWRITABLE: Final = (
-    NOBODY_READS,
+    PIPE_CLOSED,
     errno.ENOSPC,
     errno.EDQUOT,
     errno.EFBIG,
     errno.EIO,
 )
 
-# without a width, argparse imports 0.4 MiB to find one
-HELP: Final = partial(argparse.RawDescriptionHelpFormatter, width=80)
+HELP_WIDTH: Final = 80
 DOCUMENTS: Final = "documents: https://github.com/notbefore/notbefore/tree/main/docs"
-# name -> description. `check-config` is the module check_config, with the functions add_arguments
-# and run
+# name -> description. The command `check-config` is the module check_config, with the functions
+# add_arguments and run
 COMMANDS: Final = {
     "run": "watch the events of this VM; serve metrics, page and API",
     "fleet": "read the changes of all VMs from an Event Hub, and notify of each event once",
@@ -68,39 +65,57 @@ VERSION: Final = ("-V", "--version")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. ``arguments``: by default those of the process."""
-    for name, mode in (
-        ("stdin", "r"),
-        ("stdout", "w"),
-        ("stderr", "w"),
-    ):  # in the order of their descriptors
-        if getattr(sys, name) is None:  # it is closed: no file or connection may get its descriptor
-            nothing = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - to the end of the process
-            os.set_inheritable(nothing.fileno(), True)  # noqa: FBT003 - it is so named; for the courier
-            setattr(sys, name, nothing)
-    # there, files and pipes would get the code page's letters
-    encoding = "utf-8" if sys.platform == "win32" else None
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # shows the code of a character that a terminal lacks
-            stream.reconfigure(encoding=encoding, errors="backslashreplace")
+    _open_closed_streams()
+    _set_encoding()
+    if arguments is None:
+        arguments = sys.argv[1:]
     try:
         try:
-            return _run(sys.argv[1:] if arguments is None else arguments)
+            return _run(arguments)
         finally:
-            # here, because a failure at the interpreter's end could not be reported
+            # now, because a failure at the end of the interpreter could not be reported
             sys.stdout.flush()
     except OSError as error:
         if error.errno not in UNWRITABLE or error.filename is not None:
             raise
         # so that the final flush cannot fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno != NOBODY_READS:  # `notbefore history | head` is not worth a message
+        if error.errno != PIPE_CLOSED:  # `notbefore history | head` is not worth a message
             sys.stderr.write(f"notbefore: standard output cannot be written: {error.strerror}\n")
         return FAILED
 
 
+def _open_closed_streams() -> None:
+    """Replace a closed standard stream, so that no file or connection gets its descriptor.
+
+    They are opened in the order of their descriptors, because each gets the lowest free one.
+    """
+    if sys.stdin is None:
+        sys.stdin = _open_nothing("r")
+    if sys.stdout is None:
+        sys.stdout = _open_nothing("w")
+    if sys.stderr is None:
+        sys.stderr = _open_nothing("w")
+
+
+def _open_nothing(mode: Literal["r", "w"]) -> TextIO:
+    stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115 - to the end of the process
+    os.set_inheritable(stream.fileno(), True)  # noqa: FBT003 - positional only; for the courier
+    return stream
+
+
+def _set_encoding() -> None:
+    """Let standard output and error show the code of each character that a terminal lacks."""
+    encoding = None
+    if sys.platform == "win32":  # files and pipes would get the letters of the code page
+        encoding = "utf-8"
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding=encoding, errors="backslashreplace")
+
+
 def _run(words: Sequence[str]) -> int:
-    if not {*VERSION}.isdisjoint(words):
+    if any(word in VERSION for word in words):
         sys.stdout.write(f"notbefore {__version__}\n")
         return OK
     options = parsed(words)
@@ -108,8 +123,7 @@ def _run(words: Sequence[str]) -> int:
         code: int = _module(options.command).run(options)
         return code
     except NotBeforeError as error:
-        lines = error.mistakes if isinstance(error, ConfigError) and error.mistakes else (error,)
-        sys.stderr.writelines(f"notbefore: {escaped(str(line))}\n" for line in lines)
+        _print_error(error)
         return error.exit_code
     except KeyboardInterrupt:
         return FAILED
@@ -123,6 +137,13 @@ def _run(words: Sequence[str]) -> int:
         return CANNOT_START
 
 
+def _print_error(error: NotBeforeError) -> None:
+    texts = [str(error)]
+    if isinstance(error, ConfigError) and error.mistakes:
+        texts = [str(mistake) for mistake in error.mistakes]
+    sys.stderr.writelines(f"notbefore: {escaped(text)}\n" for text in texts)
+
+
 def _is_short_of_resources(error: Exception) -> bool:
     """Whether the system refused memory, or a thread, for which Python has no error of its own."""
     return isinstance(error, MemoryError) or "start new thread" in str(error)
@@ -131,26 +152,44 @@ def _is_short_of_resources(error: Exception) -> bool:
 def parsed(words: Sequence[str]) -> argparse.Namespace:
     """Return the command and its options.
 
-    Help or a mistake ends the process, as usual with argparse.
-
-    `help events` is `events --help`; `--config FILE run` is `run --config FILE`.
-    `fleet report` is one command; a configuration called `report`
-    is `./report`. Each command's module adds its arguments. Only the called module is imported,
-    because imports cost memory.
+    Help or a mistake ends the process, as usual with argparse. Each command's module adds its
+    arguments. Only the called module is imported, because imports cost memory.
     """
+    words = _in_usual_order(words)
+    command, rest = _split_command(words)
+    if command not in COMMANDS:
+        _show_help(command, words)
+    text = COMMANDS[command]
+    parser = _parser(f"notbefore {command}", f"{text[0].upper()}{text[1:]}.", DOCUMENTS)
+    _module(command).add_arguments(parser)
+    return parser.parse_args(rest, argparse.Namespace(command=command))
+
+
+def _in_usual_order(words: Sequence[str]) -> Sequence[str]:
+    """Return `events --help` for `help events`, and `run --config FILE` for `--config FILE run`."""
     if words[:1] == ["help"]:
-        words = [*words[1:], "--help"]
-    elif words[:1] == ["--config"]:
-        words = [*words[2:], *words[:2]]
-    elif words and words[0].startswith("--config="):
-        words = [*words[1:], words[0]]
-    two = " ".join(words[:2])
-    command, *others = [two, *words[2:]] if two in COMMANDS else words or ("",)
-    if command in COMMANDS:
-        text = COMMANDS[command]
-        parser = _parser(f"notbefore {command}", f"{text[0].upper()}{text[1:]}.", DOCUMENTS)
-        _module(command).add_arguments(parser)
-        return parser.parse_args(others, argparse.Namespace(command=command))
+        return [*words[1:], "--help"]
+    if words[:1] == ["--config"]:
+        return [*words[2:], *words[:2]]
+    if words and words[0].startswith("--config="):
+        return [*words[1:], words[0]]
+    return words
+
+
+def _split_command(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Return the command and the other words.
+
+    `fleet report` is one command; the configuration of this name is `fleet ./report`.
+    """
+    if " ".join(words[:2]) in COMMANDS:
+        return " ".join(words[:2]), words[2:]
+    if words:
+        return words[0], words[1:]
+    return "", ()
+
+
+def _show_help(command: str, words: Sequence[str]) -> NoReturn:
+    """Show the help for all commands, or the mistake, and end the process."""
     parser = _parser("notbefore", DESCRIPTION, f"{EXIT_CODES}\n{DOCUMENTS}")
     parser.add_argument(*VERSION, action="store_true", help="show the version")
     commands = parser.add_subparsers(metavar="COMMAND")
@@ -163,10 +202,20 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     raise SystemExit(WRONG)
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the line ends of descriptions, at a width that does not depend on the terminal."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=HELP_WIDTH)
+
+
 def _parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    # no abbreviations: --allow is not --allow-approval
     return argparse.ArgumentParser(
-        name, description=description, epilog=epilog, allow_abbrev=False, formatter_class=HELP
+        name,
+        description=description,
+        epilog=epilog,
+        formatter_class=_HelpFormatter,
+        allow_abbrev=False,  # --allow is not --allow-approval
     )
 
 

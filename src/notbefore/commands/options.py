@@ -1,6 +1,4 @@
-"""Functions that commands share: the configuration and its overrides, tables for people,
-and JSON.
-"""
+"""Functions that commands share: the configuration and its overrides, tables, and JSON."""
 
 import argparse
 import logging
@@ -20,7 +18,7 @@ from notbefore.core.text import escaped
 from notbefore.errors import ConfigError
 from notbefore.logs import set_up
 
-_OPTIONS: Final = {
+OVERRIDES: Final = {  # the path of a key -> the option that overrides it
     "server.listen": "--listen",
     "imds.endpoint": "--imds",
     "state.dir": "--state-dir",
@@ -28,9 +26,7 @@ _OPTIONS: Final = {
 
 
 def add_configuration(parser: argparse.ArgumentParser) -> None:
-    """Add the options that ``load_configuration`` reads: CONFIG, ``--listen``, ``--imds`` and
-    ``--state-dir``.
-    """
+    """Add the options that ``load_configuration`` reads."""
     add_config_file(parser, "a YAML file; without one, every key has its default")
     parser.add_argument("--listen", metavar="HOST:PORT", help="server.listen: where to serve")
     parser.add_argument(
@@ -91,7 +87,10 @@ def load_configuration(options: argparse.Namespace, *, sending: bool = True) -> 
 
 
 def begin(options: argparse.Namespace) -> Config:
-    """As ``load_configuration``, for an always-on process: set up the log, and log the warnings."""
+    """Return the configuration of an always-on process; set up its log, and log the warnings.
+
+    Raises ``ConfigError``.
+    """
     config, places, mistakes = examine(options.config, os.environ, overrides(options))
     if mistakes:
         raise ConfigError.of(mistakes)
@@ -102,13 +101,12 @@ def begin(options: argparse.Namespace) -> Config:
 
 
 def overrides(options: argparse.Namespace) -> dict[str, str | None]:
-    """Return the command line's values that override the configuration, by the path of
-    their keys.
-    """
-    return {
-        path: getattr(options, option.removeprefix("--").replace("-", "_"), None)
-        for path, option in _OPTIONS.items()
-    }
+    """Return the values that override the configuration, by the path of their keys."""
+    values: dict[str, str | None] = {}
+    for path, option in OVERRIDES.items():
+        attribute = option.removeprefix("--").replace("-", "_")
+        values[path] = getattr(options, attribute, None)  # a command may lack the option
+    return values
 
 
 def check_arguments(options: argparse.Namespace, command: str) -> list[str]:
@@ -116,16 +114,14 @@ def check_arguments(options: argparse.Namespace, command: str) -> list[str]:
     arguments = ["--for", command]
     for path, value in overrides(options).items():
         if value is not None:
-            arguments += [_OPTIONS[path], value]
+            arguments += [OVERRIDES[path], value]
     if options.config is not None:
         arguments += ["--", str(options.config)]
     return arguments
 
 
 def add_state(parser: argparse.ArgumentParser) -> None:
-    """Add ``--config`` and ``--state-dir``, for commands that work on the state directory of an
-    agent.
-    """
+    """Add the options that ``state_directory`` reads."""
     parser.add_argument(
         "--config",
         type=Path,
@@ -145,7 +141,7 @@ def add_state(parser: argparse.ArgumentParser) -> None:
 
 
 def state_directory(options: argparse.Namespace, config: Config) -> Path:
-    """Return the agent's state directory that the options of ``add_state`` name.
+    """Return the state directory of the agent that the options of ``add_state`` name.
 
     Raises ``ConfigError``.
     """
@@ -171,13 +167,14 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     """Print a table with a head; print nothing without rows."""
     if not rows:
         return
-    cells = [head, *(tuple(map(escaped, row)) for row in rows)]  # a name may even move the cursor
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    lines = (
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in cells
-    )
-    sys.stdout.writelines(f"{line.rstrip()}\n" for line in lines)
+    lines = [list(head)]
+    for row in rows:
+        lines.append([escaped(cell) for cell in row])  # a name could move the cursor
+
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        padded = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        sys.stdout.write("  ".join(padded).rstrip() + "\n")
 
 
 def due(left: float | None) -> str:
@@ -187,7 +184,9 @@ def due(left: float | None) -> str:
     if left is None:
         return "-"
     text = span(round(abs(left)))
-    return f"in {text}" if left >= 0 else f"{text} ago"
+    if left < 0:
+        return f"{text} ago"
+    return f"in {text}"
 
 
 def print_json(items: Iterable[object]) -> None:
