@@ -2,9 +2,9 @@
 
 import pytest
 
-from notbefore.core.change import MISSING
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.inventory import read_inventory
+from notbefore.wording.phrases import MISSING
 from support.fleet_log import Log
 from support.fleet_records import vm
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from notbefore.core.change import MISSING, SILENT, Change
+from notbefore.core.change import SILENT, Change
 from notbefore.core.cloud_event import cloud_event, partition_key
 from notbefore.core.delivery import heartbeat_delivery
 from notbefore.core.message import Message
@@ -23,8 +23,9 @@ from notbefore.core.record import (
     tags_in,
 )
 from notbefore.errors import SendError
+from notbefore.wording.phrases import MISSING
 from notbefore.wording.records import heartbeat_of, record_of
-from notbefore.wording.sentences import many, progress, sentence
+from notbefore.wording.sentences import progress, sentence, several_vms
 from support.azure import ID, ME, PEER, STARTED, Story, at, item
 from support.box import change
 from support.messages import message
@@ -239,14 +240,14 @@ def test_sentence_names_the_place_of_the_vms(vm: Vm, count: int, expected: str) 
 def test_record_of_many_vms_names_them(vms: int, vm: Vm | None, affected: str) -> None:
     record = record_of(announced(), vm, fleet=FleetFacts(1, vms, 1))
 
-    assert many(record) == affected
+    assert several_vms(record) == affected
     assert affected in record.body
 
 
 def test_record_of_a_fleet_names_the_vm_when_it_is_alone() -> None:
     record = record_of(announced(), VM, fleet=FleetFacts(1, 1, 1))
 
-    assert many(record) == ""
+    assert several_vms(record) == ""
     assert ME in record.body
 
 

@@ -184,7 +184,7 @@ def judge(
     if why:
         return Decision("leave", why)
     if not tracked.event.resources:
-        return Decision("leave", "it names no VM: nobody knows whom an approval affects")
+        return Decision("leave", "it names no VM: it is not known which VMs an approval affects")
 
     for name, rule in policy.named_rules:
         if tracked.scope in rule.matcher.scope and rule.matcher.holds(tracked.event):

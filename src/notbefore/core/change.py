@@ -31,9 +31,6 @@ and docs/approval.md say more."""
 SILENT: Final = "Silent"
 """An event type that Azure does not have: VMs of a fleet have stopped sending heartbeats."""
 
-MISSING: Final = "In the inventory, and never heard from, or not for a day."
-"""The description of a ``Silent`` event about VMs that are known only from the inventory."""
-
 AS_FAR_AS_KNOWN: Final = "as_far_as_known"
 """The reason of an end that not every VM of a fleet has reported."""
 

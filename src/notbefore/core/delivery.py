@@ -218,9 +218,7 @@ class Targets(NamedTuple):
 
 
 def targets_of(record: bytes, routing: Routing, vm: Vm | None) -> Targets:
-    """Return where the routes send a change, as far as its ``record`` has the values that the
-    routes match.
-    """
+    """Return where the routes send a change, by the values that its ``record`` has."""
     try:
         change = _change_of(Record.read(record))
     except msgspec.MsgspecError:  # a heartbeat

@@ -306,7 +306,7 @@ class _Comparison(Struct, frozen=True):
     def _ending(
         self, tracked_event: TrackedEvent, *, is_watched: bool, is_proven: bool
     ) -> tuple[ChangeKind, Reason]:
-        """Return how the event ended, so far as that is certain, and the reason."""
+        """Return how the event ended, if that is certain, and the reason."""
         if tracked_event.event.is_advice:
             return WITHDRAWN
         phase = _phase(tracked_event.event)

@@ -328,10 +328,10 @@ class Outbox:
         self._fall_back(now)
 
         under_way = Counter(row.sink for row in self.rows.under_way)
-        given: list[Delivery] = []
+        batch: list[Delivery] = []
         for sink, limit in limits.items():
-            given += self._give(sink, limit - under_way[sink], now)
-        return given
+            batch += self._give(sink, limit - under_way[sink], now)
+        return batch
 
     def release(self, now: float, ids: Collection[str] | None = None) -> list[Delivery]:
         """Make the deliveries of an ended courier due again: those with these ids, or all.
@@ -355,9 +355,9 @@ class Outbox:
 
     def _give(self, sink: str, count: int, now: float) -> list[Delivery]:
         """Return the deliveries that a courier gets for a sink, ``count`` at most."""
-        given: list[Delivery] = []
+        batch: list[Delivery] = []
         room = count - self.rows.beginning(sink, now)
-        while len(given) < room:
+        while len(batch) < room:
             row = self.rows.pop(sink, now)
             if row is None:
                 break
@@ -369,8 +369,8 @@ class Outbox:
                 continue
 
             self.rows.give(row)
-            given.append(replace(row, thread=self.rows.threads.get(row.lane)))
-        return given
+            batch.append(replace(row, thread=self.rows.threads.get(row.lane)))
+        return batch
 
     def _fall_back(self, now: float) -> None:
         """Copy the deliveries to their fallback that are dead, or have waited too long."""

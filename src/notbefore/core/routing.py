@@ -153,7 +153,7 @@ class Route(Struct, frozen=True, forbid_unknown_fields=True, rename={"go_on": "c
     """One entry of ``routes``."""
 
     match: Match = Match()
-    sinks: tuple[str, ...] = ()  # where the change goes; without any, nobody is notified
+    sinks: tuple[str, ...] = ()  # where the change goes; without any, no one is notified
     go_on: bool = False  # also try the routes after this one
     # who notifies: only the affected VMs, or all VMs that see the event; default: `all` for event
     # hubs, else `affected`

@@ -58,13 +58,13 @@ def natural(name: str) -> tuple[list[str | int], str]:
     return parts, name
 
 
-def one_of(word: str, known: Collection[str]) -> str:
+def one_of(word: str, names: Collection[str]) -> str:
     """Return the end of a sentence about an unknown word: ``: did you mean 'Reboot'? Expected one
     of Reboot``.
     """
-    by_folded = {name.casefold(): name for name in known}
+    by_folded = {name.casefold(): name for name in names}
     near = get_close_matches(word.casefold(), by_folded, n=1)
-    expected = f"one of {', '.join(known)}"
+    expected = f"one of {', '.join(names)}"
     if not near:
         return f": expected {expected}"
     return f": did you mean {by_folded[near[0]]!r}? Expected {expected}"

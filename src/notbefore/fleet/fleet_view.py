@@ -52,6 +52,7 @@ from notbefore.web.app import (
     since_of,
 )
 from notbefore.web.page.model import MAX_PENDING, PageModel
+from notbefore.wording import phrases
 
 TEMPLATES: Final = Path(__file__).with_name("templates")
 CALENDAR: Final = "text/calendar; charset=utf-8"
@@ -210,6 +211,8 @@ class FleetView:
             month_unknown=unknown,
             wanted=wanted,
             filters=FILTERS,
+            why_silent=phrases.SILENT,
+            why_missing=phrases.MISSING,
             mutes=[one.words for one in self._consumer.mutes if one.until > time.time()],
         )
         return made.encode(errors="replace")  # a file name may contain bytes that are no text

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from notbefore.core.change import MISSING, SILENT
+from notbefore.core.change import SILENT
 from notbefore.core.document import STARTED, Event
 from notbefore.core.text import sha256
 from notbefore.fleet.hub_records import (
@@ -29,6 +29,7 @@ from notbefore.fleet.hub_records import (
 )
 from notbefore.fleet.story import Standing, Story, from_unix
 from notbefore.fleet.waves import Grouping, OpenWaves, Waves
+from notbefore.wording.phrases import MISSING
 
 INTERVALS: Final = 3  # of its heartbeats: after so many without a record a VM is silent
 FORGET_SECONDS: Final = 86_400.0  # after which a silent VM is forgotten: it was probably deleted

@@ -183,6 +183,8 @@ CORRECTION: Final = (
 
 # about the VMs of a fleet that send no heartbeats
 SILENT: Final = "No heartbeat came for three intervals, and no event explains it."
+# the description of such VMs that are known only from the inventory, as it is stored
+MISSING: Final = "In the inventory, and never heard from, or not for a day."
 HEARD: Final = "All of these VMs send heartbeats again, or are no longer expected."
 SILENT_ADVICE: Final = (
     "Check in the portal whether the VMs run. On one that runs, check `systemctl status notbefore`,"

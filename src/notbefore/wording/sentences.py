@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from notbefore.core.change import BY_RULE, MISSING, OPERATOR, SILENT, Approval, Change
+from notbefore.core.change import BY_RULE, OPERATOR, SILENT, Approval, Change
 from notbefore.core.record import FleetFacts, Record, Vm
 from notbefore.core.text import rfc3339
-from notbefore.wording.phrases import REASONS
+from notbefore.wording.phrases import MISSING, REASONS
 
 EXERCISE: Final = "[EXERCISE] "  # the start of every text about an exercise: nothing has happened
 _OUTCOMES: Final = {
@@ -168,7 +168,7 @@ def vms_in_words(count: int, place: Vm | Record) -> str:
     return vms
 
 
-def many(record: Record) -> str:
+def several_vms(record: Record) -> str:
     """Return the affected VMs in words, if there are several: ``48 VMs of the scale set web``.
 
     Empty otherwise.

@@ -20,7 +20,7 @@ from notbefore.core.record import WAVE, Record
 from notbefore.core.text import one_line, some_of
 from notbefore.wording import phrases
 from notbefore.wording.phrases import KINDS, REASONS, TYPES, TypePhrases, phrases_of
-from notbefore.wording.sentences import EXERCISE, approval_result, many, progress
+from notbefore.wording.sentences import EXERCISE, approval_result, progress, several_vms
 
 NAMES_IN_MESSAGE: Final = 20  # of affected VMs
 Facts = Iterator[tuple[str, str]]  # name and value; ``text_of`` leaves out those without a value
@@ -298,7 +298,7 @@ def _silence(message: Message) -> _Sentences:
 
 def subject(record: Record) -> str:
     """Return the affected VMs in the same words on every VM: ``web_0``, ``web_0 and 4 more``."""
-    return many(record) or some_of(record.names, 1) or "an unknown VM"
+    return several_vms(record) or some_of(record.names, 1) or "an unknown VM"
 
 
 def effect(
