@@ -84,14 +84,13 @@ class ListedEvents(Struct, frozen=True):
         """
         poll = self.known.poll
         tracked = self.known.state.tracked
-        seen = poll.seen
-        if seen is None or poll.outdated or poll.failure is not None:
+        if poll.asked is None or poll.outdated or poll.failure is not None:
             return False
         if self.known.vm_name != name_of(identity(self.known.state.vm, runtime.config)):
             return False
 
         # one of the clocks may have stopped in a freeze, but none runs ahead
-        age = longest_between(seen, self.at)
+        age = longest_between(poll.asked, self.at)
         return age <= WATCHED and key in tracked.events and key not in tracked.unread
 
     def decision(self, runtime: Runtime, tracked: TrackedEvent) -> Decision:

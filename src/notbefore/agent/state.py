@@ -33,14 +33,14 @@ class PollStatus(Struct, frozen=True):
     """The result of the last poll, and the counts of all polls since the start of this process."""
 
     figures: PollFigures = PollFigures()
-    # when the last good answer came, undated; None before the first of this process
+    # when the last good answer came; None before the first of this process
     answered: Instant | None = None
-    date: str = ""  # its ``Date`` header, unparsed
     failure: str | None = None  # why the last poll brought no good answer
     # the known state is from another endpoint or api-version than the present one
     outdated: bool = False
     flaws: tuple[Flaw, ...] = ()  # of the last document that could be read
-    asked: Instant | None = None  # when the request of the last good answer was sent, undated
+    # when the request of the last good answer was sent: the answer is as old as its request
+    asked: Instant | None = None
     api_version: str = ""  # of the last good answer
 
     @property
@@ -49,20 +49,6 @@ class PollStatus(Struct, frozen=True):
         if self.answered is None or self.asked is None:
             return 0.0
         return self.answered.uptime - self.asked.uptime
-
-    @property
-    def read(self) -> Instant | None:
-        """When the last good answer of this process came, also by IMDS's clock."""
-        if self.answered is None:
-            return None
-        return self.answered.dated(self.date)
-
-    @property
-    def seen(self) -> Instant | None:
-        """The moment that the last good answer tells of: it is as old as its request."""
-        if self.asked is None:
-            return self.read
-        return self.asked.dated(self.date)
 
 
 class AgentSnapshot(Struct, frozen=True):
@@ -152,7 +138,7 @@ class AgentState:
     def instant(self) -> Instant:
         """The present moment, with IMDS's clock extrapolated from the last answer."""
         now = self.clock.read()
-        last = self._snapshot.poll.read
+        last = self._snapshot.poll.answered
         if last is None or last.date is None:
             return now
         return replace(now, date=last.date + timedelta(seconds=now.uptime - last.uptime))
@@ -263,9 +249,9 @@ class AgentState:
             )
             stored.append(step)
 
-        if poll is not None and poll.seen is not None:
+        if poll is not None and poll.asked is not None:
             state = _with_times(state, poll, config)
-            date = poll.seen.date
+            date = poll.asked.date
             imds_time = date.timestamp() if date is not None else None
             self._store.know_time(imds_time)
 
@@ -303,16 +289,15 @@ def identity(vm: Vm | None, config: Config) -> Vm | None:
 
 def _with_times(state: StoredState, poll: PollStatus, config: Config) -> StoredState:
     """The state with the time of the last good answer, and this VM as the one that saw it."""
-    seen = poll.seen
-    if seen is None:  # this process has learnt nothing new
+    if poll.asked is None:  # this process has learned nothing new
         return state
     # while the identity is unknown, the owner stays
     owner = identity(state.vm, config) or state.seen_by
     return replace(
         state,
-        seen=seen,
+        seen=poll.asked,
         api_version=poll.api_version,
-        last_running=poll.read,
+        last_running=poll.answered,
         seen_by=owner,
         clean=False,
     )

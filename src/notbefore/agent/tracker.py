@@ -6,7 +6,6 @@ The polling thread alone calls it.
 import logging
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from math import inf
 from typing import Final
 
 from msgspec import Struct
@@ -24,8 +23,6 @@ from notbefore.metrics.totals import PollFigures, increased
 from notbefore.store.store import Store
 
 MAX_LOGGED: Final = 10  # EventIds in a log line
-# seconds between two checks of IMDS's clock; checking each answer would be a third of a poll's cost
-DATE_CHECK: Final = 60.0
 NAME_PATIENCE: Final = 10.0  # seconds: a Preempt has 30 s of notice
 
 log = logging.getLogger("notbefore.agent.tracker")
@@ -67,14 +64,8 @@ class Tracker:
         self._empty_bodies = 0  # in a row
         self._logged_vm = state.snapshot.vm
         self._first_answer: float | None = None  # seconds since the boot
-        # when ``Date`` was last checked; without ``date`` if it was not believed
-        self._checked: Instant | None = None
-
-        # computed from the tracked events, only when they change
-        self._expected: Tracked | None = None
-        # an unchanged document matters too: for an interruption, or for unreadable events
-        self._each_answer_counts = False
-        self._imminent_at = inf  # seconds since the boot
+        self._dated: Instant | None = None  # the last answer whose ``Date`` was believed
+        self._has_wrong_date = False  # the ``Date`` of the last answer was not believed
 
     def use(self, endpoint: str, api_version: str, interval: float = 1.0) -> None:
         """Expect documents from this endpoint in this version, each ``interval`` seconds.
@@ -155,34 +146,30 @@ class Tracker:
 
         asked = poll.asked or now
         gap = self._gaps.take(asked, now)
-        date = self._believed_date(now, poll.date, changed=is_new)
-        self._switch_freeze_meter(now, date)
+        at = self._dated_answer(now, poll.date)
+        self._switch_freeze_meter(at)
 
-        if document is None or not (is_new or is_first or self._each_answer_counts):
-            self._state.publish(self._status(figures, now, date, asked, last.flaws))
-            return
-
-        status = self._status(figures, now, date, asked, document.flaws)
-        self._compare(document, status, self._observation(now.dated(date), gap))
-        self._switch_freeze_meter(now, date)
-
-    def _status(
-        self,
-        figures: PollFigures,
-        now: Instant,
-        date: str,
-        asked: Instant,
-        flaws: tuple[Flaw, ...],
-    ) -> PollStatus:
-        """Return the status of a good answer."""
-        return PollStatus(
+        status = PollStatus(
             figures=figures,
-            answered=now,
-            date=date,
-            flaws=flaws,
-            asked=asked,
+            answered=at,
+            flaws=last.flaws,
+            asked=replace(asked, date=at.date),
             api_version=self._source[1],
         )
+        if document is None or not (is_new or is_first or self._each_answer_counts()):
+            self._state.publish(status)
+            return
+
+        status = replace(status, flaws=document.flaws)
+        self._compare(document, status, self._observation(at, gap))
+        self._switch_freeze_meter(at)
+
+    def _each_answer_counts(self) -> bool:
+        """Whether an unchanged document matters too: for an interruption, or for unreadable
+        events.
+        """
+        tracked = self._state.snapshot.state.tracked
+        return tracked.interrupting or bool(tracked.unread)
 
     def _compare(self, document: Document, status: PollStatus, observation: Observation) -> None:
         """Compare a document with the tracked events, and commit what differs."""
@@ -205,42 +192,29 @@ class Tracker:
             return False
         return now.uptime - self._first_answer < NAME_PATIENCE
 
-    def _believed_date(self, now: Instant, date: str, *, changed: bool) -> str:
-        """The ``Date`` header of an answer; empty if it cannot be right.
+    def _dated_answer(self, now: Instant, header: str) -> Instant:
+        """Return the moment of an answer with its ``Date``, unless that cannot be right."""
+        at = now.dated(header)
+        if credible(at, self._dated or self._state.snapshot.state.seen):
+            self._has_wrong_date = False
+            if at.date is not None:
+                self._dated = at
+            return at
 
-        After one was believed, the next check is at a changed document, or ``DATE_CHECK`` seconds
-        later.
-        """
-        checked = self._checked
-        if checked and checked.date and not changed and now.uptime - checked.uptime < DATE_CHECK:
-            return date
-
-        at = now.dated(date)
-        if credible(at, checked or self._state.snapshot.state.seen):
-            self._checked = at
-            return date
-
-        self._checked = replace(at, date=None)
-        if checked is None or checked.date is not None:  # once, not at each answer
+        if not self._has_wrong_date:  # log it once, not at each answer
             log.warning(
                 "IMDS's Date (%s) is more than a day off from this VM's clocks, and is not"
                 " believed: no notice is measured. Is this VM's clock right?",
-                date,
+                header,
             )
-        return ""
+        self._has_wrong_date = True
+        return now
 
-    def _switch_freeze_meter(self, now: Instant, date: str) -> None:
+    def _switch_freeze_meter(self, at: Instant) -> None:
         """Run the freeze meter from shortly before an event may start until it ends."""
-        tracked = self._state.snapshot.state.tracked
-        if tracked is not self._expected:
-            self._expected = tracked
-            self._each_answer_counts = tracked.interrupting or bool(tracked.unread)
-            self._imminent_at = inf
-            if tracked.imminent_from is not None:
-                at = now.dated(date)
-                ahead = tracked.imminent_from - (at.date or at.wall)
-                self._imminent_at = now.uptime + ahead.total_seconds()
-        self._freeze_meter.switch(on=now.uptime >= self._imminent_at)
+        imminent_from = self._state.snapshot.state.tracked.imminent_from
+        is_imminent = imminent_from is not None and (at.date or at.wall) >= imminent_from
+        self._freeze_meter.switch(on=is_imminent)
 
     # ---- how well the time since the last answer was watched
 
@@ -248,7 +222,7 @@ class Tracker:
         snapshot = self._state.snapshot
         state = snapshot.state
         poll = snapshot.poll
-        last = poll.seen or state.seen
+        last = poll.asked or state.seen
         rebooted = state.seen is not None and state.seen.boot != at.boot
         is_restart = poll.answered is None
         elsewhere = poll.outdated and not is_restart
@@ -285,8 +259,8 @@ class Tracker:
         rebooted: bool,
     ) -> float | None:
         """Return the seconds in which this VM stood still; ``None`` if nobody measured them."""
-        if poll.read is not None:
-            return gap.believed(believable(gap.longest, poll.read, at))
+        if poll.answered is not None:
+            return gap.believed(believable(gap.longest, poll.answered, at))
         noted = self._state.noted
         if not rebooted or noted is None:
             return None

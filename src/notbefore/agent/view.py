@@ -184,8 +184,10 @@ class AgentView:
         return self._age(known) <= SLOWER * known.poll.took
 
     def _answered(self, known: AgentSnapshot) -> datetime | None:
-        """When IMDS last gave a good answer (see ``Instant.time``); ``None`` before the first."""
-        return known.poll.seen.time if known.poll.seen is not None else None
+        """When IMDS was asked for its last good answer; ``None`` before the first."""
+        if known.poll.asked is None:
+            return None
+        return known.poll.asked.time
 
     def _age(self, known: AgentSnapshot) -> float:
         """Seconds since the last good answer of IMDS; infinite before the first."""
