@@ -2,13 +2,14 @@
 the state.
 
 A request is one line of JSON, and so is the reply. Only root and the agent's user can open the
-socket (0600). The kernel tells which user it is.
+socket (0600). The kernel says which user a client is.
 """
 
 import logging
 import os
 import socket
 import struct
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -25,16 +26,22 @@ from notbefore.errors import NotBeforeError
 from notbefore.store.lock import PRIVATE
 from notbefore.store.store import Store
 
+if sys.platform != "win32":
+    import pwd
+
 NAME: Final = "control.sock"
 MAX_LINE: Final = 1024 * 1024  # bytes: an event may name many VMs
 MAX_READ: Final = 64 * 1024  # bytes at once
 MAX_REPLY: Final = 64 * 1024 * 1024  # bytes: a whole outbox, with room
 LOOK_INTERVAL: Final = 10.0  # seconds between two checks that the socket still exists
+BACKLOG: Final = 4  # clients that wait to be accepted
 MAX_REASON: Final = 500  # characters
 MAX_USER: Final = 64  # characters
 # seconds for a whole request to arrive, and for its reply to be taken: the next client waits
 CLIENT_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 60.0
+
+_CREDENTIALS: Final = struct.Struct("3i")  # the kernel's ``ucred``: pid, uid and gid
 
 T = TypeVar("T")
 
@@ -63,7 +70,7 @@ class ControlRequest(
 
 
 class ControlReply(Struct, frozen=True):
-    """The answer; ``words`` are for people."""
+    """The reply to a ``ControlRequest``; ``words`` are for people."""
 
     done: bool
     words: str = ""
@@ -121,41 +128,40 @@ class ControlSocket:
 
     def _listen(self) -> socket.socket:
         # an existing file was left by a killed agent: the directory's lock allows only one agent
-        made = self.path.with_suffix(".new")
-        made.unlink(missing_ok=True)
+        new_path = self.path.with_suffix(".new")
+        new_path.unlink(missing_ok=True)
         listener = _unix_socket()
         try:
-            listener.bind(str(made))
-            made.chmod(PRIVATE)
-            listener.listen(4)
-            made.replace(self.path)  # only now: whoever finds the socket can connect
+            listener.bind(str(new_path))
+            new_path.chmod(PRIVATE)
+            listener.listen(BACKLOG)
+            new_path.replace(self.path)  # last: a client that finds the socket can connect
         except OSError:
             listener.close()
             raise
         return listener
 
     def _serve(self) -> None:
-        warned = False
+        has_warned = False
         while not self._stopped.is_set():
             try:
                 with self._listen() as self._socket:
-                    warned = False
+                    has_warned = False
                     self._answer_all(self._socket)
-            except (
-                OSError
-            ) as error:  # the directory may have been deleted: the store makes it again
-                if not warned and not self._stopped.is_set():
-                    log.error(  # noqa: TRY400 - its text says all
-                        "%s cannot be used (%s): commands cannot ask this agent", self.path, error
-                    )
-                warned = True
+            except OSError as error:
+                if not has_warned and not self._stopped.is_set():
+                    text = "%s cannot be used (%s): commands cannot ask this agent"
+                    log.error(text, self.path, error)  # noqa: TRY400 - its text says all
+                has_warned = True
+                # the directory may have been deleted: the store creates it again
                 self._stopped.wait(LOOK_INTERVAL)
         with suppress(OSError):
             self.path.unlink()
 
     def _answer_all(self, listener: socket.socket) -> None:
-        """Answer until it is stopped or the socket has been deleted, which is checked each
-        ``LOOK_INTERVAL``.
+        """Answer clients until it is stopped, or until the socket is found to be deleted.
+
+        This is checked every ``LOOK_INTERVAL`` seconds.
         """
         listener.settimeout(LOOK_INTERVAL)
         while not self._stopped.is_set() and self.path.exists():
@@ -177,9 +183,8 @@ class ControlSocket:
             return msgspec.json.encode(Refusal(str(error)))
         except Exception as error:
             log.exception("a command's request failed")
-            return msgspec.json.encode(
-                Refusal(f"this failed ({type(error).__name__}): the agent's log says why")
-            )
+            kind = type(error).__name__
+            return msgspec.json.encode(Refusal(f"this failed ({kind}): the agent's log says why"))
 
     def _answered(
         self, connection: socket.socket, line: bytes, uid: int | None
@@ -198,12 +203,11 @@ class ControlSocket:
 
 
 def listens(directory: Path) -> bool:
-    """Whether an agent listens in a state directory, or may: this user may be unable to
-    find out.
-    """
+    """Whether an agent listens in a state directory; also true if this user cannot find out."""
     try:
         with _unix_socket() as connection:
-            connection.settimeout(CLIENT_SECONDS)  # an agent that hangs has a full queue
+            # an agent that hangs does not accept a connection once its backlog is full
+            connection.settimeout(CLIENT_SECONDS)
             connection.connect(str(directory / NAME))
     except (FileNotFoundError, ConnectionRefusedError, NotBeforeError):
         return False
@@ -224,8 +228,9 @@ def ask_agent(directory: Path, request: ControlRequest | Request, reply: type[T]
             connection.connect(str(path))
             connection.sendall(msgspec.json.encode(request) + b"\n")
             line = _line(connection, ANSWER_SECONDS, MAX_REPLY)
-            if error := msgspec.json.decode(line, type=Refusal).error:
-                raise NotBeforeError(error)
+            refusal = msgspec.json.decode(line, type=Refusal)
+            if refusal.error:
+                raise NotBeforeError(refusal.error)
             return msgspec.json.decode(line, type=reply)
     except (FileNotFoundError, ConnectionRefusedError):
         raise NotBeforeError(
@@ -233,14 +238,13 @@ def ask_agent(directory: Path, request: ControlRequest | Request, reply: type[T]
             " directory"
         ) from None
     except TimeoutError:
-        raise NotBeforeError(
-            f"{path}: no answer after {ANSWER_SECONDS:g} s: see the agent's log"
-        ) from None
+        words = f"{path}: no answer after {ANSWER_SECONDS:g} s: see the agent's log"
+        raise NotBeforeError(words) from None
     except PermissionError:
         raise NotBeforeError(f"{path}: only root and the agent's own user may ask this") from None
     except (OSError, msgspec.MsgspecError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise NotBeforeError(f"the agent at {path} gives no answer ({why})") from None
+        reason = getattr(error, "strerror", None) or error
+        raise NotBeforeError(f"the agent at {path} gives no answer ({reason})") from None
 
 
 def _unix_socket() -> socket.socket:
@@ -252,7 +256,7 @@ def _unix_socket() -> socket.socket:
 
 def _has_closed(connection: socket.socket) -> bool:
     """Whether the client has closed the connection."""
-    connection.settimeout(0)
+    connection.settimeout(0)  # do not wait
     try:
         return not connection.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
@@ -262,37 +266,35 @@ def _has_closed(connection: socket.socket) -> bool:
 
 
 def _peer_uid(connection: socket.socket) -> int | None:
-    """The client's user id from the kernel; ``None`` on systems without ``SO_PEERCRED``."""
+    """Return the client's user id; ``None`` on systems without ``SO_PEERCRED``."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
-    _pid, uid, _gid = struct.unpack(
-        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    )
+    size = _CREDENTIALS.size
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _pid, uid, _gid = _CREDENTIALS.unpack(credentials)
     return int(uid)
 
 
 def user_name(uid: int | None, sudo_user: str = "") -> str:
-    """Return the user's name for the record; for root, the name of who used sudo.
+    """Return the user's name for the record; for root, the name of the user who ran sudo.
 
-    ``uid``: None if unknown.
+    ``uid``: ``None`` if unknown.
     """
     if uid is None:
         return "an operator"
     if uid == 0 and sudo_user:
         return f"{sudo_user} (sudo)"
-    import pwd  # noqa: PLC0415 - not on Windows
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
+    if sys.platform != "win32":
+        with suppress(KeyError):
+            return pwd.getpwuid(uid).pw_name
+    return f"uid {uid}"
 
 
 def _line(connection: socket.socket, seconds: float, most: int = MAX_LINE) -> bytes:
-    """Return the first line, without its end; or what came before the connection was closed.
+    """Return the first line, without its end; or the bytes before the connection was closed.
 
-    The time is for the whole line: each byte of a client that drips would renew a socket's timeout.
-    Raises ``TimeoutError``.
+    ``seconds`` are for the whole line: a socket's own timeout would begin again with each byte of a
+    client that drips. Raises ``TimeoutError``.
     """
     deadline = time.monotonic() + seconds
     received = bytearray()

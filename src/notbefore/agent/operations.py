@@ -5,7 +5,7 @@ under the same lock.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Literal
 
 from msgspec import Raw, Struct
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from notbefore.core.delivery import Delivery, DeliveryState
 from notbefore.core.lifecycle import OUTCOMES
+from notbefore.core.outbox_rows import OutboxRows
 from notbefore.core.record import Vm
 from notbefore.errors import NotBeforeError
 from notbefore.store.file import StoredChange
@@ -100,15 +101,16 @@ def answer(store: Store, request: Request) -> Reply:
 
 
 def _exercise(store: Store, request: ExerciseRequest) -> None:
+    """Deliver the steps like real changes. They do not enter the state or the history."""
+    sinks: set[str] = set()
+    for step in request.steps:
+        sinks.update(delivery.sink for delivery in step.deliveries)
     with store.opened() as (outbox, now):
-        wanted = {one.sink for step in request.steps for one in step.deliveries}
-        if unknown := wanted.difference(outbox.terms or ()):
-            raise NotBeforeError(
-                f"the agent does not know the sink {', '.join(sorted(unknown))}: reload it first"
-            )
-        for (
-            step
-        ) in request.steps:  # delivered like real changes, but not part of the state or the history
+        unknown = sinks.difference(outbox.terms or ())
+        if unknown:
+            names = ", ".join(sorted(unknown))
+            raise NotBeforeError(f"the agent does not know the sink {names}: reload it first")
+        for step in request.steps:
             outbox.take(step.change, step.deliveries, now, time.time())
 
 
@@ -116,37 +118,78 @@ def answer_outbox(store: Store, request: OutboxRequest) -> OutboxReply:
     """Carry out a request to the outbox; see ``answer``."""
     state = store.state
     listed = state.tracked.events.keys()
+    done = 0
+    left_out = 0
     with store.opened() as (outbox, now):
-        rows = [] if request.ids else outbox.rows.chosen(request.state, request.sink)
-        rows = [row for row in rows if request.event_key in (None, row.event_key)]
-        for prefix in request.ids:
-            matching = [row for row in outbox.rows.chosen() if row.delivery_id.startswith(prefix)]
-            if len(matching) != 1:
-                words = "Several delivery ids start" if matching else "No delivery id starts"
-                raise NotBeforeError(
-                    f"{words} with {prefix!r}. `notbefore outbox list` shows the ids."
-                )
-            # two ids may begin the same delivery id
-            rows += [row for row in matching if row not in rows]
-        done = left_out = 0
+        chosen = _chosen(outbox.rows, request)
         if request.action == "retry" and not request.ids:
-            # these could alarm somebody, and no later message would correct them
-            ended = {row.lane for row in outbox.rows.chosen() if row.kind in OUTCOMES}
-            over = {
-                row.delivery_id
-                for row in rows
-                if row.event_key not in listed and row.stays_open(ended)
-            }
-            rows, left_out = [row for row in rows if row.delivery_id not in over], len(over)
-        ids = [row.delivery_id for row in rows]
+            alarming = _false_alarms(outbox.rows, chosen, listed)
+            chosen = [row for row in chosen if row.delivery_id not in alarming]
+            left_out = len(alarming)
+
+        ids = [row.delivery_id for row in chosen]
         if request.action == "retry":
             done = outbox.retry(ids, now)
         elif request.action == "drop":
             done = outbox.drop(ids)
-        pauses = outbox.rows.paused  # pauses that receivers have asked for
-        rows = [replace(row, due=max(row.due, pauses.get(row.sink, row.due))) for row in rows]
-        counts = outbox.rows.ledger.counts.items()
-        lost = sum(count for (_, result), count in counts if result in LOST)
+
+        rows = tuple(_with_pause(row, outbox.rows) for row in chosen)
+        lost = _lost(outbox.rows)
     return OutboxReply(
-        tuple(rows), time.time() - now, tuple(listed), done, left_out, lost, state.vm
+        rows=rows,
+        shift=time.time() - now,
+        listed=tuple(listed),
+        done=done,
+        left_out=left_out,
+        lost=lost,
+        vm=state.vm,
     )
+
+
+def _chosen(rows: OutboxRows, request: OutboxRequest) -> list[Delivery]:
+    """Return the deliveries that a request chooses.
+
+    Raises ``NotBeforeError`` for the beginning of an id that fits no delivery, or more than one.
+    """
+    if request.ids:
+        return _by_prefixes(rows.chosen(), request.ids)
+    chosen = rows.chosen(request.state, request.sink)
+    if request.event_key is None:
+        return chosen
+    return [row for row in chosen if row.event_key == request.event_key]
+
+
+def _by_prefixes(rows: Sequence[Delivery], prefixes: Sequence[str]) -> list[Delivery]:
+    """Return the delivery that each prefix names, once."""
+    chosen: dict[str, Delivery] = {}  # two prefixes may name the same delivery
+    for prefix in prefixes:
+        matching = [row for row in rows if row.delivery_id.startswith(prefix)]
+        if len(matching) != 1:
+            words = "Several delivery ids start" if matching else "No delivery id starts"
+            raise NotBeforeError(f"{words} with {prefix!r}. `notbefore outbox list` shows the ids.")
+        chosen[matching[0].delivery_id] = matching[0]
+    return list(chosen.values())
+
+
+def _false_alarms(
+    rows: OutboxRows,
+    chosen: Sequence[Delivery],
+    listed: Collection[str],
+) -> set[str]:
+    """Return the ids of deliveries that would open an alarm for an event that is over, and that no
+    later message closes.
+    """
+    ended = {row.lane for row in rows.chosen() if row.kind in OUTCOMES}
+    over = [row for row in chosen if row.event_key not in listed]
+    return {row.delivery_id for row in over if row.stays_open(ended)}
+
+
+def _with_pause(row: Delivery, rows: OutboxRows) -> Delivery:
+    """Return a delivery that is due at the earliest when the pause of its receiver ends."""
+    return replace(row, due=max(row.due, rows.paused.get(row.sink, row.due)))
+
+
+def _lost(rows: OutboxRows) -> int:
+    """Return how many deliveries have left the outbox without being accepted."""
+    counts = rows.ledger.counts.items()
+    return sum(count for (_, result), count in counts if result in LOST)
