@@ -1,7 +1,8 @@
 #!/bin/sh
-# One archive for VMs without a package index: install.sh, requirements.txt with hashes, and wheels/ for every supported
-# Python and machine. `install.sh --bundle FILE` asks nobody for more. The same input gives the same bytes.
-# Usage: tools/bundle.sh [DIRECTORY]; in the environment EXTRAS, PYTHONS, MACHINES, and BIN, where Python's programs are.
+# Makes one archive for VMs without a package index: install.sh, requirements.txt with hashes, and wheels/ for every
+# supported Python and machine. `install.sh --bundle FILE` needs no network. The same input gives the same bytes.
+# Usage: tools/bundle.sh [DIRECTORY]
+# Environment: EXTRAS, PYTHONS, MACHINES; BIN is the directory of the programs of Python.
 set -eu
 cd "$(dirname "$0")/.."
 out=${1:-dist}
@@ -15,7 +16,7 @@ version=$(echo "$own" | cut -d- -f2)
 "$python" tools/pins.py --for "agent${EXTRAS:+,$EXTRAS}" >"$place/requirements.txt"
 for version_of_python in ${PYTHONS:-3.11 3.12 3.13}; do
     for machine in ${MACHINES:-x86_64 aarch64}; do
-        # the names of Linux's platforms: up to that of Debian 12
+        # the platforms up to the glibc of Debian 12
         "$python" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
             --implementation cp --python-version "$version_of_python" --platform "manylinux_2_17_$machine" \
             --platform "manylinux2014_$machine" --platform "manylinux_2_28_$machine" \

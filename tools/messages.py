@@ -1,4 +1,4 @@
-"""docs/messages.md: what people are sent, made by the sinks' own code; for `tools/reference.py`."""
+"""The examples in docs/messages.md, made by the code of the sinks; for ``tools/reference.py``."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ MESSAGES: Final = {  # by their kinds
     "Announced": message(REBOOT, now=at(2)),
     "Announced, of another type": message({}, now=at(2)),
     "Announced, of several VMs": message(
-        REBOOT | {"Resources": [ME, *(f"WestNO_{one}" for one in range(1, 5))]}
+        REBOOT | {"Resources": [ME, *(f"WestNO_{number}" for number in range(1, 5))]}
     ),
     "Updated: NotBefore moved": message(REBOOT, REBOOT | LATER, now=at(60)),
     "Updated: it no longer affects this VM": message(
@@ -49,15 +49,20 @@ MESSAGES: Final = {  # by their kinds
     "Started without notice": message(REBOOT | STARTED, now=at(2)),
     "Finished": recording(FINISHED, interruption_seconds=95.0),
     "Canceled": message(REBOOT, None, now=at(120)),
-    "Ended: nobody saw how": recording(
+    "Ended: no agent saw how": recording(
         message(REBOOT, None, kind="ended"), change="ended", outcome="unknown"
     ),
     "Announced: a recommendation": message(ADVICE, now=at(2)),
     "Ended: a recommendation was withdrawn": message(ADVICE, None, now=at(120)),
     "Approved": recording(message(REBOOT, kind="approved", now=at(60)), **APPROVAL),
 }
-APART: Final = ("approved", "approval_failed", "approval_skipped")  # they change no alert
-COLORS: Final = {"critical": "red", "warning": "orange", "info": "blue"}
+WITHOUT_ALERT: Final = ("approved", "approval_failed", "approval_skipped")
+COLORS: Final = {  # of attachments in Slack -> their names
+    slack.COLORS["critical"]: "red",
+    slack.COLORS["warning"]: "orange",
+    slack.COLORS["info"]: "blue",
+    slack.OVER: "green",
+}
 TABLE: Final = """## The kinds
 
 The subject, and how the sinks mark the message.
@@ -67,52 +72,56 @@ The subject, and how the sinks mark the message.
 """
 
 
-def mail(one: Message) -> str:
-    """The e-mail as text."""
+def mail(example: Message) -> str:
+    """Return the e-mail as text."""
     account = Email(host="mail.example.org", sender="vm@example.org", to=("ops@example.org",))
-    found = email.compose(one, text_of(one, Messages(links=LINKS)), account)
-    return f"```text\nSubject: {found['Subject']}\n\n{found.get_content()}```\n"
+    composed = email.compose(example, text_of(example, Messages(links=LINKS)), account)
+    return f"```text\nSubject: {composed['Subject']}\n\n{composed.get_content()}```\n"
 
 
-def pager(one: Message) -> dict[str, Any]:
-    """The request to PagerDuty, without its routing key."""
-    said = one if one.record.no_longer_affected else one.shared
-    return pagerduty.event(said, text_of(said, Messages(links=LINKS)))
+def pager(example: Message) -> dict[str, Any]:
+    """Return the request to PagerDuty, without its routing key."""
+    shown = example
+    if not example.record.no_longer_affected:
+        shown = example.shared
+    return pagerduty.event(shown, text_of(shown, Messages(links=LINKS)))
 
 
-def row(heading: str, one: Message) -> str:
-    """One line of the table."""
-    text = text_of(one, Messages(links=LINKS))
-    (attachment,) = slack.content(one, text)["attachments"]
-    colors = {slack.COLORS[severity]: color for severity, color in COLORS.items()} | {
-        slack.OVER: "green"
-    }
-    incident = alert = "-"
-    if one.kind not in APART:
-        event = pager(one)
+def row(heading: str, example: Message) -> str:
+    """Return a row of the table."""
+    text = text_of(example, Messages(links=LINKS))
+    (attachment,) = slack.content(example, text)["attachments"]
+    incident = "-"
+    alert = "-"
+    if example.kind not in WITHOUT_ALERT:
+        event = pager(example)
         incident = f"{event['event_action']}, {event['payload']['severity']}"
-        made = alertmanager.alerts(one, text, Alertmanager(urls=("http://am-0:9093",)))[0]
-        alert = f"{'resolved' if one.over else 'firing'}, {made['labels']['severity']}"
-    return f"| {heading} | {text.title} | {colors[attachment['color']]} | {incident} | {alert} |\n"
+        member = Alertmanager(urls=("http://am-0:9093",))
+        status = "resolved" if example.over else "firing"
+        severity = alertmanager.alerts(example, text, member)[0]["labels"]["severity"]
+        alert = f"{status}, {severity}"
+    color = COLORS[attachment["color"]]
+    return f"| {heading} | {text.title} | {color} | {incident} | {alert} |\n"
 
 
 def page() -> str:
-    """What is generated in docs/messages.md."""
+    """Return the generated part of docs/messages.md."""
     parts = ["## One Reboot\n"]
-    parts += [
-        f"### {heading}\n\n{mail(MESSAGES[heading])}"
-        for heading in ("Announced", "Started", "Finished")
-    ]
+    for heading in ("Announced", "Started", "Finished"):
+        parts.append(f"### {heading}\n\n{mail(MESSAGES[heading])}")
+
     parts.append(
-        "## One pager\n\nWhat PagerDuty is sent of this Reboot; its end is a `resolve` with the"
-        " same key.\n"
+        "## One pager\n\nThe request to PagerDuty for this Reboot. At its end follows a `resolve`"
+        " with the same key.\n"
     )
-    parts.append(
-        f"```json\n{json.dumps(pager(MESSAGES['Announced']), indent=2, ensure_ascii=False)}\n```\n"
-    )
+    request = json.dumps(pager(MESSAGES["Announced"]), indent=2, ensure_ascii=False)
+    parts.append(f"```json\n{request}\n```\n")
+
     parts.append(
         "## One drill\n\n`notbefore drill` sends this through the real routes and sinks.\n"
     )
     parts.append(mail(message(REBOOT, exercise=True, now=at(2))))
-    parts.append(TABLE + "".join(row(heading, one) for heading, one in MESSAGES.items()))
+
+    rows = "".join(row(heading, example) for heading, example in MESSAGES.items())
+    parts.append(TABLE + rows)
     return "\n".join(parts)
