@@ -1,4 +1,4 @@
-"""``HttpSink``: the common part of the sinks that send messages by HTTP."""
+"""``HttpSink``: the base class of the sinks that send messages by HTTP."""
 
 import base64
 
@@ -20,11 +20,11 @@ class HttpSink(Sink):
 
 
 def headers_of(settings: Webhook | Alertmanager) -> dict[str, str]:
-    """Return the configured headers, with the one that says who asks."""
+    """Return the configured headers, with that of the login."""
     headers = {name: value.reveal() for name, value in settings.headers.items()}
     if settings.token is not None:
         headers["Authorization"] = f"Bearer {settings.token.reveal()}"
     elif settings.username is not None and settings.password is not None:
-        pair = f"{settings.username}:{settings.password.reveal()}"
-        headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        login = f"{settings.username}:{settings.password.reveal()}"
+        headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
     return headers

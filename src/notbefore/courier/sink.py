@@ -8,7 +8,7 @@ from notbefore.core.message import Message
 class Receipt(Struct, frozen=True):
     """The receiver has accepted the message."""
 
-    # it opened something for the event: it gets this back with later messages, and gets the end
+    # what the sink opened for the event: it gets this back with later messages, and gets the end
     thread: str | None = None
     repeat: float | None = None  # seconds until it is sent again, while the event lasts
 

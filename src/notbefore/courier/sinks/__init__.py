@@ -1,8 +1,6 @@
 """The kinds of sinks: one module per kind, with its name in the configuration.
 
-Imported on first use.
-
-CONTRIBUTING.md explains how to add one.
+A module is imported when a sink of its kind is first used. CONTRIBUTING.md explains how to add one.
 """
 
 from importlib import import_module
@@ -27,7 +25,7 @@ def try_out(name: str, config: SinkConfig) -> None:
 
 
 def make(name: str, config: SinkConfig, messages: Messages) -> Sink:
-    """Make the sink of that name.
+    """Make a sink.
 
     Raises ``ConfigError`` if it cannot, for example if a secret cannot be read.
     """

@@ -2,10 +2,11 @@
 
 Labels and annotations are the same on all VMs, so that the cluster has one alert for all. All
 messages of an event have the labels of the first one: other labels would be another alert. Only if
-the event becomes more severe, there is a second alert, and the same request ends the first. While
-the event lasts, the alert is repeated before Alertmanager would resolve it. ``notbefore fleet``
-does not repeat its alerts, as each takeover would have to continue that: their ``endsAt`` is later
-than any end in the fleet.
+the event becomes more severe, there is a second alert, and the same request ends the first.
+
+While the event lasts, the alert is repeated before Alertmanager would resolve it. ``notbefore
+fleet`` does not repeat its alerts, because each takeover would have to continue that. Their
+``endsAt`` is later than any end in the fleet.
 """
 
 from contextlib import suppress
@@ -16,7 +17,7 @@ import msgspec
 
 from notbefore.config.sinks import Alertmanager, Messages
 from notbefore.core.change import SILENT
-from notbefore.core.event_types import SEVERITIES
+from notbefore.core.event_types import SEVERITIES, Severity
 from notbefore.core.message import Message
 from notbefore.core.record import json_line
 from notbefore.core.text import escaped, one_line, rfc3339, some_of
@@ -41,10 +42,8 @@ class Sink(HttpSink):
     def __init__(self, _name: str, settings: Alertmanager, messages: Messages) -> None:
         self._settings = settings
         self._urls = [url.rstrip("/") for url in dict.fromkeys(settings.urls)]
-        # the timeout is for all members together
-        super().__init__(
-            messages, Http(settings.timeout.seconds / len(self._urls), ca_file=settings.ca_file)
-        )
+        timeout = settings.timeout.seconds / len(self._urls)  # for all members together
+        super().__init__(messages, Http(timeout, ca_file=settings.ca_file))
         self._headers = headers_of(settings) | {"Content-Type": "application/json"}
 
     def send(self, message: Message) -> Receipt:
@@ -53,8 +52,13 @@ class Sink(HttpSink):
         One that accepts is enough: each member notifies of its alerts.
         """
         text = text_of(message.shared, self._messages)
-        sent = alerts(message, text, self._settings)
-        body = json_line(sent)
+        posted = alerts(message, text, self._settings)
+        self._post_to_all(json_line(posted))
+        labels = json_line(posted[0]["labels"]).decode()
+        return Receipt(thread=labels, repeat=self._repeat_seconds(message))
+
+    def _post_to_all(self, body: bytes) -> None:
+        """Raise ``SendError`` if no member accepts the alerts."""
         failures: list[SendError] = []
         for url in self._urls:
             try:
@@ -62,21 +66,22 @@ class Sink(HttpSink):
             except SendError as error:
                 # its traceback has this frame, which holds the error: a cycle
                 failures.append(error.with_traceback(None))
-        if len(failures) == len(self._urls):
-            raise SendError(
-                "; ".join(map(str, failures)),
-                permanent=all(error.permanent for error in failures),
-                by_hand=all(error.by_hand for error in failures),
-                retry_after=max(error.retry_after or 0.0 for error in failures) or None,
-            )
-        # if the event no longer affects this VM, the VMs that it still affects repeat the alert
-        lasts = not (
-            message.over
-            or message.record.no_longer_affected
-            or message.record.fleet_events is not None
+        if len(failures) < len(self._urls):
+            return
+        raise SendError(
+            "; ".join(str(error) for error in failures),
+            permanent=all(error.permanent for error in failures),
+            by_hand=all(error.by_hand for error in failures),
+            retry_after=max(error.retry_after or 0.0 for error in failures) or None,
         )
-        repeat = self._settings.resolve_timeout.seconds / REPEATS if lasts else None
-        return Receipt(json_line(sent[0]["labels"]).decode(), repeat=repeat)
+
+    def _repeat_seconds(self, message: Message) -> float | None:
+        """Return the seconds until the alert is sent again; ``None`` if it is not."""
+        is_of_fleet = message.record.fleet_events is not None
+        # if the event no longer affects this VM, the VMs that it still affects repeat the alert
+        if message.over or message.record.no_longer_affected or is_of_fleet:
+            return None
+        return self._settings.resolve_timeout.seconds / REPEATS
 
 
 def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[str, Any]]:
@@ -85,13 +90,12 @@ def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[st
     ``startsAt`` is when the event was first seen, ``endsAt`` when its end was seen.
     """
     record = message.record
-    first = labels = _labels(message, settings)
-    with suppress(msgspec.DecodeError):  # the thread of the event has its labels so far
-        first = msgspec.json.decode(message.thread or "", type=dict[str, str])
-        severity = next(
-            one for one in SEVERITIES if one in (message.severity, first.get("severity"))
-        )
-        labels = first | {"severity": severity}
+    labels = _labels(message, settings)
+    previous_labels = _labels_of_thread(message)
+    if previous_labels is not None:
+        severity = _more_severe(message.severity, previous_labels.get("severity"))
+        labels = previous_labels | {"severity": severity}
+
     links = {link.name: link.value for link in text.links}
     annotations = {
         "summary": text.title,
@@ -117,9 +121,27 @@ def alerts(message: Message, text: Text, settings: Alertmanager) -> list[dict[st
         lasts = SILENT_LASTS if record.event_type == SILENT else FLEET_LASTS
         with suppress(OverflowError):  # beyond the year 9999
             values["endsAt"] = rfc3339(max(record.time, record.not_before or record.time) + lasts)
-    if labels == first:
+    if previous_labels is None or previous_labels == labels:
         return [values]
-    return [values, values | {"labels": first, "endsAt": rfc3339(message.now)}]
+    end_of_previous = values | {"labels": previous_labels, "endsAt": rfc3339(message.now)}
+    return [values, end_of_previous]
+
+
+def _labels_of_thread(message: Message) -> dict[str, str] | None:
+    """Return the labels of the event's previous message; ``None`` if there is none."""
+    if message.thread is None:
+        return None
+    with suppress(msgspec.DecodeError):
+        return msgspec.json.decode(message.thread, type=dict[str, str])
+    return None
+
+
+def _more_severe(severity: Severity, previous: str | None) -> str:
+    """Return the more severe of two severities."""
+    for candidate in SEVERITIES:
+        if candidate in (severity, previous):
+            return candidate
+    return severity
 
 
 def _labels(message: Message, settings: Alertmanager) -> dict[str, str]:

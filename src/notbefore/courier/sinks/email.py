@@ -21,6 +21,7 @@ from notbefore.errors import SendError
 from notbefore.wording.texts import Text, text_of
 
 DOMAIN: Final = "notbefore.invalid"  # of message ids: a domain that cannot exist, RFC 2606
+MAX_SUBJECT: Final = 200  # characters
 PORTS: Final = {"starttls": 587, "tls": 465, "none": 25}
 PERMANENT: Final = range(500, 600)  # SMTP replies that are permanent errors
 
@@ -49,68 +50,74 @@ class Sink(BaseSink):
 
         Errors of SMTP and of the network, also inside the block, are raised as ``SendError``.
         """
-        account = self._account
-        host, port, timeout = (
-            account.host,
-            account.port or PORTS[account.tls],
-            account.timeout.seconds,
-        )
         try:
-            server: smtplib.SMTP
-            if account.tls == "tls":
-                server = smtplib.SMTP_SSL(host, port, timeout=timeout, context=self._tls)
-            else:
-                server = smtplib.SMTP(host, port, timeout=timeout)
+            server = self._connect()
             try:
-                if account.tls == "starttls":
-                    server.starttls(context=self._tls)
-                if account.user and account.password is not None:
-                    server.login(account.user, account.password.reveal())
+                self._log_in(server)
                 yield server
                 # the answer to QUIT does not matter for the mail
                 with suppress(OSError, smtplib.SMTPException):
                     server.quit()
             finally:
                 server.close()
-        except smtplib.SMTPResponseException as error:
-            said = f"{error.smtp_code} {_words(error.smtp_error)}"
-            # the password may be corrected
-            login = isinstance(error, smtplib.SMTPAuthenticationError)
-            permanent = error.smtp_code in PERMANENT and not login
-            raise SendError(
-                f"the mail server answered {said}", permanent=permanent, by_hand=login
-            ) from None
-        except smtplib.SMTPNotSupportedError as error:
-            raise SendError(
-                f"the mail server does not support this: {error}", permanent=True
-            ) from None
         except (smtplib.SMTPException, OSError) as error:
-            raise SendError(
-                f"{host}: {error.strerror or f'{type(error).__name__}: {error}'}"
-            ) from None
+            raise _send_error(error, self._account.host) from None
+
+    def _connect(self) -> smtplib.SMTP:
+        account = self._account
+        port = account.port or PORTS[account.tls]
+        timeout = account.timeout.seconds
+        if account.tls == "tls":
+            return smtplib.SMTP_SSL(account.host, port, timeout=timeout, context=self._tls)
+        return smtplib.SMTP(account.host, port, timeout=timeout)
+
+    def _log_in(self, server: smtplib.SMTP) -> None:
+        account = self._account
+        if account.tls == "starttls":
+            server.starttls(context=self._tls)
+        if account.user and account.password is not None:
+            server.login(account.user, account.password.reveal())
+
+
+def _send_error(error: smtplib.SMTPException | OSError, host: str) -> SendError:
+    if isinstance(error, smtplib.SMTPResponseException):
+        reply = f"{error.smtp_code} {_words(error.smtp_error)}"
+        # the password may be corrected
+        is_login = isinstance(error, smtplib.SMTPAuthenticationError)
+        permanent = error.smtp_code in PERMANENT and not is_login
+        return SendError(f"the mail server answered {reply}", permanent=permanent, by_hand=is_login)
+    if isinstance(error, smtplib.SMTPNotSupportedError):
+        return SendError(f"the mail server does not support this: {error}", permanent=True)
+    cause = error.strerror or f"{type(error).__name__}: {error}"
+    return SendError(f"{host}: {cause}")
 
 
 def _transfer(server: smtplib.SMTP, mail: EmailMessage, account: Email, name: str) -> None:
+    """Send the mail. Raise ``SendError`` if all recipients are refused; log it if some are."""
     recipients = list(dict.fromkeys(account.to))
     try:
         refused = server.send_message(mail, from_addr=account.sender, to_addrs=recipients)
-    except smtplib.SMTPRecipientsRefused as answer:
-        refused = answer.recipients
-    said = "; ".join(
-        f"{address}: {code} {_words(text)}" for address, (code, text) in sorted(refused.items())
-    )
+    except smtplib.SMTPRecipientsRefused as error:
+        refused = error.recipients
+    if not refused:
+        return
+
+    replies: list[str] = []
+    for address, (code, text) in sorted(refused.items()):
+        replies.append(f"{address}: {code} {_words(text)}")
+    listed = "; ".join(replies)
     if len(refused) == len(recipients):
-        raise SendError(
-            f"refused: {said}", permanent=all(code in PERMANENT for code, _ in refused.values())
-        )
-    if refused:  # the others have the mail, and must not get it again or wait for these
-        log.error(
-            "sink %s: some recipients were refused, and do not get this mail (%s)", name, said
-        )
+        permanent = all(code in PERMANENT for code, _ in refused.values())
+        raise SendError(f"refused: {listed}", permanent=permanent)
+    # the others have the mail: they must neither get it again nor wait for these
+    log.error("sink %s: some recipients were refused, and do not get this mail (%s)", name, listed)
 
 
 def _words(text: bytes | str) -> str:
-    return " ".join((text.decode(errors="replace") if isinstance(text, bytes) else text).split())
+    """Return the text of a reply on one line."""
+    if isinstance(text, bytes):
+        text = text.decode(errors="replace")
+    return " ".join(text.split())
 
 
 def compose(message: Message, text: Text, account: Email) -> EmailMessage:
@@ -119,15 +126,16 @@ def compose(message: Message, text: Text, account: Email) -> EmailMessage:
     All mails of one event refer to the same root, so that they are one thread.
     """
     mail = EmailMessage()
-    # a title is one line; EmailMessage decodes what follows "=?", and a line end in it could start
-    # another header
-    mail["Subject"] = text.title[:200].replace("=?", "= ?")
+    # a title is one line, but EmailMessage decodes what follows "=?". A line end in that could
+    # start another header
+    mail["Subject"] = text.title[:MAX_SUBJECT].replace("=?", "= ?")
     mail["From"] = f"notbefore <{account.sender}>"
     mail["To"] = ", ".join(account.to)
     mail["Date"] = format_datetime(message.now)
     mail["Message-ID"] = f"<{message.delivery_id}@{DOMAIN}>"
     root = hashlib.sha256(f"{message.event_key}\n{message.sink}".encode()).hexdigest()[:32]
-    mail["References"] = mail["In-Reply-To"] = f"<{root}@{DOMAIN}>"
+    mail["References"] = f"<{root}@{DOMAIN}>"
+    mail["In-Reply-To"] = f"<{root}@{DOMAIN}>"
     mail["Auto-Submitted"] = "auto-generated"  # RFC 3834: no automatic reply to it
     mail.set_content(f"{text.whole}\n")
     return mail

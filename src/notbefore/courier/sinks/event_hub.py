@@ -2,11 +2,12 @@
 
 All reports of one group of VMs are in one partition, in order.
 
-It uses the aio client, with a deadline for every step: the sync client has no reliable deadline,
-and its buffered mode has lost messages. The SDK's retries are off, as the outbox repeats attempts.
-After any failure of the connection, the client is closed, and the next attempt makes a new one. If
-an answer is lost, the change is sent again under the same id. A refused change is also tried again
-until it expires, so that nothing is missing once the key or hub is corrected.
+The sink uses the asynchronous client, with a deadline for every step: the synchronous client has no
+reliable deadline, and its buffered mode has lost messages. The SDK's retries are off, because the
+outbox repeats attempts. After any failure of the connection, the client is closed, and the next
+attempt makes a new one. If an answer is lost, the change is sent again under the same id. A refused
+change is also tried again until it expires, so that nothing is missing after the key or the hub is
+corrected.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from notbefore.courier.sink import Sink as BaseSink
 from notbefore.errors import SendError
 
 CLOSE_SECONDS: Final = 3.0
-IMDS: Final = "169.254.169.254"  # the SDK asks no other address for the token of a managed identity
+IMDS_HOST: Final = "169.254.169.254"  # the SDK asks no other for the token of a managed identity
 STRUCTURED: Final = "application/cloudevents+json"
 
 
@@ -56,10 +57,7 @@ class Sink(BaseSink):
     # ---- inside the loop
 
     async def _send(self, message: Message) -> None:
-        """Send within the timeout. Raises ``SendError``.
-
-        Then the next attempt makes a new connection.
-        """
+        """Send within the timeout. Raises ``SendError``; then the next attempt connects again."""
         try:
             async with asyncio.timeout(self._settings.timeout.seconds):
                 await self._put(message)
@@ -89,11 +87,13 @@ class Sink(BaseSink):
         await client.send_batch(batch)
 
     async def _drop(self) -> None:
-        for closing in (self._client, self._credential):
-            if closing is not None:
+        """Close the connection, and let the next attempt make a new one."""
+        for closable in (self._client, self._credential):
+            if closable is not None:
                 with suppress(Exception):  # it is broken already
-                    await asyncio.wait_for(closing.close(), CLOSE_SECONDS)
-        self._client = self._credential = None
+                    await asyncio.wait_for(closable.close(), CLOSE_SECONDS)
+        self._client = None
+        self._credential = None
 
 
 def event_data(message: Message, record: Record | Heartbeat) -> EventData:
@@ -115,17 +115,15 @@ def make_client(kind: Any, settings: EventHub, *group: str, credential: Any, **o
         "retry_backoff_factor": 0,
         "auth_timeout": settings.timeout.seconds,
         "user_agent": "notbefore",
-        "transport_type": (
-            TransportType.AmqpOverWebsocket
-            if settings.transport == "websockets"
-            else TransportType.Amqp
-        ),
-        "connection_verify": settings.ca_file,
-        "custom_endpoint_address": settings.endpoint,
+        "transport_type": TransportType.Amqp,
     }
-    # without None: with `connection_verify=None` each connection would load all certificate
-    # authorities, 0.6 MiB
-    options = {name: value for name, value in options.items() if value is not None}
+    if settings.transport == "websockets":
+        options["transport_type"] = TransportType.AmqpOverWebsocket
+    if settings.ca_file is not None:
+        # with `connection_verify=None`, each connection loads all authorities, 0.6 MiB
+        options["connection_verify"] = settings.ca_file
+    if settings.endpoint is not None:
+        options["custom_endpoint_address"] = settings.endpoint
     if settings.connection_string is not None:
         text = settings.connection_string.reveal()
         return kind.from_connection_string(text, *group, eventhub_name=settings.hub, **options)
@@ -135,14 +133,11 @@ def make_client(kind: Any, settings: EventHub, *group: str, credential: Any, **o
 def make_credential(settings: EventHub) -> Any:
     """Return the SDK's credential of the configured identity, which the caller must close.
 
-    ``None`` for a key.
+    ``None`` if there is a connection string.
     """
     if settings.connection_string is not None:
         return None
-    # else the SDK asks IMDS for the token through `HTTP_PROXY`, without encryption
-    direct = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
-    if direct != "*" and IMDS not in direct:
-        os.environ["no_proxy"] = f"{direct},{IMDS}"
+    _keep_proxy_from_tokens()
     from azure.identity.aio import (  # noqa: PLC0415 - 14 MB, not needed with a connection string
         DefaultAzureCredential,
         ManagedIdentityCredential,
@@ -150,5 +145,13 @@ def make_credential(settings: EventHub) -> Any:
 
     if settings.auth == "managed_identity":
         return ManagedIdentityCredential(client_id=settings.client_id)
-    own = {"managed_identity_client_id": settings.client_id} if settings.client_id else {}
-    return DefaultAzureCredential(**own)
+    if settings.client_id:
+        return DefaultAzureCredential(managed_identity_client_id=settings.client_id)
+    return DefaultAzureCredential()
+
+
+def _keep_proxy_from_tokens() -> None:
+    """Let the SDK ask IMDS for tokens directly, not through `HTTP_PROXY`, without encryption."""
+    direct_hosts = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
+    if direct_hosts != "*" and IMDS_HOST not in direct_hosts:
+        os.environ["no_proxy"] = f"{direct_hosts},{IMDS_HOST}"

@@ -1,9 +1,7 @@
-"""OTLP logs: each change as a log record with the attributes of ``record.py``.
+"""OTLP logs: each change as a log record. The record's fields are its attributes.
 
-Those of the VM are in its resource.
-
-Each record is a separate request: the answer to a batch may tell that a part was rejected, but not
-which part.
+The attributes of the VM are in the resource. Each record is a separate request: the answer to a
+batch may say that a part was rejected, but not which part.
 """
 
 import logging
@@ -23,7 +21,7 @@ from notbefore.errors import SendError
 from notbefore.otlp.sender import Sender
 from notbefore.otlp.signals import log_record, resource_of
 
-OWN_FIELDS: Final = ("time", "body")  # fields of an OTLP record, not attributes
+NOT_ATTRIBUTES: Final = ("time", "body")  # an OTLP record has fields for them
 
 log = logging.getLogger("notbefore.otlp")
 
@@ -33,7 +31,7 @@ class Sink(BaseSink):
 
     def __init__(self, name: str, settings: OtlpConnection, _messages: Messages) -> None:
         self._name = name
-        self._own = settings.resource
+        self._configured = settings.resource
         self._sender = Sender(settings, "logs")
 
     def send(self, message: Message) -> Receipt:
@@ -58,21 +56,24 @@ class Sink(BaseSink):
         self._sender.close()
 
     def _log_record(self, message: Message) -> ReadableLogRecord:
-        content, values = message.content, message.content.flat()
-        resource: dict[str, Any] = {
-            name: value for name, value in values.items() if is_of_resource(name)
-        }
-        attributes = {
-            name: value for name, value in values.items() if name not in {*resource, *OWN_FIELDS}
-        }
-        attributes |= {
-            "notbefore.delivery.id": message.delivery_id,
-            "notbefore.delivery.kind": message.kind,
-        }
-        resource["service.version"] = __version__
-        if instance := values.get("host.id") or values.get("host.name"):
+        content = message.content
+        resource: dict[str, Any] = {"service.version": __version__}
+        attributes: dict[str, Any] = {}
+        for name, value in content.flat().items():
+            if is_of_resource(name):
+                resource[name] = value
+            elif name not in NOT_ATTRIBUTES:
+                attributes[name] = value
+        instance = resource.get("host.id") or resource.get("host.name")
+        if instance:
             resource["service.instance.id"] = instance
-        made = resource_of(resource, self._own)
+        attributes["notbefore.delivery.id"] = message.delivery_id
+        attributes["notbefore.delivery.kind"] = message.kind
         return log_record(
-            made, content.time, message.severity, content.body, attributes, content.event_name
+            resource_of(resource, self._configured),
+            content.time,
+            message.severity,
+            content.body,
+            attributes,
+            content.event_name,
         )

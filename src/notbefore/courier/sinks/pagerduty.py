@@ -1,8 +1,8 @@
 """PagerDuty, Events API v2: one incident per event, which is resolved when the event is over.
 
-The API: https://developer.pagerduty.com/docs/events-api-v2-overview. It accepts an event with 202
-and ``"status": "success"``; receivers with the same interface may answer with another 2xx and
-another body. After 429 and 5xx it is to be sent again; other answers are final.
+The API: https://developer.pagerduty.com/docs/events-api-v2-overview. PagerDuty accepts an event
+with 202 and ``"status": "success"``; receivers with the same interface may answer with another 2xx
+and another body. After 429 and 5xx, the event is sent again; other answers are final.
 """
 
 from typing import Any, Final
@@ -31,48 +31,55 @@ class Sink(HttpSink):
 
     def send(self, message: Message) -> Receipt:
         """Trigger the incident of the event, add to it, or resolve it."""
-        # the same text from every affected VM, except in the last message of a VM that is no longer
-        # affected
-        message = message if message.record.no_longer_affected else message.shared
+        # every affected VM sends the same text; only a VM that is no longer affected says so
+        if not message.record.no_longer_affected:
+            message = message.shared
         text = text_of(message, self._messages)
         # the key is last: an error that quotes the request quotes its beginning
         body = json_line(event(message, text) | {"routing_key": self._key})
-        answer = self._http.post(self._url, {"Content-Type": "application/json"}, body)
-        answer.check()
-        said = answer.json()
-        if isinstance(said, dict) and said.get("status", SUCCESS) != SUCCESS:
-            raise SendError(f"this is not an acceptance of PagerDuty: {answer.cause}")
+        response = self._http.post(self._url, {"Content-Type": "application/json"}, body)
+        response.check()
+        answer = response.json()
+        if isinstance(answer, dict) and answer.get("status", SUCCESS) != SUCCESS:
+            raise SendError(f"this is not an acceptance of PagerDuty: {response.cause}")
         return Receipt(thread=message.alert_key)
 
 
 def event(message: Message, text: Text) -> dict[str, Any]:
     """Return the body of the request without the routing key."""
     record = message.record
-    details = {
-        "What happens": text.summary,
-        "What to do": text.advice,
-        **{one.name: one.value for one in text.facts},
+    action = "trigger"
+    if message.over or record.no_longer_affected:
+        action = "resolve"
+    return {
+        "event_action": action,
+        "dedup_key": message.alert_key,
+        "payload": _payload(message, text),
+        "links": [{"href": link.value, "text": link.name} for link in text.links],
+        "client": "notbefore",
     }
-    payload = {
+
+
+def _payload(message: Message, text: Text) -> dict[str, Any]:
+    record = message.record
+    first_vm = next(iter(record.resources), None)
+    texts = {
         "summary": text.title[:MAX_SUMMARY],
-        "source": next(iter(record.resources), None)
-        or record.vm_name
-        or "unknown",  # the first of several VMs
+        "source": first_vm or record.vm_name or "unknown",
         "severity": message.shown_severity,
         "timestamp": rfc3339(record.time),
         "component": record.event_source or "Azure",  # what caused the event
         "group": record.scale_set or record.resource_group or "",
         "class": record.event_type,
-        "custom_details": {name: value for name, value in details.items() if value}
-        | {"Delivery": message.delivery_id},
     }
-    given = [(name, value) for name, value in payload.items() if value]
-    return {
-        "event_action": "resolve" if message.over or record.no_longer_affected else "trigger",
-        "dedup_key": message.alert_key,
-        "payload": {
-            name: one_line(value) if isinstance(value, str) else value for name, value in given
-        },
-        "links": [{"href": link.value, "text": link.name} for link in text.links],
-        "client": "notbefore",
-    }
+    payload: dict[str, Any] = {name: one_line(value) for name, value in texts.items() if value}
+    payload["custom_details"] = _details(message, text)
+    return payload
+
+
+def _details(message: Message, text: Text) -> dict[str, str]:
+    details = {"What happens": text.summary, "What to do": text.advice}
+    for fact in text.facts:
+        details[fact.name] = fact.value
+    shown = {name: value for name, value in details.items() if value}
+    return shown | {"Delivery": message.delivery_id}

@@ -1,10 +1,10 @@
-"""Slack, by an incoming webhook: Block Kit, and times in the reader's time zone by Slack's date
-markup.
+"""Slack, by an incoming webhook: a message in Block Kit.
 
-Texts from Azure cannot mention anybody.
+Slack's date markup shows times in the reader's time zone. Texts from Azure cannot mention anyone.
 """
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any, Final
 
 from notbefore.config.sinks import Messages, Slack
@@ -46,48 +46,56 @@ def content(message: Message, text: Text) -> dict[str, Any]:
     """Return the message in the form of the Slack API: plain text for notifications, blocks for the
     channel.
 
-    The header is above the attachment, which has the colour: Slack does not show the text of a
+    The header is above the attachment, which has the color: Slack does not show the text of a
     message with blocks.
     """
+    title = text.title[:MAX_HEADER]
     header = {
         "type": "header",
-        "text": {"type": "plain_text", "text": text.title[:MAX_HEADER], "emoji": False},
+        "text": {"type": "plain_text", "text": title, "emoji": False},
     }
-    blocks = list(_blocks(message, text))
-    footer = [
-        f"<{link.value.replace('>', '%3E').replace('|', '%7C')}|{link.name}>" for link in text.links
-    ]
-    footer.append(f"Delivery {message.delivery_id}")
-    blocks.append(
-        {
-            "type": "context",
-            "elements": [{"type": "mrkdwn", "text": " · ".join(footer)[:MAX_SECTION]}],
-        }
-    )
-    color = OVER if message.is_good_news else COLORS[message.shown_severity]
+    color = COLORS[message.shown_severity]
+    if message.is_good_news:
+        color = OVER
+    blocks = [*_blocks(message, text), _footer(message, text)]
     return {
-        "text": inert(text.title[:MAX_HEADER]),
+        "text": inert(title),
         "blocks": [header],
         "attachments": [{"color": color, "blocks": blocks}],
         "unfurl_links": False,
     }
 
 
+def _footer(message: Message, text: Text) -> dict[str, Any]:
+    """Return the block with the links and the id."""
+    parts: list[str] = []
+    for link in text.links:
+        address = link.value.replace(">", "%3E").replace("|", "%7C")
+        parts.append(f"<{address}|{link.name}>")
+    parts.append(f"Delivery {message.delivery_id}")
+    line = " · ".join(parts)[:MAX_SECTION]
+    return {"type": "context", "elements": [{"type": "mrkdwn", "text": line}]}
+
+
 def _blocks(message: Message, text: Text) -> Iterator[dict[str, Any]]:
-    time = message.record.not_before if message.is_ahead else None
-    if time is not None:
-        date = f"<!date^{int(time.timestamp())}^{{date_short_pretty}} {{time_secs}}|{clock(time)}>"
-        yield _section(f"*{date}* (your local time), {countdown(time, message.now)}")
+    not_before = message.record.not_before
+    if message.is_ahead and not_before is not None:
+        time = _local_time(not_before)
+        yield _section(f"*{time}* (your local time), {countdown(not_before, message.now)}")
     if text.summary:
         yield _section(inert(text.summary))
     if text.advice:
         yield _section(f"*What to do*\n{inert(text.advice)}")
     for start in range(0, len(text.facts), MAX_FIELDS):
-        facts = text.facts[start : start + MAX_FIELDS]
-        yield {
-            "type": "section",
-            "fields": [_text(f"*{one.name}*\n{inert(one.value)}", MAX_FIELD) for one in facts],
-        }
+        fields: list[dict[str, Any]] = []
+        for fact in text.facts[start : start + MAX_FIELDS]:
+            fields.append(_text(f"*{fact.name}*\n{inert(fact.value)}", MAX_FIELD))
+        yield {"type": "section", "fields": fields}
+
+
+def _local_time(time: datetime) -> str:
+    """Return Slack's markup for a time in the reader's time zone; other programs show UTC."""
+    return f"<!date^{int(time.timestamp())}^{{date_short_pretty}} {{time_secs}}|{clock(time)}>"
 
 
 def inert(text: str) -> str:

@@ -2,6 +2,7 @@
 
 ``X-Notbefore-Delivery-Id`` is the same from every VM that sends the delivery, and for each attempt.
 ``Idempotency-Key``, the header of the IETF's draft, has the same value.
+
 ``X-Notbefore-Signature: t=<Unix seconds>,v1=<hex>``: HMAC-SHA256, keyed with the secret, over
 ``<t>.`` and the body.
 """
@@ -43,8 +44,8 @@ class Sink(HttpSink):
             "severity": message.severity,
             "note": message.note,
         }
-        named = {f"notbefore.delivery.{name}": value for name, value in delivery.items() if value}
-        values = message.content.flat() | named
+        fields = {f"notbefore.delivery.{name}": value for name, value in delivery.items() if value}
+        values = message.content.flat() | fields
         thread = None
         if self._dedup_key is not None:
             thread = message.alert_key
