@@ -21,8 +21,7 @@ from notbefore.core.duration import Duration
 from notbefore.core.record import Vm
 from notbefore.core.routing import Match, Route, Routing, Terms
 from notbefore.wording.records import record_of
-from support.azure import LEFT, ME, PEER, STARTED, at
-from support.azure import last_change as change
+from support.azure import LEFT, ME, PEER, STARTED, at, last_change
 from support.box import delivery
 
 VM = Vm(name=ME)
@@ -55,7 +54,7 @@ def severities(deliveries: tuple[Delivery, ...]) -> list[str]:
 
 
 def test_each_sink_gets_a_delivery_without_routes() -> None:
-    announced = change({})
+    announced = last_change({})
 
     chat, hub = deliveries_of(announced)
 
@@ -67,7 +66,7 @@ def test_each_sink_gets_a_delivery_without_routes() -> None:
 
 
 def test_delivery_is_due_at_once_and_expires_in_a_day() -> None:
-    announced = change({})
+    announced = last_change({})
 
     chat, _ = deliveries_of(announced)
 
@@ -77,7 +76,7 @@ def test_delivery_is_due_at_once_and_expires_in_a_day() -> None:
 
 
 def test_delivery_expires_with_its_event_when_its_sink_says_so() -> None:
-    chat, hub = deliveries_of(change({}))
+    chat, hub = deliveries_of(last_change({}))
 
     assert chat.expires_with_event
     assert not hub.expires_with_event
@@ -97,28 +96,28 @@ def test_delivery_expires_with_its_event_before_the_start(
     *,
     expires_with_event: bool,
 ) -> None:
-    chat, _ = deliveries_of(change(*looks))
+    chat, _ = deliveries_of(last_change(*looks))
 
     assert chat.expires_with_event == expires_with_event
 
 
 def test_delivery_id_is_the_same_on_every_vm() -> None:
-    mine = deliveries_of(change(OF_BOTH, vm=ME), vm=ME)
-    theirs = deliveries_of(change(OF_BOTH, vm=PEER), vm=PEER)
+    mine = deliveries_of(last_change(OF_BOTH, vm=ME), vm=ME)
+    theirs = deliveries_of(last_change(OF_BOTH, vm=PEER), vm=PEER)
 
     assert ids(mine) == ids(theirs)
 
 
 def test_delivery_id_differs_by_sink_and_step() -> None:
-    announced = deliveries_of(change(OF_BOTH))
-    started = deliveries_of(change(OF_BOTH, OF_BOTH | STARTED))
+    announced = deliveries_of(last_change(OF_BOTH))
+    started = deliveries_of(last_change(OF_BOTH, OF_BOTH | STARTED))
 
     assert len({*ids(announced), *ids(started)}) == 4
 
 
 # ---- approvals
 
-APPROVED = replace(change({}), kind="approved", approval=Approval("users", "rule"))
+APPROVED = replace(last_change({}), kind="approved", approval=Approval("users", "rule"))
 
 
 def test_sink_without_approvals_gets_none() -> None:
@@ -159,13 +158,13 @@ def test_change_has_no_reminder_when_no_time_is_ahead(
 ) -> None:
     reminded = replace(TO_CHAT, remind_before=(Duration("5m"),))
 
-    assert len(deliveries_of(change(*looks), reminded)) == 1
+    assert len(deliveries_of(last_change(*looks), reminded)) == 1
 
 
 def test_event_of_another_vm_has_a_reminder_when_route_says_all() -> None:
     to_all = replace(TO_CHAT, announce_by="all", remind_before=(Duration("5m"),))
 
-    sent = deliveries_of(change(*LEFT), to_all)
+    sent = deliveries_of(last_change(*LEFT), to_all)
 
     assert [delivery.kind for delivery in sent] == ["updated", "reminder"]
 
@@ -180,7 +179,7 @@ THREE_REMINDERS = (Duration("4h"), Duration("1h"), Duration("5m"))
 def test_reminder_is_as_severe_as_the_event_when_it_is_due() -> None:
     reminded = replace(TO_CHAT, remind_before=THREE_REMINDERS)
 
-    sent = deliveries_of(change(FAR_REDEPLOY), reminded)
+    sent = deliveries_of(last_change(FAR_REDEPLOY), reminded)
 
     assert severities(sent) == ["warning", "warning", "critical", "critical"]
 
@@ -188,7 +187,7 @@ def test_reminder_is_as_severe_as_the_event_when_it_is_due() -> None:
 def test_reminder_has_the_severity_of_its_route() -> None:
     reminded = replace(TO_CHAT, remind_before=THREE_REMINDERS, severity="info")
 
-    sent = deliveries_of(change(FAR_REDEPLOY), reminded)
+    sent = deliveries_of(last_change(FAR_REDEPLOY), reminded)
 
     assert severities(sent) == ["info"] * 4
 
@@ -200,7 +199,7 @@ REMIND_BEFORE = (Duration("5m"), Duration("10m"), Duration("1h"), Duration("600s
 def test_reminders_are_due_before_not_before() -> None:
     reminded = replace(TO_CHAT, remind_before=REMIND_BEFORE)
 
-    chat, first, second = deliveries_of(change({}), reminded)
+    chat, first, second = deliveries_of(last_change({}), reminded)
 
     start = chat.not_before
     assert first.kind == "reminder"
@@ -212,7 +211,7 @@ def test_reminders_are_due_before_not_before() -> None:
 def test_reminder_expires_when_the_next_is_due() -> None:
     reminded = replace(TO_CHAT, remind_before=REMIND_BEFORE)
 
-    chat, first, second = deliveries_of(change({}), reminded)
+    chat, first, second = deliveries_of(last_change({}), reminded)
 
     assert first.expires == second.due
     assert second.expires == chat.not_before + REMINDER_GRACE
@@ -223,7 +222,7 @@ def test_reminder_expires_when_the_next_is_due() -> None:
 def test_reminders_have_ids_of_their_own() -> None:
     reminded = replace(TO_CHAT, remind_before=REMIND_BEFORE)
 
-    sent = deliveries_of(change({}), reminded)
+    sent = deliveries_of(last_change({}), reminded)
 
     # an id can be computed again, when a sink is renamed
     computed = [delivery_id(delivery.change_id, "chat") for delivery in sent]
@@ -234,7 +233,7 @@ def test_reminders_have_ids_of_their_own() -> None:
 def test_reminders_name_the_other_sinks() -> None:
     reminded = Route(sinks=("chat", "hub"), remind_before=REMIND_BEFORE)
 
-    sent = deliveries_of(change({}), reminded)
+    sent = deliveries_of(last_change({}), reminded)
 
     assert {delivery.others for delivery in sent} == {("chat",), ("hub",)}
 
@@ -245,7 +244,7 @@ def test_reminders_name_the_other_sinks() -> None:
 def test_affected_vm_reopens_incident_after_another_has_closed_it() -> None:
     to_both = Route(sinks=("chat", "hub"))
 
-    update, chat = deliveries_of(change(OF_BOTH, OF_ME), to_both, keeps_incidents=True)
+    update, chat = deliveries_of(last_change(OF_BOTH, OF_ME), to_both, keeps_incidents=True)
 
     assert update.due - update.created == SETTLING
     assert chat.due - chat.created == 0.0
@@ -262,7 +261,7 @@ def test_incident_is_updated_at_once_when_no_other_vm_closes_it(
     before: dict[str, Any],
     after: dict[str, Any],
 ) -> None:
-    (update,) = deliveries_of(change(before, after), TO_CHAT, keeps_incidents=True)
+    (update,) = deliveries_of(last_change(before, after), TO_CHAT, keeps_incidents=True)
 
     assert update.due == update.created
 
@@ -277,14 +276,14 @@ WITH_FALLBACK = Route(
 
 
 def test_critical_delivery_has_a_fallback_after_some_time() -> None:
-    (critical,) = deliveries_of(change({"EventType": "Reboot"}), WITH_FALLBACK)
+    (critical,) = deliveries_of(last_change({"EventType": "Reboot"}), WITH_FALLBACK)
 
     assert critical.fallback == ("hub",)
     assert critical.fallback_at == critical.created + 30
 
 
 def test_other_delivery_has_no_time_of_its_fallback() -> None:
-    (info,) = deliveries_of(change({}), WITH_FALLBACK)
+    (info,) = deliveries_of(last_change({}), WITH_FALLBACK)
 
     assert info.fallback == ("hub",)  # it may have got the beginning, and then gets the end
     assert info.fallback_at is None
@@ -297,7 +296,7 @@ def test_fallback_is_dropped_when_a_route_sends_it_the_change() -> None:
     )
     sinks = {"chat": Terms(), "mail": Terms(), "pager": Terms()}
 
-    sent = deliveries(change({}), b"{}", Routing(routes, sinks), VM)
+    sent = deliveries(last_change({}), b"{}", Routing(routes, sinks), VM)
 
     fallbacks = {delivery.sink: delivery.fallback for delivery in sent}
     assert fallbacks == {"chat": ("pager",), "mail": ()}
@@ -333,14 +332,14 @@ TO_REST = Route(sinks=("rest",))
 
 
 def test_targets_of_a_record_are_those_of_its_change() -> None:
-    line = record_of(change({}), VM).line()
+    line = record_of(last_change({}), VM).line()
     routing = Routing((TO_OPS, TO_REST), {"ops": Terms(), "rest": Terms()})
 
     assert targets_of(line, routing, VM) == Targets(("ops",), ("rest",))
 
 
 def test_targets_of_a_record_are_those_of_the_next_matching_route() -> None:
-    line = record_of(change({}), VM).line()
+    line = record_of(last_change({}), VM).line()
 
     assert targets_of(line, Routing((TO_REST,), {"rest": Terms()}), VM) == Targets(("rest",))
 

@@ -409,7 +409,7 @@ def test_vm_opens_a_bounded_number_of_events_and_others_are_notified() -> None:
 def test_events_with_many_long_names_count_as_several() -> None:
     log = Log()
     for number in range(100):
-        names = [f"{number}-{vm:0>200}" for vm in range(500)]
+        names = [f"{number}-{index:0>200}" for index in range(500)]
         log.add(A, "announced", f"forged-{number}", resources=names, after=0.001)
         log.add(A, "announced", f"small-{number}", resources=[], after=0.001)
         log.add(A, "updated", f"small-{number}", resources=names, after=0.001)

@@ -13,8 +13,7 @@ from notbefore.core.lifecycle import diff
 from notbefore.core.record import Vm
 from notbefore.core.routing import DurationRange, Match, Route, Routing, Terms, route_by_sink
 from notbefore.core.tracked import Observation, Tracked
-from support.azure import LEFT, ME, PEER, STARTED, at, document, item
-from support.azure import last_change as change
+from support.azure import LEFT, ME, PEER, STARTED, at, document, item, last_change
 
 
 def not_before_at(minutes: int) -> str:
@@ -51,7 +50,7 @@ def severity(change: Change, *routes: Route) -> str:
     ],
 )
 def test_severity_is_by_type_and_duration(fields: dict[str, Any], expected: str) -> None:
-    assert severity(change(fields)) == expected
+    assert severity(last_change(fields)) == expected
 
 
 @pytest.mark.parametrize(
@@ -61,21 +60,21 @@ def test_severity_is_by_type_and_duration(fields: dict[str, Any], expected: str)
 def test_redeploy_is_critical_within_an_hour_of_not_before(minutes: int, expected: str) -> None:
     redeploy = {"EventType": "Redeploy", "NotBefore": not_before_at(minutes)}
 
-    assert severity(change(redeploy)) == expected
+    assert severity(last_change(redeploy)) == expected
 
 
 @pytest.mark.parametrize("minutes", [59, 61, 7 * 1440])
 def test_redeploy_is_critical_once_started(minutes: int) -> None:
     redeploy = {"EventType": "Redeploy", "NotBefore": not_before_at(minutes)}
 
-    assert severity(change(redeploy, redeploy | STARTED)) == "critical"
+    assert severity(last_change(redeploy, redeploy | STARTED)) == "critical"
 
 
 @pytest.mark.parametrize("minutes", [59, 61, 7 * 1440])
 def test_route_sets_severity(minutes: int) -> None:
     redeploy = {"EventType": "Redeploy", "NotBefore": not_before_at(minutes)}
 
-    assert severity(change(redeploy), Route(sinks=("hub",), severity="info")) == "info"
+    assert severity(last_change(redeploy), Route(sinks=("hub",), severity="info")) == "info"
 
 
 def announced_by_wrong_clock(minutes: int, hours: int) -> Change:
@@ -118,14 +117,14 @@ def test_first_route_wins() -> None:
     first = Route(sinks=("oncall",))
     second = Route(sinks=("hub", "oncall"))
 
-    assert sinks([first, second], change({})) == ["oncall"]
+    assert sinks([first, second], last_change({})) == ["oncall"]
 
 
 def test_next_route_applies_when_first_goes_on() -> None:
     first = Route(sinks=("oncall",), go_on=True)
     second = Route(sinks=("hub", "oncall"))
 
-    assert sinks([first, second], change({})) == ["oncall", "hub"]
+    assert sinks([first, second], last_change({})) == ["oncall", "hub"]
 
 
 def test_sink_gets_a_change_once_by_the_first_route() -> None:
@@ -133,7 +132,7 @@ def test_sink_gets_a_change_once_by_the_first_route() -> None:
     second = Route(sinks=("oncall",))
     routing = Routing((first, second), {"oncall": Terms(), "hub": Terms()})
 
-    assert route_by_sink(change({}), routing, Vm(name=ME)) == {"oncall": first}
+    assert route_by_sink(last_change({}), routing, Vm(name=ME)) == {"oncall": first}
 
 
 @pytest.mark.parametrize(
@@ -147,7 +146,7 @@ def test_sink_gets_a_change_once_by_the_first_route() -> None:
     ],
 )
 def test_match_compares_fields_of_the_change(match: Match, *, accepted: bool) -> None:
-    assert match.accepts(change({}), None) == accepted
+    assert match.accepts(last_change({}), None) == accepted
 
 
 HERE = Vm(
@@ -177,7 +176,7 @@ HERE = Vm(
 )
 def test_match_compares_properties_of_this_vm(match: Match, *, here: bool) -> None:
     assert match.is_here(HERE) is here
-    assert match.accepts(change({}), HERE) is here
+    assert match.accepts(last_change({}), HERE) is here
 
 
 UNKNOWN_VMS = pytest.mark.parametrize(
@@ -200,14 +199,14 @@ def test_match_accepts_unknown_properties_of_this_vm(vm: Vm | None) -> None:
         tags={"env": ("prod",)},
     )
 
-    assert match.accepts(change({}), vm)
+    assert match.accepts(last_change({}), vm)
 
 
 @UNKNOWN_VMS
 def test_match_refuses_another_vm_when_name_is_known(vm: Vm | None) -> None:
     has_name = vm == Vm(name=ME)
 
-    assert Match(vm=("web_1",)).accepts(change({}), vm) is not has_name
+    assert Match(vm=("web_1",)).accepts(last_change({}), vm) is not has_name
 
 
 @pytest.mark.parametrize(
@@ -216,7 +215,7 @@ def test_match_refuses_another_vm_when_name_is_known(vm: Vm | None) -> None:
     ids=["duration", "source"],
 )
 def test_match_refuses_unknown_field_of_the_event(match: Match) -> None:
-    unknown = change({"DurationInSeconds": -1, "NotBefore": None, "EventSource": None})
+    unknown = last_change({"DurationInSeconds": -1, "NotBefore": None, "EventSource": None})
 
     assert not match.accepts(unknown, None)
 
@@ -236,37 +235,37 @@ def test_route_is_used_by_affected_or_all_vms(announce_by: Any, expected: list[s
     routes = [Route(sinks=("hub",), announce_by=announce_by)]
 
     notifying = [
-        vm for vm in (PEER, ME, "WestNO_7") if sinks(routes, change(of_both, vm=vm), vm=vm)
+        vm for vm in (PEER, ME, "WestNO_7") if sinks(routes, last_change(of_both, vm=vm), vm=vm)
     ]
 
     assert notifying == expected
 
 
 def test_vm_notifies_that_an_event_has_left_it() -> None:
-    assert sinks([], change(*LEFT)) == ["oncall", "hub"]
+    assert sinks([], last_change(*LEFT)) == ["oncall", "hub"]
 
 
 def test_vm_notifies_nothing_once_an_event_has_left_it() -> None:
     started = {"Resources": [PEER], **STARTED}
 
-    assert sinks([], change(*LEFT, started)) == []
+    assert sinks([], last_change(*LEFT, started)) == []
 
 
 def test_all_vms_notify_that_an_event_has_left_when_route_says_all() -> None:
     to_all = Route(Match(scope=("peer",)), ("oncall", "hub"), announce_by="all")
 
-    assert sinks([to_all], change(*LEFT)) == ["oncall", "hub"]
+    assert sinks([to_all], last_change(*LEFT)) == ["oncall", "hub"]
 
 
 def test_vm_that_is_still_affected_notifies_that_others_are_not() -> None:
-    assert sinks([], change(*LEFT, vm=PEER), vm=PEER) == ["oncall", "hub"]
+    assert sinks([], last_change(*LEFT, vm=PEER), vm=PEER) == ["oncall", "hub"]
 
 
 def test_vm_notifies_when_its_name_is_unknown() -> None:
     to_hub = Route(sinks=("hub",))
     routing = Routing((to_hub,), {"oncall": Terms(), "hub": Terms()})
 
-    assert route_by_sink(change({}), routing, None) == {"hub": to_hub}
+    assert route_by_sink(last_change({}), routing, None) == {"hub": to_hub}
 
 
 PREEMPTS = Match(event_type=("Preempt",))
@@ -342,14 +341,14 @@ def test_hub_gets_events_of_other_vms_unless_its_route_says_otherwise(
     hub_route: Route,
     expected: list[str],
 ) -> None:
-    of_peer = change({"Resources": [PEER]})
+    of_peer = last_change({"Resources": [PEER]})
 
     assert targets(of_peer, hub_route, chat=Terms(), hub=HUB) == expected
 
 
 @pytest.mark.parametrize(("affected", "expected"), [(PEER, ["hub"]), (ME, ["hub", "chat"])])
 def test_hub_gets_every_event_without_routes(affected: str, expected: list[str]) -> None:
-    announced = change({"Resources": [affected]})
+    announced = last_change({"Resources": [affected]})
 
     assert targets(announced, chat=Terms(), hub=HUB) == expected
 
@@ -358,7 +357,7 @@ def test_hub_keeps_reminders_of_an_event_that_left_this_vm() -> None:
     reminded = Route(sinks=("chat", "hub"), remind_before=(Duration("5m"),))
     routing = Routing((reminded,), {"chat": Terms(), "hub": HUB})
 
-    sent = deliveries(change(*LEFT), b"{}", routing, Vm(name=ME))
+    sent = deliveries(last_change(*LEFT), b"{}", routing, Vm(name=ME))
 
     assert [(delivery.sink, delivery.kind) for delivery in sent] == [
         ("chat", "updated"),
@@ -374,7 +373,7 @@ def test_neighbor_reports_the_end_of_a_vanished_vm_to_sinks_with_incidents(
 ) -> None:
     event = {**PREEMPT, "EventType": event_type}
     looks = [event, *[event | fields for fields in last_looks]]
-    end = change(*looks, None)
+    end = last_change(*looks, None)
 
     assert targets(end, chat=Terms(), pager=PAGER) == ["pager"]
 
@@ -388,7 +387,7 @@ def test_neighbor_reports_the_end_of_a_vanished_vm_to_sinks_with_incidents(
     ],
 )
 def test_neighbor_reports_nothing_else_of_other_vms(looks: list[dict[str, Any] | None]) -> None:
-    assert targets(change(*looks), chat=Terms(), pager=PAGER) == []
+    assert targets(last_change(*looks), chat=Terms(), pager=PAGER) == []
 
 
 def test_end_of_a_vanished_vm_goes_where_its_own_events_went() -> None:
@@ -396,7 +395,7 @@ def test_end_of_a_vanished_vm_goes_where_its_own_events_went() -> None:
     own = Route(Match(vm=(PEER,)), ("second",), severity="warning", fallback=("third",))
     routing = Routing((other, own), dict.fromkeys(("first", "second", "third"), PAGER))
 
-    sent = deliveries(change(PREEMPT, None), b"{}", routing, Vm(name=ME))
+    sent = deliveries(last_change(PREEMPT, None), b"{}", routing, Vm(name=ME))
 
     assert [delivery.sink for delivery in sent] == ["second", "third"]
     assert {delivery.severity for delivery in sent} == {"warning"}
@@ -406,7 +405,7 @@ def test_end_of_a_vanished_vm_goes_where_its_own_events_went() -> None:
 def test_end_of_a_vanished_vm_is_sent_once_when_all_vms_notify() -> None:
     to_all = Route(sinks=("chat", "pager"), announce_by="all")
 
-    sent = targets(change(PREEMPT, None), to_all, chat=Terms(), pager=PAGER)
+    sent = targets(last_change(PREEMPT, None), to_all, chat=Terms(), pager=PAGER)
 
     assert sent == ["chat", "pager"]
 
@@ -414,4 +413,4 @@ def test_end_of_a_vanished_vm_is_sent_once_when_all_vms_notify() -> None:
 def test_affected_vm_reports_the_end_itself() -> None:
     preempt = {"EventType": "Preempt", "Resources": [ME]}
 
-    assert targets(change(preempt, None), chat=Terms(), pager=PAGER) == ["chat", "pager"]
+    assert targets(last_change(preempt, None), chat=Terms(), pager=PAGER) == ["chat", "pager"]
