@@ -59,12 +59,12 @@ each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=document_name)
 
 def blocks(language: str) -> list[tuple[str, str]]:
     """Return the name of the document and the text of each block of a language."""
-    found = []
+    blocks_and_documents = []
     for path, text in TEXTS.items():
         for block_language, block in FENCE.findall(text):
             if block_language == language:
-                found.append((path.name, block))
-    return found
+                blocks_and_documents.append((path.name, block))
+    return blocks_and_documents
 
 
 # ---- generated pages

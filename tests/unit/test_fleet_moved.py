@@ -42,7 +42,7 @@ def let_pass(seconds: float, old: Log, new: Log) -> None:
 
 
 def keys(log: Log) -> set[str]:
-    return {made.change.event.key for made in log.made}
+    return {notification.change.event.key for notification in log.made}
 
 
 @pytest.mark.parametrize("grouping", [EACH, WAVES], ids=["each event", "waves"])
@@ -63,7 +63,8 @@ def test_moved_event_continues_under_its_event_key_and_ends_once(grouping: Group
     assert keys(old) == keys(new)
     assert not old.fold.events.open
     assert not new.fold.events.open
-    assert [len(log.fold.state.past) for log in (old, new)] == [0, 1]
+    assert len(old.fold.state.past) == 0
+    assert len(new.fold.state.past) == 1
 
 
 def test_moved_wave_keeps_the_events_that_are_still_to_come() -> None:
@@ -82,21 +83,32 @@ def test_moved_wave_keeps_the_events_that_are_still_to_come() -> None:
     assert new.last.change.event.key == old.last.change.event.key
 
 
-def test_event_stays_announced_when_new_partition_has_only_heartbeats() -> None:
+def logs_with_heartbeats_of_a_moved_event() -> tuple[Log, Log]:
+    """Return logs of which the new one has only heartbeats, which list the event of the old one."""
     old, new = logs(EACH)
     old.add(A, "announced", not_before=None, notice=3 * LIMIT)
     add_partition(old, new)
-
     for _ in range(100):
         new.beat_listing(A, "EVENT-1")
         let_pass(60, old, new)
+    return old, new
+
+
+def test_event_stays_announced_when_new_partition_has_only_heartbeats() -> None:
+    old, new = logs_with_heartbeats_of_a_moved_event()
 
     assert old.kinds == ["announced"]
     assert new.kinds == []
     assert new.fold.state.unknown_events(new.now) == 0
     assert old.fold.events.continued == {"sub/rg/event-1"}
+
+
+def test_moved_event_ends_in_a_new_partition_that_had_only_heartbeats() -> None:
+    old, new = logs_with_heartbeats_of_a_moved_event()
+
     new.add(A, "canceled")
     let_pass(60, old, new)
+
     assert new.kinds == ["canceled"]
     assert not old.fold.events.open
 
@@ -176,8 +188,11 @@ def test_muted_event_stays_muted_in_its_new_partition() -> None:
     assert "event-1" in new.fold.event_keys()
 
 
-@pytest.mark.parametrize("step", ["announced", "started"])
-def test_next_owner_of_a_new_partition_still_expects_moved_events(step: Any) -> None:
+@pytest.mark.parametrize(("step", "kinds"), [("announced", []), ("started", ["started"])])
+def test_next_owner_of_a_new_partition_still_expects_moved_events(
+    step: Any,
+    kinds: list[str],
+) -> None:
     old, new = logs(WAVES)
     old.add(A, "announced")
     old.wait(30)
@@ -187,7 +202,7 @@ def test_next_owner_of_a_new_partition_still_expects_moved_events(step: Any) -> 
     successor.add(A, step)
     successor.wait(30)
 
-    assert successor.kinds == ([] if step == "announced" else ["started"])
+    assert successor.kinds == kinds
     assert successor.fold.state.waves.keys() == old.fold.state.waves.keys()
 
 

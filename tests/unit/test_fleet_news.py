@@ -82,7 +82,11 @@ def test_end_of_a_vm_explains_no_silence_of_another_of_its_name() -> None:
 
     log.pass_time(1500, replace(PROD, name="web02"))
 
-    silent = [made for made in log.made if made.change.event.event_type == "Silent"]
+    silent = [
+        notification
+        for notification in log.made
+        if notification.change.event.event_type == "Silent"
+    ]
     assert resource_groups(silent) == ["payments"]
 
 

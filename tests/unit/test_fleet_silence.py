@@ -344,7 +344,9 @@ def test_group_that_falls_silent_later_joins_the_wave_of_its_region() -> None:
 
     assert log.kinds == ["started", "updated"]
     assert body_of(log) == "3 scale sets (5 VMs) in westeurope are silent"
-    assert {made.change.event.key for made in log.made} == {log.last.change.event.key}
+    assert {notification.change.event.key for notification in log.made} == {
+        log.last.change.event.key
+    }
 
 
 def test_digest_of_a_silent_region_leaves_out_groups_that_are_back() -> None:
@@ -367,7 +369,7 @@ def test_groups_of_two_regions_fall_silent_in_two_waves() -> None:
     log.pass_time(1800)
 
     assert log.kinds == ["started", "started"]
-    assert {made.place.region for made in log.made} == {"westeurope", "northeurope"}
+    assert {notification.place.region for notification in log.made} == {"westeurope", "northeurope"}
 
 
 def test_vms_of_one_name_in_silent_groups_are_all_counted() -> None:
@@ -405,7 +407,7 @@ def test_silent_groups_with_different_routes_are_different_waves() -> None:
     log.pass_time(1800)
 
     assert log.kinds == ["started", "started"]
-    named = [set(made.change.event.resources) for made in log.made]
+    named = [set(notification.change.event.resources) for notification in log.made]
     assert named == [{"set0_0", "set1_0"}, {"set2_0", "set3_0"}]
 
 

@@ -48,7 +48,9 @@ IMPURE = {
     "uuid",
 }
 
-RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
+RANKS: dict[str, int] = {}
+for rank, rooms in enumerate(LAYERS):
+    RANKS.update(dict.fromkeys(rooms, rank))
 
 
 def module_names() -> list[str]:

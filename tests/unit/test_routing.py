@@ -391,9 +391,10 @@ def test_neighbor_reports_nothing_else_of_other_vms(looks: list[dict[str, Any] |
 
 
 def test_end_of_a_vanished_vm_goes_where_its_own_events_went() -> None:
-    other = Route(Match(vm=(ME,)), ("first",))
-    own = Route(Match(vm=(PEER,)), ("second",), severity="warning", fallback=("third",))
-    routing = Routing((other, own), dict.fromkeys(("first", "second", "third"), PAGER))
+    of_me = Route(Match(vm=(ME,)), ("first",))
+    of_peer = Route(Match(vm=(PEER,)), ("second",), severity="warning", fallback=("third",))
+    sinks = {"first": PAGER, "second": PAGER, "third": PAGER}
+    routing = Routing((of_me, of_peer), sinks)
 
     sent = deliveries(last_change(PREEMPT, None), b"{}", routing, Vm(name=ME))
 
