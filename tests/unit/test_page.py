@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from notbefore.core.event_types import SPOT_REBALANCE
 from notbefore.core.record import Vm
 from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.metrics.totals import OutboxView
@@ -216,6 +217,11 @@ def test_worst_event_comes_first() -> None:
         ([item()], 2, "Freeze of this VM is next, not before 12:15:00 UTC."),
         ([item()], 901, "Freeze of this VM was due at 12:15:00 UTC, and has not started."),
         ([item(NotBefore=None)], 2, "Freeze of this VM is next, at a time not given."),
+        (
+            [item(EventType=SPOT_REBALANCE)],
+            2,
+            f"{SPOT_REBALANCE} of this VM is listed.",
+        ),
         ([item(Resources=[PEER])], 2, "Freeze of another VM is next"),
         ([item(Resources=[])], 2, "Freeze of perhaps this VM is next"),
         ([item("a"), item("b")], 2, "UTC. 1 more is pending."),

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
 
 from notbefore.core.event_types import event_type_of
 from notbefore.core.text import sha256
@@ -240,58 +241,55 @@ def _read(raw: Raw) -> _Reading:
     if event_status is None:
         return _rejected("event_status", event_id)
 
-    resource_type = _text(item.ResourceType, MAX_WORD)
-    resources = _names(item.Resources)
-    not_before = read_time(item.NotBefore)
-    description = _description(item.Description)
-    event_source = _text(item.EventSource, MAX_WORD)
-    duration = _seconds(item.DurationInSeconds)
-
-    # for each field that may be unknown: Azure's value, and what could be read of it
-    optional = {
-        "resource_type": (item.ResourceType, resource_type),
-        "resources": (item.Resources, resources),
-        "not_before": (item.NotBefore, not_before),
-        "description": (item.Description, description),
-        "event_source": (item.EventSource, event_source),
-        "duration": (item.DurationInSeconds, duration),
-    }
-    flaws: list[Flaw] = []
-    for name, (raw_value, value) in optional.items():
-        if value is None and raw_value not in UNKNOWN:
-            flaws.append(Flaw(name, event_id))
-    resources_cut = resources is not None and _has_cut_names(item.Resources)
-    if resources_cut:
-        flaws.append(Flaw("resources", event_id))
-    if description is not None and len(item.Description) > MAX_DESCRIPTION:
-        flaws.append(Flaw("description", event_id))
-
-    if event_type_of(event_type).is_advice:
-        # it has no impact on the VMs, so these mean nothing
-        not_before = None
-        duration = None
-
     event = Event(
         event_id=event_id,
         event_type=event_type,
         event_status=event_status,
-        resource_type=resource_type,
-        resources=resources or (),
-        not_before=not_before,
-        description=description,
-        event_source=event_source,
-        duration=duration,
-        resources_cut=resources_cut,
+        resource_type=_text(item.ResourceType, MAX_WORD),
+        resources=_names(item.Resources) or (),
+        not_before=read_time(item.NotBefore),
+        description=_description(item.Description),
+        event_source=_text(item.EventSource, MAX_WORD),
+        duration=_seconds(item.DurationInSeconds),
+        resources_cut=_has_cut_names(item.Resources),
     )
-    return _Reading(event_id, event, tuple(flaws))
+    flaws = _flaws_of(item, event)
+    if event.is_advice:
+        # it has no impact on the VMs, so these mean nothing
+        event = replace(event, not_before=None, duration=None)
+    return _Reading(event_id, event, flaws)
+
+
+def _flaws_of(item: _RawEvent, event: Event) -> tuple[Flaw, ...]:
+    """Return the flaws of an event: its fields that could not be read, then those that were cut."""
+    # for each field that may be unknown: Azure's value, and what was read of it
+    optional = {
+        "resource_type": (item.ResourceType, event.resource_type),
+        "resources": (item.Resources, _names(item.Resources)),
+        "not_before": (item.NotBefore, event.not_before),
+        "description": (item.Description, event.description),
+        "event_source": (item.EventSource, event.event_source),
+        "duration": (item.DurationInSeconds, event.duration),
+    }
+    fields: list[str] = []
+    for name, (raw_value, value) in optional.items():
+        if value is None and raw_value not in UNKNOWN:
+            fields.append(name)
+    if event.resources_cut:
+        fields.append("resources")
+    if event.description is not None and len(item.Description) > MAX_DESCRIPTION:
+        fields.append("description")
+    return tuple(Flaw(name, event.event_id) for name in fields)
 
 
 def _rejected(reason: str, event_id: str | None) -> _Reading:
     return _Reading(event_id, None, (Flaw(reason, event_id, rejected=True),))
 
 
-def _has_cut_names(names: list[str]) -> bool:
+def _has_cut_names(names: Any) -> bool:
     """Whether a list of names, or a name in it, is longer than its bound."""
+    if _names(names) is None:
+        return False
     return len(names) > MAX_RESOURCES or any(len(name) > MAX_NAME for name in names)
 
 
