@@ -21,6 +21,7 @@ from notbefore.fleet import consumer as consumer_module
 from notbefore.fleet import snapshot_store as snapshot_store_module
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.history import History
+from notbefore.fleet.instance_state import InstanceState, state_of
 from notbefore.fleet.keeper import HubClock, Parts
 from notbefore.fleet.outbox import FleetOutbox
 from notbefore.fleet.sdk import READ_IN
@@ -242,6 +243,45 @@ def test_more_partitions_are_read_and_how_far_the_hub_is_ahead_is_known_of_each(
         eventually(lambda: consumer.lag.keys() == {"0", "1", "2"}, patience=60)
 
 
+def test_state_is_made_by_the_thread_that_changes_it(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with consuming(tmp_path, hub) as (consumer, written):
+        send(hub, [report(A, "announced")])
+        eventually(lambda: len(written) == 1, patience=60)
+        threads: set[str] = set()
+
+        def noted(*arguments: Any) -> InstanceState:
+            threads.add(threading.current_thread().name)
+            return state_of(*arguments)
+
+        monkeypatch.setattr(consumer_module, "state_of", noted)
+        eventually(lambda: len(consumer.state_with_others().waves) == 1, patience=60)
+        eventually(lambda: threads, patience=60)
+
+        assert threading.current_thread().name not in threads
+
+
+def test_last_state_is_shown_when_the_thread_of_the_consumer_hangs(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_module, "STATE_SECONDS", 0.1)
+    monkeypatch.setattr(consumer_module, "OTHERS_SECONDS", 0.1)
+    released = threading.Event()
+    with consuming(tmp_path, hub) as (consumer, written):
+        send(hub, [report(A, "announced")])
+        eventually(lambda: written and len(consumer.state().waves) == 1, patience=60)
+        loop = consumer._loop
+        assert loop is not None
+        loop.call_soon_threadsafe(released.wait, 60)
+        try:
+            state = consumer.state_with_others()
+        finally:
+            released.set()
+
+        assert len(state.waves) == 1
+
+
 def test_events_that_move_to_an_added_partition_end_once(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,11 +346,11 @@ def test_another_reader_of_its_consumer_group_is_named_where_there_are_no_checkp
         consuming(tmp_path, hub, snapshots=FileSnapshots(tmp_path)) as (two, _),
     ):
         eventually(
-            lambda: all("another reader uses" in each.keeper.said for each in (one, two)),
+            lambda: all("another reader uses" in each.keeper.hub_trouble for each in (one, two)),
             patience=60,
         )
 
 
 def test_a_consumer_group_that_there_is_not_is_named(tmp_path: Path) -> None:
     with Hub(tmp_path, "--group", "other") as hub, consuming(tmp_path, hub) as (consumer, _):
-        eventually(lambda: "ConsumerGroups/$Default" in consumer.keeper.said, patience=60)
+        eventually(lambda: "ConsumerGroups/$Default" in consumer.keeper.hub_trouble, patience=60)

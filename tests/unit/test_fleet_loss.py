@@ -277,7 +277,7 @@ def test_calendar_is_an_error_when_a_listed_event_is_unknown(instance: Instance)
         listing(log, "EVENT-1")
         instance.clock.advance_to(log.now + 300)
 
-        trouble = "1 events that VMs list were never reported here"
+        trouble = "1 event that VMs list was never reported here"
         assert instance.view.fleet({}).trouble == trouble
         assert trouble in instance.view.ready().reasons
         assert instance.view.calendar({}).status.startswith("503")

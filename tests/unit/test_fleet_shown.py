@@ -9,8 +9,15 @@ from msgspec.structs import replace
 from notbefore.fleet.history import report as report_of
 from notbefore.fleet.hub_records import Place
 from notbefore.fleet.mutes import MAX_MUTES, Mute, read_mutes, write_mutes
-from notbefore.fleet.shown_waves import ShownWave, calendar, coming, names_of, under_way, wanted_vms
-from notbefore.fleet.silence import Heard
+from notbefore.fleet.shown_waves import (
+    ShownVm,
+    ShownWave,
+    calendar,
+    coming,
+    names_of,
+    under_way,
+    wanted_vms,
+)
 from support.azure import at
 from support.fleet_log import WAVES, Log
 from support.fleet_records import body, report, vm
@@ -140,9 +147,9 @@ def test_empty_field_of_a_record_is_shown_as_unknown() -> None:
 # ---- names
 
 HEARD = [
-    Heard("a", 0.0, 1.0, Place("sub", "x")),
-    Heard("A", 0.0, 1.0, Place("sub", "y")),
-    Heard("b", 0.0, 1.0, Place("sub", "x")),
+    ShownVm("a", Place("sub", "x")),
+    ShownVm("A", Place("sub", "y")),
+    ShownVm("b", Place("sub", "x")),
 ]
 
 

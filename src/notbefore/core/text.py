@@ -49,6 +49,13 @@ def some_of(names: Sequence[str], most: int) -> str:
     return f"{listed} and {len(names) - most} more"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number of things: ``1 VM``, ``2,000 VMs``."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun}s"
+
+
 def natural(name: str) -> tuple[list[str | int], str]:
     """Return a key to sort names by, with numbers by their value: web_2 before web_10."""
     parts: list[str | int] = []

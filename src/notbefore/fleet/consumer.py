@@ -13,9 +13,9 @@ import logging
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from azure.core.exceptions import AzureError
@@ -25,11 +25,11 @@ from azure.eventhub.aio import PartitionContext
 from notbefore.config.model import FleetConfig
 from notbefore.core.duration import back_off
 from notbefore.errors import ConfigError
-from notbefore.fleet.keeper import HubClock, Keeper, Parts
+from notbefore.fleet.instance_state import InstanceState, Reading, state_of
+from notbefore.fleet.keeper import Held, HubClock, Keeper, Parts
 from notbefore.fleet.mutes import NOTE, Mute, is_muted, read_mutes
 from notbefore.fleet.partition import Partition
 from notbefore.fleet.sdk import forget_tags, make_consumer, record_of
-from notbefore.fleet.snapshot import Snapshot
 from notbefore.fleet.snapshot_store import LostPartitionError
 from notbefore.fleet.waves import Notification
 
@@ -42,13 +42,12 @@ WAIT: Final = 0.5  # seconds without records after which a partition's fold adva
 LOOK_EVERY: Final = 10.0
 MARGIN: Final = 2.0  # seconds by which one partition's clock may be behind another's
 HISTORY_EVERY: Final = 1.0  # seconds between two writes of new events to the history
-ASK_SECONDS: Final = 3.0  # to wait for the snapshots of other instances
+STATE_SECONDS: Final = 1.0  # to wait for the consumer's thread to publish its state
+FRESH_SECONDS: Final = 0.2  # after which a published state is made again
+OTHERS_SECONDS: Final = 3.0  # to wait for the snapshots of other instances
 CLOSE_SECONDS: Final = 5.0  # to wait when something is closed
-# seconds between two clients; the longest also before a failed task is repeated
-FIRST_PAUSE, LONGEST_PAUSE = (
-    2.0,
-    30.0,
-)
+FIRST_PAUSE: Final = 2.0  # seconds between two clients
+LONGEST_PAUSE: Final = 30.0  # also before a failed task is repeated
 # seconds that a client must last so that the pauses begin again at the first one
 HEALTHY: Final = 60.0
 OTHER_READER: Final = (
@@ -68,9 +67,7 @@ class Consumer:
         self._config = config
         self._parts = parts
         self.connected = False
-        self.lag: dict[
-            str, tuple[int, float]
-        ] = {}  # partition -> records and seconds behind the hub
+        self.lag: dict[str, tuple[int, float]] = {}  # partition -> records and seconds behind
         self.mutes: list[Mute] = []
         self.client: Any = None
         self.keeper = Keeper(config, parts)
@@ -78,31 +75,51 @@ class Consumer:
         self._stop = asyncio.Event()
         self._over = asyncio.Event()  # set when this client has to be closed
         self._taken: set[str] = set()  # the partitions that this client reads
+        self._published = self._make_state()
+        self._published_at = time.monotonic()
 
     # ---- from any thread
 
-    def others(self) -> dict[str, Snapshot]:
-        """The snapshots of the other partitions, which other instances wrote some seconds ago."""
-        if self._loop is not None and self._loop.is_running():
-            # if the loop ends, or the store is slow: return the known snapshots
-            with suppress(RuntimeError, TimeoutError, concurrent.futures.CancelledError):
-                asyncio.run_coroutine_threadsafe(self.keeper.others.look(), self._loop).result(
-                    ASK_SECONDS
-                )
-        return self.keeper.others.found
+    def state(self) -> InstanceState:
+        """Return the state of this instance; the last one if its thread does not answer in time."""
+        if self._loop is None:
+            return self._make_state()  # the thread does not run yet
+        self._ask(self._publish, STATE_SECONDS)
+        return self._published
+
+    def state_with_others(self) -> InstanceState:
+        """Return the state with what other instances wrote some seconds ago."""
+        self._ask(self.keeper.others.look, OTHERS_SECONDS)
+        return self.state()
+
+    def _ask(self, do: Callable[[], Coroutine[Any, Any, None]], patience: float) -> None:
+        """Let the event loop do something, and wait for it for ``patience`` seconds at most."""
+        loop = self._loop
+        if loop is None or not loop.is_running():
+            return
+        # the loop may end meanwhile, or be slow
+        with suppress(RuntimeError, TimeoutError, concurrent.futures.CancelledError):
+            asyncio.run_coroutine_threadsafe(do(), loop).result(patience)
 
     def stop(self) -> None:
         """End ``run``."""
-
-        def end() -> None:
-            self._stop.set()
-            self._over.set()
-
         if self._loop is None:
-            end()
-        else:
-            with suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(end)
+            self._end()
+            return
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._end)
+
+    # ---- what other threads see
+
+    async def _publish(self) -> None:
+        if time.monotonic() - self._published_at > FRESH_SECONDS:
+            self._published = self._make_state()
+            self._published_at = time.monotonic()
+
+    def _make_state(self) -> InstanceState:
+        reading = Reading(self.connected, dict(self.lag), tuple(self.mutes))
+        now = self._parts.clock.now()
+        return state_of(self.keeper, reading, now, self._config.metrics_by)
 
     # ---- one client after another
 
@@ -110,8 +127,30 @@ class Consumer:
         """Read until ``stop``."""
         asyncio.run(self._run())
 
+    def _end(self) -> None:
+        self._stop.set()
+        self._over.set()
+
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
+        tasks = self._begin_tasks()
+        failures = 0
+        try:
+            while not self._stop.is_set():
+                began = time.monotonic()
+                # the SDK raises many errors; any of them ends this client
+                await _tried(self.keeper, "hub", self._read)
+                if time.monotonic() - began > HEALTHY:
+                    failures = 0
+                failures += 1
+                await self._pause(failures)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await self._close()
+
+    def _begin_tasks(self) -> list[asyncio.Task[None]]:
+        """Begin the tasks that are repeated every few seconds."""
         regular = (
             (HISTORY_EVERY, "history", self.keeper.write_history),
             (LOOK_EVERY, "hub", self._watch),
@@ -119,35 +158,38 @@ class Consumer:
             (LOOK_EVERY, "fold", self._compare),
             (LOOK_EVERY, "fold", self._follow),
         )
-        tasks = [asyncio.create_task(_regularly(self.keeper, *one)) for one in regular]
-        failures = 0
-        try:
-            while not self._stop.is_set():
-                began = time.monotonic()
-                # the SDK raises many errors; any of them ends this client
-                await _tried(self.keeper, "hub", self._read)
-                failures = 1 if time.monotonic() - began > HEALTHY else failures + 1
-                pause = back_off(failures, FIRST_PAUSE, LONGEST_PAUSE) * (0.5 + random.random() / 2)  # noqa: S311 - no secret
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._stop.wait(), pause)
-        finally:
-            for task in tasks:
-                task.cancel()
-            # not when a client is closed: while the hub is unavailable, there may be no client
-            await _finish(self.keeper.write_history(), self.keeper.let_go(*self.keeper.partitions))
-            await _finish(self._parts.snapshots.close())
-            if self._parts.credential is not None:
-                await _finish(self._parts.credential.close())
+        tasks: list[asyncio.Task[None]] = []
+        for every, part, do in regular:
+            tasks.append(asyncio.create_task(_regularly(self.keeper, every, part, do)))
+        return tasks
+
+    async def _pause(self, failures: int) -> None:
+        """Wait before the next client; instances that failed together do not return together."""
+        share = 0.5 + random.random() / 2  # noqa: S311 - no secret
+        pause = share * back_off(failures, FIRST_PAUSE, LONGEST_PAUSE)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.wait(), pause)
+
+    async def _close(self) -> None:
+        """Write everything, and let go of the partitions.
+
+        Not when a client is closed: while the hub is unavailable, there may be no client.
+        """
+        await _finish(self.keeper.write_history())
+        await _finish(self.keeper.let_go(*self.keeper.partitions))
+        await _finish(self._parts.snapshots.close())
+        if self._parts.credential is not None:
+            await _finish(self._parts.credential.close())
 
     async def _read(self) -> None:
         """Read with one client, until it fails or ``stop`` is called.
 
         Raises the hub's errors, and unforeseen ones.
         """
-        self._taken, self._over = set(), asyncio.Event()
-        client = self.client = make_consumer(
-            self._config, self._parts.credential, self._parts.snapshots
-        )
+        self._taken = set()
+        self._over = asyncio.Event()
+        client = make_consumer(self._config, self._parts.credential, self._parts.snapshots)
+        self.client = client
         try:
             positions = await self._look_at_hub(client)
             batch = min(BATCH, BUFFERED // len(positions) + 1)
@@ -162,35 +204,47 @@ class Consumer:
                     prefetch=batch,
                 )
             )
-            receiving.add_done_callback(lambda _: self._over.set())
+            receiving.add_done_callback(self._on_end)
             await self._over.wait()
             if receiving.done():
                 receiving.result()
         finally:
-            self.connected, self.lag = False, {}
+            self.connected = False
+            self.lag = {}
             await _finish(client.close())  # this ends ``receiving``
 
     async def _look_at_hub(self, client: Any) -> dict[str, Any]:
-        """Return where to begin partitions without a checkpoint: ``window`` before the
-        last record.
+        """Return where to begin partitions without a checkpoint.
+
+        That is ``window`` before their last record.
         """
         async with asyncio.timeout(self._config.hub.timeout.seconds):
             hub = await client.get_eventhub_properties()
-            found = await asyncio.gather(
+            partitions = await asyncio.gather(
                 *map(client.get_partition_properties, hub["partition_ids"])
             )
         self._parts.snapshots.hub_was_made(hub["created_at"].timestamp())
-        ends = {
-            one["id"]: -1 if one["is_empty"] else int(one["last_enqueued_sequence_number"])
-            for one in found
-        }
-        self.keeper.ends = ends
-        await _tried(self.keeper, "store", self._read_mutes)  # on failure the known ones stay
+
         window = timedelta(seconds=self._config.window.seconds)
-        last = {one["id"]: one["last_enqueued_time_utc"] for one in found if not one["is_empty"]}
-        if last:
-            self._parts.clock.advance_to(max(last.values()).timestamp())
-        return {one: last[one] - window if one in last else "-1" for one in ends}
+        ends: dict[str, int] = {}
+        positions: dict[str, Any] = {}
+        last_times: list[datetime] = []
+        for partition in partitions:
+            name = partition["id"]
+            if partition["is_empty"]:
+                ends[name] = -1
+                positions[name] = "-1"
+                continue
+            last_time = partition["last_enqueued_time_utc"]
+            last_times.append(last_time)
+            ends[name] = int(partition["last_enqueued_sequence_number"])
+            positions[name] = last_time - window
+
+        self.keeper.ends = ends
+        if last_times:
+            self._parts.clock.advance_to(max(last_times).timestamp())
+        await _tried(self.keeper, "store", self._read_mutes)  # on failure the known ones stay
+        return positions
 
     # ---- repeated every few seconds
 
@@ -200,37 +254,47 @@ class Consumer:
     async def _watch(self) -> None:
         """Measure the lag.
 
-        End this client once the hub has more partitions: the SDK asks for them only at a start.
-
+        If the hub has more partitions, end this client: the SDK asks for them only at its start.
         A hub that does not answer is not connected, although the SDK does not notice, until a
         record comes.
         """
-        client, folds = self.client, self.keeper.folds
+        client = self.client
+        folds = self.keeper.folds
         if not self._taken:
             return
         try:
             async with asyncio.timeout(self._config.hub.timeout.seconds):
                 names = await client.get_partition_ids()
-                found = await asyncio.gather(
+                partitions = await asyncio.gather(
                     *(client.get_partition_properties(fold.name) for fold in folds)
                 )
         except TimeoutError:
             self.connected = False
             raise
+
         self.connected = not self._over.is_set()
-        if len(names) != len(self.keeper.ends):
-            log.warning(
-                "the hub now has %d partitions, and had %d", len(names), len(self.keeper.ends)
-            )
+        before = len(self.keeper.ends)
+        if len(names) != before:
+            log.warning("the hub now has %d partitions, and had %d", len(names), before)
             self._over.set()
-        lag, now = {}, self._parts.clock.now()
-        for fold, one in zip(folds, found, strict=True):
-            records = max(
-                0, int(one["last_enqueued_sequence_number"]) - fold.state.position.sequence
-            )
-            heard = fold.state.position.enqueued
-            lag[fold.name] = records, max(0.0, now - heard) if records and heard else 0.0
-        self.lag = lag
+        self.lag = {
+            fold.name: self._lag_of(fold, partition)
+            for fold, partition in zip(folds, partitions, strict=True)
+        }
+
+    def _lag_of(self, fold: Partition, partition: Mapping[str, Any]) -> tuple[int, float]:
+        """Return the records and the seconds by which a fold is behind its partition."""
+        position = fold.state.position
+        records = int(partition["last_enqueued_sequence_number"]) - position.sequence
+        if records <= 0:
+            return 0, 0.0
+        if not position.enqueued:
+            return records, 0.0
+        return records, max(0.0, self._parts.clock.now() - position.enqueued)
+
+    async def _read_inventory(self) -> None:
+        if self._parts.inventory is not None:
+            await asyncio.to_thread(self._parts.inventory.look)
 
     async def _compare(self) -> None:
         """Find the VMs of the inventory that are not heard from.
@@ -240,16 +304,21 @@ class Consumer:
         inventory = self._parts.inventory
         if inventory is None or not self.connected:
             return
-        first = min(self.keeper.ends, key=lambda name: (len(name), name))
-        await _tried(self.keeper, "inventory", lambda: asyncio.to_thread(inventory.look))
+        await _tried(self.keeper, "inventory", self._read_inventory)
+
+        first = min(self.keeper.ends, key=_partition_order)
         held = self.keeper.partitions.get(first)
-        if held is not None and inventory.vms is not None:
-            await self.keeper.others.look()
-            heard = {key for one in self.keeper.others.found.values() for key in one.heard}
-            heard |= {key for fold in self.keeper.folds for key in fold.silence.heard}
-            now = max(held.fold.state.position.enqueued, self._parts.clock.now() - MARGIN)
-            expected = {key: vm for key, vm in inventory.vms.items() if key not in heard}
-            held.fold.missing.expect(expected, now, self._config.missing_after.seconds)
+        if held is None or inventory.vms is None:
+            return
+        await self.keeper.others.look()
+        heard: set[str] = set()
+        for fold in self.keeper.folds:
+            heard.update(fold.state.heard)
+        for state in self.keeper.others.found.values():
+            heard.update(state.heard)
+        expected = {key: vm for key, vm in inventory.vms.items() if key not in heard}
+        now = max(held.fold.state.position.enqueued, self._parts.clock.now() - MARGIN)
+        held.fold.missing.expect(expected, now, self._config.missing_after.seconds)
 
     async def _follow(self) -> None:
         """After partitions were added: leave the events that have moved to other partitions."""
@@ -263,12 +332,14 @@ class Consumer:
 
     # ---- called by the SDK
 
+    def _on_end(self, _receiving: asyncio.Task[None]) -> None:
+        self._over.set()
+
     async def _on_close(self, context: PartitionContext, reason: CloseReason) -> None:
         self._taken.discard(context.partition_id)
         # if the hub is unavailable, the partition stays ours until another instance takes it
-        if self._stop.is_set() or (
-            reason is CloseReason.OWNERSHIP_LOST and not self._over.is_set()
-        ):
+        is_lost = reason is CloseReason.OWNERSHIP_LOST and not self._over.is_set()
+        if is_lost or self._stop.is_set():
             await self.keeper.let_go(context.partition_id)
 
     async def _on_batch(self, context: PartitionContext, events: list[EventData]) -> None:
@@ -284,18 +355,27 @@ class Consumer:
         held = self.keeper.partitions.get(name)
         if held is None:  # another instance has it, and the SDK has not noticed yet
             raise LostPartitionError
-        if not events and not (
-            self.connected and held.fold.state.position.sequence >= self.keeper.ends.get(name, -1)
-        ):
-            # records may be on their way: what is due is decided by their times, not by the clock
-            return
+        if events or self._is_up_to_date(held.fold):
+            await self._fold(held, events)
+
+    def _is_up_to_date(self, fold: Partition) -> bool:
+        """Whether a fold may advance by the clock.
+
+        If records are on their way, their times decide what is due.
+        """
+        has_read_all = fold.state.position.sequence >= self.keeper.ends.get(fold.name, -1)
+        return self.connected and has_read_all
+
+    async def _fold(self, held: Held, events: list[EventData]) -> None:
+        """Fold a batch, and commit its notifications; other tasks get turns meanwhile."""
+        fold = held.fold
         began = time.monotonic()
-        for notifications in _chunks(held.fold, events, self._parts.clock):
+        for notifications in _chunks(fold, events, self._parts.clock):
             for notification in notifications:
-                self._commit(held.fold, notification)
+                self._commit(fold, notification)
             if time.monotonic() - began > STEP:
                 await asyncio.sleep(0)
-                if self.keeper.partitions.get(name) is not held:
+                if self.keeper.partitions.get(fold.name) is not held:
                     return  # another instance has taken it
                 began = time.monotonic()
         await asyncio.sleep(0)
@@ -322,29 +402,40 @@ class Consumer:
 
         After one of a partition, the SDK lets it go and balances again.
         """
-        stolen, alone = "link:stolen" in str(error), self._config.checkpoints is None
-        if isinstance(error, LostPartitionError) or (stolen and not alone):
+        is_stolen = "link:stolen" in str(error)
+        is_alone = self._config.checkpoints is None
+        if isinstance(error, LostPartitionError) or (is_stolen and not is_alone):
             return  # the keeper has said why it was not taken, or another instance has it
-        if stolen:
+        if is_stolen:
             error = ConfigError(OTHER_READER.format(self._config.consumer_group))
-        of_store = isinstance(error, AzureError)
-        self.keeper.failed("store" if of_store else "hub", error)
-        if context is not None and UNKNOWN_OFFSET.search(str(error)):
+
+        if isinstance(error, AzureError):
+            self.keeper.failed("store", error)
+        else:
+            self.keeper.failed("hub", error)
+
+        if context is None:
+            return
+        if UNKNOWN_OFFSET.search(str(error)):
             # the stored offsets are of an earlier one
             self._parts.snapshots.hub_was_made(self._parts.clock.now())
             log.error(
                 "the hub does not know a stored offset: partitions that are taken now are read from"
                 " `window` on"
             )
-        elif context is not None and not of_store:
+        elif not isinstance(error, AzureError):
             self._over.set()
 
 
-async def _finish(*closing: Awaitable[Any]) -> None:
-    """Await each of them for ``CLOSE_SECONDS`` at most, and ignore errors."""
-    for one in closing:
-        with suppress(Exception):
-            await asyncio.wait_for(one, CLOSE_SECONDS)
+def _partition_order(name: str) -> tuple[int, str]:
+    """Return the order of a partition's name, which is a number without leading zeros."""
+    return len(name), name
+
+
+async def _finish(closing: Awaitable[Any]) -> None:
+    """Await it for ``CLOSE_SECONDS`` at most, and ignore errors."""
+    with suppress(Exception):
+        await asyncio.wait_for(closing, CLOSE_SECONDS)
 
 
 def _chunks(
@@ -381,7 +472,10 @@ async def _regularly(
     failures = 0
     while True:
         await asyncio.sleep(back_off(failures + 1, every, LONGEST_PAUSE))
-        failures = 0 if await _tried(keeper, part, do) else failures + 1
+        if await _tried(keeper, part, do):
+            failures = 0
+        else:
+            failures += 1
 
 
 async def _tried(keeper: Keeper, part: str, do: Callable[[], Awaitable[None]]) -> bool:

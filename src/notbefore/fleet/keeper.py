@@ -133,7 +133,7 @@ class Keeper:
         self._parts = parts
         self.figures = PartitionFigures()
         # the last error of the hub or the store: without the store no partition is taken
-        self.said = ""
+        self.hub_trouble = ""
         # partition -> why it is left to a newer version, in words
         self.refused: dict[str, str] = {}
         self.partitions: dict[str, Held] = {}
@@ -159,7 +159,7 @@ class Keeper:
         self.figures.errors[part] += 1
         text = in_words(error)
         if part in ("hub", "store"):
-            self.said = text if part == "hub" else f"the checkpoint store: {text}"
+            self.hub_trouble = text if part == "hub" else f"the checkpoint store: {text}"
         unforeseen = part == "fold"
         remark = "unforeseen error, please report it: " if unforeseen else ""
         log.warning("%s: %s%s", part, remark, text, exc_info=error if unforeseen else None)

@@ -4,14 +4,14 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from notbefore.core.event_types import event_type_of
 from notbefore.core.text import natural, one_line, some_of
-from notbefore.fleet.silence import Heard
+from notbefore.fleet.hub_records import Place
 from notbefore.fleet.waves import (
     Wave,
     affected,
@@ -107,6 +107,14 @@ class ShownPartition(Struct, frozen=True):
     age: float | None
 
 
+class ShownVm(NamedTuple):
+    """A VM of the fleet."""
+
+    name: str
+    place: Place
+    silent: bool = False
+
+
 class FleetEvents(Struct, frozen=True):
     """The body of ``/api/v1/fleet/events``: the whole fleet, on any instance."""
 
@@ -123,7 +131,7 @@ class FleetEvents(Struct, frozen=True):
 # ---- filters
 
 
-def wanted_vms(vms: Iterable[Heard], filters: Mapping[str, str]) -> list[Heard]:
+def wanted_vms(vms: Iterable[ShownVm], filters: Mapping[str, str]) -> list[ShownVm]:
     """Return the VMs that all filters match, except those that are for events alone."""
     vm_filters = {name: value for name, value in filters.items() if name not in OF_EVENTS}
     if not vm_filters:
@@ -132,7 +140,7 @@ def wanted_vms(vms: Iterable[Heard], filters: Mapping[str, str]) -> list[Heard]:
     return [vm for vm in vms if _matches_vm(vm_filters, vm)]
 
 
-def _matches_vm(filters: Mapping[str, str], vm: Heard) -> bool:
+def _matches_vm(filters: Mapping[str, str], vm: ShownVm) -> bool:
     return _matches(filters, vm.place._asdict(), dict(vm.place.tags), [vm.name])
 
 
@@ -283,7 +291,7 @@ def _first_vm_under_way(wave: ShownWave) -> list[tuple[list[str | int], str]]:
 # ---- names
 
 
-def names_of(vms: Iterable[Heard]) -> tuple[str, ...]:
+def names_of(vms: Iterable[ShownVm]) -> tuple[str, ...]:
     """Return the names of VMs; equal names have their subscription and resource group in front."""
     named = [(vm.place.subscription, vm.place.resource_group, vm.name) for vm in vms]
     return tuple(sorted(_distinct(named).values(), key=natural))

@@ -4,7 +4,7 @@ from typing import Final
 
 from notbefore.core.change import BY_RULE, OPERATOR, SILENT, Approval, Change
 from notbefore.core.record import FleetFacts, Record, Vm
-from notbefore.core.text import rfc3339
+from notbefore.core.text import counted, rfc3339
 from notbefore.wording.phrases import MISSING, REASONS
 
 EXERCISE: Final = "[EXERCISE] "  # the start of every text about an exercise: nothing has happened
@@ -64,22 +64,15 @@ def _silent_vms(vm: Vm, fleet: FleetFacts) -> str:
     """Return the silent VMs in words: ``40 scale sets (2,000 VMs) in westeurope``."""
     groups: list[str] = []
     if fleet.fleet_scale_sets:
-        groups.append(_counted(fleet.fleet_scale_sets, "scale set"))
+        groups.append(counted(fleet.fleet_scale_sets, "scale set"))
     if fleet.fleet_resource_groups:
-        groups.append(_counted(fleet.fleet_resource_groups, "resource group"))
+        groups.append(counted(fleet.fleet_resource_groups, "resource group"))
 
     if groups:
-        return f"{' and '.join(groups)} ({_counted(fleet.fleet_vms, 'VM')}) in {vm.location}"
+        return f"{' and '.join(groups)} ({counted(fleet.fleet_vms, 'VM')}) in {vm.location}"
     if fleet.fleet_vms == 1 and vm.name:
         return vm.name
     return vms_in_words(fleet.fleet_vms, vm)
-
-
-def _counted(count: int, noun: str) -> str:
-    """Return a number of things: ``1 VM``, ``2,000 VMs``."""
-    if count == 1:
-        return f"1 {noun}"
-    return f"{count:,} {noun}s"
 
 
 def _no_longer_affected(change: Change) -> str:
@@ -157,7 +150,7 @@ def vms_in_words(count: int, place: Vm | Record) -> str:
     """Return the number of VMs, and where they are: ``48 VMs of the scale set web``."""
     vms = "VMs that Azure does not name"
     if count:
-        vms = _counted(count, "VM")
+        vms = counted(count, "VM")
 
     if place.scale_set:
         return f"{vms} of the scale set {place.scale_set}"
