@@ -14,11 +14,12 @@ from notbefore.commands.client import AgentClient
 from notbefore.commands.main import main
 from notbefore.config.load import load
 from notbefore.core.delivery import Delivery
-from notbefore.core.outbox import SendResult
+from notbefore.core.outbox import Bounds, SendResult
 from notbefore.core.record import json_line
 from notbefore.core.routing import Match, Route, Routing, Terms
 from notbefore.courier.supervisor import Supervisor, make_orders
 from notbefore.fleet import keeper, snapshot_store
+from notbefore.fleet import outbox as fleet_outbox
 from notbefore.fleet.consumer import Consumer
 from notbefore.fleet.fleet_view import FleetView
 from notbefore.fleet.history import History, PastEvent, read_past
@@ -94,6 +95,24 @@ def hand_over(before: FleetOutbox, after: FleetOutbox, log: Log) -> None:
 
 def waiting(outbox: FleetOutbox, log: Log) -> list[Delivery]:
     return list(outbox.part("0", log.fold.event_keys()).rows)
+
+
+def test_full_outbox_makes_room_once_for_each_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fleet_outbox, "OF_A_FLEET", Bounds(rows=2, size=1_000_000))
+    outbox = outbox_with((Route(sinks=("hook",)),), {"hook": Terms()})
+    log = Log()
+    for number in range(6):
+        log.add(A, "announced", f"E{number}")
+
+    with outbox.opened():
+        for notification in log.made:
+            outbox.commit("0", notification)
+
+    assert len(waiting(outbox, log)) == 2
+    overflows = [record for record in caplog.records if "hook: " in record.getMessage()]
+    assert len(overflows) == 1
 
 
 # ---- mutes

@@ -371,14 +371,21 @@ class Consumer:
         fold = held.fold
         began = time.monotonic()
         for notifications in _chunks(fold, events, self._parts.clock):
-            for notification in notifications:
-                self._commit(fold, notification)
+            self._commit_all(fold, notifications)
             if time.monotonic() - began > STEP:
                 await asyncio.sleep(0)
                 if self.keeper.partitions.get(fold.name) is not held:
                     return  # another instance has taken it
                 began = time.monotonic()
         await asyncio.sleep(0)
+
+    def _commit_all(self, fold: Partition, notifications: list[Notification]) -> None:
+        """Commit the notifications of a chunk in one step: a full outbox makes room once."""
+        if not notifications:
+            return
+        with self._parts.outbox.opened():
+            for notification in notifications:
+                self._commit(fold, notification)
 
     def _commit(self, fold: Partition, notification: Notification) -> None:
         """Queue a notification and write its record, unless it is muted.

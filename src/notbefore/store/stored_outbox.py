@@ -39,6 +39,7 @@ class StoredOutbox:
         self._memory_lock = threading.Condition()
         self._clock = clock
         self._to_deliver = to_deliver
+        self._open_steps = 0  # the calls of ``opened`` that have not ended
 
     def _save_changes(self) -> None:
         """Save what has changed. Called after each change, with the lock held."""
@@ -48,11 +49,17 @@ class StoredOutbox:
         """Give the outbox and the time on its clock, with the lock held.
 
         The caller must not wait meanwhile. ``by_courier``: the courier asks, so it need not be
-        notified.
+        notified. Several changes within one ``opened`` are one step: room is made once.
         """
         with self._memory_lock:
             now = self._clock.boot_time()
-            yield self._outbox, now
+            self._open_steps += 1
+            try:
+                yield self._outbox, now
+            finally:
+                self._open_steps -= 1
+            if self._open_steps:
+                return
             removed = self._outbox.make_room(now)
             has_changed = bool(self._outbox.rows.changed)
             self._save_changes()
