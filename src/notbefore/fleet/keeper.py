@@ -52,12 +52,14 @@ log = logging.getLogger("notbefore.fleet.keeper")
 
 def in_words(error: BaseException) -> str:
     """Return an error of the hub, of the store or of a disk in one line."""
-    return f"{type(error).__name__}: {in_one_line(error) or 'no answer in time'}"[:MAX_WORDS]
+    text = in_one_line(error) or "no answer in time"
+    return f"{type(error).__name__}: {text}"[:MAX_WORDS]
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return what an error says, once: the SDK repeats the text after `Error:`, the store as XML
-    after `Content:`.
+    """Return the text of an error, once.
+
+    The SDK repeats it after `Error:`, the store repeats it as XML after `Content:`.
     """
     return re.split(" (?:Error|Content): ", one_line(str(error)), maxsplit=1)[0]
 
@@ -76,27 +78,30 @@ class HubClock:
         self._heard = 0.0  # monotonic seconds at which ``_ahead`` was set
 
     def hear(self, enqueued: float) -> None:
-        """Note that a record has just come, which the hub accepted at ``enqueued``, in Unix
-        seconds.
-        """
+        """Note that a record has just come, which was accepted at ``enqueued``, in Unix seconds."""
         if self._monotonic() - self._heard > TRUSTED:
             self._ahead = None
         self.advance_to(enqueued)
 
     def advance_to(self, known: float) -> None:
-        """Note that it is ``known`` or later, in Unix seconds by the hub: an old record came then,
-        for example.
+        """Note that it is ``known`` or later, in Unix seconds by the hub.
+
+        An old record came then, for example.
         """
         now = self._monotonic()
-        if self._ahead is None or known - now >= self._ahead:
-            self._ahead, self._heard = known - now, now
+        ahead = known - now
+        if self._ahead is None or ahead >= self._ahead:
+            self._ahead = ahead
+            self._heard = now
 
     def now(self) -> float:
         """Return the hub's time in Unix seconds, or somewhat less.
 
         This machine's as long as nothing is known.
         """
-        return time.time() if self._ahead is None else self._ahead + self._monotonic()
+        if self._ahead is None:
+            return time.time()
+        return self._ahead + self._monotonic()
 
 
 class Parts(Struct, frozen=True):
@@ -124,11 +129,16 @@ class Held:
 
 
 class Keeper:
-    """Used in the consumer's event loop; other threads only read."""
+    """Used in the consumer's event loop."""
 
     def __init__(self, config: FleetConfig, parts: Parts) -> None:
-        times = config.group_wait.seconds, config.group_interval.seconds, config.over_after.seconds
-        self._grouping = Grouping(config.group_by, *times, routes=parts.outbox.routing.routes)
+        self._grouping = Grouping(
+            group_by=config.group_by,
+            group_wait=config.group_wait.seconds,
+            group_interval=config.group_interval.seconds,
+            over_after=config.over_after.seconds,
+            routes=parts.outbox.routing.routes,
+        )
         self._window = config.window.seconds
         self._parts = parts
         self.figures = PartitionFigures()
@@ -138,31 +148,38 @@ class Keeper:
         self.refused: dict[str, str] = {}
         self.partitions: dict[str, Held] = {}
         self.others = Others(parts.snapshots, self.partitions)
-        self.ends: dict[
-            str, int
-        ] = {}  # partition of the hub -> its last record when this client began; -1: none
+        # partition of the hub -> its last record when this client began; -1: none
+        self.ends: dict[str, int] = {}
 
     @property
     def folds(self) -> list[Partition]:
-        """The folds of this instance's partitions. From any thread."""
-        return [held.fold for held in list(self.partitions.values())]
+        """The folds of this instance's partitions."""
+        return [held.fold for held in self.partitions.values()]
 
     @property
     def trouble(self) -> str:
         """Why a snapshot cannot be written, in words; empty while all are written."""
-        return next((held.trouble for held in list(self.partitions.values()) if held.trouble), "")
+        for held in self.partitions.values():
+            if held.trouble:
+                return held.trouble
+        return ""
 
     def failed(self, part: str, error: BaseException) -> None:
-        """Count and log an error of the hub, store, history, or inventory, or an unforeseen one
-        (`fold`).
+        """Count and log an error.
+
+        It is one of the hub, store, history or inventory, or an unforeseen one (`fold`).
         """
         self.figures.errors[part] += 1
         text = in_words(error)
-        if part in ("hub", "store"):
-            self.hub_trouble = text if part == "hub" else f"the checkpoint store: {text}"
-        unforeseen = part == "fold"
-        remark = "unforeseen error, please report it: " if unforeseen else ""
-        log.warning("%s: %s%s", part, remark, text, exc_info=error if unforeseen else None)
+        if part == "fold":
+            log.warning("fold: unforeseen error, please report it: %s", text, exc_info=error)
+            return
+
+        log.warning("%s: %s", part, text)
+        if part == "hub":
+            self.hub_trouble = text
+        elif part == "store":
+            self.hub_trouble = f"the checkpoint store: {text}"
 
     # ---- taking over and letting go
 
@@ -174,13 +191,7 @@ class Keeper:
         or written.
         """
         try:
-            held = self.partitions.get(name)
-            if held is not None:
-                with suppress(LostPartitionError):
-                    await self._write(held)
-            if name not in self.partitions:
-                self.partitions[name] = held = await self._restored(name)
-                held.task = asyncio.create_task(self._keep(held))
+            await self._keep_or_restore(name)
         except FAILURES as error:
             self.failed("store", error)
             raise LostPartitionError(name) from None
@@ -192,6 +203,17 @@ class Keeper:
             max(fold.state.position.sequence, -1) + 1,
         )
         return fold
+
+    async def _keep_or_restore(self, name: str) -> None:
+        """Have a partition, with a task that writes its snapshots. Raises as ``_restored``."""
+        held = self.partitions.get(name)
+        if held is not None:
+            with suppress(LostPartitionError):  # then it is forgotten, and restored
+                await self._write(held)
+        if name not in self.partitions:
+            held = await self._restored(name)
+            self.partitions[name] = held
+            held.task = asyncio.create_task(self._keep(held))
 
     async def _note_partitions(self, fold: Partition) -> None:
         """Tell a fold how many partitions the hub has.
@@ -209,17 +231,17 @@ class Keeper:
         return [*states, *self.others.found.values()]
 
     async def let_go(self, *names: str) -> None:
-        """Write the snapshots of these partitions, and leave them to other instances: send nothing
+        """Write the snapshots of these partitions, leave them to other instances, and send nothing
         more of them.
         """
+        await asyncio.gather(*map(self._leave, names))
 
-        async def leave(name: str) -> None:
+    async def _leave(self, name: str) -> None:
+        held = self.partitions.get(name)
+        if held is not None:
             with suppress(*STORE_ERRORS, LostPartitionError):  # the hub's log has what is missing
-                if (held := self.partitions.get(name)) is not None:
-                    await self._write(held)
-            self.forget(name)
-
-        await asyncio.gather(*map(leave, names))
+                await self._write(held)
+        self.forget(name)
 
     def forget(self, name: str) -> None:
         """Send nothing more of a partition; its next owner continues from the last snapshot."""
@@ -231,6 +253,25 @@ class Keeper:
 
         Raises the store's errors, ``LostPartitionError``, or ``ValueError``.
         """
+        body = await self._taken(name)
+        if not body:
+            state = Snapshot(backlog=self.ends.get(name, -1))
+            held = Held(Partition(name, self._grouping, state, self.figures))
+            await self._write(held)  # at once: so the next owner has the same ``backlog``
+        else:
+            state = await self._state_in(name, body)
+            held = Held(Partition(name, self._grouping, state, self.figures))
+
+        if self._parts.inventory is None:  # it was removed from the configuration: no VM is missing
+            held.fold.missing.expect({}, 0.0, 0.0)
+        clock = self._parts.clock
+        if state.position.sequence >= 0:  # without a record, ``at`` is by the clock of a machine
+            clock.advance_to(state.at)
+        self._parts.outbox.adopt(name, state.outbox, clock.now() - state.at)
+        return held
+
+    async def _taken(self, name: str) -> bytes:
+        """Take a partition; return its snapshot. Raises as ``_restored``."""
         try:
             body = await self._parts.snapshots.take(name)
         except NewerSnapshotError as error:
@@ -238,31 +279,24 @@ class Keeper:
             log.warning("%s", self.refused[name])
             raise LostPartitionError(name) from None
         self.refused.pop(name, None)
+        return body
 
+    async def _state_in(self, name: str, body: bytes) -> Snapshot:
+        """Decode a snapshot; replace an unreadable one, and raise ``ValueError``."""
         try:
-            found = read_snapshot(body) if body else Snapshot(backlog=self.ends.get(name, -1))
+            return read_snapshot(body)
         except ValueError as error:
             await self._begin_again(name, body)
-            text = (
+            raise ValueError(
                 f"partition {name} is read from the start of the hub's retention: its snapshot"
-                f" cannot be read, see {name}.unreadable"
-            )
-            raise ValueError(f"{text} ({error})") from None
-        held = Held(Partition(name, self._grouping, found, self.figures))
-        if not body:
-            await self._write(held)  # at once: so the next owner has the same ``backlog``
-        if self._parts.inventory is None:  # it was removed from the configuration: no VM is missing
-            held.fold.missing.expect({}, 0.0, 0.0)
-        if found.position.sequence >= 0:  # without a record, ``at`` is by the clock of a machine
-            self._parts.clock.advance_to(found.at)
-        self._parts.outbox.adopt(name, found.outbox, self._parts.clock.now() - found.at)
-        return held
+                f" cannot be read, see {name}.unreadable ({error})"
+            ) from None
 
     async def _begin_again(self, name: str, body: bytes) -> None:
         """Put an unreadable snapshot aside, and replace it with one that has read nothing.
 
-        The hub is read from the start: an event may be days old. Nobody is notified again of what
-        was over before ``window``; what has ended since may not have been notified yet.
+        The hub is read from the start: an event may be days old. No one is notified again of events
+        that were over before ``window``; the end of a later one may not have been notified yet.
         """
         await self._parts.snapshots.change(f"{name}.unreadable", lambda _: body)
         now = self._parts.clock.now()
@@ -277,42 +311,54 @@ class Keeper:
     # ---- writing
 
     async def write_history(self) -> None:
-        """Write the events that are not in the history yet.
-
-        After a failure they wait for the next call.
+        """Write the events that are not in the history yet; after a failure they wait.
 
         Raises ``OSError``, ``StoreError`` and ``sqlite3.Error``. It must not be called again before
         it has returned.
         """
-        for waiting in [fold.state.past for fold in self.folds if fold.state.past]:
+        for fold in self.folds:
+            waiting = fold.state.past
+            if not waiting:
+                continue
             past = list(waiting)  # meanwhile events are only appended
             await asyncio.to_thread(self._parts.history.write, past, self._parts.clock.now())
             del waiting[: len(past)]
 
     async def _keep(self, held: Held) -> None:
-        """Write a partition's snapshot whenever it is due, as long as this instance has the
-        partition.
-        """
+        """Write a partition's snapshot whenever it is due, while this instance has it."""
         name = held.fold.name
         while self.partitions.get(name) is held:
-            began = time.monotonic()
             pause = SOON
-            if self._parts.outbox.has_news(name) or began - held.written_at > EVERY:
-                try:
-                    await self._write(held)
-                    held.trouble = ""
-                except LostPartitionError:
-                    log.warning(
-                        "partition %s: another instance has written its snapshot, so it is let go",
-                        name,
-                    )
-                except Exception as error:  # noqa: BLE001 - of the store, or unforeseen: it is tried again
-                    held.trouble = in_words(error)
-                    self.failed("store" if isinstance(error, STORE_ERRORS) else "fold", error)
-                pause = max(
-                    SOON, SHARE * (time.monotonic() - began) + (EVERY if held.trouble else 0.0)
-                )
-            await asyncio.sleep(min(pause, LONGEST_PAUSE))
+            is_due = time.monotonic() - held.written_at > EVERY
+            if is_due or self._parts.outbox.has_news(name):
+                pause = await self._try_to_write(held)
+            await asyncio.sleep(pause)
+
+    async def _try_to_write(self, held: Held) -> float:
+        """Write a snapshot; return the seconds until the next one.
+
+        An error is logged: the next call writes it again.
+        """
+        began = time.monotonic()
+        try:
+            await self._write(held)
+            held.trouble = ""
+        except LostPartitionError:
+            log.warning(
+                "partition %s: another instance has written its snapshot, so it is let go",
+                held.fold.name,
+            )
+        except STORE_ERRORS as error:
+            held.trouble = in_words(error)
+            self.failed("store", error)
+        except Exception as error:  # noqa: BLE001 - unforeseen: the partition goes on
+            held.trouble = in_words(error)
+            self.failed("fold", error)
+
+        pause = SHARE * (time.monotonic() - began)
+        if held.trouble:
+            pause += EVERY
+        return min(max(SOON, pause), LONGEST_PAUSE)
 
     async def _write(self, held: Held) -> None:
         """Write a snapshot. Raises the store's errors.
@@ -323,14 +369,12 @@ class Keeper:
         async with held.lock:
             keys = fold.event_keys()
             fold.state.muted &= keys
-            snapshot = fold.snapshot(
-                self._parts.clock.now(), self._parts.outbox.part(fold.name, keys)
-            )
+            outbox = self._parts.outbox.part(fold.name, keys)
+            snapshot = fold.snapshot(self._parts.clock.now(), outbox)
             position = fold.state.position
+            body = await asyncio.to_thread(compressed, snapshot)
             try:
-                await self._parts.snapshots.write(
-                    fold.name, await asyncio.to_thread(compressed, snapshot), position
-                )
+                await self._parts.snapshots.write(fold.name, body, position)
             except LostPartitionError:
                 if self.partitions.get(fold.name) is held:
                     self.forget(fold.name)
