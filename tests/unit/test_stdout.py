@@ -40,7 +40,7 @@ def test_lines_above_the_bound_are_dropped_with_one_warning(
     for number in range(5):
         writer.write(b"%d\n" % number)
 
-    assert caplog.text.count("standard output: nobody reads it") == 1
+    assert caplog.text.count("standard output: no one reads it") == 1
 
 
 def test_writer_stops_at_once_when_it_was_not_started() -> None:

@@ -140,7 +140,7 @@ def run(options: argparse.Namespace) -> int:
 def _routing(config: Config, sink: str | None, seconds_to_live: float) -> Routing:
     """Return the routing of the exercise; all goes to ``sink``, if one is given."""
     if not config.sinks:
-        raise ConfigError("this configuration has no sink: nobody would be notified")
+        raise ConfigError("this configuration has no sink: no one would be notified")
     terms: dict[str, Terms] = {}
     for name, configured in config.routing.sinks.items():
         # every step of an exercise is sent, even if the event is over
@@ -319,7 +319,7 @@ def _open_sinks(results: list[SinkResult], routing: Routing, end: str) -> list[s
 def _print_report(report: DrillReport) -> None:
     """Print the report for people."""
     if not report.results:
-        sys.stdout.write("No route matches this event: nobody was notified.\n")
+        sys.stdout.write("No route matches this event: no one was notified.\n")
         return
     rows = [
         (result.sink, result.kind, result.change, result.result, result.error)

@@ -17,8 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print ``ok`` and return 0.
 
-    Raises ``NotBeforeError`` with the agent's reasons if it is not healthy.
+    Raises ``NotBeforeError`` with the agent's reasons if the agent is not healthy.
     """
-    agent_client(options).ask("/readyz" if options.ready else "/healthz")
+    path = "/healthz"
+    if options.ready:
+        path = "/readyz"
+    agent_client(options).ask(path)
     sys.stdout.write("ok\n")
     return 0

@@ -48,7 +48,7 @@ DOCUMENTS: Final = "documents: https://github.com/notbefore/notbefore/tree/main/
 COMMANDS: Final = {
     "run": "watch the events of this VM; serve metrics, page and API",
     "fleet": "read the changes of all VMs from an Event Hub, and notify of each event once",
-    "fleet mute": "notify nobody of some events for a time",
+    "fleet mute": "send no notifications of some events for a time",
     "fleet report": "show how Azure treated the fleet, from its history",
     "check-config": "read a configuration, and show its mistakes",
     "events": "show the listed events that a running agent knows",

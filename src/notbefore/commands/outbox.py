@@ -7,7 +7,7 @@
 import argparse
 import sys
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, Literal
 from urllib.parse import quote
 
 import msgspec
@@ -89,12 +89,13 @@ def run(options: argparse.Namespace) -> int:
 
     config = load_configuration(options, sending=False)
     directory = state_directory(options, config)
-    request = OutboxRequest(
-        action="show" if options.action == "list" else options.action,
-        ids=tuple(options.ids),
-        state="dead" if options.all else None,
-        sink=options.sink,
-    )
+    action = options.action
+    if action == "list":
+        action = "show"
+    state: Literal["dead"] | None = None
+    if options.all:
+        state = "dead"
+    request = OutboxRequest(action, tuple(options.ids), state=state, sink=options.sink)
     reply = ask_owner(directory, request, OutboxReply)
     if options.sink is not None and options.sink not in config.sinks and not reply.rows:
         raise ConfigError(
@@ -218,9 +219,12 @@ def _report(options: argparse.Namespace, reply: OutboxReply, *, is_running: bool
         sys.stdout.write(
             f"{reply.left_out} left out: their events are over. To send one anyway, give its ID.\n"
         )
-    result = "dropped"
-    if options.action == "retry":
-        result = f"will be sent again {'now' if is_running else 'when the agent runs'}"
+    if options.action == "drop":
+        result = "dropped"
+    elif is_running:
+        result = "will be sent again now"
+    else:
+        result = "will be sent again when the agent runs"
     being_sent = len(reply.rows) - reply.done
     rest = ""
     if being_sent:

@@ -24,7 +24,7 @@ from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
 from notbefore.config.model import Checkpoints
 from notbefore.fleet.snapshot import Position
 from notbefore.fleet.snapshot_store import LostPartitionError, Snapshots, Stored
-from notbefore.store.lock import private
+from notbefore.store.lock import private_opener
 
 STORE_SECONDS: Final = 15.0  # for one read, write or listing
 # metadata may not be empty; the checkpoint is not used: its sequence number is -1
@@ -68,7 +68,7 @@ class OwnerIds:
         self._ids = [*self._ids, owner_id][-MAX_OWNER_IDS:]
         new = self._path.with_suffix(".new")
         with suppress(OSError):  # without the file, ``takeover`` decides
-            with open(new, "w", encoding="ascii", opener=private) as file:
+            with open(new, "w", encoding="ascii", opener=private_opener) as file:
                 file.write("\n".join(self._ids))
             new.replace(self._path)
 

@@ -26,7 +26,7 @@ from notbefore.fleet.snapshot import (
     check_form,
     read_snapshot,
 )
-from notbefore.store.lock import PRIVATE_DIRECTORY, OwnerLock, private
+from notbefore.store.lock import PRIVATE_DIRECTORY, OwnerLock, private_opener
 
 EVERY: Final = 5.0  # seconds between two reads of the other instances' snapshots, at least
 STORE_ERRORS: Final = (AzureError, OSError)
@@ -215,7 +215,7 @@ class FileSnapshots(Snapshots):
     def _read(self, name: str) -> bytes:
         with (
             suppress(FileNotFoundError),
-            open(self._directory / name, "rb", opener=private) as file,
+            open(self._directory / name, "rb", opener=private_opener) as file,
         ):
             return file.read()
         return b""
@@ -223,7 +223,7 @@ class FileSnapshots(Snapshots):
     def _replace(self, name: str, body: bytes) -> None:
         self._directory.mkdir(mode=PRIVATE_DIRECTORY, parents=True, exist_ok=True)
         new = self._directory / f"{name}.new"
-        with open(new, "wb", opener=private) as file:
+        with open(new, "wb", opener=private_opener) as file:
             if (
                 hasattr(os, "geteuid") and os.geteuid() == 0
             ):  # a command of root, for an instance of another user

@@ -80,7 +80,7 @@ class StdoutWriter:
         try:
             self._lines.put_nowait(WaitingLine(line, step, until))
         except queue.Full:
-            self._warn("nobody reads it")
+            self._warn("no one reads it")
 
     def _write_lines(self) -> None:
         rest = b""  # of a line that could be written only in part: it comes before the next line

@@ -57,6 +57,7 @@ COMMIT;
 """
 _ROWS: Final = "SELECT kind, key, body FROM rows"
 _DELETE_ROW: Final = "DELETE FROM rows WHERE kind = ? AND key = ?"
+_REPLACE_ROW: Final = "REPLACE INTO rows VALUES (?, ?, ?)"
 _NEWEST_RECORDS: Final = "SELECT record FROM history WHERE time >= ? ORDER BY seq DESC LIMIT ?"
 _ADD_CHANGE: Final = "INSERT OR IGNORE INTO history (change_id, time, record) VALUES (?, ?, ?)"
 _DELETE_ABOVE_COUNT: Final = """
@@ -191,17 +192,16 @@ class StateFile:
         )
         return Content(decoded["state"].get("", StoredState()), outbox, clock)
 
-    def write(self, content: Content, news: Sequence[StoredChange]) -> None:
-        """Write all that differs from the file, and add ``news`` to the history, in one
-        transaction.
+    def write(self, content: Content, changes: Sequence[StoredChange]) -> None:
+        """Write what differs from the file, and add changes to the history, in one transaction.
 
         Raises ``FileReplacedError`` if the file was replaced, overwritten or damaged.
         """
         rows = _rows_of(content)
-        changed: list[tuple[str, str, bytes]] = []
+        new_rows: list[tuple[str, str, bytes]] = []
         for (kind, key), value in rows.items():
             if self._rows.get((kind, key)) is not value:
-                changed.append((kind, key, msgspec.msgpack.encode(value)))
+                new_rows.append((kind, key, msgspec.msgpack.encode(value)))
 
         with self._damage_set_aside():
             db = self._open()
@@ -210,9 +210,9 @@ class StateFile:
             if self._version is None:
                 db.execute("DELETE FROM rows")
             db.executemany(_DELETE_ROW, self._rows.keys() - rows.keys())
-            db.executemany("REPLACE INTO rows VALUES (?, ?, ?)", changed)
-            if news:
-                self._add_history(db, news)
+            db.executemany(_REPLACE_ROW, new_rows)
+            if changes:
+                self._add_history(db, changes)
             db.execute("COMMIT")
             self.check()
         self._version = version

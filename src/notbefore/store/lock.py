@@ -95,7 +95,7 @@ def prepare_file(path: Path) -> None:
         path.chmod(PRIVATE)
 
 
-def private(path: str, flags: int) -> int:
+def private_opener(path: str, flags: int) -> int:
     """Open a file with mode 0600, as the ``opener`` of ``open``.
 
     Raises ``OSError``, also for a symbolic link.
