@@ -1,5 +1,6 @@
 """A recommendation of Azure: an event that only advises, from its first sight to its end."""
 
+import re
 from typing import Any, Final
 
 import pytest
@@ -9,17 +10,22 @@ from notbefore.config.sinks import Messages
 from notbefore.core.approval import ADVICE, Policy, Rule, RuleMatch, judge
 from notbefore.core.delivery import deliveries
 from notbefore.core.event_types import SPOT_REBALANCE, event_type_of
+from notbefore.core.message import Message
 from notbefore.core.record import Record
 from notbefore.core.routing import Route, Routing, Terms
-from notbefore.core.tracked import PendingEvent
+from notbefore.core.tracked import PendingEvent, PendingView
 from notbefore.metrics import families
 from notbefore.metrics.families import Metric
 from notbefore.metrics.samples import MetricsSnapshot, samples
 from notbefore.metrics.totals import Figures
 from notbefore.simulator.state import SCENARIOS, Play
+from notbefore.web.app import CheckResult
+from notbefore.web.page.model import PageModel
+from notbefore.web.page.render import render
 from notbefore.wording.records import record_of
 from notbefore.wording.texts import Text, text_of
 from support.azure import ID, ME, PEER, STARTED, Story, at, item
+from support.fleet_log import A, Log
 from support.messages import VM, message
 
 # with the values of an impact, which mean nothing in a recommendation
@@ -242,6 +248,70 @@ def test_users_advice_replaces_the_built_in_one() -> None:
     announced = text_of_advice({}, advice={SPOT_REBALANCE: "Scale out."})
 
     assert announced.advice == "Scale out."
+
+
+# ---- the page
+
+
+def html_of(*items: Any) -> str:
+    """Return the agent's page while these events are listed."""
+    story = Story().sees(0).sees(1, *items)
+    pending = [PendingEvent.of(tracked, at(2)) for tracked in story.tracked.by_urgency]
+    listed = PendingView(
+        incarnation=1,
+        last_successful_poll=at(2),
+        vm=VM,
+        unreadable=0,
+        events=tuple(pending),
+    )
+    return render(PageModel(at(2), CheckResult(ok=True), listed)).decode()
+
+
+def page_of(*items: Any) -> str:
+    """Return the text of that page on one line."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html_of(*items)))
+
+
+def test_page_shows_no_countdown_of_advice() -> None:
+    page = page_of(advice())
+
+    assert "SpotRebalanceRecommendation of this VM is listed." in page
+    assert "none: this is a recommendation" in page
+    assert "NotBefore not given" not in page
+    assert 'role="timer"' not in html_of(advice())
+
+
+def test_page_shows_no_start_of_advice() -> None:
+    page = page_of(advice(**STARTED))
+
+    assert "is under way" not in page
+    assert "since its start" not in page
+    assert "started before this agent looked" not in page
+
+
+def test_page_names_an_event_with_impact_before_advice() -> None:
+    page = page_of(advice(), item("E2"))
+
+    assert "Freeze of this VM is next" in page
+
+
+# ---- a fleet
+
+
+def test_fleet_says_that_advice_was_withdrawn() -> None:
+    log = Log()
+    log.add(A, "announced", event_type=SPOT_REBALANCE)
+
+    kinds = log.add(A, "ended", event_type=SPOT_REBALANCE)
+
+    change = log.last.change
+    record = record_of(change, log.last.vm, fleet=log.last.facts)
+    routing = Routing((Route(sinks=("chat",)),), {"chat": Terms()})
+    (delivery,) = deliveries(change, record.line(), routing, log.last.vm)
+    words = text_of(Message.of(delivery, at(2000)), Messages())
+    assert kinds == ["announced", "ended"]
+    assert words.title == "SpotRebalanceRecommendation of web_0 was withdrawn"
+    assert words.summary.startswith("The recommendation was withdrawn.")
 
 
 # ---- approval
