@@ -54,18 +54,18 @@ log = logging.getLogger("notbefore.approval")
 class ListedEvents(Struct, frozen=True):
     """What is known of the listed events, and of their approvals, at a moment."""
 
-    known: AgentSnapshot
+    snapshot: AgentSnapshot
     at: Instant
 
     @property
     def events(self) -> dict[str, TrackedEvent]:
         """The listed events."""
-        return self.known.state.tracked.events
+        return self.snapshot.state.tracked.events
 
     @property
     def attempts(self) -> dict[str, ApprovalAttempt]:
         """The progress of each approval."""
-        return self.known.state.approvals
+        return self.snapshot.state.approvals
 
     @property
     def begun(self) -> list[str]:
@@ -74,7 +74,7 @@ class ListedEvents(Struct, frozen=True):
 
     def flawed(self, key: str) -> bool:
         """Whether a part of an event could not be read."""
-        return any(flaw.key == key for flaw in self.known.poll.flaws)
+        return any(flaw.key == key for flaw in self.snapshot.poll.flaws)
 
     def certain(self, key: str, runtime: Runtime) -> bool:
         """Whether the IMDS in use has just listed an event in readable form.
@@ -82,11 +82,11 @@ class ListedEvents(Struct, frozen=True):
         Nothing is approved on old data, nor on events whose scopes belong to the VM's name in
         another configuration than that of ``runtime``.
         """
-        poll = self.known.poll
-        tracked = self.known.state.tracked
+        poll = self.snapshot.poll
+        tracked = self.snapshot.state.tracked
         if poll.asked is None or poll.outdated or poll.failure is not None:
             return False
-        if self.known.vm_name != name_of(identity(self.known.state.vm, runtime.config)):
+        if self.snapshot.vm_name != name_of(identity(self.snapshot.state.vm, runtime.config)):
             return False
 
         # one of the clocks may have stopped in a freeze, but none runs ahead
@@ -96,7 +96,7 @@ class ListedEvents(Struct, frozen=True):
     def decision(self, runtime: Runtime, tracked: TrackedEvent) -> Decision:
         """Return what the rules say about a listed event."""
         flawed = self.flawed(tracked.event.key)
-        return judge(runtime.config.approval, tracked, self.known.vm_name, flawed=flawed)
+        return judge(runtime.config.approval, tracked, self.snapshot.vm_name, flawed=flawed)
 
 
 class Objection(Struct, frozen=True):
@@ -187,7 +187,7 @@ class Approver:
             self._carry_out(self._orders.get())
 
         listed = self._listed()
-        urgent = [tracked.event.key for tracked in listed.known.state.tracked.by_urgency]
+        urgent = [tracked.event.key for tracked in listed.snapshot.state.tracked.by_urgency]
         patience = LONG_WAIT
         for key in dict.fromkeys([*listed.begun, *urgent]):
             if self._stop.is_set():
@@ -253,7 +253,7 @@ class Approver:
     ) -> float:
         """Continue an approval that IMDS has not answered, or that could not be stored."""
         key = attempt.tracked.event.key
-        if listed.known.poll.answered is None:
+        if listed.snapshot.poll.answered is None:
             return SHORT_WAIT
 
         objection = _objection(attempt, runtime, listed)

@@ -128,7 +128,7 @@ class AgentState:
         return self._snapshot
 
     def vm_of(self, state: StoredState) -> Vm | None:
-        """The identity of this VM from a state and the configuration; ``None`` without any."""
+        """Return the identity of this VM from a state and the configuration; ``None`` without."""
         return identity(state.vm, self._runtime.current.config)
 
     def now(self) -> datetime:
@@ -136,7 +136,7 @@ class AgentState:
         return self.instant().time
 
     def instant(self) -> Instant:
-        """The present moment, with IMDS's clock extrapolated from the last answer."""
+        """Return the present moment, with IMDS's clock extrapolated from the last answer."""
         now = self.clock.read()
         last = self._snapshot.poll.answered
         if last is None or last.date is None:
@@ -272,14 +272,14 @@ class AgentState:
 
 
 def name_of(vm: Vm | None) -> str | None:
-    """The name of a VM; ``None`` while it is not known."""
+    """Return the name of a VM; ``None`` while it is not known."""
     if vm is None:
         return None
     return vm.name or None
 
 
 def identity(vm: Vm | None, config: Config) -> Vm | None:
-    """The identity that IMDS gave, with the configured tags, and the configured name if needed."""
+    """Return the identity from IMDS with the configured tags, and the configured name if needed."""
     if config.vm.name and name_of(vm) is None:
         vm = replace(vm or Vm(), name=config.vm.name)
     if vm is None or not config.records.tags:
@@ -288,7 +288,7 @@ def identity(vm: Vm | None, config: Config) -> Vm | None:
 
 
 def _with_times(state: StoredState, poll: PollStatus, config: Config) -> StoredState:
-    """The state with the time of the last good answer, and this VM as the one that saw it."""
+    """Return the state with the time of the last good answer, and with this VM as its reader."""
     if poll.asked is None:  # this process has learned nothing new
         return state
     # while the identity is unknown, the owner stays

@@ -39,15 +39,15 @@ class Poll(Struct, frozen=True):
     # ``lag`` on the wall clock: in a freeze one of the clocks may stop
     wall_lag: float = 0.0
     asked: Instant | None = None  # when the request was sent; None: just now
-    # seconds from the request of the poll before until the polling waited again
+    # seconds from the previous request until the polling waited again
     busy: float = 0.0
 
 
 class Tracker:
     """Compares each new document with the state, and notes how well the time between was watched.
 
-    The first comparison waits for the identity of this VM, ``NAME_PATIENCE`` at most: after a boot
-    the disk may be another VM's. Until then no answer counts as one.
+    The first comparison waits for the identity of this VM, at most ``NAME_PATIENCE`` seconds: after
+    a boot the disk may be another VM's. Until then, answers do not count.
     """
 
     def __init__(self, state: AgentState, store: Store, freeze_meter: FreezeMeter) -> None:
@@ -68,10 +68,10 @@ class Tracker:
         self._has_wrong_date = False  # the ``Date`` of the last answer was not believed
 
     def use(self, endpoint: str, api_version: str, interval: float = 1.0) -> None:
-        """Expect documents from this endpoint in this version, each ``interval`` seconds.
+        """Expect documents from this endpoint in this version, every ``interval`` seconds.
 
-        If the endpoint or the version differs from the one before, the known state is outdated
-        until the first answer.
+        If the endpoint or the version is another one, the known state is outdated until the first
+        answer.
         """
         source = (endpoint, api_version)
         status = self._state.snapshot.poll
@@ -100,9 +100,9 @@ class Tracker:
             self._handle_answer(poll, self._document)
 
     def _count_empty_bodies(self, poll: Poll) -> Poll:
-        """Take a row of empty bodies for a document that lists nothing.
+        """Count empty bodies; ``EMPTY_BODIES`` in a row are a document that lists nothing.
 
-        Returns the poll; the one that completes the row brings a new document.
+        Returns the poll. The poll that completes the row brings that document as a new one.
         """
         document = self._document
         is_empty = isinstance(document, DocumentError) and document.reason == "empty"
@@ -258,7 +258,7 @@ class Tracker:
         *,
         rebooted: bool,
     ) -> float | None:
-        """Return the seconds in which this VM stood still; ``None`` if nobody measured them."""
+        """Return the seconds for which this VM stood still; ``None`` if they were not measured."""
         if poll.answered is not None:
             return gap.believed(believable(gap.longest, poll.answered, at))
         noted = self._state.noted
@@ -302,8 +302,8 @@ class Tracker:
         """Stop repeating events that were announced because they might have affected this VM."""
         keys: list[str] = []
         for key, tracked in after.state.tracked.events.items():
-            known = before.state.tracked.events[key]
-            if tracked.scope == "peer" and known.scope != "peer":
+            earlier = before.state.tracked.events[key]
+            if tracked.scope == "peer" and earlier.scope != "peer":
                 keys.append(tracked.event.key)
         with self._store.opened() as (outbox, now):
             outbox.no_longer_affected(keys, now)
@@ -353,9 +353,8 @@ def _is_same(owner: Vm | None, vm: Vm | None) -> bool:
 
 def _forgotten(tracked: Tracked) -> Tracked:
     """Return what to keep of another VM's state, and log its events."""
-    events = [known.event.event_id for known in tracked.events.values()]
-    if events:
-        names = ", ".join(events[:MAX_LOGGED])
+    ids = [tracked_event.event.event_id for tracked_event in tracked.events.values()]
+    if ids:
         text = "this disk was another VM's: %d events of that VM are forgotten (%s)"
-        log.warning(text, len(events), names)
+        log.warning(text, len(ids), ", ".join(ids[:MAX_LOGGED]))
     return as_another_vm(tracked)

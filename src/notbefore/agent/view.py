@@ -95,22 +95,24 @@ class AgentView:
     def families(self) -> list[Family]:
         """Return all samples of this moment."""
         config = self._runtime.current.config
-        known = self._state.snapshot
+        snapshot = self._state.snapshot
         now = self._state.now()
-        answered = self._answered(known)
-        last_success = answered.timestamp() if answered is not None else None
-        is_answering = self._age(known) <= READY_INTERVALS * config.imds.interval.seconds
-        poll = replace(known.poll.figures, last_success=last_success, answering=is_answering)
-        snapshot = MetricsSnapshot(
-            tracked=known.state.tracked,
-            totals=known.state.totals,
+        answered = self._answered(snapshot)
+        last_success = None
+        if answered is not None:
+            last_success = answered.timestamp()
+        is_answering = self._age(snapshot) <= READY_INTERVALS * config.imds.interval.seconds
+        poll = replace(snapshot.poll.figures, last_success=last_success, answering=is_answering)
+        metrics = MetricsSnapshot(
+            tracked=snapshot.state.tracked,
+            totals=snapshot.state.totals,
             figures=self._figures.read(),
             now=now,
             outbox=self._store.view(now.timestamp()),
             sinks=tuple(config.sinks),
             polling=poll,
         )
-        return list(samples(snapshot))
+        return list(samples(metrics))
 
     def export(self) -> tuple[list[Family], Vm | None]:
         """Return all samples of this moment, and the VM that they are of, for OTLP."""
@@ -127,8 +129,8 @@ class AgentView:
 
     def ready(self) -> CheckResult:
         """Whether the last good answer of IMDS is recent, and the state is written to the disk."""
-        known = self._state.snapshot
-        silence = self._silence(known)
+        snapshot = self._state.snapshot
+        silence = self._silence(snapshot)
         degraded = self._store.disk.degraded
 
         reasons: list[str] = []
@@ -139,61 +141,63 @@ class AgentView:
         if degraded is not None:
             consequence = "new data does not survive a restart"
             reasons.append(f"the state cannot be written, so {consequence}: {degraded}")
-        if known.unreadable:
-            reasons.append(f"{known.unreadable} listed events cannot be read: the log says why")
-        hears = not silence or self._is_slow(known)
+        if snapshot.unreadable:
+            reasons.append(f"{snapshot.unreadable} listed events cannot be read: the log says why")
+        hears = not silence or self._is_slow(snapshot)
         return CheckResult(ok=hears and degraded is None, reasons=tuple(reasons))
 
     def status_line(self) -> str:
-        """The agent's status in one line, for ``systemctl status``."""
+        """Return the agent's status in one line, for ``systemctl status``."""
         count = len(self._state.snapshot.state.tracked.events)
         listed = "1 event listed" if count == 1 else f"{count} events listed"
         return "; ".join((listed, *self.ready().reasons))
 
     def ping_status(self) -> PingStatus:
-        """The content of a ping."""
-        known = self._state.snapshot
-        return PingStatus(self._ping_signal(known), self.status_line(), known.vm_name)
+        """Return the content of a ping."""
+        snapshot = self._state.snapshot
+        return PingStatus(self._ping_signal(snapshot), self.status_line(), snapshot.vm_name)
 
-    def _ping_signal(self, known: AgentSnapshot) -> Literal["start", "success", "fail"]:
+    def _ping_signal(self, snapshot: AgentSnapshot) -> Literal["start", "success", "fail"]:
         running = (self._clock.now() - self._figures.since).total_seconds()
-        if known.poll.answered is None and running < FIRST_ANSWER:
+        if snapshot.poll.answered is None and running < FIRST_ANSWER:
             return "start"  # it is no failure that IMDS is slow with its first answer
         return "success" if self.ready().ok else "fail"
 
-    def _silence(self, known: AgentSnapshot) -> str:
-        """Why the known events may be outdated, in words; empty while IMDS answers."""
-        error = f": {known.poll.failure}" if known.poll.failure is not None else ""
-        if known.poll.answered is None:
-            if known.poll.failure is None and known.poll.figures.results.get("changed"):
+    def _silence(self, snapshot: AgentSnapshot) -> str:
+        """Return why the known events may be outdated, in words; empty while IMDS answers."""
+        error = ""
+        if snapshot.poll.failure is not None:
+            error = f": {snapshot.poll.failure}"
+        if snapshot.poll.answered is None:
+            if snapshot.poll.failure is None and snapshot.poll.figures.results.get("changed"):
                 return "IMDS has not said yet which VM this is"
             return f"IMDS has given no valid answer yet{error}"
 
-        age = self._age(known)
+        age = self._age(snapshot)
         limit = READY_INTERVALS * self._runtime.current.config.imds.interval.seconds
         if age <= limit:
             return ""
-        if self._is_slow(known):
-            return f"IMDS is slow: its last answer took {known.poll.took:.0f} s"
+        if self._is_slow(snapshot):
+            return f"IMDS is slow: its last answer took {snapshot.poll.took:.0f} s"
         return f"the last good answer of IMDS is {age:.1f} s old, more than {limit:g} s{error}"
 
-    def _is_slow(self, known: AgentSnapshot) -> bool:
+    def _is_slow(self, snapshot: AgentSnapshot) -> bool:
         """Whether answers of IMDS arrive, and take so long that the last one is not recent."""
-        if known.poll.failure is not None or known.poll.took <= SLOW:
+        if snapshot.poll.failure is not None or snapshot.poll.took <= SLOW:
             return False
-        return self._age(known) <= SLOWER * known.poll.took
+        return self._age(snapshot) <= SLOWER * snapshot.poll.took
 
-    def _answered(self, known: AgentSnapshot) -> datetime | None:
-        """When IMDS was asked for its last good answer; ``None`` before the first."""
-        if known.poll.asked is None:
+    def _answered(self, snapshot: AgentSnapshot) -> datetime | None:
+        """Return when IMDS was asked for its last good answer; ``None`` before the first."""
+        if snapshot.poll.asked is None:
             return None
-        return known.poll.asked.time
+        return snapshot.poll.asked.time
 
-    def _age(self, known: AgentSnapshot) -> float:
-        """Seconds since the last good answer of IMDS; infinite before the first."""
-        if known.poll.answered is None:
+    def _age(self, snapshot: AgentSnapshot) -> float:
+        """Return the seconds since the last good answer of IMDS; infinite before the first."""
+        if snapshot.poll.answered is None:
             return float("inf")
-        return self._clock.boot_time() - known.poll.answered.uptime
+        return self._clock.boot_time() - snapshot.poll.answered.uptime
 
     # ---- the JSON interface and the page
 
@@ -240,7 +244,7 @@ class AgentView:
         return Response(self._deliveries(sink))
 
     def _delivery(self, prefix: str) -> bytes:
-        """The delivery whose id begins with ``prefix``, with its record."""
+        """Return the delivery whose id begins with ``prefix``, with its record."""
         if not DELIVERY_ID.fullmatch(prefix):
             raise BadRequestError("id: expected a delivery id, or its beginning")
         try:
@@ -250,7 +254,7 @@ class AgentView:
         return json_line(outbox_answer(reply, datetime.now(UTC), with_records=True))
 
     def _deliveries(self, sink: str | None) -> bytes:
-        """The deliveries without their records; the outbox bounds their number and size."""
+        """Return the deliveries without their records; the outbox bounds their number and size."""
         reply = answer_outbox(self._store, OutboxRequest("show", sink=sink))
         if sink is not None and not reply.rows:
             self._require_sink(sink)
@@ -264,21 +268,25 @@ class AgentView:
             )
 
     def pending(self) -> PendingView:
-        """The listed events, the most urgent first, as the body of ``/api/v1/events``."""
-        known = self._state.snapshot
+        """Return the listed events, the most urgent first, as the body of ``/api/v1/events``."""
+        snapshot = self._state.snapshot
         now = self._state.now()
+        tracked = snapshot.state.tracked
+        events = [PendingEvent.of(tracked_event, now) for tracked_event in tracked.by_urgency]
         return PendingView(
-            incarnation=known.state.tracked.incarnation,
-            last_successful_poll=self._answered(known),
-            vm=known.vm,
-            unreadable=known.unreadable,
-            silence=self._silence(known),
-            events=tuple(PendingEvent.of(event, now) for event in known.state.tracked.by_urgency),
+            incarnation=tracked.incarnation,
+            last_successful_poll=self._answered(snapshot),
+            vm=snapshot.vm,
+            unreadable=snapshot.unreadable,
+            silence=self._silence(snapshot),
+            events=tuple(events),
         )
 
     def history(self, since: datetime | None, limit: int) -> bytes:
-        """The newest changes, as the JSON of ``/api/v1/history``."""
-        start = since.timestamp() if since is not None else None
+        """Return the newest changes, as the JSON of ``/api/v1/history``."""
+        start = None
+        if since is not None:
+            start = since.timestamp()
         history = self._store.history(start, limit)
         answer = HistoryAnswer(
             changes=[Raw(record) for record in history.records],
@@ -288,7 +296,7 @@ class AgentView:
         return msgspec.json.encode(answer)
 
     def page(self) -> bytes:
-        """The page for people, as HTML."""
+        """Return the page for people, as HTML."""
         # only if somebody opens the page
         from notbefore.web.page.model import PageModel, newest_ended  # noqa: PLC0415
         from notbefore.web.page.render import render
