@@ -91,7 +91,7 @@ class _SinkChecks(Struct, frozen=True):
             except ConfigError as error:
                 yield str(error)
         if isinstance(settings, EventHub) and self._names_no_hub(settings):
-            yield "connection_string: expected EntityPath=HUB in it, or the key `hub` beside it"
+            yield "connection_string: expected EntityPath=HUB in it, or the key `hub` next to it"
 
     def _names_no_hub(self, settings: EventHub) -> bool:
         if settings.hub or settings.connection_string is None:

@@ -29,7 +29,7 @@ from notbefore.core.record import MAX_TAG_NAME, MAX_TAGS
 from notbefore.core.routing import Route, Routing
 from notbefore.core.text import one_of
 
-GROUP_LABELS: Final = (  # besides these, ``tags.`` with the name of a tag
+GROUP_LABELS: Final = (  # and ``tags.NAME``
     "event_id",
     "event_type",
     "event_source",
@@ -75,7 +75,7 @@ class Checkpoints(Struct, frozen=True, forbid_unknown_fields=True):
     container_url: BlobUrl | None = None
     # of the storage account, instead of an identity
     connection_string: StorageConnection | None = None
-    container: str | None = None  # beside `connection_string`
+    container: str | None = None  # together with `connection_string`
 
     def __post_init__(self) -> None:
         has_url = self.container_url is not None
@@ -101,9 +101,9 @@ class FleetConfig(Struct, frozen=True, forbid_unknown_fields=True):
     group_wait: Duration = Duration("10s")
     # between two digests of a wave
     group_interval: Annotated[Duration, between("1s")] = Duration("5m")
-    # after NotBefore or the start it counts as over
+    # an event counts as over this long after NotBefore or its start
     over_after: Annotated[Duration, between("1m")] = Duration("1h")
-    # between two looks at who reads which partition
+    # between two checks of which instance reads which partition
     rebalance: Annotated[Duration, between("1s")] = Duration("10s")
     # others take over the partitions of an instance silent this long
     takeover: Duration = Duration("20s")
@@ -263,11 +263,15 @@ def default_state_dir() -> Path:
     return Path("/var/lib/notbefore")
 
 
+def _default_state_dir() -> str:
+    return str(default_state_dir())
+
+
 class State(_Section, frozen=True):
     """The directory of the state."""
 
     # at most 94 bytes: it has a socket
-    dir: StateDir = field(default_factory=lambda: str(default_state_dir()))
+    dir: StateDir = field(default_factory=_default_state_dir)
 
 
 class Log(_Section, frozen=True):

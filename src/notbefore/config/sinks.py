@@ -38,7 +38,7 @@ from notbefore.core.routing import Terms
 from notbefore.wording import texts
 
 TLS_PORT: Final = 465  # of mail servers, without STARTTLS
-KEY_WITHOUT_CERTIFICATE: Final = "expected `cert_file` beside `key_file`"
+KEY_WITHOUT_CERTIFICATE: Final = "expected `cert_file` together with `key_file`"
 Advice = Annotated[str, matching(r"[\s\S]{0,2000}", "a text of 2000 characters or less")]
 
 
@@ -342,7 +342,7 @@ class OtlpConnection(SinkSettings, frozen=True, kw_only=True):
     ca_file: ReadableFile | None = None
     cert_file: ReadableFile | None = None  # the client's certificate
     key_file: ReadableFile | None = None
-    resource: dict[str, str] = {}  # additional resource attributes, besides those from IMDS
+    resource: dict[str, str] = {}  # additional resource attributes, in addition to those from IMDS
     expire_after: ExpireAfter = Duration("7d")  # a log should be complete
     expire_on_end: bool = False
 
