@@ -223,7 +223,8 @@ class Supervisor:
         except ConnectionError:  # it has ended
             pass
         except msgspec.MsgspecError as error:
-            log.error("the courier sent a wrong message (%s): it is killed and replaced", error)  # noqa: TRY400 - the text is enough
+            wrong = f"the courier sent a wrong message ({error}): it is killed and replaced"
+            log.error("%s", wrong)  # noqa: TRY400 - the text is enough
 
         code = self._reap(courier)
         if not courier.works:

@@ -103,16 +103,15 @@ class Exporter:
         except (SendError, ConfigError) as error:
             # also for a secret that cannot be read: it may be corrected
             self._note("failure", str(error))
-        except Exception as error:  # noqa: BLE001 - a library may raise anything; the next export may work
+        except Exception as error:  # noqa: BLE001 - a library may raise anything; try again later
             self._note("failure", f"{type(error).__name__}: {error}")
         else:
-            self._note("rejected" if partial.rejected else "success", partial.reason)
+            result = "rejected" if partial.rejected else "success"
+            self._note(result, partial.reason)
 
     def _send(self) -> "PartialSuccess":
         if self._export is None:
-            from notbefore.otlp.metrics_export import (
-                MetricsExport,
-            )
+            from notbefore.otlp.metrics_export import MetricsExport
 
             self._export = MetricsExport(self._config, self._began)
         families, vm = self._read()

@@ -66,7 +66,7 @@ class Sink(BaseSink):
         except (TimeoutError, OperationTimeoutError):
             await self._drop()
             raise SendError("the hub did not answer in time") from None
-        except Exception as error:  # noqa: BLE001 - the SDK raises many errors; each may be temporary
+        except Exception as error:  # noqa: BLE001 - the SDK raises many; each may be temporary
             await self._drop()
             raise SendError(f"{type(error).__name__}: {' '.join(str(error).split())}") from None
 
