@@ -22,8 +22,9 @@ import notbefore
 from notbefore.config.model import Config, FleetConfig, Log
 from notbefore.config.secret import Secret
 from notbefore.config.sinks import Command, EventHub, Messages, SinkConfig, Webhook
-from notbefore.core.delivery import Delivery
+from notbefore.core.delivery import Delivery, Targets
 from notbefore.core.outbox import SendResult
+from notbefore.core.routing import Terms
 from notbefore.courier import supervisor, upgrade
 from notbefore.courier.courier_process import CourierProcess, environment
 from notbefore.courier.orders import Hello, Orders
@@ -217,6 +218,29 @@ def test_reload_keeps_commands_of_one_event_in_order(
     log = command.log
     assert log[:2] == ["begin announced", "begin other"]
     assert log.index("end announced") < log.index("begin started")
+
+
+def test_failed_delivery_of_a_removed_sink_moves_while_a_command_runs(
+    tmp_path: Path, owner: Owner, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "LINGER", 10 * PATIENCE)  # no courier ends meanwhile
+    command = WaitingCommand(tmp_path)
+    fails = f"while [ ! -e {tmp_path}/fails ]; do sleep 0.05; done; exit 75"
+    couriers = start(Orders(sinks(run=command.script, removed=fails)))
+    owner.add("drain", sink="run", once=True)
+    owner.add("notice", sink="removed")
+    serve([couriers], lambda: len(owner.given) == 2)
+
+    owner.use_sinks({"run": Terms(), "hook": Terms()}, lambda _delivery: Targets(("hook",)))
+    couriers.reconfigure(Orders(sinks(run=command.script, hook="true")))
+    (tmp_path / "fails").touch()
+    serve([couriers], lambda: list(owner.left) == ["drain"])
+    log = command.log
+    command.release()
+    serve([couriers], lambda: not owner.left)
+
+    assert log == ["begin drain"]
+    assert owner.given[-1].sink == "hook"
 
 
 def test_killed_courier_loses_only_its_own_command(

@@ -259,6 +259,8 @@ class Supervisor:
         deliveries = self._outbox.exchange(results, limits)
         if deliveries:
             courier.give(deliveries, self._clock.now().timestamp())
+        if courier.leaves and results:
+            self._outbox.redirect()  # its sinks may be removed by now
         courier.frames.flush()
         self._end_if_idle(courier)
 

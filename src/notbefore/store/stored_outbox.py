@@ -109,6 +109,11 @@ class StoredOutbox:
                 )
             _log_redirected(outbox.redirect(now))
 
+    def redirect(self) -> None:
+        """Move the deliveries of removed sinks to those of the present routes."""
+        with self.opened(by_courier=True) as (outbox, now):
+            _log_redirected(outbox.redirect(now))
+
     def next_due(self) -> float:
         """Return the seconds until a courier is needed.
 
