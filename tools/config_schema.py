@@ -39,6 +39,7 @@ PLAIN: Final[dict[type, dict[str, Any]]] = {
 # the lines of a struct: a field, or another statement; a bracket may end a field
 FIELD: Final = re.compile(r"    (\w+)(: |\Z)")
 OTHER_STATEMENT: Final = re.compile(r"    [^ )\]}]")
+# the part of a comment that is for linters
 FOR_TOOLS: Final = re.compile(r"\s*(noqa|type:|pragma)\b.*")
 
 

@@ -46,7 +46,7 @@ def _events() -> list[Panel]:
     return [
         panels.stat_panel(
             "Next NotBefore",
-            "Time until the first of the events that hit a chosen VM may start.",
+            "Time until the first of the events that affect a chosen VM may start.",
             "dtdhms",
             now(f"clamp_min(min({chosen(upcoming)}) - time(), 0)"),
             COUNTDOWN,

@@ -67,6 +67,7 @@ function update(old, fresh) {
   if (!isCounter) updateChildren(old, fresh);
 }
 
+// undefined for a text, and for an element without a key
 function keyOf(node) {
   return node.dataset?.key;
 }
