@@ -23,7 +23,7 @@ from notbefore.core.routing import Terms
 from notbefore.errors import StoreError
 from notbefore.process.clock import Clock
 from notbefore.store.file import FILE_NAME, StateFile, StoredChange, StoredState
-from notbefore.store.store import HistoryAnswer, Store
+from notbefore.store.store import HistoryRecords, Store
 from notbefore.wording.records import record_of
 from support.agent import eventually
 from support.azure import T0
@@ -449,7 +449,7 @@ def test_the_history_and_each_answer_are_bounded_in_bytes(
     with store_in(tmp_path) as store:
         for number in range(10):
             write(store, stored(number))
-        assert store.history(None, 2) == HistoryAnswer([stored(8).record, stored(9).record])
+        assert store.history(None, 2) == HistoryRecords([stored(8).record, stored(9).record])
     with store_in(tmp_path) as store:
         everything = store.history(None, 100)
         whole = everything.records
@@ -457,8 +457,8 @@ def test_the_history_and_each_answer_are_bounded_in_bytes(
         assert not everything.was_cut
         size = len(stored(9).record)
         assert 2 * size < len(whole) * size <= 4_000
-        assert store.history(None, 100, 2 * size) == HistoryAnswer(whole[-2:], was_cut=True)
-        assert store.history(None, 100, 1) == HistoryAnswer(whole[-1:], was_cut=True)
+        assert store.history(None, 100, 2 * size) == HistoryRecords(whole[-2:], was_cut=True)
+        assert store.history(None, 100, 1) == HistoryRecords(whole[-1:], was_cut=True)
 
 
 def test_a_damaged_page_that_only_a_reader_finds_is_noticed_and_one_file_of_a_bad_disk_is_kept(

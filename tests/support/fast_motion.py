@@ -116,7 +116,7 @@ class FleetInstance:
         process = MetricsSnapshot(
             Tracked(), Totals(), Figures(), at(second), now(self.outbox, second), ("chat",)
         )
-        return exposed(self.name, fleet.samples(view, process), wanted, self.job)
+        return exposed(self.name, fleet.fleet_samples(view, process), wanted, self.job)
 
 
 Target = FleetVm | FleetInstance  # what Prometheus scrapes

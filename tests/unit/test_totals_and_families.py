@@ -453,7 +453,7 @@ def fleet_samples(
     figures: Figures,
 ) -> dict[Any, Family]:
     process = MetricsSnapshot(now=at(0), tracked=Tracked(), totals=Totals(), figures=figures)
-    return {family.metric: family for family in fleet.samples(gauges, process)}
+    return {family.metric: family for family in fleet.fleet_samples(gauges, process)}
 
 
 def test_fleet_shows_largest_scale_sets_and_adds_up_the_rest() -> None:

@@ -52,7 +52,7 @@ SLOW: Final = 1.0  # seconds; IMDS is slow if its last answer took longer
 
 
 class HistoryAnswer(Struct, frozen=True):
-    """The body of ``/api/v1/history``; see ``store.HistoryAnswer``."""
+    """The body of ``/api/v1/history``; see ``store.HistoryRecords``."""
 
     changes: list[Raw]  # oldest first
     cut: bool

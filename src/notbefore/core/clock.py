@@ -85,8 +85,8 @@ def elapsed(begin: Instant, end: Instant) -> float | None:
         if date is not None and _agree(uptime, date):
             return uptime
         if _agree(uptime, wall):
-            is_paused = date is not None and date > uptime
-            return None if is_paused else uptime
+            was_paused = date is not None and date > uptime
+            return None if was_paused else uptime
 
     if date is not None and _agree(wall, date) and wall >= (uptime or 0.0):
         return max(0.0, wall)
@@ -115,7 +115,7 @@ def believable(gap: Gap, begin: Instant, end: Instant) -> float | None:
     ``None`` if it is unknown.
 
     The delay on the wall clock is longer if ``uptime`` stopped in a pause of the VM, or if the wall
-    clock was set; it may be set forth and back, so the step may be gone at ``end``. After a pause
+    clock was set; it may be set forward and back, so the step may be gone at ``end``. After a pause
     ``Date`` has advanced as much. It counts whole seconds, so it shows no pause shorter than one.
     """
     uptime, wall, date = _passed(begin, end)

@@ -145,7 +145,7 @@ class FleetView:
             outbox=self._parts.outbox.view(time.time()),
             sinks=tuple(self._config.sinks),
         )
-        return metrics.samples(self._consumer.state().counts, process)
+        return metrics.fleet_samples(self._consumer.state().counts, process)
 
     # ---- the whole fleet
 

@@ -6,9 +6,8 @@ Each instance has those of its partitions, so that sums over all instances are r
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from notbefore.metrics import samples as agent_samples
 from notbefore.metrics.families import Family, Metric, counter, gauge
-from notbefore.metrics.samples import MetricsSnapshot, by_name
+from notbefore.metrics.samples import MetricsSnapshot, by_name, samples
 from notbefore.metrics.totals import MAX_SERIES, OTHER, Labels
 
 # subscription and resource_group are empty, unless the configuration asks for them
@@ -109,7 +108,7 @@ Counts = Mapping[Metric, Mapping[Labels, float]]
 """Metric -> label values -> a number."""
 
 
-def samples(counts: Counts, process: MetricsSnapshot) -> Iterator[Family]:
+def fleet_samples(counts: Counts, process: MetricsSnapshot) -> Iterator[Family]:
     """Yield every family with its samples.
 
     ``process``: the values of the outbox, the courier and the process.
@@ -119,7 +118,7 @@ def samples(counts: Counts, process: MetricsSnapshot) -> Iterator[Family]:
         since = None if metric.kind == "gauge" else process.figures.since
         yield Family(metric, bounded(values), since)
 
-    for family in agent_samples.samples(process):
+    for family in samples(process):
         if family.metric.name.startswith(COMMON):
             yield family
 

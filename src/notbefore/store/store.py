@@ -34,7 +34,7 @@ MAX_RECORDS: Final = 1_000
 log = logging.getLogger("notbefore.store")
 
 
-class HistoryAnswer(Struct, frozen=True):
+class HistoryRecords(Struct, frozen=True):
     """The newest records as JSON, oldest first."""
 
     records: Sequence[bytes]
@@ -142,7 +142,7 @@ class Store(StoredOutbox):
 
     def history(
         self, since: float | None, limit: int, max_bytes: int = ANSWER_BYTES
-    ) -> HistoryAnswer:
+    ) -> HistoryRecords:
         """Return the newest records since a Unix time: at most ``limit``.
 
         At most ``max_bytes`` come from the file.
@@ -167,7 +167,7 @@ class Store(StoredOutbox):
 
         records = list(newest_first)[:limit]
         records.reverse()
-        return HistoryAnswer(records, was_cut=was_cut, problem=problem)
+        return HistoryRecords(records, was_cut=was_cut, problem=problem)
 
     def close(self) -> None:
         """Write all of memory, and release the directory; does not wait for a sick disk."""
