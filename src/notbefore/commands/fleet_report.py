@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report; returns the exit code. Raises ``NotBeforeError``."""
+    """Print the report; return the exit code. Raises ``NotBeforeError``."""
     since = start_time(options.since, datetime.now(UTC))
     by = _columns(options.by)
     events: list[Any] = []
@@ -95,14 +95,9 @@ def _columns(text: str) -> tuple[str, ...]:
 
 def _clients(options: argparse.Namespace) -> list[AgentClient]:
     """Return a client for each address of ``--url``, or for that of the configuration."""
-    if not options.url:
-        options.url = None
-        return [agent_client(options)]
-    clients: list[AgentClient] = []
-    for url in options.url.split(","):
-        options_of_one = argparse.Namespace(**{**vars(options), "url": url})
-        clients.append(agent_client(options_of_one))
-    return clients
+    options.url = options.url or None
+    client = agent_client(options)
+    return [replace(client, url=url) for url in client.url.split(",")]
 
 
 def _instances(client: AgentClient) -> list[AgentClient]:
