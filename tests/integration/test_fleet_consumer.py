@@ -17,6 +17,8 @@ from azure.eventhub.aio import EventHubProducerClient
 from azure.eventhub.amqp import AmqpAnnotatedMessage
 
 from notbefore.config.load import load
+from notbefore.config.secret import Secret
+from notbefore.config.sinks import EventHub
 from notbefore.fleet import consumer as consumer_module
 from notbefore.fleet import snapshot_store as snapshot_store_module
 from notbefore.fleet.consumer import Consumer
@@ -24,7 +26,7 @@ from notbefore.fleet.history import History
 from notbefore.fleet.instance_state import InstanceState, state_of
 from notbefore.fleet.keeper import HubClock, Parts
 from notbefore.fleet.outbox import FleetOutbox
-from notbefore.fleet.sdk import READ_IN
+from notbefore.fleet.sdk import READ_IN, namespace_of
 from notbefore.fleet.snapshot import Position
 from notbefore.fleet.snapshot_store import FileSnapshots, LostPartitionError
 from notbefore.fleet.waves import Notification
@@ -226,7 +228,6 @@ def test_the_sdk_keeps_nothing_of_the_records_that_were_read_by_the_attributes_o
     with consuming(tmp_path, hub) as (consumer, _):
         # the SDK has opened the links of both
         eventually(lambda: len(consumer.keeper.folds) == 2, patience=60)
-        assert consumer.client._address.hostname.startswith("127.0.0.1")
         send(hub, [report(A, "announced")] * 500)
         eventually(lambda: consumer.keeper.figures.records.total() == 500, patience=60)
         # else some 100 bytes of each one, for ever
@@ -241,6 +242,41 @@ def test_more_partitions_are_read_and_how_far_the_hub_is_ahead_is_known_of_each(
         eventually(lambda: len(consumer.keeper.folds) == 2, patience=60)
         hub.order("resize:3")
         eventually(lambda: consumer.lag.keys() == {"0", "1", "2"}, patience=60)
+
+
+class NamedSnapshots(FileSnapshots):
+    """Notes by which names the SDK asks for the owners of partitions."""
+
+    names: tuple[str, ...] = ()
+
+    async def list_ownership(self, *names: str, **options: Any) -> Any:
+        self.names = names
+        return await super().list_ownership(*names, **options)
+
+
+def test_namespace_is_that_of_the_sdk(hub: Hub, tmp_path: Path) -> None:
+    snapshots = NamedSnapshots(tmp_path / "partitions")
+    with consuming(tmp_path, hub, snapshots=snapshots) as (consumer, _):
+        eventually(lambda: snapshots.names, patience=60)
+
+        namespace, event_hub, group = snapshots.names
+        assert namespace == namespace_of(consumer._config.hub)
+        assert f"{namespace}/{event_hub}/{group}/".lower() == snapshots._prefix
+
+
+@pytest.mark.parametrize("key", ["Endpoint", "endpoint"])
+def test_namespace_is_read_from_a_connection_string(key: str) -> None:
+    text = f"{key}=sb://fleet.example.net/;SharedAccessKeyName=a;SharedAccessKey=Yg==;EntityPath=c"
+
+    settings = EventHub(connection_string=Secret(text))
+
+    assert namespace_of(settings) == "fleet.example.net"
+
+
+def test_namespace_is_the_configured_one() -> None:
+    settings = EventHub(namespace="fleet.servicebus.windows.net", hub="changes")
+
+    assert namespace_of(settings) == "fleet.servicebus.windows.net"
 
 
 def test_state_is_made_by_the_thread_that_changes_it(
