@@ -1,6 +1,5 @@
-"""The history of an instance: the events that are over, in one SQLite file.
-
-And the report about them.
+"""The history of an instance: the events that are over, in one SQLite file; and the report about
+them.
 
 An event that is over stays in its partition's snapshot until it is in this file, so that a kill
 loses none. Writing an event again replaces it: a takeover may repeat it, and late reports may
@@ -117,7 +116,9 @@ class History:
                 "CREATE TABLE IF NOT EXISTS past (key TEXT PRIMARY KEY, closed REAL, event BLOB)"
             )
             db.execute("CREATE INDEX IF NOT EXISTS past_closed ON past (closed)")
-            rows = [(one.key, one.closed.timestamp(), msgspec.json.encode(one)) for one in past]
+            rows = [
+                (event.key, event.closed.timestamp(), msgspec.json.encode(event)) for event in past
+            ]
             db.executemany("INSERT OR REPLACE INTO past VALUES (?, ?, ?)", rows)
             if self._keep is not None:
                 db.execute("DELETE FROM past WHERE closed < ?", (now - self._keep,))
@@ -133,8 +134,11 @@ class History:
                 return []
             with closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS)) as db:
                 query = "SELECT event FROM past WHERE closed >= ? ORDER BY closed DESC LIMIT ?"
-                found = [event for (event,) in db.execute(query, (since, MAX_ANSWER))][::-1]
-            return [bytes(msgspec.json.decode(event, type=msgspec.Raw)) for event in found]
+                newest_first = [event for (event,) in db.execute(query, (since, MAX_ANSWER))]
+            return [
+                bytes(msgspec.json.decode(event, type=msgspec.Raw))
+                for event in reversed(newest_first)
+            ]
         except (sqlite3.Error, OSError, msgspec.MsgspecError, TypeError) as error:
             advice = "if it stays so, move the file away: a new one is begun"
             raise StoreError(
@@ -142,22 +146,26 @@ class History:
             ) from None
 
 
-def read_past(found: Iterable[bytes]) -> list[PastEvent]:
+def read_past(entries: Iterable[bytes]) -> list[PastEvent]:
     """Read the events of instances' histories, oldest first: the newest entry of each.
 
     Unreadable ones are left out.
     """
     newest: dict[str, PastEvent] = {}
-    for data in found:
+    for entry in entries:
         try:
-            one = msgspec.json.decode(data, type=PastEvent)
+            event = msgspec.json.decode(entry, type=PastEvent)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.warning("an event of the history cannot be read: %s", error)
             continue
-        known = newest.get(one.key)
-        if known is None or one.closed >= known.closed:
-            newest[one.key] = one
-    return sorted(newest.values(), key=lambda one: one.closed)
+        other = newest.get(event.key)
+        if other is None or event.closed >= other.closed:
+            newest[event.key] = event
+    return sorted(newest.values(), key=_closed)
+
+
+def _closed(event: PastEvent) -> datetime:
+    return event.closed
 
 
 Row = dict[str, Any]
@@ -167,21 +175,37 @@ Row = dict[str, Any]
 def report(past: Iterable[PastEvent], by: tuple[str, ...] = USUAL) -> list[Row]:
     """Return the rows, grouped by ``COLUMNS`` or ``tags.NAME``. Exercises are left out."""
     groups: dict[tuple[str, ...], list[PastEvent]] = {}
-    for one in past:
-        if not one.exercise:
-            groups.setdefault(tuple(_value(one, name) for name in by), []).append(one)
-    return [
-        dict(zip(by, key, strict=True)) | _counted(group) for key, group in sorted(groups.items())
-    ]
+    for event in past:
+        if event.exercise:
+            continue
+        key = tuple(_value(event, name) for name in by)
+        groups.setdefault(key, []).append(event)
+
+    rows: list[Row] = []
+    for key, events in sorted(groups.items()):
+        columns = dict(zip(by, key, strict=True))
+        rows.append(columns | _figures_of(events))
+    return rows
 
 
-def _counted(events: list[PastEvent]) -> Row:
-    measured = [one for event in events for one in event.measured.values()]
-    notices = [one.notice for one in measured if one.notice is not None]
-    interruptions = [one.interruption for one in measured if one.interruption is not None]
+def _figures_of(events: list[PastEvent]) -> Row:
+    notices: list[float] = []
+    interruptions: list[float] = []
+    for event in events:
+        for measures in event.measured.values():
+            if measures.notice is not None:
+                notices.append(measures.notice)
+            if measures.interruption is not None:
+                interruptions.append(measures.interruption)
+
+    promised = None
+    short_notice = None
     promises = {_promised_notice(event.event_type) for event in events}
-    # several types have no common promise
-    promised = promises.pop() if len(promises) == 1 else None
+    if len(promises) == 1:  # several types have no common promise
+        promised = promises.pop()
+    if promised is not None:
+        short_notice = sum(notice < KEPT * promised for notice in notices)
+
     outcomes = Counter(event.outcome for event in events)
     return {
         "events": len(events),
@@ -189,14 +213,11 @@ def _counted(events: list[PastEvent]) -> Row:
         "finished": outcomes["finished"],
         "canceled": outcomes["canceled"],
         "unknown": outcomes["unknown"],
-        "as_far_as_known": sum(
-            event.as_far_as_known for event in events
-        ),  # not every VM has reported the end
+        # not every VM has reported the end
+        "as_far_as_known": sum(event.as_far_as_known for event in events),
         "promised": promised,
         "measured_notice": len(notices),  # VMs
-        "short_notice": (
-            sum(one < KEPT * promised for one in notices) if promised is not None else None
-        ),
+        "short_notice": short_notice,
         **_spread("notice", notices),
         "measured_interruption": len(interruptions),  # VMs
         **_spread("interruption", interruptions),
@@ -209,15 +230,23 @@ def _promised_notice(event_type: str) -> float | None:
 
 
 def _spread(name: str, values: list[float]) -> Row:
-    found = sorted(values)
-    three = (found[0], found[(len(found) - 1) // 2], found[-1]) if found else (None, None, None)
-    return dict(zip((f"{name}_min", f"{name}_median", f"{name}_max"), three, strict=True))
+    """Return the smallest, the middle and the largest value; ``None`` if there are none."""
+    if not values:
+        return {f"{name}_min": None, f"{name}_median": None, f"{name}_max": None}
+    ordered = sorted(values)
+    return {
+        f"{name}_min": ordered[0],
+        f"{name}_median": ordered[(len(ordered) - 1) // 2],
+        f"{name}_max": ordered[-1],
+    }
 
 
-FIGURES: Final = tuple(_counted([]))
+FIGURES: Final = tuple(_figures_of([]))
 """The names of a row's figures."""
 
 
 def _value(event: PastEvent, name: str) -> str:
-    tag = name.removeprefix("tags.")
-    return str(getattr(event, name) or "") if tag == name else event.tags.get(tag.casefold(), "")
+    """Return the value of a column, or of the tag of ``tags.NAME``."""
+    if name.startswith("tags."):
+        return event.tags.get(name.removeprefix("tags.").casefold(), "")
+    return str(getattr(event, name) or "")

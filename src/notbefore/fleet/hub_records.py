@@ -65,9 +65,14 @@ class Place(NamedTuple):
         """
         if self == other:
             return self
-        pairs = zip(self[:-1], other[:-1], strict=True)
-        texts = (min(one, two) if one.casefold() == two.casefold() else "" for one, two in pairs)
-        return Place._make((*texts, tuple(tag for tag in self.tags if tag in other.tags)))
+        return Place(
+            subscription=_shared(self.subscription, other.subscription),
+            resource_group=_shared(self.resource_group, other.resource_group),
+            region=_shared(self.region, other.region),
+            scale_set=_shared(self.scale_set, other.scale_set),
+            zone=_shared(self.zone, other.zone),
+            tags=tuple(tag for tag in self.tags if tag in other.tags),
+        )
 
     def completed_by(self, other: "Place") -> "Place":
         """Return this place, or the other one if only that one has a region.
@@ -80,8 +85,7 @@ class Place(NamedTuple):
 
     @property
     def group(self) -> str:
-        """``SUBSCRIPTION/RESOURCE GROUP/`` in one case: with this prefix, the name of a VM is
-        unique.
+        """``SUBSCRIPTION/RESOURCE GROUP/`` in one case. With this prefix, a VM's name is unique.
 
         VMs see each other's events within a scale set or an availability set, which lies within one
         resource group. So the names in ``Resources`` belong to the group of the VM that reports
@@ -97,17 +101,24 @@ class Place(NamedTuple):
         return VmGroup(self.group, self.scale_set.casefold())
 
 
+def _shared(name: str, other: str) -> str:
+    """Return a name that two VMs have in common, or nothing."""
+    if name.casefold() != other.casefold():
+        return ""
+    return min(name, other)
+
+
 @lru_cache(maxsize=16_384)
 def one_place(place: Place) -> Place:
     """Return an equal place that all its VMs share, to save memory."""
     return place
 
 
-_WRITTEN: Final = {
-    name: written
-    for kind in (Heartbeat, Record)
-    for name, written in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
-}
+def _written_names(kind: type[Struct]) -> dict[str, str]:
+    return dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
+
+
+_WRITTEN: Final = {**_written_names(Heartbeat), **_written_names(Record)}
 """A field of a record or a heartbeat -> its name as it is written."""
 
 
@@ -127,8 +138,16 @@ class _Reporter(Struct, frozen=True, kw_only=True, rename=_WRITTEN.get):
     @property
     def place(self) -> Place:
         """Where the VM is."""
-        where = self.subscription_id, self.resource_group, self.location, self.scale_set, self.zone
-        return one_place(Place(*where, self.tags))
+        return one_place(
+            Place(
+                subscription=self.subscription_id,
+                resource_group=self.resource_group,
+                region=self.location,
+                scale_set=self.scale_set,
+                zone=self.zone,
+                tags=self.tags,
+            )
+        )
 
     @property
     def vm(self) -> str:
@@ -187,7 +206,7 @@ class PartitionFigures(Struct):
     errors: Counter[str] = field(default_factory=Counter)
     missing: int = 0  # records that were gone before they were read
     # partition and reason of the unused records that were logged
-    said: set[tuple[str, str]] = set()
+    logged: set[tuple[str, str]] = set()
 
 
 class _Envelope(Struct):
@@ -214,33 +233,48 @@ def read(body: bytes) -> Report | Beat | None:
     if len(body) > MAX_BYTES:
         raise PoisonError("too_large", f"{len(body)} bytes")
     try:
-        envelope = _envelopes.decode(body)
-        if (kind := envelope.type) not in _DECODERS:
-            raise PoisonError("newer" if kind.startswith("notbefore.") else "foreign", kind[:200])
-        decoder = _DECODERS[kind]
-        return None if decoder is None else _complete(decoder.decode(envelope.data), envelope.data)
+        return _decoded(_envelopes.decode(body))
     except msgspec.ValidationError as error:
-        raise PoisonError(
-            "wrong_shape" if b"notbefore." in body[:2000] else "foreign", str(error)
-        ) from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # UnicodeDecodeError and msgspec.DecodeError are ValueErrors
+        reason: PoisonReason = "foreign"
+        if b"notbefore." in body[:2000]:
+            reason = "wrong_shape"
+        raise PoisonError(reason, str(error)) from None
+    except (ValueError, RecursionError) as error:
+        # UnicodeDecodeError and msgspec.DecodeError are ValueErrors
         raise PoisonError("not_json", str(error)) from None
 
 
-def _complete(found: Report | Beat, data: msgspec.Raw) -> Report | Beat | None:
-    """Add the tags; return ``None`` for a fleet's own notification.
+def _decoded(envelope: _Envelope) -> Report | Beat | None:
+    """Decode the record in an envelope.
 
-    Raises ``msgspec.ValidationError`` for a time that is not in UTC: it cannot be compared.
+    Raises ``PoisonError`` for an unknown type, and ``ValueError`` for wrong data.
     """
-    times: list[datetime | None] = [found.time]
-    if isinstance(found, Report):
-        if found.fleet_vms is not None:
-            return None
-        times += found.first_seen, found.not_before
-    if any(time is not None and time.tzinfo is not UTC for time in times):
-        raise msgspec.ValidationError("expected times in UTC")
-    tags = tags_in(bytes(data))
-    return msgspec.structs.replace(found, tags=tuple(sorted(tags.items()))) if tags else found
+    kind = envelope.type
+    if kind not in _DECODERS:
+        reason: PoisonReason = "foreign"
+        if kind.startswith("notbefore."):
+            reason = "newer"
+        raise PoisonError(reason, kind[:200])
+
+    decoder = _DECODERS[kind]
+    if decoder is None:
+        return None
+    record = decoder.decode(envelope.data)
+    if isinstance(record, Report) and record.fleet_vms is not None:
+        return None  # a fleet's own notification
+    _check_times(record)
+
+    tags = tags_in(bytes(envelope.data))
+    if not tags:
+        return record
+    return msgspec.structs.replace(record, tags=tuple(sorted(tags.items())))
+
+
+def _check_times(record: Report | Beat) -> None:
+    """Raise ``msgspec.ValidationError`` for a time that is not in UTC: it cannot be compared."""
+    times: list[datetime | None] = [record.time]
+    if isinstance(record, Report):
+        times += [record.first_seen, record.not_before]
+    for time in times:
+        if time is not None and time.tzinfo is not UTC:
+            raise msgspec.ValidationError("expected times in UTC")

@@ -27,22 +27,27 @@ def read_inventory(data: bytes) -> Expected:
     """
     if len(data) > MAX_BYTES:
         raise ValueError(f"{len(data)} bytes, expected {MAX_BYTES} at most")
-    found: Expected = {}
+
+    vms: Expected = {}
     for number, line in enumerate(data.decode("utf-8-sig").splitlines(), start=1):
         text = line.partition("#")[0].strip()
-        if not text:
-            continue
-        vm, region, scale_set, *more = [*text.split("\t"), "", ""]
-        parts = VM.fullmatch(vm)
-        if any(more) or len(text) > MAX_LINE or parts is None or not vm.isprintable():
-            raise ValueError(
-                f"line {number}: expected SUBSCRIPTION/RESOURCE_GROUP/NAME, got {text[:40]!r}"
-            )
-        subscription, group, name = parts.groups()
-        found[vm.casefold()] = name, one_place(Place(subscription, group, region, scale_set))
-    if not 0 < len(found) <= MAX_VMS:
-        raise ValueError(f"{len(found)} VMs, expected 1 to {MAX_VMS}")
-    return found
+        if text:
+            _read_line(text, number, vms)
+    if not 0 < len(vms) <= MAX_VMS:
+        raise ValueError(f"{len(vms)} VMs, expected 1 to {MAX_VMS}")
+    return vms
+
+
+def _read_line(text: str, number: int, vms: Expected) -> None:
+    """Add the VM of a line; ``number``: that of the line, for an error."""
+    vm, region, scale_set, *more = [*text.split("\t"), "", ""]
+    parts = VM.fullmatch(vm)
+    if any(more) or len(text) > MAX_LINE or parts is None or not vm.isprintable():
+        raise ValueError(
+            f"line {number}: expected SUBSCRIPTION/RESOURCE_GROUP/NAME, got {text[:40]!r}"
+        )
+    subscription, group, name = parts.groups()
+    vms[vm.casefold()] = name, one_place(Place(subscription, group, region, scale_set))
 
 
 class Inventory:

@@ -1,6 +1,6 @@
-"""``Mute``: for a time nobody is notified of events that match.
+"""``Mute``: for a time, no one is notified of events that match. Pure.
 
-Page and history still show them. Pure.
+The page and the history still show them.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ Text = Annotated[str, Meta(min_length=1)]
 
 
 class Mute(Struct, frozen=True):
-    """What is muted, by whom, why and until when."""
+    """A mute: what it matches, who made it, why, and until when."""
 
     id: str
     # names are from ``MATCHERS``; all of them must match
@@ -48,14 +48,18 @@ class Mute(Struct, frozen=True):
 
         ``place``: what they have in common, ``names``: their names.
         """
-        facts, tags = place._asdict() | {"event_type": event_type}, dict(place.tags)
-        return all(fits(self.match, facts | {"vm": name}, tags) for name in list(names) or [""])
+        facts = place._asdict() | {"event_type": event_type}
+        tags = dict(place.tags)
+        affected = list(names) or [""]  # Azure may name none
+        return all(fits(self.match, facts | {"vm": name}, tags) for name in affected)
 
 
 def read_mutes(body: bytes) -> list[Mute]:
     """Read the mutes of a note; raises ``ValueError``."""
+    if not body:
+        return []
     try:
-        return msgspec.json.decode(body, type=list[Mute]) if body else []
+        return msgspec.json.decode(body, type=list[Mute])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         advice = "delete it, and mute again what is to be muted"
         raise ValueError(
@@ -68,28 +72,33 @@ def write_mutes(mutes: Iterable[Mute], now: float) -> bytes:
 
     Raises ``ValueError`` if too many.
     """
-    left = [one for one in mutes if one.until > now]
-    if len(left) > MAX_MUTES:
+    lasting = [mute for mute in mutes if mute.until > now]
+    if len(lasting) > MAX_MUTES:
         raise ValueError(f"there may be {MAX_MUTES} mutes at most: end one first")
-    return msgspec.json.encode(left)
+    return msgspec.json.encode(lasting)
 
 
-def is_muted(mutes: Iterable[Mute], now: float, made: Notification, muted: set[str]) -> bool:
+def is_muted(
+    mutes: Iterable[Mute], now: float, notification: Notification, muted: set[str]
+) -> bool:
     """Whether a notification is muted: if a mute matches.
 
-    An end that follows others is muted only if they all were.
-
-    ``muted``: the event keys of which nobody was notified so far; it is updated.
+    An end that follows other notifications is muted only if they all were. ``muted``: the event
+    keys of which no one was notified so far; it is updated.
     """
-    event = made.change.event
-    if made.change.kind in OUTCOMES and made.change.previous is not None:
+    change = notification.change
+    event = change.event
+    is_first = change.previous is None
+    if change.kind in OUTCOMES and not is_first:
         return event.key in muted
-    if not any(
-        one.until > now and one.applies(event.event_type, made.place, event.resources)
-        for one in mutes
-    ):
-        muted.discard(event.key)
-        return False
-    if made.change.previous is None:
-        muted.add(event.key)
-    return True
+
+    for mute in mutes:
+        if mute.until <= now:
+            continue
+        if mute.applies(event.event_type, notification.place, event.resources):
+            if is_first:
+                muted.add(event.key)
+            return True
+
+    muted.discard(event.key)
+    return False

@@ -32,11 +32,10 @@ PLACE: Final = (
 
 
 class FleetOutbox(StoredOutbox):
-    """May be used from several threads. ``wake`` is called when there is something to deliver.
+    """May be used from several threads.
 
-    It must not wait.
-
-    ``hub_time`` returns the hub's time in Unix seconds, which is the clock of notifications.
+    ``wake`` is called when there is something to deliver; it must not wait. ``hub_time`` returns
+    the hub's time in Unix seconds, which is the clock of notifications.
     """
 
     def __init__(
@@ -103,30 +102,40 @@ class FleetOutbox(StoredOutbox):
     def has_news(self, partition: str) -> bool:
         """Whether a delivery of a partition has come, gone or changed since its last ``part``."""
         with self._memory_lock:
-            return any(
-                self._partition_of.get(event_key) == partition
-                for _, event_key in self._outbox.rows.changed
-            )
+            for _, event_key in self._outbox.rows.changed:
+                if self._partition_of.get(event_key) == partition:
+                    return True
+        return False
 
     def part(self, partition: str, open_keys: Collection[str]) -> OutboxImage:
-        """Return the waiting deliveries of a partition, and what sinks returned for open events
-        (``open_keys``).
+        """Return the waiting deliveries of a partition, and what sinks returned for its open
+        events.
+
+        ``open_keys``: the event keys of these events.
         """
         with self.opened() as (outbox, now):
             keys = self._keys(partition)
             image = outbox.rows.image(now, keys)
-            self._leave(keys.difference(open_keys, (row.event_key for row in image.rows)))
-            changed = outbox.rows.changed  # also of events that no partition here has any more
-            changed -= {
-                lane for lane in changed if self._partition_of.get(lane[1], partition) == partition
-            }
+            waiting_keys = {row.event_key for row in image.rows}
+            self._leave(keys - waiting_keys - set(open_keys))
+            self._forget_changes(partition)
             return image
+
+    def _forget_changes(self, partition: str) -> None:
+        """Forget the changes of a partition, and of events that no partition here has any more."""
+        changed = self._outbox.rows.changed
+        for lane in list(changed):
+            _, event_key = lane
+            if self._partition_of.get(event_key, partition) == partition:
+                changed.discard(lane)
 
     def adopt(self, partition: str, image: OutboxImage, passed: float) -> None:
         """Take over the deliveries of a snapshot that was taken ``passed`` seconds ago."""
         with self.opened() as (outbox, now):
-            keys = {row.event_key for row in image.rows}.union(lane[1] for lane, _ in image.threads)
-            self._partition_of |= dict.fromkeys(keys, partition)
+            for row in image.rows:
+                self._partition_of[row.event_key] = partition
+            for (_, event_key), _ in image.threads:
+                self._partition_of[event_key] = partition
             outbox.restore(image, now, passed)
             outbox.redirect(now)  # the previous owner may have had other sinks
 

@@ -574,7 +574,7 @@ class Partition:
         """Count a record that is not used; log the first one of each partition and reason."""
         kind = (self.name, poison.reason)
         level = logging.WARNING
-        if kind in self.figures.said:
+        if kind in self.figures.logged:
             level = logging.DEBUG
         log.log(
             level,
@@ -586,7 +586,7 @@ class Partition:
             str(poison)[:200],
             exc_info=error,
         )
-        self.figures.said.add(kind)
+        self.figures.logged.add(kind)
         self.figures.poison[poison.reason] += 1
         return "poison"
 
